@@ -75,7 +75,7 @@ $(VENV)/lowest/.ok: pyproject.toml $(KERNELS)
 
 test-lowest: $(VENV)/lowest/.ok
 	OMP_NUM_THREADS=1 $(VENV)/lowest/bin/python -m pytest -q -m "not slow" tests/test_compat.py \
-		tests/ops/permutation/test_channel_permute.py tests/train/test_resume.py \
+		tests/ops/permutation/test_channel_permute.py tests/lab/train/test_resume.py \
 		tests/ops/statistics/test_causal_token_statistics.py
 
 # Triton's lowest version, beside the one of CI: the slow tests compile every kernel with both.

@@ -19,12 +19,12 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import rifflemix as rm
-from rifflemix.bench.rows import write_dated
 from rifflemix.files import make_folder
+from rifflemix.lab.bench.rows import write_dated
+from rifflemix.lab.runs.environment import environment
+from rifflemix.lab.runs.measure import median, median_seconds, peak_memory
 from rifflemix.nn.butterfly import ButterflyLinearMLP, ButterflyMLP
 from rifflemix.nn.feed_forward import FeedForward
-from rifflemix.runs.environment import environment
-from rifflemix.runs.measure import median, median_seconds, peak_memory
 
 WIDTHS = (64, 121, 256, 529, 1024, 2304, 4096)
 EXPANSION = 2

@@ -28,9 +28,9 @@ from torch.nn import functional
 
 import rifflemix as rm
 from rifflemix.files import write_json
-from rifflemix.report.markdown import write_marked_text
-from rifflemix.runs.environment import describe_hardware, environment
-from rifflemix.tasks import load_task
+from rifflemix.lab.report.markdown import write_marked_text
+from rifflemix.lab.runs.environment import describe_hardware, environment
+from rifflemix.lab.tasks import load_task
 from rifflemix.text import table_lines
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "surgery.md"

@@ -20,16 +20,16 @@ from typing import Any
 
 import torch
 
-from rifflemix.bench.rows import write_dated
 from rifflemix.files import make_folder, read_json, read_tensors
-from rifflemix.recipes import get_recipe
-from rifflemix.reproduction import ReproduceOptions, plan_reproduction
-from rifflemix.reproduction.run import ReproducePlan, build_model
-from rifflemix.reproduction.sweep import SWEEP_FORMAT, plan_sweep
-from rifflemix.runs.environment import environment
-from rifflemix.runs.grid import Point
-from rifflemix.train.engine import Engine
-from rifflemix.train.evaluate import evaluate
+from rifflemix.lab.bench.rows import write_dated
+from rifflemix.lab.recipes import get_recipe
+from rifflemix.lab.reproduction import ReproduceOptions, plan_reproduction
+from rifflemix.lab.reproduction.run import ReproducePlan, build_model
+from rifflemix.lab.reproduction.sweep import SWEEP_FORMAT, plan_sweep
+from rifflemix.lab.runs.environment import environment
+from rifflemix.lab.runs.grid import Point
+from rifflemix.lab.train.engine import Engine
+from rifflemix.lab.train.evaluate import evaluate
 
 CHECKPOINT = "checkpoint.safetensors"
 FORMAT = "rifflemix.last-weights/1"

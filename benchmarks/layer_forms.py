@@ -18,12 +18,12 @@ import torch
 from torch import Tensor, nn
 
 import rifflemix as rm
-from rifflemix.bench.rows import write_dated
 from rifflemix.files import make_folder
+from rifflemix.lab.bench.rows import write_dated
+from rifflemix.lab.runs.environment import environment
+from rifflemix.lab.runs.measure import median_seconds, peak_memory
 from rifflemix.mixers import HEADLINE
 from rifflemix.ops.dispatch import prefer_backend
-from rifflemix.runs.environment import environment
-from rifflemix.runs.measure import median_seconds, peak_memory
 
 # A batch of texts of several lengths, padded to the longest.
 LENGTHS, DIM, HEADS = (1024, 768, 512, 256), 256, 4

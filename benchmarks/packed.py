@@ -29,9 +29,9 @@ from torch import Tensor
 
 import rifflemix as rm
 from rifflemix.files import write_json
-from rifflemix.report.markdown import write_marked_text
-from rifflemix.runs.environment import describe_hardware, environment
-from rifflemix.runs.measure import median, median_seconds
+from rifflemix.lab.report.markdown import write_marked_text
+from rifflemix.lab.runs.environment import describe_hardware, environment
+from rifflemix.lab.runs.measure import median, median_seconds
 from rifflemix.text import Markdown, code, table_lines
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "packed.md"

@@ -24,8 +24,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from rifflemix.runs.environment import environment
-from rifflemix.tasks import Task, load_task
+from rifflemix.lab.runs.environment import environment
+from rifflemix.lab.tasks import Task, load_task
 
 FORMAT = "rifflemix.pathfinder-cnn/2"
 _SIDE = 32

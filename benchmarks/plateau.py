@@ -24,13 +24,13 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 import torch
 
-from rifflemix.bench.rows import write_dated
 from rifflemix.files import make_folder, read_json, write_json
-from rifflemix.recipes import Recipe, get_recipe
-from rifflemix.runs.environment import environment
-from rifflemix.runs.fit import fit_model
-from rifflemix.tasks import Task, load_task
-from rifflemix.train import TrainEvent, train
+from rifflemix.lab.bench.rows import write_dated
+from rifflemix.lab.recipes import Recipe, get_recipe
+from rifflemix.lab.runs.environment import environment
+from rifflemix.lab.runs.fit import fit_model
+from rifflemix.lab.tasks import Task, load_task
+from rifflemix.lab.train import TrainEvent, train
 
 FORMAT = "rifflemix.plateau/1"
 LEFT_ABOVE = 0.25

@@ -18,23 +18,23 @@ from typing import Any
 
 import torch
 
-from rifflemix.bench.rows import write_dated
 from rifflemix.files import make_folder
-from rifflemix.recipes import Recipe, get_recipe
-from rifflemix.reproduction.cost import (
+from rifflemix.lab.bench.rows import write_dated
+from rifflemix.lab.recipes import Recipe, get_recipe
+from rifflemix.lab.reproduction.cost import (
     Speed,
     calibrate,
     count_step,
     recipe_costs,
     step_samples,
 )
-from rifflemix.reproduction.outlines import Outline, outline
-from rifflemix.reproduction.utilisation import matmul_flops_per_second
-from rifflemix.runs.environment import environment
-from rifflemix.runs.fit import fit_model
-from rifflemix.tasks.core.base import Batch
-from rifflemix.train.evaluate import run_model
-from rifflemix.train.optim import build_optimizer
+from rifflemix.lab.reproduction.outlines import Outline, outline
+from rifflemix.lab.reproduction.utilisation import matmul_flops_per_second
+from rifflemix.lab.runs.environment import environment
+from rifflemix.lab.runs.fit import fit_model
+from rifflemix.lab.tasks.core.base import Batch
+from rifflemix.lab.train.evaluate import run_model
+from rifflemix.lab.train.optim import build_optimizer
 
 ROWS = (
     "dimension_mixer/table5-listops-butterfly",

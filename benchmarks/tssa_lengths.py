@@ -31,12 +31,12 @@ from torch.nn import functional
 
 import rifflemix as rm
 from rifflemix.files import write_json
+from rifflemix.lab.report.markdown import write_marked_text
+from rifflemix.lab.runs.environment import describe_hardware, environment
+from rifflemix.lab.tasks import Task, load_task
+from rifflemix.lab.train import TrainConfig, seed_everything, train
 from rifflemix.mixers.tssa import TSSA
-from rifflemix.report.markdown import write_marked_text
-from rifflemix.runs.environment import describe_hardware, environment
-from rifflemix.tasks import Task, load_task
 from rifflemix.text import table_lines
-from rifflemix.train import TrainConfig, seed_everything, train
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "mixers" / "tssa.md"
 TRAINED, READ, BATCH, STEPS, LR, SEEDS = 256, 2048, 8, 200, 4e-3, 3

@@ -36,21 +36,21 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from rifflemix.bench import describe_hardware
-from rifflemix.bench.read import read_result
-from rifflemix.bench.rows import PEER
-from rifflemix.bench.scaling_plot import scaling_plot
-from rifflemix.bench.tables import (
+from rifflemix.lab.bench import describe_hardware
+from rifflemix.lab.bench.read import read_result
+from rifflemix.lab.bench.rows import PEER
+from rifflemix.lab.bench.scaling_plot import scaling_plot
+from rifflemix.lab.bench.tables import (
     PASS_TITLES,
     BenchTable,
     bench_notes,
     bench_tables,
     crossover_text,
 )
-from rifflemix.comparison.differences import differences_from_softmax
-from rifflemix.comparison.notes import comparison_notes
-from rifflemix.comparison.plot import comparison_plot
-from rifflemix.comparison.table import (
+from rifflemix.lab.comparison.differences import differences_from_softmax
+from rifflemix.lab.comparison.notes import comparison_notes
+from rifflemix.lab.comparison.plot import comparison_plot
+from rifflemix.lab.comparison.table import (
     baseline_row,
     comparison_rows,
     is_slower,
@@ -58,11 +58,11 @@ from rifflemix.comparison.table import (
     table_cells,
     table_headers,
 )
-from rifflemix.comparison.tuning import markdown_tuning
+from rifflemix.lab.comparison.tuning import markdown_tuning
+from rifflemix.lab.report.units import format_duration
+from rifflemix.lab.reproduction import load_results
+from rifflemix.lab.reproduction.page import report_files
 from rifflemix.mixers import HEADLINE, list_mixers
-from rifflemix.report.units import format_duration
-from rifflemix.reproduction import load_results
-from rifflemix.reproduction.page import report_files
 from rifflemix.text import bold, table_lines
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -14,10 +14,10 @@ from scipy.optimize import linear_sum_assignment
 from torch import Tensor, nn
 
 import rifflemix as rm
-from rifflemix.analysis import Call, permutation_of, trace
-from rifflemix.analysis.measures import distinct_permutations
-from rifflemix.analysis.pattern import reach_after, reach_of
-from rifflemix.analysis.trace import undisturbed
+from rifflemix.lab.analysis import Call, permutation_of, trace
+from rifflemix.lab.analysis.measures import distinct_permutations
+from rifflemix.lab.analysis.pattern import reach_after, reach_of
+from rifflemix.lab.analysis.trace import undisturbed
 
 Make = Callable[..., Any]
 

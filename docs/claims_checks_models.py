@@ -13,17 +13,17 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 import rifflemix as rm
-from rifflemix.analysis import Subject, View, find_subjects, matrix_of, trace
-from rifflemix.analysis.cls_attention import class_attention
-from rifflemix.analysis.membership import layer_memberships
-from rifflemix.analysis.rate import bound_in, nearest_orthonormal
 from rifflemix.compat import shapes_only
+from rifflemix.lab.analysis import Subject, View, find_subjects, matrix_of, trace
+from rifflemix.lab.analysis.cls_attention import class_attention
+from rifflemix.lab.analysis.membership import layer_memberships
+from rifflemix.lab.analysis.rate import bound_in, nearest_orthonormal
+from rifflemix.lab.recipes import Recipe, get_recipe
+from rifflemix.lab.reproduction.outlines import outline
+from rifflemix.lab.runs.fit import fit_model
+from rifflemix.lab.runs.measure import peak_memory, processor_seconds
 from rifflemix.mixers.sinkhorn import Sinkhorn
 from rifflemix.plugins.loading import load_plugin
-from rifflemix.recipes import Recipe, get_recipe
-from rifflemix.reproduction.outlines import outline
-from rifflemix.runs.fit import fit_model
-from rifflemix.runs.measure import peak_memory, processor_seconds
 
 DATA, RUNS = Path("data"), Path("runs")
 PLUGIN = Path(__file__).resolve().parent / "claims_models.py"

@@ -7,7 +7,7 @@ from itertools import pairwise
 import numpy as np
 from claims_base import FAILS, HOLDS, PART, UNDECIDED, Data, Judgement
 
-from rifflemix.comparison.paired import paired_difference
+from rifflemix.lab.comparison.paired import paired_difference
 
 
 def own_maps(data: Data) -> Judgement:

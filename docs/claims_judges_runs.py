@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from claims_base import FAILS, HOLDS, PART, UNDECIDED, Data, Judge, Judgement
 
-from rifflemix.comparison.paired import LEVEL, Difference, holm, paired_difference
+from rifflemix.lab.comparison.paired import LEVEL, Difference, holm, paired_difference
 
 MARGIN = 2.0
 """Points of accuracy that "comparable" allows; the papers' own losses are 1.5 or less."""

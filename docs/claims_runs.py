@@ -14,16 +14,16 @@ import numpy as np
 from claims_base import Runs
 from matplotlib.figure import Figure
 
-from rifflemix.analysis.drawing import legend, line_style, new_figure, tidy
 from rifflemix.cli.data import DataProgress
 from rifflemix.cli.interrupt import StopRequest
 from rifflemix.cli.output import progress_console
 from rifflemix.errors import RunFailed
-from rifflemix.recipes import Recipe, get_recipe
-from rifflemix.report.live import live_progress
-from rifflemix.reproduction import ReproduceOptions, plan_reproduction, run_reproduction
-from rifflemix.tasks import Task, load_task
-from rifflemix.train import TrainingDiverged
+from rifflemix.lab.analysis.drawing import legend, line_style, new_figure, tidy
+from rifflemix.lab.recipes import Recipe, get_recipe
+from rifflemix.lab.report.live import live_progress
+from rifflemix.lab.reproduction import ReproduceOptions, plan_reproduction, run_reproduction
+from rifflemix.lab.tasks import Task, load_task
+from rifflemix.lab.train import TrainingDiverged
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from results_common import Answer, by_time, read, scores, task_title
 from results_parallel import told
 from results_pictures import Mark, Point, Row, dots, scatter
 
-from rifflemix.comparison.table import comparison_rows
+from rifflemix.lab.comparison.table import comparison_rows
 
 
 def text() -> Answer:

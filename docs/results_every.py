@@ -9,11 +9,11 @@ from results_common import RESULTS, Answer, listed, scores, task_title
 from results_pictures import Mark, Row, dots
 from results_suite import suite_tasks
 
-from rifflemix.comparison import Comparison
-from rifflemix.comparison.decisions import Decisions
-from rifflemix.comparison.merging import merged_results
-from rifflemix.comparison.table import Row as Compared
-from rifflemix.comparison.table import comparison_rows
+from rifflemix.lab.comparison import Comparison
+from rifflemix.lab.comparison.decisions import Decisions
+from rifflemix.lab.comparison.merging import merged_results
+from rifflemix.lab.comparison.table import Row as Compared
+from rifflemix.lab.comparison.table import comparison_rows
 from rifflemix.mixers import list_mixers
 
 NAME = Path("every-mixer")

@@ -13,8 +13,8 @@ from results_common import RESULTS, Answer, by_time, listed, read
 from results_pictures import Mark, Row, dots
 from results_printed import over_seeds, row_key, row_name
 
+from rifflemix.lab.reproduction.agreement import standard_error
 from rifflemix.mixers.named import mixer_card
-from rifflemix.reproduction.agreement import standard_error
 from rifflemix.text import table_lines
 
 _ROWS = "dimension_mixer/table5-listops-"

@@ -7,7 +7,7 @@ from typing import Any
 
 from results_pictures import Curve, curves
 
-from rifflemix.report.units import format_rate
+from rifflemix.lab.report.units import format_rate
 
 
 def told(result: Mapping[str, Any]) -> tuple[str, str, list[dict[str, Any]]]:

@@ -7,8 +7,8 @@ from itertools import groupby
 from results_common import RESULTS, Answer, listed, pages
 from results_pictures import Mark, Row, dots
 
-from rifflemix.bench.beside import Beside, beside_packages
-from rifflemix.bench.read import read_result
+from rifflemix.lab.bench.beside import Beside, beside_packages
+from rifflemix.lab.bench.read import read_result
 
 
 def packages() -> Answer:

@@ -12,15 +12,15 @@ from typing import Any
 from results_common import RESULTS, Answer, by_time, listed, read
 from results_pictures import Mark, Row, dots
 
-from rifflemix.recipes import get_recipe, list_recipes
-from rifflemix.report.units import format_percent
-from rifflemix.reproduction.agreement import (
+from rifflemix.lab.recipes import get_recipe, list_recipes
+from rifflemix.lab.report.units import format_percent
+from rifflemix.lab.reproduction.agreement import (
     OTHER_DATA,
     agreement,
     changed_settings,
     count_test_samples,
 )
-from rifflemix.reproduction.tables import one_per_seed
+from rifflemix.lab.reproduction.tables import one_per_seed
 from rifflemix.text import Markdown, code, table_lines
 
 _PLATEAU = "#when-do-mixers-leave-the-commonest-answer-on-listops"

@@ -11,10 +11,10 @@ from typing import Any
 from results_common import RESULTS, Answer, by_time, listed, read, scores
 from results_pictures import Mark, Row, dots
 
-from rifflemix.comparison.suite_report import Overall, answers, overall, parts
-from rifflemix.comparison.suites import get_suite
-from rifflemix.comparison.table import comparison_rows
-from rifflemix.report.units import format_duration
+from rifflemix.lab.comparison.suite_report import Overall, answers, overall, parts
+from rifflemix.lab.comparison.suites import get_suite
+from rifflemix.lab.comparison.table import comparison_rows
+from rifflemix.lab.report.units import format_duration
 from rifflemix.text import bold, bullet_lines, table_lines
 
 SUITE = "lra-small"

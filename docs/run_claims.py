@@ -28,8 +28,8 @@ from claims_runs import draw, train
 from rifflemix.cli.interrupt import EXIT_BAD_INPUT, EXIT_INTERRUPTED
 from rifflemix.errors import InputError, unknown_name
 from rifflemix.files import read_json, write_bytes, write_json
-from rifflemix.report.figure import figure_png
-from rifflemix.runs.environment import environment
+from rifflemix.lab.report.figure import figure_png
+from rifflemix.lab.runs.environment import environment
 
 RUNS, DATA = Path("runs"), Path("data")
 EVIDENCE: Mapping[str, Evidence] = {

@@ -12,10 +12,10 @@ from __future__ import annotations
 
 import sys
 
+from rifflemix.lab.recipes import get_recipe, list_recipes
+from rifflemix.lab.reproduction.cost import count_step
+from rifflemix.lab.reproduction.kept_costs import FILE, StepCost, read_costs, work, write_costs
 from rifflemix.ops import native
-from rifflemix.recipes import get_recipe, list_recipes
-from rifflemix.reproduction.cost import count_step
-from rifflemix.reproduction.kept_costs import FILE, StepCost, read_costs, work, write_costs
 
 
 def counted(kept: dict[str, StepCost], anew: list[str]) -> dict[str, StepCost]:

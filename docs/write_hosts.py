@@ -22,7 +22,7 @@ from matrix import PROPERTIES, TRACED, applies  # noqa: E402
 from matrix_hosts import Host, all_hosts  # noqa: E402
 
 import rifflemix as rm  # noqa: E402
-from rifflemix.report.markdown import marked_text, write_marked_text  # noqa: E402
+from rifflemix.lab.report.markdown import marked_text, write_marked_text  # noqa: E402
 
 COLOUR = re.compile(r"\x1b\[\d+m")  # of a terminal, in messages of torch's exporter
 LIBRARIES = ("torch", "timm", "transformers", "onnxruntime")

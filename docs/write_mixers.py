@@ -23,9 +23,9 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from rifflemix.bench.read import read_result
-from rifflemix.bench.tables import crossover_text
-from rifflemix.comparison.table import Row, comparison_rows
+from rifflemix.lab.bench.read import read_result
+from rifflemix.lab.bench.tables import crossover_text
+from rifflemix.lab.comparison.table import Row, comparison_rows
 from rifflemix.mixers import HEADLINE
 from rifflemix.mixers.catalogue import mixer_entries
 from rifflemix.text import code, table_lines

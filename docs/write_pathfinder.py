@@ -17,7 +17,12 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from rifflemix.tasks.pathfinder.pathfinder import CURRICULUM, PRESETS, PathfinderMaker, scenes_of
+from rifflemix.lab.tasks.pathfinder.pathfinder import (
+    CURRICULUM,
+    PRESETS,
+    PathfinderMaker,
+    scenes_of,
+)
 from rifflemix.text import table_lines
 
 FOLDER = Path(__file__).resolve().parent

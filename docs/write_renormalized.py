@@ -18,10 +18,10 @@ import torch
 from torch import Tensor
 
 from rifflemix.files import write_bytes
+from rifflemix.lab.report.markdown import write_marked_text
 from rifflemix.ops import token_statistics
 from rifflemix.ops.statistics.common import ENERGY_FLOOR, renewal_counts
 from rifflemix.ops.statistics.unchecked import renormalized_token_statistics
-from rifflemix.report.markdown import write_marked_text
 from rifflemix.text import table_lines
 
 FOLDER = Path(__file__).resolve().parent / "mixers"

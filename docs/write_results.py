@@ -30,11 +30,11 @@ from results_plateau import plateau
 from results_printed import printed
 from results_suite import SUITE, small_tasks, suite_tasks, which_mixer
 
-from rifflemix.bench import decode
-from rifflemix.comparison.differences import differences_from_softmax
-from rifflemix.comparison.table import comparison_rows
+from rifflemix.lab.bench import decode
+from rifflemix.lab.comparison.differences import differences_from_softmax
+from rifflemix.lab.comparison.table import comparison_rows
+from rifflemix.lab.report.units import metric_value
 from rifflemix.mixers import HEADLINE
-from rifflemix.report.units import metric_value
 
 FOLDER = Path(__file__).resolve().parent
 PAGE, FILES = FOLDER / "results.md", FOLDER / "results"

@@ -15,7 +15,7 @@ from types import ModuleType
 from typing import Any
 
 import rifflemix as rm
-from rifflemix.bench.tables import crossover_text
+from rifflemix.lab.bench.tables import crossover_text
 
 FOLDER = Path(__file__).resolve().parent
 PAGE, TEMPLATE = FOLDER / "try.html", FOLDER / "site" / "try.html"

@@ -63,10 +63,10 @@ def _seeded() -> None:
 @pytest.fixture
 def registries(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """What a test registers is gone after it."""
+    from rifflemix.lab.tasks import registry as tasks
     from rifflemix.mixers import named as mixers
     from rifflemix.models import presets
     from rifflemix.plugins import loading
-    from rifflemix.tasks import registry as tasks
 
     for module, name in ((mixers, "_MIXERS"), (tasks, "_TASKS"), (presets, "_PRESETS")):
         monkeypatch.setattr(module, name, dict(getattr(module, name)))

@@ -14,7 +14,7 @@ from accelerate.state import AcceleratorState
 from accelerate.utils import DistributedType
 from torch.distributed.fsdp import FSDPModule
 
-from rifflemix.train import engine
+from rifflemix.lab.train import engine
 
 if TYPE_CHECKING:
     from accelerate.parallelism_config import ParallelismConfig

@@ -6,9 +6,9 @@ import json
 from pathlib import Path
 from typing import Any
 
-from rifflemix.recipes import Recipe
-from rifflemix.reproduction import FORMAT
-from rifflemix.train import TrainConfig
+from rifflemix.lab.recipes import Recipe
+from rifflemix.lab.reproduction import FORMAT
+from rifflemix.lab.train import TrainConfig
 
 QUICK = TrainConfig(max_steps=8, batch_size=64, warmup_steps=2, eval_every=4, log_every=2)
 

@@ -22,13 +22,13 @@ import torch
 
 import rifflemix as rm
 import rifflemix.cli
-import rifflemix.comparison.page
+import rifflemix.lab.comparison.page
+import rifflemix.lab.recipes.registry
+import rifflemix.lab.report.page
+import rifflemix.lab.tasks.registry
 import rifflemix.mixers.named
 import rifflemix.models.presets
-import rifflemix.recipes.registry
-import rifflemix.report.page
-import rifflemix.tasks.registry
-from rifflemix.recipes import get_recipe
+from rifflemix.lab.recipes import get_recipe
 from rifflemix.testing import check_mixer
 from small_recipes import made_up, write
 
@@ -123,13 +123,13 @@ def test_a_mixer_on_a_task_and_a_section_of_its_page(
     mean: Any, load: Load, cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     task = load("Add a task").Majority()
-    monkeypatch.setitem(rifflemix.tasks.registry._TASKS, task.card.name, task)
+    monkeypatch.setitem(rifflemix.lab.tasks.registry._TASKS, task.card.name, task)
     options = listed(cli, "tasks")["majority"]["options"]
     assert options == {"seed": 0, "length": 15, "max_samples": None}
-    loaded = rifflemix.tasks.load_task("majority", length=7)
+    loaded = rifflemix.lab.tasks.load_task("majority", length=7)
     bits, label = loaded.split("train")[3]
     assert (len(bits), label) == (7, int(bits.sum() > 3))
-    assert loaded.fingerprint() == rifflemix.tasks.load_task("majority", length=7).fingerprint()
+    assert loaded.fingerprint() == rifflemix.lab.tasks.load_task("majority", length=7).fingerprint()
 
     add_section(load, tmp_path, monkeypatch)
     results = compared(cli, tmp_path / "run", task="majority", mixers="mean,softmax")
@@ -144,26 +144,28 @@ def add_section(load: Load, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     """The function, the keyword and the section, as the page says."""
     sizes = load("Add a section to a report").sizes
     templates = tmp_path / "templates"
-    shutil.copytree(rifflemix.report.page._TEMPLATES, templates)
+    shutil.copytree(rifflemix.lab.report.page._TEMPLATES, templates)
     path = templates / "comparison.html"
     before, end = path.read_text(encoding="utf-8").rsplit("{% endblock %}", 1)
     section = example("Add a section to a report", "jinja")
     path.write_text(f"{before}{section}{{% endblock %}}{end}", encoding="utf-8")
-    monkeypatch.setattr(rifflemix.report.page, "_TEMPLATES", templates)
-    whole, render = rifflemix.comparison.page.html_report, rifflemix.comparison.page.render
+    monkeypatch.setattr(rifflemix.lab.report.page, "_TEMPLATES", templates)
+    whole, render = rifflemix.lab.comparison.page.html_report, rifflemix.lab.comparison.page.render
 
     def html_report(results: Any, *others: Any) -> str:
         def with_sizes(template: str, **values: Any) -> str:
             return render(template, **values, sizes=sizes(results))
 
-        monkeypatch.setattr(rifflemix.comparison.page, "render", with_sizes)
+        monkeypatch.setattr(rifflemix.lab.comparison.page, "render", with_sizes)
         return whole(results, *others)
 
-    monkeypatch.setattr("rifflemix.comparison.files.html_report", html_report)
-    rifflemix.report.page._environment.cache_clear()
+    monkeypatch.setattr("rifflemix.lab.comparison.files.html_report", html_report)
+    rifflemix.lab.report.page._environment.cache_clear()
     # Others must not find this folder's templates.
     monkeypatch.setattr(
-        rifflemix.report.page, "_environment", rifflemix.report.page._environment.__wrapped__
+        rifflemix.lab.report.page,
+        "_environment",
+        rifflemix.lab.report.page._environment.__wrapped__,
     )
 
 
@@ -190,7 +192,7 @@ def test_a_recipe_that_is_listed_run_and_reported(
 ) -> None:
     name = "example/table1-digits"
     for key, make in load("Add a recipe").RECIPES.items():
-        monkeypatch.setitem(rifflemix.recipes.registry._RECIPES, key, make)
+        monkeypatch.setitem(rifflemix.lab.recipes.registry._RECIPES, key, make)
     assert listed(cli, "recipes")[name]["printed"] == 98.5
 
     run = ("reproduce", name, "--max-steps", "2", "--scale", "0.25", "--threads", "1")

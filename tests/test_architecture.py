@@ -264,4 +264,4 @@ def test_import_is_light() -> None:
 
 def test_mixers_models_and_tasks_need_no_extras() -> None:
     everything = "import rifflemix as rm; rm.create_model; rm.create_mixer; rm.ops; rm.models"
-    assert not loaded_by(f"{everything}; import rifflemix.tasks") & set(EXTRAS)
+    assert not loaded_by(f"{everything}; import rifflemix.lab.tasks") & set(EXTRAS)

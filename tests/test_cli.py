@@ -16,11 +16,11 @@ import pytest
 from command_line import Cli, Outcome
 from rifflemix.cli.interrupt import StopRequest
 from rifflemix.cli.options import parse_mixer_options, parse_mixers, parse_names, parse_value
-from rifflemix.comparison import CompareConfig, default_budget
 from rifflemix.errors import InputError
+from rifflemix.lab.comparison import CompareConfig, default_budget
+from rifflemix.lab.tasks import list_tasks
 from rifflemix.mixers import HEADLINE, list_mixers
 from rifflemix.models import list_models
-from rifflemix.tasks import list_tasks
 
 SOURCE = Path(__file__).resolve().parents[1] / "src"
 TINY = (
@@ -291,7 +291,7 @@ def test_compare_takes_the_headline_mixers_or_all(
         raise KeyboardInterrupt
 
     planned: list[CompareConfig] = []
-    monkeypatch.setattr("rifflemix.comparison.plan_comparison", stop)
+    monkeypatch.setattr("rifflemix.lab.comparison.plan_comparison", stop)
     assert cli("compare", *TINY, *options, "--out", str(tmp_path)).code == 130
     assert list(planned[0].mixers) == mixers
 
@@ -364,7 +364,7 @@ def test_interrupt_before_the_start_ends_cleanly(
     def interrupted(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("rifflemix.comparison.plan_comparison", interrupted)
+    monkeypatch.setattr("rifflemix.lab.comparison.plan_comparison", interrupted)
     outcome = cli("compare", *TINY, "--out", str(tmp_path / "out"))
     assert (outcome.code, outcome.out, outcome.err) == (130, "", "")
 

@@ -140,7 +140,7 @@ def test_too_little_memory_is_one_sentence(
     def fail(*_: object, **__: object) -> None:
         raise error
 
-    monkeypatch.setattr("rifflemix.comparison.train_mixer", fail)
+    monkeypatch.setattr("rifflemix.lab.comparison.train_mixer", fail)
     words = ("--mixer", "average", "--out", str(tmp_path / "out"))
     assert main(monkeypatch, "train", *TINY, *words) == 1
     err = capfd.readouterr().err
@@ -319,7 +319,7 @@ def test_a_disk_that_fails_anywhere_is_one_sentence(
     def fail(*_: object) -> None:
         raise error
 
-    monkeypatch.setattr("rifflemix.reproduction.load_results", fail)
+    monkeypatch.setattr("rifflemix.lab.reproduction.load_results", fail)
     ended = cli("report", tmp_path, "--out", tmp_path / "out")
     assert ended.code == 2
     assert ended.err.startswith("error: ")

@@ -10,8 +10,8 @@ import pytest
 
 from command_line import Cli
 from rifflemix.cli import suite as command
-from rifflemix.comparison import SUITES
-from rifflemix.comparison.suites import Suite, SuiteTask
+from rifflemix.lab.comparison import SUITES
+from rifflemix.lab.comparison.suites import Suite, SuiteTask
 
 PIECES = SuiteTask("digits", {"patch_size": 4}, {"max_steps": 2, "batch_size": 8})
 TINY = Suite(
@@ -25,8 +25,8 @@ SMALL = ("--dim", "8", "--layers", "1", "--heads", "2", "--threads", "1")
 @pytest.fixture(autouse=True)
 def tiny(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(SUITES, "tiny", TINY)
-    monkeypatch.setattr("rifflemix.comparison.plot.comparison_plot", lambda results: b"")
-    monkeypatch.setattr("rifflemix.comparison.run.training_memory", lambda *_: 1_000)
+    monkeypatch.setattr("rifflemix.lab.comparison.plot.comparison_plot", lambda results: b"")
+    monkeypatch.setattr("rifflemix.lab.comparison.run.training_memory", lambda *_: 1_000)
 
 
 def test_a_suite_stops_between_tasks_and_goes_on(

@@ -15,10 +15,10 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from rifflemix import compat
 from rifflemix.checks import autocast_enabled
+from rifflemix.lab.runs.measure import peak_memory
 from rifflemix.models.macs import flop_formulas
 from rifflemix.ops import sinkhorn_attention
 from rifflemix.ops.native import instruction_level
-from rifflemix.runs.measure import peak_memory
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning:torch")
 

@@ -13,9 +13,9 @@ import typer
 
 from document_scripts import PAGES, REPOSITORY
 from rifflemix.cli.app import app
+from rifflemix.lab.recipes import list_recipes
+from rifflemix.lab.tasks import list_tasks
 from rifflemix.mixers import list_mixers
-from rifflemix.recipes import list_recipes
-from rifflemix.tasks import list_tasks
 
 SHELL = re.compile(r"^ *```(?:|sh|bash|shell|console)\n(.*?)^ *```", re.MULTILINE | re.DOTALL)
 COMMAND = re.compile(r"(?:^|\s|-m )rifflemix ([\w-].*)")

@@ -19,12 +19,12 @@ import torch
 
 import rifflemix.cli
 from rifflemix.errors import InputError
+from rifflemix.lab.runs import doctor
+from rifflemix.lab.runs.doctor import ABSENT, BROKEN, OK, Finding, examine
+from rifflemix.lab.runs.imports import failed_imports
 from rifflemix.ops import group_sort, native, token_statistics
 from rifflemix.ops.permutation import cpu_common as permutation
 from rifflemix.ops.statistics import cpu_common as statistics
-from rifflemix.runs import doctor
-from rifflemix.runs.doctor import ABSENT, BROKEN, OK, Finding, examine
-from rifflemix.runs.imports import failed_imports
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -231,7 +231,7 @@ def test_plugins_are_examined_without_an_import_here(
 ) -> None:
     monkeypatch.setattr(doctor, "EXTRAS", {})
     package("sound", "Mixer = 1", "[rifflemix.mixers]\nmine = sound:Mixer\n")
-    package("sick", "import os; os._exit(1)", "[rifflemix.tasks]\nill = sick:Task\n")
+    package("sick", "import os; os._exit(1)", "[rifflemix.lab.tasks]\nill = sick:Task\n")
     found = {one.name: one for one in examine()}
     assert found["mixer mine"] == Finding("mixer mine", OK, "sound:Mixer of package sound")
     assert found["task ill"].state == BROKEN

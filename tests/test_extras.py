@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 
 import rifflemix.cli
-from rifflemix.bench.swap import SwapMeasurement
-from rifflemix.comparison import Comparison
-from rifflemix.comparison.page import html_fragment
-from rifflemix.comparison.plan import plan_comparison
 from rifflemix.errors import InputError, require_packages
-from rifflemix.report import page
+from rifflemix.lab.bench.swap import SwapMeasurement
+from rifflemix.lab.comparison import Comparison
+from rifflemix.lab.comparison.page import html_fragment
+from rifflemix.lab.comparison.plan import plan_comparison
+from rifflemix.lab.report import page
 
 ROOT = Path(__file__).resolve().parents[1]
 SOURCE = ROOT / "src" / "rifflemix"

@@ -26,7 +26,7 @@ from rifflemix.files import (
     write_json,
     write_tensors,
 )
-from rifflemix.runs.folder import check_folder, check_new_path
+from rifflemix.lab.runs.folder import check_folder, check_new_path
 
 TENSORS = {
     "a": torch.arange(6.0).reshape(2, 3),

@@ -13,10 +13,10 @@ from rich.console import Console
 
 from command_line import Cli
 from rifflemix.cli.output import DescriptionColumn, plain_table, show, tell
-from rifflemix.report.live import LiveTable, status_line
-from rifflemix.report.page import render
-from rifflemix.report.terminal import text_table
-from rifflemix.runs.status import RunStatus
+from rifflemix.lab.report.live import LiveTable, status_line
+from rifflemix.lab.report.page import render
+from rifflemix.lab.report.terminal import text_table
+from rifflemix.lab.runs.status import RunStatus
 from small_recipes import QUICK, made_up, small
 
 HOSTILE = "[bold]a|b[/bold]\x1b[31m\u202e`c`<i>\n# d"
@@ -112,7 +112,7 @@ def test_errors_and_warnings(tmp_path: Path, cli: Cli) -> None:
 
 
 def test_values_of_pages_and_drawings_in_them() -> None:
-    from rifflemix.report.curves import panels
+    from rifflemix.lab.report.curves import panels
 
     drawn = panels({HOSTILE: HOSTILE}, {HOSTILE: [[(0, 1.0), (1, 2.0)]]})
     page = render(

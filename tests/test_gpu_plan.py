@@ -17,8 +17,8 @@ from types import ModuleType
 import pytest
 
 from rifflemix.errors import InputError
+from rifflemix.lab.recipes import get_recipe
 from rifflemix.locks import locked
-from rifflemix.recipes import get_recipe
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 FOLDER = REPOSITORY / "benchmarks" / "gpu"

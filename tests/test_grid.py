@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from rifflemix.errors import InputError
-from rifflemix.runs.grid import best_point, check_grid, grid_points, point_label
+from rifflemix.lab.runs.grid import best_point, check_grid, grid_points, point_label
 
 
 def test_points_are_all_combinations_in_order() -> None:

@@ -14,7 +14,7 @@ import rifflemix as rm
 import rifflemix.cli
 from command_line import Cli
 from rifflemix.cli import listing, output
-from rifflemix.recipes import list_recipes
+from rifflemix.lab.recipes import list_recipes
 
 
 def test_version(cli: Cli) -> None:

@@ -12,8 +12,8 @@ import typer.testing
 from rifflemix.cli.app import app
 from rifflemix.cli.commands import Commands
 from rifflemix.errors import InputError
-from rifflemix.runs.device import check_device
-from rifflemix.runs.options import (
+from rifflemix.lab.runs.device import check_device
+from rifflemix.lab.runs.options import (
     Option,
     ReproduceOptions,
     RunOptions,

@@ -144,7 +144,7 @@ def test_the_tag_of_a_wheel_is_what_its_library_needs(
     assert (f"{folder}_kernels.so" in names) == (not stop)
     assert (f"{folder}_kernels_build.txt" in names) == bool(stop)
     assert not [name for name in names if re.search(r"cpython|tests/|\.cpp$|\.h$", name)]
-    assert {"rifflemix/py.typed", "rifflemix/report/templates/comparison.html"} <= set(names)
+    assert {"rifflemix/py.typed", "rifflemix/lab/report/templates/comparison.html"} <= set(names)
 
 
 @slow

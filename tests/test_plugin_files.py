@@ -18,13 +18,13 @@ import pytest
 
 import rifflemix as rm
 import rifflemix.cli
+import rifflemix.lab.tasks.registry as tasks
 import rifflemix.mixers.named as mixers
 import rifflemix.models.presets as presets
-import rifflemix.tasks.registry as tasks
 from rifflemix.errors import InputWarning
+from rifflemix.lab.runs.outside import code_by_name, outside_code
+from rifflemix.lab.tasks import load_task
 from rifflemix.plugins import code_hash, load_plugin, loading, outside, plugin_files
-from rifflemix.runs.outside import code_by_name, outside_code
-from rifflemix.tasks import load_task
 
 pytestmark = pytest.mark.usefixtures("registries")
 

@@ -17,9 +17,9 @@ from torch import Tensor, nn
 import rifflemix as rm
 import rifflemix.cli
 import rifflemix.mixers.named as mixers
+from rifflemix.lab.runs.outside import checked_mixers
+from rifflemix.lab.tasks import TaskCard, card_of, load_task, task_card
 from rifflemix.models import ModelCard
-from rifflemix.runs.outside import checked_mixers
-from rifflemix.tasks import TaskCard, card_of, load_task, task_card
 from rifflemix.testing import check_mixer
 
 pytestmark = pytest.mark.usefixtures("registries")
@@ -169,7 +169,7 @@ def test_a_registered_model_is_built_compared_and_saved(tmp_path: Path) -> None:
 
 
 def test_tasks_are_registered_as_class_instance_or_function() -> None:
-    from rifflemix.tasks.images.digits import Digits
+    from rifflemix.lab.tasks.images.digits import Digits
 
     card = replace(Digits.card, name="my_digits")
     cls: Any = type("MyDigits", (Digits,), {"card": card})

@@ -18,8 +18,8 @@ from xml.etree import ElementTree
 import pytest
 
 from document_scripts import REPOSITORY, load_script
-from rifflemix.recipes import get_recipe, list_recipes, registry
-from rifflemix.reproduction.agreement import changed_settings
+from rifflemix.lab.recipes import get_recipe, list_recipes, registry
+from rifflemix.lab.reproduction.agreement import changed_settings
 
 RESULTS = REPOSITORY / "benchmarks" / "results"
 

@@ -15,9 +15,9 @@ import pytest
 
 import rifflemix as rm
 import rifflemix.cli
-from rifflemix.runs import trackers
-from rifflemix.runs.trackers import Tracker, check_tracker, tracked
-from rifflemix.train import TrainEvent
+from rifflemix.lab.runs import trackers
+from rifflemix.lab.runs.trackers import Tracker, check_tracker, tracked
+from rifflemix.lab.train import TrainEvent
 
 TINY = shlex.split(
     "--task digits --task-option patch_size=4 --max-steps 4 --batch-size 64 --dim 8 --layers 1 "

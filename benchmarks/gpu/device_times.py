@@ -18,8 +18,8 @@ from torch import Tensor
 
 from rifflemix import ops
 from rifflemix.files import write_json
-from rifflemix.runs.environment import environment
-from rifflemix.runs.measure import median
+from rifflemix.lab.runs.environment import environment
+from rifflemix.lab.runs.measure import median
 
 FORMAT = "rifflemix.device-times/1"
 _CALLS, _REPEATS = 10, 15

@@ -7,10 +7,10 @@ import argparse
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from rifflemix.bench.layers import layer_candidates
-from rifflemix.bench.rows import Shape
-from rifflemix.bench.runner import Call, Settings
-from rifflemix.runs.environment import environment
+from rifflemix.lab.bench.layers import layer_candidates
+from rifflemix.lab.bench.rows import Shape
+from rifflemix.lab.bench.runner import Call, Settings
+from rifflemix.lab.runs.environment import environment
 
 _CALLS = 10
 

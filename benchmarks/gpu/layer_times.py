@@ -13,12 +13,12 @@ from typing import Any
 import torch
 from device_times import seconds_of
 
-from rifflemix.bench.layers import SOFTMAX, layer_candidates
-from rifflemix.bench.rows import Shape
-from rifflemix.bench.runner import Settings
 from rifflemix.files import write_json
-from rifflemix.runs.environment import environment
-from rifflemix.runs.measure import median
+from rifflemix.lab.bench.layers import SOFTMAX, layer_candidates
+from rifflemix.lab.bench.rows import Shape
+from rifflemix.lab.bench.runner import Settings
+from rifflemix.lab.runs.environment import environment
+from rifflemix.lab.runs.measure import median
 
 FORMAT = "rifflemix.layer-times/1"
 _MIXERS = ("softmax", "csp", "sliceformer", "tssa", "butterfly", "sinkhorn")

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from rifflemix.errors import InputError
 from rifflemix.files import make_folder, read_json, write_bytes, write_json
-from rifflemix.tasks import prepare_task
+from rifflemix.lab.tasks import prepare_task
 
 MOST_BYTES = 60_000_000
 MANIFEST = "manifest.json"

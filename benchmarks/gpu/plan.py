@@ -17,8 +17,8 @@ _FLOPS, _BYTES, _LAUNCH = 1.5e14, 2e12, 6e-5
 
 def write_expected(steps: Sequence[Step]) -> None:
     """Count every row of the plan and write what it should take."""
-    from rifflemix.recipes import get_recipe
-    from rifflemix.reproduction.cost import Speed, recipe_costs
+    from rifflemix.lab.recipes import get_recipe
+    from rifflemix.lab.reproduction.cost import Speed, recipe_costs
 
     entries = {}
     names = dict.fromkeys(step.recipe for step in steps if step.recipe)

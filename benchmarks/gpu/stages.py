@@ -187,7 +187,7 @@ _LARGER_HOSTS = (
 )
 # ListOps is generated over there, which takes less time than to bring it.
 _PACKS = {task: () if task == "listops" else (task,) for task in TASKS}
-_GENERATE = "from rifflemix.tasks import prepare_task; prepare_task('listops')"
+_GENERATE = "from rifflemix.lab.tasks import prepare_task; prepare_task('listops')"
 _C = Stage(
     "c",
     "Long Range Arena rows in full",

@@ -20,14 +20,14 @@ from device_times import seconds_of
 
 from rifflemix import ops
 from rifflemix.files import write_json
+from rifflemix.lab.runs.environment import environment
+from rifflemix.lab.runs.measure import median, median_seconds
 from rifflemix.ops.permutation import triton as permutation
 from rifflemix.ops.permutation import triton_windows as windows
 from rifflemix.ops.sinkhorn import triton as balancing
 from rifflemix.ops.sinkhorn import triton_attention as attention
 from rifflemix.ops.statistics import triton_causal
 from rifflemix.ops.statistics import triton_common as statistics
-from rifflemix.runs.environment import environment
-from rifflemix.runs.measure import median, median_seconds
 
 FORMAT = "rifflemix.tiles/2"
 _ROWS = [

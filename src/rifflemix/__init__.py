@@ -10,10 +10,12 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from rifflemix import analysis, mixers, models, ops, parallel, tasks, testing, train
-    from rifflemix.bench.swap import measure_swap
-    from rifflemix.comparison import Comparison, SuiteComparison, compare, compare_suite
+    from rifflemix import mixers, models, ops, parallel, testing
     from rifflemix.errors import InputError
+    from rifflemix.lab import analysis, bench, recipes, tasks, train
+    from rifflemix.lab.bench.swap import measure_swap
+    from rifflemix.lab.comparison import Comparison, SuiteComparison, compare, compare_suite
+    from rifflemix.lab.tasks import Task, register_task
     from rifflemix.mixers import (
         MixerCard,
         TokenMixer,
@@ -33,7 +35,6 @@ if TYPE_CHECKING:
         restore_attention,
         save_swapped,
     )
-    from rifflemix.tasks import Task, register_task
 
 __version__ = "0.1.0"
 
@@ -47,6 +48,7 @@ __all__ = [
     "TokenMixer",
     "__version__",
     "analysis",
+    "bench",
     "compare",
     "compare_suite",
     "create_mixer",
@@ -61,6 +63,7 @@ __all__ = [
     "models",
     "ops",
     "parallel",
+    "recipes",
     "register_adapter",
     "register_hf",
     "register_mixer",
@@ -74,24 +77,35 @@ __all__ = [
     "train",
 ]
 
-_ROOMS = {"analysis", "mixers", "models", "ops", "parallel", "tasks", "testing", "train"}
+_SUBPACKAGES = {
+    "analysis": "lab.analysis",
+    "bench": "lab.bench",
+    "mixers": "mixers",
+    "models": "models",
+    "ops": "ops",
+    "parallel": "parallel",
+    "recipes": "lab.recipes",
+    "tasks": "lab.tasks",
+    "testing": "testing",
+    "train": "lab.train",
+}
 _HOMES = {
-    "Comparison": "comparison",
+    "Comparison": "lab.comparison",
     "InputError": "errors",
     "MixerCard": "mixers",
-    "SuiteComparison": "comparison",
+    "SuiteComparison": "lab.comparison",
     "SurgeryReport": "surgery",
-    "Task": "tasks",
+    "Task": "lab.tasks",
     "TokenMixer": "mixers",
-    "compare": "comparison",
-    "compare_suite": "comparison",
+    "compare": "lab.comparison",
+    "compare_suite": "lab.comparison",
     "create_mixer": "mixers",
     "create_model": "models",
     "distil": "surgery",
     "list_mixers": "mixers",
     "list_models": "models",
     "load_swapped": "surgery",
-    "measure_swap": "bench.swap",
+    "measure_swap": "lab.bench.swap",
     "mixer_card": "mixers",
     "register_adapter": "surgery",
     "register_hf": "surgery",
@@ -99,7 +113,7 @@ _HOMES = {
     "restore_attention": "surgery",
     "register_mixer": "mixers",
     "register_model": "models",
-    "register_task": "tasks",
+    "register_task": "lab.tasks",
     "save_swapped": "surgery",
 }
 
@@ -108,8 +122,8 @@ _HOMES = {
 if not TYPE_CHECKING:
 
     def __getattr__(name: str) -> Any:
-        if name in _ROOMS:
-            return importlib.import_module(f"rifflemix.{name}")
+        if name in _SUBPACKAGES:
+            return importlib.import_module(f"rifflemix.{_SUBPACKAGES[name]}")
         if name in _HOMES:
             return getattr(importlib.import_module(f"rifflemix.{_HOMES[name]}"), name)
         raise AttributeError(f"module 'rifflemix' has no attribute {name!r}{_hint(name)}")

@@ -126,7 +126,7 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
 
 
 def figures(tests: list[dict[str, Any]]) -> dict[str, Any]:
-    from rifflemix.runs.environment import environment
+    from rifflemix.lab.runs.environment import environment
 
     return {
         "format": "rifflemix-attack-1",

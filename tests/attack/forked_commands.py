@@ -199,9 +199,9 @@ def serve() -> None:
 # What the commands import on their way, too.
 _IMPORTED = (
     "accelerate", "matplotlib.backends.backend_agg", "torch._dynamo", "torch.profiler",
-    "torch.distributed.checkpoint.state_dict", "rifflemix.cli.app", "rifflemix.comparison.files",
-    "rifflemix.comparison.page", "rifflemix.models.registry", "rifflemix.tasks.registry",
-    "rifflemix.analysis", "rifflemix.bench.ops", "rifflemix.reproduction.page", "library_writes",
+    "torch.distributed.checkpoint.state_dict", "rifflemix.cli.app", "rifflemix.lab.comparison.files",
+    "rifflemix.lab.comparison.page", "rifflemix.models.registry", "rifflemix.lab.tasks.registry",
+    "rifflemix.lab.analysis", "rifflemix.lab.bench.ops", "rifflemix.lab.reproduction.page", "library_writes",
 )  # fmt: skip
 
 
@@ -209,13 +209,13 @@ def _prepare() -> None:
     import torch
 
     import rifflemix.cli
-    import rifflemix.reproduction.utilisation
-    from rifflemix.analysis import gallery
-    from rifflemix.comparison import plot, suites
-    from rifflemix.recipes import registry
-    from rifflemix.reproduction import sweep_plot, tables
-    from rifflemix.runs import environment
-    from rifflemix.tasks.data_io import shards
+    import rifflemix.lab.reproduction.utilisation
+    from rifflemix.lab.analysis import gallery
+    from rifflemix.lab.comparison import plot, suites
+    from rifflemix.lab.recipes import registry
+    from rifflemix.lab.reproduction import sweep_plot, tables
+    from rifflemix.lab.runs import environment
+    from rifflemix.lab.tasks.data_io import shards
     from small_recipes import QUICK, small
 
     for name in _IMPORTED:
@@ -223,7 +223,7 @@ def _prepare() -> None:
     torch.set_num_threads(1)
     # Several pieces in little time, and nothing that takes long and writes no file.
     shards._SHARD, shards._cores = 6, lambda: 1
-    rifflemix.reproduction.utilisation.matmul_flops_per_second = lambda *_: 1e12
+    rifflemix.lab.reproduction.utilisation.matmul_flops_per_second = lambda *_: 1e12
     tables.list_recipes = lambda: ["test/digits"]
     environment._git = lambda: (None, None)
     for module in (plot, gallery, sweep_plot):

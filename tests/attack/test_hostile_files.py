@@ -19,12 +19,12 @@ import torch
 import rifflemix as rm
 from rifflemix.errors import InputError
 from rifflemix.files import read_json, read_json_lines, read_tensors, write_tensors
+from rifflemix.lab.reproduction import load_results
+from rifflemix.lab.tasks.data_io.bounded import read_bytes, read_idx, read_lines, read_npy, read_npz
+from rifflemix.lab.tasks.data_io.files import load_arrays, store_arrays
+from rifflemix.lab.tasks.graphs.smiles import read_csv
+from rifflemix.lab.tasks.pathfinder.files import read_gray_png
 from rifflemix.models.pretrained import from_pretrained
-from rifflemix.reproduction import load_results
-from rifflemix.tasks.data_io.bounded import read_bytes, read_idx, read_lines, read_npy, read_npz
-from rifflemix.tasks.data_io.files import load_arrays, store_arrays
-from rifflemix.tasks.graphs.smiles import read_csv
-from rifflemix.tasks.pathfinder.files import read_gray_png
 
 ROWS = [[f"word {n} and {n * 7 % 5}", n % 2] for n in range(40)]
 

@@ -22,8 +22,8 @@ import rifflemix as rm
 import rifflemix.cli
 from rifflemix.cli.app import app
 from rifflemix.errors import InputError
+from rifflemix.lab.tasks import list_tasks
 from rifflemix.mixers import list_mixers
-from rifflemix.tasks import list_tasks
 
 Words = list[str]
 BENCHES = ("ops", "decode", "layers", "models", "parallel", "published", "scaling", "lra")
@@ -114,13 +114,13 @@ def nothing_runs(monkeypatch: pytest.MonkeyPatch) -> Any:
 
     with monkeypatch.context() as patch:
         for target in (
-            "rifflemix.comparison.run_comparison", "rifflemix.comparison.train_mixer",
-            "rifflemix.comparison.check_model", "rifflemix.tasks.prepare_task",
-            "rifflemix.reproduction.run_reproduction", "rifflemix.reproduction.plan_reproduction",
-            "rifflemix.runs.doctor.examine", "rifflemix.models.catalogue.count_parameters",
-            "rifflemix.analysis.analyze_into", "rifflemix.cli.listing.show_costs",
-            "rifflemix.reproduction.sweep.plan_sweep",
-            *(f"rifflemix.bench.{kind}.run" for kind in BENCHES),
+            "rifflemix.lab.comparison.run_comparison", "rifflemix.lab.comparison.train_mixer",
+            "rifflemix.lab.comparison.check_model", "rifflemix.lab.tasks.prepare_task",
+            "rifflemix.lab.reproduction.run_reproduction", "rifflemix.lab.reproduction.plan_reproduction",
+            "rifflemix.lab.runs.doctor.examine", "rifflemix.models.catalogue.count_parameters",
+            "rifflemix.lab.analysis.analyze_into", "rifflemix.cli.listing.show_costs",
+            "rifflemix.lab.reproduction.sweep.plan_sweep",
+            *(f"rifflemix.lab.bench.{kind}.run" for kind in BENCHES),
         ):  # fmt: skip
             patch.setattr(target, stop)
         yield

@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from rifflemix.analysis.maps import permutation_of
-from rifflemix.analysis.trace import Call
 from rifflemix.errors import InputError
+from rifflemix.lab.analysis.maps import permutation_of
+from rifflemix.lab.analysis.trace import Call
 from rifflemix.mixers import create_mixer
 from rifflemix.mixers.value_maps import PermutedValues
 from rifflemix.ops import causal_shift, rank_filter, shift_steps

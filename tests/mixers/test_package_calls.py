@@ -12,7 +12,7 @@ from contextlib import nullcontext
 import pytest
 import torch
 
-from rifflemix.bench.calls import package_calls
+from rifflemix.lab.bench.calls import package_calls
 from rifflemix.mixers import create_mixer
 from rifflemix.ops.dispatch import prefer_backend
 from rifflemix.ops.native import library

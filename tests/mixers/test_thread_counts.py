@@ -12,8 +12,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from rifflemix.lab.runs.device import using_threads
 from rifflemix.mixers import create_mixer, list_mixers, mixer_card
-from rifflemix.runs.device import using_threads
 
 EVEN, ODD = (8, 128, 64), (3, 23, 12)
 """Sequences, tokens and channels: sizes that vectors divide, and such that they do not."""

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import rifflemix as rm
-from rifflemix.tasks import load_task
+from rifflemix.lab.tasks import load_task
 
 SMALL: dict[str, Any] = {"dim": 16, "num_layers": 2, "max_length": 24}
 FREE_OF_ORDER = [m for m in rm.list_mixers() if rm.mixer_card(m).permutation_equivariant]

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from rifflemix import ops
+from rifflemix.lab.runs.device import using_threads
 from rifflemix.ops import native
 from rifflemix.ops.butterfly import cpu as block_maps
 from rifflemix.ops.dropout import cpu_attention as attention
@@ -21,7 +22,6 @@ from rifflemix.ops.permutation import cpu_common as permutation
 from rifflemix.ops.sinkhorn import cpu as balancing
 from rifflemix.ops.sinkhorn import cpu_attention as sorted_blocks
 from rifflemix.ops.statistics import cpu_common as statistics
-from rifflemix.runs.device import using_threads
 
 NATIVE = Path(native.__file__).parent
 FAILING_NEW = Path(__file__).with_name("failing_new.cpp")

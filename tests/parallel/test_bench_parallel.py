@@ -13,10 +13,10 @@ from torch.distributed.device_mesh import DeviceMesh
 import rifflemix as rm
 from command_line import Cli
 from processes import Processes
-from rifflemix.bench import parallel
-from rifflemix.bench.gate import Check
-from rifflemix.bench.runner import Hooks, Settings
-from rifflemix.bench.tables import bench_notes, bench_tables
+from rifflemix.lab.bench import parallel
+from rifflemix.lab.bench.gate import Check
+from rifflemix.lab.bench.runner import Hooks, Settings
+from rifflemix.lab.bench.tables import bench_notes, bench_tables
 
 QUICK = Settings(repeats=2, max_seconds=20.0)
 SIZES: dict[str, Any] = {"dim": 8, "heads": 2, "batch": 2, "settings": QUICK}

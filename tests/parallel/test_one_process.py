@@ -13,8 +13,8 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 
 import rifflemix as rm
-from rifflemix.bench import traffic
 from rifflemix.compat import fsdp_processes
+from rifflemix.lab.bench import traffic
 from rifflemix.nn.class_token import ClassToken
 from rifflemix.parallel.shards import Shards
 

@@ -23,10 +23,10 @@ from command_line import Cli
 from fsdp_on_cpu import shard_training
 from processes import Processes
 from rifflemix.files import read_tensors
-from rifflemix.reproduction import ReproduceOptions, plan_reproduction, run_reproduction
-from rifflemix.runs.split import check_split, split_model
-from rifflemix.train import engine
-from rifflemix.train.engine import Engine
+from rifflemix.lab.reproduction import ReproduceOptions, plan_reproduction, run_reproduction
+from rifflemix.lab.runs.split import check_split, split_model
+from rifflemix.lab.train import engine
+from rifflemix.lab.train.engine import Engine
 from small_recipes import QUICK, small
 
 # Sequences of different lengths: some batches have to be filled up.

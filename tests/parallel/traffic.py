@@ -1,4 +1,4 @@
-"""What four processes count, held against the formulas of `rifflemix.bench.traffic`."""
+"""What four processes count, held against the formulas of `rifflemix.lab.bench.traffic`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 import rifflemix as rm
-from rifflemix.bench.traffic import Sizes, Traffic, expected_bytes
+from rifflemix.lab.bench.traffic import Sizes, Traffic, expected_bytes
 from rifflemix.parallel import SHARDED_MIXERS, shard_sequence
 
 C, H, EACH = 8, 4, 16

@@ -11,7 +11,7 @@ from rifflemix.cli.data import DataProgress
 from rifflemix.cli.options import parse_model_settings, parse_names
 from rifflemix.cli.output import print_json, progress_console, show
 from rifflemix.errors import bad_argument
-from rifflemix.runs.options import DataDir, Json, Option, Seed, Threads
+from rifflemix.lab.runs.options import DataDir, Json, Option, Seed, Threads
 
 EPILOG = """Examples:
 
@@ -52,9 +52,9 @@ def analyze(
     json: Json = False,
 ) -> None:
     """Look inside: spectra, ranks, permutations, memberships, coding rates, attention, patterns."""
-    from rifflemix.analysis import KINDS, View, analyze_into
     from rifflemix.cli.options import parse_threads
-    from rifflemix.runs.device import using_threads
+    from rifflemix.lab.analysis import KINDS, View, analyze_into
+    from rifflemix.lab.runs.device import using_threads
 
     kinds = tuple(KINDS) if kind == "all" else (kind,)
     if kind != "all" and kind not in KINDS:
@@ -90,7 +90,7 @@ def _tell(
     *,
     as_json: bool,
 ) -> None:
-    from rifflemix.analysis.gallery import read_finding
+    from rifflemix.lab.analysis.gallery import read_finding
 
     there = [kind for kind in kinds if (out / f"{kind}.json").is_file()]
     found = {kind: read_finding(out / f"{kind}.json") for kind in there}

@@ -23,12 +23,12 @@ from rifflemix.cli.output import (
     tell,
 )
 from rifflemix.errors import bad_argument, require_packages
-from rifflemix.runs.options import Device, Json, Option, Threads
-from rifflemix.runs.processes import is_main_process
+from rifflemix.lab.runs.options import Device, Json, Option, Threads
+from rifflemix.lab.runs.processes import is_main_process
 
 if TYPE_CHECKING:
-    from rifflemix.bench.rows import Shape
-    from rifflemix.bench.runner import Hooks, Settings
+    from rifflemix.lab.bench.rows import Shape
+    from rifflemix.lab.bench.runner import Hooks, Settings
 
 Shapes = Annotated[
     list[str], Option("What to measure at; repeatable.", metavar="BATCH,TOKENS,CHANNELS,HEADS")
@@ -63,8 +63,8 @@ class Measurement:
         write_more: Callable[[dict[str, Any], Path], Path] | None = None,
     ) -> None:
         """Run, keep, print; exit with 130 after Ctrl-C."""
-        from rifflemix.bench.runner import Hooks, Settings
-        from rifflemix.runs.device import resolve_device, using_threads
+        from rifflemix.lab.bench.runner import Hooks, Settings
+        from rifflemix.lab.runs.device import resolve_device, using_threads
 
         threads = parse_threads(self.threads)
         settings = Settings(self.dtype, resolve_device(self.device), self.repeats, self.max_seconds)
@@ -109,7 +109,7 @@ def ops(
     measurement: Measurement,
 ) -> None:
     """Every operator in every available form, against a copy and softmax attention."""
-    from rifflemix.bench.ops import DEFAULT_SHAPES, run
+    from rifflemix.lab.bench.ops import DEFAULT_SHAPES, run
 
     shapes = _shapes(shape) or DEFAULT_SHAPES
     measurement.measure(lambda settings, hooks: run(shapes, settings, hooks))
@@ -126,7 +126,7 @@ def layers(
     measurement: Measurement,
 ) -> None:
     """Every mixer as one layer, against softmax; small unless told otherwise: what Python costs."""
-    from rifflemix.bench.layers import DEFAULT_SHAPES, run
+    from rifflemix.lab.bench.layers import DEFAULT_SHAPES, run
 
     shapes = _shapes(shape) or DEFAULT_SHAPES
     names = None if mixers is None else parse_names(mixers, "--mixers")
@@ -152,7 +152,7 @@ def models(
     measurement: Measurement,
 ) -> None:
     """Inference and training of a model with every mixer, against no mixer and softmax."""
-    from rifflemix.bench.models import run
+    from rifflemix.lab.bench.models import run
 
     shapes = _shapes(shape)
     names = None if mixers is None else parse_names(mixers, "--mixers")
@@ -180,7 +180,7 @@ def published(
     measurement: Measurement,
 ) -> None:
     """Rows whose papers print the time and memory of a training step, theirs beside ours."""
-    from rifflemix.bench.published import run
+    from rifflemix.lab.bench.published import run
 
     names = None if rows is None else parse_names(rows, "--rows")
     measurement.measure(
@@ -215,7 +215,7 @@ def scaling(
 
     The plot is written beside the JSON.
     """
-    from rifflemix.bench.scaling import DEFAULT_TOKENS, run
+    from rifflemix.lab.bench.scaling import DEFAULT_TOKENS, run
 
     if measurement.out is not None:
         require_packages("the plot", "compare", "matplotlib")
@@ -256,7 +256,7 @@ def decode(
     measurement: Measurement,
 ) -> None:
     """One more token after long contexts, of every mixer that streams, against a cache."""
-    from rifflemix.bench.decode import DEFAULT_CONTEXTS, run
+    from rifflemix.lab.bench.decode import DEFAULT_CONTEXTS, run
 
     lengths = DEFAULT_CONTEXTS if contexts is None else _numbers(contexts, "--contexts", "N,N,...")
     names = None if mixers is None else parse_names(mixers, "--mixers")
@@ -292,7 +292,7 @@ def parallel(
     measurement: Measurement,
 ) -> None:
     """Layers whose tokens torchrun's processes share: time, memory, bytes sent, against one."""
-    from rifflemix.bench.parallel import DEFAULT_TOKENS, run
+    from rifflemix.lab.bench.parallel import DEFAULT_TOKENS, run
 
     lengths = DEFAULT_TOKENS if tokens is None else _numbers(tokens, "--tokens", "N,N,...")
     names = None if mixers is None else parse_names(mixers, "--mixers")
@@ -324,8 +324,8 @@ def lra(
     measurement: Measurement,
 ) -> None:
     """Long Range Arena models, beside the figures of the Sliceformer paper's Table III."""
-    from rifflemix.bench.lra import run
-    from rifflemix.bench.printed_speed import LENGTHS
+    from rifflemix.lab.bench.lra import run
+    from rifflemix.lab.bench.printed_speed import LENGTHS
 
     lengths = LENGTHS if tokens is None else _numbers(tokens, "--tokens", "N,N,...")
     names = None if mixers is None else parse_names(mixers, "--mixers")
@@ -337,8 +337,8 @@ def lra(
 
 
 def _write_plot(result: dict[str, Any], file: Path) -> Path:
-    from rifflemix.bench.scaling_plot import scaling_plot
     from rifflemix.files import write_bytes
+    from rifflemix.lab.bench.scaling_plot import scaling_plot
 
     plot = _plot_of(file)
     write_bytes(plot, scaling_plot(result))
@@ -357,7 +357,7 @@ class _File:
     """
 
     def __init__(self, out: Path | None, *, has_plot: bool = False) -> None:
-        from rifflemix.runs.folder import check_folder, check_new_path
+        from rifflemix.lab.runs.folder import check_folder, check_new_path
 
         self._out = out
         self._path: Path | None = None
@@ -381,8 +381,8 @@ class _File:
 
     def save(self, result: dict[str, Any]) -> None:
         """Write what there is so far."""
-        from rifflemix.bench.rows import new_file, result_name
         from rifflemix.files import make_folder, write_json
+        from rifflemix.lab.bench.rows import new_file, result_name
 
         if self._out is None or not is_main_process():
             return
@@ -444,7 +444,7 @@ class _Bar:
 
 
 def _shapes(texts: list[str] | None) -> tuple[Shape, ...]:
-    from rifflemix.bench.rows import Shape
+    from rifflemix.lab.bench.rows import Shape
 
     wanted = "BATCH,TOKENS,CHANNELS,HEADS"
     return tuple(Shape(*_numbers(text, "--shape", wanted, count=4)) for text in texts or ())
@@ -461,7 +461,7 @@ def _numbers(text: str, option: str, wanted: str, *, count: int | None = None) -
 
 
 def _show(result: dict[str, Any], written: list[Path]) -> None:
-    from rifflemix.bench.tables import bench_notes, bench_tables
+    from rifflemix.lab.bench.tables import bench_notes, bench_tables
 
     for table in bench_tables(result):
         show(table.title)

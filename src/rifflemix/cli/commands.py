@@ -12,8 +12,8 @@ from typing import Annotated, Any, get_args, get_type_hints
 
 import typer
 
+from rifflemix.lab.runs.options import Option, Plugins, declared_options
 from rifflemix.plugins import load_plugin
-from rifflemix.runs.options import Option, Plugins, declared_options
 
 
 def parse_path(text: str) -> Path:

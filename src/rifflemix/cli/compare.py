@@ -18,8 +18,8 @@ from rifflemix.cli.settings import compare_config
 from rifflemix.cli.shown import run_shown
 from rifflemix.cli.suite import compare_suite
 from rifflemix.errors import InputError, bad_argument
-from rifflemix.report.terminal import plain, text_table
-from rifflemix.runs.options import Json, Option, Out, RunOptions, Task
+from rifflemix.lab.report.terminal import plain, text_table
+from rifflemix.lab.runs.options import Json, Option, Out, RunOptions, Task
 
 EPILOG = """Examples:
 
@@ -79,10 +79,10 @@ def compare(
     Writes results.json, table.md, plot.png and report.html to --out; of a suite, one folder a task
     and one page over all.
     """
-    from rifflemix.comparison import check_any_finished, plan_comparison
-    from rifflemix.comparison.files import write_comparison_files
-    from rifflemix.runs.processes import is_main_process
-    from rifflemix.runs.trackers import check_tracker
+    from rifflemix.lab.comparison import check_any_finished, plan_comparison
+    from rifflemix.lab.comparison.files import write_comparison_files
+    from rifflemix.lab.runs.processes import is_main_process
+    from rifflemix.lab.runs.trackers import check_tracker
 
     check_tracker(run.tracker)
     if suite is not None:
@@ -106,7 +106,7 @@ def compare(
 
 
 def _tell(out: Path, results: dict[str, Any], as_json: bool) -> None:
-    from rifflemix.comparison.notes import partial_note
+    from rifflemix.lab.comparison.notes import partial_note
 
     if as_json:
         print_json(results)
@@ -135,8 +135,8 @@ def _choices(
     data_dir: Path | None,
     file: Path | None,
 ) -> _Choices:
-    from rifflemix.comparison.choices import chosen_mixers, chosen_seeds
-    from rifflemix.comparison.toml_file import read_config
+    from rifflemix.lab.comparison.choices import chosen_mixers, chosen_seeds
+    from rifflemix.lab.comparison.toml_file import read_config
     from rifflemix.mixers.named import ALL
 
     of_file = {} if file is None else read_config(file)
@@ -166,9 +166,9 @@ def _choices(
 
 def _tell_default(task: str, names: tuple[str, ...]) -> None:
     """Print the default mixers, and which of them do not fit the task."""
-    from rifflemix.comparison.config import takes_graphs
+    from rifflemix.lab.comparison.config import takes_graphs
+    from rifflemix.lab.tasks import task_card
     from rifflemix.mixers import HEADLINE
-    from rifflemix.tasks import task_card
 
     console = progress_console()
     every = "`--mixers all` trains every mixer that fits the task"
@@ -184,7 +184,7 @@ def _tell_default(task: str, names: tuple[str, ...]) -> None:
 
 def terminal_table(results: Mapping[str, Any]) -> Table:
     """The table for a terminal."""
-    from rifflemix.comparison.table import comparison_rows, table_cells, table_headers
+    from rifflemix.lab.comparison.table import comparison_rows, table_cells, table_headers
 
     rows = comparison_rows(results)
     headers = table_headers(rows)
@@ -194,7 +194,7 @@ def terminal_table(results: Mapping[str, Any]) -> Table:
 
 
 def _show(out: Path, results: dict[str, Any]) -> None:
-    from rifflemix.comparison.notes import bold_note, softmax_note
+    from rifflemix.lab.comparison.notes import bold_note, softmax_note
 
     show(terminal_table(results))
     show(bold_note(results))

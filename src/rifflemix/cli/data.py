@@ -19,7 +19,7 @@ from rich.progress import (
 from rifflemix.cli.commands import Commands
 from rifflemix.cli.options import parse_task_options
 from rifflemix.cli.output import DescriptionColumn, plain_table, print_json, progress_console, show
-from rifflemix.runs.options import DataDir, Json, Option, TaskOptions
+from rifflemix.lab.runs.options import DataDir, Json, Option, TaskOptions
 
 _SECONDS_TO_FIRST_LINE = 5.0
 _SECONDS_BETWEEN_LINES = 10.0
@@ -30,7 +30,7 @@ app = Commands(help="Find and prepare data.")
 @app.command("list", epilog="Examples:  rifflemix data list --data-dir data")
 def list_data(data_dir: DataDir | None = None, json: Json = False) -> None:
     """For every task: whether its data is at hand, where, where it comes from, the licence."""
-    from rifflemix.tasks import task_card, task_status, usable_tasks
+    from rifflemix.lab.tasks import task_card, task_status, usable_tasks
 
     entries = [
         {
@@ -64,7 +64,7 @@ def prepare(
     json: Json = False,
 ) -> None:
     """Read, verify, decode or generate a task's data, so that later commands start at once."""
-    from rifflemix.tasks import prepare_task
+    from rifflemix.lab.tasks import prepare_task
 
     options = parse_task_options(task_option, task)
     if max_samples is not None:

@@ -8,7 +8,7 @@ import typer
 from rich.text import Text
 
 from rifflemix.cli.output import plain_table, print_json, show
-from rifflemix.runs.options import DataDir, Json
+from rifflemix.lab.runs.options import DataDir, Json
 from rifflemix.text import terminal_lines
 
 EPILOG = "Examples:  rifflemix doctor   |   rifflemix doctor --data-dir data --json"
@@ -16,7 +16,7 @@ EPILOG = "Examples:  rifflemix doctor   |   rifflemix doctor --data-dir data --j
 
 def doctor(data_dir: DataDir | None = None, json: Json = False) -> None:
     """Fast paths, extras, devices, cache folder and data; exit code 1 if something is broken."""
-    from rifflemix.runs.doctor import BROKEN, examine
+    from rifflemix.lab.runs.doctor import BROKEN, examine
 
     findings = examine(data_dir)
     if json:

@@ -10,7 +10,7 @@ from rifflemix.cli.commands import Commands
 from rifflemix.cli.output import output_width, plain_table, print_json, show
 from rifflemix.cli.recipe_costs import SORTS, show_costs
 from rifflemix.errors import bad_argument
-from rifflemix.runs.options import DataDir, Device, Json, Option, Threads
+from rifflemix.lab.runs.options import DataDir, Device, Json, Option, Threads
 
 app = Commands()
 _WIDE = 120  # columns that leave room for papers
@@ -35,10 +35,10 @@ def names(context: typer.Context, json: Json = False) -> None:
                 "--json", f"its place after the list: list {what} --json", "it before"
             )
         return
+    from rifflemix.lab.recipes import list_recipes
+    from rifflemix.lab.tasks import list_tasks
     from rifflemix.mixers import list_mixers
     from rifflemix.models import list_models
-    from rifflemix.recipes import list_recipes
-    from rifflemix.tasks import list_tasks
 
     lists = {
         "mixers": list_mixers(),
@@ -113,7 +113,7 @@ def recipes(
     json: Json = False,
 ) -> None:
     """Recipes: rows of the papers' tables, for `rifflemix reproduce`."""
-    from rifflemix.recipes import get_recipe, list_recipes
+    from rifflemix.lab.recipes import get_recipe, list_recipes
 
     found = [get_recipe(name) for name in list_recipes() if match is None or match in name]
     if not found:
@@ -146,7 +146,7 @@ def recipes(
 @app.command(epilog="Examples:  rifflemix list tasks   |   rifflemix list tasks --data-dir data")
 def tasks(data_dir: DataDir | None = None, json: Json = False) -> None:
     """Tasks: what they are, options with defaults, licence, and whether the data is at hand."""
-    from rifflemix.tasks import task_card, task_status, usable_tasks
+    from rifflemix.lab.tasks import task_card, task_status, usable_tasks
 
     entries: list[dict[str, Any]] = []
     for name in usable_tasks():

@@ -11,7 +11,7 @@ from rifflemix.cli.commands import parse_path
 from rifflemix.cli.compare import terminal_table
 from rifflemix.cli.output import print_json, show
 from rifflemix.cli.suite import show_suite
-from rifflemix.runs.options import Json, Option
+from rifflemix.lab.runs.options import Json, Option
 
 EPILOG = """Examples:
 
@@ -34,9 +34,9 @@ def merge(
     json: Json = False,
 ) -> None:
     """Put finished comparisons into one table; their runs stay where they are."""
-    from rifflemix.comparison.merging import merge_comparisons
-    from rifflemix.comparison.merging_suites import is_suite, merge_suites
-    from rifflemix.comparison.notes import bold_note, softmax_note
+    from rifflemix.lab.comparison.merging import merge_comparisons
+    from rifflemix.lab.comparison.merging_suites import is_suite, merge_suites
+    from rifflemix.lab.comparison.notes import bold_note, softmax_note
 
     if any(is_suite(run) for run in runs):
         made = merge_suites(runs, out)

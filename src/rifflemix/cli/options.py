@@ -8,7 +8,7 @@ from typing import Any
 
 from rifflemix.errors import bad_argument, unknown_name
 from rifflemix.json_values import parse_json
-from rifflemix.runs.options import MOST_THREADS, PRECISIONS
+from rifflemix.lab.runs.options import MOST_THREADS, PRECISIONS
 
 
 def parse_precision(text: str) -> str:
@@ -30,7 +30,7 @@ def parse_threads(count: int | None) -> int:
 
 def parse_seeds(text: str) -> tuple[int, ...]:
     """`3` -> (0, 1, 2); `7,11` -> (7, 11)."""
-    from rifflemix.comparison import MOST_SEEDS
+    from rifflemix.lab.comparison import MOST_SEEDS
 
     numbers = [_parse(part, "--seeds", "a whole number", int) for part in text.split(",")]
     if len(numbers) > 1:
@@ -75,7 +75,7 @@ def parse_mixers(text: str) -> dict[str, str]:
 
 def parse_task_options(pairs: Iterable[str] | None, task: str) -> dict[str, Any]:
     """KEY=VALUE texts as the task's card types them."""
-    from rifflemix.tasks import task_card
+    from rifflemix.lab.tasks import task_card
 
     return _typed(pairs or (), task_card(task).options, "--task-option", f"option of task {task}")
 
@@ -84,7 +84,7 @@ def parse_train_options(pairs: Iterable[str] | None) -> dict[str, Any]:
     """KEY=VALUE texts as training settings type them."""
     if not pairs:
         return {}
-    from rifflemix.train.config import TrainConfig
+    from rifflemix.lab.train.config import TrainConfig
 
     defaults = TrainConfig().to_dict()
     return _typed(pairs, defaults, "--train-option", "training setting")

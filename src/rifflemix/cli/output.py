@@ -16,8 +16,8 @@ from rich.table import Table
 from rich.text import Text
 
 from rifflemix.errors import InputError
-from rifflemix.report.terminal import plain, text_table
-from rifflemix.runs.processes import is_main_process
+from rifflemix.lab.report.terminal import plain, text_table
+from rifflemix.lab.runs.processes import is_main_process
 from rifflemix.text import terminal_text
 
 

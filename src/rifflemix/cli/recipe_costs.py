@@ -11,7 +11,7 @@ from rifflemix.cli.output import plain_table, print_json, progress_console, show
 from rifflemix.errors import check_choice
 
 if TYPE_CHECKING:
-    from rifflemix.recipes import Recipe
+    from rifflemix.lab.recipes import Recipe
 
 SORTS = {
     "tokens": "tokens_in_all",
@@ -26,8 +26,8 @@ def show_costs(
     recipes: Sequence[Recipe], sort: str | None, device: str, threads: int | None, json: bool
 ) -> None:
     """Count the work of recipes, calibrate the machine, and print both as a table or JSON."""
-    from rifflemix.reproduction.cost import calibrate, recipe_costs
-    from rifflemix.runs.device import check_device, resolve_device, using_threads
+    from rifflemix.lab.reproduction.cost import calibrate, recipe_costs
+    from rifflemix.lab.runs.device import check_device, resolve_device, using_threads
 
     if sort is not None:
         check_choice("--sort", sort, tuple(SORTS))
@@ -55,7 +55,7 @@ def show_costs(
 
 
 def _row(entry: dict[str, float]) -> tuple[str, ...]:
-    from rifflemix.report.units import format_bytes, format_count, format_duration, format_rate
+    from rifflemix.lab.report.units import format_bytes, format_count, format_duration, format_rate
 
     return (
         str(entry["name"]),

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from rifflemix.cli.output import print_json, show
-from rifflemix.runs.options import Json, Option
+from rifflemix.lab.runs.options import Json, Option
 
 EPILOG = """Examples:
 
@@ -27,10 +27,10 @@ def report(
 ) -> None:
     """Show all results of `rifflemix reproduce`: the papers' tables, their numbers and ours."""
     from rifflemix.files import make_folder, write_bytes
-    from rifflemix.reproduction import load_results
-    from rifflemix.reproduction.page import report_files
-    from rifflemix.reproduction.tables import report_entries
-    from rifflemix.runs.folder import check_folder
+    from rifflemix.lab.reproduction import load_results
+    from rifflemix.lab.reproduction.page import report_files
+    from rifflemix.lab.reproduction.tables import report_entries
+    from rifflemix.lab.runs.folder import check_folder
 
     check_folder(out)
     found = load_results(paths)

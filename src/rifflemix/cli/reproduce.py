@@ -12,10 +12,10 @@ from rifflemix.cli.data import DataProgress
 from rifflemix.cli.interrupt import EXIT_INTERRUPTED, StopRequest
 from rifflemix.cli.output import plain_table, print_json, progress_console, show, tell
 from rifflemix.errors import bad_argument
-from rifflemix.runs.options import Json, Option, Out, ReproduceOptions
+from rifflemix.lab.runs.options import Json, Option, Out, ReproduceOptions
 
 if TYPE_CHECKING:
-    from rifflemix.reproduction import ReproducePlan
+    from rifflemix.lab.reproduction import ReproducePlan
 
 _CONTINUE = "run the same command to continue"
 
@@ -49,10 +49,10 @@ def reproduce(
 ) -> None:
     """Train a row of a paper's table and print the paper's number beside ours."""
     time_is_up = _time_limit(budget)
-    from rifflemix.recipes import get_recipe
-    from rifflemix.reproduction import plan_reproduction
-    from rifflemix.runs.processes import is_main_process
-    from rifflemix.tasks import PreparationStopped
+    from rifflemix.lab.recipes import get_recipe
+    from rifflemix.lab.reproduction import plan_reproduction
+    from rifflemix.lab.runs.processes import is_main_process
+    from rifflemix.lab.tasks import PreparationStopped
 
     chosen = get_recipe(recipe)
     try:
@@ -90,8 +90,8 @@ def _time_limit(minutes: float | None) -> Callable[[], bool]:
 
 
 def _run(plan: ReproducePlan, time_is_up: Callable[[], bool]) -> tuple[dict[str, Any], bool]:
-    from rifflemix.report.live import live_progress
-    from rifflemix.reproduction import run_reproduction
+    from rifflemix.lab.report.live import live_progress
+    from rifflemix.lab.reproduction import run_reproduction
 
     recipe = plan.recipe
     live = live_progress(progress_console(), {recipe.name: recipe.row}, (plan.seed,))
@@ -103,7 +103,7 @@ def _run(plan: ReproducePlan, time_is_up: Callable[[], bool]) -> tuple[dict[str,
 
 
 def _show(plan: ReproducePlan, results: dict[str, Any]) -> None:
-    from rifflemix.reproduction.tables import summary_rows
+    from rifflemix.lab.reproduction.tables import summary_rows
 
     show(plain_table((plan.recipe.name, plan.recipe.paper), summary_rows(results)))
     show(f"Written to {plan.out}/results.json")

@@ -16,8 +16,8 @@ from rifflemix.cli.options import (
 from rifflemix.errors import bad_argument, unknown_name
 
 if TYPE_CHECKING:
-    from rifflemix.comparison import CompareConfig
-    from rifflemix.runs.options import RunOptions
+    from rifflemix.lab.comparison import CompareConfig
+    from rifflemix.lab.runs.options import RunOptions
 
 _OF_DATA = ("data", "input", "label")
 _SAME_NAME = (
@@ -45,9 +45,9 @@ def compare_config(
     Raises:
         InputError: an unknown name, or a value out of range.
     """
-    from rifflemix.comparison import resolve
+    from rifflemix.lab.comparison import resolve
+    from rifflemix.lab.tasks import task_card
     from rifflemix.mixers import mixer_card
-    from rifflemix.tasks import task_card
 
     task_options = _task_options(task, options)
     for name in mixers.values():
@@ -77,7 +77,7 @@ def compare_config(
 
 def _task_options(task: str, options: RunOptions) -> dict[str, Any]:
     """Those of --task-option, and those of tasks over data of the user's own."""
-    from rifflemix.tasks import task_card
+    from rifflemix.lab.tasks import task_card
 
     values = parse_task_options(options.task_option, task)
     known = task_card(task).options

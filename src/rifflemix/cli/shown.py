@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Any
 
 from rifflemix.cli.interrupt import StopRequest
 from rifflemix.cli.output import progress_console
-from rifflemix.runs.options import RunOptions
+from rifflemix.lab.runs.options import RunOptions
 
 if TYPE_CHECKING:
-    from rifflemix.comparison import ComparePlan
+    from rifflemix.lab.comparison import ComparePlan
 
 
 def run_shown(plan: ComparePlan, options: RunOptions) -> tuple[dict[str, Any], bool]:
@@ -18,9 +18,9 @@ def run_shown(plan: ComparePlan, options: RunOptions) -> tuple[dict[str, Any], b
     Returns:
         Its results, and whether Ctrl-C asked for a stop, which may come when all is done.
     """
-    from rifflemix.comparison import run_comparison, title_of
-    from rifflemix.report.live import live_progress
-    from rifflemix.runs.processes import is_main_process
+    from rifflemix.lab.comparison import run_comparison, title_of
+    from rifflemix.lab.report.live import live_progress
+    from rifflemix.lab.runs.processes import is_main_process
 
     titles = {name: title_of(plan.config, name) for name in plan.config.mixers}
     live = live_progress(progress_console(), titles, plan.config.seeds)

@@ -15,11 +15,11 @@ from rifflemix.cli.output import print_json, progress_console, show, tell
 from rifflemix.cli.settings import compare_config
 from rifflemix.cli.shown import run_shown
 from rifflemix.errors import bad_argument
-from rifflemix.report.terminal import plain, text_table
-from rifflemix.runs.options import RunOptions
+from rifflemix.lab.report.terminal import plain, text_table
+from rifflemix.lab.runs.options import RunOptions
 
 if TYPE_CHECKING:
-    from rifflemix.comparison import ComparePlan, SuitePlan
+    from rifflemix.lab.comparison import ComparePlan, SuitePlan
 
 _OWN = ("model", "task_option", "data", "input", "label")
 """Options of `compare` that a suite sets for each of its tasks, or has no use for."""
@@ -50,9 +50,9 @@ def compare_suite(
     Raises:
         InputError: an unknown name, an option that does not go with a suite, or as plan_suite.
     """
-    from rifflemix.comparison import check_any_finished, get_suite, plan_suite, run_suite
-    from rifflemix.comparison.choices import chosen_mixers, chosen_seeds
-    from rifflemix.runs.processes import is_main_process
+    from rifflemix.lab.comparison import check_any_finished, get_suite, plan_suite, run_suite
+    from rifflemix.lab.comparison.choices import chosen_mixers, chosen_seeds
+    from rifflemix.lab.runs.processes import is_main_process
 
     chosen = get_suite(suite)
     _check_others({**others, **{name: getattr(run, name) for name in _OWN}}, suite)
@@ -89,9 +89,9 @@ def compare_suite(
 
 
 def _print_estimate(plan: SuitePlan) -> None:
-    from rifflemix.comparison.estimate import suite_seconds
-    from rifflemix.report.units import format_duration
-    from rifflemix.runs.processes import is_one_of_many
+    from rifflemix.lab.comparison.estimate import suite_seconds
+    from rifflemix.lab.report.units import format_duration
+    from rifflemix.lab.runs.processes import is_one_of_many
 
     if is_one_of_many():
         return
@@ -131,7 +131,7 @@ def show_suite(
     summary: Mapping[str, Any], finished: Mapping[str, Any], out: Path, as_json: bool
 ) -> None:
     """Print a suite: its ranks, its accuracies, its answers; or results.json."""
-    from rifflemix.comparison.suite_report import parts
+    from rifflemix.lab.comparison.suite_report import parts
 
     if as_json:
         print_json(dict(summary))

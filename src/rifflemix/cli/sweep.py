@@ -11,7 +11,7 @@ from rifflemix.cli.interrupt import EXIT_INTERRUPTED, StopRequest
 from rifflemix.cli.options import parse_grid, parse_seeds
 from rifflemix.cli.output import plain_table, print_json, progress_console, show, tell
 from rifflemix.errors import RunFailed
-from rifflemix.runs.options import (
+from rifflemix.lab.runs.options import (
     BatchSize,
     DataDir,
     Device,
@@ -25,7 +25,7 @@ from rifflemix.runs.options import (
 )
 
 if TYPE_CHECKING:
-    from rifflemix.reproduction.sweep import SweepPlan
+    from rifflemix.lab.reproduction.sweep import SweepPlan
 
 EPILOG = """Examples:
 
@@ -59,8 +59,8 @@ def sweep(
     json: Json = False,
 ) -> None:
     """Train a recipe once for each value and seed; write a table and a curve. Nothing is chosen."""
-    from rifflemix.recipes import get_recipe
-    from rifflemix.reproduction.sweep import plan_sweep, sweep_defaults
+    from rifflemix.lab.recipes import get_recipe
+    from rifflemix.lab.reproduction.sweep import plan_sweep, sweep_defaults
 
     chosen = get_recipe(recipe)
     options = ReproduceOptions(
@@ -90,8 +90,8 @@ def sweep(
 
 
 def _run(plan: SweepPlan) -> dict[str, Any]:
-    from rifflemix.report.live import live_progress
-    from rifflemix.reproduction.sweep import run_sweep
+    from rifflemix.lab.report.live import live_progress
+    from rifflemix.lab.reproduction.sweep import run_sweep
 
     recipe = plan.recipe
     live = live_progress(progress_console(), {recipe.name: recipe.row}, plan.seeds)
@@ -100,7 +100,7 @@ def _run(plan: SweepPlan) -> dict[str, Any]:
 
 
 def _show(plan: SweepPlan, results: dict[str, Any]) -> None:
-    from rifflemix.reproduction.sweep_table import sweep_cells, sweep_headers, sweep_notes
+    from rifflemix.lab.reproduction.sweep_table import sweep_cells, sweep_headers, sweep_notes
 
     show(plain_table(sweep_headers(results), sweep_cells(results)))
     for note in sweep_notes(results):

@@ -12,11 +12,11 @@ from rifflemix.cli.interrupt import EXIT_INTERRUPTED, StopRequest
 from rifflemix.cli.output import plain_table, print_json, progress_console, show, tell
 from rifflemix.cli.settings import compare_config
 from rifflemix.errors import bad_argument
-from rifflemix.runs.options import Json, Option, Out, RunOptions, Seed, Task
-from rifflemix.runs.processes import is_main_process
+from rifflemix.lab.runs.options import Json, Option, Out, RunOptions, Seed, Task
+from rifflemix.lab.runs.processes import is_main_process
 
 if TYPE_CHECKING:
-    from rifflemix.comparison import CompareConfig
+    from rifflemix.lab.comparison import CompareConfig
 
 EPILOG = """Examples:
 
@@ -53,20 +53,20 @@ def train(
 
 
 def _run(config: CompareConfig, out: Path, options: RunOptions) -> dict[str, Any]:
-    from rifflemix.comparison import (
+    from rifflemix.files import write_json
+    from rifflemix.lab.comparison import (
         check_model,
         single_run,
         train_mixer,
     )
-    from rifflemix.comparison.plan import RESULTS_FILE
-    from rifflemix.files import write_json
+    from rifflemix.lab.comparison.plan import RESULTS_FILE
+    from rifflemix.lab.report.live import live_progress
+    from rifflemix.lab.runs.device import using_threads
+    from rifflemix.lab.runs.folder import check_folder
+    from rifflemix.lab.runs.results import stored_results
+    from rifflemix.lab.runs.trackers import Tracker, check_tracker
+    from rifflemix.lab.tasks import load_task
     from rifflemix.mixers import mixer_card
-    from rifflemix.report.live import live_progress
-    from rifflemix.runs.device import using_threads
-    from rifflemix.runs.folder import check_folder
-    from rifflemix.runs.results import stored_results
-    from rifflemix.runs.trackers import Tracker, check_tracker
-    from rifflemix.tasks import load_task
 
     tracker = options.tracker
     check_tracker(tracker)
@@ -103,7 +103,7 @@ def _run(config: CompareConfig, out: Path, options: RunOptions) -> dict[str, Any
 
 
 def _show(out: Path, results: dict[str, Any]) -> None:
-    from rifflemix.report.units import format_bytes, format_duration, format_metric, format_rate
+    from rifflemix.lab.report.units import format_bytes, format_duration, format_metric, format_rate
 
     result = results["result"]
     rows = [("steps", f"{result['step']} of {result['max_steps']}")]

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from rifflemix.lab.runs.measure import peak_memory
 from rifflemix.mixers._attention.fused_features import elu_plus_one, random_features
-from rifflemix.runs.measure import peak_memory
 
 OFFSET = 0.3  # large: through it alone the largest product has a gradient
 

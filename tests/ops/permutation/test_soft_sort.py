@@ -11,6 +11,7 @@ from permutation_cases import MASK_TENSORS
 from torch import Tensor
 
 from rifflemix.errors import InputError
+from rifflemix.lab.runs.device import using_threads
 from rifflemix.ops import (
     butterfly_merge,
     butterfly_split,
@@ -21,7 +22,6 @@ from rifflemix.ops import (
     soft_sort,
 )
 from rifflemix.ops.permutation import cpu_soft
-from rifflemix.runs.device import using_threads
 
 needs_kernels = pytest.mark.skipif(
     native.instruction_level() < 3, reason="the compiled kernels, or AVX2, are missing"

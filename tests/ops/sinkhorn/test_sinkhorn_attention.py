@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from rifflemix.errors import InputError
+from rifflemix.lab.runs.device import using_threads
 from rifflemix.ops import (
     block_attention,
     sinkhorn,
@@ -23,7 +24,6 @@ from rifflemix.ops import (
 from rifflemix.ops.native import instruction_level
 from rifflemix.ops.sinkhorn import cpu_attention
 from rifflemix.ops.sinkhorn.kernel_attention import Terms, attend_to_blocks
-from rifflemix.runs.device import using_threads
 
 needs_kernels = pytest.mark.skipif(instruction_level() < 2, reason="needs the compiled kernels")
 DOUBLE = torch.float64

@@ -1,0 +1,1 @@
+"""Everything that trains, measures and reports. The library never imports it."""

@@ -1,0 +1,44 @@
+"""Look inside mixers and models: `trace`, and the analyses that the papers' figures need."""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from rifflemix.errors import require_packages
+from rifflemix.lab.analysis.finding import Finding, Subject
+from rifflemix.lab.analysis.maps import matrix_of, permutation_of
+from rifflemix.lab.analysis.runs import over_training
+from rifflemix.lab.analysis.subjects import find_subjects, own_subject
+from rifflemix.lab.analysis.trace import Call, trace
+from rifflemix.lab.analysis.view import View
+
+if TYPE_CHECKING:
+    from rifflemix.lab.analysis.kinds import KINDS, analyze, analyze_into
+
+__all__ = [
+    "KINDS",
+    "Call",
+    "Finding",
+    "Subject",
+    "View",
+    "analyze",
+    "analyze_into",
+    "find_subjects",
+    "matrix_of",
+    "over_training",
+    "own_subject",
+    "permutation_of",
+    "trace",
+]
+_DRAWN = {"KINDS", "analyze", "analyze_into"}
+
+
+# Hidden from type checkers, as in `rifflemix`. What draws needs packages that `trace` does not.
+if not TYPE_CHECKING:
+
+    def __getattr__(name: str) -> Any:
+        if name not in _DRAWN:
+            raise AttributeError(f"module 'rifflemix.lab.analysis' has no attribute {name!r}")
+        require_packages("a picture", "compare", "matplotlib", "jinja2")
+        return getattr(importlib.import_module("rifflemix.lab.analysis.kinds"), name)

@@ -1,0 +1,192 @@
+"""How the subspaces of token statistics' heads lie to each other."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from matplotlib.figure import Figure
+from numpy.typing import NDArray
+from torch import Tensor
+
+from rifflemix.errors import InputError
+from rifflemix.lab.analysis.drawing import chosen_layers, panels, picture
+from rifflemix.lab.analysis.finding import Finding, Subject, Tick, of_those_that_have, silent
+from rifflemix.lab.analysis.trace import find_layers
+from rifflemix.mixers.tssa import TSSA
+
+_LAYERS = 4
+
+
+@dataclass(frozen=True)
+class LayerCoherence:
+    """One layer's bases.
+
+    Attributes:
+        name: of the layer.
+        cosines: (C, C) between all directions of all heads, heads one after the other.
+        within: mean |cosine| of two directions of one head.
+        between: of two directions of different heads.
+        largest: the largest cosine of a principal angle between the spans of two heads, the mean
+            over pairs of heads; 1 where the spans meet.
+        expected: mean |cosine| of random directions in as many dimensions.
+        heads: their number.
+    """
+
+    name: str
+    cosines: NDArray[np.float64]
+    within: float
+    between: float
+    largest: float
+    expected: float
+    heads: int
+
+
+def coherence_of(name: str, weight: Tensor, heads: int) -> LayerCoherence:
+    """The angles between directions, the rows of (C, C) weights, head by head.
+
+    Args:
+        name: of the layer.
+        weight: rows are the heads' directions, as in `in_proj.weight`.
+        heads: how many heads share the rows.
+    """
+    rows = weight.detach().double().cpu()
+    unit = rows / rows.norm(dim=1, keepdim=True).clamp_min(1e-300)
+    cosines = unit @ unit.T
+    count, dim = rows.shape
+    head = torch.arange(count) // (count // heads)
+    same = head[:, None] == head[None, :]
+    others = ~torch.eye(count, dtype=torch.bool)
+    spans = torch.linalg.qr(rows.unflatten(0, (heads, -1)).mT)[0]  # (H, C, D)
+    meets = [
+        float(torch.linalg.matrix_norm(spans[a].T @ spans[b], 2))
+        for a in range(heads)
+        for b in range(a)
+    ]
+    return LayerCoherence(
+        name,
+        cosines.numpy(),
+        _mean(cosines.abs()[same & others]),
+        _mean(cosines.abs()[~same]),
+        float(np.mean(meets)) if meets else 0.0,
+        # E |u . v| of independent unit vectors: Gamma(d / 2) / (sqrt(pi) Gamma((d + 1) / 2)).
+        float(
+            torch.exp(
+                torch.lgamma(torch.tensor(dim / 2)) - torch.lgamma(torch.tensor((dim + 1) / 2))
+            )
+            / np.sqrt(np.pi)
+        ),
+        heads,
+    )
+
+
+def layer_coherences(subject: Subject, tick: Tick = silent) -> list[LayerCoherence]:
+    """The bases of every layer of token statistics.
+
+    Raises:
+        InputError: the model has no such layer.
+    """
+    tick(subject.label, 0, 1)
+    layers = [
+        coherence_of(name, layer.in_proj.weight, layer.num_heads)
+        for name, layer in find_layers(subject.model).items()
+        if isinstance(layer, TSSA)
+    ]
+    if not layers:
+        raise InputError(f"{subject.label}: expected a model with mixer tssa, got none")
+    tick(subject.label, 1, 1)
+    return layers
+
+
+def _mean(values: Tensor) -> float:
+    return float(values.mean()) if values.numel() else 0.0
+
+
+def coherence(subjects: Sequence[Subject], tick: Tick = silent) -> Finding:
+    """The bases of the heads against each other; weights alone, no data.
+
+    Source: Wu et al. 2024 (ToST), Figure 11.
+    """
+    found = of_those_that_have(subjects, lambda subject: layer_coherences(subject, tick))
+    return Finding(
+        kind="coherence",
+        title="Coherence of the heads' subspaces",
+        source="Wu et al. 2024 (ToST), Figure 11",
+        seen=tuple(_sentence(label, layers) for label, layers in found.items()),
+        headers=(
+            "Model",
+            "Layer",
+            "Mean |cosine| between heads",
+            "Within heads",
+            "Of random directions",
+            "Largest cosine between spans",
+        ),
+        rows=tuple(_row(label, layer) for label, layers in found.items() for layer in layers),
+        caption=_CAPTION,
+        data={"models": {label: [_numbers(layer) for layer in of] for label, of in found.items()}},
+        arrays={
+            f"{label}/{layer.name}": layer.cosines
+            for label, layers in found.items()
+            for layer in layers
+        },
+        figure=_figure(found),
+    )
+
+
+_CAPTION = (
+    "|cosine| between all directions of a layer, head after head; white lines part the heads. "
+    "Incoherent heads are dark outside the diagonal blocks. Random directions have the mean "
+    "|cosine| in the table; the largest cosine of a principal angle between two heads' spans is 1 "
+    "where these meet."
+)
+
+
+def _row(label: str, layer: LayerCoherence) -> tuple[str, ...]:
+    values = layer.between, layer.within, layer.expected, layer.largest
+    return (label, layer.name, *(f"{value:.3f}" for value in values))
+
+
+def _numbers(layer: LayerCoherence) -> dict[str, Any]:
+    return {
+        "layer": layer.name,
+        "between": layer.between,
+        "within": layer.within,
+        "expected": layer.expected,
+        "largest": layer.largest,
+    }
+
+
+def _sentence(label: str, layers: Sequence[LayerCoherence]) -> str:
+    between = float(np.mean([layer.between for layer in layers]))
+    expected = layers[0].expected
+    return (
+        f"{label}: directions of different heads have a mean |cosine| of {between:.3f}, random "
+        f"ones in as many dimensions {expected:.3f}."
+    )
+
+
+def _figure(found: dict[str, list[LayerCoherence]]) -> Figure:
+    drawn = [
+        (label, layers[number])
+        for label, layers in found.items()
+        for number in chosen_layers(len(layers), _LAYERS)
+    ]
+    figure, axes = panels(len(drawn), height=3.3 if len(drawn) > 1 else 6.0)
+    shown = None
+    for place, (label, layer) in zip(axes, drawn, strict=True):
+        shown = picture(
+            place, np.abs(layer.cosines), title=f"{label}, {layer.name}", vmin=0, vmax=1
+        )
+        size = len(layer.cosines) // layer.heads
+        for head in range(1, layer.heads):
+            for line in (place.axhline, place.axvline):
+                line(head * size - 0.5, color="white", linewidth=0.7)
+        place.set_xlabel("direction", fontsize=9)
+        place.set_ylabel("direction", fontsize=9)
+    if shown is not None:
+        bar = figure.colorbar(shown, ax=axes, location="bottom", shrink=0.4, aspect=40)
+        bar.set_label("|cosine|", fontsize=9)
+    return figure

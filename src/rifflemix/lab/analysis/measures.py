@@ -1,0 +1,127 @@
+"""Numbers that say how much a matrix, a spectrum or a distribution holds."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from rifflemix.lab.analysis.bound import one_infinity_norm
+
+_TINY = 1e-300
+
+
+def singular_values(x: Tensor, key_padding_mask: Tensor | None = None) -> Tensor:
+    """(B, min(N, C)) float64, falling, of the valid rows of each (B, N, C)."""
+    wide = x.detach().double()
+    if key_padding_mask is not None:
+        wide = wide.masked_fill(key_padding_mask.unsqueeze(-1), 0.0)
+    values: Tensor = torch.linalg.svdvals(wide)
+    return values
+
+
+def effective_rank(values: Tensor) -> Tensor:
+    """Exp of the entropy of singular values (..., R), as shares of their sum; 0 where all are 0.
+
+    Source: Roy and Vetterli 2007, "The effective rank", equation (4).
+    """
+    values = values.double()
+    total = values.sum(-1, keepdim=True)
+    share = values / total.clamp_min(_TINY)
+    entropy = -torch.special.xlogy(share, share).sum(-1)
+    return torch.where(total.squeeze(-1) > 0, entropy.exp(), torch.zeros_like(entropy))
+
+
+def stable_rank(values: Tensor) -> Tensor:
+    """The sum of the squares of singular values (..., R) over the largest square; 0 for zeros."""
+    squares = values.double().square()
+    return squares.sum(-1) / squares.amax(-1).clamp_min(_TINY)
+
+
+def second_over_first(values: Tensor) -> Tensor:
+    """Divide the second of falling singular values (..., R) by the first; 0 for rank 1 or zeros."""
+    if values.shape[-1] < 2:
+        return values.new_zeros(values.shape[:-1], dtype=torch.float64)
+    largest = values[..., 0].double()
+    return values[..., 1].double() / largest.clamp_min(_TINY)
+
+
+def selection_values(index: Tensor, count: int) -> Tensor:
+    """Compute the singular values of 0/1 matrices that select rows, M[n, index[n]] = 1.
+
+    M^T M is diagonal and counts how often each row is selected. Its roots are the singular
+    values: all 1 for a permutation, and sqrt(2) and 0 if one row replaces another.
+
+    Args:
+        index: (N, C) int64, the selected row for each output n and channel c.
+        count: rows to select from.
+
+    Returns:
+        (C, N) float64, falling.
+    """
+    counts = index.new_zeros(count, index.shape[1]).scatter_add_(0, index, torch.ones_like(index))
+    roots = counts.T.double().sqrt().sort(dim=1, descending=True).values
+    return roots[:, : index.shape[0]]
+
+
+def rank_residual(x: Tensor, key_padding_mask: Tensor | None = None) -> Tensor:
+    """(B,): the distance of tokens (B, N, C) from equal rows, over their own size.
+
+    Both in the norm of CSP's theorem 1; the row is the median of each channel over the valid
+    tokens, which the norm's column sums are least for. 0: all tokens are equal.
+
+    Source: CSP (Yuan and Xu), equation (6).
+    """
+    wide = x.detach().double()
+    rows = []
+    for sample in range(len(wide)):
+        tokens = wide[sample]
+        if key_padding_mask is not None:
+            tokens = tokens[~key_padding_mask[sample]]
+        if not len(tokens):
+            rows.append(wide.new_zeros(1))
+            continue
+        centre = _median(tokens)
+        size = one_infinity_norm(tokens.unsqueeze(0))
+        rows.append(one_infinity_norm((tokens - centre).unsqueeze(0)) / size.clamp_min(_TINY))
+    return torch.cat(rows)
+
+
+def _median(tokens: Tensor) -> Tensor:
+    """(1, C) of (N, C); `quantile` takes 16 million numbers at most."""
+    ordered, count = tokens.sort(dim=0).values, len(tokens)
+    median: Tensor = (ordered[(count - 1) // 2] + ordered[count // 2]) / 2
+    return median.unsqueeze(0)
+
+
+def entropy(probabilities: Tensor, dim: int = -1) -> Tensor:
+    """Nats of distributions along `dim`; 0 log 0 is 0."""
+    nats: Tensor = -torch.special.xlogy(probabilities, probabilities).sum(dim)
+    return nats
+
+
+def displacement(index: Tensor, key_padding_mask: Tensor | None = None) -> Tensor:
+    """How far each value moved forward, n - index, of the valid positions: (values,) int64.
+
+    Args:
+        index: (B, N, C), see `permutation_of`.
+        key_padding_mask: (B, N) bool, True = padding.
+    """
+    moved = torch.arange(index.shape[1], device=index.device)[None, :, None] - index
+    return moved.flatten() if key_padding_mask is None else moved[~key_padding_mask].flatten()
+
+
+def distinct_permutations(index: Tensor) -> tuple[Tensor, Tensor]:
+    """How many different permutations the channels of each sample have.
+
+    Args:
+        index: (B, N, C), see `permutation_of`.
+
+    Returns:
+        (B,) their number, and (B,) the share of channels with the commonest one.
+    """
+    numbers, shares = [], []
+    for sample in index:
+        counts = sample.unique(dim=1, return_counts=True)[1]
+        numbers.append(len(counts))
+        shares.append(float(counts.max()) / sample.shape[1])
+    return torch.tensor(numbers), torch.tensor(shares, dtype=torch.float64)

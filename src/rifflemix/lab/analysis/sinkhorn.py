@@ -1,0 +1,274 @@
+"""The sorting matrices of sparse Sinkhorn attention over iterations and temperature."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from numpy.typing import NDArray
+from torch import Tensor
+
+from rifflemix.errors import InputError
+from rifflemix.lab.analysis.drawing import (
+    COLOURS,
+    GREY,
+    chosen_layers,
+    from_zero,
+    new_figure,
+    picture,
+    tidy,
+)
+from rifflemix.lab.analysis.finding import (
+    Finding,
+    Subject,
+    Tick,
+    Trial,
+    of_those_that_have,
+    progress,
+    silent,
+)
+from rifflemix.lab.analysis.measures import entropy
+from rifflemix.lab.analysis.sinkhorn_quality import (
+    draw_quality,
+    quality_data,
+    quality_rows,
+    quality_sentences,
+    swept_settings,
+    trials_of,
+)
+from rifflemix.lab.analysis.trace import Call, trace, undisturbed
+from rifflemix.mixers.sinkhorn import Sinkhorn
+
+ITERATIONS = (0, 1, 2, 5, 10, 20)
+TEMPERATURES = (0.25, 0.5, 0.75, 1.0, 2.0)
+
+
+@dataclass
+class Sorting:
+    """The sort matrices of all layers of a model, at other settings than its own, too.
+
+    Attributes:
+        temperature, iterations: the model's own.
+        error: iterations -> mean distance of row and column sums from 1, at its temperature.
+        softness: temperature -> entropy of a row over its most, at its iterations.
+        matrices: (iterations, n, n) the first head of the first layer and sample.
+    """
+
+    temperature: float
+    iterations: int
+    error: dict[int, float]
+    softness: dict[float, float]
+    matrices: NDArray[np.float64]
+
+
+def sorting_of(subject: Subject, tick: Tick = silent) -> Sorting:
+    """Sort the blocks of every layer's inputs again at other settings; nothing is trained.
+
+    Raises:
+        InputError: no layer balances sort matrices over at least two blocks.
+    """
+    errors: dict[int, list[float]] = {}
+    softness: dict[float, list[float]] = {}
+    own: Any = None
+    first: list[Tensor] = []
+    for calls in progress(subject, trace(subject.model, subject.batches), tick):
+        for call in calls:
+            if not _balances(call):
+                continue
+            own = own or call.module.sorter.options
+            for count in ITERATIONS:
+                matrix = sort_matrix(call, num_iterations=count)
+                errors.setdefault(count, []).append(_error(matrix))
+                if len(first) < len(ITERATIONS):
+                    first.append(matrix[0, 0])
+            for temperature in TEMPERATURES:
+                matrix = sort_matrix(call, temperature=temperature)
+                softness.setdefault(temperature, []).append(_softness(matrix))
+        if own is None:
+            break
+    if own is None:
+        raise InputError(
+            f"{subject.label}: expected mixer sinkhorn in both directions, with at least two "
+            "blocks and without padding, top_k or SortCut; got none"
+        )
+    return Sorting(
+        float(own.temperature),
+        int(own.num_iterations),
+        {count: float(np.mean(values)) for count, values in errors.items()},
+        {temperature: float(np.mean(values)) for temperature, values in softness.items()},
+        torch.stack(first).double().cpu().numpy(),
+    )
+
+
+def _balances(call: Call) -> bool:
+    mixer = call.module
+    if not isinstance(mixer, Sinkhorn) or mixer.causal or call.key_padding_mask is not None:
+        return False
+    blocks, rest = divmod(call.x.shape[1], mixer.block_size)
+    return not (mixer.sorter.options.top_k or mixer.sortcut or rest) and blocks > 1
+
+
+def sort_matrix(call: Call, **settings: Any) -> Tensor:
+    """(B, H, n, n) of a layer's own input, with other settings of `SortOptions`, without noise."""
+    seen: list[Tensor] = []
+    # A copy in float64: before the first iteration exponentials of trained scores are large.
+    mixer = copy.deepcopy(call.module).double()
+    mixer.sorter.options = replace(mixer.sorter.options, gumbel="never", **settings)
+    mixer.sorter.register_forward_hook(lambda module, args, output: seen.append(output))
+    with undisturbed(mixer):
+        mixer(call.x.double())
+    return seen[0]
+
+
+def _error(matrix: Tensor) -> float:
+    """Mean distance of the sums of rows and columns from 1."""
+    wide = matrix.double()
+    return float(((wide.sum(-1) - 1).abs().mean() + (wide.sum(-2) - 1).abs().mean()) / 2)
+
+
+def _softness(matrix: Tensor) -> float:
+    """Entropy of a row over that of equal shares: 0 a permutation, 1 no choice at all."""
+    wide = matrix.double()
+    shares = wide / wide.sum(-1, keepdim=True).clamp_min(1e-300)
+    return float(entropy(shares).mean()) / math.log(wide.shape[-1])
+
+
+def sinkhorn(subjects: Sequence[Subject], tick: Tick = silent) -> Finding:
+    """How iterations balance the matrices and how temperature softens them.
+
+    Of a sweep over either also what its runs reached: a model may then have no such matrices.
+
+    Source: Tay et al. 2020 (Sparse Sinkhorn Attention), Figures 3 and 4.
+    """
+    trials = trials_of(subjects)
+    found: dict[str, Sorting] = {}
+    try:
+        found = of_those_that_have(subjects, lambda subject: sorting_of(subject, tick))
+    except InputError:
+        if not trials:
+            raise
+    return Finding(
+        kind="sinkhorn",
+        title="Sorting matrices",
+        source="Tay et al. 2020 (Sparse Sinkhorn Attention), section 3, Figures 3 and 4",
+        seen=(*quality_sentences(trials), *(_sentence(label, of) for label, of in found.items())),
+        headers=("Model", "Setting", "Value", "Sums from 1", "Softness"),
+        rows=(
+            *quality_rows(trials),
+            *(row for label, of in found.items() for row in _rows(label, of)),
+        ),
+        caption=" ".join(
+            ([_MATRICES] if found else [])
+            + ([_QUALITY.format(n=trials[0].seeds)] if trials else [])
+        ),
+        data={
+            "models": {
+                label: {
+                    "temperature": of.temperature,
+                    "iterations": of.iterations,
+                    "sums_from_1": {str(n): e for n, e in of.error.items()},
+                    "softness": {str(t): s for t, s in of.softness.items()},
+                }
+                for label, of in found.items()
+            },
+            "sweep": quality_data(trials),
+        },
+        arrays={label: of.matrices for label, of in found.items()},
+        figure=_figure(found, trials),
+    )
+
+
+_MATRICES = (
+    "Above: the sort matrix of the first head of the first layer after so many Sinkhorn "
+    "iterations; rows are destinations, columns sources, bright is more. Below, left: how "
+    "far row and column sums are from 1, from one iteration on. Right: softness, the "
+    "entropy of a row over that of equal shares, 0 for a permutation; the model's own "
+    "settings are marked. Only these settings change, the weights stay; no noise."
+)
+_QUALITY = (
+    "At the bottom: what training with each setting reached; seeds: {n}, bars are one standard "
+    "deviation over them."
+)
+
+
+def _rows(label: str, of: Sorting) -> list[tuple[str, ...]]:
+    return [
+        *((label, "iterations", str(n), f"{e:.2g}", "-") for n, e in of.error.items()),
+        *((label, "temperature", f"{t:g}", "-", f"{s:.3f}") for t, s in of.softness.items()),
+    ]
+
+
+def _sentence(label: str, of: Sorting) -> str:
+    low, high = TEMPERATURES[0], TEMPERATURES[-1]
+    return (
+        f"{label}: sums of rows and columns lie {of.error[0]:.2g} from 1 without an iteration, "
+        f"{of.error[5]:.2g} after 5 and {of.error[20]:.2g} after 20; softness goes from "
+        f"{of.softness[low]:.2f} at temperature {low:g} to {of.softness[high]:.2f} at {high:g}."
+    )
+
+
+_MOST_SHOWN = 4
+
+
+def _figure(found: dict[str, Sorting], trials: Sequence[Trial]) -> Figure:
+    """A row of matrices for a few models, the two curves of all, and what a sweep reached."""
+    labels = list(found)
+    shown = [labels[number] for number in chosen_layers(len(labels), _MOST_SHOWN)]
+    heights = [1.0] * len(shown) + [1.8] * bool(found) + [1.8] * bool(trials)
+    figure = new_figure(1.9 * sum(heights))
+    grid = figure.add_gridspec(len(heights), 6, height_ratios=heights)
+    for row, label in enumerate(shown):
+        for column, (count, matrix) in enumerate(
+            zip(ITERATIONS, found[label].matrices, strict=True)
+        ):
+            axes = figure.add_subplot(grid[row, column])
+            picture(axes, matrix, title=f"{count} iteration{'' if count == 1 else 's'}")
+            if column == 0:
+                words = label.replace(", ", ",\n")
+                axes.set_ylabel(f"{words}\ndestination", fontsize=8)
+            axes.set_xlabel("source block", fontsize=8)
+    if found:
+        row = len(shown)
+        _draw_curves(
+            figure.add_subplot(grid[row, :3]), figure.add_subplot(grid[row, 3:]), found, shown
+        )
+    if trials:
+        places = (grid[-1, :3], grid[-1, 3:])
+        settings = swept_settings(trials)
+        for place, setting in zip(
+            places if len(settings) > 1 else (grid[-1, :],), settings, strict=True
+        ):
+            draw_quality(figure.add_subplot(place), trials, setting)
+    return figure
+
+
+def _draw_curves(left: Axes, right: Axes, found: dict[str, Sorting], shown: Sequence[str]) -> None:
+    """Balance against iterations, softness against temperature; models that are not shown grey."""
+    for label, of in found.items():
+        colour = COLOURS[shown.index(label)] if label in shown else GREY
+        over = 3 if label in shown else 2
+        style: dict[str, Any] = {"color": colour, "label": label, "zorder": over}
+        balanced = {count: error for count, error in of.error.items() if count}
+        left.plot(list(balanced), list(balanced.values()), "o-", **style)
+        right.plot(list(of.softness), list(of.softness.values()), "o-", **style)
+        left.axvline(of.iterations, color=colour, linestyle=":", linewidth=1)
+        right.axvline(of.temperature, color=colour, linestyle=":", linewidth=1)
+    tidy(left, title="balance (dotted: as trained)", x="iterations", y="mean |sum - 1|")
+    tidy(right, title="softness (dotted: as trained)", x="temperature", y="share of most entropy")
+    left.set_xticks([count for count in ITERATIONS if count])
+    right.set_xticks(TEMPERATURES, [f"{value:g}" for value in TEMPERATURES])
+    from_zero(left)
+    right.set_ylim(0.0, 1.05)
+    if len(shown) > 1:
+        handles, names = right.get_legend_handles_labels()
+        of_shown = [n for n, name in enumerate(names) if name in shown]
+        right.legend(
+            [handles[n] for n in of_shown], [names[n] for n in of_shown], fontsize=9, frameon=False
+        )

@@ -1,0 +1,84 @@
+"""`rifflemix bench lra`: speed and memory of the Sliceformer paper's Table III, ours beside it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+from torch import nn
+
+from rifflemix.errors import bad_argument, check_choice
+from rifflemix.lab.bench.backbones import CLASSES
+from rifflemix.lab.bench.models import Subject
+from rifflemix.lab.bench.printed_speed import LENGTHS, PRINTED
+from rifflemix.lab.bench.rows import MODEL, Shape
+from rifflemix.lab.bench.runner import Group, Hooks, Settings, run_benchmark
+from rifflemix.lab.recipes import lra
+from rifflemix.models import create_model, model_settings
+
+SOFTMAX = "softmax"
+DEFAULT_BATCH = 32
+_MODEL = "lra_text"
+
+
+def run(
+    tokens: Sequence[int] = LENGTHS,
+    *,
+    batch: int = DEFAULT_BATCH,
+    mixers: Sequence[str] | None = None,
+    settings: Settings | None = None,
+    hooks: Hooks | None = None,
+) -> dict[str, Any]:
+    """Measure training steps and forward passes of the Long Range Arena's Text models.
+
+    Args:
+        tokens: the N to measure at, each once; the paper has 1K to 4K.
+        batch: sequences; the paper does not say how many it has, the benchmark has 32.
+        mixers: rows of the table by registry name, all by default; softmax always takes part.
+        settings: type, device, number of timings and limits.
+        hooks: progress, stopping and saving.
+
+    Returns:
+        See benchmarks/README.md. Rows of kind "model" as of `rifflemix bench models`, ratios to
+        "softmax"; "printed" has the paper's figures by name and N.
+
+    Raises:
+        InputError: a mixer that the table does not have, or a setting out of range.
+    """
+    if not tokens or len(set(tokens)) != len(tokens):
+        raise bad_argument("tokens", "at least one number, each only once", list(tokens))
+    names = list(PRINTED) if mixers is None else list(mixers)
+    for name in names:
+        check_choice("mixers", name, PRINTED)
+    names = [SOFTMAX, *(name for name in names if name != SOFTMAX)]
+    settings = settings or Settings()
+    sizes = model_settings(_MODEL)
+    candidates = [Subject(name, partial(_model, name)).candidate(settings) for name in names]
+    groups = [
+        Group(Shape(batch, n, sizes["dim"], sizes["num_heads"]), candidates, ((MODEL, SOFTMAX),))
+        for n in sorted(tokens)
+    ]
+    details = {"model": _MODEL, "batch": batch, "tokens": sorted(tokens), "mixers": names}
+    return run_benchmark(
+        "lra",
+        groups,
+        settings,
+        details,
+        hooks=hooks,
+        summarise=lambda rows: {"printed": {name: PRINTED[name].to_dict() for name in names}},
+    )
+
+
+def _model(name: str, shape: Shape) -> nn.Module:
+    """The row's model for bytes of this length."""
+    if name == "sliceformer":
+        settings: dict[str, Any] = {
+            "mixer": name,
+            "mixer_options": {"variant": "ascending", "heads": shape.heads, "out_bias": False},
+            "padding": "unmasked",
+            "padding_id": None,
+        }
+    else:
+        settings, _ = lra.row_settings(name, "text")
+    return create_model(_MODEL, **settings, num_classes=CLASSES, max_length=shape.tokens)

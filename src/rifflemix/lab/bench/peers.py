@@ -1,0 +1,178 @@
+"""Efficient attention from other packages, as layers of the same size. All imports are lazy."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from rifflemix.errors import InputError
+from rifflemix.lab.bench.rows import Shape
+
+
+@dataclass(frozen=True)
+class Peer:
+    """A package and the layer of it that takes part, with that layer's own defaults.
+
+    Attributes:
+        name: on the package index.
+        module: what to import.
+        layer: makes the layer from (imported module, shape).
+        mixer: ours that does the same, None where there is none.
+        needs_gpu: it does not run on a CPU.
+    """
+
+    name: str
+    module: str
+    layer: Callable[[Any, Shape], nn.Module]
+    mixer: str | None = None
+    needs_gpu: bool = False
+
+    def version(self) -> str | None:
+        """Installed version, or None."""
+        if importlib.util.find_spec(self.module.partition(".")[0]) is None:
+            return None
+        try:
+            return importlib.metadata.version(self.name)
+        except importlib.metadata.PackageNotFoundError:
+            return None
+
+    def build(self, shape: Shape) -> nn.Module:
+        """The layer.
+
+        Raises:
+            InputError: the package cannot be imported, or refuses the shape.
+        """
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                return PeerLayer(self.name, self.layer(importlib.import_module(self.module), shape))
+        except Exception as error:
+            raise _failed(self.name, error) from error
+
+
+class PeerLayer(nn.Module):
+    """(B, N, C) -> (B, N, C), whatever else the package's layer returns.
+
+    Args:
+        name: of the package.
+        layer: the package's layer.
+    """
+
+    def __init__(self, name: str, layer: nn.Module) -> None:
+        super().__init__()
+        self.name = name
+        self.layer = layer
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Mix tokens.
+
+        Raises:
+            InputError: the package refuses the input.
+        """
+        try:
+            y = self.layer(x)
+        except torch.OutOfMemoryError:
+            raise
+        except Exception as error:
+            raise _failed(self.name, error) from error
+        out: Tensor = y[0] if isinstance(y, tuple) else y
+        return out
+
+
+def _failed(name: str, error: Exception) -> InputError:
+    return InputError(f"{name} says: {' '.join(str(error).split()) or type(error).__name__}")
+
+
+def _width(shape: Shape) -> int:
+    return shape.channels // shape.heads
+
+
+def _x_transformers(package: Any, s: Shape) -> nn.Module:
+    layer: nn.Module = package.Attention(s.channels, dim_head=_width(s), heads=s.heads, flash=True)
+    return layer
+
+
+def _nystrom(package: Any, s: Shape) -> nn.Module:
+    layer: nn.Module = package.NystromAttention(s.channels, dim_head=_width(s), heads=s.heads)
+    return layer
+
+
+def _performer(package: Any, s: Shape) -> nn.Module:
+    layer: nn.Module = package.SelfAttention(s.channels, heads=s.heads, dim_head=_width(s))
+    return layer
+
+
+def _linformer(package: Any, s: Shape) -> nn.Module:
+    layer: nn.Module = package.LinformerSelfAttention(s.channels, s.tokens, heads=s.heads)
+    return layer
+
+
+def _local(package: Any, s: Shape) -> nn.Module:
+    layer: nn.Module = package.LocalMHA(
+        dim=s.channels, window_size=128, heads=s.heads, dim_head=_width(s)
+    )
+    return layer
+
+
+def _reformer(package: Any, s: Shape) -> nn.Module:
+    layer: nn.Module = package.LSHSelfAttention(s.channels, heads=s.heads)
+    return layer
+
+
+def _linear_attention(package: Any, s: Shape) -> nn.Module:
+    layer: nn.Module = package.SelfAttention(s.channels, s.heads)
+    return layer
+
+
+def _sinkhorn(package: Any, s: Shape) -> nn.Module:
+    layer: nn.Module = package.SinkhornSelfAttention(
+        s.channels, bucket_size=64, max_seq_len=s.tokens, heads=s.heads
+    )
+    return layer
+
+
+def _gated_linear_attention(package: Any, s: Shape) -> nn.Module:
+    layer: nn.Module = package.GatedLinearAttention(hidden_size=s.channels, num_heads=s.heads)
+    return layer
+
+
+PEERS = (
+    Peer("x-transformers", "x_transformers", _x_transformers, "softmax"),
+    Peer("nystrom-attention", "nystrom_attention", _nystrom, "nystromformer"),
+    Peer("performer-pytorch", "performer_pytorch", _performer, "performer"),
+    Peer("linformer", "linformer", _linformer, "linformer"),
+    Peer("local-attention", "local_attention", _local, "local"),
+    Peer("reformer-pytorch", "reformer_pytorch", _reformer, "reformer"),
+    Peer(
+        "linear-attention-transformer",
+        "linear_attention_transformer.linear_attention_transformer",
+        _linear_attention,
+        "linear",
+    ),
+    Peer("sinkhorn-transformer", "sinkhorn_transformer", _sinkhorn, "sinkhorn"),
+    Peer("flash-linear-attention", "fla.layers", _gated_linear_attention, needs_gpu=True),
+)
+
+
+def peer_status(peer: Peer, device: torch.device) -> dict[str, Any]:
+    """Name, version and whether it takes part on a device, for results and messages."""
+    version = peer.version()
+    if peer.needs_gpu and device.type != "cuda":
+        detail = "left out: it needs a GPU"
+    elif version is None:
+        detail = f"not installed: pip install {peer.name}"
+    else:
+        detail = "takes part"
+    return {
+        "name": peer.name,
+        "version": version,
+        "takes_part": detail == "takes part",
+        "detail": detail,
+    }

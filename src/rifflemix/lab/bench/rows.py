@@ -1,0 +1,186 @@
+"""Shapes, rows and the JSON format that all benchmarks share.
+
+benchmarks/README.md documents the format.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from rifflemix.errors import bad_argument
+from rifflemix.files import write_json
+from rifflemix.lab.bench.gate import Check
+from rifflemix.lab.runs.environment import describe_hardware, environment
+
+FORMAT = "rifflemix.bench/2"
+MEASURED, FAILED, LEFT_OUT, STOPPED = "measured", "failed", "left out", "stopped"
+FORWARD, FORWARD_BACKWARD, TRAINING_STEP = "forward", "forward_backward", "training_step"
+STEP, ALONE = "step", "alone"
+
+OPERATOR, LAYER, PEER, MODEL = "operator", "layer", "peer", "model"
+
+Key = tuple[str, str]
+"""Kind and name: a mixer and a package may bear one name."""
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Batch, tokens, channels and heads of one measurement."""
+
+    batch: int
+    tokens: int
+    channels: int
+    heads: int
+
+    def __post_init__(self) -> None:
+        for name, value in asdict(self).items():
+            if value < 1:
+                raise bad_argument(f"shape: {name}", "at least 1", value)
+            if value >= 2**63:
+                raise bad_argument(f"shape: {name}", "a size that a tensor can have", value)
+        if self.channels % self.heads:
+            raise bad_argument(
+                "shape: heads", f"a divisor of channels = {self.channels}", self.heads
+            )
+
+    def __str__(self) -> str:
+        return f"({self.batch}, {self.tokens}, {self.channels})"
+
+
+@dataclass(frozen=True)
+class Timing:
+    """One pass of one row.
+
+    Attributes:
+        seconds: of a call, one entry per timing, as taken.
+        p20, p50, p80: their quantiles.
+        peak_memory_bytes: above the level before the call.
+        ratios: p50 over the p50 of the reference rows at the same shape, by their names.
+    """
+
+    seconds: list[float]
+    p20: float
+    p50: float
+    p80: float
+    peak_memory_bytes: int
+    ratios: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass
+class Row:
+    """One thing at one shape.
+
+    Attributes:
+        kind: operator, layer, peer or model.
+        name: what it is.
+        backend: of an operator's form; None where there is no choice.
+        shape: where it was measured.
+        status: measured, failed (its gate), left out or stopped.
+        note: why it was not measured; empty if it was.
+        gate: the checks before the first timing.
+        passes: timings by the name of the pass.
+        extra: other numbers of this kind of row.
+    """
+
+    kind: str
+    name: str
+    backend: str | None
+    shape: Shape
+    status: str = MEASURED
+    note: str = ""
+    gate: list[Check] = field(default_factory=list)
+    passes: dict[str, Timing] = field(default_factory=dict)
+    extra: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def key(self) -> Key:
+        """The kind and name of what the row measures; rows of several backends share them."""
+        return self.kind, self.name
+
+
+def timing(seconds: Sequence[float], peak_memory_bytes: int) -> Timing:
+    """Quantiles of a list of times, interpolated between neighbours."""
+    p20, p50, p80 = (float(value) for value in np.quantile(seconds, (0.2, 0.5, 0.8)))
+    return Timing(list(seconds), p20, p50, p80, peak_memory_bytes)
+
+
+def add_ratios(rows: Sequence[Row], references: Sequence[Key]) -> None:
+    """Give every timing its ratio to the reference rows, and to the eager form of the operator."""
+    for row in rows:
+        others = {other.name: other for other in rows if other.key in references}
+        for other in rows:
+            if row.backend not in (None, "eager") and _is_eager_form(other, row.key):
+                others["eager"] = other
+        for name, timed in row.passes.items():
+            for peer, other in others.items():
+                if name in other.passes:
+                    timed.ratios[peer] = timed.p50 / other.passes[name].p50
+
+
+def _is_eager_form(row: Row, key: Key) -> bool:
+    return row.key == key and row.backend == "eager"
+
+
+def assemble(
+    benchmark: str,
+    settings: Mapping[str, Any],
+    rows: Sequence[Row],
+    *,
+    complete: bool,
+    wall_seconds: float,
+) -> dict[str, Any]:
+    """A result, ready for JSON.
+
+    Args:
+        benchmark: its name on the command line.
+        settings: everything that was asked for.
+        rows: in the order of the tables.
+        complete: False if the benchmark was stopped before its end.
+        wall_seconds: of the whole benchmark so far.
+    """
+    made_in = environment()
+    return {
+        "format": FORMAT,
+        "benchmark": benchmark,
+        "status": "complete" if complete else "partial",
+        "command": made_in["command"],
+        "settings": dict(settings),
+        "environment": made_in,
+        "wall_seconds": wall_seconds,
+        "rows": [asdict(row) for row in rows],
+    }
+
+
+def result_name(result: Mapping[str, Any]) -> str:
+    """File name by benchmark, date and hardware: ops-20250102-131415-amd-epyc-2-cores-1-threads."""
+    made_in = result["environment"]
+    digits = re.sub(r"\D", "", made_in["time"])[:14]
+    hardware = made_in["hardware"]
+    if result["settings"]["device"] == "cpu":
+        machine = f"{hardware['cpu']} {hardware['cores']} cores {hardware['threads']} threads"
+    else:
+        machine = describe_hardware(made_in)
+    slug = re.sub(r"[^a-z0-9]+", "-", machine.lower()).strip("-")
+    return f"{result['benchmark']}-{digits[:8]}-{digits[8:]}-{slug}"
+
+
+def new_file(folder: Path, name: str) -> Path:
+    """A path in `folder` where nothing is yet: NAME.json, or NAME-2.json ..."""
+    path, number = folder / f"{name}.json", 2
+    while path.exists():
+        path, number = folder / f"{name}-{number}.json", number + 1
+    return path
+
+
+def write_dated(folder: Path, kind: str, result: Mapping[str, Any]) -> Path:
+    """Write a result to a new file of the folder, KIND-DATE-TIME.json; returns its path."""
+    path = new_file(folder, time.strftime(f"{kind}-%Y%m%d-%H%M%S", time.gmtime()))
+    write_json(path, result)
+    return path

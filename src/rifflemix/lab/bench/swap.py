@@ -1,0 +1,258 @@
+"""What each mixer would cost in a user's own model: forward and training, time and memory."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, is_dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from rifflemix.checks import check_integers, shown
+from rifflemix.errors import InputError, bad_argument, require_packages
+from rifflemix.files import user_path, write_bytes
+from rifflemix.lab.bench.fit import Crossover, find_crossover
+from rifflemix.lab.bench.tables import crossover_text
+from rifflemix.lab.report.units import format_bytes, format_count
+from rifflemix.lab.runs.measure import median, median_seconds, peak_memory
+from rifflemix.models.calling import call_model
+from rifflemix.surgery import replace_attention
+from rifflemix.text import bullet_lines, table_lines
+
+ORIGINAL = "original"
+PHASES = ("forward", "training")
+_MEASURES = ("seconds", "peak_memory_bytes")
+
+
+@dataclass(frozen=True)
+class SwapRow:
+    """One measurement.
+
+    Attributes:
+        mixer: its label; "original" is the model as it came.
+        length: tokens N.
+        phase: "forward" (evaluation mode, without gradients) or "training" (forward and backward).
+        seconds: median of a call.
+        peak_memory_bytes: most that torch's allocator held above the level before the call.
+    """
+
+    mixer: str
+    length: int
+    phase: str
+    seconds: float
+    peak_memory_bytes: int
+
+
+@dataclass(frozen=True)
+class SwapMeasurement:
+    """What `measure_swap` found.
+
+    Attributes:
+        rows: every measurement.
+        refused: label -> why the mixer cannot stand in this model.
+        device: where it was measured.
+        threads: of torch on a CPU.
+    """
+
+    rows: list[SwapRow]
+    refused: dict[str, str]
+    device: str
+    threads: int
+
+    def costs(self, mixer: str, phase: str, measure: str = "seconds") -> dict[int, float]:
+        """N -> cost of one mixer; `measure` is "seconds" or "peak_memory_bytes"."""
+        return {
+            row.length: float(getattr(row, measure))
+            for row in self.rows
+            if row.mixer == mixer and row.phase == phase
+        }
+
+    def crossover(self, mixer: str, phase: str, measure: str = "seconds") -> Crossover | None:
+        """From which N on a mixer costs less than the original, for good."""
+        return find_crossover(
+            self.costs(mixer, phase, measure), self.costs(ORIGINAL, phase, measure)
+        )
+
+    def table(self) -> str:
+        """Markdown: a table for each phase, then crossovers, where the original wins, refusals."""
+        parts = [self._phase_table(phase) for phase in PHASES]
+        notes = [*self._wins(), *(f"{name}: {reason}" for name, reason in self.refused.items())]
+        where = f"{self.device}, {self.threads} threads" if self.device == "cpu" else self.device
+        notes.append(f"Medians on {where}; memory is what torch's allocator held at most.")
+        return "\n\n".join([*parts, "\n".join(bullet_lines(notes))])
+
+    def __str__(self) -> str:
+        """The table."""
+        return self.table()
+
+    def plot(self, path: str | Path | None = None) -> bytes:
+        """PNG: seconds against N, a panel for each phase, both axes logarithmic.
+
+        Args:
+            path: also written there.
+
+        Raises:
+            InputError: matplotlib is not installed, or the file cannot be written.
+        """
+        require_packages("a plot", "compare", "matplotlib")
+        from rifflemix.lab.bench.swap_plot import swap_plot
+
+        picture = swap_plot(self)
+        if path is not None:
+            write_bytes(user_path("path", path), picture)
+        return picture
+
+    @property
+    def mixers(self) -> list[str]:
+        """Labels that were measured, the original first."""
+        return list(dict.fromkeys(row.mixer for row in self.rows))
+
+    def _phase_table(self, phase: str) -> str:
+        lengths = sorted({row.length for row in self.rows})
+        headers = [
+            phase,
+            *(f"N = {format_count(n)}" for n in lengths),
+            "faster from",
+            "less memory from",
+        ]
+        table = []
+        for mixer in self.mixers:
+            seconds, memory = (self.costs(mixer, phase, measure) for measure in _MEASURES)
+            cells = [f"{1e3 * seconds[n]:.3g} ms, {format_bytes(memory[n])}" for n in lengths]
+            crossings = ["", ""]
+            if mixer != ORIGINAL:
+                found = (self.crossover(mixer, phase, measure) for measure in _MEASURES)
+                crossings = [crossover_text(None if c is None else asdict(c)) for c in found]
+            table.append([mixer, *cells, *crossings])
+        return "\n".join(table_lines(headers, table, range(1, len(headers))))
+
+    def _wins(self) -> list[str]:
+        """Sentences that say where the original is the faster one."""
+        sentences = []
+        for phase in PHASES:
+            original = self.costs(ORIGINAL, phase)
+            for mixer in self.mixers[1:]:
+                costs = self.costs(mixer, phase)
+                slower = [format_count(n) for n in sorted(costs) if costs[n] >= original[n]]
+                if slower:
+                    sentences.append(
+                        f"The original wins over {mixer} ({phase}) at N = {', '.join(slower)}."
+                    )
+        return sentences
+
+
+def measure_swap(
+    model: nn.Module,
+    mixers: Sequence[str] | Mapping[str, str | tuple[str, Mapping[str, Any]]],
+    make_inputs: Callable[[int], Any],
+    lengths: Sequence[int],
+    *,
+    repeats: int = 5,
+    max_seconds: float = 20.0,
+) -> SwapMeasurement:
+    """Measure a model as it is and with each mixer, at several lengths of the input.
+
+    Every mixer is measured in a copy of the model, so that memory for all copies is needed; the
+    model itself is not changed. Timings of one length are taken in turn.
+
+    Args:
+        model: attention not yet replaced.
+        mixers: names of `list_mixers()`, or label -> name or (name, options).
+        make_inputs: tokens N -> inputs of the model: a tensor, a tuple of positional arguments or
+            a dict of named ones; with their batch and on the model's device.
+        lengths: tokens N to measure.
+        repeats: timings of each call.
+        max_seconds: of timings for one mixer, length and phase; at least one is taken.
+
+    Returns:
+        Times, memory, crossovers; prints as a table.
+
+    Raises:
+        InputError: no mixer can stand in the model, a length under 1, or an output in which there
+            is no floating-point tensor.
+    """
+    sizes = sorted(set(check_integers("lengths", lengths, 1)))
+    if not sizes:
+        raise bad_argument("lengths", "at least one number of tokens", "none")
+    models, refused = _swapped(model, _labelled(mixers), max(sizes))
+    device = next((p.device for p in model.parameters()), torch.device("cpu"))
+    rows = []
+    for length in sizes:
+        inputs = make_inputs(length)
+        for phase in PHASES:
+            calls = {name: _call(part, inputs, phase) for name, part in models.items()}
+            memory = {name: peak_memory(call, device) for name, call in calls.items()}
+            taken = median_seconds(calls, device, repeats=repeats, max_seconds=max_seconds)
+            rows += [
+                SwapRow(name, length, phase, median(taken[name]), memory[name]) for name in calls
+            ]
+            for part in models.values():
+                part.zero_grad(set_to_none=True)
+    return SwapMeasurement(rows, refused, device.type, torch.get_num_threads())
+
+
+def _labelled(mixers: Any) -> dict[str, tuple[str, Mapping[str, Any]]]:
+    if isinstance(mixers, str):
+        raise bad_argument("mixers", "a list of names", repr(mixers))
+    named = dict(mixers) if isinstance(mixers, Mapping) else {name: name for name in mixers}
+    if not named or ORIGINAL in named:
+        raise bad_argument("mixers", f"some, none of them labelled {ORIGINAL!r}", repr(mixers))
+    pairs = {
+        label: (what, {}) if isinstance(what, str | type) else what for label, what in named.items()
+    }
+    for label, what in pairs.items():
+        is_pair = isinstance(what, tuple | list) and len(what) == 2
+        if not is_pair or not isinstance(what[1], Mapping):
+            raise bad_argument("mixers", f"a name, or (name, options) for {label!r}", shown(what))
+    return pairs
+
+
+def _swapped(
+    model: nn.Module, mixers: Mapping[str, tuple[str, Mapping[str, Any]]], longest: int
+) -> tuple[dict[str, nn.Module], dict[str, str]]:
+    """Copies of the model by label, the original first, and why others are not among them."""
+    models, refused = {ORIGINAL: copy.deepcopy(model)}, {}
+    for label, (name, options) in mixers.items():
+        part = copy.deepcopy(model)
+        try:
+            replace_attention(part, name, mixer_options=options, max_length=longest)
+        except InputError as error:
+            refused[label] = str(error)
+        else:
+            models[label] = part
+    if len(models) == 1:
+        raise InputError(f"mixers: none can stand in this model; {next(iter(refused.values()))}")
+    return models, refused
+
+
+def _call(model: nn.Module, inputs: Any, phase: str) -> Callable[[], None]:
+    def evaluate() -> None:
+        model.eval()
+        with torch.no_grad():
+            call_model(model, inputs)
+
+    def train() -> None:
+        model.train()
+        model.zero_grad(set_to_none=True)
+        _first_tensor(call_model(model, inputs)).float().square().mean().backward()
+
+    return evaluate if phase == "forward" else train
+
+
+def _first_tensor(output: Any) -> Tensor:
+    """The first floating-point tensor with a gradient in what a model returns."""
+    todo = [output]
+    while todo:
+        value = todo.pop(0)
+        if isinstance(value, Tensor) and value.is_floating_point() and value.requires_grad:
+            return value
+        if isinstance(value, Mapping):
+            todo += value.values()
+        elif is_dataclass(value) and not isinstance(value, type):
+            todo += vars(value).values()
+        elif isinstance(value, tuple | list):
+            todo += value
+    raise bad_argument("model", "an output with a floating-point tensor", type(output).__name__)

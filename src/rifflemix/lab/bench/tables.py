@@ -1,0 +1,428 @@
+"""Results of a benchmark as tables, for the terminal and for Markdown, and what to say of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rifflemix.lab.bench import describe_hardware
+from rifflemix.lab.bench.beside import Beside, beside_packages
+from rifflemix.lab.bench.rows import PEER, Key
+from rifflemix.lab.report.units import (
+    MISSING,
+    format_bytes,
+    format_count,
+    format_duration,
+    format_percent,
+    format_rate,
+)
+from rifflemix.text import bold, bullet_lines, table_lines
+
+PASS_TITLES = {
+    "forward": "forward",
+    "forward_backward": "forward and backward",
+    "training_step": "training step",
+    "step": "one more token",
+    "alone": "forward and backward, one process",
+}
+_IN_PLACE = "softmax, cache in place"
+_SHORT = {
+    "scaled_dot_product_attention": "attention",
+    "two linear maps": "maps",
+    _IN_PLACE: "softmax in place",
+}
+_SOFTMAX, _MAPS = "softmax", "two linear maps"
+_MILLISECONDS = "ms (x softmax)"
+
+AXES = {"tokens": "N", "channels": "C"}
+
+Row = Mapping[str, Any]
+Show = Callable[[Any], str]
+
+
+@dataclass(frozen=True)
+class BenchTable:
+    """One table: all cells are texts."""
+
+    title: str
+    headers: list[str]
+    rows: list[list[str]]
+
+
+def bench_tables(result: Mapping[str, Any]) -> list[BenchTable]:
+    """The tables of a result: of some benchmarks by N, otherwise one per shape and pass.
+
+    Those of models are by N where the shapes differ in nothing else.
+    """
+    rows = result["rows"]
+    if result["benchmark"] == "scaling":
+        axis = axis_of(result)
+        tables = [_growth_table(result["growth"], axis), *_tables_by_axis(rows, axis)]
+        beside = list(beside_packages(result))
+        return [*tables, _beside_table(beside, axis)] if beside else tables
+    if result["benchmark"] == "decode":
+        return _tables_by_context(rows)
+    if result["benchmark"] == "parallel":
+        return _tables_of_processes(rows, result["settings"]["processes"])
+    if result["benchmark"] == "lra":
+        return _tables_beside_printed(rows, result["printed"])
+    if result["benchmark"] == "models" and _differ_in_tokens(rows):
+        return _model_tables_by_tokens(rows)
+    tables = []
+    for shape in dict.fromkeys(_shape_text(row) for row in rows):
+        here = [row for row in rows if _shape_text(row) == shape]
+        tables += [_pass_table(shape, name, here) for name in _pass_names(here)]
+    return tables
+
+
+def bench_notes(result: Mapping[str, Any]) -> list[str]:
+    """Notes: where, when and how it was measured, and everything left out."""
+    notes = [_caption(result)]
+    if result["status"] != "complete":
+        notes.append("Partial: it was stopped before everything was measured.")
+    notes += [
+        f"{_label(row)} at {_shape_text(row)}: {row['status']}: {row['note']}"
+        for row in result["rows"]
+        if row["status"] != "measured"
+    ]
+    peers = (peer for peer in result.get("peers", ()) if not peer["takes_part"])
+    return notes + [f"{peer['name']}: {peer['detail']}" for peer in peers]
+
+
+def bench_markdown(result: Mapping[str, Any]) -> str:
+    """All tables and notes."""
+    parts = []
+    for table in bench_tables(result):
+        lines = table_lines(table.headers, table.rows, range(1, len(table.headers)))
+        parts.append("\n".join([bold(table.title), "", *lines]))
+    parts.append("\n".join(bullet_lines(bench_notes(result))))
+    return "\n\n".join(parts) + "\n"
+
+
+def axis_of(result: Mapping[str, Any]) -> str:
+    """The axis of a scaling result, "tokens" or "channels"; older files do not say."""
+    axis: str = result["settings"].get("axis", "tokens")
+    return axis
+
+
+def key_of(entry: Mapping[str, Any]) -> Key:
+    """Kind and name of a row or of an entry of its growth."""
+    return entry["kind"], entry["name"]
+
+
+def shown_name(entry: Mapping[str, Any]) -> str:
+    """The name, and that it is another package's where it is: some are named as our mixers are."""
+    return f"{entry['name']} (package)" if entry["kind"] == PEER else str(entry["name"])
+
+
+def crossover_text(crossover: Mapping[str, Any] | None) -> str:
+    """From which N on something is faster than softmax."""
+    if crossover is None:
+        return MISSING
+    if crossover["tokens"] is None:
+        return f"none up to {format_count(crossover['last_tokens'])}"
+    if crossover["always"]:
+        return f"{format_count(crossover['first_tokens'])} or less"
+    return format_count(round(crossover["tokens"]))
+
+
+def _pass_table(shape: str, name: str, rows: Sequence[Row]) -> BenchTable:
+    """One pass at one shape: time, spread, memory, ratios, and what else is known of the rows."""
+    columns: list[tuple[str, Show]] = [("Name", shown_name)]
+    if any(row["backend"] for row in rows):
+        columns.append(("Backend", lambda row: row["backend"] or MISSING))
+    columns += [
+        ("p50, ms", _timed(name, lambda t: _milliseconds(t["p50"]), _status)),
+        ("p20 to p80", _timed(name, _spread)),
+        ("Memory", _timed(name, lambda t: format_bytes(t["peak_memory_bytes"]))),
+    ]
+    timed = [row["passes"][name] for row in rows if name in row["passes"]]
+    for peer in dict.fromkeys(peer for timing in timed for peer in timing["ratios"]):
+        columns.append((f"x {_SHORT.get(peer, peer)}", _timed(name, _ratio(peer))))
+    known = {key for row in rows for key in row["extra"]}
+    described = _EXTRA.get(name, ())
+    columns += [(title, _extra(key, show)) for key, title, show in described if key in known]
+    return _table(f"{shape}: {PASS_TITLES[name]}", columns, rows)
+
+
+def _growth_table(growth: Sequence[Mapping[str, Any]], axis: str) -> BenchTable:
+    """Exponents measured and claimed, and crossovers with softmax."""
+    passes = list(dict.fromkeys(entry["pass"] for entry in growth))
+    headers = ["Name", "Claimed exponent"]
+    for name in passes:
+        headers += [f"Exponent, {PASS_TITLES[name]}", f"faster than softmax from {AXES[axis]}"]
+    by_key: dict[Key, list[Mapping[str, Any]]] = {}
+    for entry in growth:
+        by_key.setdefault(key_of(entry), []).append(entry)
+    rows = []
+    for entries in by_key.values():
+        claimed = entries[0]["claimed_exponent"]
+        cells = [shown_name(entries[0]), MISSING if claimed is None else f"{claimed:g}"]
+        for entry in entries:
+            cells += [_exponent_text(entry), crossover_text(entry["crossover"])]
+        rows.append(cells)
+    return BenchTable(f"growth with {AXES[axis]}, and the crossover with softmax", headers, rows)
+
+
+def _exponent_text(entry: Mapping[str, Any]) -> str:
+    fit = entry["fit"]
+    if fit is None:
+        return MISSING
+    mark = " (above the claim)" if entry["contradicts_claim"] else ""
+    return f"{fit['exponent']:.2f} ± {fit['standard_error']:.2f}{mark}"
+
+
+def _tables_by_axis(rows: Sequence[Row], axis: str) -> list[BenchTable]:
+    """A row a layer and a column an N (or C): times with their ratio to softmax, floor, memory."""
+    forward, both = "forward", "forward_backward"
+    columns: list[tuple[str, str, Show]] = [
+        (f"forward, {_MILLISECONDS}", forward, _time_and(_SOFTMAX)),
+        ("forward, peak memory", forward, _memory),
+        (f"forward and backward, {_MILLISECONDS}", both, _time_and(_SOFTMAX)),
+        ("forward and backward, x two linear maps", both, _ratio(_MAPS)),
+        ("forward and backward, peak memory", both, _memory),
+    ]
+    return [
+        _by_axis(title, _timed(name, show, _status), rows, axis) for title, name, show in columns
+    ]
+
+
+def _beside_table(beside: Sequence[Beside], axis: str) -> BenchTable:
+    """A row a mixer and its package, and a column an N (or C)."""
+    points = sorted({pair.shape[axis] for pair in beside})
+    cells = {
+        (pair.mixer, pair.package, pair.shape[axis]): f"{format_rate(pair.time)} "
+        f"({format_rate(pair.low)} to {format_rate(pair.high)}), {format_rate(pair.memory)}"
+        for pair in beside
+    }
+    lines = [
+        [f"{mixer} / {package}", *(cells.get((mixer, package, n), MISSING) for n in points)]
+        for mixer, package in dict.fromkeys((pair.mixer, pair.package) for pair in beside)
+    ]
+    return BenchTable(
+        "forward and backward, ours / the package's: time (by its spread), peak memory",
+        ["Name", *(f"{AXES[axis]}={format_count(n)}" for n in points)],
+        lines,
+    )
+
+
+def _differ_in_tokens(rows: Sequence[Row]) -> bool:
+    sizes = {tuple(n for axis, n in row["shape"].items() if axis != "tokens") for row in rows}
+    return len(sizes) == 1 and len({row["shape"]["tokens"] for row in rows}) > 1
+
+
+def _model_tables_by_tokens(rows: Sequence[Row]) -> list[BenchTable]:
+    """A row a model and a column an N: times with their ratio and the share of kernels; memory."""
+    shares = {"forward": "forward_kernel_share", "training_step": "kernel_share"}
+
+    def time_and_share(name: str) -> Show:
+        time, share = _timed(name, _time_and(_SOFTMAX), _status), _extra(shares[name], _whole)
+        return lambda row: f"{time(row)}, {share(row)}" if row["passes"] else time(row)
+
+    return [
+        _by_axis(f"{PASS_TITLES[name]}, {title}", cell, rows, "tokens")
+        for name in shares
+        for title, cell in (
+            (f"{_MILLISECONDS}, % in kernels", time_and_share(name)),
+            ("peak memory", _timed(name, _memory)),
+        )
+    ]
+
+
+def _whole(fraction: float) -> str:
+    return f"{100 * fraction:.0f} %"
+
+
+def _tables_by_context(rows: Sequence[Row]) -> list[BenchTable]:
+    """A row a mixer and a column a context: time of a token with its ratio, and the state."""
+    state = _extra("state_bytes", format_bytes)
+    return [
+        _by_axis(
+            "one more token, ms (x softmax in place)",
+            _timed("step", _time_and(_IN_PLACE), _status),
+            rows,
+            "tokens",
+        ),
+        _by_axis("state", state, rows, "tokens"),
+    ]
+
+
+def _tables_of_processes(rows: Sequence[Row], processes: int) -> list[BenchTable]:
+    """A row a mixer and a column an N: beside one process alone, and bytes beside the formula."""
+    share = f"{processes} processes / one"
+    columns: list[tuple[str, Show]] = [
+        (
+            f"forward and backward, ms: {share}",
+            _beside_alone(lambda t: _milliseconds(t["p50"])),
+        ),
+        (f"peak memory of a process: {share}", _beside_alone(_memory)),
+        ("bytes sent for a token, forward: counted / formula", _sent_per_token),
+    ]
+    return [_by_axis(title, cell, rows, "tokens") for title, cell in columns]
+
+
+def _beside_alone(show: Show) -> Show:
+    """Show the pass of all processes and that of one; the status where it was not measured."""
+    ours, alone = _timed("forward_backward", show), _timed("alone", show)
+    return lambda row: f"{ours(row)} / {alone(row)}" if row["passes"] else _status(row)
+
+
+def _sent_per_token(row: Row) -> str:
+    found = row["extra"]
+    if "sent_bytes" not in found:
+        return MISSING
+    tokens = row["shape"]["batch"] * row["shape"]["tokens"] / found["processes"]
+    counts = (found[key] / tokens for key in ("sent_bytes", "expected_bytes"))
+    return " / ".join(format_rate(count) if count else "0" for count in counts)
+
+
+def _tables_beside_printed(
+    rows: Sequence[Row], printed: Mapping[str, Mapping[str, Any]]
+) -> list[BenchTable]:
+    """A row a model and a column an N: ours / the paper's."""
+    training, forward = "training_step", "forward"
+    measures: list[tuple[str, str, str, Show]] = [
+        ("training, steps/s", training, training, _per_second),
+        ("inference, steps/s", forward, forward, _per_second),
+        ("training, peak memory, GB", training, "memory", _gigabytes),
+    ]
+    lengths = sorted({row["shape"]["tokens"] for row in rows})
+    tables = []
+    for title, name, figure, show in measures:
+        cell = _timed(name, show, _status)
+        lines = []
+        for model in dict.fromkeys(row["name"] for row in rows):
+            ours = {row["shape"]["tokens"]: cell(row) for row in rows if row["name"] == model}
+            theirs = printed[model][figure]
+            cells = [f"{ours.get(n, MISSING)} / {_printed(theirs, n)}" for n in lengths]
+            lines.append([model, str(printed[model]["title"]), *cells])
+        headers = ["Name", "Printed as", *(f"N={format_count(n)}" for n in lengths)]
+        tables.append(
+            BenchTable(f"{title}: ours / printed (other code, other machine)", headers, lines)
+        )
+    return tables
+
+
+def _printed(figures: Mapping[str, float | None], tokens: int) -> str:
+    if str(tokens) not in figures:
+        return MISSING
+    value = figures[str(tokens)]
+    return "OOM" if value is None else f"{value:.2f}"
+
+
+def _per_second(timing: Mapping[str, Any]) -> str:
+    return format_rate(1 / timing["p50"])
+
+
+def _gigabytes(timing: Mapping[str, Any]) -> str:
+    return f"{timing['peak_memory_bytes'] / 1e9:.2f}"
+
+
+def _memory(timing: Mapping[str, Any]) -> str:
+    return format_bytes(timing["peak_memory_bytes"])
+
+
+def _by_axis(title: str, cell: Show, rows: Sequence[Row], axis: str) -> BenchTable:
+    points = sorted({row["shape"][axis] for row in rows})
+    by_key: dict[Key, dict[int, Row]] = {}
+    for row in rows:
+        by_key.setdefault(key_of(row), {})[row["shape"][axis]] = row
+    lines = [
+        [
+            shown_name(next(iter(at.values()))),
+            *(cell(at[n]) if n in at else MISSING for n in points),
+        ]
+        for at in by_key.values()
+    ]
+    return BenchTable(title, ["Name", *(f"{AXES[axis]}={format_count(n)}" for n in points)], lines)
+
+
+def _table(title: str, columns: Sequence[tuple[str, Show]], rows: Sequence[Row]) -> BenchTable:
+    cells = [[show(row) for _, show in columns] for row in rows]
+    return BenchTable(title, [header for header, _ in columns], cells)
+
+
+def _timed(name: str, show: Show, otherwise: Show = lambda row: MISSING) -> Show:
+    """Show a pass of a row, or something else where it was not timed."""
+    return lambda row: show(row["passes"][name]) if name in row["passes"] else otherwise(row)
+
+
+def _spread(timing: Mapping[str, Any]) -> str:
+    return f"{_milliseconds(timing['p20'])} to {_milliseconds(timing['p80'])}"
+
+
+def _ratio(peer: str) -> Show:
+    return lambda t: format_rate(t["ratios"][peer]) if peer in t["ratios"] else MISSING
+
+
+def _time_and(peer: str) -> Show:
+    def show(timing: Mapping[str, Any]) -> str:
+        text = _milliseconds(timing["p50"])
+        return f"{text} ({_ratio(peer)(timing)})" if peer in timing["ratios"] else text
+
+    return show
+
+
+def _status(row: Row) -> str:
+    return str(row["status"])
+
+
+def _extra(key: str, show: Show) -> Show:
+    return lambda row: show(row["extra"][key]) if key in row["extra"] else MISSING
+
+
+def _milliseconds(seconds: float) -> str:
+    return format_rate(1e3 * seconds)
+
+
+def _pass_names(rows: Iterable[Row]) -> list[str]:
+    return list(dict.fromkeys(name for row in rows for name in row["passes"]))
+
+
+def _label(row: Row) -> str:
+    name = shown_name(row)
+    return f"{name} ({row['backend']})" if row["backend"] else name
+
+
+def _shape_text(row: Row) -> str:
+    shape = row["shape"]
+    return f"({shape['batch']}, {shape['tokens']}, {shape['channels']}), {shape['heads']} heads"
+
+
+def machine(result: Mapping[str, Any]) -> str:
+    """The machine: the GPU, or the CPU with cores and threads."""
+    made_in = result["environment"]
+    if result["settings"]["device"] == "cpu":
+        made_in = {**made_in, "hardware": {**made_in["hardware"], "gpu": None}}
+    return describe_hardware(made_in)
+
+
+def _caption(result: Mapping[str, Any]) -> str:
+    made_in = result["environment"]
+    commit = (made_in["git_commit"] or "unknown")[:12]
+    return (
+        f"{machine(result)}, {result['settings']['dtype']}, torch {made_in['libraries']['torch']}, "
+        f"{made_in['time'][:10]}, commit {commit}"
+        f"{' with changes' if made_in['git_dirty'] else ''}, "
+        f"{format_duration(result['wall_seconds'])}: `{made_in['command']}`"
+    )
+
+
+# What else is known of a row, beside the pass that it is of.
+_EXTRA: Mapping[str, tuple[tuple[str, str, Show], ...]] = {
+    "forward": (
+        ("package_calls", "Calls in rifflemix", format_count),
+        ("forward_samples_per_second", "Samples/s", format_rate),
+        ("forward_kernel_share", "In kernels, %", format_percent),
+    ),
+    "training_step": (
+        ("samples_per_second", "Samples/s", format_rate),
+        ("forward_samples_per_second", "Inference, samples/s", format_rate),
+        ("tokens_per_second", "Tokens/s", format_rate),
+        ("kernel_share", "In kernels, %", format_percent),
+        ("parameters", "Parameters", format_count),
+        ("printed_seconds", "Paper's, ms", lambda seconds: _milliseconds(seconds)),
+        ("printed_memory_bytes", "Paper's memory", format_bytes),
+    ),
+}

@@ -1,0 +1,6 @@
+"""The papers' rows as configurations."""
+
+from rifflemix.lab.recipes.base import Recipe
+from rifflemix.lab.recipes.registry import get_recipe, list_recipes
+
+__all__ = ["Recipe", "get_recipe", "list_recipes"]

@@ -1,0 +1,220 @@
+"""Tables 5 and 6 of the Dimension Mixer paper: the Long Range Arena and the way to Path-X."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from rifflemix.lab.recipes import lra
+from rifflemix.lab.recipes.base import Recipe
+from rifflemix.lab.tasks.pathfinder.pathfinder import CURRICULUM
+from rifflemix.lab.train import TrainConfig
+
+PAPER = "Sapkota and Bhattarai, Dimension Mixer"
+
+_ONE_CYCLE = (
+    "the paper prints warm-up and linear decay; one cycle from a 25th of the rate, with a beta1 "
+    "that moves from 0.95 to 0.85 and back, is in the released host"
+)
+# Table 5: words, options in the released host; ListOps, Text, Retrieval, Image, Pathfinder.
+_LRA: dict[str, tuple[str, dict[str, Any], tuple[float, ...]]] = {
+    "softmax": ("Standard", {}, (37.10, 65.02, 79.35, 38.20, 74.16)),
+    "flash": ("Flash-Attn.", {}, (37.6, 63.9, 81.4, 43.5, 72.7)),
+    "reformer": (
+        "Reformer",
+        {"num_hashes": 2, "chunk_size": 64, "compat": "hf", "out_bias": True},
+        (19.05, 64.88, 78.64, 43.29, 69.36),
+    ),
+    "linformer": (
+        "Linformer",
+        {"projected_length": 256, "share_heads": False, "keep_positions": True},
+        (37.25, 55.91, 79.37, 37.84, 67.60),
+    ),
+    "performer": (
+        "Performer",
+        {"num_features": 256, "scale_exponent": 0.5, "padded_keys": "zero"},
+        (18.80, 63.81, 78.62, 37.07, 69.87),
+    ),
+    "nystromformer": (
+        "Nystromformer",
+        {"num_landmarks": 128, "conv_kernel": 35, "landmarks": "all", "pinv_init": "batch"},
+        (37.15, 65.52, 79.56, 41.58, 70.94),
+    ),
+    "butterfly": ("Butterfly", {}, (37.05, 65.25, 81.32, 44.02, 71.12)),
+}
+_LRA_TASKS = ("listops", "text", "retrieval", "image", "pathfinder")
+_LRA_IMAGES = ("image", "pathfinder")
+# The released host drops weights of softmax attention only; butterfly attention is made of it.
+_DROPS_WEIGHTS = ("softmax", "flash", "butterfly")
+_LRA_NOTES: dict[str, tuple[str, ...]] = {
+    "flash": (
+        "quoted from FlashAttention; exact attention, the same function as the row Standard, by "
+        "torch's fused kernels where the device has them",
+    ),
+    "reformer": ("the code draws new rotations at every call, ours stay",),
+    "performer": (
+        "as in the code, queries and keys are scaled twice, and padding, as zero keys, counts in "
+        "the sum of the weights",
+    ),
+    "linformer": ("the code's projection is one for all layers, ours one for each",),
+    "nystromformer": ("the paper does not print the number of landmarks; the code has 32 to 256",),
+    "butterfly": (
+        "no code is released for this table: blocks of sqrt(N) in the quoted rows' host",
+    ),
+}
+
+# Rows beside Table 5: mixers of the other papers in its host.
+_LRA_BESIDE: dict[str, str] = {
+    "csp": "CSP",
+    "sliceformer": "Sliceformer",
+    "tssa": "Token statistics (TSSA)",
+    "sinkhorn": "Sparse Sinkhorn attention",
+}
+
+# Table 6: size, words, accuracy of each step of the curriculum. The first two and the last are
+# the Long Range Arena's own sets; the paper generates the four between.
+_CURRICULUM: dict[str, tuple[int, str, float]] = {
+    "32": (32, "32, contour 14", 69.17),
+    "64": (64, "64, contour 9", 80.99),
+    "128-d5-g1": (128, "128, contour 14, 5 distractors, gap 1", 71.84),
+    "128-d5-g2": (128, "128, contour 14, 5 distractors, gap 2", 75.05),
+    "128-d14": (128, "128, contour 14, 14 distractors, gaps 2 and 3", 75.46),
+    "128-d20": (128, "128, contour 14, 20 distractors, gaps 2 and 3", 76.41),
+    "128": (128, "128, contour 14", 76.72),
+}
+_CHAIN_NOTE = (
+    "the paper starts each row of the table from the weights of the row above: --start-from"
+)
+
+
+def table5(task: str, mixer: str) -> Recipe:
+    """A row of Table 5 in the PyTorch host of Nystromformer."""
+    words, options, printed = _LRA[mixer]
+    title, task_name, task_options = lra.TASKS[task]
+    exact = "softmax" if mixer == "flash" else mixer
+    settings: dict[str, Any] = {**lra.nystrom_settings(task), "mixer": exact}
+    if options:
+        settings["mixer_options"] = options
+    if mixer not in _DROPS_WEIGHTS:
+        settings["attention_dropout"] = 0.0
+    return Recipe(
+        name=f"dimension_mixer/table5-{task}-{mixer}",
+        paper=PAPER,
+        table="Table 5",
+        row=words,
+        column=title,
+        printed=printed[_LRA_TASKS.index(task)],
+        task=task_name,
+        task_options={"max_length": 4000} if task == "text" else task_options,
+        model="encoder",
+        model_settings=settings,
+        train=lra.NYSTROM_TRAIN[task],
+        notes=(*lra.nystrom_notes(task), _ONE_CYCLE, *_LRA_NOTES.get(mixer, ())),
+    )
+
+
+def table5_all_pixels(task: str, mixer: str) -> Recipe:
+    """A row of Table 5 whose model sees black pixels, which the paper's hides."""
+    hidden = table5(task, mixer)
+    return replace(
+        hidden,
+        name=f"{hidden.name}-all-pixels",
+        row=f"{hidden.row}, black pixels seen",
+        printed=None,
+        model_settings={**hidden.model_settings, "padding_id": None},
+        notes=(
+            f"no row of the paper: {hidden.name} with the black pixels that its host hides",
+            *_LRA_NOTES.get(mixer, ()),
+        ),
+    )
+
+
+def table5_beside(task: str, mixer: str) -> Recipe:
+    """A mixer of another paper in the host of Table 5, trained as its rows are."""
+    butterfly = table5(task, "butterfly")
+    return replace(
+        butterfly,
+        name=f"dimension_mixer/table5-{task}-{mixer}",
+        row=f"{_LRA_BESIDE[mixer]}, in the table's host",
+        printed=None,
+        model_settings={
+            **butterfly.model_settings,
+            "mixer": mixer,
+            "attention_dropout": 0.0,
+        },
+        notes=(
+            f"no row of the paper: {mixer} as it is by default, in the host of its rows",
+            *lra.nystrom_notes(task),
+        ),
+    )
+
+
+def table5_pathx() -> Recipe:
+    """Butterfly attention on Path-X: the last row of Table 6."""
+    title, task, options = lra.TASKS["pathx"]
+    return replace(
+        table6("128"),
+        name="dimension_mixer/table5-pathx-butterfly",
+        table="Table 5",
+        row="Butterfly",
+        column=title,
+        task=task,
+        task_options=options,
+    )
+
+
+def table6(step: str) -> Recipe:
+    """A row of Table 6: a step on the way to Path-X."""
+    size, words, printed = _CURRICULUM[step]
+    task, options = CURRICULUM[step]
+    return Recipe(
+        name=f"dimension_mixer/table6-{step}",
+        paper=PAPER,
+        table="Table 6",
+        row=words,
+        column="Pathfinder",
+        printed=printed,
+        task=task,
+        task_options=options,
+        model="encoder",
+        model_settings={
+            **lra.nystrom_settings("pathfinder"),
+            "mixer": "butterfly",
+            "mixer_options": {"block_size": size},
+            "num_layers": 4,
+            "num_heads": 4,
+            "residual_dropout": 0.0,
+            "max_length": size**2,
+        },
+        train=TrainConfig(
+            max_steps=62_400,
+            batch_size=256,
+            accumulation=8 if size == 128 else 1,
+            lr=3e-4,
+            eps=1e-6,
+            weight_decay=1e-3,
+            decay_all=True,  # the host hands all parameters to AdamW as one group
+            schedule="cosine",
+            eval_every=1_248,
+        ),
+        notes=(
+            _CHAIN_NOTE,
+            "batch and updates are those of Pathfinder in Table 5; the paper prints none",
+        ),
+    )
+
+
+TABLES_5_AND_6: tuple[Callable[[], Recipe], ...] = (
+    *(partial(table5, task, mixer) for mixer in _LRA for task in _LRA_TASKS),
+    *(
+        partial(table5_all_pixels, task, mixer)
+        for mixer in _LRA
+        if mixer != "flash"
+        for task in _LRA_IMAGES
+    ),
+    *(partial(table5_beside, task, mixer) for mixer in _LRA_BESIDE for task in _LRA_TASKS),
+    table5_pathx,
+    *(partial(table6, step) for step in _CURRICULUM),
+)

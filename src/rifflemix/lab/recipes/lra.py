@@ -1,0 +1,347 @@
+"""Data, hosts, schedules and sizes that Long Range Arena rows of several papers share."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from rifflemix.lab.train import TrainConfig
+from rifflemix.mixers.named import mixer_options
+
+TASKS: dict[str, tuple[str, str, dict[str, Any]]] = {
+    "listops": ("ListOps", "listops", {}),
+    "text": ("Text", "text", {}),
+    "retrieval": ("Retrieval", "retrieval", {}),
+    "image": ("Image", "image", {}),
+    "pathfinder": ("Pathfinder", "pathfinder32", {}),
+    "pathx": ("Path-X", "pathx", {}),
+}
+"""Column title, task and its options."""
+
+JAX_TASK_OPTIONS: dict[str, dict[str, Any]] = {"text": {"max_length": 1000}}
+"""Task options of the Long Range Arena's JAX code: its Text, quoted as 4K, is 1,000 bytes."""
+
+MEGA_TASK_OPTIONS: dict[str, dict[str, Any]] = {"text": {"max_length": 4000}}
+"""Task options of MEGA's code, whose reviews are cut at 4,000 bytes."""
+
+HIDDEN_PIXELS = (
+    "token 0 is padding on every task of the released code, so that black pixels are hidden; "
+    "model setting padding_id=None lets them be seen"
+)
+"""A note on what the hosts of the Long Range Arena do to images."""
+
+RETRIEVAL_NOTES = (
+    "5,000 steps end within the 8,000 of warm-up, as released",
+    "a class token is read; the JAX code's models for pairs have none and read the first byte, and "
+    "its get_model makes none of them",
+)
+"""Notes on Retrieval in the JAX code."""
+
+DECOUPLED_DECAY = (
+    "the paper prints Adam with weight decay; the released optimizer decouples the decay from the "
+    "gradient, as AdamW does"
+)
+"""A note on rows that train with AdamW although the paper prints Adam."""
+
+S4_DROPOUT = (
+    "the release's dropout takes whole channels, before the last map of a layer too; here single "
+    "entries, after that map alone"
+)
+"""A note on the rows of S4 with dropout."""
+
+# Adam as in flax: decay decoupled and on every parameter, biases and norms too.
+_FLAX: dict[str, Any] = {
+    "optimizer": "adamw",
+    "betas": (0.9, 0.98),
+    "eps": 1e-9,
+    "decay_all": True,
+}
+_SQRT: dict[str, Any] = {"schedule": "rsqrt", "lr": 0.05, "weight_decay": 0.1}
+
+BASE: dict[str, TrainConfig] = {
+    "listops": TrainConfig(
+        max_steps=5_000, batch_size=32, warmup_steps=1_000, eval_every=500, **_SQRT, **_FLAX
+    ),
+    "text": TrainConfig(
+        max_steps=20_000, batch_size=32, warmup_steps=8_000, eval_every=1_000, **_SQRT, **_FLAX
+    ),
+    "retrieval": TrainConfig(
+        max_steps=5_000, batch_size=32, warmup_steps=8_000, eval_every=500, **_SQRT, **_FLAX
+    ),
+    "image": TrainConfig(
+        max_steps=35_000,
+        batch_size=256,
+        lr=5e-4,
+        schedule="cosine_restarts",
+        schedule_steps=35_000,
+        warmup_steps=175,
+        eval_every=500,
+        **_FLAX,
+    ),
+    "pathfinder": TrainConfig(
+        max_steps=62_400,
+        batch_size=512,
+        lr=1e-3,
+        schedule="cosine_restarts",
+        schedule_steps=62_400,
+        warmup_steps=312,
+        eval_every=1_000,
+        **_FLAX,
+    ),
+}
+"""Training in the JAX code of the Long Range Arena; a row changes what it changes."""
+
+# Batch, updates and warm-up of the PyTorch code of Nystromformer, which Skyformer's repeats.
+_NYSTROM: dict[str, tuple[int, int, int]] = {
+    "listops": (32, 5_000, 1_000),
+    "text": (32, 20_000, 8_000),
+    "retrieval": (32, 30_000, 800),
+    "image": (256, 35_000, 175),
+    "pathfinder": (256, 62_400, 312),
+}
+NYSTROM_TRAIN: dict[str, TrainConfig] = {
+    task: TrainConfig(
+        max_steps=steps,
+        batch_size=batch,
+        warmup_steps=warmup,
+        lr=1e-4,
+        eps=1e-6,
+        schedule="one_cycle",
+        cycle_beta1=(0.95, 0.85),
+        eval_every=max(200, steps // 50),
+    )
+    for task, (batch, steps, warmup) in _NYSTROM.items()
+}
+"""Training in the PyTorch code of Nystromformer: one cycle of AdamW without decay."""
+
+# There the length is rounded up to a power of two, and the mean is taken over all of it.
+_NYSTROM_LENGTHS = {
+    "listops": 2048,
+    "text": 4096,
+    "retrieval": 4096,
+    "image": 1024,
+    "pathfinder": 1024,
+}
+_NYSTROM_NOTES: dict[str, tuple[str, ...]] = {
+    "text": (
+        "the released preparation cuts reviews at 1,000 tokens, the paper says 4,000: cut there",
+    ),
+    "image": (HIDDEN_PIXELS,),
+    "pathfinder": (HIDDEN_PIXELS,),
+}
+
+
+def nystrom_notes(task: str) -> tuple[str, ...]:
+    """Return how that code's host treats one task's inputs, and its number format."""
+    return (*_NYSTROM_NOTES.get(task, ()), "float16 by autocast in the released code, float32 here")
+
+
+def nystrom_settings(task: str) -> dict[str, Any]:
+    """Settings of `encoder` that make the host of that code, for one task.
+
+    Its mask is `ids != 0` on every task: what is filled up to `max_length`, and black pixels.
+    """
+    pairs = {"num_sequences": 2, "pair_mix": "concat_product_difference"}
+    return {
+        "dim": 64,
+        "num_layers": 2,
+        "num_heads": 2,
+        "mlp_ratio": 2.0,
+        "head_hidden": [128],
+        "dropout": 0.1,
+        "embedding_std": 0.02,
+        "pool": "length_mean",
+        "max_length": _NYSTROM_LENGTHS[task],
+        "padding": "max_length",
+        "padding_id": 0,
+        "vocab_size": 32 if task == "listops" else 512,
+        **(pairs if task == "retrieval" else {}),
+    }
+
+
+@dataclass(frozen=True)
+class Size:
+    """Sizes of one row's model on Image or Pathfinder: `inner` is the width of its attention."""
+
+    layers: int
+    dim: int
+    inner: int
+    mlp: int
+    heads: int
+    pool: str = "cls"
+    more: Mapping[str, Any] = field(default_factory=dict)
+    train: Mapping[str, Any] = field(default_factory=dict)
+
+
+_MEAN = "position_mean"
+_IMAGE = Size(1, 128, 64, 128, 8)
+SIZES: dict[str, dict[str, Size]] = {
+    "image": {
+        "softmax": _IMAGE,
+        "sinkformer": _IMAGE,
+        "cosformer": _IMAGE,
+        "sparse_transformer": _IMAGE,
+        "synthesizer": _IMAGE,
+        "linear": _IMAGE,
+        "linformer": _IMAGE,
+        "performer": _IMAGE,
+        "reformer": Size(4, 64, 32, 64, 8),
+        "local": Size(1, 128, 64, 128, 2, _MEAN),
+        "longformer": Size(4, 128, 64, 128, 4, _MEAN),
+        "bigbird": Size(1, 128, 64, 128, 4),
+        "sinkhorn": Size(1, 32, 32, 64, 1, _MEAN, {"dropout": 0.1}, {"weight_decay": 0.7}),
+    },
+    "pathfinder": {
+        "softmax": Size(4, 32, 16, 32, 4, _MEAN, {"dropout": 0.2}),
+        "sinkformer": Size(4, 32, 16, 32, 4, _MEAN, {"dropout": 0.2}),
+        "cosformer": Size(4, 32, 16, 32, 4, _MEAN, {"dropout": 0.2}),
+        "sparse_transformer": Size(1, 32, 16, 32, 8, _MEAN),
+        "synthesizer": Size(2, 64, 32, 64, 4, _MEAN),
+        "linear": Size(1, 128, 64, 128, 2, _MEAN),
+        "linformer": Size(1, 32, 16, 32, 2, _MEAN),
+        "performer": Size(1, 128, 64, 128, 8, _MEAN),
+        "reformer": Size(2, 64, 32, 64, 8, _MEAN),
+        "local": Size(2, 64, 32, 64, 4, _MEAN, {"dropout": 0.1}),
+        "longformer": Size(2, 32, 16, 32, 2, _MEAN, {"dropout": 0.1}),
+        "bigbird": Size(4, 64, 32, 64, 2, _MEAN),
+        "sinkhorn": Size(2, 32, 16, 64, 4, _MEAN),
+    },
+}
+"""Per-model sizes of the two image tasks; on the other tasks all models have the host's."""
+
+# What the JAX code sets for a mixer on a task, where it is not the mixer's own default.
+_OPTIONS: dict[str, dict[str, Any]] = {
+    "local": {"block_size": 50},
+    "sinkhorn": {"block_size": 50},
+    "sinkformer": {"num_iterations": 3},
+    "linformer": {"projected_length": 16},
+    "performer": {"kernel": "relu", "scale_exponent": 0.0},
+    # Causal even where it classifies; with a class token, that one sees and is seen by all. The
+    # blocks are those that `get_model` sets; the mixer's 128 and 32 there are for a call without.
+    "sparse_transformer": {
+        "stride": 50,
+        "num_summary": 10,
+        "triangular": True,
+        "cls_token": True,
+    },
+    "longformer": {"window": 512, "num_global": 0},
+    "bigbird": {"block_size": 64, "num_random": 3, "padded_queries": "zero"},
+    "cosformer": {},
+}
+_TASK_OPTIONS: dict[tuple[str, str], dict[str, Any]] = {
+    ("local", "image"): {"block_size": 64},
+    ("local", "pathfinder"): {"block_size": 64},
+    ("sinkhorn", "image"): {"block_size": 64},
+    ("sinkhorn", "pathfinder"): {"block_size": 64},
+    ("sparse_transformer", "pathfinder"): {"cls_token": False},
+    ("linformer", "text"): {"projected_length": 32},
+    ("performer", "listops"): {"kernel": "softmax", "num_features": 2, "scale_exponent": 0.25},
+    ("synthesizer", "text"): {"mode": "factorized", "rank": 32, "dot_product": False},
+}
+# Sinkformer's configurations cut at 1,000 tokens; expressions of ListOps cannot be cut here.
+_ROW_TASK_OPTIONS: dict[tuple[str, str], dict[str, Any]] = {
+    ("sinkformer", "retrieval"): {"max_length": 1000},
+}
+# Mixers that get no mask in the JAX code: padding takes part as all other tokens do.
+_NO_MASK = ("linear", "linformer", "performer", "reformer")
+_NO_MASK_ROWS = (*((mixer, task) for mixer in _NO_MASK for task in TASKS), ("synthesizer", "text"))
+_MASK_NOTE = "the released code gives this mixer no mask: padding, and black pixels, are tokens"
+_ROW_NOTES: dict[str, tuple[str, ...]] = {
+    "local": ("the code's blocks are tokens a stride apart, ours neighbours",),
+    "reformer": (
+        "the code hashes once into 10 buckets, scales by sqrt(D), leaves keys as long as they are "
+        "and has no output map; ours is the paper's",
+    ),
+    "synthesizer": ("a padded query of the code takes the mean of all values, ours nothing",),
+    "sinkhorn": (
+        "the code's blocks are tokens a stride apart, its sum over blocks undoes the sorting, and "
+        "padding stays where it is; ours sorts blocks of the valid tokens",
+    ),
+    "sinkformer": ("the code's normalisation is commented out; ours has 3 half-steps",),
+    "cosformer": ("no code is released for this row: the paper's operator, padding kept out",),
+    "bigbird": ("the random blocks are drawn by another rule than the code's",),
+    "sparse_transformer": (
+        "blocks of 50 tokens with 10 summary columns, as the code's get_model sets them; its layer "
+        "alone has 128 and 32",
+    ),
+    "longformer": ("the code's window reaches a token further ahead than back, ours back",),
+}
+_NO_CLASS_TOKEN = (
+    "the benchmark's configuration asks for a class token, which this model of its code lacks and "
+    "refuses: the mean is read, as in Sliceformer's configuration of Text"
+)
+_ROW_TASK_NOTES: dict[tuple[str, str], tuple[str, ...]] = {
+    ("sinkformer", "listops"): ("the code cuts expressions at 1,000 tokens, which we do not",),
+    ("sinkformer", "retrieval"): ("documents are cut at 1,000 bytes, as released",),
+    ("performer", "listops"): (
+        "the code draws the projection anew at every call, ours is drawn once",
+    ),
+    ("linformer", "text"): (
+        "32 projected tokens as the released configuration says, which the released script does "
+        "not hand to the model: that one has 16",
+    ),
+    ("synthesizer", "text"): (
+        "factorized, of rank 32 and without dot product, as the released configuration says, "
+        "which the released script does not hand to the model: that one is random, with them",
+    ),
+    ("performer", "pathfinder"): (
+        "sizes of Sliceformer's release; the benchmark's own code has 4 layers of 32 channels",
+    ),
+    ("sinkhorn", "text"): (_NO_CLASS_TOKEN,),
+    ("sinkhorn", "image"): (_NO_CLASS_TOKEN,),
+}
+
+
+def row_options(mixer: str, task: str) -> dict[str, Any]:
+    """The mixer's options in the JAX code, for one task."""
+    return {**_OPTIONS.get(mixer, {}), **_TASK_OPTIONS.get((mixer, task), {})}
+
+
+def row_task_options(mixer: str, task: str) -> dict[str, Any]:
+    """The task's options in the JAX code, for a row."""
+    return {**JAX_TASK_OPTIONS.get(task, {}), **_ROW_TASK_OPTIONS.get((mixer, task), {})}
+
+
+def row_settings(mixer: str, task: str) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """Settings of the `lra_{task}` preset for a row, and where they fall short of the code.
+
+    Returns:
+        The settings, and notes on what the mixer cannot be told.
+    """
+    options = row_options(mixer, task)
+    settings: dict[str, Any] = {"mixer": mixer}
+    notes = (*_ROW_NOTES.get(mixer, ()), *_ROW_TASK_NOTES.get((mixer, task), ()))
+    if task == "retrieval":
+        notes = (*RETRIEVAL_NOTES, *notes)
+    if (mixer, task) in _NO_MASK_ROWS:
+        settings |= {"padding": "unmasked", "padding_id": None}
+        notes = (_MASK_NOTE, *notes)
+    elif task in SIZES:
+        notes = (HIDDEN_PIXELS, *notes)
+    size = SIZES.get(task, {}).get(mixer)
+    if size is not None:
+        settings |= {
+            "num_layers": size.layers,
+            "dim": size.dim,
+            "num_heads": size.heads,
+            "mlp_ratio": size.mlp / size.dim,
+            "head_hidden": [size.mlp],
+            "pool": size.pool,
+            **size.more,
+        }
+        if "inner_dim" in mixer_options(mixer):
+            options["inner_dim"] = size.inner
+        elif size.inner != size.dim and mixer != "reformer":  # the code's has no width of its own
+            notes = (*notes, f"the code's attention is {size.inner} wide inside, ours {size.dim}")
+    if mixer == "sinkhorn" and task != "retrieval":  # a model of its own: mean, then one map
+        settings |= {"pool": _MEAN, "head_hidden": []}
+    if options:
+        settings["mixer_options"] = options
+    return settings, notes
+
+
+def row_training(mixer: str, task: str) -> dict[str, Any]:
+    """A row's changes to the task's `BASE` training."""
+    size = SIZES.get(task, {}).get(mixer)
+    return {} if size is None else dict(size.train)

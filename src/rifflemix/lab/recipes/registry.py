@@ -1,0 +1,26 @@
+"""The one list of recipes. A paper is one line here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from rifflemix.errors import unknown_name
+from rifflemix.lab.recipes import csp, dimension_mixer, sinkhorn, sliceformer, tost
+from rifflemix.lab.recipes.base import Recipe
+
+_PAPERS = (csp, sliceformer, tost, dimension_mixer, sinkhorn)
+_RECIPES: dict[str, Callable[[], Recipe]] = {
+    name: make for paper in _PAPERS for name, make in paper.RECIPES.items()
+}
+
+
+def list_recipes() -> list[str]:
+    """Names of all recipes, PAPER/ROW, paper by paper."""
+    return list(_RECIPES)
+
+
+def get_recipe(name: str) -> Recipe:
+    """The complete configuration behind a name; an unknown one suggests the nearest."""
+    if not isinstance(name, str) or name not in _RECIPES:
+        raise unknown_name("recipe", name, _RECIPES, "rifflemix list recipes")
+    return _RECIPES[name]()

@@ -1,0 +1,344 @@
+"""Recipes of the Sparse Sinkhorn Attention paper: all its tables, and Figures 3 and 4."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from rifflemix.lab.recipes.base import Recipe
+from rifflemix.lab.recipes.sinkhorn_language import ANALYSES, TABLES_2_TO_4
+from rifflemix.lab.recipes.sinkhorn_rows import (
+    DENSE,
+    PAPER,
+    Mixing,
+    local,
+    own,
+    sparse,
+    transformer_base,
+    tuning,
+)
+
+# Table 1: words, mixing, edit distance, exact match.
+_SORT: dict[str, tuple[str, Mixing, float, float]] = {
+    "transformer": ("Transformer", DENSE, 0.4252, 45.69),
+    "local": ("Local Attention (32)", local(32), 0.4340, 21.12),
+    "sparse": ("Sparse Transformer (32)", sparse(32), 0.4176, 46.88),
+    "b8": ("Sinkhorn Transformer (8)", own(8), 0.4156, 43.65),
+    "b16": ("Sinkhorn Transformer (16)", own(16), 0.4071, 48.23),
+    "b32": ("Sinkhorn Transformer (32)", own(32), 0.4054, 49.24),
+}
+
+# Table 6: words, mixing; IMDb words and characters, SST words and characters.
+_CLASSIFIERS: dict[str, tuple[str, Mixing, tuple[float, float, float, float]]] = {
+    "transformer": ("Transformer", DENSE, (85.12, 62.77, 76.83, 57.45)),
+    "b8": ("Sinkhorn (8)", own(8), (82.51, 63.78, 74.08, 62.27)),
+    "b16": ("Sinkhorn (16)", own(16), (82.00, 62.05, 76.15, 56.08)),
+    "b32": ("Sinkhorn (32)", own(32), (83.54, 62.87, 77.52, 58.14)),
+    "sortcut-b8": ("SortCut (2x8)", own(8, sortcut=2), (84.32, 64.53, 73.85, 56.65)),
+    "sortcut-b16": ("SortCut (2x16)", own(16, sortcut=2), (80.12, 64.87, 74.31, 58.14)),
+    "sortcut-b32": ("SortCut (2x32)", own(32, sortcut=2), (84.43, 62.80, 75.81, 56.42)),
+}
+# Table 7: SNLI, MNLI.
+_INFERENCE: dict[str, tuple[float, float]] = {
+    "transformer": (78.87, 53.69),
+    "b8": (68.34, 52.15),
+    "b16": (77.77, 52.09),
+    "b32": (78.62, 54.25),
+    "sortcut-b8": (75.84, 48.88),
+    "sortcut-b16": (80.30, 49.78),
+    "sortcut-b32": (79.39, 55.80),
+}
+_PRINTED_PAIRS = ("snli", "mnli")
+
+
+@dataclass(frozen=True)
+class _Classified:
+    """A data set of Tables 6 and 7.
+
+    Attributes:
+        column: its words in the table.
+        task: registry name, with `options`.
+        batch: samples of a batch of 4,096 tokens, on average.
+        classes: labels.
+        steps: updates.
+        eval_every: updates between evaluations.
+        model: preset.
+        notes: its differences from Tensor2Tensor.
+    """
+
+    column: str
+    task: str
+    options: dict[str, Any]
+    batch: int
+    model: str
+    classes: int = 2
+    steps: int = 15_000
+    eval_every: int = 250
+    notes: tuple[str, ...] = ()
+
+
+_SUBWORDS = "subwords by byte pair encoding, not by Tensor2Tensor's own rule"
+_BYTES = "no end token behind the characters"
+_JOINED_LONG = {"joined": True, "level": "subword", "max_length": 512}
+_GLUE = (
+    "trained on 64,285 of GLUE's 67,349 phrases; the others would give away the 316 validation "
+    "sentences",
+    "tested on GLUE's 872 development sentences, as in Tensor2Tensor",
+)
+_NO_VALIDATION = (
+    "trained on all 25,000 reviews, as in Tensor2Tensor; with weights best, 10 % of them validate"
+)
+_PAIRS: dict[str, _Classified] = {
+    "snli": _Classified(
+        "SNLI",
+        "snli",
+        _JOINED_LONG,
+        160,
+        "sinkhorn_sortcut_nli",
+        3,
+        500_000,
+        5_000,
+        (
+            "tested on the test split; Tensor2Tensor evaluates on the development split",
+            f"32,768 {_SUBWORDS}",
+        ),
+    ),
+    "mnli": _Classified(
+        "MNLI",
+        "mnli",
+        _JOINED_LONG,
+        112,
+        "sinkhorn_sortcut_nli",
+        3,
+        500_000,
+        5_000,
+        (
+            "tested on both development sets, as in Tensor2Tensor",
+            "one in 40 training pairs validates",
+            f"32,768 {_SUBWORDS}",
+        ),
+    ),
+    "sick": _Classified(
+        "SICK (not SNLI, MNLI)",
+        "sick",
+        {"joined": True, "level": "subword"},
+        110,
+        "sinkhorn_sortcut_nli",
+        3,
+        notes=(
+            "the paper's SNLI and MNLI are larger: no printed number is comparable",
+            "15,000 updates; the paper's larger data takes 500,000",
+            f"4,346 {_SUBWORDS}",
+        ),
+    ),
+}
+_SENTIMENT: dict[str, _Classified] = {
+    "imdb-word": _Classified(
+        "IMDb, words",
+        "text",
+        {"level": "subword", "max_length": 512, "vocab_size": 2**13, "validation": False},
+        13,
+        "sinkhorn_sortcut_imdb",
+        notes=(_NO_VALIDATION, f"8,192 {_SUBWORDS}"),
+    ),
+    "imdb-char": _Classified(
+        "IMDb, characters",
+        "text",
+        {"max_length": 2048, "validation": False},
+        3,
+        "sinkhorn_sortcut_imdb_char",
+        notes=(_NO_VALIDATION, _BYTES),
+    ),
+    "sst-word": _Classified(
+        "SST, words",
+        "sst",
+        {"labels": "glue", "level": "subword", "max_length": 512},
+        280,
+        "sinkhorn_sortcut_imdb",
+        notes=(*_GLUE, f"16,384 {_SUBWORDS}"),
+    ),
+    "sst-char": _Classified(
+        "SST, characters",
+        "sst",
+        {"labels": "glue", "level": "byte", "max_length": 2048},
+        72,
+        "sinkhorn_sortcut_imdb_char",
+        notes=(*_GLUE, _BYTES),
+    ),
+}
+
+# Table 5.
+_PIXELS: dict[str, tuple[str, Mixing, float]] = {
+    "local": ("Local Attention", local(256), 4.200),
+    "transformer": ("Transformer", DENSE, 3.198),
+    "sparse": ("Sparse Transformer (256)", sparse(256), 3.227),
+    "b256": ("Sinkhorn Transformer (256)", own(256), 3.197),
+    "mixture": ("Sinkhorn Mixture", own(256, mixture=True), 3.199),
+}
+
+_TOKENS = 4_096  # of a batch in Tensor2Tensor
+_DIM = 128  # of transformer_tiny
+_TEACHER_FORCED = (
+    "Tensor2Tensor's edit distance: of the likeliest tokens, given the right ones before each; it "
+    "includes tokens behind the end of a sequence, in batches of similar lengths"
+)
+_FREE_RUNNING = "of what the model writes by itself; the paper does not print it"
+_COPYING = (
+    "an untrained model has a lower edit distance than every printed one, because its tied "
+    "embeddings repeat the token before"
+)
+_DEVELOPMENT = "10,000 test sequences, as in Tensor2Tensor; 1,000 in the paper"
+_TRUNCATED = "longer texts are cut; Tensor2Tensor drops them from training"
+_PADDING = (
+    "padding counts in the mean over the positions, as in Tensor2Tensor, so an output depends a "
+    "little on its batch; the attention adds nothing at padding here, the feed-forward layers do"
+)
+
+
+def _smoothing(classes: int) -> float:
+    """Our label smoothing for 0.1 of Tensor2Tensor, spread over the wrong classes only."""
+    return 0.1 * classes / (classes - 1)
+
+
+def table1(row: str, metric: str) -> Recipe:
+    """An entry of Table 1: exact matches ("sort") or edit distance ("edit") of sorting.
+
+    "written" is the edit distance of free-running outputs. The paper does not print it.
+    """
+    words, mixing, distance, matches = _SORT[row]
+    mixer, options = mixing
+    is_own = mixer == "sinkhorn"
+    column, name, unit, printed = {
+        "sort": ("EM", "exact_match", "%", matches),
+        "edit": ("Edit distance", "tail_edit_distance", "edits per symbol", distance),
+        "written": (
+            "Edit distance, free-running",
+            "free_running_edit_distance",
+            "edits per symbol",
+            None,
+        ),
+    }[metric]
+    own_notes = {
+        "sort": (),
+        "edit": (f"the same run as sinkhorn/table1-sort-{row}", _TEACHER_FORCED),
+        "written": (f"the same training as sinkhorn/table1-sort-{row}", _FREE_RUNNING),
+    }[metric]
+    test = {"num_test": 10_000}
+    return Recipe(
+        name=f"sinkhorn/table1-{metric}-{row}",
+        paper=PAPER,
+        table="Table 1",
+        row=words,
+        column=column,
+        printed=printed,
+        metric=name,
+        unit=unit,
+        task="sort",
+        task_options={**test, "free_running": True} if metric == "written" else test,
+        model="sinkhorn_seq2seq_sort",
+        model_settings={
+            "mixer": mixer,
+            "mixer_options": options,
+            "cross": "sinkhorn" if is_own else "softmax",
+            "cross_options": options if is_own else {"bias": False},
+        },
+        train=transformer_base(
+            512,
+            max_steps=200_000,
+            batch_size=30,
+            token_batches=(_TOKENS, 256),
+            label_smoothing=_smoothing(514),
+        ),
+        notes=(*own_notes, _DEVELOPMENT, *tuning(mixing)),
+        weights="last",
+        not_comparable=_COPYING if metric == "edit" else "",
+    )
+
+
+def table5(row: str) -> Recipe:
+    """A row of Table 5: images of CIFAR-10, number by number."""
+    words, mixing, printed = _PIXELS[row]
+    mixer, options = mixing
+    return Recipe(
+        name=f"sinkhorn/table5-cifar10-{row}",
+        paper=PAPER,
+        table="Table 5",
+        row=words,
+        column="CIFAR-10",
+        printed=printed,
+        metric="bits_per_byte",
+        unit="bits",
+        task="image_bytes",
+        model="sinkhorn_pixel_cifar10",
+        model_settings={"mixer": mixer, "mixer_options": options},
+        train=transformer_base(512, max_steps=500_000, batch_size=1),
+        notes=(
+            "the first number follows a start token, one more than the paper's 256",
+            '"bytes per dimension" are taken for bits',
+            *tuning(mixing),
+        ),
+    )
+
+
+def table6(column: str, row: str) -> Recipe:
+    """An entry of Table 6: sentiment of words or characters."""
+    printed = _CLASSIFIERS[row][2][list(_SENTIMENT).index(column)]
+    return _classifier("Table 6", f"table6-{column}-{row}", _SENTIMENT[column], row, printed)
+
+
+def table7(task: str, row: str) -> Recipe:
+    """An entry of Table 7, or its model on SICK."""
+    is_printed = task in _PRINTED_PAIRS
+    printed = _INFERENCE[row][_PRINTED_PAIRS.index(task)] if is_printed else None
+    return _classifier("Table 7", f"table7-{task}-{row}", _PAIRS[task], row, printed)
+
+
+def _classifier(
+    table: str, name: str, data: _Classified, row: str, printed: float | None
+) -> Recipe:
+    """A classifier with Tensor2Tensor's settings."""
+    words, mixing, _ = _CLASSIFIERS[row]
+    mixer, options = mixing
+    longest = data.options.get("max_length", 64)
+    return Recipe(
+        name=f"sinkhorn/{name}",
+        paper=PAPER,
+        table=table,
+        row=words,
+        column=data.column,
+        printed=printed,
+        task=data.task,
+        task_options=data.options,
+        model=data.model,
+        model_settings={
+            "mixer": mixer,
+            "mixer_options": options,
+            "pool": "position_mean",
+            "scale_embeddings": True,
+            "embedding_std": _DIM**-0.5,
+        },
+        train=transformer_base(
+            _DIM,
+            max_steps=data.steps,
+            batch_size=data.batch,
+            token_batches=(_TOKENS, longest),
+            label_smoothing=_smoothing(data.classes),
+            eval_every=data.eval_every,
+        ),
+        notes=(*data.notes, _PADDING, _TRUNCATED, *tuning(mixing)),
+        weights="last",
+    )
+
+
+_ALL: tuple[Callable[[], Recipe], ...] = (
+    *(partial(table1, row, metric) for metric in ("sort", "edit", "written") for row in _SORT),
+    *TABLES_2_TO_4,
+    *(partial(table5, row) for row in _PIXELS),
+    *(partial(table6, column, row) for column in _SENTIMENT for row in _CLASSIFIERS),
+    *(partial(table7, task, row) for task in _PAIRS for row in _CLASSIFIERS),
+    *ANALYSES,
+)
+
+RECIPES: dict[str, Callable[[], Recipe]] = {make().name: make for make in _ALL}

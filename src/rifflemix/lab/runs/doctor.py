@@ -1,0 +1,212 @@
+"""Examine an installation for `rifflemix doctor`."""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+from collections.abc import Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass
+from importlib.metadata import EntryPoint, PackageNotFoundError, entry_points, version
+from pathlib import Path
+
+import torch
+
+import rifflemix
+from rifflemix.errors import InputError
+from rifflemix.lab.runs.imports import failed_imports
+from rifflemix.lab.tasks import list_tasks, task_status
+from rifflemix.lab.tasks.data_io.files import cache_root
+from rifflemix.ops.native import build_log, find_library, instruction_level
+from rifflemix.ops.permutation import cpu as permutation
+from rifflemix.ops.statistics import cpu as statistics
+from rifflemix.ops.triton_support import why_not_triton
+
+OK, ABSENT, BROKEN = "ok", "absent", "broken"
+LOWEST_TORCH = (2, 8)
+# Distributions of each extra that a user may install; a test holds it against pyproject.toml.
+EXTRAS = {
+    "cli": ("typer", "rich"),
+    "compare": ("accelerate", "matplotlib", "jinja2", "scipy"),
+    "data": ("datasets", "tokenizers"),
+    "images": ("pillow", "scipy"),
+    "graph": ("rdkit", "scipy"),
+    "vision": ("timm",),
+    "hf": ("transformers",),
+    "gpu": ("triton",),
+}
+# Modules to import instead of the name of the distribution.
+_MODULES = {
+    "matplotlib": "matplotlib.figure",
+    "pillow": "PIL.Image",
+    "rdkit": "rdkit.Chem",
+    "scipy": "scipy.sparse.csgraph",
+    "transformers": "transformers.modeling_utils",
+}
+_KINDS = ("mixer", "model", "task")
+_LEVELS = {4: "AVX-512", 3: "AVX2", 2: "NEON", 1: "no vector instructions"}
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing that was looked at.
+
+    Attributes:
+        name: what it is.
+        state: "ok"; "absent", if it is optional and not there; "broken", if it should work and
+            does not.
+        detail: where or which it is, or why it is not there and what to do.
+        output: what another program said about it, in its own lines.
+    """
+
+    name: str
+    state: str
+    detail: str
+    output: str = ""
+
+
+def examine(data_dir: Path | None = None) -> list[Finding]:
+    """Examine the installation, its fast paths, extras, plugins, devices, cache folder and data.
+
+    Optional packages are imported in new processes.
+
+    Args:
+        data_dir: folder of data files, as the commands take it.
+
+    Raises:
+        InputError: `data_dir` is no folder.
+    """
+    versions = {name: _version(name) for names in EXTRAS.values() for name in names}
+    modules = [_module(name) for name, version in versions.items() if version is not None]
+    points = [point for kind in _KINDS for point in entry_points(group=f"rifflemix.{kind}s")]
+    failures = failed_imports([*modules, *(point.value for point in points)])
+    return [
+        _versions(),
+        _kernels(),
+        *_fast_paths(),
+        _threads(),
+        _gpu(),
+        *_extras(versions, failures),
+        *_plugins(points, failures),
+        _cache(),
+        _data(data_dir, {point.name for point in points if point.group == "rifflemix.tasks"}),
+    ]
+
+
+def _versions() -> Finding:
+    version = str(torch.__version__)
+    numbers = tuple(map(int, re.findall(r"\d+", version)[:2]))
+    lowest = ".".join(map(str, LOWEST_TORCH))
+    detail = (
+        f"rifflemix {rifflemix.__version__} in {Path(rifflemix.__file__).parent}, torch {version}, "
+        f"Python {platform.python_version()}"
+    )
+    if numbers < LOWEST_TORCH:
+        return Finding("versions", BROKEN, f"{detail}; torch {lowest} or newer is needed")
+    return Finding("versions", OK, detail)
+
+
+def _kernels() -> Finding:
+    kernels, where = find_library()
+    if kernels is not None:
+        return Finding("compiled kernels", OK, where)
+    return Finding("compiled kernels", BROKEN, where, build_log())
+
+
+def _fast_paths() -> Iterator[Finding]:
+    level = instruction_level()
+    can_permute = permutation.supports(torch.empty(1, 4, 1))
+    served = {
+        "sorts on the CPU": can_permute and permutation.SORTS_LONG_KEYS,
+        "shifts and pairs on the CPU": can_permute,
+        "token statistics on the CPU": statistics.supports(torch.empty(1, 1, 1, 1)),
+    }
+    for name, is_served in served.items():
+        if is_served:
+            yield Finding(name, OK, f"compiled kernels, {_LEVELS[level]}")
+        elif level == 0:
+            yield Finding(name, ABSENT, "plain torch: there are no compiled kernels")
+        else:
+            yield Finding(name, ABSENT, f"plain torch, which is as fast here: {_LEVELS[level]}")
+    why = why_not_triton()
+    yield Finding("Triton on the GPU", ABSENT if why else OK, why or "Triton's kernels")
+
+
+def _threads() -> Finding:
+    threads, cores = torch.get_num_threads(), os.cpu_count() or 1
+    policy = os.environ.get("OMP_WAIT_POLICY", "not set")
+    detail = f"torch uses {threads} of {cores} cores; OMP_WAIT_POLICY is {policy}"
+    if threads > cores:
+        return Finding("CPU threads", BROKEN, f"{detail}; more threads than cores wait: --threads")
+    return Finding("CPU threads", OK, detail)
+
+
+def _gpu() -> Finding:
+    if torch.cuda.is_available():
+        names = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
+        return Finding("GPU", OK, ", ".join(names))
+    if torch.version.cuda is None:
+        return Finding("GPU", ABSENT, "this torch is built for the CPU alone")
+    return Finding("GPU", ABSENT, "torch finds none")
+
+
+def _extras(versions: Mapping[str, str | None], failures: Mapping[str, str]) -> Iterator[Finding]:
+    for extra, distributions in EXTRAS.items():
+        missing = [name for name in distributions if versions[name] is None]
+        broken = [name for name in distributions if _module(name) in failures]
+        state, parts = OK, [f"{name} {versions[name]}" for name in distributions]
+        if missing or broken:
+            state = BROKEN if broken else ABSENT
+            parts = [
+                f"cannot import {name} {versions[name]}: {failures[_module(name)]}"
+                for name in broken
+            ]
+        if missing:
+            parts.append(f'no {", ".join(missing)}: pip install "rifflemix[{extra}]"')
+        yield Finding(f"extra {extra}", state, (", " if state == OK else "; ").join(parts))
+
+
+def _module(distribution: str) -> str:
+    return _MODULES.get(distribution, distribution)
+
+
+def _plugins(points: Sequence[EntryPoint], failures: Mapping[str, str]) -> Iterator[Finding]:
+    for point in points:
+        kind = point.group.removeprefix("rifflemix.").removesuffix("s")
+        package = "an unknown package" if point.dist is None else f"package {point.dist.name}"
+        detail = f"{point.value} of {package}"
+        if point.value in failures:
+            reason = failures[point.value]
+            yield Finding(f"{kind} {point.name}", BROKEN, f"cannot import {detail}: {reason}")
+        else:
+            yield Finding(f"{kind} {point.name}", OK, detail)
+
+
+def _version(distribution: str) -> str | None:
+    try:
+        return version(distribution)
+    except PackageNotFoundError:
+        return None
+
+
+def _cache() -> Finding:
+    try:
+        folder = cache_root()
+    except InputError as error:
+        return Finding("cache folder", BROKEN, str(error))
+    there = next(path for path in (folder, *folder.parents) if path.exists())
+    if not (there.is_dir() and os.access(there, os.W_OK | os.X_OK)):
+        detail = f"{folder} cannot be written; set RIFFLEMIX_CACHE to a folder that can"
+        return Finding("cache folder", BROKEN, detail)
+    return Finding(
+        "cache folder", OK, f"{folder}" if there == folder else f"{folder}, not yet made"
+    )
+
+
+def _data(data_dir: Path | None, of_plugins: Set[str]) -> Finding:
+    """Count the tasks with data, without tasks that this process would have to import."""
+    names = [name for name in list_tasks() if name not in of_plugins]
+    count = sum(task_status(name, data_dir).available for name in names)
+    where = "without --data-dir" if data_dir is None else f"with --data-dir {data_dir}"
+    detail = f"{count} of {len(names)} tasks have theirs at hand {where}; see `rifflemix data list`"
+    return Finding("data", OK, detail)

@@ -1,0 +1,128 @@
+"""Fitting a model to a task, and trying it out before a run starts."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+from rifflemix.errors import InputError, bad_argument
+from rifflemix.lab.runs.outside import checked_mixers
+from rifflemix.lab.tasks import Task, card_of
+from rifflemix.lab.tasks.images.pixels import WholeImages
+from rifflemix.lab.train.evaluate import model_options, run_model
+from rifflemix.lab.train.protocols import Batch
+from rifflemix.lab.train.seeds import seed_everything
+from rifflemix.models import Model, create_model, model_settings
+
+_TOO_LARGE = re.compile("alloc|memory|overflow|too large|size", re.IGNORECASE)
+
+
+def fit_model(name: str, task: Task, settings: Mapping[str, Any], seed: int) -> Model:
+    """A new model that fits the samples and labels of a task.
+
+    Args:
+        name: registry name.
+        task: gives vocabulary or features, classes and lengths, where the model has such settings.
+        settings: of the model; they win over what the task gives.
+        seed: of the initial weights.
+
+    Raises:
+        InputError: an unknown name or setting, or one out of range.
+    """
+    known = model_settings(name)
+    fitted = {key: value for key, value in task_settings(task).items() if key in known}
+    seed_everything(seed)
+    return create_model(name, **{**fitted, **settings})
+
+
+def task_settings(task: Task) -> dict[str, Any]:
+    """Settings of a model that follow from the samples and labels of a task."""
+    if isinstance(task, WholeImages):
+        channels, size, _ = task.image_shape
+        inputs: dict[str, Any] = {"image_size": size, "in_channels": channels}
+    elif task.input_kind == "tokens":
+        inputs = {"max_length": task.max_length, "vocab_size": task.vocab_size}
+    elif task.input_kind == "vectors":
+        inputs = {"max_length": task.max_length, "in_channels": task.num_features}
+    else:  # graphs of any size
+        inputs = {"vocab_size": task.vocab_size}
+    return {**inputs, "num_classes": task.num_classes}
+
+
+def pair_settings(model: str, task: Task) -> dict[str, Any]:
+    """Settings of a backbone that follow from samples of two sequences.
+
+    Their product and difference go to the head too: a linear head on the two alone cannot
+    tell how alike they are.
+    """
+    if "num_sequences" not in model_settings(model):
+        raise InputError(
+            f"model {model} takes one sequence at a time, but a sample of task {task.name} has "
+            f"{task.num_sequences}; choose a model that takes num_sequences, such as encoder"
+        )
+    return {"num_sequences": task.num_sequences, "pair_mix": "concat_product_difference"}
+
+
+def check_batch_size(batch_size: int, task: Task) -> None:
+    """Raise unless a batch can hold each training sample at most once."""
+    available = len(task.split("train"))
+    if batch_size > available:
+        expected = f"at most the {available} samples of the training split"
+        raise bad_argument("batch_size", expected, batch_size)
+
+
+def first_batch(task: Task) -> Batch:
+    """The first two training samples; one alone stands there twice."""
+    train = task.split("train")
+    return task.collate([train[index] for index in (0, min(1, len(train) - 1))])
+
+
+def try_out(build: Callable[[], Model], task: Task) -> Model:
+    """Build a model and run two training samples of a task through it.
+
+    Returns:
+        The model, in evaluation mode.
+
+    Raises:
+        InputError: it cannot be built or run here, its outputs are of another kind than the
+            task's, or not finite, or a mixer from outside breaks what a score rests on.
+    """
+    try:
+        model = build().eval()
+        batch = first_batch(task)
+        _check_takes(model, task, batch)
+        with torch.no_grad(), checked_mixers(model):
+            outputs = run_model(model, batch)
+            loss = task.loss(outputs, batch)  # refuses outputs of another kind
+    except InputError:
+        raise
+    except (RuntimeError, MemoryError, OverflowError) as error:
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        is_large = not isinstance(error, RuntimeError) or _TOO_LARGE.search(reason)
+        what = "no model of this size can be made here" if is_large else "the model cannot be run"
+        raise InputError(f"{what}: {reason}") from error
+    for name, values in (("outputs", outputs), ("loss", loss)):
+        if not torch.isfinite(values).all():
+            raise InputError(
+                f"expected finite {name} for the first samples of task {task.name}, got NaN or "
+                "infinity; check the data"
+            )
+    return model
+
+
+def _check_takes(model: Model, task: Task, batch: Batch) -> None:
+    """Raise unless a model can be called with all that a batch has for it."""
+    parameters = inspect.signature(model.forward).parameters
+    if any(one.kind is one.VAR_KEYWORD for one in parameters.values()):
+        return
+    for name in model_options(batch):
+        if name not in parameters:
+            fitting = card_of(task).backbone_for(task.options)
+            raise InputError(
+                f"the model takes no {name}, which batches of task {task.name} have; choose a "
+                f"model that takes it, such as {fitting}"
+            )

@@ -1,0 +1,47 @@
+"""What the results of all training runs have: their protocol, and summaries over seeds."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from rifflemix.files import read_text
+from rifflemix.json_values import SEAL, check_seal, parse_json
+from rifflemix.lab.tasks import Task
+from rifflemix.lab.train.run_folder import Weights
+
+
+def protocol(task: Task, weights: Weights = "best", *, tests_both: bool = False) -> dict[str, str]:
+    """What chose the weights, by which metric, and the use of the test split."""
+    both = "the weights of the last step and of the best evaluation"
+    tested = both if tests_both else "the chosen weights"
+    return {
+        "model_chosen_on": "validation" if weights == "best" else "last step",
+        "metric": task.metric,
+        "test_used_for": f"reporting only, once, with {tested}",
+        "split_note": task.split_note,
+    }
+
+
+def stored_results(path: Path) -> dict[str, Any]:
+    """results.json as an earlier process wrote it; empty where none is there, or was changed."""
+    try:
+        results = parse_json(read_text(path))
+        check_seal(results)
+    except (OSError, ValueError):
+        return {}
+    return results if isinstance(results, dict) and SEAL in results else {}
+
+
+def summarise(values: Sequence[float]) -> dict[str, Any] | None:
+    """Mean, sample standard deviation (None for one value), count and the values; None for none."""
+    if not values:
+        return None
+    return {
+        "mean": statistics.fmean(values),
+        "std": statistics.stdev(values) if len(values) > 1 else None,
+        "n": len(values),
+        "values": list(values),
+    }

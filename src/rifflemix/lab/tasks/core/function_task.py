@@ -1,0 +1,75 @@
+"""A function that returns a task, as a task of the registry."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from rifflemix.errors import InputError, bad_argument
+from rifflemix.lab.tasks.core.base import Request, Task, TaskCard
+from rifflemix.lab.tasks.core.generated import GeneratedTask
+
+
+class FunctionTask(GeneratedTask):
+    """The task that a function makes.
+
+    Args:
+        function: its name names the task, its docstring describes it, its arguments, all with
+            defaults, are the options. An argument `data_dir` is no option but the folder of data
+            files, where one is given; `seed` is that of generated data.
+        card_of: the card of a task that it returns, None where there is none.
+    """
+
+    at_hand = "made by a function"
+    takes_seed = False  # but where it is an option
+
+    def __init__(
+        self, function: Callable[..., Any], card_of: Callable[[Task], TaskCard | None]
+    ) -> None:
+        self.function, self._card_of = function, card_of
+        self.__module__, self.__qualname__ = function.__module__, function.__qualname__
+        name = function.__name__
+        parameters = inspect.signature(function).parameters.values()
+        for parameter in parameters:
+            is_named = parameter.kind in (parameter.KEYWORD_ONLY, parameter.POSITIONAL_OR_KEYWORD)
+            if not is_named or parameter.default is parameter.empty:
+                raise bad_argument(f"function {name}", "arguments with defaults", parameter.name)
+        self._takes_folder = any(p.name == "data_dir" for p in parameters)
+        text = inspect.getdoc(function) or f"What {name} returns."
+        self.card = TaskCard(
+            name=name,
+            title=name.replace("_", " ").capitalize(),
+            source=f"function {name} of {function.__module__}",
+            licence="none stated",
+            description=" ".join(text.split()),
+            needs_data=False,
+            options={p.name: p.default for p in parameters if p.name != "data_dir"},
+        )
+
+    def load(self, request: Request) -> Task:
+        """What the function returns, with the name of the function and its options alone.
+
+        Raises:
+            InputError: it returns no task.
+        """
+        has_folder = self._takes_folder and request.data_dir is not None
+        folder = {"data_dir": request.data_dir} if has_folder else {}
+        task = self.function(**request.options, **folder)
+        if not isinstance(task, Task):
+            raise InputError(
+                f"function {self.card.name}: expected it to return a Task, got {task!r}"
+            )
+        card = task.card or self._card_of_kind(task)
+        title = self.card.title if card.title == card.name else card.title
+        card = replace(card, name=self.card.name, title=title)
+        return replace(task, name=self.card.name, options=dict(request.options), card=card)
+
+    def _card_of_kind(self, task: Task) -> TaskCard:
+        """Our card, with what that of a known task says of the models that fit its samples."""
+        known = self._card_of(task)
+        if known is None:
+            return self.card
+        backbone = known.backbone_for(task.options)
+        return replace(self.card, output=known.output, backbone=backbone, is_image=known.is_image)

@@ -1,0 +1,274 @@
+"""Data files read and decompressed with a bound on what may come out of them.
+
+A file of some megabytes can hold many gigabytes of zeros: nothing here reads more than the bound
+before it looks.
+"""
+
+from __future__ import annotations
+
+import gzip
+import io
+import lzma
+import math
+import tarfile
+import zipfile
+from collections.abc import Callable, Generator, Iterator
+from pathlib import Path
+from typing import IO, Any, Self, cast
+
+import numpy as np
+from numpy.lib import format as npy
+from numpy.typing import NDArray
+
+from rifflemix.errors import InputError
+from rifflemix.files import check_regular
+from rifflemix.lab.tasks.data_io.files import Arrays, damaged, reading
+
+MOST_BYTES = 1 << 30
+"""Of a text or an array: the largest that a task reads is WikiText-103 with half of this."""
+
+_BLOCK = 1 << 20
+_MOST_LINE = 1 << 26
+_MOST_MEMBER = 1 << 28
+_MOST_ARCHIVE = 1 << 36
+_MOST_HEADER = 1 << 20  # of a tar archive's long names and extended headers
+# Code for the user: np.resize repeats a sequence, and what follows its length is not read.
+_SAVE_TEXTS = "np.savez(path, x=np.array(x.tolist()), y=y)"
+_SAVE_SEQUENCES = (
+    "lengths = [len(s) for s in x]; np.savez(path, x=np.array([np.resize(s, (max(lengths), "
+    "*np.shape(s)[1:])) for s in x]), y=y, lengths=lengths)"
+)
+
+
+def open_data(path: Path) -> IO[bytes]:
+    """A file, decompressed while it is read where its name ends in .gz or .xz."""
+    check_regular(path)
+    if path.suffix == ".gz":
+        return cast(IO[bytes], gzip.open(path, "rb"))
+    stream = path.open("rb")
+    return io.BufferedReader(_WholeXz(stream), _BLOCK) if path.suffix == ".xz" else stream
+
+
+class _WholeXz(io.RawIOBase):
+    """What all streams of an .xz file hold; lzma's own reader drops a later one that is damaged."""
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self._file = file
+        self._decoder = lzma.LZMADecompressor()
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        while True:
+            block = b""
+            if self._decoder.eof:
+                if not (block := self._next_start()):
+                    return 0
+                self._decoder = lzma.LZMADecompressor()
+            elif self._decoder.needs_input and not (block := self._file.read(_BLOCK)):
+                raise EOFError("the compressed data has no end")
+            if content := self._decoder.decompress(block, len(buffer)):
+                buffer[: len(content)] = content
+                return len(content)
+
+    def close(self) -> None:
+        self._file.close()
+        super().close()
+
+    def _next_start(self) -> bytes:
+        """What follows the stream that has ended, without the zeros that may stand between them."""
+        found = self._decoder.unused_data.lstrip(b"\0")
+        while not found and (block := self._file.read(_BLOCK)):
+            found = block.lstrip(b"\0")
+        return found
+
+
+def read_bytes(path: Path, most: int = MOST_BYTES) -> bytes:
+    """The whole content of a file, decompressed as by `open_data`.
+
+    Raises:
+        InputError: the file is missing, damaged, or holds more than `most` bytes.
+    """
+    with reading(path), open_data(path) as stream:
+        return _read(path, stream, most)
+
+
+def _read(path: Path, stream: IO[bytes], most: int) -> bytes:
+    """The rest of a stream, in blocks: asked for all at once, it would take as much at once."""
+    content = bytearray()
+    while block := stream.read(_BLOCK):
+        content += block
+        if len(content) > most:
+            raise too_large(path, most)
+    return bytes(content)
+
+
+def read_lines(path: Path) -> Iterator[tuple[int, bytes]]:
+    """Number, from 1, and content of each line, without its line feed.
+
+    Raises:
+        InputError: the file is missing or damaged, or a line is longer than any of ours.
+    """
+    with reading(path), open_data(path) as stream:
+        number = 0
+        while line := stream.readline(_MOST_LINE + 1):
+            number += 1
+            if len(line) > _MOST_LINE:
+                raise damaged(path, f"line {number} is longer than {_MOST_LINE:,} bytes")
+            yield number, line.removesuffix(b"\n")
+
+
+def read_text_lines(path: Path) -> Iterator[tuple[int, str]]:
+    """Number and UTF-8 text of each line that is not blank, as from `read_lines`."""
+    for number, line in read_lines(path):
+        with reading(path):
+            text = line.decode("utf-8").rstrip("\r")
+        if text.strip():
+            yield number, text
+
+
+def read_csv_lines(path: Path) -> Generator[str]:
+    """Each line of a UTF-8 text with its end, as the csv module wants them; a field may hold ends.
+
+    Raises:
+        InputError: the file is missing, damaged, or larger than any of ours, a line or all of it.
+    """
+    left = MOST_BYTES
+    with reading(path), open_data(path) as stream:
+        text = io.TextIOWrapper(stream, "utf-8-sig", newline="")
+        while line := text.readline(_MOST_LINE + 1):
+            left -= len(line)
+            if len(line) > _MOST_LINE:
+                raise damaged(path, f"a line holds more than {_MOST_LINE:,} bytes")
+            if left < 0:
+                raise too_large(path, MOST_BYTES)
+            yield line
+
+
+def read_npz(path: Path) -> Arrays:
+    """All arrays of an .npz file, xz-compressed where its name ends in .xz."""
+    content = io.BytesIO(read_bytes(path))
+    with reading(path):
+        if content.getvalue().startswith(npy.MAGIC_PREFIX):
+            raise InputError(
+                f"{path}: expected an .npz archive of named arrays, got one .npy array; save them "
+                "with np.savez(path, x=..., y=...)"
+            )
+        if not zipfile.is_zipfile(content):
+            raise damaged(path, "no .npz archive inside")
+        arrays: Arrays = {}
+        with zipfile.ZipFile(content) as archive:
+            if sum(member.file_size for member in archive.infolist()) > MOST_BYTES:
+                raise too_large(path, MOST_BYTES)
+            for member in archive.infolist():
+                with archive.open(member) as stream:
+                    name = member.filename.removesuffix(".npy")
+                    arrays[name] = read_npy(path, stream.read(member.file_size))
+        return arrays
+
+
+def read_npy(path: Path, content: bytes) -> NDArray[Any]:
+    """The array of a .npy file, whose header is compared with what follows it."""
+    with reading(path):
+        stream = io.BytesIO(content)
+        version = npy.read_magic(stream)
+        read_header = {
+            (1, 0): npy.read_array_header_1_0,
+            (2, 0): npy.read_array_header_2_0,
+        }.get(version)
+        if read_header is None:
+            raise damaged(path, f"its format {version} is not known")
+        shape, _, dtype = read_header(stream)
+        size, left = math.prod(shape) * dtype.itemsize, len(content) - stream.tell()
+        if dtype.hasobject:
+            raise InputError(
+                f"{path}: expected arrays of numbers or texts, got pickled objects, which can run "
+                f"code and are not read. Save texts with `{_SAVE_TEXTS}`. Save sequences of "
+                f"unequal length with `{_SAVE_SEQUENCES}`"
+            )
+        if size != left or any(length < 0 for length in shape):
+            raise damaged(path, f"its header says shape {shape} of {dtype}, {left} bytes follow")
+        stream.seek(0)
+        array: NDArray[Any] = npy.read_array(stream, allow_pickle=False)
+        return array
+
+
+def read_idx(path: Path) -> NDArray[np.uint8]:
+    """An array of unsigned bytes in the idx format of MNIST, gzipped (.gz) or not."""
+    with reading(path), open_data(path) as stream:
+        start = stream.read(4)
+        if start[:3] != b"\x00\x00\x08" or len(start) < 4:
+            raise damaged(path, "no idx header of unsigned bytes")
+        sizes = stream.read(4 * start[3])
+        if len(sizes) < 4 * start[3]:
+            raise damaged(path, "no idx header of unsigned bytes")
+        shape = tuple(np.frombuffer(sizes, dtype=">u4").tolist())
+        size = math.prod(shape)
+        if size > MOST_BYTES:
+            raise too_large(path, MOST_BYTES)
+        content = _read(path, stream, size)
+        if len(content) != size:
+            raise damaged(path, f"its header says shape {shape}, but {len(content)} bytes follow")
+        return np.frombuffer(content, dtype=np.uint8).reshape(shape)
+
+
+def read_tar_members(path: Path, wanted: Callable[[str], bool]) -> Iterator[tuple[str, bytes]]:
+    """Name and content of the wanted regular files of a .tar.gz, streamed, never unpacked."""
+    for member, stream in tar_members(path):
+        if member.isfile() and wanted(member.name):
+            if member.size > _MOST_MEMBER:
+                raise damaged(path, f"{member.name} is far larger than it should be")
+            with reading(path):
+                opened = stream()
+                content = None if opened is None else opened.read()
+            if content is not None:
+                yield member.name, content
+
+
+def tar_members(
+    path: Path,
+) -> Iterator[tuple[tarfile.TarInfo, Callable[[], IO[bytes] | None]]]:
+    """Each member of a .tar.gz and what opens it, in one pass.
+
+    Raises:
+        InputError: the archive is damaged, or larger than any of ours.
+    """
+    total = 0
+    with reading(path), tarfile.open(path, "r|gz", tarinfo=_Header) as archive:
+        for member in archive:
+            total += member.size
+            if total > _MOST_ARCHIVE:
+                raise damaged(path, f"with {member.name} it is far larger than it should be")
+            yield member, lambda member=member: archive.extractfile(member)  # type: ignore[misc] # bound now
+
+
+class _Header(tarfile.TarInfo):
+    """A tar header; tarfile itself reads long names and extended headers whole, of any size."""
+
+    @classmethod
+    def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> Self:
+        """The header, refused where it announces another one that is too large."""
+        header = super().frombuf(buf, encoding, errors)
+        if header.type in _LONG and header.size > _MOST_HEADER:
+            raise tarfile.ReadError(f"a header of {header.size:,} bytes")
+        return header
+
+
+_LONG = (
+    tarfile.GNUTYPE_LONGNAME,
+    tarfile.GNUTYPE_LONGLINK,
+    tarfile.XHDTYPE,
+    tarfile.XGLTYPE,
+    tarfile.SOLARIS_XHDTYPE,
+)
+
+
+def too_large(path: Path, most: int) -> InputError:
+    """The error for a file that holds more than a task may."""
+    if most >= MOST_BYTES:  # which a whole file may well do
+        return InputError(
+            f"{path}: it holds more than {most:,} bytes, the most that is read of a file; larger "
+            "data of your own is given to rm.Task.from_arrays"
+        )
+    return damaged(path, f"it holds more than {most:,} bytes")

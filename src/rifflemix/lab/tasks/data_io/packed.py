@@ -1,0 +1,127 @@
+"""Sequences of different lengths, packed end to end and read in place."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from rifflemix.lab.tasks.core.base import Sample
+from rifflemix.lab.tasks.data_io.files import Array, Arrays
+
+
+@dataclass(frozen=True, eq=False)
+class PackedRows:
+    """Sequences of bytes, or of token ids, with labels.
+
+    Attributes:
+        tokens: (total,) uint8 or int32, all sequences end to end.
+        ends: (M,) int64, where each ends.
+        labels: (M,) uint8.
+    """
+
+    tokens: Array
+    ends: Array
+    labels: Array
+
+    def __len__(self) -> int:
+        """Number of sequences."""
+        return len(self.ends.values)
+
+    def __iter__(self) -> Iterator[bytes]:
+        """Each sequence as bytes."""
+        return (self.row(index).tobytes() for index in range(len(self)))
+
+    def row(self, index: int) -> NDArray[np.uint8 | np.int32]:
+        """One sequence."""
+        start = int(self.ends.values[index - 1]) if index else 0
+        values: NDArray[np.uint8 | np.int32] = self.tokens.values[
+            start : int(self.ends.values[index])
+        ]
+        return values
+
+    def longest(self) -> int:
+        """Length of the longest sequence, 0 where there is none."""
+        return int(np.diff(self.ends.values, prepend=0).max(initial=0))
+
+
+@dataclass(frozen=True, eq=False)
+class PackedSplit:
+    """Some of the rows of one or more packed parts, in a given order.
+
+    Attributes:
+        parts: counted through as if they were one.
+        rows: which rows belong to the split, in order.
+        max_length: longer rows are cut to it.
+        first_id: token id of byte 0, or what is added to ids.
+    """
+
+    parts: tuple[PackedRows, ...]
+    rows: NDArray[np.int64]
+    max_length: int
+    first_id: int = 0
+
+    def __len__(self) -> int:
+        """Number of sequences."""
+        return len(self.rows)
+
+    def __getitem__(self, index: int) -> Sample:
+        """The token ids (N,) int64 and the label."""
+        values, label = self._row(int(self.rows[index]))
+        return torch.from_numpy(values.astype(np.int64) + self.first_id), label
+
+    def lengths(self) -> NDArray[np.int64]:
+        """Tokens of each sequence, (S,)."""
+        each = [np.diff(part.ends.values, prepend=0) for part in self.parts]
+        lengths: NDArray[np.int64] = np.minimum(np.concatenate(each)[self.rows], self.max_length)
+        return lengths
+
+    def digest(self) -> bytes:
+        """Hash of the split's sequences and labels, in order."""
+        total = hashlib.blake2b(digest_size=16)
+        for row in self.rows.tolist():
+            values, label = self._row(row)
+            total.update(f"{len(values)},{label};".encode())
+            total.update(values.tobytes())
+        return total.digest()
+
+    def _row(self, row: int) -> tuple[NDArray[np.uint8 | np.int32], int]:
+        for part in self.parts:
+            if row < len(part):
+                return part.row(row)[: self.max_length], int(part.labels.values[row])
+            row -= len(part)
+        raise IndexError("row out of range")
+
+
+def pack(rows: Iterable[tuple[bytes, int]]) -> Arrays:
+    """Arrays "tokens", "ends" and "labels" of sequences and their labels, as `PackedRows` holds."""
+    tokens = bytearray()
+    ends: list[int] = []
+    labels: list[int] = []
+    for row, label in rows:
+        tokens += row
+        ends.append(len(tokens))
+        labels.append(label)
+    return {
+        "tokens": np.frombuffer(bytes(tokens), dtype=np.uint8),
+        "ends": np.array(ends, dtype=np.int64),
+        "labels": np.array(labels, dtype=np.uint8),
+    }
+
+
+def pack_parts(parts: Mapping[str, Iterable[tuple[bytes, int]]]) -> Arrays:
+    """`pack` of several parts, each name headed by its part's."""
+    return {
+        f"{part}_{name}": values
+        for part, rows in parts.items()
+        for name, values in pack(rows).items()
+    }
+
+
+def packed_rows(arrays: Mapping[str, Array], prefix: str = "") -> PackedRows:
+    """The arrays of `pack`, or of one part of `pack_parts` with `prefix` "part_"."""
+    return PackedRows(*(arrays[f"{prefix}{name}"] for name in ("tokens", "ends", "labels")))

@@ -1,0 +1,193 @@
+"""Molecules from SMILES as arrays of atoms and bonds, by RDKit."""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import importlib
+import math
+from collections import defaultdict
+from collections.abc import Generator, Iterable, Sequence
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from rifflemix.errors import InputError
+from rifflemix.lab.tasks.core.base import Progress
+from rifflemix.lab.tasks.data_io.bounded import read_csv_lines
+from rifflemix.lab.tasks.data_io.files import Arrays, damaged, reading
+
+ATOM_FEATURES = 9
+BOND_FEATURES = 3
+WIDTH = 512
+"""Value v of feature f is id 1 + WIDTH f + v; id 0 is padding, or no bond."""
+
+SPLIT_RULES = ("random", "scaffold")
+_MOST_ATOMS = 1_024
+_LONGEST_SMILES = 16_384
+_HELD_OUT = 10  # one part in ten for validation, one for the test
+
+_HYBRIDIZATIONS = ("SP", "SP2", "SP3", "SP3D", "SP3D2")
+_CHIRALITIES = ("CHI_UNSPECIFIED", "CHI_TETRAHEDRAL_CW", "CHI_TETRAHEDRAL_CCW", "CHI_OTHER")
+_BONDS = ("SINGLE", "DOUBLE", "TRIPLE", "AROMATIC")
+_STEREOS = ("STEREONONE", "STEREOZ", "STEREOE", "STEREOCIS", "STEREOTRANS", "STEREOANY")
+
+
+def read_csv(path: Path, smiles: str, target: str) -> Generator[tuple[int, str, float]]:
+    """Line number, SMILES and target of each row of a .csv or .csv.gz that has a target.
+
+    Raises:
+        InputError: a damaged file, a missing column, or a target that is no number.
+    """
+    with reading(path), closing(read_csv_lines(path)) as lines:
+        rows = csv.DictReader(lines, strict=True)
+        for name in (smiles, target):
+            if name not in (rows.fieldnames or ()):
+                raise damaged(path, f"it has no column {name!r}")
+        for row in rows:
+            code, value = row[smiles], row[target]
+            if code is None or value is None:
+                raise damaged(path, f"line {rows.line_num} is cut off")
+            if value.strip():
+                yield rows.line_num, code.strip(), _number(path, rows.line_num, value)
+
+
+def decode_molecules(
+    path: Path, rows: Iterable[tuple[int, str, float]], rule: str, progress: Progress
+) -> Arrays:
+    """Atoms, bonds, targets and splits of molecules, end to end.
+
+    Returns:
+        atoms (A, 9) uint8 and bonds (E, 5) uint16, the two ends within the molecule and three
+        features; atom_ends and bond_ends (M,) int64; targets (M,) float32; split_of (M,) uint8.
+
+    Raises:
+        InputError: RDKit is missing, or a SMILES is none.
+    """
+    chem = _rdkit()
+    atoms, bonds = bytearray(), bytearray()
+    atom_ends, bond_ends, targets, groups = [], [], [], []
+    for done, (line, smiles, target) in enumerate(rows):
+        if done % 1000 == 0:
+            progress(f"reading molecules of {path.name}", done, None)
+        if len(smiles) > _LONGEST_SMILES:
+            raise damaged(path, f"line {line}: a SMILES of {len(smiles):,} characters")
+        molecule = chem.MolFromSmiles(smiles)
+        if molecule is None or molecule.GetNumAtoms() == 0:
+            raise damaged(path, f"line {line}: {smiles!r} is no SMILES that RDKit can read")
+        if molecule.GetNumAtoms() > _MOST_ATOMS:
+            raise damaged(
+                path,
+                f"line {line}: expected at most {_MOST_ATOMS:,} atoms, since every pair of them "
+                f"has its distance, got {molecule.GetNumAtoms():,}",
+            )
+        for atom in molecule.GetAtoms():
+            atoms += bytes(_atom_features(atom))
+        for bond in molecule.GetBonds():
+            ends = (bond.GetBeginAtomIdx(), bond.GetEndAtomIdx())
+            bonds += np.array([*ends, *_bond_features(bond)], dtype=np.uint16).tobytes()
+        atom_ends.append(len(atoms) // ATOM_FEATURES)
+        bond_ends.append(len(bonds) // (2 * (2 + BOND_FEATURES)))
+        targets.append(target)
+        groups.append(_group(chem, molecule, rule))
+    if len(targets) < _HELD_OUT:
+        raise damaged(path, f"it holds {len(targets)} molecules, expected at least {_HELD_OUT}")
+    return {
+        "atoms": np.frombuffer(bytes(atoms), dtype=np.uint8).reshape(-1, ATOM_FEATURES),
+        "bonds": np.frombuffer(bytes(bonds), dtype=np.uint16).reshape(-1, 2 + BOND_FEATURES),
+        "atom_ends": np.array(atom_ends, dtype=np.int64),
+        "bond_ends": np.array(bond_ends, dtype=np.int64),
+        "targets": np.array(targets, dtype=np.float32),
+        "split_of": split_groups(groups, rule),
+    }
+
+
+def split_groups(groups: Sequence[str], rule: str) -> Any:
+    """(M,) uint8: 0 train, 1 validation, 2 test, in 80 / 10 / 10 %; a group stays together.
+
+    "random" takes groups in the order of a hash of their name, so that the file's order does not
+    count; "scaffold" takes the largest first, as MoleculeNet does, so that validation and test
+    hold rare scaffolds. A group that fits nowhere goes to train.
+    """
+    members: dict[str, list[int]] = defaultdict(list)
+    for index, name in enumerate(groups):
+        members[name].append(index)
+    if rule == "scaffold":
+        order = sorted(members, key=lambda name: (-len(members[name]), name))
+    else:
+        order = sorted(members, key=lambda name: hashlib.blake2b(name.encode()).digest())
+    held = len(groups) // _HELD_OUT
+    room = {0: len(groups) - 2 * held, 1: held, 2: held}
+    split_of = np.zeros(len(groups), dtype=np.uint8)
+    for name in order:
+        part = next((p for p in room if room[p] >= len(members[name])), 0)
+        room[part] -= len(members[name])
+        split_of[members[name]] = part
+    return split_of
+
+
+def _group(chem: Any, molecule: Any, rule: str) -> str:
+    """Molecules with the same name are never in two splits."""
+    if rule == "random":
+        name: str = chem.MolToSmiles(molecule)
+        return name
+    scaffolds: Any = importlib.import_module("rdkit.Chem.Scaffolds.MurckoScaffold")
+    scaffold: str = scaffolds.MurckoScaffoldSmiles(mol=molecule, includeChirality=False)
+    return scaffold
+
+
+def _atom_features(atom: Any) -> tuple[int, ...]:
+    """The nine features that the Open Graph Benchmark gives to atoms."""
+    return (
+        min(atom.GetAtomicNum(), 119) - 1 if atom.GetAtomicNum() > 0 else 118,
+        _position(str(atom.GetChiralTag()), _CHIRALITIES),
+        min(atom.GetTotalDegree(), 11),
+        atom.GetFormalCharge() + 5 if -5 <= atom.GetFormalCharge() <= 5 else 11,
+        min(atom.GetTotalNumHs(), 9),
+        min(atom.GetNumRadicalElectrons(), 5),
+        _position(str(atom.GetHybridization()), _HYBRIDIZATIONS),
+        int(atom.GetIsAromatic()),
+        int(atom.IsInRing()),
+    )
+
+
+def _bond_features(bond: Any) -> tuple[int, ...]:
+    """The three features that the Open Graph Benchmark gives to bonds."""
+    return (
+        _position(str(bond.GetBondType()), _BONDS),
+        _position(str(bond.GetStereo()), _STEREOS),
+        int(bond.GetIsConjugated()),
+    )
+
+
+def _position(name: str, known: Sequence[str]) -> int:
+    """Its position in `known`, or the position after them."""
+    return known.index(name) if name in known else len(known)
+
+
+# Errors are squared in float32.
+_LARGEST = math.sqrt(float(np.finfo(np.float32).max))
+
+
+def _number(path: Path, line: int, value: str) -> float:
+    try:
+        number = float(value)
+    except ValueError:
+        number = math.nan
+    if not abs(number) <= _LARGEST:
+        raise damaged(path, f"line {line}: {value[:40]!r} is no finite float32 number")
+    return number
+
+
+def _rdkit() -> Any:
+    try:
+        chem: Any = importlib.import_module("rdkit.Chem")
+        log: Any = importlib.import_module("rdkit.RDLogger")
+    except ImportError as error:
+        raise InputError(
+            "reading molecules needs RDKit, which is not installed; pip install 'rifflemix[graph]'"
+        ) from error
+    log.DisableLog("rdApp.*")  # what cannot be read is told by our own error
+    return chem

@@ -1,0 +1,377 @@
+"""Folders of labelled images: any classification folder, and data sets of published layouts."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rifflemix.errors import InputError, InputWarning, bad_argument, check_choice
+from rifflemix.lab.tasks.core.base import (
+    SPLITS,
+    Request,
+    Task,
+    TaskCard,
+    TaskStatus,
+    check_integer,
+    check_number,
+)
+from rifflemix.lab.tasks.core.leaks import leaks
+from rifflemix.lab.tasks.data_io.files import Array, absent, cache_root, missing_data
+from rifflemix.lab.tasks.data_io.shards import check_room, prepare_stack
+from rifflemix.lab.tasks.images.folder_layout import folder_is_there, folder_listing
+from rifflemix.lab.tasks.images.image_files import FileMaker
+from rifflemix.lab.tasks.images.image_listing import Entry, Listing, in_a_note
+from rifflemix.lab.tasks.images.imagenet_layouts import (
+    ANNOTATIONS,
+    SOLUTION,
+    TINY_LABELS,
+    dogs_are_there,
+    dogs_listing,
+    imagenet_is_there,
+    imagenet_listing,
+    tiny_is_there,
+    tiny_listing,
+)
+from rifflemix.lab.tasks.images.oxford_layouts import (
+    FLOWER_LABELS,
+    FLOWER_SPLITS,
+    PET_LISTS,
+    flowers_are_there,
+    flowers_listing,
+    pets_are_there,
+    pets_listing,
+)
+from rifflemix.lab.tasks.images.pixels import (
+    IMAGENET_SCALE,
+    ImageStack,
+    PixelScale,
+    check_layout,
+    pixel_task,
+)
+from rifflemix.lab.tasks.images.real_labels import real_test
+
+# Those of gray are the means of the three.
+_SCALES = {
+    "rgb": IMAGENET_SCALE,
+    "gray": PixelScale(top=255, mean=(0.449,), std=(0.226,)),
+}
+_CHANNELS = {"rgb": 3, "gray": 1}
+_SHARD_BYTES = 1 << 26
+_MOST_CLASSES = 1 << 16
+_MOST_NAMES = 10
+_PREPROCESSING = (
+    "The middle square of each image is resized to size x size (bicubic); of validation and test "
+    "images crop_share of it. Whole images with layout image, else patches of patch_size as "
+    "vectors; color gray with patch_size 1: pixels as tokens."
+)
+
+
+@dataclass(frozen=True)
+class ImageFolder:
+    """A task whose images lie in folders.
+
+    Attributes:
+        card: what it is.
+        find: lists the images in a data folder; None where they are not there.
+        is_there: whether the data folder holds them, without listing them.
+        looked_for: what the data folder may hold.
+        get_it: where the data comes from.
+        patch_size: of sequences, where it is unset.
+    """
+
+    card: TaskCard
+    find: Callable[[Path], Listing | None]
+    is_there: Callable[[Path], bool]
+    looked_for: Sequence[str]
+    get_it: str
+    patch_size: int
+
+    def load(self, request: Request) -> Task:
+        """The task; images are decoded to the cache when first read."""
+        options = self._options(request)
+        listing = self._listing(request.data_dir)
+        entries, note = listing.splits()
+        if request.max_samples is not None:
+            entries = {name: part[: request.max_samples] for name, part in entries.items()}
+        folder = self._folder(listing, options)
+        count = sum(map(len, entries.values()))
+        check_room(folder, count * int(options["size"]) ** 2 * _CHANNELS[str(options["color"])])
+        splits = {
+            name: self._stack(listing, folder, name, entries[name], request, options)
+            for name in reversed(SPLITS)
+        }
+        doubles = leaks({name: _hashes(*split) for name, split in splits.items()})
+        for told in filter(None, (listing.left_out, doubles)):
+            warnings.warn(f"task {self.card.name}: {told}", InputWarning, stacklevel=4)
+        task = pixel_task(
+            self.card,
+            options,
+            {name: splits[name] for name in SPLITS},
+            scale=_SCALES[str(options["color"])],
+            split_note="; ".join(filter(None, (note, doubles))),
+            data_source=_told(listing),
+            num_classes=len(listing.classes),
+        )
+        return self._with_further_tests(task, request, listing, entries["test"])
+
+    def status(self, data_dir: Path | None) -> TaskStatus:
+        """Whether `data_dir` looks like it; the images are not listed."""
+        if data_dir is None or not self.is_there(data_dir):
+            return absent(self.card, data_dir)
+        return TaskStatus(self.card.name, True, f"{self.card.title} in {data_dir}")
+
+    def prepared(self, request: Request) -> Path | None:
+        """The folder of decoded images."""
+        return self._folder(self._listing(request.data_dir), self._options(request))
+
+    def _with_further_tests(
+        self, task: Task, request: Request, listing: Listing, tested: Sequence[Entry]
+    ) -> Task:
+        """The task, to be tested on what option further_tests says."""
+        return task
+
+    def _options(self, request: Request) -> dict[str, Any]:
+        """Checked, with the patch size filled in."""
+        options = dict(request.options)
+        size = check_integer(options, "size", 8, 4096)
+        check_choice("color", options["color"], _SCALES)
+        check_layout(options)
+        if not check_number(options, "crop_share") <= 1:
+            raise bad_argument("crop_share", "over 0, at most 1", options["crop_share"])
+        if options["patch_size"] is None:
+            options["patch_size"] = 1 if options["layout"] == "image" else self.patch_size
+        if size % check_integer(options, "patch_size", 1):
+            raise bad_argument("patch_size", f"a divisor of size {size}", options["patch_size"])
+        return options
+
+    def _listing(self, data_dir: Path | None) -> Listing:
+        listing = None if data_dir is None else self.find(data_dir)
+        if listing is None:
+            raise missing_data(
+                self.card, data_dir, self.looked_for, self.get_it, _why_not(data_dir)
+            )
+        if len(listing.classes) > _MOST_CLASSES:
+            raise InputError(
+                f"{listing.root}: expected at most {_MOST_CLASSES:,} classes, got "
+                f"{len(listing.classes):,}"
+            )
+        return listing
+
+    def _folder(self, listing: Listing, options: dict[str, Any]) -> Path:
+        kept = f"{listing.key()}-{options['size']}-{options['color']}-{options['crop_share']:g}"
+        return cache_root() / self.card.name / kept
+
+    def _stack(
+        self,
+        listing: Listing,
+        folder: Path,
+        name: str,
+        entries: Sequence[Entry],
+        request: Request,
+        options: dict[str, Any],
+    ) -> tuple[ImageStack, Array, NDArray[np.int64]]:
+        if not entries:
+            raise InputError(
+                f"task {self.card.name}: {listing.root} has no images for the {name} split; it is "
+                "carved from classes of ten images or more"
+            )
+        size, color = int(options["size"]), str(options["color"])
+        labels = [entry.label for entry in entries]
+        images = prepare_stack(
+            folder / name,
+            FileMaker(
+                listing.root,
+                [entry.path for entry in entries],
+                labels,
+                size,
+                1.0 if name == "train" else float(options["crop_share"]),
+                color,
+            ),
+            len(entries),
+            request.progress,
+            f"decoding {self.card.title}, {name}",
+            max(1, min(1000, _SHARD_BYTES // (size * size * _CHANNELS[color]))),
+        )
+        return images, Array(np.array(labels, dtype=np.uint16)), np.arange(len(entries))
+
+
+class _ImageNet(ImageFolder):
+    """ImageNet, whose validation images have other labels too."""
+
+    def _options(self, request: Request) -> dict[str, Any]:
+        if (further := request.options["further_tests"]) not in ("", "real"):
+            raise bad_argument("further_tests", "real, or nothing", repr(further))
+        return super()._options(request)
+
+    def _with_further_tests(
+        self, task: Task, request: Request, listing: Listing, tested: Sequence[Entry]
+    ) -> Task:
+        if not request.options["further_tests"] or request.data_dir is None:
+            return task
+        real = real_test(
+            task.split("test"),
+            [entry.path for entry in tested],
+            [request.data_dir, listing.root],
+            task.num_classes,
+        )
+        return replace(task, further_tests={"real": real})
+
+
+def _told(listing: Listing) -> str:
+    """What was found: how many images, of which classes, and what was left out."""
+    count, names = len(listing.classes), [in_a_note(name) for name in listing.classes]
+    if count > _MOST_NAMES:
+        names = [*names[: _MOST_NAMES - 1], f"{count - _MOST_NAMES + 1:,} more"]
+    found = (
+        f"{sum(map(len, listing.parts.values())):,} images of {count:,} classes in folders "
+        f"({', '.join(names)})"
+    )
+    return "; ".join(filter(None, (found, listing.left_out)))
+
+
+def _hashes(images: ImageStack, _: Array, rows: NDArray[np.int64]) -> Iterator[int]:
+    return (hash(content) for content in images.content(rows))
+
+
+def _why_not(data_dir: Path | None) -> str:
+    if data_dir is None:
+        return ""
+    packed = sorted(
+        path.name
+        for path in data_dir.iterdir()
+        if path.name.lower().endswith((".zip", ".tar", ".tar.gz", ".tgz"))
+    )
+    return f"{packed[0]} there is packed; unpack it" if packed else ""
+
+
+def _card(name: str, title: str, about: str, source: str, licence: str, **options: Any) -> TaskCard:
+    return TaskCard(
+        name=name,
+        title=title,
+        source=source,
+        licence=licence,
+        description=f"{about} {_PREPROCESSING}",
+        needs_data=True,
+        is_image=True,
+        options={
+            "size": 224,
+            "patch_size": None,
+            "color": "rgb",
+            "layout": "sequence",
+            "augment": "none",
+            "crop_share": 1.0,
+            **options,
+        },
+    )
+
+
+IMAGE_FOLDER = ImageFolder(
+    _card(
+        "image_folder",
+        "Image folder",
+        "Any images in folders of their classes: train/CLASS/*, val/CLASS/*, test/CLASS/*; without "
+        "test, val is the test split; without both, a tenth of each class is for each.",
+        "your own images",
+        "your own",
+    ),
+    folder_listing,
+    folder_is_there,
+    ("train/CLASS/", "val/CLASS/", "test/CLASS/", "or only CLASS/"),
+    "images, sorted into a folder for each class",
+    patch_size=16,
+)
+
+IMAGENET = _ImageNet(
+    _card(
+        "imagenet",
+        "ImageNet-1k",
+        "1.28 million images of 1,000 classes; test is the published validation set of 50,000, "
+        "with further_tests real also with its ReaL labels.",
+        "Deng et al. (2009), Russakovsky et al. (2015), ILSVRC 2012",
+        "non-commercial research, see image-net.org",
+        crop_share=0.875,
+        further_tests="",
+    ),
+    imagenet_listing,
+    imagenet_is_there,
+    (
+        "train/nXXXXXXXX/",
+        "val/nXXXXXXXX/",
+        f"or a flat val/ with {SOLUTION} or {ANNOTATIONS}/",
+        "or all this in ILSVRC/Data/CLS-LOC/",
+    ),
+    "ILSVRC 2012 from https://image-net.org",
+    patch_size=16,
+)
+
+TINY_IMAGENET = ImageFolder(
+    _card(
+        "tiny_imagenet",
+        "Tiny-ImageNet",
+        "110,000 images of 64x64 pixels, 200 classes; test is the published validation set of "
+        "10,000.",
+        "Le and Yang (2015)",
+        "non-commercial research, see image-net.org",
+        size=64,
+    ),
+    tiny_listing,
+    tiny_is_there,
+    ("tiny-imagenet-200/train/", f"tiny-imagenet-200/val/{TINY_LABELS}"),
+    "tiny-imagenet-200.zip from http://cs231n.stanford.edu/tiny-imagenet-200.zip, unpacked",
+    patch_size=4,
+)
+
+DOGS_VS_CATS = ImageFolder(
+    _card(
+        "dogs_vs_cats",
+        "Dogs vs. Cats",
+        "25,000 photographs, label 0 cat and 1 dog; a tenth of each class is for validation and "
+        "a tenth for test, because the published test images have no labels.",
+        "Elson et al. (2007), Asirra; the Kaggle competition of 2013",
+        "see https://www.kaggle.com/c/dogs-vs-cats",
+    ),
+    dogs_listing,
+    dogs_are_there,
+    ("train/cat.0.jpg", "train/dog.0.jpg", "..."),
+    "train.zip from https://www.kaggle.com/c/dogs-vs-cats/data, unpacked",
+    patch_size=16,
+)
+
+FLOWERS = ImageFolder(
+    _card(
+        "flowers102",
+        "Oxford Flowers-102",
+        "8,189 photographs of 102 flowers, in the published splits: 1,020 for training, 1,020 for "
+        "validation and 6,149 for test.",
+        "Nilsback and Zisserman (2008)",
+        "see https://www.robots.ox.ac.uk/~vgg/data/flowers/102",
+    ),
+    flowers_listing,
+    flowers_are_there,
+    ("jpg/image_00001.jpg", "...", FLOWER_LABELS, FLOWER_SPLITS, "or all this in flowers-102/"),
+    f"102flowers.tgz, {FLOWER_LABELS} and {FLOWER_SPLITS} from "
+    "https://www.robots.ox.ac.uk/~vgg/data/flowers/102, unpacked",
+    patch_size=16,
+)
+
+PETS = ImageFolder(
+    _card(
+        "oxford_pets",
+        "Oxford-IIIT Pet",
+        "7,349 photographs of 37 breeds of cats and dogs; test is the published list of 3,669.",
+        "Parkhi et al. (2012)",
+        "CC BY-SA 4.0",
+    ),
+    pets_listing,
+    pets_are_there,
+    ("images/Abyssinian_1.jpg", "...", *PET_LISTS.values(), "or all this in oxford-iiit-pet/"),
+    "images.tar.gz and annotations.tar.gz from https://www.robots.ox.ac.uk/~vgg/data/pets, "
+    "unpacked",
+    patch_size=16,
+)

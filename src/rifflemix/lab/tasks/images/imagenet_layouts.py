@@ -1,0 +1,213 @@
+"""The folders in which ImageNet, Tiny-ImageNet and Dogs vs. Cats keep images and labels."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from rifflemix.errors import InputError
+from rifflemix.lab.tasks.data_io.bounded import read_bytes, read_text_lines
+from rifflemix.lab.tasks.data_io.files import damaged
+from rifflemix.lab.tasks.images.image_listing import (
+    Entry,
+    Listing,
+    class_folders,
+    entry_of,
+    image_files,
+    labelled,
+)
+
+_IMAGENET_FOLDERS = (".", "imagenet", "ILSVRC2012", "ILSVRC/Data/CLS-LOC", "Data/CLS-LOC")
+_TINY_FOLDERS = (".", "tiny-imagenet-200")
+_DOGS_FOLDERS = (".", "train", "dogs-vs-cats", "dogs-vs-cats/train")
+
+SOLUTION = "LOC_val_solution.csv"
+ANNOTATIONS = "Annotations/CLS-LOC/val"
+TINY_LABELS = "val_annotations.txt"
+
+IMAGENET_CLASSES, TINY_CLASSES = 1000, 200
+
+_MOST_ANNOTATION = 1 << 20
+_SYNSET = re.compile(r"n\d{8}")
+_BOX_SYNSET = re.compile(rb"<name>\s*(n\d{8})\s*</name>")
+_PET = re.compile(r"(cat|dog)\.\d+\.jpg")
+_PETS = ("cat", "dog")
+
+
+class _Base(NamedTuple):
+    """The folder of "train" and "val", and the classes of train."""
+
+    folder: Path
+    classes: tuple[str, ...]
+
+
+def imagenet_is_there(data_dir: Path) -> bool:
+    """Whether a folder has ImageNet's classes."""
+    base = _base(data_dir, _IMAGENET_FOLDERS)
+    return base is not None and len(base.classes) == IMAGENET_CLASSES
+
+
+def imagenet_listing(data_dir: Path) -> Listing | None:
+    """ImageNet: train/nXXXXXXXX/*, and val with such folders or flat.
+
+    The labels of a flat val are read from `SOLUTION` or from `ANNOTATIONS`, beside or above it.
+
+    Raises:
+        InputError: there are not 1,000 classes, or labels are missing or damaged, or do not fit
+            the images.
+    """
+    base = _base(data_dir, _IMAGENET_FOLDERS)
+    if base is None:
+        return None
+    _check_classes("ImageNet", base, IMAGENET_CLASSES)
+    val = base.folder / "val"
+    if class_folders(val):
+        return _listing(base, labelled(base.folder, val, base.classes).entries)
+    return _listing(base, _by_name(base, val, _flat_labels(data_dir, base.folder)))
+
+
+def tiny_is_there(data_dir: Path) -> bool:
+    """Whether a folder has Tiny-ImageNet's classes."""
+    base = _base(data_dir, _TINY_FOLDERS)
+    return base is not None and len(base.classes) == TINY_CLASSES
+
+
+def tiny_listing(data_dir: Path) -> Listing | None:
+    """Tiny-ImageNet: train/nXXXXXXXX/images/*, val/images/* with `TINY_LABELS`, or val by class.
+
+    Raises:
+        InputError: there are not 200 classes, or labels are missing or damaged, or do not fit
+            the images.
+    """
+    base = _base(data_dir, _TINY_FOLDERS)
+    if base is None:
+        return None
+    _check_classes("Tiny-ImageNet", base, TINY_CLASSES)
+    val = base.folder / "val"
+    if (val / TINY_LABELS).is_file():
+        return _listing(base, _by_name(base, val / "images", _tiny_labels(val / TINY_LABELS)))
+    if not class_folders(val) or class_folders(val) == ["images"]:
+        raise InputError(f"{val / TINY_LABELS}: the file is missing, its images are there")
+    return _listing(base, labelled(base.folder, val, base.classes).entries)
+
+
+def dogs_are_there(data_dir: Path) -> bool:
+    """Whether a folder has the training images of Dogs vs. Cats."""
+    return _dogs_folder(data_dir) is not None
+
+
+def dogs_listing(data_dir: Path) -> Listing | None:
+    """Dogs vs. Cats: train/cat.0.jpg, train/dog.0.jpg and so on."""
+    folder = _dogs_folder(data_dir)
+    if folder is None:
+        return None
+    found = [
+        entry_of(folder, entry.path, _PETS.index(match[1]), entry.stat())
+        for entry in image_files(folder)
+        if (match := _PET.fullmatch(entry.name))
+    ]
+    return Listing(folder, _PETS, {"train": tuple(found)})
+
+
+def _dogs_folder(data_dir: Path) -> Path | None:
+    for part in _DOGS_FOLDERS:
+        folder = data_dir / part
+        if all((folder / f"{pet}.0.jpg").is_file() for pet in _PETS):
+            return folder
+    return None
+
+
+def _base(data_dir: Path, parts: Sequence[str]) -> _Base | None:
+    """The first of the folders whose "train" holds folders of synsets."""
+    for part in parts:
+        folder = data_dir / part
+        names = class_folders(folder / "train")
+        synsets = tuple(name for name in names if _SYNSET.fullmatch(name))
+        if synsets:
+            return _Base(folder, synsets)
+    return None
+
+
+def _check_classes(title: str, base: _Base, count: int) -> None:
+    if len(base.classes) != count:
+        raise InputError(
+            f"{base.folder / 'train'}: expected the {count:,} synsets of {title}, got "
+            f"{len(base.classes):,}; other sets of classes are read by task image_folder"
+        )
+
+
+def _listing(base: _Base, held_out: tuple[Entry, ...]) -> Listing:
+    train = labelled(base.folder, base.folder / "train", base.classes).entries
+    return Listing(base.folder, base.classes, {"train": train, "validation": held_out})
+
+
+def _flat_labels(data_dir: Path, base: Path) -> dict[str, str]:
+    """Synset of each image of a flat val folder, by the name without its ending."""
+    above = dict.fromkeys((base, data_dir, data_dir / "ILSVRC", *base.parents[:3]))
+    for folder in above:
+        if (folder / SOLUTION).is_file():
+            return _solution_labels(folder / SOLUTION)
+        if (folder / ANNOTATIONS).is_dir():
+            return _annotated_labels(folder / ANNOTATIONS)
+    raise InputError(
+        f"{base / 'val'}: expected a folder for each synset, or the labels of its images in "
+        f"{SOLUTION} or {ANNOTATIONS} above it, found neither"
+    )
+
+
+def _solution_labels(path: Path) -> dict[str, str]:
+    labels = {}
+    for number, line in read_text_lines(path):
+        name, _, boxes = line.partition(",")
+        synset = boxes.partition(" ")[0]
+        if number == 1 and name == "ImageId":
+            continue
+        if not _SYNSET.fullmatch(synset):
+            raise damaged(path, f"line {number} is not an image and its synset")
+        labels[name] = synset
+    return labels
+
+
+def _annotated_labels(folder: Path) -> dict[str, str]:
+    labels = {}
+    for entry in sorted(os.scandir(folder), key=lambda entry: entry.name):
+        if not entry.name.endswith(".xml"):
+            continue
+        path = Path(entry.path)
+        found = set(_BOX_SYNSET.findall(read_bytes(path, _MOST_ANNOTATION)))
+        if len(found) != 1:
+            raise damaged(path, f"it names {len(found)} synsets, expected one")
+        labels[path.stem] = found.pop().decode()
+    return labels
+
+
+def _tiny_labels(path: Path) -> dict[str, str]:
+    labels = {}
+    for number, line in read_text_lines(path):
+        fields = line.split("\t")
+        if len(fields) < 2 or not _SYNSET.fullmatch(fields[1]):
+            raise damaged(path, f"line {number} is not an image and its synset")
+        labels[Path(fields[0]).stem] = fields[1]
+    return labels
+
+
+def _by_name(base: _Base, folder: Path, names: Mapping[str, str]) -> tuple[Entry, ...]:
+    """The images in a folder, labelled by their names without the ending."""
+    labels = {name: label for label, name in enumerate(base.classes)}
+    entries = []
+    for found in image_files(folder):
+        synset = names.get(Path(found.name).stem)
+        if synset is None:
+            raise InputError(f"{found.path}: no label is given for this image")
+        if synset not in labels:
+            raise InputError(f"{found.path}: its class {synset} has no training images")
+        entries.append(entry_of(base.folder, found.path, labels[synset], found.stat()))
+    if len(entries) < len(names):
+        raise InputError(
+            f"{folder}: expected the {len(names):,} images that have labels, found "
+            f"{len(entries):,}; get a fresh copy"
+        )
+    return tuple(entries)

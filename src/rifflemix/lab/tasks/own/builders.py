@@ -1,0 +1,161 @@
+"""Files of the user's own as tasks of the registry: csv, jsonl, npz and folder."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rifflemix.checks import check_integer
+from rifflemix.errors import bad_argument
+from rifflemix.files import user_path
+from rifflemix.lab.tasks.core.base import Request, Task, TaskCard, TaskStatus
+from rifflemix.lab.tasks.core.own_data import DEFAULT_SPLIT
+from rifflemix.lab.tasks.own.arrays import Origin
+from rifflemix.lab.tasks.own.folders import from_folder, npz_part
+from rifflemix.lab.tasks.own.parts import from_parts
+from rifflemix.lab.tasks.own.rows import ending
+from rifflemix.lab.tasks.own.tables import data_file, from_csv
+
+_SHARED = {
+    "data": None,
+    "input": None,
+    "label": None,
+    "group": None,
+    "split": list(DEFAULT_SPLIT),
+    "split_seed": 0,
+    "kind": "auto",
+    "max_length": None,
+    "drop_empty": False,
+}
+_OF_IMAGES = {"patch_size": None, "layout": "sequence"}
+_COMMON = (
+    "kind says classification or regression where the labels do not: numbers with a decimal point "
+    "are regression. split: three shares, drawn with split_seed; a group stays together. "
+    "drop_empty=true leaves out empty texts and sequences."
+)
+
+
+@dataclass(frozen=True)
+class OwnFile:
+    """A task over a file or folder that option `data` names.
+
+    Attributes:
+        card: what it is.
+        read: makes the task of the path, its origin and the options that are left.
+    """
+
+    card: TaskCard
+    read: Callable[[Path, Origin, dict[str, Any]], Task]
+
+    def load(self, request: Request) -> Task:
+        """The task over the data that is named."""
+        options = dict(request.options)
+        path = self._path(options.pop("data"), request.data_dir)
+        for name in ("input", "label", "group", "lengths"):
+            if not isinstance(options.get(name), str | None):
+                raise bad_argument(name, "a name", repr(options[name]))
+        told = {name: options[name] for name in sorted(request.given - {"data", "seed"})}
+        origin = Origin(
+            self.card.name,
+            title=path.name,
+            data_source=path.name,
+            options={"data": path.name, **told},
+        )
+        options["seed"] = check_integer("split_seed", options.pop("split_seed"), 0, 2**63 - 1)
+        return self.read(path, origin, options)
+
+    def status(self, data_dir: Path | None) -> TaskStatus:
+        """Nothing is known before the data is named."""
+        return TaskStatus(self.card.name, False, "name your data with --data")
+
+    def prepared(self, request: Request) -> Path | None:
+        """Nothing is kept."""
+        return None
+
+    def _path(self, data: Any, data_dir: Path | None) -> Path:
+        if data is None:
+            hint = "give it with --data, or as task option data"
+            raise bad_argument("data", "the path of your data", None, hint)
+        path = user_path("data", data)
+        return path if data_dir is None else data_dir / path
+
+
+def _read_table(path: Path, origin: Origin, options: dict[str, Any]) -> Task:
+    if ending(data_file("data", path)) not in (endings := _ENDINGS_OF[origin.name]):
+        expected = f"a file {' or '.join(endings)} for task {origin.name}, or one as .gz or .xz"
+        raise bad_argument("data", expected, path.name, "pandas can write other tables as such")
+    for name in ("input", "label"):
+        if options[name] is None:
+            raise bad_argument(name, "the name of a column", None, f"give it with --{name}")
+    return from_csv(path, input=_columns(options.pop("input")), origin=origin, **options)
+
+
+def _columns(input: str) -> str | list[str]:
+    """A column of texts, or columns of numbers: names with commas, one name with a last comma."""
+    return input.removesuffix(",").split(",") if "," in input else input
+
+
+_ENDINGS_OF = {"csv": (".csv", ".tsv"), "jsonl": (".jsonl",)}
+
+
+def _read_npz(path: Path, origin: Origin, options: dict[str, Any]) -> Task:
+    x, y = options.pop("input") or "x", options.pop("label") or "y"
+    group, lengths = options.pop("group"), options.pop("lengths")
+    part = npz_part(data_file("data", path), x, y, group, lengths)
+    return from_parts({"train": part}, origin, options)
+
+
+def _read_folder(path: Path, origin: Origin, options: dict[str, Any]) -> Task:
+    if options["input"] is not None:
+        options["input"] = _columns(options["input"])
+    return from_folder(path, origin=origin, **options)
+
+
+def _task(name: str, title: str, description: str, read: Any, **options: Any) -> OwnFile:
+    card = TaskCard(
+        name=name,
+        title=title,
+        source="your own",
+        licence="your own data",
+        description=f"{description} {_COMMON}",
+        needs_data=True,
+        options={**_SHARED, **options},
+    )
+    return OwnFile(card, read)
+
+
+OWN_FILES = (
+    _task(
+        "csv",
+        "Table (CSV)",
+        "Your own .csv or .tsv with a header: column input holds texts, read as bytes, or several "
+        "columns with commas between their names hold a number each (one with a last comma: v,); "
+        "column label the answers.",
+        _read_table,
+    ),
+    _task(
+        "jsonl",
+        "Table (JSON lines)",
+        "Your own file of a JSON object a line: input holds texts or lists of numbers.",
+        _read_table,
+    ),
+    _task(
+        "npz",
+        "Arrays",
+        "Your own .npz of arrays: input (x) holds tokens (M, N), vectors (M, N, F) or images "
+        "(M, H, W, C), label (y) the answers, lengths (lengths, if it is there) the valid tokens.",
+        _read_npz,
+        lengths=None,
+        **_OF_IMAGES,
+    ),
+    _task(
+        "folder",
+        "Folder",
+        "Your own folder of train, validation and test as .npz, .jsonl or .csv files.",
+        _read_folder,
+        lengths=None,
+        **_OF_IMAGES,
+    ),
+)

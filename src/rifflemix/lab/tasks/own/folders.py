@@ -1,0 +1,138 @@
+"""Folders of the user's own: a file for each split, or images by class."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+from rifflemix.errors import InputError, InputWarning, bad_argument, unknown_name
+from rifflemix.files import user_path
+from rifflemix.lab.tasks.core.base import Request, Task
+from rifflemix.lab.tasks.data_io.bounded import read_npz
+from rifflemix.lab.tasks.data_io.files import Arrays
+from rifflemix.lab.tasks.images.image_folder import IMAGE_FOLDER
+from rifflemix.lab.tasks.own.arrays import Origin
+from rifflemix.lab.tasks.own.parts import NAMES, Part, from_parts
+from rifflemix.lab.tasks.own.rows import ending
+from rifflemix.lab.tasks.own.tables import ENDINGS, read_table, table_parts, wanted_columns
+
+_ARRAYS = ".npz"
+_LENGTHS = "lengths"
+_KINDS = (_ARRAYS, *ENDINGS)
+
+
+def from_folder(path: str | PathLike[str], *, origin: Origin | None = None, **options: Any) -> Task:
+    """See `Task.from_folder`."""
+    folder = user_path("path", path)
+    if not folder.is_dir():
+        raise bad_argument("path", "an existing folder", repr(str(path)))
+    try:
+        files = _files(folder)
+    except OSError as error:
+        raise InputError(f"{folder}: cannot be read ({error.strerror})") from error
+    if not files:
+        if origin is not None:
+            raise InputError(
+                f"{folder}: expected train as .npz, .csv, .tsv or .jsonl, found none; images in "
+                "folders of their classes are task image_folder"
+            )
+        return _images(folder, options)
+    origin = origin or Origin("folder", title=folder.name, data_source=f"{folder.name}/")
+    input, label = options.pop("input", None), options.pop("label", None)
+    group, lengths = options.pop("group", None), options.pop("lengths", None)
+    if ending(next(iter(files.values()))) == _ARRAYS:
+        parts = {
+            n: npz_part(f, input or "x", label or "y", group, lengths) for n, f in files.items()
+        }
+    elif lengths is not None:
+        raise bad_argument("lengths", "None for tables", repr(lengths))
+    else:
+        input, label = input or "text", label or "label"
+        wanted = wanted_columns(input, label, group)
+        empty = input if options.get("drop_empty") else ""
+        tables = [read_table(file, wanted, empty=empty) for file in files.values()]
+        read = table_parts(tables, input, label, group, options.get("kind", "auto"))
+        parts = dict(zip(files, read, strict=True))
+    return from_parts(parts, origin, options)
+
+
+def npz_part(file: Path, x: str, y: str, group: str | None, lengths: str | None) -> Part:
+    """Read the arrays of these names of an .npz file; array "lengths" is read if it is there.
+
+    Arrays that nothing reads are named in a warning.
+    """
+    arrays = read_npz(file)
+    if lengths is None and _LENGTHS in arrays and _LENGTHS not in (x, y, group):
+        lengths = _LENGTHS
+    samples, labels, counts, groups = (
+        None if name is None else _array(file, arrays, name) for name in (x, y, lengths, group)
+    )
+    unused = [name for name in arrays if name not in (x, y, lengths, group)]
+    if unused:
+        warnings.warn(
+            f"{file.name}: not used: {', '.join(unused)}; used: x = {x}, y = {y}, "
+            f"lengths = {lengths or 'none'}, group = {group or 'none'}",
+            InputWarning,
+            stacklevel=4,
+        )
+    return Part(samples, labels, counts, groups, file.name)
+
+
+def _array(file: Path, arrays: Arrays, name: str) -> Any:
+    if not isinstance(name, str) or name not in arrays:
+        raise unknown_name(f"array of {file.name}", name, arrays)
+    return arrays[name]
+
+
+def _files(folder: Path) -> dict[str, Path]:
+    """The file of each split, all of one kind; none where the folder holds images by class."""
+    found: dict[str, Path] = {}
+    others = []
+    for path in sorted(folder.iterdir()):
+        name = NAMES.get(_stem(path))
+        if name is None or not path.is_file() or ending(path) not in _KINDS:
+            others.append(path)
+        elif name in found:
+            both = f"{found[name].name} and {path.name}"
+            raise InputError(f"{folder}: expected one file for {name}, got {both}")
+        else:
+            found[name] = path
+    if found or not any(path.is_dir() for path in others):
+        _check_others(folder, others)
+    if len({ending(file) for file in found.values()}) > 1:
+        names = ", ".join(file.name for file in found.values())
+        raise InputError(f"{folder}: expected files of one kind, got {names}")
+    return found
+
+
+def _stem(path: Path) -> str:
+    return path.name.split(".")[0].lower()
+
+
+def _check_others(folder: Path, others: Sequence[Path]) -> None:
+    """Raise at data that would be left out, and another split drawn in its place."""
+    for path in others:
+        is_data = path.is_file() and any(suffix.lower() in _KINDS for suffix in path.suffixes)
+        if (is_data and _stem(path)) or _stem(path) in NAMES:
+            raise InputError(
+                f"{folder}: expected only train, validation and test as .npz, .csv, .tsv or "
+                f".jsonl, got {path.name}; rename it, or move it to another folder"
+            )
+
+
+def _images(folder: Path, options: dict[str, Any]) -> Task:
+    known = IMAGE_FOLDER.card.options
+    for name in options:
+        if name not in known:
+            raise unknown_name(f"option of task {IMAGE_FOLDER.card.name}", name, known)
+    request = Request(
+        data_dir=folder,
+        seed=0,
+        options={**known, **options},
+        given=frozenset(options),
+        progress=lambda what, done, total: None,
+    )
+    return IMAGE_FOLDER.load(request)

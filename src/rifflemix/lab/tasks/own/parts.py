@@ -1,0 +1,198 @@
+"""Data that comes in parts: files or data sets for each split."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from rifflemix.checks import shown
+from rifflemix.errors import InputError, bad_argument, unknown_name
+from rifflemix.lab.tasks.core.base import SPLITS, Task
+from rifflemix.lab.tasks.core.own_data import DEFAULT_SPLIT
+from rifflemix.lab.tasks.own.arrays import Origin, from_arrays
+from rifflemix.lab.tasks.own.labels import Labels, read_labels
+from rifflemix.lab.tasks.own.samples import as_numpy, is_images, plain_array
+from rifflemix.lab.tasks.own.splitting import divide
+
+NAMES = {
+    **{name: name for name in SPLITS},
+    "val": "validation", "valid": "validation", "dev": "validation",
+}  # fmt: skip
+"""What splits are called, in files and data sets."""
+
+_HELD_OUT = 0.2  # of the training samples, where a split is missing
+
+
+@dataclass(frozen=True, eq=False)
+class Part:
+    """The samples of one split.
+
+    Attributes:
+        x, y, lengths, groups: as `from_arrays` takes them.
+        source: the name of the file that they were read from; empty without one.
+    """
+
+    x: Any
+    y: Any
+    lengths: Any = None
+    groups: Any = None
+    source: str = ""
+
+
+def from_parts(parts: Mapping[str, Part], origin: Origin, options: Mapping[str, Any]) -> Task:
+    """A task from the parts that there are; "train" alone is split as `from_arrays` does.
+
+    A validation or test split that is missing is drawn from the training samples.
+
+    Args:
+        parts: by the names of the splits.
+        origin: of the data.
+        options: of `from_arrays`.
+
+    Raises:
+        InputError: no training part, parts of several types, a split asked for beside given ones,
+            and as `from_arrays`.
+    """
+    if "train" not in parts:
+        raise InputError(f"{origin.data_source}: expected a train split, got {', '.join(parts)}")
+    given = [name for name in SPLITS if name in parts]
+    by_source = {parts[name].source or name: parts[name] for name in given}
+    _check_alike(by_source, options)
+    _check_sizes(by_source)
+    _check_same(by_source)
+    whole = {
+        name: _joined([getattr(parts[part], name) for part in given])
+        for name in ("x", "y", "lengths", "groups")
+    }
+    options = dict(options)
+    if len(given) > 1:
+        _check_counts(by_source)
+        split = options.get("split", DEFAULT_SPLIT)
+        if plain_array(split).tolist() != list(DEFAULT_SPLIT):
+            raise InputError(
+                f"split: expected none beside the splits of {origin.data_source}, got "
+                f"{shown(split)}"
+            )
+        sizes = [len(parts[name].y) for name in given]
+        rows = _rows(given, sizes)
+        missing = [name for name in SPLITS if name not in given]
+        note = f"{' and '.join(given)} as given"
+        if missing:
+            labels = read_labels(whole["y"], sum(sizes), options.get("kind", "auto"))
+            rows |= _held_out(rows["train"], missing[0], labels, whole["groups"], options)
+            note += f", {missing[0]} is {100 * _HELD_OUT:g} % of the training samples"
+        options["split"] = rows
+        origin = replace(origin, split_note=note)
+    return from_arrays(
+        whole["x"], whole["y"], lengths=whole["lengths"], groups=whole["groups"],
+        **{**options, "name": origin.name}, origin=origin,
+    )  # fmt: skip
+
+
+def split_name(name: str) -> str:
+    """The split that a file or data set of this name holds."""
+    if name not in NAMES:
+        raise unknown_name("split", name, NAMES)
+    return NAMES[name]
+
+
+def _check_same(parts: Mapping[str, Part]) -> None:
+    """Raise if some parts have lengths or groups and others have none."""
+    for name in ("lengths", "groups"):
+        lack = [where for where, part in parts.items() if getattr(part, name) is None]
+        if 0 < len(lack) < len(parts):
+            raise bad_argument(name, "one array in every part or in none", f"none in {lack[0]}")
+
+
+def _check_counts(parts: Mapping[str, Part]) -> None:
+    """Raise where a part has not as many labels as samples: joined, they would be another's."""
+    for where, part in parts.items():
+        for name in ("y", "lengths", "groups"):
+            values = getattr(part, name)
+            if values is not None and len(values) != len(part.x):
+                raise bad_argument(
+                    name, f"{len(part.x)} in {where}, one for each sample", len(values)
+                )
+
+
+def _check_alike(parts: Mapping[str, Part], options: Mapping[str, Any]) -> None:
+    """Raise where one part has integers, another floats: tokens or pixels beside numbers."""
+    asked = ("x", "y") if options.get("kind", "auto") == "auto" else ("x",)
+    for name in asked:
+        types = {where: _type(getattr(part, name)) for where, part in parts.items()}
+        known = {where: type for where, type in types.items() if type}
+        first = next(iter(known), "")
+        for where, type in known.items():
+            if type != known[first]:
+                raise bad_argument(
+                    name, "one type in all parts",
+                    f"{known[first]} in {first} and {type} in {where}",
+                    "save them alike" + (", or say the kind of the labels" if name == "y" else ""),
+                )  # fmt: skip
+
+
+def _check_sizes(parts: Mapping[str, Part]) -> None:
+    """Raise where the images of one part have another size than those of another."""
+    arrays = {where: as_numpy(part.x) for where, part in parts.items()}
+    sizes = {
+        where: x.shape[1:]
+        for where, x in arrays.items()
+        if isinstance(x, np.ndarray) and x.size and is_images(x)
+    }
+    first = next(iter(sizes), "")
+    for where, size in sizes.items():
+        if size != sizes[first]:
+            got = f"{sizes[first]} in {first} and {size} in {where}"
+            raise bad_argument("x", "images of one size in all parts", got)
+
+
+def _type(values: Any) -> str:
+    """What the values are; empty where that is not one type, for which there are other errors."""
+    values = as_numpy(values)
+    if isinstance(values, np.ndarray) and values.dtype.kind != "O":
+        return _TYPES.get(values.dtype.kind, "")
+    found = {
+        "texts" if isinstance(value, str) else _TYPES.get(plain_array(value).dtype.kind, "")
+        for value in (values if hasattr(values, "__iter__") else ())
+    }
+    if found == {"integers", "floats"}:  # a float may be written without its point
+        return "floats"
+    return found.pop() if len(found) == 1 else ""
+
+
+_TYPES = {"b": "bools", "i": "integers", "u": "integers", "f": "floats", "U": "texts"}
+
+
+def _rows(names: Sequence[str], sizes: Sequence[int]) -> dict[str, Any]:
+    ends = np.cumsum(sizes)
+    return {
+        name: np.arange(end - size, end)
+        for name, size, end in zip(names, sizes, ends.tolist(), strict=True)
+    }
+
+
+def _held_out(
+    train: Any, missing: str, labels: Labels, groups: Any, options: Mapping[str, Any]
+) -> dict[str, Any]:
+    """The rows of "train" and of the missing split."""
+    some = Labels(labels.values[train], labels.classes)
+    members = None if groups is None else np.asarray(groups)[train]
+    shares = (1 - _HELD_OUT, _HELD_OUT / 2, _HELD_OUT / 2)
+    drawn = divide(shares, some, members, options.get("seed", 0)).rows
+    held_out = np.concatenate([drawn["validation"], drawn["test"]])
+    return {"train": train[drawn["train"]], missing: train[held_out]}
+
+
+def _joined(values: Sequence[Any]) -> Any:
+    """One array of several of the same kind, else one list."""
+    if any(value is None for value in values):
+        return None
+    if len(values) == 1:
+        return values[0]
+    arrays = all(isinstance(value, np.ndarray) for value in values)
+    if arrays and len({(v.shape[1:], v.dtype.kind) for v in values}) == 1:
+        return np.concatenate(values)
+    return [sample for value in values for sample in value]

@@ -1,0 +1,317 @@
+"""Sequence sorting: read symbols, write them in order."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.nn import functional
+from torch.nn.utils.rnn import pad_sequence
+
+from rifflemix.errors import bad_argument
+from rifflemix.lab.tasks.core.base import (
+    SPLITS,
+    Batch,
+    Budget,
+    Request,
+    Sample,
+    Task,
+    TaskCard,
+    check_integer,
+)
+from rifflemix.lab.tasks.core.generated import GeneratedTask
+from rifflemix.lab.tasks.core.random_words import Streams
+from rifflemix.lab.tasks.core.shares import share_deviation, share_moments
+
+PAD, END, FIRST_SYMBOL = 0, 1, 2
+"""Token ids; the decoder reads PAD first."""
+
+_UNCOUNTED = -100
+_ROWS_AT_ONCE = 4096
+
+
+class Sorting(GeneratedTask):
+    """Sequences of random symbols, with repetitions."""
+
+    card = TaskCard(
+        name="sort",
+        title="Sequence sorting",
+        source="Tay et al., Sparse Sinkhorn Attention (2020), section 5.1, after Tensor2Tensor",
+        licence="generated",
+        description=(
+            "Sequences of 1 to max_length random symbols to be written in order; test sequences "
+            "have up to test_max_length. Lengths and symbols are uniform, and there are as many "
+            "symbols as the longest sequence has. An end token closes both sequences. free_running "
+            "measures on the test split what the model writes by itself as well, a token a step."
+        ),
+        needs_data=False,
+        options={
+            "max_length": 256,
+            "test_max_length": 512,
+            "num_train": 100_000,
+            "num_validation": 1000,
+            "num_test": 1000,
+            "free_running": False,
+        },
+        output="sequence",
+        backbone="seq2seq",
+        budget=Budget(batch_size=16, evaluations=4),
+    )
+
+    at_hand = "generated"
+
+    def load(self, request: Request) -> Task:
+        """The task, generated anew each time: a second or two."""
+        length = check_integer(request.options, "max_length", 1)
+        test_length = check_integer(request.options, "test_max_length", 1)
+        symbols = max(length, test_length)
+        lengths = {"train": length, "validation": length, "test": test_length}
+        free_running = request.options["free_running"]
+        if not isinstance(free_running, bool):
+            raise bad_argument("free_running", "true or false", repr(free_running))
+        splits = {}
+        for part, split in enumerate(SPLITS):
+            request.progress("generating sequences", part, len(SPLITS))
+            count = request.count(split)
+            splits[split] = _generate(request.seed, part, count, lengths[split], symbols)
+        return (FreeRunningSortingTask if free_running else SortingTask)(
+            name=self.card.name,
+            options={**request.options, "seed": request.seed},
+            input_kind="tokens",
+            vocab_size=FIRST_SYMBOL + symbols,
+            num_features=None,
+            num_classes=FIRST_SYMBOL + symbols,
+            max_length=symbols + 1,
+            padding=True,
+            split_note="validation sequences are drawn as the training sequences are, apart",
+            data_source=f"generated with seed {request.seed}",
+            splits=splits,
+            pad_id=PAD,
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class SymbolSplit:
+    """Sequences of symbols, end to end.
+
+    Attributes:
+        symbols: (total,) int32, 0 is the smallest symbol.
+        ends: (S,) int64, where each sequence ends.
+    """
+
+    symbols: NDArray[np.int32]
+    ends: NDArray[np.int64]
+
+    def __len__(self) -> int:
+        """Number of sequences."""
+        return len(self.ends)
+
+    def __getitem__(self, index: int) -> Sample:
+        """The tokens of a sequence and of the sorted sequence, (N,) int64, end tokens included."""
+        start, end = (self.ends[index - 1] if index else 0), self.ends[index]
+        symbols = torch.from_numpy(self.symbols[start:end].astype(np.int64)) + FIRST_SYMBOL
+        last = torch.tensor([END])
+        return torch.cat((symbols, last)), torch.cat((symbols.sort().values, last))
+
+    def lengths(self) -> NDArray[np.int64]:
+        """Tokens of each sequence, (S,), the end token included."""
+        return np.diff(self.ends, prepend=0) + 1
+
+    def digest(self) -> bytes:
+        """Hash of the sequences, in order."""
+        total = hashlib.blake2b(self.ends.astype("<i8").tobytes(), digest_size=16)
+        total.update(self.symbols.astype("<i4").tobytes())
+        return total.digest()
+
+
+class SequenceWriter(Protocol):
+    """A model that writes sequences; `rifflemix.models.Seq2Seq` is one."""
+
+    def decode(
+        self,
+        inputs: Tensor,
+        max_new_tokens: int,
+        *,
+        key_padding_mask: Tensor | None,
+        start_token: int,
+        end_token: int,
+        should_stop: Callable[[], bool],
+    ) -> Tensor:
+        """(B, N) tokens read -> (B, M) tokens written, M at most `max_new_tokens`."""
+        ...
+
+
+@dataclass(frozen=True, eq=False)
+class SortingTask(Task):
+    """Write a sequence in order.
+
+    Outputs are logits (B, M, V) of each token of the sorted sequence, given the right ones before
+    it ("decoder_inputs"). "exact_match" counts sequences of which every token is the likeliest:
+    what greedy decoding gets right, no more and no less. "edit_distance" is that of the likeliest
+    tokens, summed over all sequences and divided by the length of all right ones, end tokens
+    included. "tail_edit_distance" also counts the tokens behind the end of a sequence, up to the
+    longest sequence of the batch, except padding: Tensor2Tensor's edit distance, which depends on
+    the batches. A model that repeats the token before scores well in both; see
+    `FreeRunningSortingTask`.
+    """
+
+    def collate(self, samples: Sequence[Sample]) -> Batch:
+        """Inputs (B, N) with key_padding_mask, decoder_inputs and labels (B, M)."""
+        batch = self._stack([inputs for inputs, _ in samples])
+        labels = pad_sequence(
+            [label for _, label in samples], batch_first=True, padding_value=_UNCOUNTED
+        )
+        shifted = functional.pad(labels[:, :-1], (1, 0), value=PAD)
+        return {
+            **batch,
+            "labels": labels,
+            "decoder_inputs": shifted.masked_fill(shifted == _UNCOUNTED, PAD),
+        }
+
+    def loss(self, outputs: Tensor, batch: Batch) -> Tensor:
+        """Mean cross-entropy of a token, float32."""
+        self._check_outputs(outputs, batch)
+        return functional.cross_entropy(
+            outputs.float().flatten(0, 1), batch["labels"].flatten(), ignore_index=_UNCOUNTED
+        )
+
+    def uniform_loss(self, outputs: Tensor, batch: Batch) -> Tensor:
+        """What `loss` would be if all tokens were equally right; smoothed labels add it."""
+        self._check_outputs(outputs, batch)
+        counted = outputs[batch["labels"] != _UNCOUNTED].float()
+        return -functional.log_softmax(counted, dim=1).mean()
+
+    def count_labels(self, batch: Batch) -> int:
+        """Tokens of the sorted sequences."""
+        return int((batch["labels"] != _UNCOUNTED).sum().item())
+
+    def metrics(self, outputs: Tensor, batch: Batch) -> dict[str, tuple[float, int]]:
+        """Sums and counts of the loss, the accuracy of a token and the metrics of sequences."""
+        self._check_outputs(outputs, batch)
+        labels, likeliest = batch["labels"], outputs.argmax(dim=2)
+        counted = labels != _UNCOUNTED
+        right = (likeliest == labels) & counted
+        nats = functional.cross_entropy(outputs[counted].float(), labels[counted], reduction="sum")
+        tokens, lengths = int(counted.sum().item()), counted.sum(dim=1)
+        distances = edit_distance(likeliest, labels, lengths, lengths)
+        return {
+            "loss": (float(nats.item()), tokens),
+            "accuracy": (float(right.sum().item()), tokens),
+            "exact_match": (float((right | ~counted).all(dim=1).sum().item()), len(labels)),
+            "edit_distance": (float(distances.sum().item()), tokens),
+            "tail_edit_distance": (float(_with_tail(likeliest, labels, lengths)), tokens),
+            **share_moments(right.sum(dim=1), lengths),
+        }
+
+    @property
+    def blind_answer(self) -> str:
+        """What a model answers that reads its own output alone."""
+        return "repeating the token before"
+
+    def blind_accuracy(self, split: str) -> float:
+        """The share of tokens in a split that are like the one before."""
+        samples = self.split(split)
+        written = [samples[index][1] for index in range(len(samples))]
+        repeated = sum(int((labels[1:] == labels[:-1]).sum()) for labels in written)
+        return repeated / sum(map(len, written))
+
+    def summarise(self, means: Mapping[str, float]) -> dict[str, float]:
+        """The deviation of accuracy: its error, from sequences, times the root of their number."""
+        deviation = share_deviation(means["accuracy"], means) if "accuracy" in means else None
+        return {} if deviation is None else {"accuracy_deviation": deviation}
+
+    def _check_outputs(self, outputs: Tensor, batch: Batch) -> None:
+        expected = (*batch["labels"].shape, self.num_classes)
+        if tuple(outputs.shape) != expected:
+            raise bad_argument(
+                "outputs",
+                f"logits of the sorted sequence, (B, M, V) = {expected}",
+                tuple(outputs.shape),
+                "sorting needs a model that writes sequences, such as seq2seq",
+            )
+
+
+@dataclass(frozen=True, eq=False)
+class FreeRunningSortingTask(SortingTask):
+    """Sorting that also measures what a model writes by itself: "free_running_edit_distance".
+
+    Each token is the likeliest after those that the model wrote before; summed over all sequences
+    and divided by the length of all right ones. On the test split only, as it takes long.
+    """
+
+    def writing_metrics(
+        self, model: SequenceWriter, batch: Batch, should_stop: Callable[[], bool]
+    ) -> dict[str, tuple[float, int]]:
+        """Sum and count; at most as much is written as the longest right sequence needs."""
+        labels = batch["labels"]
+        written = model.decode(
+            batch["inputs"],
+            labels.shape[1],
+            key_padding_mask=batch["key_padding_mask"],
+            start_token=PAD,
+            end_token=END,
+            should_stop=should_stop,
+        )
+        lengths = (labels != _UNCOUNTED).sum(dim=1)
+        # Up to the first end token, itself included; all of it where there is none.
+        going_on = (written == END).cumsum(dim=1) == 0
+        written_lengths = (going_on.sum(dim=1) + 1).clamp(max=written.shape[1])
+        distances = edit_distance(written, labels, written_lengths, lengths)
+        total = float(distances.sum().item())
+        return {"free_running_edit_distance": (total, int(lengths.sum().item()))}
+
+
+def edit_distance(
+    written: Tensor, reference: Tensor, written_lengths: Tensor, reference_lengths: Tensor
+) -> Tensor:
+    """Insertions, deletions and replacements that turn one sequence into another.
+
+    Args:
+        written: (B, W) integers.
+        reference: (B, R) integers.
+        written_lengths: (B,) how many of each row count.
+        reference_lengths: (B,) likewise.
+
+    Returns:
+        (B,) int64.
+
+    Source: Levenshtein 1966.
+    """
+    batch, positions = len(written), reference.shape[1] + 1
+    # Row i holds the distances of the first i written tokens to every beginning of the reference.
+    column = torch.arange(positions, device=written.device)
+    row = column.expand(batch, -1)
+    result = row
+    for i in range(written.shape[1]):
+        differs = (written[:, i : i + 1] != reference).long()
+        best = torch.cat((row[:, :1] + 1, torch.minimum(row[:, :-1] + differs, row[:, 1:] + 1)), 1)
+        # Insertions along the row: the least of best[k] + (j - k) over k up to j.
+        row = (best - column).cummin(dim=1).values + column
+        result = torch.where((written_lengths == i + 1)[:, None], row, result)
+    return result.gather(1, reference_lengths[:, None]).squeeze(1)
+
+
+def _with_tail(written: Tensor, labels: Tensor, lengths: Tensor) -> int:
+    """Edit distances of all tokens (B, M) but padding, summed."""
+    is_padding = written == PAD
+    others_first = written.gather(1, is_padding.long().argsort(dim=1, stable=True))
+    distances = edit_distance(others_first, labels, (~is_padding).sum(dim=1), lengths)
+    return int(distances.sum().item())
+
+
+def _generate(seed: int, part: int, count: int, max_length: int, symbols: int) -> SymbolSplit:
+    lengths, drawn = [], []
+    for start in range(0, count, _ROWS_AT_ONCE):
+        samples = np.arange(start, min(start + _ROWS_AT_ONCE, count))
+        words = Streams(seed, part, samples).draw(samples - start, 1 + max_length)
+        length = (words[:, 0] % np.uint64(max_length)).astype(np.int64) + 1
+        kept = np.arange(max_length) < length[:, None]
+        drawn.append((words[:, 1:] % np.uint64(symbols)).astype(np.int32)[kept])
+        lengths.append(length)
+    return SymbolSplit(np.concatenate(drawn), np.concatenate(lengths).cumsum())

@@ -1,0 +1,203 @@
+"""The One Billion Word Benchmark, read shard by shard as it is distributed."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from rifflemix.errors import InputError, check_choice
+from rifflemix.lab.tasks.core.base import SPLITS, Progress, TaskCard, check_integer
+from rifflemix.lab.tasks.data_io.bounded import read_text_lines
+from rifflemix.lab.tasks.data_io.file_task import Options
+from rifflemix.lab.tasks.data_io.files import Arrays, Source, damaged, stat_key
+from rifflemix.lab.tasks.text.language import Language, pack_vocabulary
+from rifflemix.lab.tasks.text.vocabulary import Vocabulary, build_vocabulary
+
+_RELEASE = "1-billion-word-language-modeling-benchmark-r13output"
+_TRAINING = "training-monolingual.tokenized.shuffled"
+_HELD_OUT = "heldout-monolingual.tokenized.shuffled"
+_SHARD = re.compile(r"news\.en-(\d{5})-of-00100(\.xz)?")
+_TRAINING_SHARDS = 99
+_KNOWN_WORDS = "vocab-2016-09-10.txt"
+_UNKNOWN = "UNK"
+# Sentences that a vocabulary of subwords is built from, as many as Tensor2Tensor takes.
+_VOCABULARY_SENTENCES = 63_000
+
+
+@dataclass(frozen=True)
+class _Files:
+    """The files found: training shards in order, two held-out shards, the published words."""
+
+    train: tuple[Path, ...]
+    validation: Path
+    test: Path
+    known_words: Path | None
+
+    @property
+    def all(self) -> list[Path]:
+        """Every file."""
+        known = [] if self.known_words is None else [self.known_words]
+        return [*self.train, self.validation, self.test, *known]
+
+
+class LM1B(Language):
+    """A billion words of news in shuffled sentences, one a line."""
+
+    card = TaskCard(
+        name="lm1b",
+        title="One Billion Word Benchmark",
+        source="Chelba et al., One Billion Word Benchmark for Measuring Progress in Statistical "
+        "Language Modeling (2013)",
+        licence="none stated",
+        description=(
+            "Shuffled sentences of news, 99 training shards of 8 million words each, or the first "
+            "num_shards. level: bpe, of bpe_size tokens built from 63,000 sentences (or of a "
+            "tokenizer file), or byte. Where vocab-2016-09-10.txt lies beside the shards, words "
+            "that it does not hold become UNK, as in published results. Evaluation is in windows "
+            "as of ptb."
+        ),
+        needs_data=True,
+        options={
+            "level": "bpe",
+            "max_length": 256,
+            "stride": None,
+            "bpe_size": 32768,
+            "tokenizer": "",
+            "num_shards": None,
+        },
+        output="next_token",
+        backbone="gpt",
+    )
+    get_it = f"{_RELEASE}.tar.gz from https://www.statmt.org/lm-benchmark"
+    split_note = (
+        "validation is held-out shard 1; test is held-out shard 0, which published results are of"
+    )
+
+    def check(self, options: Options) -> None:
+        """Check `level` and `num_shards` beside the other options."""
+        check_choice("level", options["level"], ("bpe", "byte"))
+        if options["num_shards"] is not None:
+            check_integer(options, "num_shards", 1, _TRAINING_SHARDS)
+        super().check(options)
+
+    def remote_source(self, options: Options) -> None:
+        """None: the archive is too large to be fetched without being asked for."""
+
+    def looked_for(self, options: Options) -> Sequence[str]:
+        """The published folder, or what is in it."""
+        return (f"{_RELEASE}/", f"{_TRAINING}/ and {_HELD_OUT}/", "their shards")
+
+    def find(self, data_dir: Path, options: Options) -> Source | None:
+        """The shards, laid out as distributed or side by side."""
+        files = _find(data_dir)
+        if files is None:
+            return None
+        train = files.train[: options["num_shards"]]
+        if options["num_shards"] is not None and len(train) < options["num_shards"]:
+            raise InputError(
+                f"num_shards: expected at most the {len(train)} training shards in "
+                f"{train[0].parent}, got {options['num_shards']}"
+            )
+        chosen = _Files(train, files.validation, files.test, files.known_words)
+
+        def read(progress: Progress) -> Arrays:
+            return _encode(chosen, options, progress)
+
+        known = "" if files.known_words is None else f", words outside {_KNOWN_WORDS} as {_UNKNOWN}"
+        name = f"{len(train)} of {_TRAINING_SHARDS} training shards in {train[0].parent}{known}"
+        return Source(name, stat_key(chosen.all, *self.key(options)), read)
+
+
+def _find(data_dir: Path) -> _Files | None:
+    """The shards in `data_dir`, laid out as distributed or side by side; None where there are none.
+
+    Raises:
+        InputError: training shards are there, but not the held-out ones.
+    """
+    for root in (data_dir, data_dir / _RELEASE):
+        folders = [folder for folder in (root / _TRAINING, root) if folder.is_dir()]
+        train = next((found for folder in folders if (found := _training_shards(folder))), None)
+        if train is None:
+            continue
+        held_out = root / _HELD_OUT if (root / _HELD_OUT).is_dir() else root
+        validation, test = (_held_out_shard(held_out, number) for number in (1, 0))
+        known = [folder / _KNOWN_WORDS for folder in (root, data_dir)]
+        return _Files(train, validation, test, next((p for p in known if p.is_file()), None))
+    return None
+
+
+def _held_out_shard(folder: Path, number: int) -> Path:
+    path = _there(folder / f"news.en.heldout-{number:05d}-of-00050")
+    if not path.is_file():
+        raise damaged(path, "the file is missing, the training shards are there")
+    return path
+
+
+def _training_shards(folder: Path) -> tuple[Path, ...]:
+    """Shards 1 to 99 in order; the held-out text comes from shard 0."""
+    numbered = {
+        int(match[1]): path
+        for path in sorted(folder.iterdir())
+        if (match := _SHARD.fullmatch(path.name))
+    }
+    return tuple(path for number, path in sorted(numbered.items()) if number > 0)
+
+
+def _there(path: Path) -> Path:
+    packed = path.with_name(f"{path.name}.xz")
+    return packed if packed.is_file() and not path.is_file() else path
+
+
+def _encode(files: _Files, options: Mapping[str, Any], progress: Progress) -> Arrays:
+    """Tokens of every split, and their vocabulary."""
+    known = None if files.known_words is None else _words_of(files.known_words)
+    sample = islice(
+        (line for path in files.train for line in _sentences(path, known)), _VOCABULARY_SENTENCES
+    )
+    vocabulary = build_vocabulary(
+        options["level"],
+        "".join(sample),
+        bpe_size=options["bpe_size"],
+        tokenizer=options["tokenizer"],
+    )
+    parts: dict[str, Sequence[Path]] = dict(
+        zip(SPLITS, (files.train, [files.validation], [files.test]), strict=True)
+    )
+    total, done = sum(map(len, parts.values())), 0
+    arrays = pack_vocabulary(vocabulary)
+    for split, paths in parts.items():
+        shards = []
+        for path in paths:
+            progress("encoding the One Billion Word Benchmark", done, total)
+            shards.append(_tokens(path, known, vocabulary))
+            done += 1
+        arrays[split] = np.concatenate(shards)
+    return arrays
+
+
+def _tokens(path: Path, known: frozenset[str] | None, vocabulary: Vocabulary) -> Any:
+    """The ids of a shard in the smallest integers that hold them."""
+    text = "".join(_sentences(path, known))
+    if not text:
+        raise damaged(path, "it holds no sentences")
+    return vocabulary.encode(text).astype(np.min_scalar_type(len(vocabulary) - 1))
+
+
+def _sentences(path: Path, known: frozenset[str] | None) -> Iterator[str]:
+    """The sentences of a shard, each with the end of its line."""
+    for _, line in read_text_lines(path):
+        if known is None:
+            yield f"{line}\n"
+        else:
+            words = (word if word in known else _UNKNOWN for word in line.split())
+            yield f"{' '.join(words)}\n"
+
+
+def _words_of(path: Path) -> frozenset[str]:
+    return frozenset(line.strip() for _, line in read_text_lines(path))

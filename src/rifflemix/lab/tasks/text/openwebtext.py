@@ -1,0 +1,278 @@
+"""OpenWebText as GPT-2's tokens, and the texts that its models are tested on without training."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from rifflemix.errors import InputError, bad_argument
+from rifflemix.files import check_regular
+from rifflemix.json_values import parse_json
+from rifflemix.lab.tasks.core.base import Progress, Request, Task, TaskCard, check_integer
+from rifflemix.lab.tasks.data_io.bounded import read_bytes, read_text_lines
+from rifflemix.lab.tasks.data_io.file_task import FileTask, Form, Options, Paths
+from rifflemix.lab.tasks.data_io.files import Array, Arrays, Source, damaged, reading, stat_key
+from rifflemix.lab.tasks.text.language import (
+    PennTreebank,
+    WikiText,
+    check_tokens,
+    next_token_task,
+    pack_vocabulary,
+    resolve_windows,
+    unpack_vocabulary,
+)
+from rifflemix.lab.tasks.text.next_token import WindowSplit
+from rifflemix.lab.tasks.text.vocabulary import Ids, Vocabulary, build_vocabulary
+
+_LAMBADA = ("lambada_test.jsonl", "lambada_test_plain_text.txt")
+_END = "<|endoftext|>"
+# The vocabulary is filled up to a multiple of this, as nanoGPT does for the speed of its products.
+_MULTIPLE = 64
+# At most one in so many of the training tokens validates.
+_MOST_HELD_OUT = 10
+_LEAST = {"train": 2 * _MOST_HELD_OUT, "test": 2}
+
+
+def _places(folder: str, *names: str) -> tuple[str, ...]:
+    """Where a file of one of these names may lie: in a folder of its own, or not."""
+    return tuple(f"{place}{name}" for place in (f"{folder}/", "") for name in names)
+
+
+def _packed(names: Sequence[str]) -> list[str]:
+    return [f"{name}{ending}" for name in names for ending in ("", ".xz")]
+
+
+_TOKENS = {
+    "train": _places("openwebtext", "train.bin"),
+    "test": _places("openwebtext", "val.bin"),
+    "tokenizer": _places("openwebtext", "tokenizer.json"),
+}
+_TEXTS: Mapping[str, tuple[tuple[str, ...], str]] = {
+    "lambada": (
+        _places("lambada", *_packed(_LAMBADA)),
+        f"{' or '.join(_LAMBADA)} of the LAMBADA data set (https://zenodo.org/records/2630551)",
+    ),
+    **{
+        corpus.card.name: (_places(corpus.folder, *_packed(corpus.files["test"])), corpus.get_it)
+        for corpus in (WikiText, PennTreebank)
+    },
+}
+"""Of each further text the files that may hold it, and where to get them."""
+
+
+class OpenWebText(FileTask):
+    """Nine billion tokens of pages that were linked to on Reddit."""
+
+    card = TaskCard(
+        name="openwebtext",
+        title="OpenWebText",
+        source="Gokaslan and Cohen, OpenWebText Corpus (2019), as tokens of GPT-2 in the form of "
+        "Karpathy, nanoGPT (2022)",
+        licence="none stated for the pages",
+        description=(
+            "9,035,582,198 training tokens in train.bin, tested on the 4,434,897 of val.bin, and "
+            "on the texts of further_tests, such as lambada,wikitext,ptb, without training on "
+            "them. Evaluation is in windows as of ptb."
+        ),
+        needs_data=True,
+        options={"max_length": 1024, "stride": None, "further_tests": ""},
+        output="next_token",
+        backbone="gpt",
+    )
+    get_it = (
+        "train.bin and val.bin, which data/openwebtext/prepare.py of "
+        "https://github.com/karpathy/nanoGPT writes, and tokenizer.json of "
+        "https://huggingface.co/openai-community/gpt2"
+    )
+    split_note = "the end of the training tokens, as many as the test has, is for validation"
+
+    def check(self, options: Options) -> None:
+        """Check lengths and the names of further texts."""
+        length = check_integer(options, "max_length", 1)
+        if options["stride"] is not None:
+            check_integer(options, "stride", 1, length)
+        _further(options)
+
+    def forms(self, options: Options) -> Sequence[Form]:
+        """The tokens, their tokeniser, and the further texts."""
+        texts = {text: _TEXTS[text][0] for text in _further(options)}
+        return [Form(self.card.title, {**_TOKENS, **texts}, _encode)]
+
+    def find(self, data_dir: Path, options: Options) -> Source | None:
+        """The files, if the training tokens are among them."""
+        paths = self._paths(data_dir, options)
+        if not paths:
+            return None
+        name = ", ".join(path.name for path in paths.values())
+        return Source(name, stat_key(paths.values()), partial(_encode, paths))
+
+    def _paths(self, data_dir: Path, options: Options) -> Paths:
+        """Every file; none where the training tokens are not there.
+
+        Raises:
+            InputError: they are, but another file is missing.
+        """
+        (form,) = self.forms(options)
+        (choices,) = form.choices(data_dir)
+        there = {part: [p for p in likely if p.is_file()] for part, likely in choices.items()}
+        if not there["train"]:
+            return {}
+        for part, found in there.items():
+            if not found:
+                raise self.incomplete(choices[part][0], part, {})
+        return {part: found[0] for part, found in there.items()}
+
+    def looked_for(self, options: Options) -> Sequence[str]:
+        """The files, in a folder or not."""
+        return [" or ".join(names) for names in _TOKENS.values()]
+
+    def incomplete(self, absent: Path, part: str, present: Paths) -> InputError:
+        """The error for a file that is missing beside the training tokens."""
+        get_it = _TEXTS[part][1] if part in _TEXTS else self.get_it
+        return InputError(f"task {self.card.name}: {absent} is missing; get {get_it}")
+
+    def build(self, request: Request, source: Source, arrays: Mapping[str, Array]) -> Task:
+        """The task over windows of the token files, which are read where they lie."""
+        if request.data_dir is None:  # `source` refuses it before
+            raise self.missing(request.options)
+        options = resolve_windows(request.options)
+        length, stride = options["max_length"], options["stride"]
+        vocabulary = unpack_vocabulary("bpe", arrays)
+        further = {text: arrays[text] for text in _further(options)}
+        check_tokens(self.card, source, further, vocabulary)
+        paths = self._paths(request.data_dir, options)
+        size, tested = (int(arrays[f"{part}_size"][0]) for part in ("train", "test"))
+        held_out = min(tested, size // _MOST_HELD_OUT)
+        cuts = {
+            "train": ("train", 0, size - held_out, length),
+            "validation": ("train", size - held_out, size, stride),
+            "test": ("test", 0, tested, stride),
+        }
+        splits = {
+            split: _FileWindows(
+                tokens=_TokenFile(paths[part], start, stop),
+                length=length,
+                stride=step,
+                content=arrays[f"{part}_sha256"].values.tobytes() + b"%d:%d" % (start, stop),
+            )
+            for split, (part, start, stop, step) in cuts.items()
+        }
+        further_tests = {
+            text: WindowSplit(tokens, length, stride) for text, tokens in further.items()
+        }
+        return next_token_task(
+            self.card, options, source, vocabulary, splits, self.split_note, further_tests
+        )
+
+
+class _TokenFile(Array):
+    """A part of the tokens in a file of little-endian 16-bit integers; it pickles as its path."""
+
+    def __init__(self, path: Path, start: int, stop: int) -> None:
+        self.path, self.start, self.stop = path, start, stop
+        self.values = _ids(path)[start:stop]
+
+    def __reduce__(self) -> tuple[type[Array], tuple[Any, ...]]:
+        return _TokenFile, (self.path, self.start, self.stop)
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class _FileWindows(WindowSplit):
+    """Windows of a file whose hash is known.
+
+    Attributes:
+        content: the file's hash, and which part of it this is.
+    """
+
+    content: bytes
+
+    def digest(self) -> bytes:
+        """Hash of the text and of how it is cut."""
+        head = f"{self.length},{self.stride};".encode()
+        return hashlib.blake2b(head + self.content, digest_size=16).digest()
+
+
+def _further(options: Options) -> list[str]:
+    """The names of further texts in an option that parts them by commas."""
+    value = options["further_tests"]
+    names = [name.strip() for name in value.split(",")] if isinstance(value, str) else [""]
+    if value != "" and (len({*names}) < len(names) or {*names} - {*_TEXTS}):
+        expected = f"names out of {', '.join(_TEXTS)}, parted by commas"
+        raise bad_argument("further_tests", expected, repr(value))
+    return names if value else []
+
+
+def _encode(paths: Mapping[str, Path], progress: Progress) -> Arrays:
+    """The vocabulary, tokens of further texts, and sizes and hashes of the token files."""
+    vocabulary = _vocabulary(paths["tokenizer"])
+    arrays: Arrays = {}
+    for part in ("train", "test"):
+        progress(f"reading {paths[part].name}", 0, None)
+        arrays |= _measured(part, paths[part], len(vocabulary))
+    for name in paths.keys() - _TOKENS.keys():
+        read = _passages if name == "lambada" else _whole
+        parts = [vocabulary.encode_whole(text) for text in read(paths[name])]
+        arrays[name] = np.concatenate(parts).astype(np.uint16)
+    missing = -len(vocabulary) % _MULTIPLE
+    filled = Vocabulary("bpe", vocabulary.pieces + (b"",) * missing, vocabulary.merges)
+    return arrays | pack_vocabulary(filled)
+
+
+def _measured(part: str, path: Path, num_tokens: int) -> Arrays:
+    """The number of tokens in a file and its hash."""
+    ids = _ids(path)
+    if len(ids) < _LEAST[part]:
+        raise damaged(path, f"it holds {len(ids)} tokens")
+    if (largest := int(ids.max())) >= num_tokens:
+        raise damaged(path, f"token {largest:,}, where the tokeniser has {num_tokens:,}")
+    with reading(path), path.open("rb") as stream:
+        content = hashlib.file_digest(stream, "sha256").digest()
+    return {
+        f"{part}_size": np.array([len(ids)]),
+        f"{part}_sha256": np.frombuffer(content, dtype=np.uint8),
+    }
+
+
+def _vocabulary(path: Path) -> Vocabulary:
+    vocabulary = build_vocabulary("bpe", "", tokenizer=str(path))
+    if len(vocabulary) > 1 << 16 or len(vocabulary.encode_whole(_END)) != 1:
+        raise InputError(
+            f"{path}: expected GPT-2's tokeniser, with {_END} as one of at most 65,536 tokens, got "
+            f"another one of {len(vocabulary):,}; get tokenizer.json of "
+            "https://huggingface.co/openai-community/gpt2"
+        )
+    return vocabulary
+
+
+def _ids(path: Path) -> Ids:
+    """The tokens of a file of little-endian 16-bit integers, mapped into memory."""
+    with reading(path):
+        check_regular(path)
+        return np.asarray(np.memmap(path, np.dtype("<u2"), "r"))
+
+
+def _whole(path: Path) -> Iterator[str]:
+    content = read_bytes(path)
+    with reading(path):
+        yield content.decode()
+
+
+def _passages(path: Path) -> Iterator[str]:
+    """The passages of LAMBADA, each with the token after a document."""
+    is_json = ".jsonl" in path.suffixes
+    for number, line in read_text_lines(path):
+        if not is_json:
+            yield line + _END
+            continue
+        with reading(path):
+            row = parse_json(line)
+        text = row.get("text") if isinstance(row, dict) else None
+        if not isinstance(text, str):
+            raise damaged(path, f"line {number} has no text")
+        yield text + _END

@@ -1,0 +1,268 @@
+"""Passage retrieval: are two passages of the same paper? (A small relative of Retrieval.)"""
+
+from __future__ import annotations
+
+import hashlib
+import sys
+import zlib
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import chain, combinations
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from rifflemix.errors import InputError
+from rifflemix.lab.tasks.core.base import (
+    SPLITS,
+    Progress,
+    Request,
+    Task,
+    TaskCard,
+    check_integer,
+    content_order,
+)
+from rifflemix.lab.tasks.data_io.file_task import Form, Options, Paths
+from rifflemix.lab.tasks.data_io.files import Array, Arrays, Source, check_ids, source_folder
+from rifflemix.lab.tasks.data_io.packed import PackedRows, packed_rows
+from rifflemix.lab.tasks.text.retrieval import Retrieval
+from rifflemix.lab.tasks.text.subwords import RESERVED
+from rifflemix.lab.tasks.text.words import plain_words, word_ids, words_to_ids
+
+_COUNTS = {"num_train": 32_000, "num_validation": 2_000, "num_test": 2_000}
+_SHORTEST_WORD = 3
+# Papers with a fifth of their runs of eight words in common are drafts of one another, or reuse
+# text. One run in sixteen is looked at; what many papers hold, a notice of copyright, says nothing.
+_RUN, _ONE_IN, _MANY, _SHARE = 8, 16, 20, 0.2
+
+Words = Sequence[str]
+
+
+class Passages(Retrieval):
+    """Pairs of passages, one token a word."""
+
+    takes_seed = True
+    card = TaskCard(
+        name="passages",
+        title="Passages",
+        source="papers of the ACL Anthology, as task retrieval has them; paired here",
+        licence="CC BY (ACL Anthology)",
+        description=(
+            "Pairs of passages of max_length words; label 1 where both are of one paper and do not "
+            "overlap, half of all. Only words of three letters or more count, in lower case, "
+            "without the skip_common commonest of the training papers: ids by frequency there from "
+            "2 on, 1 is any other. One paper in ten is for validation, one in ten for the test; "
+            "papers that share a fifth of their text are in the same split and never a pair with "
+            "label 0. Read from the files of task retrieval, whose own pairs are not used."
+        ),
+        needs_data=True,
+        options={"max_length": 128, "vocab_size": 4096, "skip_common": 150, **_COUNTS},
+    )
+
+    def check(self, options: Options) -> None:
+        """Check the sizes."""
+        check_integer(options, "vocab_size", RESERVED + 1)
+        check_integer(options, "skip_common", 0)
+        for name in ("max_length", *_COUNTS):
+            check_integer(options, name, 1)
+
+    def key(self, options: Options) -> tuple[object, ...]:
+        """The options that choose the words."""
+        return tuple(options[name] for name in ("vocab_size", "skip_common"))
+
+    def forms(self, options: Options) -> Sequence[Form]:
+        """Those of task retrieval, the papers' words instead of their bytes."""
+
+        def words_of(form: Form) -> Form:
+            def read(paths: Paths, progress: Progress) -> Arrays:
+                papers = list(packed_rows(_wrapped(form.read(paths, progress))))
+                progress("counting words", 0, None)
+                return encode_papers(papers, options["vocab_size"], options["skip_common"])
+
+            return replace(form, read=read)
+
+        return [words_of(form) for form in super().forms(options)]
+
+    def build(self, request: Request, source: Source, arrays: Mapping[str, Array]) -> Task:
+        """The task over pairs that are drawn here."""
+        max_length = int(request.options["max_length"])
+        num_ids = int(arrays["vocab_size"].values[0])
+        splits = {}
+        for number, name in enumerate(SPLITS):
+            papers = packed_rows(arrays, f"{name}_")
+            folder = source_folder(self.card, source)
+            check_ids(folder, f"{name} words", papers.tokens.values, num_ids)
+            random = np.random.default_rng((request.seed, number))
+            splits[name] = _draw(papers, name, request.options[f"num_{name}"], max_length, random)
+        return Task(
+            name=self.card.name,
+            options={**request.options, **({"seed": request.seed} if request.seed else {})},
+            input_kind="tokens",
+            vocab_size=num_ids,
+            num_features=None,
+            num_classes=2,
+            max_length=max_length,
+            padding=False,
+            split_note="papers are split by a hash of their text, those that share text together",
+            data_source=source.description,
+            splits=splits,
+            num_sequences=2,
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class PassageSplit:
+    """Pairs of passages.
+
+    Attributes:
+        papers: ids of words.
+        chosen: (M, 2) papers of the passages.
+        starts: (M, 2) where in them the passages begin.
+        labels: (M,) 1 where both are of one paper.
+        max_length: words of a passage.
+    """
+
+    papers: PackedRows
+    chosen: NDArray[np.int64]
+    starts: NDArray[np.int64]
+    labels: NDArray[np.int64]
+    max_length: int
+
+    def __len__(self) -> int:
+        """Number of pairs."""
+        return len(self.labels)
+
+    def __getitem__(self, index: int) -> tuple[tuple[Tensor, Tensor], int]:
+        """Ids of both passages, (max_length,) int64 each, and the label."""
+        first, second = (torch.from_numpy(ids.astype(np.int64)) for ids in self._pair(index))
+        return (first, second), int(self.labels[index])
+
+    def digest(self) -> bytes:
+        """Hash of all passages and labels, in order."""
+        total = hashlib.blake2b(self.labels.astype("<i8").tobytes(), digest_size=16)
+        for index in range(len(self)):
+            for ids in self._pair(index):
+                total.update(ids.astype("<i4").tobytes())
+        return total.digest()
+
+    def _pair(self, index: int) -> Iterable[NDArray[np.int32 | np.uint8]]:
+        for paper, start in zip(self.chosen[index], self.starts[index], strict=True):
+            yield self.papers.row(int(paper))[start : start + self.max_length]
+
+
+def encode_papers(papers: Sequence[bytes], vocab_size: int, skip_common: int) -> Arrays:
+    """Papers as ids of their words, split by paper.
+
+    Args:
+        papers: UTF-8 texts, each once.
+        vocab_size: ids, of unknown words and the unused padding among them.
+        skip_common: so many of the commonest words of the training papers are left out.
+
+    Returns:
+        "tokens", "ends" and "labels" of each split as `PackedRows` holds them, a paper's label
+        being its family (`families`); and "vocab_size", the ids in use.
+    """
+    texts = [_content_words(paper) for paper in papers]
+    family = families(texts)
+    parts = _split(content_order(papers, "passages: split"), family)
+    words = list(word_ids((texts[paper] for paper in parts["train"]), vocab_size + skip_common))
+    common = set(words[:skip_common])
+    table = {word: number for number, word in enumerate(words[skip_common:], start=RESERVED)}
+    arrays: Arrays = {"vocab_size": np.array([len(table) + RESERVED])}
+    for name, members in parts.items():
+        ids = [
+            words_to_ids((w for w in texts[paper] if w not in common), table) for paper in members
+        ]
+        arrays[f"{name}_tokens"] = np.concatenate([np.zeros(0, np.int32), *ids])
+        arrays[f"{name}_ends"] = np.cumsum([len(paper) for paper in ids], dtype=np.int64)
+        arrays[f"{name}_labels"] = family[members]
+    return arrays
+
+
+def families(papers: Sequence[Words]) -> NDArray[np.int64]:
+    """A number for each paper, the same for those that share a fifth of their text or more.
+
+    Two copies of a paper, or a paper and its longer version, would tell a model the answer if one
+    were trained on and the other tested.
+    """
+    marks = [_marks(paper) for paper in papers]
+    holders = defaultdict(list)
+    for paper, mark in enumerate(marks):
+        for run in mark:
+            holders[run].append(paper)
+    few = (held for held in holders.values() if len(held) <= _MANY)
+    shared = Counter(chain.from_iterable(combinations(held, 2) for held in few))
+    head = list(range(len(papers)))
+
+    def find(paper: int) -> int:
+        while head[paper] != paper:
+            paper = head[paper]
+        return paper
+
+    for (first, second), count in shared.items():
+        if count >= _SHARE * min(len(marks[first]), len(marks[second])):
+            head[find(second)] = find(first)
+    return np.array([find(paper) for paper in range(len(papers))], dtype=np.int64)
+
+
+def _marks(paper: Words) -> set[int]:
+    """Checksums of some runs of words; the same run is always among them, or never."""
+    runs = (" ".join(paper[start : start + _RUN]) for start in range(len(paper) - _RUN + 1))
+    return {mark for run in runs if (mark := zlib.crc32(run.encode())) % _ONE_IN == 0}
+
+
+def _content_words(paper: bytes) -> list[str]:
+    words = plain_words(paper.decode("utf-8", errors="replace")).split()
+    return [sys.intern(word) for word in words if len(word) >= _SHORTEST_WORD and word.isalpha()]
+
+
+def _split(order: NDArray[np.int64], family: NDArray[np.int64]) -> dict[str, list[int]]:
+    """Papers of each split, whole families, a tenth of all for validation and for the test."""
+    members = defaultdict(list)
+    for paper in order.tolist():
+        members[int(family[paper])].append(paper)
+    parts: dict[str, list[int]] = {name: [] for name in SPLITS}
+    tenth = len(order) // 10
+    for papers in members.values():
+        name = next((n for n in ("validation", "test") if len(parts[n]) < tenth), "train")
+        parts[name] += papers
+    return parts
+
+
+def _draw(
+    papers: PackedRows, split: str, count: int, max_length: int, random: np.random.Generator
+) -> PassageSplit:
+    """Pairs of a split's papers.
+
+    Raises:
+        InputError: fewer than two papers that have room for two passages and share no text.
+    """
+    lengths = np.diff(papers.ends.values, prepend=0)
+    long = np.flatnonzero(lengths >= 2 * max_length)
+    family = np.asarray(papers.labels.values)
+    if len(np.unique(family[long])) < 2:
+        raise InputError(
+            f"task passages: expected at least 2 {split} papers of {2 * max_length} words that "
+            f"share no text, got {len(np.unique(family[long]))}; choose a smaller max_length"
+        )
+    labels = random.integers(2, size=count)
+    chosen = random.choice(long, (count, 2))
+    chosen[labels == 1, 1] = chosen[labels == 1, 0]
+    while (alike := (labels == 0) & (family[chosen[:, 0]] == family[chosen[:, 1]])).any():
+        chosen[alike, 1] = random.choice(long, int(alike.sum()))
+    room = lengths[chosen] - max_length
+    starts = random.integers(room + 1)
+    # Two starts in what is left beside both passages, in order; the second passage follows the
+    # first at the earliest where that ends. Which of them comes first in the pair is drawn.
+    within = np.sort(random.integers(room[:, :1] - max_length + 1, size=(count, 2)), axis=1)
+    within[:, 1] += max_length
+    within = random.permuted(within, axis=1)
+    starts[labels == 1] = within[labels == 1]
+    return PassageSplit(papers, chosen, starts, labels, max_length)
+
+
+def _wrapped(arrays: Arrays) -> dict[str, Array]:
+    return {name: Array(values) for name, values in arrays.items()}

@@ -1,0 +1,298 @@
+"""IMDB sentiment, of bytes (the Long Range Arena's Text task), words or subwords."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rifflemix.errors import InputError, bad_argument, check_choice
+from rifflemix.json_values import parse_json
+from rifflemix.lab.tasks.core.base import (
+    Budget,
+    Progress,
+    Request,
+    Task,
+    TaskCard,
+    check_integer,
+    content_order,
+)
+from rifflemix.lab.tasks.data_io.bounded import read_lines, read_tar_members
+from rifflemix.lab.tasks.data_io.file_task import FileTask, Form, Options, Paths
+from rifflemix.lab.tasks.data_io.files import (
+    Array,
+    Arrays,
+    Source,
+    check_ids,
+    damaged,
+    load_source,
+    reading,
+    source_folder,
+    stat_key,
+)
+from rifflemix.lab.tasks.data_io.hub import HubData, hub_source
+from rifflemix.lab.tasks.data_io.packed import PackedRows, PackedSplit, pack_parts, packed_rows
+from rifflemix.lab.tasks.text.reviews import count_ids, encode_reviews
+from rifflemix.lab.tasks.text.subwords import LEAST_SUBWORDS, RESERVED
+from rifflemix.lab.tasks.text.words import LEVELS, SUBWORDS
+
+_FOLDER = "aclImdb"
+_TAR = "aclImdb_v1.tar.gz"
+_LINES = {"train": "imdb_train.jsonl.xz", "test": "imdb_test.jsonl.xz"}
+_HUB = HubData(
+    "stanfordnlp/imdb",
+    "e6281661ce1c48d982bc483cf8a173c1bbeb5d31",
+    "plain_text",
+    {
+        "train": "db47d16b5c297cc0dd625e519c81319c24c9149e70e8496de5475f6fa928342c",
+        "test": "b52e26e2f872d282ffac460bf9770b25ac6f102cda0e6ca7158df98c94e8b3da",
+    },
+)
+_CLASSES = ("neg", "pos")
+_TEXTS_PER_CLASS = 12_500
+_MEMBER = re.compile(r"(?:\./)?aclImdb/(train|test)/(neg|pos)/[^/]+\.txt")
+_PAD_AND_BYTES = 257
+
+Rows = Iterable[tuple[bytes, int]]
+
+
+class Text(FileTask):
+    """The Large Movie Review Dataset, one token a byte or a word."""
+
+    card = TaskCard(
+        name="text",
+        title="IMDB",
+        source="Maas et al., Learning Word Vectors for Sentiment Analysis (2011)",
+        licence="none stated",
+        description=(
+            "50,000 film reviews as UTF-8 bytes (byte b is token b + 1, 0 is padding), negative "
+            "or positive: the Long Range Arena's Text task. Reviews are cut to their first "
+            "max_length bytes: 4,096, its quoted 4K (its configurations say 1,000). level word: "
+            "the vocab_size - 2 likeliest words and marks of the training reviews, in lower case, "
+            "by frequency from id 2; 1 is any other. "
+            + SUBWORDS.format("vocab_size")
+            + "validation false: train on all 25,000 training reviews, without a validation split."
+        ),
+        needs_data=True,
+        options={"level": "byte", "max_length": 4096, "vocab_size": 16_000, "validation": True},
+        budget=Budget(batch_size=16, evaluations=2),
+    )
+
+    get_it = f"{_TAR} from https://ai.stanford.edu/~amaas/data/sentiment/"
+
+    def check(self, options: Options) -> None:
+        """Check every option."""
+        check_integer(options, "max_length", 1)
+        check_choice("level", options["level"], LEVELS)
+        least = LEAST_SUBWORDS if options["level"] == "subword" else RESERVED + 1
+        check_integer(options, "vocab_size", least)
+        if not isinstance(options["validation"], bool):
+            raise bad_argument("validation", "true or false", repr(options["validation"]))
+
+    def forms(self, options: Options) -> Sequence[Form]:
+        """The archive, or lines of JSON."""
+        return (
+            Form(_TAR, {"all": _TAR}, _decode_tar),
+            Form("imdb_*.jsonl.xz", _LINES, _decode_lines),
+        )
+
+    def find(self, data_dir: Path, options: Options) -> Source | None:
+        """The folder of all reviews where there is one, else another form."""
+        for folder in (data_dir / _FOLDER, data_dir):
+            if (folder / "train" / "pos").is_dir():
+                read = partial(_decode_folder, folder)
+                return Source(f"{_FOLDER}/", stat_key(_texts(folder)), read)
+        return super().find(data_dir, options)
+
+    def looked_for(self, options: Options) -> Sequence[str]:
+        """The folder of all reviews, and the files of each form."""
+        return (f"{_FOLDER}/", *super().looked_for(options))
+
+    def remote_source(self, options: Options) -> Source:
+        """From the Hugging Face hub."""
+        return hub_source(_HUB, _decode_hub, partial(self.missing, options))
+
+    def prepared(self, request: Request) -> Path:
+        """The folder of decoded reviews, or of their words."""
+        source = self.source(request)
+        if request.options["level"] != "byte":
+            source = replace(source, key=_encoded_key(source, request.options))
+        return source_folder(self.card, source)
+
+    def build(self, request: Request, source: Source, arrays: Mapping[str, Array]) -> Task:
+        """The task over bytes, or over words or subwords, which are decoded from the bytes."""
+        max_length, validates = (request.options[name] for name in ("max_length", "validation"))
+        train, test = packed_rows(arrays, "train_"), packed_rows(arrays, "test_")
+        test_order = content_order(list(test), "text: order")
+        kept, held_out = _carve(train, validates=validates)
+        held_out, dropped = _drop_known(train, held_out, test)
+        shared = _drop_known(train, kept, test)[1]
+        also_test = f"; {shared} training reviews are test reviews too, as published"
+        note = (
+            "validation is 10 % of the training reviews, stratified, chosen by a hash of "
+            f"their text, without {dropped} of them that are test reviews too (the Long Range "
+            "Arena validates on the test reviews)"
+            if validates
+            else "no validation split: all training reviews are trained on"
+        )
+        first_id, num_ids = 1, _PAD_AND_BYTES
+        if request.options["level"] != "byte":
+            encoded = _encoded(source, train, test, kept, request.options)
+            arrays = load_source(self.card, encoded, request)
+            train, test = packed_rows(arrays, "train_"), packed_rows(arrays, "test_")
+            first_id, num_ids = 0, count_ids(arrays)
+            for part in (train, test):
+                folder = source_folder(self.card, encoded)
+                check_ids(folder, "tokens", part.tokens.values, num_ids)
+        return Task(
+            name=self.card.name,
+            options=_recorded(request.options),
+            input_kind="tokens",
+            vocab_size=num_ids,
+            num_features=None,
+            num_classes=2,
+            max_length=max_length,
+            padding=True,
+            split_note=note + (also_test if shared else ""),
+            data_source=source.description,
+            splits={
+                "train": PackedSplit((train,), kept, max_length, first_id),
+                "validation": PackedSplit((train,), held_out, max_length, first_id),
+                "test": PackedSplit((test,), test_order, max_length, first_id),
+            },
+        )
+
+
+def _recorded(options: Options) -> dict[str, Any]:
+    """The options, without `validation` as in earlier versions if it is True: their runs go on."""
+    return {name: value for name, value in options.items() if (name, value) != ("validation", True)}
+
+
+def _carve(train: PackedRows, *, validates: bool) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Rows for training and for validation, chosen and ordered by the texts alone."""
+    texts, labels = list(train), np.asarray(train.labels.values)
+    # Two hashes: the first takes rows class by class, the second mixes the classes.
+    chosen, order = content_order(texts, "text: split"), content_order(texts, "text: order")
+    held_out = np.zeros(len(labels), dtype=bool)
+    for label in range(len(_CLASSES)) if validates else ():
+        members = chosen[labels[chosen] == label]
+        held_out[members[: len(members) // 10]] = True
+    return order[~held_out[order]], order[held_out[order]]
+
+
+def _drop_known(
+    train: PackedRows, held_out: NDArray[np.int64], test: PackedRows
+) -> tuple[NDArray[np.int64], int]:
+    """The held-out rows whose text is no test review, and how many were dropped."""
+    known = set(test)
+    fresh = [row for row in held_out.tolist() if train.row(row).tobytes() not in known]
+    return np.array(fresh, dtype=np.int64), len(held_out) - len(fresh)
+
+
+def _encoded(
+    source: Source,
+    train: PackedRows,
+    test: PackedRows,
+    kept: NDArray[np.int64],
+    options: Options,
+) -> Source:
+    """The reviews of a source as ids of words or subwords."""
+
+    def read(progress: Progress) -> Arrays:
+        progress(f"counting {options['level']}s", 0, None)
+        return encode_reviews(train, test, kept, options["vocab_size"], options["level"])
+
+    return replace(source, key=_encoded_key(source, options), read=read)
+
+
+def _encoded_key(source: Source, options: Options) -> str:
+    of_all = "" if options["validation"] else "-all"
+    return f"{source.key}-{options['level']}-{options['vocab_size']}{of_all}"
+
+
+def _texts(folder: Path) -> list[Path]:
+    return sorted(
+        path
+        for part in _LINES
+        for name in _CLASSES
+        for path in (folder / part / name).glob("*.txt")
+    )
+
+
+def _decode_folder(folder: Path, progress: Progress) -> Arrays:
+    rows: dict[str, list[tuple[bytes, int]]] = {part: [] for part in _LINES}
+    paths = _texts(folder)
+    for done, path in enumerate(paths):
+        if done % 1000 == 0:
+            progress(f"reading {folder.name}", done, len(paths))
+        with reading(path):
+            rows[path.parts[-3]].append((path.read_bytes(), _CLASSES.index(path.parent.name)))
+    return _packed(dict.fromkeys(rows, str(folder)), rows)
+
+
+def _decode_tar(paths: Paths, progress: Progress) -> Arrays:
+    path = paths["all"]
+    rows: dict[str, list[tuple[bytes, int]]] = {part: [] for part in _LINES}
+    total = 2 * len(_CLASSES) * _TEXTS_PER_CLASS
+    members = read_tar_members(path, lambda name: _MEMBER.fullmatch(name) is not None)
+    for done, (name, content) in enumerate(members):
+        if done % 1000 == 0:
+            progress(f"reading {path.name}", done, total)
+        part, label = name.split("/")[-3:-1]
+        rows[part].append((content, _CLASSES.index(label)))
+    return _packed(dict.fromkeys(rows, str(path)), rows)
+
+
+def _packed(names: Mapping[str, str], parts: Mapping[str, Rows]) -> Arrays:
+    """Packed rows of each part, which comes from what `names` says, if it is complete."""
+    return pack_parts({part: _complete(names[part], part, rows) for part, rows in parts.items()})
+
+
+def _complete(name: str, part: str, rows: Rows) -> list[tuple[bytes, int]]:
+    """The rows, after a check that all reviews of a part are there and in order."""
+    checked = list(_checked(name, rows))
+    for label, folder in enumerate(_CLASSES):
+        count = sum(row[1] == label for row in checked)
+        if count != _TEXTS_PER_CLASS:
+            why = f"{count} reviews in {part}/{folder}, expected {_TEXTS_PER_CLASS}"
+            raise damaged(Path(name), why)
+    return checked
+
+
+def _decode_lines(paths: Paths, progress: Progress) -> Arrays:
+    names = {part: str(path) for part, path in paths.items()}
+    return _packed(names, {part: _read_lines(path, progress) for part, path in paths.items()})
+
+
+def _read_lines(path: Path, progress: Progress) -> Iterator[tuple[bytes, int]]:
+    progress(f"decoding {path.name}", 0, None)
+    with reading(path):
+        for number, line in read_lines(path):
+            fields = parse_json(line)
+            if not isinstance(fields, list) or len(fields) < 2 or not isinstance(fields[1], str):
+                raise damaged(path, f"line {number} is not [label, text, ...]")
+            yield fields[1].encode(), fields[0]
+
+
+def _decode_hub(splits: Any, progress: Progress) -> Arrays:
+    progress(f"decoding {_HUB.repository}", 0, None)
+    parts: dict[str, Rows] = {}
+    for part in _LINES:
+        texts = (text.encode() for text in splits[part]["text"])
+        parts[part] = zip(texts, splits[part]["label"], strict=True)
+    return _packed(dict.fromkeys(parts, _HUB.repository), parts)
+
+
+def _checked(name: str, rows: Rows) -> Iterator[tuple[bytes, int]]:
+    for number, (text, label) in enumerate(rows, start=1):
+        if label not in (0, 1):
+            raise InputError(f"{name}: review {number} has label {label!r}, expected 0 or 1")
+        if not text:
+            raise InputError(f"{name}: review {number} is empty")
+        yield text, label

@@ -1,0 +1,315 @@
+"""The settings of one training run."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import MISSING, asdict, dataclass, fields, replace
+from typing import Any
+
+from rifflemix.errors import bad_argument, check_choice, unknown_name
+from rifflemix.lab.train.schedules import LEAST_WARMUP, SCHEDULES
+
+OPTIMIZERS = ("adamw", "adam", "sgd", "adafactor")
+PRECISIONS = ("no", "bf16")
+
+_MOST_WORKERS = 1_024  # beyond it a typing error is likelier than a wish
+# They change neither a number nor a line of the log.
+_WITHOUT_EFFECT = ("num_workers", "checkpoint_every", "checkpoint_seconds")
+
+# Settings that only some schedules read; elsewhere a value would be silently ignored.
+_SCHEDULE_FIELDS = {
+    "warmup_init": ("constant", "linear", "cosine", "inverse_sqrt", "multistep"),
+    "warmup_power": ("constant", "linear", "cosine", "inverse_sqrt", "multistep"),
+    "min_lr": ("linear", "cosine"),
+    "schedule_steps": ("linear", "cosine", "cosine_restarts", "one_cycle"),
+    "cycle_beta1": ("one_cycle",),
+    "milestones": ("multistep",),
+    "decay_factor": ("multistep",),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainConfig:
+    """How to train: budget, optimiser, learning rate, evaluation, checkpoints, seed.
+
+    Attributes:
+        max_steps: optimiser updates.
+        batch_size: samples per update over all processes and accumulation steps.
+        token_batches: (tokens, length), or None for batches of `batch_size` samples. Batches then
+            hold samples of similar length, at most `tokens` with their padding, as in
+            Tensor2Tensor, in training and in evaluation. Samples of `length` tokens or more share
+            one bucket. `batch_size` is then the usual number of samples, for estimates of cost.
+        optimizer: "adamw" (decoupled decay, also what flax's Adam calls weight_decay), "adam"
+            (decay added to the gradient), "sgd" (likewise; betas[0] is its momentum) or
+            "adafactor" (decoupled decay; Shazeer and Stern 2018, algorithm 4, without momentum;
+            an update is lr times the root mean square of the parameter, and lr counts at most
+            as 1 / sqrt(step)).
+        lr: learning rate; its peak, except for "rsqrt" and "rsqrt_decay", where the peak is
+            lr / sqrt(warmup).
+        betas, eps: Adam's; SGD reads betas[0] alone, Adafactor neither.
+        weight_decay: applied to parameters of two or more dimensions that no module excludes, but
+            not to biases.
+        decay_all: apply it to every parameter, biases and norms too, as flax's Adam does.
+        schedule: constant, linear, cosine, cosine_restarts, rsqrt, rsqrt_decay, inverse_sqrt,
+            one_cycle or multistep; rifflemix.lab.train.schedules has the formulas.
+        schedule_steps: the step at which the decay ends, or the length of one cycle; None means
+            max_steps.
+        schedule_interval: the rate (and beta1) changes only once in this many steps (per-epoch
+            schedules).
+        warmup_steps, warmup_init, warmup_power: the rate rises from warmup_init over
+            warmup_steps updates with (step / warmup_steps) ** warmup_power.
+        min_lr: where linear and cosine end.
+        milestones, decay_factor: multistep's.
+        cycle_beta1: (high, low) between which one_cycle moves beta1 against the rate, as
+            torch's OneCycleLR does with (0.95, 0.85); None keeps betas[0].
+        clip_norm, clip_value: gradient clipping, by total norm or by element.
+        label_smoothing: share of each training label that is spread evenly over all classes.
+        mixup, cutmix: parameter of the Beta distribution that mixtures of training images, with
+            their labels, are drawn from: weighted means, and rectangles of one in the other; 0
+            mixes none, and with both over 0 a batch is mixed in either way at even odds. Images
+            are mixed with others of the same backward pass and process.
+        accumulation: backward passes per update; the gradient stays that of the whole batch.
+        precision: "no" (float32) or "bf16" (autocast).
+        compile: run the model through torch.compile.
+        eval_every: steps between evaluations on the validation split, which also runs at the
+            end; None means only at the end.
+        checkpoint_every, checkpoint_seconds: steps and seconds between checkpoints.
+        log_every: steps between lines of log.jsonl; a line holds the mean loss since the last.
+        seed: of the data order, dropout and other noise.
+        num_workers: processes that load and change samples; 0 leaves both to the training process.
+
+    Raises:
+        InputError: a value out of range, naming the field.
+    """
+
+    max_steps: int = 1000
+    batch_size: int = 32
+    token_batches: tuple[int, int] | None = None
+    optimizer: str = "adamw"
+    lr: float = 1e-3
+    betas: tuple[float, float] = (0.9, 0.999)
+    eps: float = 1e-8
+    weight_decay: float = 0.0
+    decay_all: bool = False
+    schedule: str = "cosine"
+    schedule_steps: int | None = None
+    schedule_interval: int = 1
+    warmup_steps: int = 0
+    warmup_init: float = 0.0
+    warmup_power: float = 1.0
+    min_lr: float = 0.0
+    milestones: tuple[int, ...] = ()
+    decay_factor: float = 0.1
+    cycle_beta1: tuple[float, float] | None = None
+    clip_norm: float | None = None
+    clip_value: float | None = None
+    label_smoothing: float = 0.0
+    mixup: float = 0.0
+    cutmix: float = 0.0
+    accumulation: int = 1
+    precision: str = "no"
+    compile: bool = False
+    eval_every: int | None = None
+    checkpoint_every: int | None = None
+    checkpoint_seconds: float | None = 300.0
+    log_every: int = 10
+    seed: int = 0
+    num_workers: int = 0
+
+    def __post_init__(self) -> None:
+        """Check every field; lists become tuples."""
+        for name in ("betas", "milestones", "cycle_beta1", "token_batches"):
+            if isinstance(getattr(self, name), list):
+                object.__setattr__(self, name, tuple(getattr(self, name)))
+        _check_numbers(self)
+        for name in ("decay_all", "compile"):
+            if not isinstance(getattr(self, name), bool):
+                raise bad_argument(name, "True or False", repr(getattr(self, name)))
+        if self.seed >= 2**63:
+            raise bad_argument("seed", "a whole number under 2**63", self.seed)
+        _check_pairs(self)
+        check_choice("optimizer", self.optimizer, OPTIMIZERS)
+        _check_optimizer(self)
+        check_choice("precision", self.precision, PRECISIONS)
+        check_choice("schedule", self.schedule, SCHEDULES)
+        _check_schedule(self)
+        if self.clip_norm is not None and self.clip_value is not None:
+            raise bad_argument(
+                "clip_value", "None beside clip_norm", self.clip_value, "clip one way"
+            )
+
+    def with_batch_size(self, batch_size: int) -> TrainConfig:
+        """Return the settings with other batches; tokens of a batch change in proportion."""
+        if self.token_batches is None:
+            return replace(self, batch_size=batch_size)
+        tokens = max(1, round(self.token_batches[0] * batch_size / self.batch_size))
+        pair = (tokens, self.token_batches[1])
+        return replace(self, batch_size=batch_size, token_batches=pair)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The settings as JSON values; `from_dict` reads them back."""
+        return {
+            name: list(value) if isinstance(value, tuple) else value
+            for name, value in asdict(self).items()
+        }
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> TrainConfig:
+        """The settings from JSON values; missing ones take their defaults.
+
+        Raises:
+            InputError: an unknown name (the nearest is suggested) or a bad value.
+        """
+        if not isinstance(values, Mapping):
+            raise bad_argument("config", "a mapping of setting names to values", repr(values))
+        known = [field.name for field in fields(cls)]
+        for name in values:
+            if name not in known:
+                raise unknown_name("training setting", str(name), known)
+        return cls(**values)
+
+
+# Least value, and whether None is allowed.
+_WHOLE_NUMBERS = {
+    "max_steps": (1, False),
+    "batch_size": (1, False),
+    "schedule_interval": (1, False),
+    "accumulation": (1, False),
+    "log_every": (1, False),
+    "schedule_steps": (1, True),
+    "eval_every": (1, True),
+    "checkpoint_every": (1, True),
+    "warmup_steps": (0, False),
+    "num_workers": (0, False),
+    "seed": (0, False),
+}
+_POSITIVE_NUMBERS = {
+    "lr": False,
+    "eps": False,
+    "warmup_power": False,
+    "decay_factor": False,
+    "clip_norm": True,
+    "clip_value": True,
+    "checkpoint_seconds": True,
+}
+_OTHER_NUMBERS = ("weight_decay", "warmup_init", "min_lr", "mixup", "cutmix")
+
+
+def _check_numbers(config: TrainConfig) -> None:
+    for name, (least, may_be_none) in _WHOLE_NUMBERS.items():
+        value = getattr(config, name)
+        if not (_is_count(value, least) or (may_be_none and value is None)):
+            expected = f"a whole number of at least {least}{', or None' if may_be_none else ''}"
+            raise bad_argument(name, expected, repr(value))
+    for name, may_be_none in _POSITIVE_NUMBERS.items():
+        value = getattr(config, name)
+        if not ((_is_number(value) and value > 0) or (may_be_none and value is None)):
+            expected = f"a number over 0{', or None' if may_be_none else ''}"
+            raise bad_argument(name, expected, repr(value))
+    for name in _OTHER_NUMBERS:
+        value = getattr(config, name)
+        if not (_is_number(value) and value >= 0):
+            raise bad_argument(name, "a number of at least 0", repr(value))
+    if not (_is_number(config.label_smoothing) and 0 <= config.label_smoothing < 1):
+        raise bad_argument("label_smoothing", "a number in [0, 1)", repr(config.label_smoothing))
+
+
+def _check_pairs(config: TrainConfig) -> None:
+    if not _are_betas(config.betas):
+        raise bad_argument("betas", "two numbers in [0, 1)", repr(config.betas))
+    if config.num_workers > _MOST_WORKERS:
+        expected = f"at most {_MOST_WORKERS:,} processes"
+        raise bad_argument("num_workers", expected, f"{config.num_workers:,}")
+    if config.cycle_beta1 is not None and not _are_betas(config.cycle_beta1):
+        raise bad_argument("cycle_beta1", "two numbers in [0, 1)", repr(config.cycle_beta1))
+    _check_token_batches(config)
+    marks = config.milestones
+    if not isinstance(marks, tuple) or not all(_is_count(mark, 1) for mark in marks):
+        raise bad_argument("milestones", "whole numbers of at least 1", repr(marks))
+    if list(marks) != sorted(set(marks)):
+        raise bad_argument("milestones", "increasing steps", repr(marks))
+
+
+def _check_token_batches(config: TrainConfig) -> None:
+    pair = config.token_batches
+    if pair is None:
+        return
+    is_pair = isinstance(pair, tuple) and len(pair) == 2
+    if not (is_pair and all(_is_count(number, 1) for number in pair)):
+        expected = "None, or two whole numbers of at least 1: tokens and a length"
+        raise bad_argument("token_batches", expected, repr(pair))
+    if config.accumulation > 1:
+        raise bad_argument("accumulation", "1 with token_batches", config.accumulation)
+
+
+_UNREAD = {
+    "sgd": (("eps",), "it divides by no second moment"),
+    "adafactor": (
+        ("betas", "eps", "cycle_beta1"),
+        "its decay rate follows the step, and it has no momentum",
+    ),
+}
+"""Optimiser -> settings that it does not read, and why."""
+
+
+def _check_optimizer(config: TrainConfig) -> None:
+    names, reason = _UNREAD.get(config.optimizer, ((), ""))
+    for field in fields(config):
+        value = getattr(config, field.name)
+        if field.name in names and value != field.default:
+            expected = f"{field.default} with optimizer {config.optimizer!r}"
+            raise bad_argument(field.name, expected, repr(value), reason)
+
+
+def _check_schedule(config: TrainConfig) -> None:
+    for field in fields(config):
+        readers = _SCHEDULE_FIELDS.get(field.name)
+        value = getattr(config, field.name)
+        if readers and config.schedule not in readers and value != field.default:
+            default = "unset" if field.default is MISSING else repr(field.default)
+            raise bad_argument(
+                field.name,
+                f"{default} with schedule {config.schedule!r}",
+                repr(value),
+                f"only {', '.join(readers)} read it",
+            )
+    least = LEAST_WARMUP.get(config.schedule, 0)
+    if config.warmup_steps < least:
+        expected = f"at least {least} with schedule {config.schedule!r}"
+        raise bad_argument("warmup_steps", expected, config.warmup_steps)
+    if config.schedule == "multistep" and not config.milestones:
+        raise bad_argument("milestones", "at least one with schedule 'multistep'", "none")
+    total = config.schedule_steps or config.max_steps
+    falls = config.schedule in ("linear", "cosine") and config.schedule_steps is not None
+    if falls and config.warmup_steps >= total:
+        expected = f"more than the {config.warmup_steps} of warmup_steps, after which it decays"
+        raise bad_argument("schedule_steps", expected, total)
+    if config.schedule == "one_cycle":
+        if config.warmup_steps >= total:
+            raise bad_argument(
+                "warmup_steps", f"fewer than the cycle's {total}", config.warmup_steps
+            )
+        if config.max_steps > total:
+            raise bad_argument("schedule_steps", f"at least max_steps = {config.max_steps}", total)
+
+
+def _is_count(value: object, least: int) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= least
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _are_betas(value: object) -> bool:
+    return (
+        isinstance(value, tuple)
+        and len(value) == 2
+        and all(_is_number(beta) and 0.0 <= beta < 1.0 for beta in value)
+    )
+
+
+def free_settings(prefix: str) -> list[str]:
+    """Settings that a run may change when it goes on, as `prefix`.NAME."""
+    return [f"{prefix}.{name}" for name in _WITHOUT_EFFECT]

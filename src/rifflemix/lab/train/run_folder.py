@@ -1,0 +1,180 @@
+"""The folder of one run: what may be resumed there, its log and its files."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any, Literal, TypedDict
+
+from torch import nn
+
+from rifflemix.errors import InputError, bad_argument
+from rifflemix.files import (
+    CONFIG_FILE,
+    check_regular,
+    claimed_folder,
+    damaged_run,
+    flush,
+    read_json_lines,
+    reported,
+    user_path,
+)
+from rifflemix.json_values import check_json, parse_json
+from rifflemix.lab.train.config import TrainConfig, free_settings
+from rifflemix.lab.train.protocols import TrainableTask
+
+Weights = Literal["best", "last"]
+"""Weights that a run chooses: of the best evaluation, or of the last update."""
+
+WEIGHTS: tuple[Weights, ...] = ("best", "last")
+
+
+class RunFolder:
+    """Files of a run in `path`.
+
+    config.json, log.jsonl, checkpoint.safetensors, best.safetensors (the best evaluation),
+    training.json, last.safetensors (the last update, if the run chooses its weights), and
+    weights/STEP.safetensors, where a run keeps the weights of every evaluation.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path = user_path("out_dir", path)
+        self.config = path / CONFIG_FILE
+        self.log = path / "log.jsonl"
+        self.checkpoint = path / "checkpoint.safetensors"
+        self.best = path / "best.safetensors"
+        self.last = path / "last.safetensors"
+        self.result = path / "training.json"
+        self.weights = path / "weights"
+
+    def chosen(self, weights: Weights) -> Path:
+        """The file of the weights that a run chooses."""
+        return self.best if weights == "best" else self.last
+
+    def weights_at(self, step: int) -> Path:
+        """Where the weights of an evaluation are kept."""
+        return self.weights / f"{step}.safetensors"
+
+    def kept_weights(self) -> dict[int, Path]:
+        """Step -> file, of all that were kept, the earliest first."""
+        found = (path.stem for path in self.weights.glob("*.safetensors"))
+        return {
+            step: self.weights_at(step) for step in sorted(int(s) for s in found if _is_step(s))
+        }
+
+    def opened(self, identity: Mapping[str, Any]) -> AbstractContextManager[None]:
+        """Hold the folder for a run described by `identity`, new or to be resumed.
+
+        Raises:
+            InputError: the folder cannot be written, is in use, or holds something else.
+        """
+        free = free_settings("config")
+        return claimed_folder(self.path, identity, name="out_dir", free=free)
+
+    def cut_log(self, size: int, sha256: str = "") -> None:
+        """Drop what was logged after the moment when the log had `size` bytes and this checksum.
+
+        Raises:
+            InputError: the log is shorter than that, or what stays is no log or another one.
+        """
+        with reported("write", self.log):
+            if self.log.exists():
+                check_regular(self.log)
+            with open(self.log, "ab") as file:
+                if file.tell() < size:
+                    raise InputError(
+                        f"{self.log} is damaged: expected at least {size} bytes, got "
+                        f"{file.tell()}; remove the folder to start over"
+                    )
+                file.truncate(size)
+        read_log(self.log)
+        with reported("read", self.log):
+            digest = self._log_digest()
+        if sha256 not in ("", digest):
+            raise damaged_run(self.log, "its checksum does not match")
+
+    def append_log(self, entry: Mapping[str, Any]) -> None:
+        """Add one line of JSON."""
+        line = json.dumps(entry, allow_nan=False) + "\n"
+        with reported("write", self.log), open(self.log, "a", encoding="utf-8") as file:
+            file.write(line)
+
+    def settle_log(self) -> tuple[int, str]:
+        """Flush the log to disk; its size in bytes and its checksum."""
+        with reported("write", self.log):
+            flush(self.log)
+            return self.log.stat().st_size, self._log_digest()
+
+    def _log_digest(self) -> str:
+        return hashlib.sha256(self.log.read_bytes()).hexdigest()
+
+
+def read_log(path: Path) -> list[dict[str, float]]:
+    """Step and mean training loss of each line of a log that is on training.
+
+    Raises:
+        InputError: it cannot be read, or a line is not what `RunFolder.append_log` wrote.
+    """
+    curve = []
+    for number, entry in enumerate(read_json_lines(path), start=1):
+        try:
+            check_json(entry, dict[str, Any], "the line")
+            if entry.get("split") == "train":
+                check_json(entry, _LoggedLoss, "the line")
+                curve.append({"step": entry["step"], "loss": entry["loss"]})
+        except ValueError as error:
+            raise damaged_run(path, f"line {number}: {error}") from error
+    return curve
+
+
+class _LoggedLoss(TypedDict):
+    step: int
+    loss: float
+
+
+def describe_run(
+    model: nn.Module,
+    task: TrainableTask,
+    config: TrainConfig,
+    settings: Mapping[str, Any],
+    processes: int,
+    device_type: str,
+    context_parallel: int = 1,
+    weights: Weights = "best",
+) -> dict[str, Any]:
+    """The description of a run: two calls with equal descriptions compute the same.
+
+    `settings` is what the model was built from, as the caller tells it.
+    """
+    description = {
+        "config": config.to_dict(),
+        "task": {
+            "name": task.name,
+            "options": dict(task.options),
+            "fingerprint": task.fingerprint(),
+        },
+        "model": {"settings": dict(settings), "signature": _signature(model)},
+        "processes": processes,
+        "device": device_type,
+        **({"context_parallel": context_parallel} if context_parallel > 1 else {}),
+        **({"weights": weights} if weights != "best" else {}),
+    }
+    try:
+        plain: dict[str, Any] = parse_json(json.dumps(description, allow_nan=False))
+    except (TypeError, ValueError, RecursionError) as error:
+        raise bad_argument("model_settings and task options", "JSON values", error) from error
+    return plain
+
+
+def _signature(model: nn.Module) -> str:
+    """Hash of the modules with their settings and of the tensors' names, shapes and types."""
+    tensors = [f"{k} {tuple(t.shape)} {t.dtype}" for k, t in model.state_dict().items()]
+    return hashlib.sha256("\n".join([repr(model), *tensors]).encode()).hexdigest()[:16]
+
+
+def _is_step(text: str) -> bool:
+    """Whether a name is a number as we write it; other digits are digits to Python, too."""
+    return text.isascii() and text.isdecimal()

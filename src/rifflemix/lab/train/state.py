@@ -1,0 +1,168 @@
+"""The live state of a run, how it is saved and how it is put back."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from rifflemix.files import damaged_run, make_folder, write_tensors
+from rifflemix.lab.train.checkpoint import (
+    Checkpoint,
+    Tensors,
+    load_checkpoint,
+    load_model_weights,
+    load_optimizer_state,
+    model_weights,
+    optimizer_state,
+    save_checkpoint,
+    state_shapes,
+)
+from rifflemix.lab.train.engine import Engine
+from rifflemix.lab.train.progress import Progress
+from rifflemix.lab.train.results import TrainingDiverged
+from rifflemix.lab.train.run_folder import RunFolder, Weights
+from rifflemix.lab.train.seeds import rng_state, seed_everything, set_rng_state
+
+_NO_TENSORS = Checkpoint({}, {}, {}, {}, {})
+
+
+class RunState:
+    """Weights, optimiser, best weights, noise and progress of one process.
+
+    Args:
+        engine: the processes and the device.
+        folder: where the state is saved; only the main process touches it.
+        model, optimizer: as `engine.prepare` returned them.
+        noise_seed: seeds this process's noise where there is no checkpoint.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        folder: RunFolder,
+        model: nn.Module,
+        optimizer: Optimizer,
+        noise_seed: int,
+    ) -> None:
+        self.engine = engine
+        self.folder = folder
+        self.model = model
+        self.optimizer = optimizer
+        self.best: Tensors = {}  # on the CPU of the main process, as the last weights
+        self.last: Tensors = {}
+        self.keeps_last = False
+        self.progress = Progress()
+        self.is_resumed = self._restore()
+        if not self.is_resumed:
+            seed_everything(noise_seed)
+
+    def keep_best(self, value: float, metric: str) -> None:
+        """Take the current weights for the best and write them to best.safetensors."""
+        self.progress.best_step = self.progress.step
+        self.progress.best_value = value
+        self.best = model_weights(self.model)
+        self.write_best(metric)
+
+    def write_best(self, metric: str) -> None:
+        """Write the best weights to best.safetensors."""
+        meta = {"step": self.progress.best_step, metric: self.progress.best_value}
+        self.engine.on_main(lambda: write_tensors(self.folder.best, self.best, meta))
+
+    def keep_last(self) -> None:
+        """Keep the current weights as the last ones and write them to last.safetensors."""
+        self.last, self.keeps_last = model_weights(self.model), True
+        meta = {"step": self.progress.step}
+        self.engine.on_main(lambda: write_tensors(self.folder.last, self.last, meta))
+
+    def keep_weights(self) -> None:
+        """Write the current weights to a file of their own."""
+        weights, path = model_weights(self.model), self.folder.weights_at(self.progress.step)
+
+        def write() -> None:
+            make_folder(path.parent)
+            write_tensors(path, weights, {"step": self.progress.step})
+
+        self.engine.on_main(write)
+
+    def load(self, weights: Weights) -> None:
+        """Put the best or the last weights into the model; without `keep_last` it has the last."""
+        held = self.best if weights == "best" else self.last
+        if weights == "best" or self.keeps_last:
+            load_model_weights(self.model, held, self.engine.processes)
+
+    def save(self) -> None:
+        """Write a checkpoint.
+
+        Raises:
+            InputError: it cannot be written.
+            TrainingDiverged: a weight is not finite. The checkpoint before stays in both cases.
+        """
+        weights = model_weights(self.model)
+        moments = optimizer_state(self.model, self.optimizer)
+        rng = {
+            name: self.engine.stack(state) for name, state in rng_state(self.engine.device).items()
+        }
+        name = self.engine.on_main(lambda: _not_finite(weights, moments))
+        if name is not None:  # in all processes: they go on with other runs together
+            raise TrainingDiverged(
+                f"training diverged: parameter {name} is not finite after step "
+                f"{self.progress.step}; lower lr, lengthen warmup_steps or set clip_norm"
+            )
+        self.engine.on_main(lambda: self._write(weights, moments, rng))
+
+    def _write(self, weights: Tensors, moments: Tensors, rng: Tensors) -> None:
+        self.progress.log_bytes, self.progress.log_sha256 = self.folder.settle_log()
+        progress = self.progress.to_dict()
+        save_checkpoint(
+            self.folder.checkpoint, Checkpoint(weights, moments, self.best, rng, progress)
+        )
+
+    def _restore(self) -> bool:
+        """Go back to the checkpoint; False where there is none."""
+        held = _NO_TENSORS
+        shapes = state_shapes(self.model, self.optimizer)  # in all processes
+        shapes["rng"] = {
+            name: ((self.engine.processes, *state.shape), state.dtype)
+            for name, state in rng_state(self.engine.device).items()
+        }
+
+        def read() -> Any:
+            nonlocal held
+            if not self.folder.checkpoint.exists():
+                self.folder.cut_log(0)
+                return None
+            held = load_checkpoint(self.folder.checkpoint, shapes)
+            self.folder.cut_log(held.progress["log_bytes"], held.progress.get("log_sha256", ""))
+            return {
+                "progress": held.progress,
+                "rng": {name: states.tolist() for name, states in held.rng.items()},
+            }
+
+        found = self.engine.on_main(read)
+        if found is None:
+            return False
+        processes = self.engine.processes
+        load_model_weights(self.model, held.model, processes)
+        load_optimizer_state(self.model, self.optimizer, held.optimizer, processes)
+        self.best = held.best
+        self.progress = Progress.from_dict(found["progress"])
+        rng = {name: _bytes(states[self.engine.rank]) for name, states in found["rng"].items()}
+        try:
+            set_rng_state(rng, self.engine.device)
+        except (RuntimeError, ValueError) as error:
+            reason = "it holds no state of the random generators"
+            raise damaged_run(self.folder.checkpoint, reason) from error
+        return True
+
+
+def _not_finite(weights: Tensors, moments: Tensors) -> str | None:
+    """The first parameter with moments that is not finite."""
+    trained = sorted({key.rpartition("/")[0] for key in moments})
+    return next((name for name in trained if not bool(torch.isfinite(weights[name]).all())), None)
+
+
+def _bytes(values: list[int]) -> Tensor:
+    return torch.tensor(values, dtype=torch.uint8)

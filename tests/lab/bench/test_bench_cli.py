@@ -1,0 +1,208 @@
+from __future__ import annotations
+
+import json
+import signal
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from command_line import Cli
+
+SCALING = (
+    "bench", "scaling", "--tokens", "8,16", "--dim", "8", "--heads", "2", "--mixers", "tssa",
+    "--repeats", "1",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("command", ["ops", "layers", "models", "scaling", "published"])
+def test_help_has_an_example(command: str, cli: Cli) -> None:
+    outcome = cli("bench", command, "--help")
+    assert outcome.code == 0
+    assert f"rifflemix bench {command}" in outcome.out.split("Examples:")[1]
+    for option in ("--json", "--out", "--max-seconds", "--threads", "--dtype", "--repeats"):
+        assert option in outcome.out
+
+
+def test_scaling_writes_what_it_prints_and_a_plot(cli: Cli, tmp_path: Path) -> None:
+    file = tmp_path / "scaling.json"
+    outcome = cli(*SCALING, "--threads", "1", "--out", str(file), "--json")
+    assert outcome.code == 0, outcome.err
+    result = json.loads(outcome.out)
+    assert result == json.loads(file.read_text())
+    assert result["environment"]["hardware"]["threads"] == 1
+    assert result["settings"]["tokens"] == [8, 16]
+    assert file.with_suffix(".png").read_bytes().startswith(b"\x89PNG")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["scaling.json", "scaling.png"]
+
+
+def test_tables_and_notes_are_printed(cli: Cli) -> None:
+    outcome = cli(*SCALING)
+    assert outcome.code == 0, outcome.err
+    assert "growth with N" in outcome.out
+    assert "N=16" in outcome.out
+    assert "float32, torch " in outcome.out
+    assert "timing at (1, 16, 8)" in outcome.err
+
+
+def test_a_causal_sweep_over_channels(cli: Cli, tmp_path: Path) -> None:
+    file = tmp_path / "widths.json"
+    outcome = cli(
+        "bench", "scaling", "--tokens", "8", "--dims", "4,8", "--heads", "2", "--mixers", "tssa",
+        "--causal", "--repeats", "1", "--out", str(file),
+    )  # fmt: skip
+    assert outcome.code == 0, outcome.err
+    assert "growth with C" in outcome.out
+    assert "C=8" in outcome.out
+    settings = json.loads(file.read_text())["settings"]
+    assert (settings["dims"], settings["causal"]) == ([4, 8], True)
+    assert file.with_suffix(".png").exists()
+
+
+def test_models_and_ops_print_a_table_a_pass(cli: Cli) -> None:
+    models = cli(
+        "bench", "models", "--shape", "1,8,8,2", "--layers", "1", "--mixers", "tssa",
+        "--repeats", "1",
+    )  # fmt: skip
+    assert models.code == 0, models.err
+    assert "(1, 8, 8), 2 heads: training step" in models.out
+    assert "Tokens/s" in models.out
+
+
+def test_layers_are_small_and_their_calls_are_counted(cli: Cli, tmp_path: Path) -> None:
+    file = tmp_path / "layers.json"
+    outcome = cli("bench", "layers", "--mixers", "tssa", "--repeats", "1", "--out", str(file))
+    assert outcome.code == 0, outcome.err
+    assert "(1, 64, 64), 4 heads: forward" in outcome.out
+    assert "Calls in rifflemix" in outcome.out
+    rows = {row["name"]: row for row in json.loads(file.read_text())["rows"]}
+    assert list(rows) == ["two linear maps", "softmax", "tssa"]
+    assert rows["two linear maps"]["extra"] == {"package_calls": 0}
+    assert rows["softmax"]["extra"]["package_calls"] > 0
+    assert set(rows["tssa"]["passes"]["forward"]["ratios"]) == {"two linear maps", "softmax"}
+
+
+def test_ops_come_from_their_own_shapes(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    from rifflemix.lab.bench import ops
+
+    few = [op for op in ops.OPERATORS if op.name in (ops.COPY, "max_exchange")]
+    monkeypatch.setattr(ops, "OPERATORS", few)
+    outcome = cli(
+        "bench", "ops", "--shape", "1,8,4,2", "--shape", "2,9,4,2", "--repeats", "1", "--json"
+    )
+    assert outcome.code == 0, outcome.err
+    shapes = {tuple(row["shape"].values()) for row in json.loads(outcome.out)["rows"]}
+    assert shapes == {(1, 8, 4, 2), (2, 9, 4, 2)}
+
+
+@pytest.mark.slow
+def test_a_folder_gets_a_new_file_every_time(cli: Cli, tmp_path: Path) -> None:
+    folder = tmp_path / "results"
+    for _ in range(2):
+        assert cli(*SCALING, "--out", str(folder)).code == 0
+    files = sorted(folder.glob("*.json"))
+    assert len(files) == 2
+    assert all(path.name.startswith("scaling-") for path in files)
+    assert all(path.with_suffix(".png").exists() for path in files)
+
+
+def test_a_result_is_never_overwritten(cli: Cli, tmp_path: Path) -> None:
+    file = tmp_path / "x.json"
+    file.write_text("precious")
+    outcome = cli(*SCALING, "--out", str(file))
+    assert outcome.code == 2
+    assert outcome.err.startswith("error: --out: expected a new file or a folder")
+    assert file.read_text() == "precious"
+
+
+def test_a_plot_takes_the_place_of_no_file(cli: Cli, tmp_path: Path) -> None:
+    plot = tmp_path / "x.png"
+    says = "error: --out: expected a file for the JSON whose plot, of the same name, is new"
+    assert cli(*SCALING, "--out", str(plot)).err.startswith(says)
+    plot.write_text("precious")
+    assert cli(*SCALING, "--out", str(plot.with_suffix(".json"))).err.startswith(says)
+    assert plot.read_text() == "precious"
+
+
+def test_another_process_was_faster(
+    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from rifflemix.lab.bench import ops
+
+    file = tmp_path / "x.json"
+
+    def run(*_: Any) -> Any:
+        file.write_text("theirs")
+        return measure(*_)
+
+    measure = ops.run
+    monkeypatch.setattr(ops, "run", run)
+    monkeypatch.setattr(ops, "OPERATORS", [op for op in ops.OPERATORS if op.name == ops.COPY])
+    outcome = cli("bench", "ops", "--shape", "1,8,4,2", "--repeats", "1", "--out", str(file))
+    assert (outcome.code, file.read_text()) == (2, "theirs")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ("scaling --tokens 8,x", "--tokens: expected N,N,..."),
+        ("scaling --tokens 8,8", "each only once"),
+        (f"decode --contexts {10**20}", "tokens: expected a size that a tensor can have"),
+        ("scaling --tokens 8 --dims 8,y", "--dims: expected C,C,..."),
+        ("scaling --dims 8,16", "tokens: expected one number where dims are given"),
+        ("scaling --causal --mixers fnet", "mixers: expected mixers that can be causal, got fnet"),
+        ("scaling --tokens 8 --dim 9 --heads 2", "heads: expected a divisor"),
+        ("layers --mixers csp,tssa,csp", "--mixers: expected each only once, got 'csp' twice"),
+        ("scaling --mixers nothing", "unknown mixer 'nothing'"),
+        ("scaling --max-seconds 0", "max_seconds: expected a number above 0"),
+        ("models --layers 0", "layers: expected at least 1"),
+        ("models --model vits", "model: expected one of encoder, vit"),
+        ("models --model vit --shape 1,60,8,2", "tokens: expected a square number"),
+        ("models --shape 1,2,3", "--shape: expected BATCH,TOKENS,CHANNELS,HEADS"),
+        ("ops --repeats 0", "repeats: expected at least 1"),
+        ("ops --threads 0", "--threads: expected 1 to 1,024"),
+        ("ops --out /nothing/here/x.json", "--out"),
+    ],
+)
+def test_bad_options_are_one_line(arguments: str, says: str, cli: Cli) -> None:
+    outcome = cli("bench", *arguments.split())
+    assert outcome.code == 2
+    assert outcome.out == ""
+    assert outcome.err.startswith("error: ")
+    assert outcome.err.count("\n") == 1
+    assert says in outcome.err
+
+
+def test_interrupt_keeps_what_was_measured(
+    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from rifflemix.lab.bench import scaling
+
+    def interrupted(*arguments: Any, **options: Any) -> Any:
+        """As soon as 16 tokens are timed, somebody presses Ctrl-C."""
+        hooks = options["hooks"]
+
+        def progress(done: int, total: int, text: str) -> None:
+            hooks.progress(done, total, text)
+            if text == "timing at (1, 16, 8)":
+                signal.raise_signal(signal.SIGINT)
+
+        return run(*arguments, **(options | {"hooks": replace(hooks, progress=progress)}))
+
+    run = scaling.run_benchmark
+    monkeypatch.setattr(scaling, "run_benchmark", interrupted)
+    before = signal.getsignal(signal.SIGINT)
+    file = tmp_path / "scaling.json"
+    outcome = cli(*SCALING, "--out", str(file))
+    assert outcome.code == 130
+    assert signal.getsignal(signal.SIGINT) is before
+    assert "press Ctrl-C again to stop at once" in outcome.err
+    assert "Partial: it was stopped" in outcome.out
+    result = json.loads(file.read_text())
+    assert result["status"] == "partial"
+    by_tokens = {8: "measured", 16: "stopped"}
+    for row in result["rows"]:
+        assert row["status"] == by_tokens[row["shape"]["tokens"]]
+        assert bool(row["passes"]) is (row["status"] == "measured")
+    assert file.with_suffix(".png").exists()

@@ -1,0 +1,473 @@
+"""Suites: comparisons of the same mixers on several tasks, ranked without deciding what is open."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fake_comparison import comparison, unfinished
+
+import rifflemix as rm
+from rifflemix.errors import InputError, RunFailed
+from rifflemix.lab.comparison import SUITES, get_suite, plan_suite, run_comparison, run_suite
+from rifflemix.lab.comparison.choices import resolve
+from rifflemix.lab.comparison.ranking import (
+    Ranking,
+    mean_ratio,
+    mean_standing,
+    ranking,
+    unbeaten,
+)
+from rifflemix.lab.comparison.suite_report import answers, html, markdown, parts
+from rifflemix.lab.comparison.suites import PEERS, Suite, SuiteTask
+from rifflemix.lab.comparison.table import comparison_rows
+from rifflemix.lab.runs.results import summarise
+from rifflemix.lab.runs.status import RunStatus
+from rifflemix.lab.tasks import task_card
+from rifflemix.locks import FolderInUse, locked
+from rifflemix.mixers import HEADLINE
+
+REPOSITORY = Path(__file__).resolve().parents[3]
+PEERS_CHOSEN_BY = REPOSITORY / "benchmarks/results/compare-digits-all-2026-11-20.json"
+
+
+def with_accuracies(scores: dict[str, list[float] | None]) -> dict[str, Any]:
+    """A finished comparison: mixer -> its test accuracy by seed, None where every run failed."""
+    seeds = max(len(values) for values in scores.values() if values)
+    results = comparison(mixers=6, seeds=seeds)
+    results["mixers"] = [m for m in results["mixers"] if m["name"] in scores]
+    results["runs"] = [run for run in results["runs"] if scores.get(run["mixer"])]
+    results["task"]["sizes"]["test"] = 10**9  # so that seeds alone make noise
+    for run in results["runs"]:
+        values = scores[run["mixer"]]
+        assert values is not None
+        run["test"]["accuracy"] = values[run["seed"]]
+    for mixer in results["mixers"]:
+        own = [run["test"]["accuracy"] for run in results["runs"] if run["mixer"] == mixer["name"]]
+        mixer["test"] = summarise(own)
+    return results
+
+
+CLEAR = {"softmax": [0.80, 0.81, 0.82], "csp": [0.90, 0.91, 0.92], "tssa": [0.80, 0.82, 0.81]}
+
+
+def test_who_is_shown_to_be_ahead_ranks_and_others_share_their_places() -> None:
+    found = ranking(with_accuracies(CLEAR))
+    assert found is not None
+    assert found.ahead == {("csp", "softmax"), ("csp", "tssa")}
+    bounds = {name: found.standing(name) for name in found.names}
+    assert [(s.rank, s.low, s.high) for s in bounds.values()] == [
+        (2.5, 2.0, 3.0),
+        (1.0, 1.0, 1.0),
+        (2.5, 2.0, 3.0),
+    ]
+
+
+def test_the_ranks_of_a_task_add_up_as_without_ties() -> None:
+    found = ranking(comparison(mixers=6, seeds=3))
+    assert found is not None
+    assert sum(found.standing(name).rank for name in found.names) == 21.0
+
+
+def test_all_pairs_are_corrected_for_not_those_with_the_best() -> None:
+    """A difference that one comparison would show is not shown among fifteen."""
+    near = {"softmax": [0.80, 0.81, 0.82], "csp": [0.810, 0.822, 0.829]}
+    alone = ranking(with_accuracies(near))
+    others = {"tssa": [0.7, 0.9, 0.8], "butterfly": [0.9, 0.7, 0.8], "sinkhorn": [0.8, 0.9, 0.7]}
+    among = ranking(with_accuracies({**near, **others}))
+    assert alone is not None
+    assert among is not None
+    assert ("csp", "softmax") in alone.ahead
+    assert ("csp", "softmax") not in among.ahead
+
+
+def test_one_seed_decides_nothing() -> None:
+    found = ranking(with_accuracies({name: values[:1] for name, values in CLEAR.items()}))
+    assert found is not None
+    assert not found.ahead
+    assert {found.standing(name).rank for name in found.names} == {2.0}
+
+
+def test_a_mixer_whose_runs_failed_is_behind_all() -> None:
+    found = ranking(with_accuracies({**CLEAR, "csp": None}))
+    assert found is not None
+    assert found.ahead == {("softmax", "csp"), ("tssa", "csp")}
+
+
+def test_where_less_is_better_the_lower_score_is_ahead() -> None:
+    results = with_accuracies(CLEAR)
+    for run in results["runs"]:
+        for at in (run["test"], run["validation"]):
+            at["rmse"] = at["accuracy"]
+    for mixer in results["mixers"]:
+        summaries = {"validation": mixer["validation"], "test": mixer["test"]}
+        mixer["metric"] = {"name": "rmse", "higher_is_better": False, **summaries}
+    found = ranking(results)
+    assert found is not None
+    assert found.ahead == {("softmax", "csp"), ("tssa", "csp")}
+
+
+def test_the_table_of_scores_says_what_they_are_scores_of() -> None:
+    errors = with_accuracies(CLEAR)
+    for run in errors["runs"]:
+        for at in (run["test"], run["validation"]):
+            at["rmse"] = at["accuracy"]
+    for mixer in errors["mixers"]:
+        summaries = {"validation": mixer["validation"], "test": mixer["test"]}
+        mixer["metric"] = {"name": "rmse", "higher_is_better": False, **summaries}
+    classes = with_accuracies(CLEAR)
+    for tasks, heading, columns in (
+        ({"a": classes}, "Accuracy, %", ["a"]),
+        ({"b": errors}, "Rmse", ["b"]),
+        ({"a": classes, "b": errors}, "Test scores", ["a: accuracy, %", "b: rmse"]),
+    ):
+        part = parts(tasks)[1]
+        assert (part.heading, list(part.headers)) == (heading, ["Mixer", *columns])
+        assert answers(tasks)[0].startswith(
+            "For accuracy" if "b" not in tasks else "For test scores"
+        )
+
+
+def test_what_did_not_end_or_did_not_learn_ranks_nobody() -> None:
+    assert ranking(unfinished()) is None
+    guessing = {name: [0.1, 0.1, 0.1] for name in CLEAR}
+    results = with_accuracies(guessing)
+    assert ranking(results) is None
+    assert any("nothing learned" in sentence for sentence in answers({"a": results}))
+
+
+def test_means_over_tasks() -> None:
+    names = ("a", "b", "c")
+    one = Ranking(frozenset({("a", "b"), ("a", "c")}), names)
+    other = Ranking(frozenset({("b", "a")}), names)
+    standing = mean_standing([one, other], "a")
+    assert standing is not None
+    assert (standing.rank, standing.low, standing.high) == (1.75, 1.5, 2.0)
+    assert mean_standing([], "a") is None
+    assert unbeaten([one]) == ["a"]
+    assert unbeaten([one, other]) == ["a", "b"]  # each is ahead of the other once
+    assert unbeaten([]) == []
+
+
+def test_where_each_is_behind_some_other_no_mixer_is_named() -> None:
+    """Ahead in a ring: each of three is behind another on two of three tasks."""
+    ring = [("softmax", "csp", "tssa"), ("csp", "tssa", "softmax"), ("tssa", "softmax", "csp")]
+    steps = [[0.90, 0.91, 0.92], [0.80, 0.82, 0.81], [0.70, 0.71, 0.73]]
+    tasks = {order[0]: with_accuracies(dict(zip(order, steps, strict=True))) for order in ring}
+    assert answers(tasks)[0] == (
+        "For accuracy: none. Each is behind another on more tasks than ahead of it."
+    )
+
+
+def test_ratios_are_geometric_means_relative_to_softmax() -> None:
+    tasks = [with_accuracies(CLEAR) for _ in range(2)]
+    for results, speed in zip(tasks, (2.0, 8.0), strict=True):
+        for mixer in results["mixers"]:
+            mixer["steps_per_second"] = speed if mixer["name"] == "csp" else 1.0
+    tables = [comparison_rows(results) for results in tasks]
+    assert mean_ratio(tables, "csp", "steps_per_second") == pytest.approx(4.0)
+    assert mean_ratio(tables, "softmax", "steps_per_second") == pytest.approx(1.0)
+    without = [comparison_rows(with_accuracies({"csp": CLEAR["csp"], "tssa": CLEAR["tssa"]}))]
+    assert mean_ratio(without, "csp", "steps_per_second") is None
+
+
+def test_the_page_answers_and_says_what_loses_where() -> None:
+    worse = {**CLEAR, "tssa": [0.70, 0.71, 0.72], "csp": CLEAR["softmax"]}
+    tasks = {"first": with_accuracies(CLEAR), "second": with_accuracies(worse)}
+    said = answers(tasks)
+    assert said[0] == "For accuracy: Csp. No other is ahead of these on more tasks."
+    assert "Tssa loses to softmax attention on second." in said
+    overview, scores, differences, *_ = parts(tasks)
+    cells = {row[0].text: [cell.text for cell in row[1:]] for row in overview.rows}
+    assert cells["Csp"][:3] == ["1.2 (1.0 to 1.5)", "first", "-"]
+    assert cells["Tssa"][1:3] == ["-", "second"]
+    assert [row[1].best for row in overview.rows] == [False, True, False]
+    assert [row[1].best for row in scores.rows] == [False, True, False]
+    assert differences.rows[1][1].text.startswith("+10.00 (")
+    assert differences.rows[1][1].text.endswith(" *")
+    assert differences.rows[1][2].text.startswith("+0.00")
+    assert "| Csp | **1.2 (1.0 to 1.5)** | first |" in markdown("Title", tasks)
+    page = html("<Title>", "command", tasks)
+    assert "&lt;Title&gt;" in page
+    assert 'href="second/report.html"' in page
+
+
+def test_the_page_says_who_is_fast_and_who_is_small() -> None:
+    alike = dict.fromkeys(("butterfly", "sinkhorn"), CLEAR["softmax"])
+    results = with_accuracies({**CLEAR, **alike})
+    speeds = {"softmax": 10.0, "csp": 15.0, "tssa": 9.0, "butterfly": 40.0, "sinkhorn": 10.0}
+    sizes = {"softmax": 100, "csp": 75, "tssa": 150, "butterfly": 100, "sinkhorn": 25}
+    for mixer in results["mixers"]:
+        mixer["steps_per_second"] = speeds[mixer["name"]]
+        mixer["peak_memory_bytes"] = sizes[mixer["name"]]
+    assert answers({"one": results}) == [
+        "For accuracy: Csp. No other is ahead of these on more tasks.",
+        "For speed without a loss that shows: Butterfly and Csp.",
+        "For memory: Sinkhorn and Csp.",
+        "Slower to train than softmax attention: Tssa.",
+    ]
+    for mixer in results["mixers"]:
+        mixer |= {"steps_per_second": 10.0, "peak_memory_bytes": 100}
+    assert answers({"one": results})[1:] == [
+        "For speed: none trains faster than softmax attention without a loss that shows."
+    ]
+
+
+def test_a_mixer_whose_runs_failed_is_not_named_for_memory() -> None:
+    results = with_accuracies({**CLEAR, "csp": None})
+    for mixer in results["mixers"]:
+        mixer["peak_memory_bytes"] = {"softmax": 100, "csp": 50, "tssa": 75}[mixer["name"]]
+    assert "For memory: Tssa." in answers({"one": results})
+
+
+def test_without_softmax_attention_nothing_is_relative() -> None:
+    tasks = {"one": with_accuracies({"csp": CLEAR["csp"], "tssa": CLEAR["tssa"]})}
+    overview = parts(tasks)[0]
+    assert [row[4].text for row in overview.rows] == ["-", "-"]
+    assert "For accuracy: Csp." in answers(tasks)[0]
+
+
+# The suites.
+
+
+def test_every_task_of_a_suite_resolves_with_the_same_rates_for_all_mixers() -> None:
+    for suite in SUITES.values():
+        for task in suite.tasks.values():
+            mixers = dict(zip(suite.mixers, suite.mixers, strict=True))
+            config = resolve(task_card(task.task), mixers, (0,), **suite.settings(task))
+            rates = config.tuned.get("lr", (config.train.lr,))
+            assert tuple(rates) == suite.lr
+            assert set(task.options) <= set(task_card(task.task).options)
+
+
+def test_the_small_suite_has_the_headline_and_the_best_baselines_by_validation() -> None:
+    results = json.loads(PEERS_CHOSEN_BY.read_text(encoding="utf-8"))
+    runs = [run for run in results["runs"] if run["mixer"] not in HEADLINE]
+    best = sorted(runs, key=lambda run: -run["validation"]["accuracy"])[: len(PEERS)]
+    assert {run["mixer"] for run in best} == set(PEERS)
+    assert get_suite("lra-small").mixers == HEADLINE + PEERS
+    smoke = get_suite("lra-small-smoke")
+    for name, task in get_suite("lra-small").tasks.items():
+        half = {**task.settings, "max_steps": task.settings["max_steps"] // 2}
+        assert smoke.tasks[name] == replace(task, settings=half)
+
+
+def test_the_page_of_the_suites_has_their_sizes() -> None:
+    page = (REPOSITORY / "docs/suites.md").read_text(encoding="utf-8")
+    for name, task in get_suite("lra-small").tasks.items():
+        (line,) = (line for line in page.splitlines() if line.startswith(f"| `{name}` |"))
+        assert line.endswith("| {max_steps:,} steps of {batch_size} |".format(**task.settings))
+        assert all(f"{value:,}" in line for value in task.options.values()), line
+
+
+# A suite that is small enough to be run here.
+
+TINY = Suite(
+    "tiny",
+    "Two tiny tasks",
+    {
+        "coarse": SuiteTask("digits", {"patch_size": 4}, {"max_steps": 2, "batch_size": 8}),
+        "fine": SuiteTask(
+            "listops",
+            {
+                "min_length": 5,
+                "max_length": 12,
+                "num_train": 32,
+                "num_validation": 8,
+                "num_test": 8,
+            },
+            {"max_steps": 2, "batch_size": 8},
+        ),
+    },
+    ("identity",),
+    seeds=1,
+    lr=(1e-3,),
+)
+SMALL = {"dim": 8, "num_layers": 1, "num_heads": 2, "threads": 1}
+
+
+@pytest.fixture
+def tiny(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Suite:
+    """Without plots and memory, which other tests see and which take most of the time."""
+    monkeypatch.setenv("RIFFLEMIX_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setitem(SUITES, "tiny", TINY)
+    monkeypatch.setattr("rifflemix.lab.comparison.plot.comparison_plot", lambda results: b"")
+    monkeypatch.setattr("rifflemix.lab.comparison.run.training_memory", lambda *_: 1_000)
+    return TINY
+
+
+@pytest.mark.usefixtures("tiny")
+def test_a_suite_from_python_and_what_it_leaves(tmp_path: Path) -> None:
+    out, seen = tmp_path / "out", list[RunStatus]()
+    found = rm.compare_suite("tiny", out=out, on_status=seen.append, **SMALL)
+    assert found.results["status"] == "complete"
+    assert list(found.comparisons) == ["coarse", "fine"]
+    assert json.loads((out / "results.json").read_text()) == found.results
+    assert str(found) == (out / "table.md").read_text(encoding="utf-8")
+    assert "fine/report.html" in (out / "report.html").read_text(encoding="utf-8")
+    assert repr(found) == "SuiteComparison(tiny: coarse, fine)"
+    for name, comparison_of in found.comparisons.items():
+        assert comparison_of.results["config"]["train"]["lr"] == 1e-3
+        assert comparison_of.results["task"]["name"] == TINY.tasks[name].task
+        assert (out / name / "report.html").is_file()
+    assert seen
+    seen.clear()
+    # A task of a suite is a comparison like any other, and nothing is left to do.
+    settings = {**TINY.settings(TINY.tasks["coarse"]), **SMALL}
+    same = rm.compare("digits", TINY.mixers, out=out / "coarse", on_status=seen.append, **settings)
+    assert not seen
+    assert same.results == found.comparisons["coarse"].results
+    with pytest.raises(InputError, match=r"out: .* holds another run: .* mixers"):
+        rm.compare_suite("tiny", ["softmax"], out=out, **SMALL)
+    with pytest.raises(InputError, match="another run's"):
+        rm.compare("digits", ["identity"], out=out, **SMALL)
+
+
+def plan(tiny: Suite, out: Path) -> Any:
+    configs = {
+        name: resolve(
+            task_card(task.task),
+            {"identity": "identity"},
+            (0,),
+            **{**tiny.settings(task), "lr": 1e-3, **SMALL},
+        )
+        for name, task in tiny.tasks.items()
+    }
+    return plan_suite(tiny, configs, out)
+
+
+def test_a_stop_leaves_a_partial_page_and_the_next_start_goes_on(
+    tiny: Suite, tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    made: list[str] = []
+
+    def stopped(one: Any) -> dict[str, Any]:
+        made.append(one.out.name)
+        return run_comparison(one, should_stop=lambda: len(made) == 2)
+
+    partial = run_suite(plan(tiny, out), stopped)
+    assert partial["status"] == "partial"
+    assert partial["tasks"]["coarse"]["status"] == "complete"
+    assert partial["tasks"]["fine"]["runs_done"] == 0
+    assert "fine is not finished (0 of 1 runs)" in (out / "table.md").read_text(encoding="utf-8")
+    between = run_suite(plan(tiny, out), run_comparison, should_stop=lambda: True)
+    assert (between["status"], list(between["tasks"])) == ("partial", ["coarse"])
+    whole = run_suite(plan(tiny, out), run_comparison)
+    assert whole["status"] == "complete"
+
+
+@pytest.mark.usefixtures("tiny")
+def test_a_suite_of_runs_that_all_fail_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(RunFailed, match="every run failed"):
+        rm.compare_suite(
+            "tiny", ["softmax"], tasks=["coarse"], out=tmp_path / "out", lr=1e30, **SMALL
+        )
+
+
+NEEDY = replace(
+    TINY,
+    tasks={
+        **TINY.tasks,
+        "text": SuiteTask("text", {"max_length": 16}, {"max_steps": 2}),
+        "image": SuiteTask("image", {"patch_size": 16}, {"max_steps": 2}),
+    },
+)
+
+
+def test_missing_data_is_one_sentence_before_anything_is_trained(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RIFFLEMIX_CACHE", str(tmp_path / "cache"))
+    drawn = SuiteTask("pathfinder32", {"num_train": 10**6}, {"max_steps": 2})  # takes an hour
+    needy = replace(NEEDY, tasks={"drawn": drawn, **NEEDY.tasks})
+    monkeypatch.setitem(SUITES, "tiny", needy)
+    (tmp_path / "data").mkdir()
+    out = tmp_path / "out"
+    with pytest.raises(InputError) as raised:
+        rm.compare_suite("tiny", out=out, data_dir=tmp_path / "data", **SMALL)
+    assert not (tmp_path / "cache").exists()
+    said = str(raised.value)
+    assert said.startswith("suite tiny finds no data for text (")
+    assert "; image (" in said
+    assert said.endswith("or leave them out with --tasks drawn,coarse,fine")
+    assert not out.exists()
+
+
+@pytest.mark.parametrize(
+    ("given", "error"),
+    [
+        ({"suite": "lra-smal"}, "unknown suite 'lra-smal'; did you mean lra-small"),
+        ({"tasks": ["fin"]}, "unknown task of suite tiny 'fin'; did you mean fine"),
+        ({"tasks": []}, "tasks: expected at least one, each only once, got none"),
+        ({"tasks": ["fine", "fine"]}, "tasks: expected at least one, each only once"),
+        ({"model": "encoder"}, "model: expected none beside a suite"),
+        ({"task_options": {}}, "task_options: expected none beside a suite"),
+        ({"max_step": 2}, "did you mean max_steps"),
+        ({"mixers": ["cps"]}, "unknown mixer 'cps'; did you mean csp"),
+        ({"dim": 9, "mixers": ["softmax"]}, "tiny, coarse: mixer softmax: .*num_heads"),
+        ({"seeds": 0}, "seeds: expected a number of seeds"),
+    ],
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
+)
+@pytest.mark.usefixtures("tiny")
+def test_what_a_suite_refuses(tmp_path: Path, given: dict[str, Any], error: str) -> None:
+    out = tmp_path / "out"
+    with pytest.raises(InputError, match=error):
+        rm.compare_suite(**{"suite": "tiny", "out": out, **SMALL, **given})
+    assert not out.exists()
+
+
+def test_a_folder_of_something_else_is_refused(tiny: Suite, tmp_path: Path) -> None:
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "mine.txt").write_text("")
+    with pytest.raises(InputError, match=r"out: .* holds mine\.txt"):
+        plan(tiny, tmp_path / "out")
+
+
+@pytest.mark.slow
+def test_every_mixer_of_the_small_suite_fits_a_padded_task(tmp_path: Path) -> None:
+    suite = get_suite("lra-small")
+    task = suite.tasks["listops"]
+    few = {**task.options, "num_train": 64, "num_validation": 8, "num_test": 8}
+    mixers = dict(zip(suite.mixers, suite.mixers, strict=True))
+    settings = suite.settings(replace(task, options=few))
+    config = resolve(task_card("listops"), mixers, (0,), **settings)
+    planned = plan_suite(suite, {"listops": config}, tmp_path / "out")
+    assert planned.plans["listops"].parameters.keys() == set(mixers)
+
+
+def test_another_process_that_writes_the_page_is_waited_for(tiny: Suite, tmp_path: Path) -> None:
+    """Tasks of one suite may be made at once, each by a process; all write the page."""
+    out, done = tmp_path / "out", threading.Event()
+
+    def other() -> None:
+        with locked(out):
+            done.wait(10)
+
+    def run(one: Any) -> dict[str, Any]:
+        results = run_comparison(one)
+        threading.Thread(target=other).start()
+        while not is_held(out):
+            time.sleep(0.001)
+        threading.Timer(0.2, done.set).start()
+        return results
+
+    whole = plan(tiny, out)
+    run_suite(replace(whole, plans={"coarse": whole.plans["coarse"]}), run)
+    assert (out / "results.json").is_file()
+
+
+def is_held(folder: Path) -> bool:
+    try:
+        with locked(folder):
+            return False
+    except FolderInUse:
+        return True

@@ -1,0 +1,463 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from fake_comparison import comparison, mixer, run, unfinished, with_perplexity
+
+from rifflemix.cli.compare import terminal_table
+from rifflemix.lab.comparison.decisions import Decision
+from rifflemix.lab.comparison.differences import (
+    difference_cells,
+    differences_from_softmax,
+    markdown_differences,
+)
+from rifflemix.lab.comparison.notes import bold_note, comparison_notes, softmax_note
+from rifflemix.lab.comparison.scores import pooled_spread
+from rifflemix.lab.comparison.table import (
+    Row,
+    comparison_rows,
+    markdown_table,
+    table_cells,
+    table_headers,
+)
+from rifflemix.lab.runs.results import summarise
+
+
+def results_of(**runs: list[tuple[float, float]]) -> dict[str, Any]:
+    """Results with given (validation accuracy, speed) for each seed of each mixer.
+
+    The test accuracy is 0.01 below that of validation; both splits have 300 samples.
+    """
+    results = comparison(mixers=1, seeds=max(len(values) for values in runs.values()))
+    results["runs"] = [
+        run(name, seed, accuracy=accuracy, speed=speed)
+        for name, values in runs.items()
+        for seed, (accuracy, speed) in enumerate(values)
+    ]
+    results["mixers"] = [mixer(name, results["runs"], 2**20) for name in runs]
+    return results
+
+
+def test_rows_keep_the_order_of_the_registry() -> None:
+    names = [row.name for row in comparison_rows(comparison())]
+    assert names == ["softmax", "csp", "sliceformer", "tssa", "butterfly", "sinkhorn"]
+
+
+def test_markdown_is_one_well_formed_table() -> None:
+    rows = comparison_rows(comparison())
+    lines = markdown_table(comparison(), ["a note"]).splitlines()
+    table = [line for line in lines if line.startswith("|")]
+    assert len(table) == 2 + 6
+    assert {line.count("|") for line in table} == {len(table_headers(rows)) + 1}
+    assert lines[-2:] == ["", "- a note"]  # a table ends at an empty line
+
+
+def test_a_title_with_a_bar_does_not_break_the_table() -> None:
+    results = comparison(mixers=1)
+    results["mixers"][0]["title"] = "a|b"
+    assert "| a\\|b |" in markdown_table(results, [])
+
+
+def test_cells_show_mean_spread_and_ratio() -> None:
+    results = results_of(softmax=[(0.87, 10.0), (0.89, 10.0)], csp=[(0.97, 25.0), (0.99, 25.0)])
+    softmax, csp = table_cells(comparison_rows(results))
+    assert [cell.text for cell in softmax[1:5]] == [
+        "2", "87.00 ± 1.41", "88.00 ± 1.41", "10.0 (1.00x)",
+    ]  # fmt: skip
+    assert csp[4].text == "25.0 (2.50x)"
+    assert csp[5].text == "1.00 MiB (1.00x)"
+    assert [cell.best for cell in csp] == [False, False, True, True, True, False, True, False]
+    assert not softmax[5].best  # equal memory: neither is better
+
+
+def test_one_seed_has_no_spread() -> None:
+    cells = table_cells(comparison_rows(results_of(softmax=[(0.91, 10.0)])))
+    assert cells[0][2].text == "90.00"
+    assert not any(cell.best for cell in cells[0])
+
+
+def bold(results: dict[str, Any], column: int) -> list[bool]:
+    return [row[column].best for row in table_cells(comparison_rows(results))]
+
+
+def test_one_seed_makes_no_score_and_no_speed_bold() -> None:
+    results = results_of(softmax=[(0.50, 10.0)], csp=[(0.99, 90.0)])
+    assert [any(bold(results, column)) for column in (2, 3, 4)] == [False] * 3
+    assert bold(results, 6) == [False, True]  # parameters are counted
+    assert "with one seed no score and no speed" in bold_note(results)
+    assert softmax_note(results).endswith("One seed shows no difference in test accuracy.")
+
+
+def test_the_least_memory_is_bold() -> None:
+    results = results_of(softmax=[(0.9, 10.0)], csp=[(0.9, 10.0)], tssa=[(0.9, 10.0)])
+    for entry, memory in zip(results["mixers"], (2**21, 2**20, 2**22), strict=True):
+        entry["peak_memory_bytes"] = memory
+    assert bold(results, 5) == [False, True, False]
+
+
+@pytest.mark.parametrize(
+    ("third", "expected"),
+    [
+        ((0.955, 0.965), [False, False, True]),
+        ((0.915, 0.925), [True, False, True]),
+        ((0.90, 0.90), [False, False, False]),
+    ],
+)
+def test_bold_is_what_cannot_be_told_from_the_best(
+    third: tuple[float, float], expected: list[bool]
+) -> None:
+    """300 samples at 0.9 alone make a standard error of 1.7 %."""
+    results = results_of(
+        softmax=[(0.895, 1.0), (0.905, 1.0)],
+        tssa=[(0.85, 1.0), (0.86, 1.0)],
+        csp=[(third[0], 1.0), (third[1], 1.0)],
+    )
+    assert bold(results, 2) == expected
+
+
+def test_scores_are_compared_seed_by_seed() -> None:
+    """Seeds that are hard for both hide no difference."""
+    ours, theirs = (0.50, 0.70, 0.90), (0.47, 0.66, 0.87)
+    results = results_of(
+        softmax=[(score, 1.0) for score in theirs], csp=[(score, 1.0) for score in ours]
+    )
+    assert bold(results, 2) == [False, False]
+    results["task"]["sizes"] = dict.fromkeys(("train", "validation", "test"), 10**6)
+    assert bold(results, 2) == [False, True]
+    for entry in results["runs"]:  # the same scores, other seeds together
+        if entry["mixer"] == "csp":
+            entry["seed"] = (entry["seed"] + 1) % 3
+    assert bold(results, 2) == [False, False]
+
+
+def test_without_two_common_seeds_no_score_is_bold() -> None:
+    results = results_of(softmax=[(0.5, 1.0)], csp=[(0.9, 1.0), (0.91, 1.0)])
+    assert bold(results, 2) == [False, False]
+    assert difference_cells(comparison_rows(results)) == []
+
+
+def pairs_of(rows: list[Row]) -> list[tuple[str, Decision]]:
+    """Each mixer and the decision about its difference from softmax attention."""
+    return [(of.row.name, of.decision) for of in differences_from_softmax(rows)]
+
+
+def test_differences_from_softmax() -> None:
+    results = results_of(
+        softmax=[(0.80, 1.0), (0.82, 1.0), (0.81, 1.0)],
+        csp=[(0.90, 1.0), (0.93, 1.0), (0.91, 1.0)],
+        tssa=[(0.80, 1.0), (0.81, 1.0), (0.82, 1.0)],
+    )
+    text = markdown_differences(comparison_rows(results))
+    assert "| Mixer | Difference in test accuracy, points | 95 % interval | p | Seeds |" in text
+    csp, tssa = difference_cells(comparison_rows(results))
+    assert csp[:2] == ["Csp", "+10.33"]
+    assert tssa[0:2] == ["Tssa", "+0.00"]
+    first, second = (of.decision for of in differences_from_softmax(comparison_rows(results)))
+    alone = first.difference
+    assert first.probability == pytest.approx(2 * alone.probability)
+    assert alone.low < 0.1033 < alone.high
+    assert "with a variance estimated from all rows" in text
+    assert (first.is_shown, first.is_loss, second.is_shown) == (True, False, False)
+
+
+@pytest.mark.parametrize(
+    ("probability", "text"),
+    [
+        (1.0, "1.000"), (0.0505, "0.051"), (0.0501, "0.050"), (0.05, "0.050"),
+        (0.0499, "< 0.050"), (0.0494, "0.049"), (0.001, "0.001"), (0.0009, "< 0.001"),
+    ],
+)  # fmt: skip
+def test_a_probability_is_not_rounded_across_the_level(
+    probability: float, text: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        "rifflemix.lab.comparison.decisions.holm", lambda found: [probability] * len(found)
+    )
+    scores = {"softmax": [(0.80, 1.0), (0.82, 1.0)], "csp": [(0.9, 1.0), (0.93, 1.0)]}
+    rows = comparison_rows(results_of(**scores))
+    ((*_, shown, _),) = difference_cells(rows)
+    assert shown == text
+    assert differences_from_softmax(rows)[0].decision.is_shown == (
+        text.startswith("<") or text < "0.050"
+    )
+
+
+def test_a_lower_perplexity_is_no_loss() -> None:
+    results = results_of(softmax=[(0.80, 1.0), (0.80, 1.0)], csp=[(0.99, 1.0), (0.99, 1.0)])
+    ((_, of),) = pairs_of(comparison_rows(with_perplexity(results)))
+    assert of.difference.mean < 0
+    assert (of.is_shown, of.is_loss) == (True, False)
+
+
+def test_a_speed_is_bold_where_every_seed_is_faster() -> None:
+    apart = results_of(softmax=[(0.9, 10.0), (0.9, 12.0)], csp=[(0.9, 13.0), (0.9, 20.0)])
+    assert bold(apart, 4) == [False, True]
+    mixed = results_of(softmax=[(0.9, 10.0), (0.9, 14.0)], csp=[(0.9, 20.0), (0.9, 13.0)])
+    assert bold(mixed, 4) == [False, False]
+
+
+def test_pooled_spread() -> None:
+    assert pooled_spread([]) is None
+    assert pooled_spread([(None, 1)]) is None
+    assert pooled_spread([(3.0, 2), (None, 1), (1.0, 5)]) == pytest.approx((13 / 5) ** 0.5)
+
+
+def at_chance(**changes: Any) -> dict[str, Any]:
+    """300 test samples, the best 2.3 % above the commonest answer, everything else far ahead."""
+    results = results_of(
+        softmax=[(0.26, 10.0), (0.26, 10.0)], csp=[(0.283, 99.0), (0.283, 99.0)]
+    )  # of the validation split; the test split has 0.01 less
+    results["task"]["majority_share"] = {"validation": 0.2, "test": 0.25}
+    results["task"].update(changes)
+    return results
+
+
+def test_at_chance_nothing_is_bold_and_a_sentence_says_so() -> None:
+    cells = table_cells(comparison_rows(at_chance()))
+    assert not any(cell.best for row in cells for cell in row)
+    assert "**" not in markdown_table(at_chance(), [])
+    assert bold_note(at_chance()) == (
+        "Nothing learned: the best test accuracy, 27.30 ± 0.00 %, is within noise of always giving "
+        "the commonest answer (25.00 %). Nothing is bold."
+    )
+    assert any(note.startswith("Nothing learned") for note in comparison_notes(at_chance()))
+    sorting = at_chance(blind_answer="repeating the token before")
+    assert "is within noise of repeating the token before (25.00 %)" in bold_note(sorting)
+    assert "test accuracy" not in softmax_note(at_chance())
+
+
+@pytest.mark.parametrize("is_old", [True, False])
+def test_without_the_commonest_answer_guessing_is_the_least_it_can_be(is_old: bool) -> None:
+    results = at_chance(num_classes=4, majority_share=None)
+    if is_old:
+        del results["task"]["majority_share"]
+    assert "within noise of guessing (25.00 %)" in bold_note(results)
+    results["task"]["num_classes"] = 10
+    assert bold_note(results).startswith("Bold")
+
+
+def test_without_one_class_a_sample_there_is_no_chance() -> None:
+    assert bold_note(at_chance(num_classes=4, majority_share={})).startswith("Bold")
+    assert comparison_rows(at_chance(majority_share={}))[0].chance is None
+
+
+def test_what_is_above_chance_is_ranked() -> None:
+    sizes = {"train": 1000, "validation": 300, "test": 30_000}
+    assert bold(at_chance(sizes=sizes), 2) == [False, True]
+    assert bold_note(at_chance(sizes=sizes)).startswith("Bold")
+
+
+def test_without_softmax_nothing_is_relative() -> None:
+    cells = table_cells(comparison_rows(results_of(csp=[(0.9, 10.0)])))
+    assert cells[0][4].text == "10.0"
+    assert "softmax has no finished run" in softmax_note(results_of(csp=[(0.9, 10.0)]))
+
+
+def test_nothing_differs_from_softmax_whose_runs_failed() -> None:
+    results = results_of(softmax=[(0.8, 1.0), (0.8, 1.0)], csp=[(0.9, 1.0), (0.9, 1.0)])
+    results["runs"] = [run for run in results["runs"] if run["mixer"] != "softmax"]
+    results["mixers"][0] = mixer("softmax", [], None)
+    assert differences_from_softmax(comparison_rows(results)) == []
+
+
+def test_mixers_without_a_run_are_shown_as_missing() -> None:
+    cells = table_cells(comparison_rows(unfinished()))
+    assert [cell.text for cell in cells[0][1:6]] == ["0", "-", "-", "-", "-"]
+    assert terminal_table(unfinished()).row_count == 2
+
+
+def test_a_mixer_with_one_seed_left_hides_no_difference_of_others() -> None:
+    two = {"softmax": [(0.9, 9.0), (0.9, 9.0)], "csp": [(0.5, 4.0), (0.5, 4.0)]}
+    results = results_of(**two, tssa=[(0.95, 20.0)])
+    results["failed_runs"] = [{"mixer": "tssa", "seed": 1, "error": "training diverged"}]
+    assert bold(results, 2) == bold(results, 4) == [True, False, False]
+    note = softmax_note(results)
+    assert "fewer diverged runs than Tssa" in note
+    assert note.endswith("Not compared, with fewer than two common seeds: Tssa.")
+    assert "A mixer with one seed, or with fewer than two" in bold_note(results)
+
+
+def test_a_mixer_that_shares_no_two_seeds_with_the_best_is_not_bold() -> None:
+    softmax, far = [(0.9, 9.0), (0.91, 9.0)], [(0.3, 9.0), (0.31, 9.0), (0.3, 9.0)]
+    results = results_of(softmax=softmax, csp=far, tssa=far)
+    results["runs"] = [r for r in results["runs"] if (r["mixer"], r["seed"]) != ("tssa", 0)]
+    results["mixers"] = [mixer(name, results["runs"], 2**20) for name in ("softmax", "csp", "tssa")]
+    assert bold(results, 2) == [True, False, False]
+
+
+def test_equal_counts_are_nobodys_best() -> None:
+    results = results_of(softmax=[(0.9, 9.0), (0.9, 9.0)], tssa=[(0.9, 9.0), (0.9, 9.0)])
+    for entry in results["mixers"]:
+        entry["parameters"] = 7
+    assert bold(results, 5) == bold(results, 6) == [False, False]
+
+
+def test_softmax_is_not_faster_where_one_seed_was_not() -> None:
+    results = results_of(softmax=[(0.9, 8.0), (0.9, 12.0)], csp=[(0.9, 9.0), (0.9, 9.0)])
+    assert "faster training" not in softmax_note(results)
+
+
+def test_no_difference_is_not_shown_as_minus_zero() -> None:
+    results = results_of(softmax=[(0.9, 9.0), (0.9, 9.0)], csp=[(0.9, 9.0), (0.9 - 1e-9, 9.0)])
+    assert difference_cells(comparison_rows(results))[0][1] == "+0.00"
+
+
+@pytest.mark.parametrize("is_measured", [True, False])
+def test_the_finite_split_counts_for_other_metrics_where_it_was_measured(
+    is_measured: bool,
+) -> None:
+    """Seeds alone tell 20 from 19; 300 samples with a deviation of 60 do not."""
+    results = with_perplexity(comparison(mixers=2), accuracy=False)
+    for entry in results["runs"]:
+        mean = {"softmax": 20.0, "csp": 19.0}[entry["mixer"]]
+        entry["test"]["perplexity"] = mean + entry["seed"] / 100
+        if is_measured:
+            entry["test"]["perplexity_deviation"] = 60.0
+    for of in results["mixers"]:
+        own = [r["test"]["perplexity"] for r in results["runs"] if r["mixer"] == of["name"]]
+        of["metric"]["test"] = summarise(own)
+    rows = comparison_rows(results)
+    ((_, found),) = pairs_of(rows)
+    assert found.is_shown is not is_measured
+    assert ("Both count the finite test set" in markdown_differences(rows)) is is_measured
+    assert ("with the error of the finite split" in bold_note(results)) is is_measured
+
+
+def test_unmeasured_speed_is_missing() -> None:
+    results = comparison(mixers=1, seeds=1)
+    results["mixers"][0]["steps_per_second"] = None
+    assert table_cells(comparison_rows(results))[0][4].text == "-"
+
+
+def test_softmax_note_names_whom_it_beats_and_in_what() -> None:
+    results = results_of(
+        softmax=[(0.95, 10.0), (0.95, 10.0)],
+        csp=[(0.90, 20.0), (0.90, 20.0)],
+        tssa=[(0.99, 5.0), (0.99, 5.0)],
+    )
+    note = softmax_note(results)
+    assert "better mean test accuracy than Csp;" in note
+    assert "faster training than Tssa" in note
+
+
+@pytest.mark.parametrize(
+    ("softmax", "csp", "is_said"),
+    [(100, 101, True), (100, 100, False), (100, None, False), (None, 100, False)],
+)
+def test_softmax_note_knows_less_memory_of_what_was_measured(
+    softmax: int | None, csp: int | None, is_said: bool
+) -> None:
+    results = results_of(softmax=[(0.90, 10.0)], csp=[(0.95, 20.0)])
+    for entry, memory in zip(results["mixers"], (softmax, csp), strict=True):
+        entry["peak_memory_bytes"] = memory
+    assert ("less memory than Csp" in softmax_note(results)) == is_said
+
+
+def test_softmax_note_says_so_where_it_wins_nothing() -> None:
+    results = results_of(softmax=[(0.90, 10.0)], csp=[(0.95, 20.0)])
+    results["mixers"][0]["parameters"] = results["mixers"][1]["parameters"] + 1
+    results["mixers"][0]["peak_memory_bytes"] = 2**21
+    assert "wins against no mixer" in softmax_note(results)
+
+
+def test_softmax_note_warns_of_differences_within_noise() -> None:
+    near, far = [(0.92, 1.0), (0.93, 1.0)], [(0.30, 1.0), (0.36, 1.0)]
+    softmax = [(0.90, 1.0), (0.96, 1.0)]
+    note = softmax_note(results_of(softmax=softmax, csp=near, tssa=far))
+    assert "better mean test accuracy than Tssa" in note
+    assert note.endswith("No significant difference in test accuracy from Csp.")
+    note = softmax_note(results_of(softmax=softmax, csp=near))
+    assert note.endswith("No significant difference in test accuracy.")
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "Task digits (patch_size=1)",
+        "1,000 train, 300 validation, 300 test",
+        "100 steps of 8 sequences",
+        "sample standard deviation over 3 seeds",
+        "validation split chose the weights",
+        "a fixed fifth",
+        "a processor, 2 cores, 1 thread,",
+        "Peak memory",
+        "softmax attention wins",
+    ],
+)
+def test_notes_say_what_a_reader_must_know(words: str) -> None:
+    assert any(words in note for note in comparison_notes(comparison()))
+
+
+def test_notes_own_up() -> None:
+    results = comparison(seeds=1)
+    results |= {"status": "partial", "runs_planned": 12}
+    results["failed_runs"] = [{"mixer": "csp", "seed": 1, "error": "training diverged"}]
+    results["runs"][1] = results["runs"][1] | {
+        "environment": results["environment"] | {"git_commit": "1" * 40}
+    }
+    notes = comparison_notes(results)
+    assert notes[0] == "Partial results: 6 of 12 runs are done; run the same command to continue."
+    assert any(note.startswith("One seed: the spread is unknown") for note in notes)
+    assert any("csp, seed 1: training diverged" in note for note in notes)
+    assert any("speeds do not compare" in note for note in notes)
+
+
+def test_further_tests_are_told() -> None:
+    results = comparison(mixers=2, seeds=2)
+    results["protocol"]["metric"] = "accuracy"
+    results["task"]["sizes"]["photographs"] = 50
+    for made in results["runs"]:
+        better = 0.1 * made["seed"] * (made["mixer"] == "csp")
+        made["test"]["photographs_accuracy"] = 0.5 + better
+    assert (
+        "Tested on photographs as well, accuracy, %: softmax 50 ± 0, csp 55 ± 7.1."
+        in comparison_notes(results)
+    )
+    results["runs"] = []
+    assert not any("photographs as well" in note for note in comparison_notes(results))
+
+
+def test_no_warning_for_one_machine() -> None:
+    assert not any("do not compare" in note for note in comparison_notes(comparison()))
+
+
+def test_the_metric_that_chose_the_weights_stands_in_front() -> None:
+    results = comparison(mixers=2, seeds=2)
+    for entry, values in zip(results["mixers"], ((41.5, 42.5), (39.0, 39.9)), strict=True):
+        scores = summarise(list(values))
+        for own in (of for of in results["runs"] if of["mixer"] == entry["name"]):
+            for split in ("test", "validation"):
+                own[split]["perplexity"] = values[own["seed"]]
+        entry["metric"] = {
+            "name": "perplexity",
+            "higher_is_better": False,
+            "test": scores,
+            "validation": scores,
+        }
+    rows = comparison_rows(results)
+    assert table_headers(rows)[2:5] == [
+        "Test perplexity",
+        "Validation perplexity",
+        "Test accuracy, %",
+    ]
+    first, second = table_cells(rows)
+    assert (first[2].text, first[2].best) == ("42 ± 0.7071", False)
+    assert (second[2].text, second[2].best) == ("39.45 ± 0.6364", True)
+    assert [row.chance for row in rows] == [None, None]
+
+
+def test_without_accuracy_there_is_no_column_of_it() -> None:
+    headers = table_headers(comparison_rows(with_perplexity(comparison(), accuracy=False)))
+    assert headers[2:4] == ["Test perplexity", "Validation perplexity"]
+    assert not any("accuracy" in header for header in headers)
+
+
+def test_softmax_note_knows_which_way_is_better() -> None:
+    results = results_of(
+        softmax=[(0.95, 10.0), (0.95, 10.0)],
+        csp=[(0.90, 20.0), (0.90, 20.0)],
+        tssa=[(0.99, 5.0), (0.99, 5.0)],
+    )
+    note = softmax_note(with_perplexity(results))
+    assert "better mean test perplexity than Csp;" in note

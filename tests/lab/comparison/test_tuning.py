@@ -1,0 +1,352 @@
+"""Tuning: the same trials for all, chosen on validation, the test split for the chosen alone."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fake_comparison import comparison
+from test_compare import measured, settings, start, stop_after
+
+import rifflemix as rm
+from rifflemix.lab.comparison import plan_comparison, run_comparison
+from rifflemix.lab.comparison.files import comparison_files
+from rifflemix.lab.comparison.notes import comparison_notes
+from rifflemix.lab.comparison.suite_report import answers
+from rifflemix.lab.comparison.tuning import markdown_tuning, tuning_notes
+from rifflemix.lab.runs.results import summarise
+from rifflemix.lab.runs.status import RunStatus
+from rifflemix.lab.train import loop
+
+RATES = (1e-3, 1e-2)
+TUNED = {"tuned": {"lr": RATES}, "seeds": (0, 1)}
+
+
+def trials(results: dict[str, Any]) -> list[dict[str, Any]]:
+    """What must not depend on the clock or on stops."""
+    keys = ("mixer", "seed", "settings", "folder", "validation", "validation_curve", "train_curve")
+    return [{key: run[key] for key in keys} for run in results["tuning"]["trials"]]
+
+
+def without_clock(results: dict[str, Any]) -> tuple[Any, ...]:
+    choices = [mixer["tuning"]["chosen"] for mixer in results["mixers"]]
+    return trials(results), measured(results), choices
+
+
+@pytest.fixture(scope="module")
+def tuned(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
+    out = tmp_path_factory.mktemp("tuned") / "out"
+    return out, start(out, **TUNED)
+
+
+def test_every_mixer_has_the_same_trials(tuned: tuple[Path, dict[str, Any]]) -> None:
+    _, results = tuned
+    assert results["status"] == "complete"
+    assert results["tuning"]["trials_planned"] == 8
+    tried = [(run["seed"], run["settings"]["lr"], run["mixer"]) for run in trials(results)]
+    assert tried == [(s, lr, m) for s in (0, 1) for lr in RATES for m in ("softmax", "tssa")]
+    assert results["config"]["tuned"] == {"lr": list(RATES)}
+    assert "lr" not in results["config"]["train"]
+
+
+def test_the_best_mean_on_validation_chooses(tuned: tuple[Path, dict[str, Any]]) -> None:
+    _, results = tuned
+    for mixer in results["mixers"]:
+        means = {
+            lr: statistics.fmean(
+                run["validation"]["accuracy"]
+                for run in results["tuning"]["trials"]
+                if run["mixer"] == mixer["name"] and run["settings"]["lr"] == lr
+            )
+            for lr in RATES
+        }
+        best = max(RATES, key=means.__getitem__)
+        assert mixer["tuning"]["chosen"] == {"lr": best}
+        for entry in mixer["tuning"]["tried"]:
+            assert entry["validation"]["mean"] == pytest.approx(means[entry["settings"]["lr"]])
+        for run in results["runs"]:
+            if run["mixer"] == mixer["name"]:
+                assert run["folder"] == f"{mixer['name']}/lr={best}/seed{run['seed']}"
+
+
+def test_what_is_chosen_is_what_one_rate_alone_gives(
+    tuned: tuple[Path, dict[str, Any]], tmp_path: Path
+) -> None:
+    _, results = tuned
+    chosen = results["mixers"][0]["tuning"]["chosen"]
+    train = replace(settings().train, **chosen)
+    alone = start(tmp_path / "out", train=train, mixers=("softmax",))
+    softmax = [run for run in measured(results) if run["mixer"] == "softmax" and run["seed"] == 0]
+    assert measured(alone) == softmax
+
+
+def test_the_test_split_is_for_the_chosen_alone(tuned: tuple[Path, dict[str, Any]]) -> None:
+    out, results = tuned
+    chosen = {run["folder"] for run in results["runs"]}
+    assert len(chosen) == 4
+    for trial in results["tuning"]["trials"]:
+        assert trial["test"] is None
+        folder = out / trial["folder"]
+        lines = (folder / "log.jsonl").read_text().splitlines()
+        splits = [json.loads(line).get("split") for line in lines]
+        assert splits.count("test") == (trial["folder"] in chosen)
+        assert (folder / "training.json").exists() == (trial["folder"] in chosen)
+
+
+def test_the_test_split_is_looked_at_once_and_last(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[str] = []
+    evaluate = loop.evaluate
+
+    def watched(engine: Any, model: Any, task: Any, split: str, *rest: Any) -> Any:
+        seen.append(split)
+        return evaluate(engine, model, task, split, *rest)
+
+    monkeypatch.setattr(loop, "evaluate", watched)
+    start(tmp_path / "out", tuned={"lr": RATES}, mixers=("softmax",))
+    assert seen == ["validation"] * 4 + ["test"]
+
+
+def test_the_cost_of_all_trials_counts(tuned: tuple[Path, dict[str, Any]]) -> None:
+    _, results = tuned
+    runs = {run["folder"]: run["wall_seconds"] for run in results["runs"]}
+    spent = {run["folder"]: run["wall_seconds"] for run in results["tuning"]["trials"]} | runs
+    assert len(spent) == 8
+    assert results["wall_seconds"] == pytest.approx(sum(spent.values()))
+    for mixer in results["mixers"]:
+        own = [of for folder, of in spent.items() if folder.startswith(mixer["name"])]
+        assert mixer["tuning"]["wall_seconds"] == pytest.approx(sum(own))
+        assert mixer["tuning"]["wall_seconds"] > sum(
+            run["wall_seconds"] for run in results["runs"] if run["mixer"] == mixer["name"]
+        )
+
+
+@pytest.mark.parametrize(
+    "polls",
+    [pytest.param(0, marks=pytest.mark.slow), 10, pytest.param(58, marks=pytest.mark.slow)],
+    ids="stop at poll {}".format,
+)
+def test_stopped_tuning_goes_on_bit_for_bit(
+    polls: int, tmp_path: Path, tuned: tuple[Path, dict[str, Any]]
+) -> None:
+    plan = plan_comparison(settings(**TUNED), tmp_path / "out")
+    stopped = run_comparison(plan, should_stop=stop_after(polls))
+    assert stopped["status"] == "partial"
+    if polls == 10:
+        assert stopped["runs"] == []
+        assert all(mixer["tuning"]["chosen"] is None for mixer in stopped["mixers"])
+        assert " of 8 trials and 0 of 4 runs are done" in comparison_notes(stopped)[0]
+        unfinished = "a is not finished (0 of 8 trials and 0 of 4 runs), so it ranks nobody yet."
+        assert unfinished in answers({"a": stopped})
+        assert comparison_files(stopped).keys() == {"table.md", "plot.png", "report.html"}
+    assert json.loads((tmp_path / "out" / "results.json").read_text()) == stopped
+    complete = start(tmp_path / "out", **TUNED)
+    assert without_clock(complete) == without_clock(tuned[1])
+
+
+@pytest.mark.slow
+def test_trials_without_their_entries_are_found_again(
+    tuned: tuple[Path, dict[str, Any]],
+) -> None:
+    out, results = tuned
+    again = start(out, **TUNED)
+    assert again == results
+    (out / "results.json").unlink()
+    statuses: list[RunStatus] = []
+    plan = plan_comparison(settings(**TUNED), out)
+    found = run_comparison(plan, on_status=statuses.append)
+    assert without_clock(found) == without_clock(results)
+    assert not [s for s in statuses if s.state == "training" and s.step < s.max_steps]
+    assert {status.trial for status in statuses} == {"", "lr=0.001", "lr=0.01"}
+    (out / "results.json").write_text(json.dumps(results, indent=2) + "\n")
+
+
+def unclipped() -> Any:
+    return replace(settings().train, warmup_steps=0, clip_norm=None)
+
+
+def test_a_rate_that_diverges_is_not_chosen(tmp_path: Path) -> None:
+    changes = {"tuned": {"lr": (1e30, 1e-3)}, "mixers": ("softmax",), "train": unclipped()}
+    results = start(tmp_path, **changes)
+    tuning = results["mixers"][0]["tuning"]
+    assert tuning["chosen"] == {"lr": 1e-3}
+    assert [entry["diverged"] for entry in tuning["tried"]] == [1, 0]
+    assert tuning["tried"][0]["validation"] is None
+    (failed,) = results["tuning"]["failed_trials"]
+    assert "diverged" in failed["error"]
+    assert failed["wall_seconds"] > 0
+    assert not results["failed_runs"]
+    assert start(tmp_path, **changes) == results
+
+
+def test_where_all_rates_diverge_the_mixer_fails(tmp_path: Path) -> None:
+    changes = {"tuned": {"lr": (1e30, 1e31)}, "mixers": ("softmax",), "train": unclipped()}
+    results = start(tmp_path, **changes)
+    assert results["status"] == "complete"
+    assert len(results["tuning"]["failed_trials"]) == 2
+    assert [run["folder"] for run in results["failed_runs"]] == ["softmax/lr=1e+30/seed0"]
+    assert results["mixers"][0]["test"] is None
+    assert start(tmp_path, **changes) == results
+
+
+def test_where_all_rates_diverge_none_is_told_as_chosen(tmp_path: Path) -> None:
+    changes = {"tuned": {"lr": (1e30, 1e31)}, "mixers": ("softmax",), "train": unclipped()}
+    results = start(tmp_path, **changes)
+    assert results["mixers"][0]["tuning"]["chosen"] is None
+    assert "| 1 diverged | 1 diverged |" in markdown_tuning(results)
+    assert not any("Chosen at an end" in note for note in tuning_notes(results))
+
+
+def _break_choice(results: dict[str, Any]) -> None:
+    run = results["runs"][0]
+    other = next(lr for lr in RATES if f"lr={lr}/" not in run["folder"])
+    run["folder"] = f"{run['mixer']}/lr={other}/seed{run['seed']}"
+
+
+def _break_settings(results: dict[str, Any]) -> None:
+    results["tuning"]["trials"][0]["settings"] = {"lr": 0.5}
+
+
+def _double(results: dict[str, Any]) -> None:
+    results["tuning"]["trials"].append(results["tuning"]["trials"][0])
+
+
+def _lose(results: dict[str, Any]) -> None:
+    del results["tuning"]["trials"][0]
+
+
+def _lose_all(results: dict[str, Any]) -> None:
+    del results["tuning"]
+
+
+def _lose_metric(results: dict[str, Any]) -> None:
+    del results["tuning"]["trials"][0]["validation"]["accuracy"]
+
+
+@pytest.mark.parametrize(
+    "change", [_break_choice, _break_settings, _double, _lose, _lose_all, _lose_metric]
+)
+def test_results_that_somebody_changed(
+    change: Callable[[dict[str, Any]], None], tuned: tuple[Path, dict[str, Any]]
+) -> None:
+    out, results = tuned
+    path = out / "results.json"
+    before = path.read_text()
+    changed = json.loads(json.dumps(results))
+    change(changed)
+    path.write_text(json.dumps(changed))
+    plan = plan_comparison(settings(**TUNED), out)
+    with pytest.raises(rm.InputError, match=r"is damaged.*remove it and .* its runs are kept"):
+        run_comparison(plan)
+    path.write_text(before)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"tuned": {"lr": (1e-3, 1e-2, 0.1)}}, r"with tuned.lr = \[0.001, 0.01\], got"),
+        ({"tuned": {}}, r"with train.lr = None, got 0\.001"),
+    ],
+)
+def test_a_folder_of_another_grid_is_refused(
+    changes: dict[str, Any], words: str, tuned: tuple[Path, dict[str, Any]]
+) -> None:
+    with pytest.raises(rm.InputError, match=words):
+        plan_comparison(settings(**{**TUNED, **changes}), tuned[0])
+
+
+@pytest.mark.parametrize(
+    ("lr", "words"),
+    [
+        ([], "lr: expected a number over 0, or several, got none"),
+        ([1e-3, 1e-3], "lr: expected each value only once, got 0.001 twice"),
+        ([1e-3, -1.0], "lr: expected a number over 0, got -1.0"),
+        ([1e-3, float("nan")], "lr: expected a number over 0, got nan"),
+        ([1e-3, "x"], "lr: expected a number over 0, got 'x'"),
+        ([1e-3, True], "lr: expected a number over 0, got True"),
+        ("1e-3,1e-2", "lr: expected a number or a list of them, got '1e-3,1e-2'"),
+    ],
+)
+def test_rates_that_are_refused(lr: Any, words: str) -> None:
+    with pytest.raises(rm.InputError, match=words):
+        rm.compare("digits", ["softmax"], lr=lr)
+
+
+def test_one_rate_in_a_list_is_no_tuning(tmp_path: Path) -> None:
+    from rifflemix.lab.comparison import resolve
+    from rifflemix.lab.tasks import task_card
+
+    config = resolve(task_card("digits"), {"csp": "csp"}, (0,), lr=[0.5])
+    assert not config.tuned
+    assert config.train.lr == 0.5
+
+
+def fake() -> dict[str, Any]:
+    """Made-up results with three rates; csp chose the last, softmax the middle one."""
+    results = comparison(mixers=2, seeds=2)
+    del results["config"]["train"]["lr"]
+    results["tuning"] = {
+        "grid": {"lr": [1e-3, 3e-3, 1e-2]},
+        "trials_planned": 12,
+        "trials": [],
+        "failed_trials": [],
+    }
+    for mixer, best in zip(results["mixers"], (3e-3, 1e-2), strict=True):
+        values = {1e-3: None, 3e-3: [0.9, 0.92], 1e-2: [0.8]}
+        mixer["tuning"] = {
+            "chosen": {"lr": best},
+            "wall_seconds": 75.0 if best == 1e-2 else 50.0,
+            "tried": [
+                {
+                    "settings": {"lr": lr},
+                    "validation": summarise(of or []),
+                    "diverged": 2 - len(of or []),
+                }
+                for lr, of in values.items()
+            ],
+        }
+    return results
+
+
+def test_tables_show_the_choice_and_its_cost() -> None:
+    files = comparison_files(fake())
+    table = files["table.md"].decode()
+    assert "| Chosen | Time of all trials (vs softmax) | Complexity |" in table
+    assert "| lr 0.003 | 50 s (1.00x) |" in table
+    assert "| lr 0.01 | 1 min 15 s (1.50x) |" in table
+    assert "## Tuning: validation accuracy, %" in table
+    assert "| Softmax | 2 diverged | **91.00 ± 1.41** | 80.00, 1 diverged | 50 s |" in table
+    assert "| Csp | 2 diverged | 91.00 ± 1.41 | **80.00, 1 diverged** | 1 min 15 s |" in table
+    page = files["report.html"].decode()
+    assert page.count("Tuning: validation accuracy, %") == 1
+    assert '<td class="best">80.00, 1 diverged</td>' in page
+
+
+def test_what_was_not_tuned_has_no_table_of_trials() -> None:
+    assert markdown_tuning(comparison()) == ""
+    assert b"Tuning" not in comparison_files(comparison(mixers=1))["table.md"]
+
+
+def test_notes_say_how_it_was_tuned_and_what_lies_at_an_end() -> None:
+    notes = comparison_notes(fake())
+    assert not any("No mixer was tuned" in note for note in notes)
+    (tuned,) = (note for note in notes if note.startswith("Tuned: learning rate."))
+    assert "the same 3 values, each with every seed (12 trials in all)" in tuned
+    assert "Chosen at an end of what was tried, so that more may be better: Csp (lr 0.01)." in notes
+
+
+def test_frames_have_trials(tuned: tuple[Path, dict[str, Any]]) -> None:
+    pytest.importorskip("pandas")
+    comparison = rm.Comparison(tuned[1])
+    frame = comparison.to_frame("trial")
+    assert len(frame) == 8
+    assert set(frame["lr"]) == set(RATES)
+    assert "validation_accuracy" in frame
+    assert not [name for name in frame if name.startswith("test")]
+    assert set(comparison.to_frame()["tuned"]) <= {"lr 0.001", "lr 0.01"}

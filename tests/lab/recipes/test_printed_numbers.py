@@ -1,0 +1,67 @@
+"""The numbers that recipes print beside ours are the papers': printed_numbers.csv holds them.
+
+A line of the table is one number: paper, table, row, column and metric name the recipe's place.
+`line` is a pattern that begins a line of the paper's text and `place` counts the decimal numbers
+after it, so that whoever has the texts can check the table itself. A new recipe adds its line.
+"""
+
+from __future__ import annotations
+
+import csv
+import re
+from pathlib import Path
+
+import pytest
+
+from rifflemix.lab.recipes import get_recipe, list_recipes
+
+Place = tuple[str, str, str, str, str]
+TABLE = Path(__file__).with_name("printed_numbers.csv")
+with TABLE.open(encoding="utf-8", newline="") as file:
+    ENTRIES = list(csv.DictReader(file))
+PAPERS = ("csp", "sliceformer", "tost", "dimension_mixer", "sinkhorn")
+TEXTS = {"sinkhorn": "sparse_sinkhorn"}
+
+
+def place_of(entry: dict[str, str]) -> Place:
+    return (entry["paper"], entry["table"], entry["row"], entry["column"], entry["metric"])
+
+
+def test_no_place_is_told_twice() -> None:
+    places = [place_of(entry) for entry in ENTRIES]
+    assert len(places) == len(set(places))
+
+
+def test_recipes_print_the_numbers_of_the_table() -> None:
+    told = {place_of(entry): float(entry["number"]) for entry in ENTRIES}
+    ours = {
+        (recipe.name.split("/")[0], recipe.table, recipe.row, recipe.column, recipe.metric): (
+            recipe.printed
+        )
+        for recipe in map(get_recipe, list_recipes())
+        if recipe.printed is not None
+    }
+    assert ours.keys() - told.keys() == set(), f"add these to {TABLE.name}"
+    assert told.keys() - ours.keys() == set(), "no recipe is of these"
+    assert {place: (ours[place], told[place]) for place in told if ours[place] != told[place]} == {}
+
+
+def numbers_of(lines: list[str], start: str) -> list[str]:
+    """The decimal numbers after `start` in the first line that begins with it and has any."""
+    pattern = re.compile(start)
+    for line in lines:
+        match = pattern.match(line)
+        numbers = re.findall(r"(?<![\w.])\d+\.\d+", line[match.end() :]) if match else []
+        if numbers:
+            return numbers
+    raise AssertionError(f"no line begins with {start!r}")
+
+
+@pytest.mark.parametrize("paper", PAPERS)
+def test_the_table_is_the_papers_text(paper: str, papers: Path) -> None:
+    text = (papers / f"{TEXTS.get(paper, paper)}.txt").read_text(encoding="utf-8")
+    entries = [entry for entry in ENTRIES if entry["paper"] == paper]
+    assert entries
+    for entry in entries:
+        numbers = numbers_of(text.splitlines(), entry["line"])
+        assert numbers[int(entry["place"])] == entry["number"], (place_of(entry), numbers)

@@ -1,0 +1,180 @@
+"""The rows that the CSP paper quotes: built with their own papers' sizes, and able to learn."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from rifflemix.lab.recipes import get_recipe, list_recipes
+from rifflemix.lab.recipes.quoted import ROWS
+from rifflemix.lab.train.schedules import learning_rate
+from rifflemix.models import create_model
+
+NAMES = [name for name in list_recipes() if name.startswith("csp/") and name.split("-")[-1] in ROWS]
+
+
+def test_every_printed_number_has_a_recipe() -> None:
+    printed = sum(number is not None for _, row in ROWS.values() for number in row)
+    assert len(NAMES) == printed == 28
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_they_say_whose_numbers_they_are(name: str) -> None:
+    recipe = get_recipe(name)
+    assert recipe.notes[0].startswith("quoted by the paper")
+    assert len(recipe.notes) >= 2
+    assert learning_rate(recipe.train, recipe.train.max_steps // 2) > 0
+
+
+@pytest.mark.parametrize(
+    ("task", "row", "mixer", "expected"),
+    [
+        ("listops", "s4", "s4", {"state_size": None, "bidirectional": False}),
+        ("image", "s5", "s5", {"bidirectional": True}),
+        ("text", "ccnn", "long_conv", {"causal": True, "span": 4096}),
+        ("pathfinder", "etsmlp", "exp_smoothing", {}),
+        ("pathx", "spade", "spade", {"radius": 64}),
+    ],
+)
+def test_blocks_hold_their_mixer(
+    task: str, row: str, mixer: str, expected: dict[str, object]
+) -> None:
+    recipe = get_recipe(f"csp/table4-{task}-{row}")
+    with torch.device("meta"):
+        model = create_model(recipe.model, **recipe.model_settings)
+    for block in model.blocks:
+        assert block.mixer.card.name == mixer
+        for name, value in expected.items():
+            if value is not None:
+                assert getattr(block.mixer, name) == value
+    assert (recipe.model == "encoder") == (row == "spade")
+
+
+SIZES = {
+    "s4": {"listops": (6, 128, "post", "batch"), "image": (6, 512, "post", "layer")},
+    "s5": {"listops": (8, 128, "pre", "batch"), "pathfinder": (6, 192, "pre", "batch")},
+    "ccnn": {"text": (6, 380, "pre", "batch"), "image": (6, 380, "pre", "batch")},
+    "etsmlp": {"listops": (12, 160, "pre", "layer"), "image": (12, 160, "pre", "batch")},
+}
+
+
+@pytest.mark.parametrize(("row", "task"), [(row, task) for row in SIZES for task in SIZES[row]])
+def test_sizes_are_the_published_ones(row: str, task: str) -> None:
+    recipe = get_recipe(f"csp/table4-{task}-{row}")
+    with torch.device("meta"):
+        model = create_model(recipe.model, **recipe.model_settings)
+    layers, dim, norm, kind = SIZES[row][task]
+    assert len(model.blocks) == layers
+    assert model.blocks[0].mixer.dim == dim
+    assert model.blocks[0].is_post_norm == (norm == "post")
+    assert {block.norm.kind for block in model.blocks} == {kind}
+    assert isinstance(model.norm, torch.nn.Identity) == (norm == "post")
+
+
+@pytest.mark.parametrize(
+    ("task", "hidden"),
+    {
+        "listops": 160,
+        "text": 160,
+        "retrieval": 160,
+        "image": 320,
+        "pathfinder": 256,
+        "pathx": 256,
+    }.items(),
+)
+def test_etsmlp_smooths_the_channels_of_its_gated_architectures(task: str, hidden: int) -> None:
+    """`encoder_k_dim` of the release's ..._gate architectures, not of those they are made from."""
+    recipe = get_recipe(f"csp/table4-{task}-etsmlp")
+    with torch.device("meta"):
+        model = create_model(recipe.model, **recipe.model_settings)
+    for block in model.blocks:
+        assert block.mixer.k_proj.out_features == hidden
+        assert block.mixer.g_proj is not None
+
+
+def test_a_block_of_ccnn_drops_once() -> None:
+    """Between the mixer's two maps; the release has nothing after them."""
+    recipe = get_recipe("csp/table4-image-ccnn")
+    with torch.device("meta"):
+        model = create_model(recipe.model, **recipe.model_settings)
+    for block in model.blocks:
+        assert block.mixer.dropout == recipe.model_settings["dropout"] == 0.1
+        assert block.drop.p == 0.0
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("csp/table4-image-s4", "whole channels"),
+        ("csp/table4-pathfinder-s4", "whole channels"),
+        ("csp/table4-pathx-s4", "from 0.0001"),
+        ("tost/table3-image-s4", "whole channels"),
+        ("tost/table3-pathfinder-s4", "reads the last token"),
+    ],
+)
+def test_s4_says_what_its_configurations_set_by_task(name: str, words: str) -> None:
+    assert words in " ".join(get_recipe(name).notes)
+    assert words not in " ".join(get_recipe(name.replace(name.split("-")[1], "text")).notes)
+
+
+@pytest.mark.parametrize(
+    ("task", "init_value"),
+    [("listops", 0.03), ("text", 0.03), ("image", 0.075), ("pathfinder", 0.4)],
+)
+def test_ccnn_counts_the_commands_windows_in_sequences(task: str, init_value: float) -> None:
+    """`mask.init_value` is in positions from -1 to 1, ours in `max_length`."""
+    recipe = get_recipe(f"csp/table4-{task}-ccnn")
+    assert recipe.model_settings["mixer_options"]["width"] == init_value / 2.0
+    assert recipe.model_settings["causal"]
+
+
+@pytest.mark.parametrize("task", ["listops", "text", "retrieval", "image", "pathfinder", "pathx"])
+def test_s5_says_what_its_commands_set_by_task(task: str) -> None:
+    recipe = get_recipe(f"csp/table4-{task}-s5")
+    notes = " ".join(recipe.notes)
+    assert ("gate multiplies" in notes) == (task in ("listops", "text"))  # --activation_fn
+    assert ("sqrt(channels)" in notes) == (task in ("listops", "text", "image"))  # --C_init
+    assert ("from 0.0001" in notes) == (task == "pathx")  # --dt_min
+    assert ("keep 0.95" in notes) == (task not in ("pathfinder", "pathx"))  # --bn_momentum
+    assert ("and steps is" in notes) == (task in ("listops", "image"))  # --opt_config
+    assert ("the eigenvalues and B is" in notes) == (task in ("text", "retrieval"))  # --dt_global
+    if task == "retrieval":
+        assert recipe.model_settings["head_activation"] == "gelu"
+
+
+@pytest.mark.parametrize(
+    ("row", "vectors"), [("s4", 4), ("s5", 4), ("etsmlp", 2), ("mega", 2), ("spade", 4)]
+)
+def test_pairs_meet_as_in_each_code(row: str, vectors: int) -> None:
+    recipe = get_recipe(f"csp/table4-retrieval-{row}")
+    with torch.device("meta"):
+        model = create_model(recipe.model, **recipe.model_settings)
+    last = [part for part in model.head.modules() if isinstance(part, torch.nn.Linear)]
+    assert last[0].in_features == vectors * model.blocks[0].mixer.dim
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("row", ROWS)
+def test_a_small_one_learns(row: str) -> None:
+    """Whether most symbols are of the upper half, in a few steps."""
+    torch.manual_seed(0)
+    recipe = get_recipe(f"csp/table4-listops-{row}")
+    small = {"dim": 16, "num_layers": 2, "max_length": 12, "num_classes": 2, "dropout": 0.0}
+    options = dict(recipe.model_settings["mixer_options"])
+    options |= {"state_size": 8, "num_blocks": 2} if row == "s5" else {}
+    options |= {"hidden_dim": 16} if row == "etsmlp" else {}
+    options |= {"frequency": 2.0, "width": 0.5} if row == "ccnn" else {}
+    model = create_model(
+        recipe.model, **{**recipe.model_settings, **small, "mixer_options": options}
+    )
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+    losses = []
+    for _ in range(60):
+        ids = torch.randint(1, 16, (64, 11))
+        labels = ((ids > 7).sum(dim=1) > 5).long()
+        loss = torch.nn.functional.cross_entropy(model(ids), labels)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    assert sum(losses[-10:]) < 0.75 * sum(losses[:10])

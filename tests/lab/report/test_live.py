@@ -1,0 +1,91 @@
+from __future__ import annotations
+
+import io
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from rifflemix.lab.report.live import LiveTable, PlainLines, live_progress, remaining, status_line
+from rifflemix.lab.runs import status as runs_status
+from rifflemix.lab.runs.status import RunStatus, StatusFeed
+from rifflemix.lab.train import TrainEvent
+
+TITLES = {"softmax": "Softmax attention", "csp": "[bold]CSP"}
+
+
+def status(**changes: Any) -> RunStatus:
+    values: dict[str, Any] = {
+        "mixer": "csp", "seed": 1, "state": "training", "step": 10, "max_steps": 100,
+        "loss": 1.25, "score": 0.5, "steps_per_second": 3.0,
+        "seconds_left": 90.0,
+    }  # fmt: skip
+    return RunStatus(**{**values, **changes})
+
+
+def console(*, terminal: bool) -> tuple[Console, io.StringIO]:
+    text = io.StringIO()
+    return Console(file=text, force_terminal=terminal, width=120, color_system=None), text
+
+
+def test_a_terminal_gets_a_table_and_a_pipe_gets_lines() -> None:
+    assert isinstance(live_progress(console(terminal=True)[0], TITLES, [0]), LiveTable)
+    assert isinstance(live_progress(console(terminal=False)[0], TITLES, [0]), PlainLines)
+
+
+def test_table_has_a_row_for_every_mixer() -> None:
+    screen, text = console(terminal=True)
+    with LiveTable(screen, TITLES, [0, 1]) as live:
+        live.update(status())
+        live.note("[a note]")
+    shown = text.getvalue()
+    assert "[a note]" in shown
+    rows = {line.split()[0]: line for line in shown.splitlines() if line.strip()}
+    headers = ["Mixer", "Seed", "Status", "Step", "Loss", "Validation", "Steps/s", "ETA"]
+    assert rows["Mixer"].split() == headers
+    assert rows["Softmax"].split() == ["Softmax", "attention", "-", "waiting", *["-"] * 5]
+    for word in ("[bold]CSP", "2/2", "training", "10/100", "1.250", "50.00", "3.00", "1 min 30 s"):
+        assert word in rows["[bold]CSP"]
+
+
+def test_lines_are_limited_but_no_change_of_state_is_missed() -> None:
+    screen, text = console(terminal=False)
+    with PlainLines(screen) as lines:
+        for step in range(50):
+            lines.update(status(step=step))
+        lines.update(status(step=50, state="done"))
+    assert text.getvalue().splitlines() == [
+        "csp seed 1: training, step 0/100, loss 1.250, validation accuracy 50.00 %, 3.00 steps/s, "
+        "1 min 30 s left",
+        "csp seed 1: done, step 50/100, loss 1.250, validation accuracy 50.00 %, 3.00 steps/s",
+    ]
+
+
+def test_a_line_says_what_is_known() -> None:
+    unknown = status(
+        loss=None, score=None, steps_per_second=None, seconds_left=None, trial="lr=0.1"
+    )
+    assert status_line(unknown) == "csp seed 1 lr=0.1: training, step 10/100"
+
+
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [
+        ({}, "1 min 30 s"),
+        ({"state": "done"}, "-"),
+        ({"seconds_left": None}, "-"),
+        ({"seconds_left": 0.0}, "0 s"),
+    ],
+)
+def test_remaining(changes: dict[str, Any], text: str) -> None:
+    assert remaining(status(**changes)) == text
+
+
+def test_a_continued_run_is_timed_from_where_it_continues(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What an earlier process took for 1,000 steps says nothing of this one."""
+    times, seen = iter([50.0, 52.0, 60.0]), list[RunStatus]()
+    monkeypatch.setattr(runs_status.time, "monotonic", lambda: next(times))
+    feed = StatusFeed("csp", 0, 2000, seen.append, "accuracy")
+    for step in (1000, 1004, 1005):
+        feed.on_event(TrainEvent("step", step, 2000, steps_per_second=0.1))
+    assert [status.seconds_left for status in seen] == [None, 996 * 2 / 4, 995 * 10 / 5]

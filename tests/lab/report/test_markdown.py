@@ -1,0 +1,28 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from rifflemix.errors import InputError
+from rifflemix.lab.report.markdown import marked_text, write_marked_text
+
+
+def test_marked_text_is_replaced_and_nothing_else(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text("# Title\n\n<!-- a -->\n\nold\n\n<!-- /a -->\n<!-- b -->\nkept\n<!-- /b -->\n")
+    assert marked_text(page, "a") == "old"
+    write_marked_text(page, "a", "new\nlines")
+    assert marked_text(page, "a") == "new\nlines"
+    assert page.read_text() == (
+        "# Title\n\n<!-- a -->\n\nnew\nlines\n\n<!-- /a -->\n<!-- b -->\nkept\n<!-- /b -->\n"
+    )
+
+
+@pytest.mark.parametrize("text", ["", "<!-- a -->\n", "<!-- /a -->\n<!-- a -->\n", "<!-- a -->x"])
+def test_a_page_without_the_marks_stays_as_it_is(tmp_path: Path, text: str) -> None:
+    page = tmp_path / "page.md"
+    page.write_text(text)
+    with pytest.raises(InputError, match="expected the lines <!-- a --> and <!-- /a -->"):
+        write_marked_text(page, "a", "new")
+    assert page.read_text() == text

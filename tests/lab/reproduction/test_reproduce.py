@@ -1,0 +1,389 @@
+"""Running a recipe: results.json, stopping and going on, refusals."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from rifflemix.errors import InputError
+from rifflemix.files import read_tensors, write_json
+from rifflemix.lab.recipes import Recipe, get_recipe, registry
+from rifflemix.lab.reproduction import (
+    FORMAT,
+    ReproduceOptions,
+    load_results,
+    plan_reproduction,
+    run_reproduction,
+)
+from rifflemix.lab.reproduction import run as reproduce_run
+from rifflemix.lab.reproduction.page import report_files
+from rifflemix.lab.reproduction.results import process_memory
+from rifflemix.lab.reproduction.tables import summary_rows
+from rifflemix.lab.tasks import Task
+from rifflemix.lab.train import TrainingDiverged
+from rifflemix.lab.train.run_folder import RunFolder
+from small_recipes import QUICK, small
+
+pytestmark = pytest.mark.usefixtures("no_matmul_timing")
+
+
+def run(out: Path, recipe: Recipe | None = None, **options: Any) -> dict[str, Any]:
+    """Plan and run in one."""
+    running = {
+        name: options.pop(name)
+        for name in ("on_status", "should_stop", "time_is_up")
+        if name in options
+    }
+    recipe = recipe or small(train=QUICK)
+    return run_reproduction(plan_reproduction(recipe, out, ReproduceOptions(**options)), **running)
+
+
+def stop_after(updates: int) -> Callable[[], bool]:
+    asked = iter([False] * updates)
+    return lambda: next(asked, True)
+
+
+def outcome(folder: Path) -> dict[str, Any]:
+    """What a run computed, without its times."""
+    tensors, _ = read_tensors(folder / "checkpoint.safetensors")
+    results = json.loads((folder / "results.json").read_text())
+    kept = ("ours", "difference", "validation", "steps", "is_reduced", "status")
+    return {
+        "results": {name: results[name] for name in kept},
+        "curve": results["train_curve"],
+        "history": results["result"]["validation"],
+        "best": (folder / "best.safetensors").read_bytes(),
+        "log": (folder / "log.jsonl").read_bytes(),
+        "weights": {
+            name: tensor.numpy().tobytes()
+            for name, tensor in tensors.items()
+            if name.startswith("model/")
+        },
+    }
+
+
+# results.json
+
+
+def test_results_of_a_whole_run(tmp_path: Path) -> None:
+    results = run(tmp_path / "run", seed=3, keep_weights=True)
+    assert json.loads((tmp_path / "run" / "results.json").read_text()) == results
+    assert (results["format"], results["status"]) == (FORMAT, "complete")
+    assert results["ours"] == 100 * results["result"]["test"]["accuracy"]
+    assert results["printed"] == 50.0
+    assert results["difference"] == pytest.approx(results["ours"] - 50.0)
+    history = {entry["step"]: entry["accuracy"] for entry in results["result"]["validation"]}
+    assert list(history) == [4, 8]
+    assert list(RunFolder(tmp_path / "run").kept_weights()) == [0, 4, 8]
+    assert results["validation"] == 100 * max(history.values())
+    assert (results["steps"], results["steps_planned"], results["is_reduced"]) == (8, 8, False)
+    assert results["seed"] == results["recipe"]["train"]["seed"] == 3
+    assert results["recipe"]["name"] == "test/digits"
+    assert results["task"]["name"] == "digits"
+    assert results["task"]["options"]["patch_size"] == 4
+    assert results["task"]["sizes"] == {"train": 1087, "validation": 355, "test": 355}
+    assert results["protocol"]["model_chosen_on"] == "validation"
+    assert [point["step"] for point in results["train_curve"]] == [2, 4, 6, 8]
+    assert results["peak_memory_bytes"] > 2**20
+    assert results["wall_seconds"] == sum(
+        results["seconds"][name] for name in ("train", "data", "evaluation", "checkpoint")
+    )
+    share = results["utilisation"]["flops_per_step"] * results["steps_per_second"] / 1e12
+    assert results["utilisation"]["share"] == pytest.approx(share)
+    place = results["environment"]
+    assert results["command"] == place["command"]
+    assert {"command", "git_commit", "time"} <= set(place), sorted(place)
+
+
+def test_the_matrix_product_that_is_timed_is_no_memory_of_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    memory = iter([11, 22])
+
+    def measured(*args: Any) -> None:
+        next(memory)
+
+    monkeypatch.setattr(reproduce_run, "process_memory", lambda device: next(memory))
+    monkeypatch.setattr(reproduce_run, "_utilisation", measured)
+    assert run(tmp_path / "run")["peak_memory_bytes"] == 11
+
+
+def test_memory_is_that_of_the_gpu_that_trains(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "max_memory_allocated", {"cuda:1": 7}.get)
+    assert process_memory("cuda:1") == 7
+
+
+@pytest.mark.parametrize(
+    ("options", "steps", "width"),
+    [
+        ({"max_steps": 4}, 4, 1.0),
+        ({"scale": 0.5}, 8, 0.5),
+        ({"batch_size": 32}, 8, 1.0),
+        ({"max_steps": 4, "scale": 0.5, "batch_size": 32, "precision": "bf16"}, 4, 0.5),
+    ],
+    ids=["steps", "scale", "batch", "all"],
+)
+def test_reduced_runs_are_marked(
+    tmp_path: Path, options: dict[str, Any], steps: int, width: float
+) -> None:
+    results = run(tmp_path / "run", **options)
+    assert results["is_reduced"]
+    assert (results["steps"], results["steps_planned"]) == (steps, 8)
+    assert results["recipe"]["width"] == width
+    assert results["recipe"]["train"]["precision"] == options.get("precision", "no")
+    assert results["recipe"]["train"]["batch_size"] == options.get("batch_size", 64)
+    assert results["batch_size_planned"] == 64
+    labels = dict(summary_rows(results))
+    assert labels.get("batch") == ("32 of the recipe's 64" if "batch_size" in options else None)
+    assert labels["steps"] == f"{steps} of the paper's 8"
+    assert "no reproduction" in labels["reduced run"]
+
+
+def test_another_metric_than_the_one_that_chooses(tmp_path: Path) -> None:
+    recipe = small(train=QUICK, metric="loss", unit="nats", printed=None)
+    results = run(tmp_path / "run", recipe)
+    best = max(results["result"]["validation"], key=lambda entry: entry["accuracy"])
+    assert results["ours"] == results["result"]["test"]["loss"]
+    assert results["validation"] == best["loss"]
+    assert results["printed"] is None
+    assert results["difference"] is None
+    assert dict(summary_rows(results))["printed"] == "-"
+
+
+def test_a_metric_that_only_the_test_split_has(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipe = get_recipe("sinkhorn/table1-written-b8")
+    recipe = replace(
+        recipe,
+        task_options={**recipe.task_options, "max_length": 6, "test_max_length": 8, "num_train": 40,
+                      "num_validation": 4, "num_test": 4},
+        model_settings={**recipe.model_settings, "dim": 16, "num_layers": 1, "num_heads": 2},
+        train=replace(recipe.train, max_steps=2, batch_size=2, warmup_steps=1, eval_every=1),
+    )  # fmt: skip
+    results = run(tmp_path / "run", recipe)
+    assert results["ours"] == results["result"]["test"]["free_running_edit_distance"]
+    assert results["validation"] is None
+    monkeypatch.setattr(registry, "_RECIPES", {recipe.name: lambda: recipe})
+    found = load_results([tmp_path / "run"])
+    assert b"edits" in report_files(found, tmp_path)["report.html"]
+
+
+def test_seeds_differ_and_repeat(tmp_path: Path) -> None:
+    weights = []
+    for name, seed in (("a", 1), ("b", 1), ("c", 2)):
+        run(tmp_path / name, seed=seed, max_steps=4)
+        weights.append(outcome(tmp_path / name)["weights"])
+    assert weights[0] == weights[1]
+    assert weights[0] != weights[2]
+
+
+# Stopping and going on.
+
+
+@pytest.mark.parametrize(
+    "updates", [3, *(pytest.param(n, marks=pytest.mark.slow) for n in (1, 4, 6))]
+)
+def test_stopped_and_continued_equals_straight(
+    tmp_path: Path, updates: int, straight: Path
+) -> None:
+    partial = run(tmp_path / "broken", should_stop=stop_after(updates))
+    assert partial["status"] == "partial"
+    assert partial["ours"] is None
+    assert partial["difference"] is None
+    assert 0 < partial["steps"] < 8
+    assert partial["is_reduced"]
+    whole = run(tmp_path / "broken", num_workers=updates % 2)  # which changes no number
+    assert whole["status"] == "complete"
+    assert outcome(tmp_path / "broken") == outcome(straight)
+
+
+def test_time_that_is_up_stops_in_good_order(tmp_path: Path, straight: Path) -> None:
+    partial = run(tmp_path / "budget", time_is_up=stop_after(3))
+    assert partial["status"] == "partial"
+    assert 0 < partial["steps"] < 8
+    assert run(tmp_path / "budget", time_is_up=lambda: False)["status"] == "complete"
+    assert outcome(tmp_path / "budget") == outcome(straight)
+
+
+@pytest.mark.slow
+def test_budget_spent_in_an_evaluation_lets_it_end(tmp_path: Path, straight: Path) -> None:
+    """Else a run whose evaluation takes longer than its budget would never get past it."""
+    for _ in range(20):
+        results = run(tmp_path / "budget", time_is_up=lambda: True)
+        if results["status"] == "complete":
+            break
+    else:
+        raise AssertionError("the run does not come to its end")
+    assert outcome(tmp_path / "budget") == outcome(straight)
+
+
+@pytest.mark.parametrize("batch_size", [8, 800])
+def test_short_runs_evaluate_seldom(tmp_path: Path, batch_size: int) -> None:
+    """The digits keep samples for validation: as many must be trained on between evaluations."""
+    recipe = small()
+    plan = plan_reproduction(
+        recipe, tmp_path, ReproduceOptions(max_steps=35, batch_size=batch_size)
+    )
+    held_out = len(plan.task.split("validation"))
+    expected = max(recipe.shortened(35).train.eval_every or 0, -(-held_out // batch_size))
+    assert plan.recipe.train.eval_every == expected
+    assert plan_reproduction(recipe, tmp_path).recipe.train.eval_every == 20
+
+
+def test_a_finished_run_keeps_its_results(finished: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The next call has trained nothing: its memory and its command are not the run's."""
+    before = (finished / "results.json").read_bytes()
+    monkeypatch.setattr(sys, "argv", ["another", "command"])
+    assert run(finished) == json.loads(before)
+    assert (finished / "results.json").read_bytes() == before
+
+
+def test_lost_results_are_written_again(finished: Path) -> None:
+    before = json.loads((finished / "results.json").read_text())
+    (finished / "results.json").unlink()
+    assert run(finished)["ours"] == before["ours"]
+    assert (finished / "results.json").exists()
+
+
+@pytest.mark.parametrize("damage", ["cut", "a digit"])
+def test_damaged_results_are_written_again(damage: str, finished: Path, tmp_path: Path) -> None:
+    """They follow from the run, which nobody has to make anew for them."""
+    out = shutil.copytree(finished, tmp_path / "out")
+    path = out / "results.json"
+    before = json.loads(path.read_text())
+    if damage == "cut":
+        path.write_bytes(path.read_bytes()[:1000])
+    else:
+        write_json(path, before | {"ours": 99.5})
+    assert run(out)["ours"] == before["ours"]
+    assert json.loads(path.read_text())["ours"] == before["ours"]
+
+
+def test_where_the_run_stands_is_told(tmp_path: Path) -> None:
+    told: list[Any] = []
+    run(tmp_path / "run", on_status=told.append)
+    assert told[-1].state == "done"
+    assert told[-1].step == told[-1].max_steps == 8
+    assert told[-1].score is not None
+
+
+# Refusals.
+
+
+def test_a_foreign_folder_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("mine")
+    with pytest.raises(InputError, match=r"holds notes\.txt"):
+        run(tmp_path)
+    assert os.listdir(tmp_path) == ["notes.txt"]
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"seed": 1}, "config.seed"),
+        ({"max_steps": 4}, "config.max_steps"),
+        ({"scale": 0.5}, "width|dim"),
+        ({"batch_size": 4}, "config.batch_size"),
+        ({"precision": "bf16"}, "config.precision"),
+        ({"recipe": small(name="test/other", train=QUICK)}, "recipe"),
+        ({"recipe": small(train=replace(QUICK, lr=0.5))}, "config.lr"),
+    ],
+    ids=["seed", "steps", "scale", "batch", "precision", "recipe", "rate"],
+)
+def test_another_configuration_is_refused(
+    finished: Path, options: dict[str, Any], words: str
+) -> None:
+    before = (finished / "results.json").read_bytes()
+    with pytest.raises(InputError, match=f"holds another run: it was started with .*({words})"):
+        run(finished, **options)
+    assert (finished / "results.json").read_bytes() == before
+
+
+def test_other_versions_are_named_where_a_model_is_built_otherwise(finished: Path) -> None:
+    path = finished / "config.json"
+    config = json.loads(path.read_text())
+    before = path.read_text()
+    config["model"]["signature"] = "0" * 16
+    path.write_text(json.dumps(config))
+    try:
+        with pytest.raises(InputError, match="or the same model, torch and rifflemix"):
+            run(finished)
+    finally:
+        path.write_text(before)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"max_steps": 0}, "max_steps: expected a whole number of at least 1"),
+        ({"max_steps": 9}, "max_steps: expected at most the 8 of test/digits"),
+        ({"scale": 0}, "scale: expected a number over 0"),
+        ({"scale": 2}, "scale: expected a number over 0"),
+        ({"batch_size": 0}, "batch_size: expected a whole number of at least 1"),
+        ({"batch_size": 100_000}, "batch_size: expected at most the .* samples"),
+        ({"seed": -1}, "seed"),
+        ({"num_workers": -1}, "num_workers: expected a whole number of at least 0"),
+        ({"precision": "fp8"}, "precision: expected one of float32, bf16"),
+        ({"device": "tpu"}, "device"),
+        ({"recipe": small(task_options={"patch_size": 3})}, "patch_size"),
+        ({"recipe": small(model_settings={"mixer": "tssaa"})}, "tssa"),
+        ({"recipe": small(model_settings={"dim": 15, "num_heads": 2})}, "dim"),
+        ({"recipe": small(model="vit_cifar10", model_settings={})}, "cannot run|expected"),
+    ],
+    ids=lambda value: str(value)[:40] if isinstance(value, dict) else "",
+)
+def test_what_cannot_run_is_refused_beforehand(
+    tmp_path: Path, options: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(InputError, match=words) as raised:
+        run(tmp_path / "run", **options)
+    assert "\n" not in str(raised.value)
+    assert not (tmp_path / "run").exists()
+
+
+def test_out_is_a_file(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(InputError, match="out: expected a folder, got the file"):
+        run(tmp_path / "file")
+
+
+def test_missing_data(tmp_path: Path) -> None:
+    recipe = get_recipe("dimension_mixer/table4-cifar10-p4-l4-dense")
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(InputError, match="task image: found no CIFAR-10 files in"):
+        run(tmp_path / "run", recipe, data_dir=tmp_path / "empty")
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_loss_of_nan_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def loss(self: Task, outputs: Tensor, batch: dict[str, Tensor]) -> Tensor:
+        return outputs.float().sum() * torch.nan
+
+    monkeypatch.setattr(Task, "loss", loss)
+    with pytest.raises(InputError, match="expected finite loss for the first samples"):
+        run(tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_divergence_while_training_leaves_the_folder_resumable(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = plan_reproduction(small(train=QUICK), tmp_path / "run")
+    run_reproduction(plan, should_stop=stop_after(3))
+    loss = Task.loss
+    monkeypatch.setattr(Task, "loss", lambda self, o, b: loss(self, o, b) * torch.nan)
+    with pytest.raises(TrainingDiverged, match="diverged"):
+        run_reproduction(plan)
+    monkeypatch.undo()
+    assert run_reproduction(plan)["status"] == "complete"

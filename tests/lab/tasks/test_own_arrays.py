@@ -1,0 +1,466 @@
+"""Tasks from arrays of your own: shapes, labels, splits, and a sentence for whatever is wrong."""
+
+from __future__ import annotations
+
+import pickle
+import warnings
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import rifflemix as rm
+from rifflemix.errors import InputWarning
+from rifflemix.lab.tasks import card_of
+from rifflemix.lab.tasks.core.numbers import NumberTask
+
+SPLITS = ("train", "validation", "test")
+RANDOM = np.random.default_rng(7)
+
+
+def samples(task: rm.Task) -> list[tuple[Any, Any]]:
+    return [task.split(name)[i] for name in SPLITS for i in range(len(task.split(name)))]
+
+
+def test_tokens() -> None:
+    x = RANDOM.permutation(40 * 5).reshape(40, 5)
+    y = np.arange(40) % 3
+    task = rm.Task.from_arrays(x, y, seed=3)
+    assert (task.input_kind, task.vocab_size, task.max_length) == ("tokens", 200, 5)
+    assert (task.num_classes, task.padding, task.metric) == (3, False, "accuracy")
+    by_input = {tuple(inputs.tolist()): label for inputs, label in samples(task)}
+    assert by_input == {
+        tuple(row): label for row, label in zip(x.tolist(), y.tolist(), strict=True)
+    }
+    batch = task.collate([task.split("test")[i] for i in range(4)])
+    assert batch["inputs"].dtype == batch["labels"].dtype == torch.int64
+    assert "key_padding_mask" not in batch
+    assert [len(task.split(name)) for name in SPLITS] == [24, 8, 8]
+    again = rm.Task.from_arrays(torch.from_numpy(x), y.tolist(), seed=3)
+    assert again.fingerprint() == task.fingerprint()
+    assert rm.Task.from_arrays(x, y, seed=4).fingerprint() != task.fingerprint()
+    assert rm.Task.from_arrays(x, y[::-1].copy(), seed=3).fingerprint() != task.fingerprint()
+    assert card_of(pickle.loads(pickle.dumps(task))) == card_of(task)
+
+
+def test_lengths_become_padding() -> None:
+    x = np.tile(np.arange(7), (30, 1)) + np.arange(30)[:, None]
+    lengths = 1 + np.arange(30) % 7
+    task = rm.Task.from_arrays(x, np.arange(30) % 2, lengths=lengths)
+    assert (task.padding, task.max_length) == (True, 7)
+    for inputs, _ in samples(task):
+        first = int(inputs[0])
+        assert inputs.tolist() == list(range(first, first + lengths[first]))
+    batch = task.collate([(torch.tensor([5, 6]), 0), (torch.tensor([8]), 1)])
+    assert batch["key_padding_mask"].tolist() == [[False, False], [False, True]]
+
+
+@pytest.mark.parametrize("width", [0, 3], ids=["numbers", "vectors"])
+def test_sequences_of_numbers_are_taken_as_they_are(width: int) -> None:
+    x = RANDOM.normal(size=(20, 6, width) if width else (20, 6))
+    task = rm.Task.from_arrays(x, [f"class {i % 2}" for i in range(20)])
+    assert (task.input_kind, task.num_features) == ("vectors", max(width, 1))
+    inputs, _ = task.split("train")[0]
+    assert (inputs.dtype, tuple(inputs.shape)) == (torch.float32, (6, max(width, 1)))
+    rows = x.reshape(20, 6, -1).astype(np.float32)
+    assert any(np.array_equal(inputs.numpy(), row) for row in rows)
+
+
+def test_sequences_of_unequal_length() -> None:
+    x = [RANDOM.normal(size=(n, 2)) for n in range(1, 21)]
+    task = rm.Task.from_arrays(x, np.arange(20) % 2 == 0)
+    assert (task.num_features, task.max_length, task.padding) == (2, 20, True)
+    assert sorted(len(inputs) for inputs, _ in samples(task)) == list(range(1, 21))
+    cut = rm.Task.from_arrays(x, np.arange(20) % 2, max_length=15)
+    assert cut.max_length == 15
+    assert cut.split_note.endswith("5 of 20 samples cut to 15 tokens")
+    counts = rm.Task.from_arrays([[1] * n for n in range(1, 21)], np.arange(20) % 2)
+    assert (counts.input_kind, counts.vocab_size) == ("tokens", 2)
+
+
+def test_texts_are_read_as_bytes() -> None:
+    words = [f"é{i}" * (1 + i % 3) for i in range(20)]
+    task = rm.Task.from_arrays(words, np.arange(20) % 2)
+    assert (task.vocab_size, task.padding) == (257, True)
+    read = {bytes((inputs.numpy() - 1).astype(np.uint8)).decode() for inputs, _ in samples(task)}
+    assert read == set(words)
+
+
+@pytest.mark.parametrize("kind", ["uint8", "float64"])
+@pytest.mark.parametrize("channels", [0, 3], ids=["gray", "rgb"])
+def test_images_are_cut_to_normalised_patches(kind: str, channels: int) -> None:
+    shape = (30, 6, 9, channels) if channels else (30, 6, 9)
+    if kind == "float64" and not channels:
+        shape = (*shape, 1)
+    x = RANDOM.integers(0, 256, shape).astype(kind)
+    task = rm.Task.from_arrays(x, np.arange(30) % 3, patch_size=3)
+    features = 9 * max(channels, 1)
+    assert (task.input_kind, task.max_length, task.num_features) == ("vectors", 6, features)
+    train = torch.stack([task.split("train")[i][0] for i in range(len(task.split("train")))])
+    pixels = train.reshape(-1, max(channels, 1)).double()
+    torch.testing.assert_close(pixels.mean(0), torch.zeros_like(pixels[0]), atol=1e-5, rtol=0)
+    torch.testing.assert_close(pixels.std(0, correction=0), torch.ones_like(pixels[0]))
+    whole = rm.Task.from_arrays(x, np.arange(30) % 3, layout="image")
+    image, _ = whole.split("train")[0]
+    assert tuple(image.shape) == (max(channels, 1), 6, 9)
+    patches = image.unfold(1, 3, 3).unfold(2, 3, 3).permute(1, 2, 3, 4, 0).reshape(6, -1)
+    torch.testing.assert_close(task.split("train")[0][0], patches)
+
+
+def test_the_smallest_patches_that_leave_at_most_256() -> None:
+    for size, patch in ((8, 1), (28, 2), (64, 4)):
+        x = np.zeros((9, size, size), dtype=np.uint8)
+        x[:, 0, 0] = np.arange(9)
+        task = rm.Task.from_arrays(x, np.arange(9) % 2)
+        assert task.options["patch_size"] == patch
+
+
+# Labels
+
+
+def test_floats_are_numbers_and_not_classes() -> None:
+    x, y = RANDOM.normal(size=(50, 4)), np.linspace(0.9, 5.8, 50)
+    task = rm.Task.from_arrays(x, y)
+    assert isinstance(task, NumberTask)
+    assert (task.metric, task.higher_is_better, task.num_classes) == ("rmse", False, 1)
+    assert card_of(task).output == "number"
+    labels = [label for _, label in samples(task)]
+    assert sorted(labels) == pytest.approx(sorted(y))
+    train = [task.split("train")[i][1] for i in range(len(task.split("train")))]
+    assert task.target_mean == pytest.approx(np.mean(train))
+    assert task.target_std == pytest.approx(np.std(train))
+    batch = task.collate([(torch.zeros(4, 1), 0.9), (torch.zeros(4, 1), 1.7)])
+    found = batch["labels"] * task.target_std + task.target_mean
+    assert found.tolist() == pytest.approx([0.9, 1.7])
+
+
+@pytest.mark.parametrize("offset", [0.0, 2_459_000.5, 1.7e9])
+def test_a_large_offset_of_the_numbers_changes_no_error(offset: float) -> None:
+    """Days of a calendar and seconds of a clock: float32 rounds these to quarters and minutes."""
+    x, y = RANDOM.normal(size=(60, 4, 3)), RANDOM.normal(size=60)
+    task = rm.Task.from_arrays(x, offset + y)
+    assert isinstance(task, NumberTask)
+    split = task.split("test")
+    batch = task.collate([split[i] for i in range(len(split))])
+    wanted = np.array([split[i][1] for i in range(len(split))]) - task.target_mean
+    assert len(set(batch["labels"].tolist())) == len(split)
+    sums = task.metrics(torch.zeros(len(split), 1), batch)
+    assert sums["mae"][0] == pytest.approx(np.abs(wanted).sum(), rel=1e-5)
+
+
+def test_the_deviation_of_an_error_gives_its_standard_error() -> None:
+    """Against the spread of the error over many test splits of one model."""
+    task = rm.Task.from_arrays(RANDOM.normal(size=(40, 3)), RANDOM.normal(size=40))
+    assert isinstance(task, NumberTask)
+    for metric in ("rmse", "mae"):
+        one, found = replace(task, metric=metric), []
+        for _ in range(400):
+            errors = torch.tensor(RANDOM.exponential(size=200), dtype=torch.float32)
+            sums = one.metrics(errors.unsqueeze(1), {"labels": torch.zeros(200)})
+            means = {name: total / count for name, (total, count) in sums.items()}
+            summary = means | one.summarise(means)
+            found.append((summary[metric], summary[f"{metric}_deviation"] / 200**0.5))
+        values, errors_of = np.array(found).T
+        assert errors_of.mean() == pytest.approx(values.std(), rel=0.1)
+
+
+def test_a_classification_refuses_labels_with_a_fraction() -> None:
+    task = rm.Task.from_arrays(RANDOM.normal(size=(20, 4)), np.arange(20) % 2)
+    with pytest.raises(rm.InputError, match=r"labels: expected whole numbers, .* got 0\.9"):
+        task.collate([(torch.zeros(4, 1), 0.9), (torch.zeros(4, 1), 1.7)])
+
+
+def test_metrics_of_numbers_equal_their_definitions() -> None:
+    task = rm.Task.from_arrays(RANDOM.normal(size=(40, 3)), 100 + 5 * RANDOM.normal(size=40))
+    assert isinstance(task, NumberTask)
+    y = torch.tensor([97.0, 101.5, 108.0, 99.0, 90.0])
+    found = torch.tensor([98.0, 100.0, 103.0, 99.5, 95.0])
+    outputs = ((found - task.target_mean) / task.target_std).unsqueeze(1)
+
+    def labels(part: slice) -> dict[str, torch.Tensor]:
+        return {"labels": (y[part] - task.target_mean) / task.target_std}
+
+    sums: dict[str, tuple[float, int]] = {}
+    for part in (slice(0, 2), slice(2, 5)):  # as two batches
+        for name, (total, count) in task.metrics(outputs[part], labels(part)).items():
+            before = sums.get(name, (0.0, 0))
+            sums[name] = (before[0] + total, before[1] + count)
+    means = {name: total / count for name, (total, count) in sums.items()}
+    summary = task.summarise(means)
+    error = (found - y).double()
+    assert means["mae"] == pytest.approx(error.abs().mean().item(), rel=1e-5)
+    assert summary["rmse"] == pytest.approx(error.square().mean().sqrt().item(), rel=1e-5)
+    spread = (y - y.mean()).double().square().sum()
+    assert summary["r2"] == pytest.approx(1 - (error.square().sum() / spread).item(), rel=1e-4)
+    same = {"labels": torch.full((3,), 7.0)}
+    equal = {n: t / c for n, (t, c) in task.metrics(torch.zeros(3, 1), same).items()}
+    assert "r2" not in task.summarise(equal)
+
+
+KINDS = {
+    "ints as numbers": (np.arange(30), "regression", True),
+    "whole floats as classes": (np.arange(30) % 3.0, "classification", False),
+    "bools": (np.arange(30) % 2 == 0, "auto", False),
+    "texts": ([f"c{i % 4}" for i in range(30)], "auto", False),
+    "a column": ((np.arange(30) % 2)[:, None], "auto", False),
+    "bfloat16": (torch.arange(30).to(torch.bfloat16) / 4, "auto", True),
+}
+
+
+@pytest.mark.parametrize(("y", "kind", "is_number"), KINDS.values(), ids=KINDS)
+def test_kinds_of_labels(y: Any, kind: str, is_number: bool) -> None:
+    task = rm.Task.from_arrays(RANDOM.normal(size=(30, 4)), y, kind=kind)
+    assert isinstance(task, NumberTask) == is_number
+
+
+X = RANDOM.normal(size=(12, 4))
+Y = np.arange(12) % 2
+NAN, HUGE = X.copy(), X.copy()
+NAN[5, 2], HUGE[7, 1] = np.nan, 1e300
+HOLED = X.astype(object)
+HOLED[5, 2] = None
+
+
+class Table:
+    """A data frame of several types, which has its columns' names as items."""
+
+    def __len__(self) -> int:
+        return 12
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(["name", "age"])
+
+    def to_numpy(self) -> Any:
+        return np.array([["a", 1]] * 12, dtype=object)
+
+
+WRONG: dict[str, tuple[Any, Any, dict[str, Any], str]] = {
+    "NaN": (NAN, Y, {}, "x: expected finite numbers, got nan in sample 5"),
+    "too large": (HUGE, Y, {}, r"x: expected finite numbers, got 1e\+300 in sample 7"),
+    "negative": (np.arange(-1, 23).reshape(12, 2), Y, {}, "tokens from 0 to .* got -1 in sample 0"),
+    "64 bits and a sign": ([[2**63], [-1]] * 6, Y, {}, r"tokens from 0 .*, got 9.22e\+18 among"),
+    "64 bits beside few": ([[2**63 + 5, 1], [1]] * 6, Y, {}, "tokens from 0 .*, got 9.22e"),
+    "one axis": (X[:, 0], Y, {}, r"shape \(M, N\), .*x\[:, None\]"),
+    "nothing": ([], [], {}, "x: expected at least one sample, got none"),
+    "a text": ("text", Y, {}, "x: expected an array, a tensor or a list of samples"),
+    "a table of objects": (Table(), Y, {}, "numbers in all columns, .*, got 'a' in sample 0"),
+    "None among numbers": (HOLED, Y, {}, "numbers in all columns, .*, got None in sample 5"),
+    "None among texts": ([*"abcdefghijk", None], Y, {}, "texts alone, got None as sample 11"),
+    "NaN among texts": ([*"abcdefg", np.nan, *"ijkl"], Y, {}, "texts alone, got nan as sample 7"),
+    "objects": ([{"a": 1}] * 12, Y, {}, "expected texts, or sequences .* as sample 0"),
+    "unequal rows": ([[[1.0], [2.0, 3.0]]] * 12, Y, {}, "expected texts, or sequences .* sample 0"),
+    "empty sample": ([[1]] * 11 + [[]], Y, {}, "one token a sample, got none in sample 11"),
+    "features": ([np.ones((2, 2))] * 11 + [np.ones((3, 3))], Y, {}, "as many features"),
+    "vectors of ints": (np.full((12, 4, 2), 999), Y, {}, "pixels 0 to 255 .*vectors are floats"),
+    "channels first": (np.ones((12, 3, 8, 9)), Y, {}, r"stand last: x\.transpose\(0, 2, 3, 1\)"),
+    "too long": (np.ones((12, 70_000)), Y, {}, "at most 65,536 tokens a sample, got 70,000"),
+    "few labels": (X, Y[:5], {}, r"y: expected 12 labels, one for each sample, got shape \(5,\)"),
+    "unequal labels": (X, [[1], [2, 3]] * 6, {}, "one label for each sample, got lists of unequal"),
+    "no label": (X, [*Y[:11], None], {}, "a label for each sample, got None for sample 11"),
+    "mixed labels": (X, ["a", *Y[1:]], {}, "y: expected labels of one type, got 'a' and"),
+    "65 bits": (X, [2**63, -1] * 6, {}, "y: expected whole numbers of 64 bits, got 922.* sample 0"),
+    "NaN label": (X, [*[0.5] * 11, np.nan], {}, "expected finite numbers, got nan for sample 11"),
+    "one class": (X, Y * 0, {}, "y: expected at least two classes, got 0 alone"),
+    "one number": (X, Y * 0.0, {}, "y: expected numbers that differ, got 0 for every sample"),
+    "all different": (X, np.arange(12), {}, "several samples each, .*kind='regression'"),
+    "fractions": (X, Y / 3, {"kind": "classification"}, "whole numbers or texts .* for sample 1"),
+    "texts as numbers": (X, list("ab" * 6), {"kind": "regression"}, "expected numbers for regress"),
+    "infinite class": (
+        X, np.where(Y, np.inf, 0.0), {"kind": "classification"}, "whole numbers or .* got inf",
+    ),
+    "inexact class": (
+        X, np.where(Y, 2.0**60, 0.0), {"kind": "classification"}, "whole numbers or .* got 1.15",
+    ),
+    "kind": (X, Y, {"kind": "regress"}, "kind: expected .* did you mean regression"),
+    "lengths": (X, Y, {"lengths": [4] * 11 + [5]}, "lengths: expected 1 to 4, got 5 for sample 11"),
+    "unequal lengths": (X, Y, {"lengths": [[1], [2, 3]]}, "lengths: expected 12 integers, one"),
+    "zero length": (X, Y, {"lengths": [0] + [4] * 11}, "lengths: expected 1 to 4, got 0"),
+    "max_length": (X, Y, {"max_length": 0}, "max_length: expected an integer of at least 1"),
+    "patch of tokens": (X, Y, {"patch_size": 2}, "only beside images"),
+    "patch size": (np.ones((12, 8, 6, 1)), Y, {"patch_size": 4}, "a divisor of 8 and 6, got 4"),
+    "name": (X, Y, {"name": ""}, "name: expected a printable text"),
+    "shares": (X, Y, {"split": (0.5, 0.2, 0.2)}, r"sum to 1 .*which sum to 0\.9"),
+    "two shares": (X, Y, {"split": (0.8, 0.2)}, "three shares above 0"),
+    "zero share": (X, Y, {"split": (0.8, 0.2, 0)}, "three shares above 0"),
+    "split name": (X, Y, {"split": ["train"] * 11 + ["tset"]}, "did you mean test"),
+    "no test": (X, Y, {"split": ["train", "validation"] * 6}, "at least one sample for test"),
+    "split key": (X, Y, {"split": {"training": [0]}}, "split: expected one of train"),
+    "twice": (X, Y, {"split": {"train": [0, 1], "validation": [2], "test": [1]}}, "1 2 times"),
+    "index": (X, Y, {"split": {"train": [0], "test": [12]}}, "indices from 0 to 11, got 12"),
+    "unseen class": (
+        X, Y, {"split": {"train": [0, 2], "validation": [4], "test": [1]}},
+        r"class '1' is in test \(sample 1\), but in no training sample",
+    ),
+    "few groups": (X, Y, {"groups": Y}, "groups: expected at least 3 groups, got 2"),
+    "group count": (X, Y, {"groups": [1, 2, 3]}, "groups: expected 12 integers or texts"),
+    "leaking group": (
+        X, Y,
+        {"groups": list("abcdefghijka"), "split": {"train": range(8), "validation": [8, 9],
+                                                   "test": [10, 11]}},
+        "groups: expected each group in one split, but that of sample 11 is in train and in test",
+    ),
+    "unequal split": (X, Y, {"split": {"train": [[0], [1, 2]]}}, "split train: expected a list"),
+    "empty split": (X, Y, {"split": {}}, "at least one sample for train"),
+    "split of nothing": (X, Y, {"split": np.array(3)}, "three shares above 0"),
+    "unequal groups": (X, Y, {"groups": [[1], [2, 3]]}, "groups: expected 12 integers or texts"),
+    "masked": (np.ma.masked_greater(X, 0.0), Y, {}, "arrays: expected values without a mask"),
+    "seed": (X, Y, {"seed": -1}, "seed: expected an integer from 0"),
+    "image of numbers": (
+        np.ones((12, 4, 4, 1)) * np.arange(12).reshape(12, 1, 1, 1), np.linspace(0, 1, 12),
+        {"layout": "image"}, "'sequence' where numbers are predicted",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("x", "y", "options", "message"), WRONG.values(), ids=WRONG)
+def test_what_is_wrong_is_one_sentence(
+    x: Any, y: Any, options: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(rm.InputError, match=message) as caught:
+        rm.Task.from_arrays(x, y, **options)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_sparse_matrix_is_told_to_be_made_dense() -> None:
+    sparse = pytest.importorskip("scipy.sparse")
+    message = r"x: expected an array, .* got csr_matrix; .*x\.toarray\(\)"
+    with pytest.raises(rm.InputError, match=message):
+        rm.Task.from_arrays(sparse.csr_matrix(np.eye(12)), Y)
+
+
+def test_a_data_frame_of_numbers_as_objects() -> None:
+    """As of columns of several types, or of a query."""
+    pandas = pytest.importorskip("pandas")
+    frame = pandas.DataFrame({"a": np.arange(12), "b": X[:, 0], "c": Y == 0})
+    task = rm.Task.from_arrays(frame.astype(object), Y)
+    assert task.fingerprint() == rm.Task.from_arrays(frame.astype(float), Y).fingerprint()
+    counts = rm.Task.from_arrays(frame[["a"]].astype(object), Y)
+    assert (counts.input_kind, counts.vocab_size) == ("tokens", 12)
+    texts = pandas.Series([f"t{i}" for i in range(11)] + [None], dtype=object)
+    with pytest.raises(rm.InputError, match="x: expected texts alone, got None as sample 11"):
+        rm.Task.from_arrays(texts, Y)
+
+
+# Splits
+
+
+def test_splits_are_stratified_by_class() -> None:
+    y = np.repeat([0, 1, 2], [100, 50, 10])
+    task = rm.Task.from_arrays(RANDOM.normal(size=(160, 3)), y, split=(0.5, 0.3, 0.2))
+    counts = [
+        np.bincount([task.split(name)[i][1] for i in range(len(task.split(name)))])
+        for name in SPLITS
+    ]
+    assert [count.tolist() for count in counts] == [[50, 25, 5], [30, 15, 3], [20, 10, 2]]
+    assert "50 / 30 / 20 % train / validation / test, stratified by class" in task.split_note
+
+
+def test_a_rare_class_is_for_training_first() -> None:
+    y = np.array([0] * 20 + [1] + [2] * 2)
+    task = rm.Task.from_arrays(RANDOM.normal(size=(23, 3)), y)
+    labels = {
+        name: [task.split(name)[i][1] for i in range(len(task.split(name)))] for name in SPLITS
+    }
+    assert 1 in labels["train"]
+    assert sorted(labels["train"] + labels["validation"]).count(2) == 2
+
+
+def test_shares_are_kept_of_many_rare_classes() -> None:
+    """Classes of two, and a small share for training: what each gives up is owed by the next."""
+    for y, split, expected in (
+        (np.repeat(np.arange(30), 2), (0.6, 0.2, 0.2), [30, 15, 15]),
+        (np.arange(60) % 2, (0.02, 0.49, 0.49), [2, 29, 29]),
+    ):
+        task = rm.Task.from_arrays(RANDOM.normal(size=(60, 3)), y, split=split)
+        assert [len(task.split(name)) for name in SPLITS] == expected
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_groups_stay_together_and_shares_are_kept(seed: int) -> None:
+    random = np.random.default_rng(seed)
+    groups = random.integers(0, 60, 600)
+    x = groups[:, None] + np.zeros((600, 2), dtype=np.int64)
+    x[:, 1] = np.arange(600)
+    task = rm.Task.from_arrays(x, random.integers(0, 2, 600), groups=groups, seed=seed)
+    seen = {
+        name: {int(task.split(name)[i][0][0]) for i in range(len(task.split(name)))}
+        for name in SPLITS
+    }
+    assert not seen["train"] & seen["test"]
+    assert not seen["train"] & seen["validation"]
+    assert not seen["validation"] & seen["test"]
+    for name, share in zip(SPLITS, (0.6, 0.2, 0.2), strict=True):
+        assert len(task.split(name)) == pytest.approx(600 * share, abs=20)
+    assert "whole groups" in task.split_note
+
+
+def test_outputs_of_another_shape_are_no_numbers() -> None:
+    task = rm.Task.from_arrays(X, np.linspace(0, 1, 12))
+    batch = task.collate([task.split("train")[index] for index in range(2)])
+    for shape in ((2,), (2, 3), (1, 1)):
+        for measure in (task.loss, task.metrics):
+            with pytest.raises(rm.InputError, match=r"outputs: expected shape .* = \(2, 1\), got"):
+                measure(torch.zeros(shape), batch)
+
+
+def test_no_split_is_left_without_a_group() -> None:
+    """Of the two last, small groups each would go to validation: it lacks its class the most."""
+    groups = np.array([0] * 10 + [1] * 10 + [2, 3])
+    y = np.array([0] * 10 + [1] * 10 + [0, 1])
+    task = rm.Task.from_arrays(np.arange(22)[:, None], y, groups=groups)
+    assert [len(task.split(name)) for name in SPLITS] == [20, 1, 1]
+
+
+def test_groups_may_be_of_several_types() -> None:
+    x, groups = np.arange(12)[:, None], np.array(["a", 1, None, 2.5] * 3, dtype=object)
+    task = rm.Task.from_arrays(x, Y, groups=groups)
+    parts = [
+        {groups[int(task.split(name)[i][0][0])] for i in range(len(task.split(name)))}
+        for name in SPLITS
+    ]
+    assert sum(map(len, parts)) == len(set().union(*parts)) == 4
+
+
+@pytest.mark.parametrize("form", ["names", "indices", "masks"])
+def test_given_splits_are_kept(form: str) -> None:
+    x = np.arange(40).reshape(20, 2)
+    names = np.array(["train"] * 12 + ["validation"] * 3 + ["test"] * 5)
+    given: Any = {
+        "names": names,
+        "indices": {name: np.flatnonzero(names == name) for name in SPLITS},
+        "masks": {name: names == name for name in SPLITS},
+    }[form]
+    task = rm.Task.from_arrays(x, np.arange(20) % 2, split=given)
+    assert [int(task.split("test")[i][0][0]) // 2 for i in range(5)] == list(range(15, 20))
+
+
+def test_inputs_in_two_splits_are_found_and_told() -> None:
+    x = np.arange(40).reshape(20, 2)
+    x[[15, 16]] = x[3]
+    split = ["train"] * 12 + ["validation"] * 4 + ["test"] * 4
+    told = "inputs that an earlier split holds too: 1 of validation and 1 of test"
+    with pytest.warns(InputWarning, match=f"task arrays: {told}"):
+        task = rm.Task.from_arrays(x, np.arange(20) % 2, split=split)
+    assert task.split_note.endswith(told)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        rm.Task.from_arrays(np.arange(40).reshape(20, 2), np.arange(20) % 2, split=split)
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        torch.zeros(40, 3).to_sparse(),
+        torch.zeros(40, 3, device="meta"),
+        torch.tensor(3),
+        torch.nested.nested_tensor([torch.zeros(3)] * 40, layout=torch.jagged),
+    ],
+)
+def test_tensors_that_hold_no_samples(values: torch.Tensor) -> None:
+    with pytest.raises(rm.InputError, match="expected"):
+        rm.Task.from_arrays(values, np.arange(40) % 2)
+    with pytest.raises(rm.InputError, match="expected"):
+        rm.Task.from_arrays(np.zeros((40, 3)), values)

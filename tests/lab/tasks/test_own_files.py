@@ -1,0 +1,498 @@
+"""Tasks from files, folders and data sets of your own, also damaged ones."""
+
+from __future__ import annotations
+
+import errno
+import gzip
+import json
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+import rifflemix as rm
+from rifflemix.errors import InputWarning
+from rifflemix.lab.tasks import load_task, task_card, task_status
+from rifflemix.lab.tasks.data_io import bounded
+
+SPLITS = ("train", "validation", "test")
+RANDOM = np.random.default_rng(11)
+
+
+def sizes(task: rm.Task) -> list[int]:
+    return [len(task.split(name)) for name in SPLITS]
+
+
+def texts(task: rm.Task, split: str) -> dict[str, Any]:
+    part = task.split(split)
+    return {
+        bytes((part[i][0].numpy() - 1).astype(np.uint8)).decode(): part[i][1]
+        for i in range(len(part))
+    }
+
+
+@pytest.fixture
+def reviews(tmp_path: Path) -> Path:
+    """A table with a text that holds commas, quotes and a line feed."""
+    path = tmp_path / "wine.csv"
+    rows = [
+        f'"dry, ""{i}""\n wine",{"good" if i % 3 else "bad"},{i // 2},{i / 4},{i / 8}'
+        for i in range(30)
+    ]
+    path.write_text("\n".join(["note,verdict,cellar,price,cost", *rows]) + "\n", encoding="utf-8")
+    return path
+
+
+def test_a_table_of_texts(reviews: Path) -> None:
+    task = rm.Task.from_csv(reviews, input="note", label="verdict")
+    assert (task.num_classes, task.vocab_size, sizes(task)) == (2, 257, [18, 6, 6])
+    everything = {text: label for name in SPLITS for text, label in texts(task, name).items()}
+    assert everything['dry, "7"\n wine'] == 1  # bad, good: in the order of the alphabet
+    assert everything['dry, "3"\n wine'] == 0
+    assert (task.data_source, task.card and task.card.title) == ("wine.csv", "wine.csv")
+
+
+@pytest.mark.parametrize("form", ["gz", "tsv", "bom"])
+def test_forms_of_tables(reviews: Path, form: str) -> None:
+    content = reviews.read_bytes()
+    if form == "gz":
+        path = reviews.with_suffix(".csv.gz")
+        path.write_bytes(gzip.compress(content))
+    elif form == "tsv":
+        path = reviews.with_suffix(".tsv")
+        path.write_bytes(content.replace(b",", b"\t"))
+    else:
+        path = reviews
+        path.write_bytes(b"\xef\xbb\xbf" + content)
+    task = rm.Task.from_csv(path, input="note", label="verdict", group="cellar")
+    assert sum(sizes(task)) == 30
+    assert "whole groups" in task.split_note
+
+
+def test_columns_of_numbers_and_labels_with_a_decimal_point(reviews: Path) -> None:
+    task = rm.Task.from_csv(reviews, input=["cellar", "price"], label="cost")
+    assert (task.metric, task.num_features, task.max_length) == ("rmse", 1, 2)
+    inputs, target = task.split("test")[0]
+    assert inputs[1, 0] == pytest.approx(2 * target)
+
+
+def test_a_column_of_split_names(tmp_path: Path) -> None:
+    rows = [
+        {"ids": [i, i + 1], "y": i % 2, "part": "dev" if i < 4 else "test" if i < 8 else "train"}
+        for i in range(20)
+    ]
+    path = tmp_path / "pairs.jsonl"
+    path.write_text("\n".join(map(json.dumps, rows)) + "\n\n", encoding="utf-8")
+    task = rm.Task.from_csv(path, input="ids", label="y", split="part")
+    assert sizes(task) == [12, 4, 4]
+    assert task.split("validation")[2][0].tolist() == [2, 3]
+
+
+WRONG_TABLES = {
+    "no column": ("a,b\n1,2\n", {}, r"unknown column of t\.csv 'text'; .*"),
+    "no value": ("text,y\nx,1\n,0\n", {}, r"t\.csv, line 3: expected a value of column 'text'"),
+    "no rows": ("text,y\n", {}, "expected rows below the header, got none"),
+    "no lines": ("\n", {"end": ".jsonl"}, "expected rows, got none"),
+    "short row": ("text,y\nx\n", {}, "line 2: expected 2 fields, as in the header, got 1; a field"),
+    "open quote": ('text,y\n"x,1\n', {}, "line 2: the row cannot be read .unexpected end of data"),
+    "two names": ("text,text\nx,1\n", {}, "two columns of its header have one name, 'text'"),
+    "no text": (b"text,y\n\xff\xfe,1\n", {}, "the file is damaged, or its text is not UTF-8"),
+    "semicolons": ("text;y\nx;1\n", {}, "separated by ',', got ';' in the header"),
+    "tabs": ("text\ty\nx\t1\n", {}, r"separated by ',', got '\\t' in the header; .*tsv tabs"),
+    "label read": ("text,y\nx,1\n", {"input": "y"}, "input: expected columns beside the label 'y'"),
+    "no number": ("text,y\nx,1\n", {"input": ["text"]}, "line 2: expected a number in column"),
+    "split": ("text,y,s\nx,1,tra\n", {"split": "s"}, "line 2: expected train, validation or test"),
+    "input": ("text,y\nx,1\n", {"input": ""}, "names of columns, got ''"),
+    "no input": ("text,y\nx,1\n", {"input": None}, "input: expected the name of a column, or a"),
+    "no group": ("text,y\nx,1\n", {"group": ""}, "names of columns, got ''"),
+    "packed": (gzip.compress(b"text,y\n" + b"x,1\n" * 99)[:-20], {"end": ".csv.gz"}, "truncated"),
+    "ending": ("text,y\n", {"end": ".txt"}, r"path: expected a file \.csv, \.tsv, \.jsonl"),
+    "no JSON": ('{"text": "x", "y": 1}\n{"text"', {"end": ".jsonl"}, "line 2: it cannot be read"),
+    "key twice": ('{"text": "x", "y": 1, "y": 0}\n', {"end": ".jsonl"}, "a key twice, of text, y"),
+    "missing label": (
+        '{"text": "x", "y": "a"}\n{"text": "x", "y": "NA"}\n', {"end": ".jsonl"},
+        "line 2: expected a label in column 'y', got 'NA'",
+    ),
+    "truths": (
+        '{"text": "x", "y": true}\n{"text": "x", "y": 2}\n', {"end": ".jsonl"},
+        r"labels of one type, got True and 2 \(sample 1\)",
+    ),
+    "spaces": ("text, y\nx,1\n", {}, r"unknown column of t\.csv 'y'; did you mean ' y'\?"),
+    "no object": ("[1, 2]\n", {"end": ".jsonl"}, "line 1: expected a JSON object, got list"),
+    "null": ('{"text": "x", "y": null}\n', {"end": ".jsonl"}, "line 1: expected a value of column"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("content", "options", "message"), WRONG_TABLES.values(), ids=WRONG_TABLES)
+def test_wrong_tables_are_refused_in_one_sentence(
+    tmp_path: Path, content: str | bytes, options: dict[str, Any], message: str
+) -> None:
+    options = dict(options)
+    is_binary = isinstance(content, bytes)  # what may be damaged is no text
+    path = tmp_path / f"t{options.pop('end', '.csv')}"
+    path.write_bytes(content.encode() if isinstance(content, str) else content)
+    with pytest.raises(rm.InputError, match=message) as caught:
+        rm.Task.from_csv(path, **{"input": "text", "label": "y", **options})
+    assert "\n" not in str(caught.value)
+    assert is_binary or "fresh copy" not in str(caught.value)
+
+
+def test_a_missing_file_and_folder(tmp_path: Path) -> None:
+    with pytest.raises(rm.InputError, match="path: expected an existing file"):
+        rm.Task.from_csv(tmp_path / "none.csv", input="a", label="b")
+    with pytest.raises(rm.InputError, match="path: expected an existing folder"):
+        rm.Task.from_folder(tmp_path / "none")
+    with pytest.raises(rm.InputError, match=r"data: expected the path of your data.*--data"):
+        load_task("csv", input="a", label="b")
+
+
+# Folders
+
+
+def arrays(count: int, first: int = 0) -> dict[str, Any]:
+    x = np.arange(first, first + 6 * count).reshape(count, 6)
+    return {"x": x, "y": np.arange(count) % 2}
+
+
+def test_a_folder_that_cannot_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(path: Path) -> Any:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+
+    monkeypatch.setattr(Path, "iterdir", refuse)
+    with pytest.raises(rm.InputError, match=r": cannot be read \(Permission denied\)"):
+        rm.Task.from_folder(tmp_path)
+
+
+def test_a_folder_of_arrays(tmp_path: Path) -> None:
+    for name, count in (("train", 30), ("val", 8), ("test", 6)):
+        np.savez(tmp_path / f"{name}.npz", **arrays(count, first=1000 * count))
+    task = rm.Task.from_folder(tmp_path)
+    assert sizes(task) == [30, 8, 6]
+    assert task.split("validation")[1][0].tolist() == list(range(8006, 8012))
+    assert task.split_note.startswith("train and validation and test as given")
+
+
+def test_a_validation_split_that_is_missing_comes_from_training(tmp_path: Path) -> None:
+    np.savez_compressed(tmp_path / "train.npz", **arrays(40), who=np.arange(40) // 4)
+    np.savez_compressed(tmp_path / "test.npz", **arrays(6, first=250), who=np.arange(6) + 90)
+    task = rm.Task.from_folder(tmp_path, group="who")
+    assert sizes(task) == [32, 8, 6]
+    assert "validation is 20 % of the training samples" in task.split_note
+    firsts = {
+        name: {int(task.split(name)[i][0][0]) // 24 for i in range(len(task.split(name)))}
+        for name in ("train", "validation")
+    }
+    assert not firsts["train"] & firsts["validation"]  # four samples of 6 tokens are a group
+    for split in ((0.8, 0.1, 0.1), 0.5, None, "part", {"train": [0]}):
+        with pytest.raises(rm.InputError, match="split: expected none beside the splits"):
+            rm.Task.from_folder(tmp_path, split=split, group="who")
+    for same in ([0.6, 0.2, 0.2], np.array([0.6, 0.2, 0.2])):
+        assert sizes(rm.Task.from_folder(tmp_path, split=same, group="who")) == [32, 8, 6]
+
+
+def test_a_folder_of_json_lines_is_split_here(tmp_path: Path) -> None:
+    lines = [json.dumps({"text": f"word {i}", "label": i / 7}) for i in range(20)]
+    (tmp_path / "train.jsonl").write_text("\n".join(lines), encoding="utf-8")
+    task = rm.Task.from_folder(tmp_path, split=(0.5, 0.25, 0.25))
+    assert (sizes(task), task.metric) == ([10, 5, 5], "rmse")
+
+
+INTS, FLOATS = np.arange(80).reshape(20, 4), np.linspace(0, 1, 80).reshape(20, 4)
+CLASSES = np.arange(20) % 2
+UNLIKE = {
+    "pixels": ("x", INTS.astype(np.uint8).reshape(20, 2, 2, 1), FLOATS.reshape(20, 2, 2, 1)),
+    "tokens": ("x", INTS, FLOATS),
+    "numbers": ("x", FLOATS.astype(np.float32), INTS),
+    "classes": ("y", CLASSES, CLASSES / 2),
+    "bools": ("y", CLASSES == 0, CLASSES),
+    "texts": ("y", CLASSES, np.array(["a", "b"] * 10)),
+}
+
+
+@pytest.mark.parametrize(("name", "train", "test"), UNLIKE.values(), ids=UNLIKE)
+@pytest.mark.parametrize("form", ["npz", "jsonl"])
+def test_parts_of_unlike_types_are_not_joined(
+    tmp_path: Path, name: str, train: Any, test: Any, form: str
+) -> None:
+    for split, values in (("train", train), ("test", test)):
+        columns = {"x": INTS, "y": CLASSES, name: values}
+        if form == "npz":
+            np.savez(tmp_path / f"{split}.npz", **columns)
+            continue
+        rows = zip(columns["x"].tolist(), columns["y"].tolist(), strict=True)
+        lines = [json.dumps({"x": x, "y": y}) for x, y in rows]
+        (tmp_path / f"{split}.jsonl").write_text("\n".join(lines), encoding="utf-8")
+    message = (
+        rf"{name}: expected one type .*, got \w+ in train\.{form} and \w+ in test\.{form}; save"
+    )
+    with pytest.raises(rm.InputError, match=message):
+        rm.Task.from_folder(tmp_path, input="x", label="y")
+
+
+def test_whole_numbers_of_one_part_beside_others(tmp_path: Path) -> None:
+    """Integers of several widths are of one type, and the kind says that labels are numbers."""
+    np.savez(tmp_path / "train.npz", x=INTS.astype(np.uint8), y=np.arange(20) / 3)
+    np.savez(tmp_path / "test.npz", x=INTS + 99, y=np.arange(20))
+    task = rm.Task.from_folder(tmp_path, kind="regression")
+    assert (sizes(task), task.metric) == ([16, 4, 20], "rmse")
+    lines = {"train": [[0.5, 1], [2, 3]] * 15, "test": [[0.25, 7], [2.5, 8]] * 3}
+    (tmp_path / "tables").mkdir()
+    for name, values in lines.items():
+        rows = [json.dumps({"x": [*x, i / 2, len(name)], "y": i % 2}) for i, x in enumerate(values)]
+        (tmp_path / "tables" / f"{name}.jsonl").write_text("\n".join(rows), encoding="utf-8")
+    floats = rm.Task.from_folder(tmp_path / "tables", input="x", label="y")
+    assert floats.input_kind == "vectors"
+
+
+WRONG_FOLDERS: dict[str, tuple[dict[str, bytes], dict[str, Any], str]] = {
+    "no train": ({"test.npz": b""}, {}, "the file is damaged|expected a train split"),
+    "two kinds": ({"train.npz": b"", "test.jsonl": b""}, {}, "expected files of one kind"),
+    "two of one": (
+        {"val.npz": b"", "dev.npz": b""},
+        {},
+        "one file for validation, got dev.npz and",
+    ),
+    "no archive": ({"train.npz": b"PK\x03\x04 nothing"}, {}, r"train\.npz: the file is damaged"),
+    "no images": ({}, {}, "found no"),
+    "option": ({}, {"input": "x"}, "unknown option of task image_folder 'input'"),
+}
+
+
+@pytest.mark.parametrize(("files", "options", "message"), WRONG_FOLDERS.values(), ids=WRONG_FOLDERS)
+def test_wrong_folders_are_refused(
+    tmp_path: Path, files: dict[str, bytes], options: dict[str, Any], message: str
+) -> None:
+    for name, content in files.items():
+        (tmp_path / name).write_bytes(content)
+    with pytest.raises(rm.InputError, match=message):
+        rm.Task.from_folder(tmp_path, **options)
+
+
+def test_images_of_two_sizes_in_the_parts_are_told(tmp_path: Path) -> None:
+    for name, size in (("train", 4), ("test", 8)):
+        x = np.zeros((30, size, size), dtype=np.uint8)
+        np.savez(tmp_path / f"{name}.npz", x=x, y=np.arange(30) % 2)
+    words = r"images of one size .*, got \(4, 4\) in train\.npz and \(8, 8\) in test\.npz"
+    with pytest.raises(rm.InputError, match=words):
+        rm.Task.from_folder(tmp_path)
+
+
+def test_one_array_is_no_archive(tmp_path: Path) -> None:
+    np.save(tmp_path / "x.npy", np.zeros((30, 4)))
+    with pytest.raises(rm.InputError, match=r"x\.npy: expected an \.npz archive of named arrays"):
+        load_task("npz", data=str(tmp_path / "x.npy"))
+
+
+OTHERS = (
+    "testing.csv", "eval.csv", "test_v2.csv", "test.csv.zip", "test.parquet", "Test.CSV", "test/",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("other", OTHERS)
+def test_data_that_is_not_recognised_is_not_left_out(tmp_path: Path, other: str) -> None:
+    """Another test split was drawn from the training samples in its place."""
+    (tmp_path / "train.csv").write_text(table(40), encoding="utf-8")
+    for name in ("README.md", "._test.csv"):  # no data: what people and systems leave there
+        (tmp_path / name).write_text("nothing", encoding="utf-8")
+    assert sizes(rm.Task.from_folder(tmp_path)) == [24, 8, 8]
+    path = tmp_path / other
+    path.mkdir() if other.endswith("/") else path.write_text(table(9), encoding="utf-8")
+    message = rf"expected only train, validation and test .*, got {path.name}; rename it, or move"
+    with pytest.raises(rm.InputError, match=message):
+        rm.Task.from_folder(tmp_path)
+    (tmp_path / "train.csv").unlink()
+    if not other.endswith("/"):
+        with pytest.raises(rm.InputError, match=message):
+            rm.Task.from_folder(tmp_path)
+
+
+def test_names_of_splits_in_capitals(tmp_path: Path) -> None:
+    for name, count in (("Train", 30), ("VAL", 8), ("Test", 6)):
+        (tmp_path / f"{name}.csv").write_text(table(count, name), encoding="utf-8")
+    assert sizes(rm.Task.from_folder(tmp_path)) == [30, 8, 6]
+
+
+def table(count: int, word: str = "text") -> str:
+    rows = "".join(f"{word} {i},{'odd' if i % 2 else 'even'}\n" for i in range(count))
+    return f"text,label\n{rows}"
+
+
+def test_pickled_objects_are_not_read(tmp_path: Path) -> None:
+    np.savez(tmp_path / "train.npz", x=np.array([{}] * 9, dtype=object), y=np.arange(9) % 2)
+    with pytest.raises(rm.InputError, match=r"train\.npz: .*pickled objects") as caught:
+        rm.Task.from_folder(tmp_path)
+    assert "damaged" not in str(caught.value)
+    np.savez(tmp_path / "train.npz", **arrays(20))
+    with pytest.raises(rm.InputError, match=r"unknown array of train\.npz 'labels'"):
+        rm.Task.from_folder(tmp_path, label="labels")
+
+
+SYSTEM = {
+    errno.EACCES: "there is no permission to read the file; change it, or ask the owner",
+    errno.EISDIR: "expected a file, got a folder; name a file in it",
+    errno.ENOSPC: "there is no space left on the disk; make room, and read the file again",
+}
+
+
+@pytest.mark.parametrize("number", SYSTEM)
+@pytest.mark.parametrize("name", ["t.csv", "t.npz"])
+def test_what_the_system_refuses_is_no_damage(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, name: str
+) -> None:
+    path = tmp_path / name
+    path.write_bytes(b"text,y\n")
+
+    def refuse(path: Path) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(bounded, "check_regular", refuse)
+    with pytest.raises(rm.InputError) as caught:
+        load_task(path.suffix[1:], data=str(path), input="text", label="y")
+    assert str(caught.value) == f"{path}: {SYSTEM[number]}"
+
+
+# Tasks of the registry
+
+
+def test_the_registry_reads_what_data_names(reviews: Path, tmp_path: Path) -> None:
+    task = load_task("csv", data=str(reviews), input="note", label="verdict", split_seed=5)
+    assert task.options["data"] == "wine.csv"
+    assert task.options["split_seed"] == 5
+    assert "drawn with seed 5" in task.split_note
+    below = load_task("csv", data_dir=tmp_path, data="wine.csv", input="cellar,price", label="cost")
+    assert below.metric == "rmse"
+    np.savez(tmp_path / "a.npz", **arrays(20))
+    assert sizes(load_task("npz", data=str(tmp_path / "a.npz"))) == [12, 4, 4]
+    with pytest.raises(rm.InputError, match=r"a file \.jsonl for task jsonl, .*got wine\.csv"):
+        load_task("jsonl", data=str(reviews), input="note", label="verdict")
+    (tmp_path / "a.parquet").write_bytes(b"PAR1")
+    with pytest.raises(rm.InputError, match=r"\.csv or \.tsv for .*a\.parquet; pandas can write"):
+        load_task("csv", data=str(tmp_path / "a.parquet"), input="note", label="verdict")
+    with pytest.raises(rm.InputError, match=r"label: expected the name of a column, .*--label"):
+        load_task("csv", data=str(reviews), input="note")
+    with pytest.raises(rm.InputError, match=r"label: expected a name, got \['verdict'\]"):
+        load_task("csv", data=str(reviews), input="note", label=["verdict"])
+    for name in ("csv", "jsonl", "npz", "folder"):
+        assert not task_status(name).available
+        assert task_card(name).options["kind"] == "auto"
+
+
+# Data sets of Hugging Face
+
+
+class Rows:
+    """As much of a data set as is read of it."""
+
+    def __init__(self, **columns: list[Any]) -> None:
+        self.columns = columns
+        self.column_names = list(columns)
+
+    def __len__(self) -> int:
+        return len(next(iter(self.columns.values())))
+
+    def __getitem__(self, name: str) -> list[Any]:
+        return self.columns[name]
+
+
+def rows(count: int, label: Callable[[int], Any] = lambda i: i % 2) -> Rows:
+    words = RANDOM.integers(0, 9, (count, 5)).tolist()
+    return Rows(
+        text=[f"{i} {w}" for i, w in enumerate(words)], label=[label(i) for i in range(count)]
+    )
+
+
+def test_a_data_set_of_the_library() -> None:
+    datasets = pytest.importorskip("datasets")
+    labels = datasets.ClassLabel(names=["calm", "loud"])
+    data = datasets.Dataset.from_dict(
+        {"x": [[float(i), 1.0] for i in range(20)], "y": [i % 2 for i in range(20)]},
+        features=datasets.Features(x=datasets.Sequence(datasets.Value("float32")), y=labels),
+    )
+    task = rm.Task.from_datasets(data, input="x", label="y")
+    assert (task.num_features, task.max_length, sizes(task)) == (1, 2, [12, 4, 4])
+    both = datasets.DatasetDict(train=data, test=data.select(range(6)))
+    with pytest.warns(InputWarning, match="an earlier split holds too"):
+        assert sizes(rm.Task.from_datasets(both, input="x", label="y")) == [16, 4, 6]
+
+
+def test_a_class_that_a_data_set_does_not_tell() -> None:
+    """-1 is no class of a ClassLabel, but a number like others elsewhere."""
+    data = rows(20, lambda i: i % 2 if i else -1)
+    assert rm.Task.from_datasets(data, input="text", label="label").num_classes == 3
+    data.features = {"label": SimpleNamespace(int2str=str)}  # type: ignore[attr-defined]
+    with pytest.raises(rm.InputError, match=r"a class for each sample, got -1 .none. for sample 0"):
+        rm.Task.from_datasets(data, input="text", label="label")
+
+
+@pytest.mark.parametrize(("mode", "channels"), [("P", 3), ("1", 1), ("F", 1), ("RGBA", 4)])
+def test_images_of_every_mode(mode: str, channels: int) -> None:
+    """Of a palette the colours count, not their places in it."""
+    image = pytest.importorskip("PIL.Image")
+    pixels = RANDOM.integers(0, 256, (20, 8, 8, 3), dtype=np.uint8)
+    images = [image.fromarray(part).convert(mode) for part in pixels]
+    data = Rows(picture=images, y=[i % 2 for i in range(20)])
+    task = rm.Task.from_datasets(data, input="picture", label="y", patch_size=1)
+    assert (task.num_features, task.max_length) == (channels, 64)
+    if mode == "P":
+        colours = np.stack([np.asarray(picture.convert("RGB")) for picture in images])
+        same = rm.Task.from_arrays(colours, [i % 2 for i in range(20)], patch_size=1)
+        assert same.split("train")[0][0].equal(task.split("train")[0][0])
+
+
+def test_hidden_labels_leave_a_test_split_to_be_drawn() -> None:
+    data = {"train": rows(50), "validation": rows(10), "test": rows(9, lambda i: -1)}
+    task = rm.Task.from_datasets(data, input="text", label="label")
+    assert sizes(task) == [40, 10, 10]
+    assert "test is 20 % of the training samples" in task.split_note
+
+
+WRONG_SETS = {
+    "column": ({"train": rows(9)}, "unknown column 'words'", {"input": "words"}),
+    "split": ({"train": rows(9), "more": rows(9)}, "unknown split 'more'", {}),
+    "no train": ({"test": rows(9)}, "expected a train split, got test", {}),
+    "no data set": ([1, 2], "data: expected a Dataset, or a mapping of them, got list", {}),
+    "empty": ({}, "data: expected a Dataset or a DatasetDict, got an empty mapping", {}),
+    "label read": ({"train": rows(9)}, "input: expected a column beside the", {"input": "label"}),
+    "stream": ({"train": SimpleNamespace(column_names=["text"])}, "a Dataset, or a mapping", {}),
+}
+
+
+@pytest.mark.parametrize(("data", "message", "options"), WRONG_SETS.values(), ids=WRONG_SETS)
+def test_wrong_data_sets_are_refused(data: Any, message: str, options: dict[str, Any]) -> None:
+    with pytest.raises(rm.InputError, match=message):
+        rm.Task.from_datasets(data, **{"input": "text", "label": "label", **options})
+
+
+def test_the_hub_is_read_at_one_commit(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Any] = []
+
+    def load_dataset(name: str, config: str | None, revision: str) -> Any:
+        asked.append((name, config, revision))
+        if name == "nobody/gone":
+            raise ConnectionError("Couldn't reach the hub\nmore lines")
+        return {"train": rows(30)}
+
+    monkeypatch.setitem(sys.modules, "datasets", SimpleNamespace(load_dataset=load_dataset))
+    commit = "0123456789abcdef" * 2 + "01234567"
+    options: dict[str, Any] = {"input": "text", "label": "label"}
+    task = rm.Task.from_hf("nobody/songs", revision=commit, config="small", **options)
+    assert asked == [("nobody/songs", "small", commit)]
+    assert (task.name, sizes(task)) == ("songs", [18, 6, 6])
+    assert task.options["revision"] == commit
+    assert task.data_source == "nobody/songs at 01234567 of the Hugging Face hub"
+    for revision in ("main", commit[:8], None):
+        with pytest.raises(rm.InputError, match="revision: expected a commit, 40 hexadecimal"):
+            rm.Task.from_hf("nobody/songs", revision=revision, **options)
+    with pytest.raises(
+        rm.InputError, match=r"nobody/gone at .* cannot be read: Couldn't reach"
+    ) as e:
+        rm.Task.from_hf("nobody/gone", revision=commit, **options)
+    assert "\n" not in str(e.value)
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    with pytest.raises(rm.InputError, match="needs the datasets library"):
+        rm.Task.from_hf("nobody/songs", revision=commit, **options)

@@ -1,0 +1,460 @@
+"""Language tasks: tokens of every level, windows, units of the metrics, files and downloads."""
+
+from __future__ import annotations
+
+import hashlib
+import lzma
+import math
+import pickle
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from rifflemix.errors import InputError
+from rifflemix.lab.tasks import load_task, prepare_task, task_status
+from rifflemix.lab.tasks.data_io.download import Remote, download
+from rifflemix.lab.tasks.data_io.files import Array
+from rifflemix.lab.tasks.text.language import Shakespeare, WikiText
+from rifflemix.lab.tasks.text.next_token import UNCOUNTED, NextTokenTask, WindowSplit
+from rifflemix.lab.tasks.text.vocabulary import Vocabulary, build_vocabulary
+
+TRAIN = "the cat sat\nthe dog sat on the cat\n" * 30
+OTHER = "the café\nsat\n"
+
+
+@pytest.fixture
+def ptb(data: Path) -> Path:
+    (data / "ptb.train.txt").write_text(TRAIN)
+    (data / "ptb.valid.txt").write_text(OTHER, encoding="utf-8")
+    (data / "ptb.test.txt").write_text("the dog sat\n")
+    return data
+
+
+# Tokens.
+
+
+def vocabulary(level: str, others: tuple[str, ...] = (OTHER,)) -> Vocabulary:
+    if level == "bpe":
+        pytest.importorskip("tokenizers")
+    return build_vocabulary(level, TRAIN, others, bpe_size=262)
+
+
+@pytest.mark.parametrize("level", ["byte", "character", "bpe"])
+def test_text_comes_back(level: str) -> None:
+    words = vocabulary(level)
+    text = "the dog sat on\n  the cat\n"
+    assert words.decode(words.encode(text)) == text
+
+
+def test_words_and_line_ends() -> None:
+    words = vocabulary("word")
+    assert words.pieces[0] == b"the "  # the most frequent
+    assert words.pieces[-1] == b"<unk> "  # needed: validation holds a word that training does not
+    assert words.decode(words.encode(" the  cat \n\nsat")) == "the cat \n\nsat "
+    assert words.decode(words.encode("the café\n")) == "the <unk> \n"
+
+
+def test_words_of_one_frequency_are_in_order() -> None:
+    words = build_vocabulary("word", "b a c\nb c a\nb\n")
+    assert words.pieces == (b"\n", b"b ", b"a ", b"c ")
+
+
+def test_characters_are_those_of_the_training_text() -> None:
+    words = vocabulary("character")
+    assert [piece.decode() for piece in words.pieces[:-1]] == sorted(set(TRAIN))
+    assert words.decode(words.encode("thé")) == "th\N{REPLACEMENT CHARACTER}"
+
+
+def test_nothing_unknown_needs_no_token_for_it() -> None:
+    words = build_vocabulary("character", TRAIN, ["the cat\n"])
+    assert len(words) == len(set(TRAIN))
+    with pytest.raises(InputError, match="characters of the training text, got 'x'"):
+        words.encode("the x")
+
+
+@pytest.mark.parametrize("level", ["byte", "character", "bpe"])
+def test_pieces_measure_the_text(level: str) -> None:
+    words = build_vocabulary(level, TRAIN + OTHER, bpe_size=262)
+    ids = words.encode(OTHER)
+    assert words.num_bytes[ids].sum() == len(OTHER.encode())
+    assert words.num_characters[ids].sum() == len(OTHER)
+
+
+def test_bpe_is_shorter_and_of_the_size_asked_for() -> None:
+    words = vocabulary("bpe")
+    assert len(words) == 262
+    assert len(words.encode(TRAIN)) < 0.6 * len(TRAIN)
+    assert np.array_equal(words.encode(TRAIN), vocabulary("bpe").encode(TRAIN))
+
+
+def test_a_tokeniser_from_a_file(tmp_path: Path) -> None:
+    own = vocabulary("bpe")
+    path = tmp_path / "tokenizer.json"
+    path.write_text(own.merges)
+    read = build_vocabulary("bpe", "nothing of the kind", tokenizer=str(path))
+    assert read.pieces == own.pieces
+    path.write_text("{}")
+    with pytest.raises(InputError, match="tokenizer: expected a byte-level BPE"):
+        build_vocabulary("bpe", TRAIN, tokenizer=str(path))
+    with pytest.raises(InputError, match="tokenizer: expected a JSON file"):
+        build_vocabulary("bpe", TRAIN, tokenizer=str(tmp_path / "none.json"))
+
+
+def test_missing_library(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "tokenizers", None)
+    with pytest.raises(InputError, match=r"pip install 'rifflemix\[data\]'"):
+        build_vocabulary("bpe", TRAIN)
+
+
+# Windows.
+
+
+def windows(total: int, length: int, stride: int) -> list[tuple[list[int], list[int]]]:
+    split = WindowSplit(Array(np.arange(total, dtype=np.int32)), length, stride)
+    return [(x.tolist(), y.tolist()) for x, y in (split[i] for i in range(len(split)))]
+
+
+@pytest.mark.parametrize("total", [2, 3, 5, 8, 9, 10, 16, 17, 23])
+@pytest.mark.parametrize(("length", "stride"), [(8, 8), (8, 3), (8, 1), (1, 1), (30, 7)])
+def test_every_token_but_the_first_is_counted_once(total: int, length: int, stride: int) -> None:
+    stride = min(stride, length)
+    counted: list[int] = []
+    for inputs, labels in windows(total, length, stride):
+        assert len(inputs) == len(labels) == min(length, total - 1)
+        right = [token + 1 for token in inputs]
+        assert all(y in (UNCOUNTED, want) for y, want in zip(labels, right, strict=True))
+        own = [y for y in labels if y != UNCOUNTED]
+        assert own  # no window for nothing
+        counted += own
+    assert counted == list(range(1, total))
+
+
+def test_sliding_windows_bring_context() -> None:
+    for index, (inputs, labels) in enumerate(windows(40, 8, 3)):
+        first = next(i for i, y in enumerate(labels) if y != UNCOUNTED)
+        assert inputs[first] == labels[first] - 1
+        assert index == 0 or first >= 8 - 3
+
+
+def test_windows_pickle_and_end() -> None:
+    split = WindowSplit(Array(np.arange(20, dtype=np.int32)), 8, 8)
+    again = pickle.loads(pickle.dumps(split))
+    assert again.digest() == split.digest()
+    assert torch.equal(again[1][1], split[1][1])
+    assert WindowSplit(split.tokens, 8, 4).digest() != split.digest()
+    with pytest.raises(IndexError):
+        split[len(split)]
+
+
+# The task.
+
+
+def load(folder: Path, **options: Any) -> NextTokenTask:
+    task = load_task("ptb", data_dir=folder, **options)
+    assert isinstance(task, NextTokenTask)
+    return task
+
+
+@pytest.mark.parametrize("level", ["byte", "character", "word", "bpe"])
+def test_splits_hold_the_texts(level: str, ptb: Path) -> None:
+    task = load(ptb, level=level, max_length=16, bpe_size=262)
+    text = task.vocabulary.decode(task.split("train").tokens.values)
+    assert text == (TRAIN.replace("\n", " \n") if level == "word" else TRAIN)
+    assert task.vocab_size == task.num_classes == len(task.vocabulary)
+    batch = task.collate([task.split("train")[0], task.split("train")[1]])
+    assert batch["inputs"].shape == batch["labels"].shape == (2, 16)
+    assert set(batch) == {"inputs", "labels"}
+
+
+def test_second_load_reads_the_cache(ptb: Path, cache: Path) -> None:
+    folder = prepare_task("ptb", data_dir=ptb, level="word")
+    assert folder is not None
+    assert folder.is_relative_to(cache)
+    first = load(ptb).fingerprint()
+    stamps = {path: path.stat().st_mtime_ns for path in folder.iterdir()}
+    assert load(ptb).fingerprint() == first
+    assert {path: path.stat().st_mtime_ns for path in folder.iterdir()} == stamps
+    assert load(ptb, level="byte").fingerprint() != first
+    assert load(ptb, stride=3).fingerprint() != first
+
+
+def test_compressed_files_in_a_folder_of_their_own(ptb: Path, tmp_path: Path) -> None:
+    other = tmp_path / "other" / "ptb"
+    other.mkdir(parents=True)
+    for path in ptb.iterdir():
+        (other / f"{path.name}.xz").write_bytes(lzma.compress(path.read_bytes()))
+    assert load(other.parent).fingerprint() == load(ptb).fingerprint()
+
+
+def outputs_for(task: NextTokenTask, probability: float, labels: Tensor) -> Tensor:
+    """Logits that give every label `probability` and share the rest evenly."""
+    rest = (1 - probability) / (task.num_classes - 1)
+    logits = torch.full((*labels.shape, task.num_classes), math.log(rest))
+    wanted = labels.clamp(min=0).unsqueeze(-1)
+    return logits.scatter(-1, wanted, math.log(probability))
+
+
+@pytest.mark.parametrize("level", ["byte", "character", "word", "bpe"])
+@pytest.mark.parametrize("stride", [None, 3])
+def test_units(level: str, stride: int | None, ptb: Path) -> None:
+    """Over a whole split, for a model that gives every token probability 1/2: a bit each."""
+    task = load(ptb, level=level, stride=stride, max_length=7, bpe_size=262)
+    split = task.split("validation")
+    sums: dict[str, tuple[float, int]] = {}
+    for index in range(len(split)):
+        batch = task.collate([split[index]])
+        outputs = outputs_for(task, 1 / 2, batch["labels"])
+        for name, (value, count) in task.metrics(outputs, batch).items():
+            total, seen = sums.get(name, (0.0, 0))
+            sums[name] = total + value, seen + count
+    tokens = split.tokens.values
+    text = b"".join(task.vocabulary.pieces[token] for token in tokens[1:])
+    means = {name: total / count for name, (total, count) in sums.items()}
+    assert sums["loss"][1] == len(tokens) - 1
+    assert means["loss"] == pytest.approx(math.log(2), rel=1e-5)
+    assert means["accuracy"] == 1
+    assert means["bits_per_byte"] == pytest.approx((len(tokens) - 1) / len(text), rel=1e-5)
+    if level != "byte":  # the first byte of a text may be part of a character
+        characters = len(text.decode())
+        assert means["bits_per_character"] == pytest.approx((len(tokens) - 1) / characters)
+    # What begins in the first token is not predicted.
+    first = task.vocabulary.pieces[tokens[0]].decode()
+    whole = first + text.decode()
+    words = len(whole.split()) + whole.count("\n") - len(first.split())
+    assert sums["nats_per_word"][1] == words
+    assert task.summarise(means) == {
+        "perplexity": pytest.approx(2, rel=1e-5),
+        "word_perplexity": pytest.approx(2 ** ((len(tokens) - 1) / words), rel=1e-5),
+        "perplexity_deviation": pytest.approx(0, abs=1e-3),
+        "accuracy_deviation": 0,
+    }
+    assert (words == len(tokens) - 1) is (level == "word")
+
+
+@pytest.mark.parametrize("metric", ["perplexity", "bits_per_byte"])
+def test_the_deviation_of_a_metric_is_that_over_windows(metric: str, ptb: Path) -> None:
+    """Of windows of equally many tokens, each of which a model finds as likely as it likes."""
+    task = replace(load(ptb, level="byte", max_length=7), metric=metric)
+    split = task.split("validation")
+    whole = [index for index in range(len(split)) if (split[index][1] >= 0).all()]
+    batch = task.collate([split[index] for index in whole])
+    outputs = torch.randn(*batch["labels"].shape, task.num_classes)
+    nats = torch.nn.functional.cross_entropy(
+        outputs.flatten(0, 1), batch["labels"].flatten(), reduction="none"
+    ).view_as(batch["labels"])
+    means = {name: total / count for name, (total, count) in task.metrics(outputs, batch).items()}
+    spread = nats.mean(dim=1).std(correction=0).item()
+    factor = math.exp(means["loss"]) if metric == "perplexity" else 1 / math.log(2)
+    assert task.summarise(means)[f"{metric}_deviation"] == pytest.approx(factor * spread, rel=1e-4)
+
+
+def test_word_perplexity_is_that_of_the_papers_factor(ptb: Path) -> None:
+    """Tensor2Tensor: 176,884 subwords for 159,658 words, "log-ppl/tok=3.40, PPL/word=43.2"."""
+    loss, tokens, words = 3.40, 176_884, 159_658
+    assert tokens / words == pytest.approx(1.107893, abs=5e-7)
+    means = {"loss": loss, "nats_per_word": loss * tokens / words}
+    found = load(ptb).summarise(means)["word_perplexity"]
+    assert found == pytest.approx(math.exp(loss * 1.107893), rel=1e-5)
+    assert round(found, 1) == 43.2
+
+
+@pytest.mark.parametrize(
+    ("pieces", "words"),
+    [
+        (["ab", "c d", " ", "e", "\n", "f"], 5),  # abc, d, e, the end of the line, f
+        (["a", "b", "c"], 1),
+        ([" a", "\n\n", " b "], 4),
+        (["a", "", "b"], 2),  # a token that stands for no text parts words
+        ([" ", "  "], 0),
+    ],
+)
+def test_words_are_counted_across_tokens(pieces: list[str], words: int) -> None:
+    known = tuple(piece.encode() for piece in dict.fromkeys(["\t", *pieces]))
+    vocabulary = Vocabulary("bpe", known)
+    ids = np.array([known.index(piece.encode()) for piece in pieces])
+    before = np.array([0, *ids[:-1]])
+    assert vocabulary.count_words(before, ids) == words
+    # Cut anywhere, the parts hold as many.
+    for cut in range(1, len(ids)):
+        first, second = slice(cut), slice(cut, None)
+        parts = [vocabulary.count_words(before[part], ids[part]) for part in (first, second)]
+        assert sum(parts) == words
+
+
+def test_loss_is_the_mean_over_what_counts(ptb: Path) -> None:
+    task = load(ptb, level="byte", max_length=4)
+    labels = torch.tensor([[5, UNCOUNTED, 7, 8], [UNCOUNTED, UNCOUNTED, UNCOUNTED, 9]])
+    outputs = torch.randn(2, 4, 256)
+    expected = -outputs.log_softmax(-1)[[0, 0, 0, 1], [0, 2, 3, 3], [5, 7, 8, 9]].mean()
+    batch = {"inputs": torch.zeros_like(labels), "labels": labels}
+    torch.testing.assert_close(task.loss(outputs, batch), expected)
+    nats, count = task.metrics(outputs, batch)["loss"]
+    assert (count, nats / count) == (4, pytest.approx(expected.item(), rel=1e-5))
+    assert task.count_labels(batch) == count
+
+
+@pytest.mark.parametrize(
+    ("level", "told"),
+    [
+        ("word", "; 20 % of validation and 0 % of test are words that the training text does not"),
+        ("character", "; 15 % of validation and 0 % of test are characters that the training"),
+        ("byte", None),
+    ],
+)
+def test_what_training_does_not_hold_is_told(ptb: Path, level: str, told: str | None) -> None:
+    note = load(ptb, level=level).split_note
+    assert note.startswith("the corpus's own validation split")
+    assert ("bits_per_byte is not that of the text" in note) == (told is not None)
+    assert told is None or told in note
+
+
+def test_diverged_losses_have_a_perplexity(ptb: Path) -> None:
+    assert load(ptb).summarise({"loss": 1e4}) == {"perplexity": math.inf}
+
+
+def test_outputs_of_a_classifier_are_refused(ptb: Path) -> None:
+    task = load(ptb, max_length=4)
+    batch = task.collate([task.split("train")[0]])
+    with pytest.raises(InputError, match="a language task needs a causal language model"):
+        task.loss(torch.zeros(1, task.num_classes), batch)
+
+
+BAD: dict[str, tuple[dict[str, Any], str]] = {
+    "level": ({"level": "wrd"}, "level: expected one of byte, character, word, bpe"),
+    "length": ({"max_length": 0}, "max_length: expected at least 1, got 0"),
+    "stride": ({"stride": 200}, "stride: expected 1 to 128, got 200"),
+    "no stride": ({"stride": 0}, "stride: expected 1 to 128, got 0"),
+    "size": ({"bpe_size": 256}, "bpe_size: expected at least 257"),
+    "tokenizer": ({"tokenizer": 3}, "tokenizer: expected the path of a file"),
+}
+
+
+@pytest.mark.parametrize(("options", "message"), BAD.values(), ids=BAD)
+def test_bad_options(options: dict[str, Any], message: str, ptb: Path) -> None:
+    with pytest.raises(InputError, match=message) as caught:
+        load(ptb, **options)
+    assert "\n" not in str(caught.value)
+
+
+# Where the text comes from.
+
+
+@pytest.mark.parametrize("name", ["ptb", "shakespeare", "wikitext"])
+def test_missing_files_in_one_sentence(name: str, data: Path) -> None:
+    with pytest.raises(InputError, match=r"found no .*; get .* https://.* --data-dir") as caught:
+        load_task(name, data_dir=data)
+    assert "\n" not in str(caught.value)
+    assert not task_status(name, data).available
+
+
+@pytest.mark.parametrize("absent", ["train", "valid"])
+def test_a_part_that_is_missing_is_named(absent: str, ptb: Path) -> None:
+    (ptb / f"ptb.{absent}.txt").unlink()
+    with pytest.raises(InputError, match=rf"ptb\.{absent}\.txt is missing, .* beside it are there"):
+        load(ptb)
+    assert "is missing" in task_status("ptb", ptb).detail
+
+
+def test_text_that_is_too_short(ptb: Path) -> None:
+    (ptb / "ptb.test.txt").write_text("\n")
+    with pytest.raises(InputError, match=r"the test text of .* has less than 2 word tokens"):
+        load(ptb)
+
+
+def test_damaged_text(ptb: Path) -> None:
+    (ptb / "ptb.test.txt").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(InputError, match=r"ptb\.test\.txt: the file is damaged"):
+        load(ptb)
+
+
+def test_shakespeare_is_cut_in_order(data: Path) -> None:
+    text = "".join(f"{number:04}\n" for number in range(200))
+    (data / "input.txt").write_text(text)
+    task = load_task("shakespeare", data_dir=data, max_length=9)
+    parts = [task.split(s).tokens.values.tobytes() for s in ("train", "validation", "test")]
+    joined = b"".join(bytes(np.frombuffer(part, np.int32).astype(np.uint8)) for part in parts)
+    assert joined.decode() == text
+    assert [len(part) // 4 for part in parts] == [900, 50, 50]
+
+
+def test_download_is_checked(tmp_path: Path) -> None:
+    path = tmp_path / "text.txt"
+    path.write_bytes(b"abc")
+    sha256 = hashlib.sha256(b"abc").hexdigest()
+    told: list[str] = []
+
+    def fetch(url: str, wanted: str | None, size: int | None = None) -> bytes:
+        remote = Remote(url, wanted, size)
+        return download(remote, lambda what, *_: told.append(what), InputError)
+
+    assert fetch(path.as_uri(), sha256) == fetch(path.as_uri(), None, 3) == b"abc"
+    assert set(told) == {"fetching text.txt"}
+    with pytest.raises(InputError, match=r"has 3 bytes, expected 4"):
+        fetch(path.as_uri(), None, 4)
+    with pytest.raises(InputError, match=r"has sha256 .*, expected 000"):
+        fetch(path.as_uri(), "000")
+    with pytest.raises(InputError, match=r"fetching .*absent.* failed"):
+        fetch((tmp_path / "absent").as_uri(), sha256)
+
+
+def test_corpus_by_download(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "input.txt"
+    path.write_text(TRAIN)
+    sha256 = hashlib.sha256(TRAIN.encode()).hexdigest()
+    remotes = {"all": Remote(path.as_uri(), sha256)}
+    monkeypatch.setattr(Shakespeare, "remotes", remotes)
+    assert not task_status("shakespeare").available
+    first = load_task("shakespeare", max_length=9).fingerprint()
+    path.unlink()  # the second time nothing is fetched
+    assert load_task("shakespeare", max_length=9).fingerprint() == first
+    assert task_status("shakespeare").available
+
+
+def test_wikitext_by_the_hub(
+    monkeypatch: pytest.MonkeyPatch, put_on_hub: Callable[..., list[str]]
+) -> None:
+    lines = {"train": ["a b\n", "", "b\n"], "validation": ["a\n", "b\n"], "test": ["a c\n"]}
+    splits = {name: {"text": text} for name, text in lines.items()}
+    fetched = put_on_hub("Salesforce/wikitext", splits)
+    with pytest.raises(InputError, match="train text has 6 words and line ends, expected 2,088"):
+        load_task("wikitext", max_length=2)
+    monkeypatch.setattr(WikiText, "words", {"train": 6, "validation": 4, "test": 3})
+    fetched.clear()
+    task = load_task("wikitext", max_length=2)
+    assert all("/b08601e04326c79dfdd32d625aee71d232d685c3/wikitext-2-v1/" in u for u in fetched)
+    assert len(fetched) == 3
+    assert task.vocabulary.decode(task.split("train").tokens.values) == "a b \n\nb \n"
+    assert task.vocabulary.decode(task.split("test").tokens.values) == "a <unk> \n"
+
+
+# The real files.
+
+PUBLISHED = {
+    "ptb words": ("ptb", "word", 10_000, (929_589, 73_760, 82_430)),
+    "shakespeare characters": ("shakespeare", "character", 65, (1_003_854, 55_770, 55_770)),
+    "shakespeare bytes": ("shakespeare", "byte", 256, (1_003_854, 55_770, 55_770)),
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "level", "size", "tokens"), PUBLISHED.values(), ids=PUBLISHED.keys()
+)
+def test_published_sizes(
+    name: str, level: str, size: int, tokens: tuple[int, ...], shared_data: Path
+) -> None:
+    task = load_task(name, data_dir=shared_data, level=level)
+    assert task.vocab_size == size
+    found = tuple(len(task.split(s).tokens.values) for s in ("train", "validation", "test"))
+    assert found == tokens
+
+
+def test_wikitext_without_its_training_text(shared_data: Path) -> None:
+    with pytest.raises(InputError, match=r"wikitext2\.train\.txt is missing"):
+        load_task("wikitext", data_dir=shared_data)

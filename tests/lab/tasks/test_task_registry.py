@@ -1,0 +1,120 @@
+"""The registry: names, options, arguments shared by all tasks."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from rifflemix.errors import InputError
+from rifflemix.lab.tasks import list_tasks, load_task, prepare_task, task_card, task_status
+
+# Tasks that are built in or generated; all others need files or a network.
+NEED_NOTHING = {
+    "digits",
+    "listops",
+    "pathfinder32",
+    "pathfinder64",
+    "pathfinder128",
+    "pathfinder256",
+    "pathx",
+    "point_clouds",
+    "sort",
+}
+
+
+def test_names() -> None:
+    names = list_tasks()
+    assert names[:4] == ["digits", "listops", "image", "cifar100"]
+    assert len(set(names)) == len(names)
+    assert set(names) >= NEED_NOTHING
+
+
+def test_cards_say_which_tasks_are_square_images() -> None:
+    """Learned positions are enlarged for these, and for no text of as many tokens."""
+    cards = [task_card(name) for name in list_tasks()]
+    drawn = {card.name for card in cards if card.name.startswith(("pathfinder", "pathx"))}
+    # Arrays of one's own may be images or not.
+    own = {"folder", "npz"}
+    cut = {card.name for card in cards if "patch_size" in card.options} - own
+    assert {card.name for card in cards if card.is_image} == drawn | cut
+    assert len(drawn) == 5
+    assert cut >= {"digits", "mnist", "image", "cifar100", "imagenet", "image_folder"}
+
+
+def test_tasks_that_draw_their_data_have_a_seed_among_their_options() -> None:
+    """So that commands take what results and configurations hold."""
+    seeded = {name for name in list_tasks() if "seed" in task_card(name).options}
+    assert seeded == NEED_NOTHING - {"digits"} | {"passages"}
+
+
+@pytest.mark.parametrize("name", list_tasks())
+def test_card_is_filled_in(name: str) -> None:
+    card = task_card(name)
+    assert card.name == name
+    assert card.title
+    assert card.source
+    assert card.licence
+    assert card.description
+    assert card.needs_data == (name not in NEED_NOTHING)
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "message"),
+    [
+        pytest.param("digit", {}, "unknown task 'digit'; did you mean digits", id="near name"),
+        pytest.param("digits", {"patchsize": 2}, "did you mean patch_size", id="near option"),
+        pytest.param("digits", {"patch_size": 3}, "patch_size: expected one of 1, 2, 4", id="size"),
+        pytest.param("digits", {"patch_size": "2"}, "patch_size: expected an integer", id="string"),
+        pytest.param("digits", {"patch_size": True}, "patch_size: expected an integer", id="bool"),
+        pytest.param("digits", {"seed": -1}, "seed: expected an integer from 0", id="seed"),
+        pytest.param(
+            "digits", {"data_dir": "/no/such"}, "data_dir: expected an existing", id="dir"
+        ),
+        pytest.param("image", {"patch_size": 3}, "patch_size: expected one of", id="image size"),
+        pytest.param("image", {"color": "grey"}, "did you mean gray", id="color"),
+        pytest.param("mnist", {"patch_size": 8}, "patch_size: expected one of", id="mnist size"),
+        pytest.param(
+            "text", {"max_length": 0}, "max_length: expected at least 1", id="text length"
+        ),
+        pytest.param(
+            "listops", {"max_length": 501}, "max_length: expected at least 502", id="empty"
+        ),
+        pytest.param("listops", {"num_train": 0}, "num_train: expected at least 1", id="no rows"),
+        pytest.param("listops", {"max_args": 1}, "max_args: expected at least 2", id="args"),
+        pytest.param("listops", {"max_depth": 1}, "max_depth: expected at least 2", id="depth"),
+    ],
+)
+def test_bad_arguments(name: str, arguments: dict[str, object], message: str) -> None:
+    with pytest.raises(InputError, match=message) as raised:
+        load_task(name, **arguments)
+    assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize("name", ["image", "text", "mnist"])
+def test_missing_files_in_one_sentence(name: str, data: Path) -> None:
+    with pytest.raises(
+        InputError, match=r"found no .* in .*; get .* https://.* --data-dir"
+    ) as raised:
+        load_task(name, data_dir=data)
+    assert "\n" not in str(raised.value)
+    status = task_status(name, data)
+    assert not status.available
+    assert str(data) in status.detail
+
+
+@pytest.mark.parametrize("name", ["image", "text", "mnist"])
+def test_status_without_files(name: str) -> None:
+    status = task_status(name)
+    assert not status.available
+    assert "--data-dir" in status.detail
+
+
+@pytest.mark.parametrize("name", ["digits", "listops"])
+def test_status_of_what_needs_no_files(name: str, data: Path) -> None:
+    assert task_status(name).available
+    assert task_status(name, data).available
+
+
+def test_digits_need_no_preparation() -> None:
+    assert prepare_task("digits") is None

@@ -1,0 +1,36 @@
+"""`TrainConfig.compile`: the same numbers, and nothing left on the caller's model."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from rifflemix.lab.tasks import load_task
+from rifflemix.lab.train import TrainConfig, train
+from rifflemix.lab.train.seeds import seed_everything
+from rifflemix.models import create_model
+
+# torch's own compiler still calls what torch deprecates
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning"),
+]
+
+
+def test_compiled_training_makes_the_same_steps(tmp_path: Path) -> None:
+    task = load_task("digits", patch_size=2)
+    config = TrainConfig(max_steps=5, batch_size=8, log_every=1)
+    losses = []
+    for compiled in (False, True):
+        seed_everything(0)
+        model = create_model(
+            "encoder", mixer="tssa", in_channels=task.num_features, max_length=16, dim=16
+        )
+        out = tmp_path / str(compiled)
+        result = train(model, task, replace(config, compile=compiled), out, device="cpu")
+        losses.append(result.train_loss)
+        copy.deepcopy(model)  # nothing of the compiler hangs on it
+    assert losses[1] == pytest.approx(losses[0], rel=1e-4)
