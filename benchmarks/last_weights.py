@@ -22,9 +22,10 @@ import torch
 
 from rifflemix.files import make_folder, read_json, read_tensors
 from rifflemix.lab.bench.rows import write_dated
+from rifflemix.lab.experiments import only_run
 from rifflemix.lab.recipes import get_recipe
 from rifflemix.lab.reproduction import ReproduceOptions, plan_reproduction
-from rifflemix.lab.reproduction.run import ReproducePlan, build_model
+from rifflemix.lab.reproduction.plan import ReproducePlan, build_model
 from rifflemix.lab.reproduction.sweep import SWEEP_FORMAT, plan_sweep
 from rifflemix.lab.runs.environment import environment
 from rifflemix.lab.runs.grid import Point
@@ -60,7 +61,7 @@ def results_key(settings: Point, seed: int) -> str:
 
 def row(plan: ReproducePlan, chosen: float, settings: Point | None) -> dict[str, Any]:
     """The values of one run; `settings` is where it differs from its recipe."""
-    tensors, progress = read_tensors(plan.out / CHECKPOINT)
+    tensors, progress = read_tensors(only_run(plan.out) / CHECKPOINT)
     model = build_model(plan.recipe, plan.task, plan.seed)
     prefix = "model/"
     weights = {k.removeprefix(prefix): t for k, t in tensors.items() if k.startswith(prefix)}

@@ -1,4 +1,4 @@
-"""The plan of the house (docs/design.md), held against the sources."""
+"""Dependencies between subpackages are those of docs/design.md."""
 
 from __future__ import annotations
 
@@ -27,10 +27,11 @@ EXTRAS = (
     "tokenizers",
 )
 
-# What any room may import; these see each other in this order only.
-GROUND = ("text", "errors", "json_values", "locks", "files", "compat", "checks", "plugins")
+# Base modules: every subpackage may import them. They depend on each other in this order only.
+BASE = ("text", "errors", "json_values", "locks", "files", "compat", "checks", "plugins")
 _LAYERS = {"ops", "nn", "mixers", "models"}
-_DATA = {"tasks", "train"}
+_DATA = {"lab.tasks", "lab.train"}
+_RUNS = {"lab.decode", "lab.runs", "lab.experiments", "lab.report"}
 MAY_IMPORT: dict[str, set[str]] = {
     "ops": set(),
     "nn": {"ops"},
@@ -39,15 +40,18 @@ MAY_IMPORT: dict[str, set[str]] = {
     "testing": {"mixers", "ops"},
     "surgery": _LAYERS,
     "parallel": _LAYERS,
-    "tasks": set(),
-    "train": set(),
-    "recipes": _LAYERS | _DATA,
-    "report": set(),
-    "runs": _LAYERS | _DATA | {"parallel"},
-    "comparison": _LAYERS | _DATA | {"runs", "report"},
-    "reproduction": _LAYERS | _DATA | {"runs", "report", "recipes"},
-    "bench": _LAYERS | _DATA | {"runs", "report", "recipes", "surgery", "parallel"},
-    "analysis": _LAYERS | _DATA | {"runs", "report", "recipes"},
+    "lab": set(),
+    "lab.decode": set(),
+    "lab.tasks": set(),
+    "lab.train": {"lab.decode"},
+    "lab.recipes": _LAYERS | _DATA,
+    "lab.report": set(),
+    "lab.runs": _LAYERS | _DATA | {"parallel"},
+    "lab.experiments": _DATA | {"lab.decode", "lab.runs"},
+    "lab.comparison": _LAYERS | _DATA | _RUNS,
+    "lab.reproduction": _LAYERS | _DATA | _RUNS | {"lab.recipes"},
+    "lab.bench": _LAYERS | _DATA | _RUNS | {"lab.recipes", "surgery", "parallel"},
+    "lab.analysis": _LAYERS | _DATA | _RUNS | {"lab.recipes"},
 }
 _TOP = {"__init__", "__main__", "cli"}
 # Modules of a room that one module elsewhere alone uses, and why they stay.
@@ -60,8 +64,11 @@ def name_of(path: Path) -> str:
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
-def room_of(module: str) -> str:
+def subpackage_of(module: str) -> str:
+    """Return the subpackage of a module, such as "ops" or "lab.tasks"."""
     parts = module.split(".")
+    if parts[1:2] == ["lab"]:
+        return ".".join(parts[1:3])
     return parts[1] if len(parts) > 1 else "__init__"
 
 
@@ -107,26 +114,40 @@ def imports() -> dict[str, set[tuple[str, str]]]:
     return {name: imported(path) for name, path in MODULES.items()}
 
 
-def test_arrows_between_rooms() -> None:
+def test_subpackages_depend_on_allowed_ones_only() -> None:
     wrong = []
     for module, pairs in imports().items():
-        room = room_of(module)
-        if room in _TOP or room in GROUND:
+        own = subpackage_of(module)
+        if own in _TOP or own in BASE:
             continue
-        allowed = MAY_IMPORT[room] | {room, "__init__", *GROUND}
-        wrong += [f"{module} -> {target}" for target, _ in pairs if room_of(target) not in allowed]
+        allowed = MAY_IMPORT[own] | {own, "__init__", *BASE}
+        wrong += [
+            f"{module} -> {target}" for target, _ in pairs if subpackage_of(target) not in allowed
+        ]
     assert not wrong
 
 
-def test_the_ground_floor_imports_only_what_stands_before_it() -> None:
-    for position, module in enumerate(GROUND):
-        files = [name for name in MODULES if room_of(name) == module]
-        targets = {room_of(target) for name in files for target, _ in imports()[name]}
-        assert targets <= set(GROUND[:position]) | {"__init__", module}, module
+def test_base_modules_depend_on_earlier_ones_only() -> None:
+    for position, module in enumerate(BASE):
+        files = [name for name in MODULES if subpackage_of(name) == module]
+        targets = {subpackage_of(target) for name in files for target, _ in imports()[name]}
+        assert targets <= set(BASE[:position]) | {"__init__", module}, module
 
 
-def test_every_room_is_known() -> None:
-    assert {room_of(module) for module in MODULES} <= set(MAY_IMPORT) | _TOP | set(GROUND)
+def test_every_subpackage_is_listed() -> None:
+    assert {subpackage_of(module) for module in MODULES} <= set(MAY_IMPORT) | _TOP | set(BASE)
+
+
+def test_the_library_never_imports_the_lab() -> None:
+    wrong = [
+        f"{module} -> {target}"
+        for module, pairs in imports().items()
+        for target, _ in pairs
+        if subpackage_of(target).startswith("lab")
+        and not subpackage_of(module).startswith("lab")
+        and subpackage_of(module) not in _TOP
+    ]
+    assert not wrong
 
 
 def test_no_circle_of_modules() -> None:
@@ -148,7 +169,7 @@ def test_no_circle_of_modules() -> None:
             walk(module, ())
 
 
-def test_no_private_name_crosses_rooms() -> None:
+def test_no_private_name_crosses_subpackages() -> None:
     def is_private(name: str) -> bool:
         return any(part.startswith("_") and not part.endswith("__") for part in name.split("."))
 
@@ -156,7 +177,7 @@ def test_no_private_name_crosses_rooms() -> None:
         f"{module} imports {target}.{name}"
         for module, pairs in imports().items()
         for target, name in pairs
-        if room_of(target) != room_of(module) and is_private(f"{target}.{name}")
+        if subpackage_of(target) != subpackage_of(module) and is_private(f"{target}.{name}")
     ]
     assert not wrong
 
@@ -208,13 +229,13 @@ def test_private_uses_of_torch_are_found(source: str) -> None:
     assert private_uses_of_torch(ast.parse(source))
 
 
-def test_private_names_of_torch_are_used_on_the_ground_floor_alone() -> None:
+def test_private_names_of_torch_are_used_in_compat_only() -> None:
     used = {module: private_uses_of_torch(tree(path)) for module, path in MODULES.items()}
     assert used.pop("rifflemix.compat")
     assert not {module: names for module, names in used.items() if names}
 
 
-def test_nothing_stands_in_a_room_that_one_module_elsewhere_alone_uses() -> None:
+def test_a_module_with_one_user_is_in_the_subpackage_of_that_user() -> None:
     """A layer with one user stands beside it; what a command alone uses may stand below it."""
     users: dict[str, set[str]] = defaultdict(set)
     for module, pairs in imports().items():
@@ -227,7 +248,7 @@ def test_nothing_stands_in_a_room_that_one_module_elsewhere_alone_uses() -> None
         and MODULES[target].name != "__init__.py"
         and len(modules) == 1
         and target not in SHARED_ALL_THE_SAME
-        and room_of(*modules) not in {room_of(target), *_TOP}
+        and subpackage_of(*modules) not in {subpackage_of(target), *_TOP}
     }
     assert not wrong
 
@@ -242,7 +263,7 @@ def test_no_assert_guards_an_argument() -> None:
     found = [
         f"{module}:{node.lineno}"
         for module, path in MODULES.items()
-        if room_of(module) != "testing"
+        if subpackage_of(module) != "testing"
         for node in ast.walk(tree(path))
         if isinstance(node, ast.Assert)
     ]

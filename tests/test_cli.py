@@ -320,9 +320,8 @@ KILLED = ("compare", *TINY, "--mixers", "softmax,tssa", "--max-steps", "40", "--
 def kill_in_training(kill: signal.Signals, out: Path) -> Outcome:
     """A comparison in its own process, until its first run has come some way."""
     process = start(*KILLED, "--out", str(out))
-    log = out / "softmax" / "seed0" / "log.jsonl"
     deadline = time.monotonic() + 240
-    while not (log.exists() and log.stat().st_size > 1000):
+    while not any(log.stat().st_size > 1000 for log in out.glob(".attempts/*/*/log.jsonl")):
         assert process.poll() is None, process.communicate()
         assert time.monotonic() < deadline
         time.sleep(0.01)

@@ -140,7 +140,7 @@ def test_too_little_memory_is_one_sentence(
     def fail(*_: object, **__: object) -> None:
         raise error
 
-    monkeypatch.setattr("rifflemix.lab.comparison.train_mixer", fail)
+    monkeypatch.setattr("rifflemix.lab.comparison.single.train_mixer", fail)
     words = ("--mixer", "average", "--out", str(tmp_path / "out"))
     assert main(monkeypatch, "train", *TINY, *words) == 1
     err = capfd.readouterr().err

@@ -98,8 +98,9 @@ def test_the_compiler_does_not_step_into_constants() -> None:
 def test_what_is_slow_to_import_waits_until_it_is_needed() -> None:
     """The compiler, its symbols, distributed checkpoints and triton take seconds together."""
     slow = ("torch._dynamo", "sympy", "torch.distributed.checkpoint", "triton", "matplotlib.pyplot")
-    rooms = ("mixers", "models", "recipes", "train", "comparison", "reproduction", "bench")
-    imports = ", ".join(f"rifflemix.{room}" for room in rooms)
+    lab = ("recipes", "train", "experiments", "comparison", "reproduction", "bench")
+    names = ("mixers", "models", *(f"lab.{name}" for name in lab))
+    imports = ", ".join(f"rifflemix.{name}" for name in names)
     code = f"import sys, {imports}; print([name for name in {slow} if name in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"

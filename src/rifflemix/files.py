@@ -247,7 +247,7 @@ def check_same_settings(
     as_kept = json.loads(json.dumps(settings))  # tuples come back as lists
     if difference := first_difference(earlier, as_kept, free):
         setting, before, now = difference
-        same = "model, torch" if setting == "model.signature" else "settings"
+        same = "model, torch" if setting == "model.hash" else "settings"
         raise InputError(
             f"{name}: {folder} holds another run: it was started with {setting} = {before!r}, "
             f"got {now!r}; choose another folder, or the same {same} and rifflemix"

@@ -25,21 +25,21 @@ class FolderInUse(InputError):
 
 
 @contextlib.contextmanager
-def locked(folder: Path) -> Iterator[None]:
-    """Hold `folder` against other processes; the system frees it however this process ends.
+def locked(folder: Path, name: str = LOCK) -> Iterator[None]:
+    """Hold the lock `name` in a folder. The system frees it when the process ends in any way.
 
     Raises:
         FolderInUse: another process holds it.
         InputError: the lock cannot be made.
     """
     try:
-        descriptor = _lock(folder)
+        descriptor = _lock(folder, name)
     except BlockingIOError:
         raise FolderInUse(
             f"{folder} is in use by another process; wait for it or choose another folder"
         ) from None
     except OSError as error:
-        raise InputError(f"cannot lock {folder / LOCK}: {error.strerror or error}") from error
+        raise InputError(f"cannot lock {folder / name}: {error.strerror or error}") from error
     try:
         yield
     finally:
@@ -96,9 +96,9 @@ def _is_folder(entry: os.DirEntry[str]) -> bool:
     return entry.is_dir(follow_symlinks=False)
 
 
-def _lock(folder: Path) -> int:
+def _lock(folder: Path, name: str = LOCK) -> int:
     """Lock a folder; raises BlockingIOError if another process holds it."""
-    descriptor = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT, 0o644)
+    descriptor = os.open(folder / name, os.O_RDWR | os.O_CREAT, 0o644)
     _held.add(descriptor)
     try:
         _lock_file(descriptor)

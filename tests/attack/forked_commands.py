@@ -199,9 +199,11 @@ def serve() -> None:
 # What the commands import on their way, too.
 _IMPORTED = (
     "accelerate", "matplotlib.backends.backend_agg", "torch._dynamo", "torch.profiler",
-    "torch.distributed.checkpoint.state_dict", "rifflemix.cli.app", "rifflemix.lab.comparison.files",
+    "torch.distributed.checkpoint.state_dict", "rifflemix.cli.app",
+    "rifflemix.lab.comparison.files",
     "rifflemix.lab.comparison.page", "rifflemix.models.registry", "rifflemix.lab.tasks.registry",
-    "rifflemix.lab.analysis", "rifflemix.lab.bench.ops", "rifflemix.lab.reproduction.page", "library_writes",
+    "rifflemix.lab.analysis", "rifflemix.lab.bench.ops", "rifflemix.lab.reproduction.page",
+    "library_writes",
 )  # fmt: skip
 
 

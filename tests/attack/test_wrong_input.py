@@ -114,9 +114,10 @@ def nothing_runs(monkeypatch: pytest.MonkeyPatch) -> Any:
 
     with monkeypatch.context() as patch:
         for target in (
-            "rifflemix.lab.comparison.run_comparison", "rifflemix.lab.comparison.train_mixer",
+            "rifflemix.lab.comparison.run_comparison", "rifflemix.lab.comparison.train_single",
             "rifflemix.lab.comparison.check_model", "rifflemix.lab.tasks.prepare_task",
-            "rifflemix.lab.reproduction.run_reproduction", "rifflemix.lab.reproduction.plan_reproduction",
+            "rifflemix.lab.reproduction.run_reproduction",
+            "rifflemix.lab.reproduction.plan_reproduction",
             "rifflemix.lab.runs.doctor.examine", "rifflemix.models.catalogue.count_parameters",
             "rifflemix.lab.analysis.analyze_into", "rifflemix.cli.listing.show_costs",
             "rifflemix.lab.reproduction.sweep.plan_sweep",

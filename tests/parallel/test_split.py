@@ -131,12 +131,14 @@ def _reproduced_by_four(out: Path) -> None:
 def test_a_reproduction_on_four_processes(four: Processes, tmp_path: Path) -> None:
     four.run(_reproduced_by_four, tmp_path / "four")
     one = reproduced(tmp_path / "one", 1)
-    assert_same_log(tmp_path / "four", tmp_path / "one")
+    assert_same_log(tmp_path / "four" / "run", tmp_path / "one" / "run")
     found = json.loads((tmp_path / "four" / "results.json").read_text())
     assert found["ours"] == pytest.approx(one["ours"])
     assert found["result"]["tokens"] == one["result"]["tokens"]
     assert found["result"]["processes"] == 4
-    weights = [read_tensors(tmp_path / name / "best.safetensors")[0] for name in ("four", "one")]
+    weights = [
+        read_tensors(tmp_path / name / "run" / "best.safetensors")[0] for name in ("four", "one")
+    ]
     torch.testing.assert_close(*weights, rtol=1e-4, atol=1e-6)
     with pytest.raises(rm.InputError, match="four holds another run"):
         reproduced(tmp_path / "four", 1)
@@ -187,8 +189,10 @@ def test_a_reproduction_under_fsdp(
 ) -> None:
     four.run(_reproduced_under_fsdp, tmp_path / "four", plan, settings)
     reproduced(tmp_path / "one", 1)
-    assert_same_log(tmp_path / "four", tmp_path / "one")
-    weights = [read_tensors(tmp_path / name / "best.safetensors")[0] for name in ("four", "one")]
+    assert_same_log(tmp_path / "four" / "run", tmp_path / "one" / "run")
+    weights = [
+        read_tensors(tmp_path / name / "run" / "best.safetensors")[0] for name in ("four", "one")
+    ]
     torch.testing.assert_close(*weights, rtol=1e-4, atol=1e-6)
 
 

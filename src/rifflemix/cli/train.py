@@ -53,53 +53,25 @@ def train(
 
 
 def _run(config: CompareConfig, out: Path, options: RunOptions) -> dict[str, Any]:
-    from rifflemix.files import write_json
-    from rifflemix.lab.comparison import (
-        check_model,
-        single_run,
-        train_mixer,
-    )
-    from rifflemix.lab.comparison.plan import RESULTS_FILE
+    from rifflemix.lab.comparison import plan_single, train_single
     from rifflemix.lab.report.live import live_progress
-    from rifflemix.lab.runs.device import using_threads
-    from rifflemix.lab.runs.folder import check_folder
-    from rifflemix.lab.runs.results import stored_results
-    from rifflemix.lab.runs.trackers import Tracker, check_tracker
-    from rifflemix.lab.tasks import load_task
+    from rifflemix.lab.runs.trackers import check_tracker
     from rifflemix.mixers import mixer_card
 
-    tracker = options.tracker
-    check_tracker(tracker)
-    curves = None if tracker is None else Tracker(tracker, out, config.mixers[0])
-    mixer, seed = config.mixers[0], config.seeds[0]
-    check_folder(out)
+    check_tracker(options.tracker)
     console = progress_console()
     with DataProgress(console) as progress:
-        task = load_task(
-            config.task, data_dir=options.data_dir, progress=progress, **config.task_options
-        )
-    check_model(config, task, mixer)
+        plan = plan_single(config, out, data_dir=options.data_dir, progress=progress)
+    mixer = config.mixers[0]
     live = live_progress(console, {mixer: mixer_card(mixer).title}, config.seeds)
-    with using_threads(config.threads):
-        with live, StopRequest(live.note) as stop:
-            result = train_mixer(
-                config,
-                task,
-                mixer,
-                seed,
-                out,
-                on_status=live.update,
-                should_stop=stop,
-                tracker=curves,
-                keep_weights=options.keep_weights,
-            )
-        stored = stored_results(out / RESULTS_FILE)
-        if result.finished and stored.get("result") == result.to_dict():
-            return stored  # of the process that trained: this one has done nothing
-        results = single_run(config, task, mixer, seed, result)
-    if is_main_process():
-        write_json(out / RESULTS_FILE, results)
-    return results
+    with live, StopRequest(live.note) as stop:
+        return train_single(
+            plan,
+            on_status=live.update,
+            should_stop=stop,
+            tracker=options.tracker,
+            keep_weights=options.keep_weights,
+        )
 
 
 def _show(out: Path, results: dict[str, Any]) -> None:

@@ -211,18 +211,22 @@ def test_bad_input(call: Any, tmp_path: Path, words: tuple[str, ...], message: s
 def test_a_run_without_weights_or_of_something_else(call: Any, runs: Path, tmp_path: Path) -> None:
     young = tmp_path / "young"
     young.mkdir()
-    config = json.loads((runs / "train" / "config.json").read_text())
+    config = json.loads((runs / "train" / "run" / "config.json").read_text())
     (young / "config.json").write_text(json.dumps(config))
     other = tmp_path / "other"
     other.mkdir()
     changed = tmp_path / "changed"
     changed.mkdir()
-    (changed / "best.safetensors").write_bytes((runs / "train" / "best.safetensors").read_bytes())
+    (changed / "best.safetensors").write_bytes(
+        (runs / "train" / "run" / "best.safetensors").read_bytes()
+    )
     task = {**config["task"], "fingerprint": "0" * 32}
     (changed / "config.json").write_text(json.dumps({**config, "task": task}))
     bent = tmp_path / "bent"
     bent.mkdir()
-    (bent / "best.safetensors").write_bytes((runs / "train" / "best.safetensors").read_bytes())
+    (bent / "best.safetensors").write_bytes(
+        (runs / "train" / "run" / "best.safetensors").read_bytes()
+    )
     settings = {**config["model"]["settings"], "dim": 16}
     model = {**config["model"], "settings": settings}
     (bent / "config.json").write_text(json.dumps({**config, "model": model}))

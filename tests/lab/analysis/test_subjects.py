@@ -45,7 +45,7 @@ def test_a_run_of_reproduce(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     )
     run_reproduction(plan_reproduction(small(train=QUICK), tmp_path / "run"))
     (subject,) = find_subjects(tmp_path / "run", View(samples=10, batch_size=4))
-    weights, about = read_tensors(tmp_path / "run" / "best.safetensors")
+    weights, about = read_tensors(tmp_path / "run" / "run" / "best.safetensors")
     state = subject.model.state_dict()
     assert all(torch.equal(state[name], weights[name]) for name in weights)
     assert subject.about["step"] == about["step"]

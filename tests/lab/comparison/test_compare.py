@@ -118,13 +118,13 @@ def test_curves_cover_the_run(finished: tuple[Path, dict[str, Any]]) -> None:
 
 def test_finished_folder_is_read_not_trained(finished: tuple[Path, dict[str, Any]]) -> None:
     out, results = finished
-    before = (out / "results.json").stat().st_mtime_ns
+    before = (out / "results.json").read_bytes()
     statuses: list[RunStatus] = []
     plan = plan_comparison(settings(seeds=(0, 1)), out)
     again = run_comparison(plan, on_status=statuses.append)
     assert again == results
     assert not statuses
-    assert (out / "results.json").stat().st_mtime_ns == before
+    assert (out / "results.json").read_bytes() == before
 
 
 @pytest.mark.parametrize(
@@ -409,13 +409,26 @@ def test_a_folder_whose_name_is_not_text() -> None:
         check_folder(Path("runs/\udcff"))
 
 
-def test_a_damaged_log_of_a_finished_run(tmp_path: Path) -> None:
+@pytest.mark.parametrize("damage", ["", "{", '{"format": "rifflemix.run/1"}', "a digit"])
+def test_a_damaged_record_is_named(damage: str, tmp_path: Path) -> None:
     plan = plan_comparison(settings(mixers=("tssa",), seeds=(0, 1)), tmp_path)
     run_comparison(plan)
-    (tmp_path / "results.json").unlink()
-    next(tmp_path.rglob("log.jsonl")).write_text("{")
-    with pytest.raises(InputError, match=r"log.jsonl is damaged \(a line is not JSON"):
+    path = tmp_path / "tssa" / "seed0" / "record.json"
+    whole = path.read_text()
+    path.write_text(whole.replace('"seed": 0', '"seed": 1') if damage == "a digit" else damage)
+    with pytest.raises(InputError, match=r"record\.json"):
         run_comparison(plan)
+
+
+def test_a_lost_or_changed_summary_is_derived_again(tmp_path: Path) -> None:
+    plan = plan_comparison(settings(mixers=("tssa",), seeds=(0, 1)), tmp_path)
+    results = run_comparison(plan)
+    path = tmp_path / "results.json"
+    path.write_text(path.read_text().replace('"seed": 0', '"seed": 7'))
+    assert run_comparison(plan) == results
+    path.unlink()
+    assert run_comparison(plan) == results
+    assert json.loads(path.read_text()) == results
 
 
 def test_disk_that_fills_at_the_first_write_leaves_nothing(

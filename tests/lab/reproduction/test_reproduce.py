@@ -17,6 +17,7 @@ from torch import Tensor
 
 from rifflemix.errors import InputError
 from rifflemix.files import read_tensors, write_json
+from rifflemix.lab.experiments import only_run
 from rifflemix.lab.recipes import Recipe, get_recipe, registry
 from rifflemix.lab.reproduction import (
     FORMAT,
@@ -55,8 +56,9 @@ def stop_after(updates: int) -> Callable[[], bool]:
 
 def outcome(folder: Path) -> dict[str, Any]:
     """What a run computed, without its times."""
-    tensors, _ = read_tensors(folder / "checkpoint.safetensors")
     results = json.loads((folder / "results.json").read_text())
+    folder = only_run(folder)
+    tensors, _ = read_tensors(folder / "checkpoint.safetensors")
     kept = ("ours", "difference", "validation", "steps", "is_reduced", "status")
     return {
         "results": {name: results[name] for name in kept},
@@ -84,7 +86,7 @@ def test_results_of_a_whole_run(tmp_path: Path) -> None:
     assert results["difference"] == pytest.approx(results["ours"] - 50.0)
     history = {entry["step"]: entry["accuracy"] for entry in results["result"]["validation"]}
     assert list(history) == [4, 8]
-    assert list(RunFolder(tmp_path / "run").kept_weights()) == [0, 4, 8]
+    assert list(RunFolder(only_run(tmp_path / "run")).kept_weights()) == [0, 4, 8]
     assert results["validation"] == 100 * max(history.values())
     assert (results["steps"], results["steps_planned"], results["is_reduced"]) == (8, 8, False)
     assert results["seed"] == results["recipe"]["train"]["seed"] == 3
@@ -291,13 +293,13 @@ def test_a_foreign_folder_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"seed": 1}, "config.seed"),
-        ({"max_steps": 4}, "config.max_steps"),
+        ({"seed": 1}, "seed"),
+        ({"max_steps": 4}, "train.max_steps"),
         ({"scale": 0.5}, "width|dim"),
-        ({"batch_size": 4}, "config.batch_size"),
-        ({"precision": "bf16"}, "config.precision"),
+        ({"batch_size": 4}, "train.batch_size"),
+        ({"precision": "bf16"}, "train.precision"),
         ({"recipe": small(name="test/other", train=QUICK)}, "recipe"),
-        ({"recipe": small(train=replace(QUICK, lr=0.5))}, "config.lr"),
+        ({"recipe": small(train=replace(QUICK, lr=0.5))}, "train.lr"),
     ],
     ids=["seed", "steps", "scale", "batch", "precision", "recipe", "rate"],
 )
@@ -310,17 +312,15 @@ def test_another_configuration_is_refused(
     assert (finished / "results.json").read_bytes() == before
 
 
-def test_other_versions_are_named_where_a_model_is_built_otherwise(finished: Path) -> None:
-    path = finished / "config.json"
+def test_a_stopped_run_of_another_model_is_refused(tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    run(out, should_stop=stop_after(3))
+    path = only_run(out) / "config.json"
     config = json.loads(path.read_text())
-    before = path.read_text()
-    config["model"]["signature"] = "0" * 16
+    config["model"]["hash"] = "0" * 16
     path.write_text(json.dumps(config))
-    try:
-        with pytest.raises(InputError, match="or the same model, torch and rifflemix"):
-            run(finished)
-    finally:
-        path.write_text(before)
+    with pytest.raises(InputError, match=r"model\.hash"):
+        run(out)
 
 
 @pytest.mark.parametrize(

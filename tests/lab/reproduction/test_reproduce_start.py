@@ -12,6 +12,7 @@ import torch
 import rifflemix as rm
 from rifflemix.errors import InputError
 from rifflemix.files import read_tensors, write_tensors
+from rifflemix.lab.experiments import only_run
 from rifflemix.lab.recipes import Recipe, get_recipe
 from rifflemix.lab.reproduction import (
     ReproduceOptions,
@@ -20,7 +21,7 @@ from rifflemix.lab.reproduction import (
     run_reproduction,
 )
 from rifflemix.lab.reproduction.page import report_files
-from rifflemix.lab.reproduction.run import build_model
+from rifflemix.lab.reproduction.plan import build_model
 from rifflemix.lab.reproduction.start import Start, read_start, start_model
 from rifflemix.lab.reproduction.tables import report_entries, summary_rows
 from rifflemix.lab.tasks import Task, load_task
@@ -36,7 +37,7 @@ def test_weights_are_those_of_the_other_run(finished: Path, tmp_path: Path) -> N
     plan = plan_reproduction(
         recipe, tmp_path / "second", ReproduceOptions(seed=5, start_from=finished)
     )
-    weights, about = read_tensors(finished / "best.safetensors")
+    weights, about = read_tensors(only_run(finished) / "best.safetensors")
     model = build_model(plan.recipe, plan.task, plan.seed, plan.start)
     assert model.state_dict().keys() == weights.keys()
     for name, tensor in model.state_dict().items():
@@ -105,7 +106,7 @@ def test_models_that_differ_are_refused(
 def test_folders_without_weights_are_refused(finished: Path, tmp_path: Path) -> None:
     for folder, message in ((tmp_path / "nothing", "folder of a run"), (finished, "evaluation")):
         if folder == finished:
-            (finished / "best.safetensors").unlink()
+            (only_run(finished) / "best.safetensors").unlink()
         with pytest.raises(InputError, match=message):
             plan_reproduction(
                 small(train=QUICK), tmp_path / "second", ReproduceOptions(start_from=folder)
@@ -139,7 +140,7 @@ def test_widths_that_differ_are_told_apart_from_other_shapes(
      '{"model": {"settings": {"recipe": 3}}}'],
 )  # fmt: skip
 def test_damaged_settings_are_refused(config: str, finished: Path, tmp_path: Path) -> None:
-    (finished / "config.json").write_text(config)
+    (only_run(finished) / "config.json").write_text(config)
     with pytest.raises(InputError, match="start_from: expected") as raised:
         plan_reproduction(
             small(train=QUICK), tmp_path / "second", ReproduceOptions(start_from=finished)
@@ -149,8 +150,8 @@ def test_damaged_settings_are_refused(config: str, finished: Path, tmp_path: Pat
 
 @pytest.mark.parametrize("about", [{}, {"step": "8"}, {"step": 8.5}, {"step": True}, [8]])
 def test_weights_of_no_step_are_refused(about: object, finished: Path, tmp_path: Path) -> None:
-    weights, _ = read_tensors(finished / "best.safetensors")
-    write_tensors(finished / "best.safetensors", weights, about)
+    weights, _ = read_tensors(only_run(finished) / "best.safetensors")
+    write_tensors(only_run(finished) / "best.safetensors", weights, about)
     with pytest.raises(InputError, match=r"start_from: expected the step .* whole number"):
         plan_reproduction(
             small(train=QUICK), tmp_path / "second", ReproduceOptions(start_from=finished)

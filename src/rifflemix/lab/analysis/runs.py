@@ -16,6 +16,7 @@ from rifflemix.files import damaged_run, read_json, read_tensors
 from rifflemix.json_values import check_json
 from rifflemix.lab.analysis.finding import Subject, Trial
 from rifflemix.lab.analysis.view import View
+from rifflemix.lab.experiments import only_run
 from rifflemix.lab.runs.fit import fit_model, pair_settings
 from rifflemix.lab.runs.outside import code_by_name, outside_code
 from rifflemix.lab.tasks import Task, list_tasks, load_task, task_card
@@ -53,6 +54,9 @@ def run_subjects(path: Path, view: View) -> list[Subject]:
     stored = read_json(config)
     if not isinstance(stored, dict):
         raise damaged_run(config, "it holds no settings")
+    folder = only_run(path)
+    if folder != path:
+        return [_of_run(folder, read_json(RunFolder(folder).config), view, None)]
     if isinstance(stored.get("mixers"), list):
         return _of_comparison(path, stored, view)
     if isinstance(stored.get("grid"), dict):

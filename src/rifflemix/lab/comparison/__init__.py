@@ -6,8 +6,9 @@ from rifflemix.lab.comparison.choices import resolve
 from rifflemix.lab.comparison.config import MOST_SEEDS, CompareConfig, default_mixers, default_model
 from rifflemix.lab.comparison.models import build_model, check_model, training_memory
 from rifflemix.lab.comparison.plan import ComparePlan, plan_comparison
-from rifflemix.lab.comparison.results import single_run, title_of
+from rifflemix.lab.comparison.results import title_of
 from rifflemix.lab.comparison.run import run_comparison, train_mixer
+from rifflemix.lab.comparison.single import plan_single, train_single
 from rifflemix.lab.comparison.suite import (
     SuiteComparison,
     SuitePlan,
@@ -37,13 +38,14 @@ __all__ = [
     "default_model",
     "get_suite",
     "plan_comparison",
+    "plan_single",
     "plan_suite",
     "resolve",
     "run_comparison",
     "run_suite",
-    "single_run",
     "title_of",
     "train_config",
     "train_mixer",
+    "train_single",
     "training_memory",
 ]

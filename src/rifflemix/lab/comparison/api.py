@@ -181,8 +181,8 @@ def compare(
             table on stderr; elsewhere nothing is shown.
         tracker: "tensorboard" or "wandb": shows losses and evaluations of every run as it goes;
             needs `out`.
-        keep_weights: keep the weights of every evaluation too, for what `rifflemix.lab.analysis` shows
-            over training; needs `out`.
+        keep_weights: also keep the weights of every evaluation, which `rifflemix.lab.analysis`
+            shows over training; needs `out`.
         settings: max_steps, batch_size, lr, dim, num_layers, num_heads, model, device, precision,
             threads, task_options, mixer_options and train_options (further settings of
             `rifflemix.lab.train.TrainConfig`); by task where they are left out. Of several learning

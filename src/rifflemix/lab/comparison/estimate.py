@@ -10,12 +10,10 @@ from dataclasses import dataclass, replace
 import torch
 
 from rifflemix.compat import evaluation_mode
-from rifflemix.files import read_json
 from rifflemix.lab.comparison.config import CompareConfig
 from rifflemix.lab.comparison.models import build_model, first_parts, outputs_of, update
-from rifflemix.lab.comparison.plan import RESULTS_FILE, ComparePlan
-from rifflemix.lab.comparison.progress import Progress, stored_progress
-from rifflemix.lab.comparison.stored import check_stored
+from rifflemix.lab.comparison.plan import ComparePlan
+from rifflemix.lab.experiments import Records, RunStore
 from rifflemix.lab.report.units import format_duration
 from rifflemix.lab.runs.device import using_threads
 from rifflemix.lab.runs.grid import point_label
@@ -70,13 +68,13 @@ class _Cost:
 
 
 def estimate_comparison(
-    plan: ComparePlan, progress: Progress, on_status: OnStatus, should_stop: ShouldStop
+    plan: ComparePlan, records: Records, on_status: OnStatus, should_stop: ShouldStop
 ) -> Estimate | None:
     """Time a few updates of every mixer that has not finished.
 
     Args:
         plan: the comparison.
-        progress: the runs that have ended.
+        records: the finished runs.
         on_status: called before each mixer.
         should_stop: polled before each mixer.
 
@@ -87,9 +85,10 @@ def estimate_comparison(
     trials = [
         (seed, point, mixer)
         for seed, point, mixer in plan.trials
-        if not progress.has_trial(config.folder(mixer, seed, point))
+        if config.folder(mixer, seed, point) not in records
     ]
-    runs = [(seed, mixer) for seed, mixer in plan.runs if not progress.has_run(mixer, seed)]
+    ended = plan.finished_runs(records).ended
+    runs = [(seed, mixer) for seed, mixer in plan.runs if (mixer, seed) not in ended]
     device = torch.device(config.device)
     parts = first_parts(config, task, device)
     # Loading processes make batches while the model computes.
@@ -116,19 +115,9 @@ def suite_seconds(plans: Iterable[ComparePlan], on_status: OnStatus) -> list[flo
     seconds: list[float] = []
     for plan in plans:
         with using_threads(plan.config.threads):
-            estimate = estimate_comparison(plan, _stored_progress(plan), on_status, never)
+            estimate = estimate_comparison(plan, RunStore(plan).records(), on_status, never)
         seconds += [] if estimate is None else estimate.seconds.values()
     return seconds
-
-
-def _stored_progress(plan: ComparePlan) -> Progress:
-    """Read the progress in results.json. The run itself reports a damaged file."""
-    try:
-        results = read_json(plan.out / RESULTS_FILE)
-        check_stored(results, plan)
-    except ValueError:
-        return Progress()
-    return stored_progress(results)
 
 
 class TimeLeft:

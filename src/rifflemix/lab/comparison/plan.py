@@ -13,6 +13,8 @@ from rifflemix.errors import require_packages
 from rifflemix.files import check_same_settings
 from rifflemix.lab.comparison.config import CompareConfig
 from rifflemix.lab.comparison.models import check_model
+from rifflemix.lab.comparison.progress import FinishedRuns, chosen_point, finished
+from rifflemix.lab.experiments import PlannedRun, Records
 from rifflemix.lab.runs.folder import check_folder
 from rifflemix.lab.runs.grid import Point
 from rifflemix.lab.runs.split import check_processes
@@ -56,6 +58,11 @@ class ComparePlan:
         return [(seed, mixer) for seed in self.config.seeds for mixer in self.config.mixers]
 
     @property
+    def free(self) -> tuple[str, ...]:
+        """Settings that may change when the comparison continues."""
+        return FREE
+
+    @property
     def trials(self) -> list[tuple[int, Point, str]]:
         """(seed, settings, mixer) of every trial, seed by seed; none where nothing is tuned."""
         if not self.config.tuned:
@@ -66,6 +73,55 @@ class ComparePlan:
             for point in self.config.points
             for mixer in self.config.mixers
         ]
+
+    def planned(self, records: Records) -> list[PlannedRun]:
+        """List trials first, then the runs with the settings that they chose."""
+        if not self.config.tuned:
+            return [
+                PlannedRun(self.config.folder(mixer, seed, {}), mixer, seed)
+                for seed, mixer in self.runs
+            ]
+        return [*self._planned_trials(), *self._planned_choices(records)]
+
+    def finished_runs(self, records: Records) -> FinishedRuns:
+        """Sort records into runs and trials."""
+        names = [self.config.folder(mixer, seed, {}) for seed, mixer in self.runs]
+        runs, failed = finished(records, names)
+        trials, broken = finished(records, [run.name for run in self._planned_trials()])
+        for seed, mixer in self.runs if self.config.tuned else ():
+            point = self.chosen(records, mixer)
+            trial = None if point is None else records[self.config.folder(mixer, seed, point)]
+            if trial is not None and trial.error is not None:  # it would diverge again
+                failed.append(trial)
+        return FinishedRuns(runs, failed, trials, broken, records)
+
+    def chosen(self, records: Records, mixer: str) -> Point | None:
+        """Return the settings that validation chose for a mixer; None until its trials ended."""
+        names = [run.name for run in self._planned_trials() if run.subject == mixer]
+        if any(name not in records for name in names):
+            return None
+        trials, _ = finished(records, names)
+        higher = self.task.higher_is_better
+        return chosen_point(self.config.points, trials, self.task.metric, higher_is_better=higher)
+
+    def _planned_trials(self) -> list[PlannedRun]:
+        return [
+            PlannedRun(self.config.folder(mixer, seed, point), mixer, seed, point, tests=False)
+            for seed, point, mixer in self.trials
+        ]
+
+    def _planned_choices(self, records: Records) -> list[PlannedRun]:
+        """Plan the tests of the chosen settings; each continues its trial."""
+        planned = []
+        for seed, mixer in self.runs:
+            point = self.chosen(records, mixer)
+            if point is None:
+                continue
+            trial = self.config.folder(mixer, seed, point)
+            if records[trial].error is None:
+                name = self.config.folder(mixer, seed, {})
+                planned.append(PlannedRun(name, mixer, seed, point, start=trial))
+        return planned
 
 
 def plan_comparison(

@@ -1,69 +1,97 @@
-"""What a comparison has done so far, and what the trials of tuning say."""
+"""What a comparison has done so far, and the settings that its trials chose."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from rifflemix.lab.comparison.plan import ComparePlan
+from rifflemix.lab.experiments import Records, RunRecord
 from rifflemix.lab.runs.grid import Point, best_point
 
 Run = dict[str, Any]
 
 
-@dataclass
-class Progress:
-    """The runs done so far, by this and by earlier processes.
+@dataclass(frozen=True)
+class FinishedRuns:
+    """The finished runs of a comparison.
 
     Attributes:
-        runs, failed: with the settings that are compared; tested, or diverged.
-        trials, failed_trials: of tuning, one for each mixer, point and seed; none is tested.
-        peak_memory: mixer -> bytes.
+        runs, failed: runs with the compared settings; tested, or diverged.
+        trials, failed_trials: trials of tuning, one for each mixer, point and seed, not tested.
+        records: all of them by name.
     """
 
-    runs: list[Run] = field(default_factory=list)
-    failed: list[Run] = field(default_factory=list)
-    trials: list[Run] = field(default_factory=list)
-    failed_trials: list[Run] = field(default_factory=list)
-    peak_memory: dict[str, int] = field(default_factory=dict)
+    runs: list[RunRecord]
+    failed: list[RunRecord]
+    trials: list[RunRecord]
+    failed_trials: list[RunRecord]
+    records: Records
 
-    def has_run(self, mixer: str, seed: int) -> bool:
-        """Whether a run has ended."""
-        return any(
-            run["seed"] == seed and run["mixer"] == mixer for run in (*self.runs, *self.failed)
-        )
+    @property
+    def ended(self) -> set[tuple[str, int]]:
+        """Mixer and seed of every run that finished or diverged."""
+        return {(record.subject, record.seed) for record in (*self.runs, *self.failed)}
 
-    def has_trial(self, folder: str) -> bool:
-        """Whether a trial has ended."""
-        return any(run["folder"] == folder for run in (*self.trials, *self.failed_trials))
-
-    def failed_trial(self, folder: str) -> Run | None:
-        """The trial of a folder, if it diverged."""
-        return next((run for run in self.failed_trials if run["folder"] == folder), None)
-
-    def is_tuned(self, plan: ComparePlan) -> bool:
-        """Whether every trial has ended."""
-        return len(self.trials) + len(self.failed_trials) == len(plan.trials)
-
-    def chosen(self, plan: ComparePlan, mixer: str) -> Point:
-        """The point that validation chose for a mixer; an empty one where nothing is tuned."""
-        points, metric = plan.config.points, plan.task.metric
-        trials = [run for run in self.trials if run["mixer"] == mixer]
-        scores = [
-            [run["validation"][metric] for run in trials if run["settings"] == point]
-            for point in points
-        ]
-        return points[best_point(scores, higher_is_better=plan.task.higher_is_better)]
+    def peak_memory(self, mixer: str) -> int | None:
+        """Return the memory of a mixer's training step, if it is known."""
+        own = [r.peak_memory_bytes for r in self.records.values() if r.subject == mixer]
+        return next((memory for memory in own if memory is not None), None)
 
 
-def stored_progress(results: Mapping[str, Any]) -> Progress:
-    """The progress that results hold."""
-    memory = {
-        mixer["name"]: mixer["peak_memory_bytes"]
-        for mixer in results["mixers"]
-        if mixer["peak_memory_bytes"] is not None
+def chosen_point(
+    points: Sequence[Point], trials: Sequence[RunRecord], metric: str, *, higher_is_better: bool
+) -> Point:
+    """Return the point with the best mean validation metric over the seeds of one mixer.
+
+    Args:
+        points: what was tried; one empty point if nothing is tuned.
+        trials: finished trials of the mixer that did not diverge.
+        metric: the metric that chooses.
+        higher_is_better: whether higher values of the metric are better.
+    """
+    scores = [
+        [trial.chosen_validation()[metric] for trial in trials if trial.settings == point]
+        for point in points
+    ]
+    return points[best_point(scores, higher_is_better=higher_is_better)]
+
+
+def finished(records: Records, names: Sequence[str]) -> tuple[list[RunRecord], list[RunRecord]]:
+    """Split the records of these runs into those with a result and those that diverged."""
+    found = [records[name] for name in names if name in records]
+    return [r for r in found if r.error is None], [r for r in found if r.error is not None]
+
+
+def run_entry(record: RunRecord) -> Run:
+    """Return one finished run as an entry of results.json."""
+    result = record.trained
+    return {
+        "mixer": record.subject,
+        "seed": record.seed,
+        "folder": record.name,
+        "started_from": record.started_from,
+        "steps": result.step,
+        "best_step": result.best_step,
+        "parameters": result.parameters,
+        "processes": result.processes,
+        "steps_per_second": result.steps_per_second,
+        "tokens_per_second": result.tokens_per_second,
+        "wall_seconds": record.wall_seconds,
+        "seconds": result.seconds,
+        "validation": record.chosen_validation(),
+        "test": result.test,
+        "validation_curve": result.validation,
+        "train_curve": record.train_curve,
+        "environment": record.environment,
     }
-    tuning = results.get("tuning", {"trials": [], "failed_trials": []})
-    trials, failed_trials = tuning["trials"], tuning["failed_trials"]
-    return Progress(results["runs"], results["failed_runs"], trials, failed_trials, memory)
+
+
+def failed_entry(record: RunRecord) -> Run:
+    """Return one diverged run as an entry of results.json."""
+    return {
+        "mixer": record.subject,
+        "seed": record.seed,
+        "folder": record.name,
+        "error": record.error,
+    }

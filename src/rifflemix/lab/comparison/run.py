@@ -1,55 +1,36 @@
-"""Running a comparison: one training run per seed and mixer, results kept after each."""
+"""Running a comparison: one training per seed and mixer, and a summary after each."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from rifflemix.errors import InputError
-from rifflemix.files import claimed_folder, read_json, write_bytes, write_json
-from rifflemix.json_values import sealed
+from rifflemix.files import write_bytes, write_json
 from rifflemix.lab.comparison.config import CompareConfig
 from rifflemix.lab.comparison.estimate import Estimate, TimeLeft, estimate_comparison
 from rifflemix.lab.comparison.models import build_model, training_memory
-from rifflemix.lab.comparison.plan import FREE, RESULTS_FILE, RUNS_ARE_KEPT, ComparePlan
-from rifflemix.lab.comparison.progress import Progress, stored_progress
-from rifflemix.lab.comparison.results import assemble, failed_run, finished_run
-from rifflemix.lab.comparison.stored import check_chosen, check_stored
+from rifflemix.lab.comparison.plan import RESULTS_FILE, ComparePlan
+from rifflemix.lab.comparison.results import assemble
 from rifflemix.lab.comparison.toml_file import TOML_FILE, config_text
+from rifflemix.lab.experiments import (
+    Caller,
+    PlannedRun,
+    Records,
+    RunStore,
+    Trained,
+    carry_out,
+)
 from rifflemix.lab.runs.device import using_threads
-from rifflemix.lab.runs.grid import Point, point_label
+from rifflemix.lab.runs.grid import point_label
 from rifflemix.lab.runs.split import split_model
 from rifflemix.lab.runs.status import OnStatus, RunStatus, ShouldStop, StatusFeed, never, silent
 from rifflemix.lab.runs.trackers import Tracker, check_tracker, tracked
 from rifflemix.lab.tasks import Task
 from rifflemix.lab.train import TrainEvent, TrainingDiverged, TrainResult, train
 from rifflemix.lab.train.engine import Engine
-
-
-@dataclass(frozen=True)
-class _Caller:
-    """What the caller of a comparison wants to hear, and whether it shall stop.
-
-    Every process of several makes the same runs together; the first alone writes and measures.
-    """
-
-    engine: Engine
-    say: OnStatus
-    stop: ShouldStop
-    tracker: str | None
-    keep_weights: bool
-
-    def is_stopped(self) -> bool:
-        """Whether any of the processes shall stop; the same in all."""
-        return self.engine.total([float(self.stop())])[0] > 0
-
-    def tracker_of(self, plan: ComparePlan, folder: str) -> Tracker | None:
-        """Where the curves of the run in a folder go."""
-        return None if self.tracker is None else Tracker(self.tracker, plan.out, folder)
 
 
 def run_comparison(
@@ -61,51 +42,112 @@ def run_comparison(
     tracker: str | None = None,
     keep_weights: bool = False,
 ) -> dict[str, Any]:
-    """Train what has not been trained yet; results.json is rewritten after every run.
+    """Train what has not been trained yet; rewrite results.json after every run.
 
-    Where settings are tuned all trials come first, without the test split. Then validation chooses
-    for each mixer, and what it chose is tested.
+    When settings are tuned, all trials come first, without the test split. Then validation chooses
+    for each mixer, and the chosen settings are tested.
 
     Args:
         plan: a checked comparison.
-        on_status: called with the status of the current run at every step.
+        on_status: called at every step with the status of the current run.
         on_estimate: called before the first run with an estimate of the time of all runs. Without
             it, and with several processes, rifflemix makes no estimate.
-        should_stop: polled at every step; when True the current run is checkpointed and left.
-        tracker: "tensorboard" or "wandb", which is told losses and evaluations of every run.
+        should_stop: polled at every step; when True, the current run is checkpointed and left.
+        tracker: "tensorboard" or "wandb"; records losses and evaluations of every run.
         keep_weights: also keep the weights of every evaluation, as in `rifflemix.lab.train.train`.
 
     Returns:
-        What results.json holds: "status" is "complete", or "partial" after a stop.
+        The content of results.json: "status" is "complete", or "partial" after a stop.
 
     Raises:
-        InputError: the tracker is not installed, the folder cannot be written or is in use, or the
-            data holds a NaN.
+        InputError: the tracker is not installed, the folder cannot be written, or the data holds a
+            NaN.
     """
     check_tracker(tracker)
     engine = _engine(plan.config)
-    caller = _Caller(engine, on_status or silent, should_stop or never, tracker, keep_weights)
-    with ExitStack() as stack, using_threads(plan.config.threads):
-        stored = engine.on_main(lambda: _open(plan, stack))
-        progress = Progress() if stored is None else stored_progress(stored)
-        if stored is not None and _is_complete(plan, progress):
-            return dict(stored)
+
+    def save(records: Records) -> dict[str, Any]:
+        results = assemble(plan, records)
+        engine.on_main(lambda: _write(plan, results))
+        return results
+
+    say, stops = on_status or silent, should_stop or never
+    with using_threads(plan.config.threads):
         if on_estimate is not None and engine.processes == 1:
-            estimate = estimate_comparison(plan, progress, caller.say, caller.is_stopped)
-            if estimate is not None:
-                on_estimate(estimate)
-                caller = replace(caller, say=TimeLeft(estimate, caller.say))
-        for seed, point, mixer in plan.trials:
-            if not progress.has_trial(plan.config.folder(mixer, seed, point)):
-                if caller.is_stopped() or not _try(plan, seed, point, mixer, progress, caller):
-                    return _save(plan, progress, engine)
-                _save(plan, progress, engine)
-        for seed, mixer in plan.runs:
-            if not progress.has_run(mixer, seed):
-                if caller.is_stopped() or not _run(plan, seed, mixer, progress, caller):
-                    break
-                _save(plan, progress, engine)
-        return _save(plan, progress, engine)
+            say = _with_estimate(plan, say, stops, on_estimate)
+        trainer = _MixerTrainer(plan, engine, say, tracker, keep_weights)
+        caller = Caller(should_stop=stops, on_record=save)
+        return save(carry_out(plan, trainer, engine, caller).records)
+
+
+def _with_estimate(
+    plan: ComparePlan,
+    say: OnStatus,
+    should_stop: ShouldStop,
+    on_estimate: Callable[[Estimate], object],
+) -> OnStatus:
+    """Estimate the time of all runs; add the time left to every status."""
+    records = RunStore(plan).records()
+    if len(plan.finished_runs(records).ended) == len(plan.runs):
+        return say
+    estimate = estimate_comparison(plan, records, say, should_stop)
+    if estimate is None:
+        return say
+    on_estimate(estimate)
+    return TimeLeft(estimate, say)
+
+
+@dataclass(frozen=True)
+class _MixerTrainer:
+    """Trains the runs and trials of a comparison."""
+
+    plan: ComparePlan
+    engine: Engine
+    on_status: OnStatus
+    tracker: str | None
+    keep_weights: bool
+
+    def train(
+        self, run: PlannedRun, folder: Path, records: Records, should_stop: ShouldStop
+    ) -> Trained:
+        """Measure the memory of a mixer once, then train."""
+        start = time.perf_counter()
+        memory = self._memory(run, records)
+        point = {} if run.tests else dict(run.settings)
+        tracker = None if self.tracker is None else Tracker(self.tracker, self.plan.out, run.name)
+        result, error = None, None
+        try:
+            result = train_mixer(
+                self.plan.config.at(dict(run.settings)),
+                self.plan.task,
+                run.subject,
+                run.seed,
+                folder,
+                on_status=lambda status: self.on_status(replace(status, trial=point_label(point))),
+                should_stop=should_stop,
+                tests=run.tests,
+                tracker=tracker,
+                keep_weights=self.keep_weights,
+            )
+        except TrainingDiverged as diverged:
+            error = diverged.reason
+        seconds = time.perf_counter() - start
+        return Trained(result=result, error=error, wall_seconds=seconds, peak_memory_bytes=memory)
+
+    def _memory(self, run: PlannedRun, records: Records) -> int | None:
+        """Measure a mixer's memory unless a record has it."""
+        if any(r.subject == run.subject and r.peak_memory_bytes for r in records.values()):
+            return None
+        config, mixer = self.plan.config, run.subject
+        self.on_status(RunStatus(mixer, run.seed, "measuring", 0, config.train.max_steps))
+
+        def measured() -> int:
+            return training_memory(config, self.plan.task, mixer)
+
+        if config.context_parallel > 1:
+            found = measured()  # all processes measure together
+            return int(self.engine.on_main(lambda: found))
+        return int(self.engine.on_main(measured))
 
 
 def train_mixer(
@@ -121,23 +163,23 @@ def train_mixer(
     tracker: Tracker | None = None,
     keep_weights: bool = False,
 ) -> TrainResult:
-    """One training run of a comparison, or of its own; continues where `out` was left.
+    """Train one mixer in a folder, or continue there.
 
     Args:
         config: the settings, with nothing to tune.
         task: the data.
-        mixer: registry name, or a label of a variant.
-        seed: of the run.
-        out: its folder.
-        on_status: told where it stands, at every step.
+        mixer: registry name, or label of a variant.
+        seed: seed of the run.
+        out: folder of the run.
+        on_status: called at every step with the status of the run.
         should_stop: polled at every step.
         tests: False leaves the test split alone, as in `rifflemix.lab.train.train`.
-        tracker: where its curves go.
+        tracker: where the curves of the run go.
         keep_weights: also keep the weights of every evaluation, as in `rifflemix.lab.train.train`.
 
     Raises:
         InputError: as rifflemix.lab.train.train.
-        TrainingDiverged: loss, metric or weights are not finite.
+        TrainingDiverged: the loss, a metric or a weight is not finite.
     """
     feed = StatusFeed(mixer, seed, config.train.max_steps, on_status, task.metric)
     settings = config.model_settings(mixer)
@@ -168,127 +210,13 @@ def train_mixer(
     return result
 
 
-def _try(
-    plan: ComparePlan,
-    seed: int,
-    point: Point,
-    mixer: str,
-    progress: Progress,
-    caller: _Caller,
-) -> bool:
-    """One trial, from where it was left; False if it was stopped again."""
-    folder = plan.config.folder(mixer, seed, point)
-    _measure(plan, seed, mixer, progress, caller)
-    start = time.perf_counter()
-    try:
-        result = train_mixer(
-            plan.config.at(point),
-            plan.task,
-            mixer,
-            seed,
-            plan.out / folder,
-            on_status=lambda status: caller.say(replace(status, trial=point_label(point))),
-            should_stop=caller.stop,
-            tests=False,
-            tracker=caller.tracker_of(plan, folder),
-            keep_weights=caller.keep_weights,
-        )
-    except TrainingDiverged as error:
-        spent = time.perf_counter() - start
-        failed = failed_run(mixer, seed, folder, error.reason)
-        progress.failed_trials.append(failed | {"settings": point, "wall_seconds": spent})
-        return True
-    if result.finished:
-        entry = finished_run(mixer, seed, folder, result, plan.out / folder)
-        progress.trials.append(sealed(entry | {"settings": point, "test": None}))
-    return result.finished
-
-
-def _run(
-    plan: ComparePlan,
-    seed: int,
-    mixer: str,
-    progress: Progress,
-    caller: _Caller,
-) -> bool:
-    """One run, from where it or its trial was left; False if it was stopped again."""
-    point = progress.chosen(plan, mixer)
-    folder = plan.config.folder(mixer, seed, point)
-    diverged = progress.failed_trial(folder)
-    if diverged is not None:
-        progress.failed.append(failed_run(mixer, seed, folder, diverged["error"]))
-        return True
-    _measure(plan, seed, mixer, progress, caller)
-    config, out = plan.config.at(point), plan.out / folder
-    try:
-        result = train_mixer(
-            config,
-            plan.task,
-            mixer,
-            seed,
-            out,
-            on_status=caller.say,
-            should_stop=caller.stop,
-            tracker=caller.tracker_of(plan, folder),
-            keep_weights=caller.keep_weights,
-        )
-    except TrainingDiverged as error:
-        progress.failed.append(failed_run(mixer, seed, folder, error.reason))
-        return True
-    if result.finished:
-        progress.runs.append(sealed(finished_run(mixer, seed, folder, result, out)))
-    return result.finished
-
-
-def _measure(plan: ComparePlan, seed: int, mixer: str, progress: Progress, caller: _Caller) -> None:
-    """The memory of a mixer, once."""
-    if mixer not in progress.peak_memory:
-        caller.say(RunStatus(mixer, seed, "measuring", 0, plan.config.train.max_steps))
-
-        def measured() -> int:
-            return training_memory(plan.config, plan.task, mixer)
-
-        if plan.config.context_parallel > 1:
-            found = measured()  # by all together
-            progress.peak_memory[mixer] = caller.engine.on_main(lambda: found)
-        else:
-            progress.peak_memory[mixer] = caller.engine.on_main(measured)
-
-
 def _engine(config: CompareConfig) -> Engine:
     return Engine(config.train, config.device, config.context_parallel)
 
 
-def _open(plan: ComparePlan, stack: ExitStack) -> dict[str, Any] | None:
-    """Hold the results folder; the results of earlier processes, None where there are none."""
-    stack.enter_context(claimed_folder(plan.out, plan.settings, free=FREE))
+def _write(plan: ComparePlan, results: dict[str, Any]) -> None:
+    """Write config.toml and results.json."""
     text = config_text(plan.config)
     if text is not None:
         write_bytes(plan.out / TOML_FILE, text.encode())
-    path = plan.out / RESULTS_FILE
-    if not path.exists():
-        return None
-    results: dict[str, Any] = read_json(path, RUNS_ARE_KEPT)
-    try:
-        check_stored(results, plan)
-        progress = stored_progress(results)
-        check_chosen(progress, plan)
-    except ValueError as error:
-        raise InputError(f"{path} is damaged: {error}; {RUNS_ARE_KEPT}") from None
-    if not _is_complete(plan, progress):
-        return results
-    # Everything else follows from the runs: it is put together again, not believed.
-    whole = assemble(plan, progress, made_in=results["environment"])
-    if whole != results:
-        write_json(path, whole)
-    return whole
-
-
-def _is_complete(plan: ComparePlan, progress: Progress) -> bool:
-    return all(progress.has_run(mixer, seed) for seed, mixer in plan.runs)
-
-
-def _save(plan: ComparePlan, progress: Progress, engine: Engine) -> dict[str, Any]:
-    results = assemble(plan, progress)
-    engine.on_main(lambda: write_json(plan.out / RESULTS_FILE, results))
-    return results
+    write_json(plan.out / RESULTS_FILE, results)

@@ -2,21 +2,13 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from rifflemix.errors import InputError, bad_argument
-from rifflemix.files import (
-    check_same_settings,
-    claimed_folder,
-    user_path,
-    write_bytes,
-    write_json,
-)
+from rifflemix.files import check_same_settings, user_path, write_bytes, write_json
 from rifflemix.lab.comparison.api import Comparison, check_any_finished, compare_plan
 from rifflemix.lab.comparison.choices import check_settings, chosen_mixers, chosen_seeds, resolve
 from rifflemix.lab.comparison.config import CompareConfig
@@ -24,20 +16,18 @@ from rifflemix.lab.comparison.files import write_comparison_files
 from rifflemix.lab.comparison.plan import RESULTS_FILE, ComparePlan, plan_comparison
 from rifflemix.lab.comparison.suite_report import answers, html, markdown, overall
 from rifflemix.lab.comparison.suites import Suite, get_suite
+from rifflemix.lab.experiments import held_folder
 from rifflemix.lab.runs.environment import environment
 from rifflemix.lab.runs.folder import check_folder
 from rifflemix.lab.runs.processes import is_main_process
 from rifflemix.lab.runs.status import OnStatus, ShouldStop, never
 from rifflemix.lab.tasks import Progress, Task, load_task, task_card, task_status
-from rifflemix.locks import FolderInUse
 
 FORMAT = "rifflemix.suite/1"
 OF_THE_SUITE = ("model", "task_options")
 """Settings of `rifflemix.compare` that a suite sets for each of its tasks."""
 
 Results = Mapping[str, Any]
-
-_PATIENCE = 60.0  # seconds
 
 
 @dataclass(frozen=True)
@@ -219,34 +209,18 @@ def run_suite(
     done: dict[str, Results] = {}
     summary: dict[str, Any] = {}
     if is_main_process():
-        with _held(plan):
-            pass  # its name is on the folder before the first hour is spent
+        with held_folder(plan.out, _settings(plan.suite)):
+            pass  # the folder names the suite before the first hour is spent
     for name, one in plan.plans.items():
         done[name] = run(one)
         summary = suite_summary(plan.suite, list(plan.plans), done)
         if is_main_process():
             write_comparison_files(one.out, done[name])
-            with _held(plan):
+            with held_folder(plan.out, _settings(plan.suite)):
                 write_suite_files(plan.out, summary, done)
         if done[name]["status"] != "complete" or should_stop():
             break
     return summary
-
-
-@contextmanager
-def _held(plan: SuitePlan) -> Iterator[None]:
-    """The suite's folder, which others that make other tasks in it hold for a moment, too."""
-    end = time.monotonic() + _PATIENCE
-    with ExitStack() as stack:
-        while True:
-            try:
-                stack.enter_context(claimed_folder(plan.out, _settings(plan.suite)))
-                break
-            except FolderInUse:
-                if time.monotonic() >= end:
-                    raise
-                time.sleep(0.05)
-        yield
 
 
 def _settings(suite: Suite) -> dict[str, Any]:

@@ -13,33 +13,23 @@ import torch
 from rifflemix.errors import InputError
 from rifflemix.files import read_json, user_path
 from rifflemix.json_values import check_seal
+from rifflemix.lab.experiments import ONLY_RUN, Outcome, files_of
 from rifflemix.lab.recipes import Recipe
 from rifflemix.lab.reproduction.checks import check_results
-from rifflemix.lab.reproduction.utilisation import Utilisation
-from rifflemix.lab.runs.environment import environment
+from rifflemix.lab.reproduction.plan import ReproducePlan
 from rifflemix.lab.runs.results import protocol
-from rifflemix.lab.tasks import Task
 from rifflemix.lab.tasks.core.base import SPLITS
 from rifflemix.lab.train import TrainResult
 from rifflemix.lab.train.run_folder import read_log
 
 FORMAT = "rifflemix.reproduce/1"
+SETTINGS_FORMAT = "rifflemix.reproduction/1"
 RESULTS_FILE = "results.json"
 _AGAIN = "remove it, or run its recipe again"
 
 
-def results_of(
-    recipe: Recipe,
-    task: Task,
-    seed: int,
-    result: TrainResult,
-    folder: Path,
-    speed: Utilisation | None,
-    peak_memory_bytes: int | None,
-    batch_size_planned: int,
-    started_from: Mapping[str, Any] | None = None,
-) -> dict[str, Any]:
-    """The whole of results.json.
+def results_of(plan: ReproducePlan, outcome: Outcome) -> dict[str, Any]:
+    """Derive results.json.
 
     "ours" is the test value of the weights that the recipe chooses, in the unit of the printed
     number, and None until the run is finished. "weights" says "best" or "last". "ours_best" is
@@ -48,31 +38,35 @@ def results_of(
     "difference" is ours minus the printed, None for a recipe that is `not_comparable`.
     "batch_size_planned" is the recipe's own.
     "started_from" names the weights that the run started from, None if they were its own.
+
+    Args:
+        plan: the reproduction.
+        outcome: the record of the run, or the outcome so far of a stopped run.
     """
+    run, result = outcome.single, outcome.single.trained
+    recipe, task = plan.recipe, plan.task
     ours = _in_unit(recipe, result.test or {})
     tests = result.tests or ({recipe.weights: result.test} if result.test else {})
-    chosen = _of_best(recipe, result)
-    made_in = environment()
     is_known = ours is not None and recipe.printed is not None and not recipe.not_comparable
     return {
         "format": FORMAT,
         "status": "complete" if result.finished else "partial",
         "recipe": recipe.to_dict(),
-        "seed": seed,
+        "seed": plan.seed,
         "printed": recipe.printed,
         "ours": ours,
         "weights": recipe.weights,
         "ours_best": _in_unit(recipe, tests.get("best", {})),
         "ours_last": _in_unit(recipe, tests.get("last", {})),
         "difference": ours - recipe.printed if is_known else None,  # type: ignore[operator] # both are there
-        "validation": chosen,
+        "validation": _of_best(recipe, result),
         "unit": recipe.unit,
         "steps": result.step,
         "steps_planned": recipe.steps_of_the_paper,
-        "batch_size_planned": batch_size_planned,
-        "is_reduced": _is_reduced(recipe, result, batch_size_planned),
-        "started_from": None if started_from is None else dict(started_from),
-        "command": made_in["command"],
+        "batch_size_planned": plan.batch_size_planned,
+        "is_reduced": _is_reduced(recipe, result, plan.batch_size_planned),
+        "started_from": None if plan.start is None else dict(plan.start.origin),
+        "command": run.environment["command"],
         "protocol": protocol(task, recipe.weights, tests_both=True),
         "task": {
             "name": task.name,
@@ -83,14 +77,19 @@ def results_of(
         "parameters": result.parameters,
         "steps_per_second": result.steps_per_second,
         "tokens_per_second": result.tokens_per_second,
-        "utilisation": None if speed is None else asdict(speed),
-        "peak_memory_bytes": peak_memory_bytes,
+        "utilisation": None if run.utilisation is None else asdict(run.utilisation),
+        "peak_memory_bytes": run.peak_memory_bytes,
         "wall_seconds": result.seconds["total"],
         "seconds": result.seconds,
-        "environment": made_in,
+        "environment": run.environment,
         "result": result.to_dict(),
-        "train_curve": read_log(folder / "log.jsonl"),
+        "train_curve": _train_curve(plan),
     }
+
+
+def _train_curve(plan: ReproducePlan) -> list[dict[str, Any]]:
+    log = files_of(plan.out, ONLY_RUN) / "log.jsonl"
+    return list(read_log(log)) if log.exists() else []
 
 
 def load_results(paths: Iterable[Path]) -> list[tuple[Path, dict[str, Any]]]:

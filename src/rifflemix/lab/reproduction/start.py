@@ -12,6 +12,7 @@ from torch import Tensor
 
 from rifflemix.errors import InputError, bad_argument
 from rifflemix.files import read_json, read_tensors
+from rifflemix.lab.experiments import only_run
 from rifflemix.lab.tasks import Task, task_card
 from rifflemix.lab.train.run_folder import RunFolder
 from rifflemix.models import Model
@@ -42,7 +43,7 @@ def read_start(run: Path) -> Start:
     Raises:
         InputError: no such folder, a run without an evaluation yet, or a damaged one.
     """
-    folder = RunFolder(run)
+    folder = RunFolder(only_run(run))
     if not folder.config.is_file():
         expected = "the folder of a run of `rifflemix reproduce`, or of a saved model"
         raise bad_argument("start_from", expected, run)

@@ -10,11 +10,21 @@ from pathlib import Path
 from typing import Any
 
 from rifflemix.errors import InputError, bad_argument, require_packages, unknown_name
-from rifflemix.files import check_same_settings, claimed_folder, write_bytes, write_json
+from rifflemix.files import check_same_settings, write_bytes, write_json
 from rifflemix.json_values import sealed
+from rifflemix.lab.experiments import (
+    Caller,
+    PlannedRun,
+    Records,
+    RunRecord,
+    Trained,
+    carry_out,
+    newest_environment,
+)
 from rifflemix.lab.recipes import Recipe
+from rifflemix.lab.reproduction.plan import ReproducePlan, plan_reproduction
 from rifflemix.lab.reproduction.results import RESULTS_FILE
-from rifflemix.lab.reproduction.run import ReproducePlan, plan_reproduction, train_plan
+from rifflemix.lab.reproduction.run import RecipeTrainer
 from rifflemix.lab.reproduction.sweep_table import sweep_markdown
 from rifflemix.lab.runs.device import using_threads
 from rifflemix.lab.runs.environment import environment
@@ -22,11 +32,12 @@ from rifflemix.lab.runs.folder import check_folder
 from rifflemix.lab.runs.grid import Grid, Point, check_grid, grid_points, point_label
 from rifflemix.lab.runs.options import ReproduceOptions
 from rifflemix.lab.runs.processes import is_one_of_many
-from rifflemix.lab.runs.results import protocol, stored_results, summarise
-from rifflemix.lab.runs.status import OnStatus, ShouldStop, silent
+from rifflemix.lab.runs.results import protocol, summarise
+from rifflemix.lab.runs.status import OnStatus, ShouldStop, never
 from rifflemix.lab.tasks import Progress, Task, load_task
-from rifflemix.lab.train import TrainConfig, TrainingDiverged, TrainResult
+from rifflemix.lab.train import TrainConfig, TrainingDiverged
 from rifflemix.lab.train.config import free_settings
+from rifflemix.lab.train.engine import Engine
 from rifflemix.mixers.named import mixer_options
 from rifflemix.models import model_settings
 
@@ -36,7 +47,6 @@ _MOST_RUNS = 10_000
 _INSIDE = "mixer_options."
 # A run's length and seed have options of their own.
 _NOT_SWEPT = ("seed", "max_steps", "num_workers")
-_FREE = free_settings("train")
 # What an option of all runs says too, and then no point.
 _EITHER = ("batch_size", "precision")
 
@@ -49,7 +59,7 @@ class SweepPlan:
         recipe: what is varied.
         grid: setting -> values.
         seeds: every point runs with each.
-        runs: settings and plan of every run, seed by seed.
+        runs: point and plan of every run, seed by seed.
         out: results folder.
         settings: what config.json holds.
     """
@@ -60,6 +70,22 @@ class SweepPlan:
     runs: Sequence[tuple[Point, ReproducePlan]]
     out: Path
     settings: Mapping[str, Any]
+
+    @property
+    def free(self) -> list[str]:
+        """Settings that may change when the sweep continues."""
+        return free_settings("train")
+
+    def name(self, point: Point, plan: ReproducePlan) -> str:
+        """Return the folder of a run below the sweep."""
+        return f"{point_label(point)}/seed{plan.seed}"
+
+    def planned(self, records: Records) -> list[PlannedRun]:
+        """List the runs, seed by seed; none depends on another."""
+        return [
+            PlannedRun(self.name(point, of), self.recipe.name, of.seed, point)
+            for point, of in self.runs
+        ]
 
 
 def sweep_defaults(recipe: Recipe) -> dict[str, Any]:
@@ -129,7 +155,7 @@ def plan_sweep(
         for point in points
     ]
     settings = _settings(recipe, grid, seeds, runs[0][1])
-    check_same_settings(out, settings, free=_FREE)
+    check_same_settings(out, settings, free=free_settings("train"))
     return SweepPlan(recipe, grid, seeds, runs, out, settings)
 
 
@@ -189,82 +215,44 @@ def _settings(
 def run_sweep(
     plan: SweepPlan, *, on_status: OnStatus | None = None, should_stop: ShouldStop | None = None
 ) -> dict[str, Any]:
-    """Make all runs, or go on; results.json, table.md and plot.png are written after each.
+    """Make all runs, or continue; write results.json, table.md and plot.png after each.
 
     Args:
         plan: a checked sweep.
-        on_status: told where the current run stands, at every step.
+        on_status: called at every step with the status of the current run.
         should_stop: polled at every step.
 
     Returns:
-        What results.json holds: "status" is "complete", or "partial" after a stop.
+        The content of results.json: "status" is "complete", or "partial" after a stop.
 
     Raises:
-        InputError: the folder cannot be written or is in use.
+        InputError: the folder cannot be written.
     """
-    say = on_status or silent
-    runs: list[dict[str, Any]] = []
-    failed: list[dict[str, Any]] = []
-    with (
-        claimed_folder(plan.out, plan.settings, free=_FREE),
-        using_threads(plan.runs[0][1].threads),
-    ):
-        stored = stored_results(plan.out / RESULTS_FILE)
-        broken = {run["folder"]: run for run in stored.get("failed_runs", ())}
-        for point, of in plan.runs:
-            label = point_label(point)
-            started = time.perf_counter()
-            entry = {
-                "settings": point,
-                "seed": of.seed,
-                "folder": of.out.relative_to(plan.out).as_posix(),
-            }
-            if entry["folder"] in broken:  # it would diverge again
-                failed.append(broken[entry["folder"]])
-                continue
-            try:
-                result = train_plan(
-                    of,
-                    on_status=lambda status, label=label: say(replace(status, trial=label)),  # type: ignore[misc] # bound now, not when it is called
-                    should_stop=should_stop,
-                )
-            except TrainingDiverged as error:
-                spent = time.perf_counter() - started
-                failed.append(entry | {"error": error.reason, "wall_seconds": spent})
-            else:
-                if not result.finished:
-                    break
-                runs.append(entry | _entry(result))
-            if not _has_all(stored, runs, failed):
-                _write(plan, _results(plan, runs, failed))
-        if _has_all(stored, runs, failed) and stored["runs_done"] == len(runs) + len(failed):
-            return _write(plan, stored)  # of the process that trained: this one has done nothing
-        return _write(plan, _results(plan, runs, failed))
+    plans = {plan.name(point, of): of for point, of in plan.runs}
+    first = plan.runs[0][1]
+    trainer = _SweepTrainer(lambda run: plans[run.name], on_status)
+    engine = Engine(first.recipe.train, first.device)
+
+    def save(records: Records) -> dict[str, Any]:
+        return _write(plan, _results(plan, records))
+
+    with using_threads(first.threads):
+        caller = Caller(should_stop=should_stop or never, on_record=save)
+        return save(carry_out(plan, trainer, engine, caller).records)
 
 
-def _has_all(
-    stored: Mapping[str, Any], runs: Sequence[dict[str, Any]], failed: Sequence[dict[str, Any]]
-) -> bool:
-    """Whether results of an earlier process hold these runs."""
-    return bool(
-        stored
-        and all(run in stored["runs"] for run in runs)
-        and all(run in stored["failed_runs"] for run in failed)
-    )
+class _SweepTrainer(RecipeTrainer):
+    """Records runs that diverge: they are results of a sweep."""
 
-
-def _entry(result: TrainResult) -> dict[str, Any]:
-    chosen = next((at for at in result.validation if at["step"] == result.best_step), {})
-    return {
-        "steps": result.step,
-        "best_step": result.best_step,
-        "parameters": result.parameters,
-        "steps_per_second": result.steps_per_second,
-        "wall_seconds": result.seconds["total"],
-        "validation": chosen,
-        "test": result.test,
-        "validation_curve": result.validation,
-    }
+    def train(
+        self, run: PlannedRun, folder: Path, records: Records, should_stop: ShouldStop
+    ) -> Trained:
+        start = time.perf_counter()
+        try:
+            return super().train(run, folder, records, should_stop)
+        except TrainingDiverged as error:
+            seconds = time.perf_counter() - start
+            return Trained(result=None, error=error.reason, wall_seconds=seconds)
 
 
 def _write(plan: SweepPlan, results: dict[str, Any]) -> dict[str, Any]:
@@ -276,10 +264,16 @@ def _write(plan: SweepPlan, results: dict[str, Any]) -> dict[str, Any]:
     return results
 
 
-def _results(
-    plan: SweepPlan, runs: Sequence[dict[str, Any]], failed: Sequence[dict[str, Any]]
-) -> dict[str, Any]:
-    here, task = environment(), plan.runs[0][1].task
+def _results(plan: SweepPlan, records: Records) -> dict[str, Any]:
+    found = [records[run.name] for run in plan.planned(records) if run.name in records]
+    runs = [_entry(record) | _numbers(record) for record in found if record.error is None]
+    failed = [
+        _entry(record) | {"error": record.error, "wall_seconds": record.wall_seconds}
+        for record in found
+        if record.error is not None
+    ]
+    here = newest_environment(records) or environment()
+    task = plan.runs[0][1].task
     done = len(runs) + len(failed)
     results = {
         "format": SWEEP_FORMAT,
@@ -297,10 +291,28 @@ def _results(
         "environment": here,
         "wall_seconds": math.fsum(run["wall_seconds"] for run in (*runs, *failed)),
         "points": [_point(plan, point, runs, failed) for point in grid_points(plan.grid)],
-        "runs": list(runs),
-        "failed_runs": list(failed),
+        "runs": runs,
+        "failed_runs": failed,
     }
     return sealed(results)
+
+
+def _entry(record: RunRecord) -> dict[str, Any]:
+    return {"settings": record.settings, "seed": record.seed, "folder": record.name}
+
+
+def _numbers(record: RunRecord) -> dict[str, Any]:
+    result = record.trained
+    return {
+        "steps": result.step,
+        "best_step": result.best_step,
+        "parameters": result.parameters,
+        "steps_per_second": result.steps_per_second,
+        "wall_seconds": record.wall_seconds,
+        "validation": record.chosen_validation(),
+        "test": result.test,
+        "validation_curve": result.validation,
+    }
 
 
 def _point(

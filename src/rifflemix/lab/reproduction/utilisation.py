@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import islice
 
 import torch
 
+from rifflemix.lab.experiments import Utilisation
 from rifflemix.lab.reproduction.cost import flops_of
 from rifflemix.lab.runs.measure import seconds_of
 from rifflemix.lab.runs.processes import count_processes
@@ -22,24 +22,6 @@ from rifflemix.models import Model
 
 _BATCHES = 8  # of similar lengths, on average
 _SAMPLES = 2  # samples of a batch on which FLOPs are counted, then multiplied up
-
-
-@dataclass(frozen=True)
-class Utilisation:
-    """Model FLOP utilisation (MFU) of a training step.
-
-    Attributes:
-        flops_per_step: of matrix products, convolutions and attention, forward and backward, with
-            samples padded as they are in training.
-        flops_per_second: at the measured speed, of all processes.
-        matmul_flops_per_second: what a large matrix product reaches here, in the same type.
-        share: the first rate over the second, which each process has.
-    """
-
-    flops_per_step: int
-    flops_per_second: float
-    matmul_flops_per_second: float
-    share: float
 
 
 def utilisation(

@@ -41,10 +41,11 @@ class Environment(TypedDict):
     python: str
     platform: str
     libraries: dict[str, str]
+    plugins: dict[str, str]
     hardware: Hardware
 
 
-def environment() -> dict[str, Any]:
+def environment() -> Environment:
     """Everything a reader needs to judge a number, as JSON-ready values.
 
     Keys: command, time (UTC, ISO 8601), git_commit (None outside a checkout), git_dirty, python,

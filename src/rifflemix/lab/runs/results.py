@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
-from rifflemix.files import read_text
-from rifflemix.json_values import SEAL, check_seal, parse_json
 from rifflemix.lab.tasks import Task
 from rifflemix.lab.train.run_folder import Weights
 
@@ -23,16 +20,6 @@ def protocol(task: Task, weights: Weights = "best", *, tests_both: bool = False)
         "test_used_for": f"reporting only, once, with {tested}",
         "split_note": task.split_note,
     }
-
-
-def stored_results(path: Path) -> dict[str, Any]:
-    """results.json as an earlier process wrote it; empty where none is there, or was changed."""
-    try:
-        results = parse_json(read_text(path))
-        check_seal(results)
-    except (OSError, ValueError):
-        return {}
-    return results if isinstance(results, dict) and SEAL in results else {}
 
 
 def summarise(values: Sequence[float]) -> dict[str, Any] | None:

@@ -54,7 +54,7 @@ def stored_result(folder: RunFolder, stored: Any, metric: str) -> TrainResult:
         result = TrainResult.from_dict(stored)
     except ValueError as error:
         raise damaged_run(folder.result, str(error), _TEST_AGAIN) from error
-    if not result.finished or result.metric != metric:
+    if not result.finished or not result.test or result.metric != metric:
         reason = f"expected a finished run, chosen by {metric}"
         raise damaged_run(folder.result, reason, _TEST_AGAIN)
     return result

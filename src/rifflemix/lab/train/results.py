@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 from rifflemix.errors import InputError, RunFailed
-from rifflemix.json_values import check_json
+from rifflemix.lab.decode import decode
 from rifflemix.lab.train.protocols import TrainableTask
 from rifflemix.lab.train.run_folder import Weights
+
+Metrics = dict[str, int | float]
+"""Values of an evaluation by name; "step" is the update after which it was made."""
 
 
 class TrainingDiverged(RunFailed):
@@ -94,8 +97,8 @@ class TrainResult:
     metric: str
     best_step: int | None
     best_value: float | None
-    validation: list[dict[str, float]]
-    test: dict[str, float] | None
+    validation: list[Metrics]
+    test: Metrics | None
     protocol: dict[str, Any]
     train_loss: float | None
     parameters: int
@@ -108,7 +111,7 @@ class TrainResult:
     processes: int
     device: str
     precision: str
-    tests: dict[str, dict[str, float]] = field(default_factory=dict)
+    tests: dict[str, Metrics] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
         """The result as JSON values; `from_dict` reads them back."""
@@ -116,25 +119,27 @@ class TrainResult:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> TrainResult:
-        """The result from JSON values; entries that are not its own are passed over.
+        """Read the result from JSON values; entries of other names are ignored.
 
         Raises:
-            InputError: an entry is missing or of another kind, or there is no evaluation at
-                `best_step`.
+            InputError: an entry is missing or has another type, or no evaluation is at `best_step`.
         """
         if isinstance(values, dict):
             values = {"tests": {}, **values}  # older results have none
         try:
-            check_json(values, cls, "result")
+            result = decode(cls, values)
+            result.check()
         except ValueError as error:
             raise InputError(f"training result: {error}") from error
-        result = cls(**{entry.name: values[entry.name] for entry in fields(cls)})
-        is_last = result.protocol.get("selected_by") == "last step"
-        chosen = [at for at in result.validation if at.get("step") == result.best_step]
-        is_evaluated = bool(chosen) and result.metric in chosen[0]
-        if result.finished and not (result.test and (is_evaluated or is_last)):
-            raise InputError(
-                f"training result: expected an evaluation of {result.metric} at best_step "
-                f"{result.best_step} and one on the test split, got none"
-            )
         return result
+
+    def check(self) -> None:
+        """Raise ValueError if the evaluations do not belong to the result."""
+        if not all("step" in at for at in self.validation):
+            raise ValueError("expected the step of each evaluation, got none")
+        is_last = self.protocol.get("selected_by") == "last step"
+        chosen = [at for at in self.validation if at["step"] == self.best_step]
+        if self.finished and not is_last and not (chosen and self.metric in chosen[0]):
+            raise ValueError(
+                f"expected an evaluation of {self.metric} at best_step {self.best_step}, got none"
+            )

@@ -18,6 +18,7 @@ from rifflemix.files import (
     claimed_folder,
     damaged_run,
     flush,
+    read_json,
     read_json_lines,
     reported,
     user_path,
@@ -30,6 +31,9 @@ Weights = Literal["best", "last"]
 """Weights that a run chooses: of the best evaluation, or of the last update."""
 
 WEIGHTS: tuple[Weights, ...] = ("best", "last")
+
+_HASH = "model.hash"
+_OLD_SIGNATURE = "model.signature"
 
 
 class RunFolder:
@@ -71,8 +75,19 @@ class RunFolder:
         Raises:
             InputError: the folder cannot be written, is in use, or holds something else.
         """
-        free = free_settings("config")
+        # Runs of rifflemix up to 0.1.0.dev have a hash of the model's description, which names its
+        # classes. The tensors of their checkpoint are compared when it is read.
+        free = [*free_settings("config"), _OLD_SIGNATURE]
+        if self._has_old_signature():
+            free.append(_HASH)
         return claimed_folder(self.path, identity, name="out_dir", free=free)
+
+    def _has_old_signature(self) -> bool:
+        if not self.config.is_file():
+            return False
+        stored = read_json(self.config)
+        model = stored.get("model") if isinstance(stored, dict) else None
+        return isinstance(model, dict) and "signature" in model
 
     def cut_log(self, size: int, sha256: str = "") -> None:
         """Drop what was logged after the moment when the log had `size` bytes and this checksum.
@@ -156,7 +171,7 @@ def describe_run(
             "options": dict(task.options),
             "fingerprint": task.fingerprint(),
         },
-        "model": {"settings": dict(settings), "signature": _signature(model)},
+        "model": {"settings": dict(settings), "hash": _model_hash(model)},
         "processes": processes,
         "device": device_type,
         **({"context_parallel": context_parallel} if context_parallel > 1 else {}),
@@ -169,10 +184,15 @@ def describe_run(
     return plain
 
 
-def _signature(model: nn.Module) -> str:
-    """Hash of the modules with their settings and of the tensors' names, shapes and types."""
+def _model_hash(model: nn.Module) -> str:
+    """Hash the model's tensors (names, shapes, dtypes) and the settings of its torch.nn modules.
+
+    Names of classes and of modules without tensors are left out: they may change between versions.
+    """
     tensors = [f"{k} {tuple(t.shape)} {t.dtype}" for k, t in model.state_dict().items()]
-    return hashlib.sha256("\n".join([repr(model), *tensors]).encode()).hexdigest()[:16]
+    modules = [m for m in model.modules() if type(m).__module__.startswith("torch.nn.")]
+    settings = sorted(f"{type(m).__name__}({m.extra_repr()})" for m in modules)
+    return hashlib.sha256("\n".join([*tensors, *settings]).encode()).hexdigest()[:16]
 
 
 def _is_step(text: str) -> bool:

@@ -1,6 +1,6 @@
 """The ways from data of your own to a task: class methods of `Task`.
 
-The work is done in `rifflemix.lab.tasks.own`, which stands above `Task` and enters its functions here.
+`rifflemix.lab.tasks.own` does the work. It depends on `Task` and registers its functions here.
 """
 
 from __future__ import annotations

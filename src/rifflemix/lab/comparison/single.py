@@ -1,0 +1,160 @@
+"""`rifflemix train`: one mixer with one seed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from rifflemix.files import write_json
+from rifflemix.json_values import sealed
+from rifflemix.lab.comparison.config import CompareConfig
+from rifflemix.lab.comparison.models import check_model, training_memory
+from rifflemix.lab.comparison.plan import RESULTS_FILE
+from rifflemix.lab.comparison.run import train_mixer
+from rifflemix.lab.experiments import (
+    Caller,
+    OneRun,
+    Outcome,
+    PlannedRun,
+    Records,
+    Trained,
+    carry_out,
+)
+from rifflemix.lab.runs.device import using_threads
+from rifflemix.lab.runs.folder import check_folder
+from rifflemix.lab.runs.processes import count_processes
+from rifflemix.lab.runs.results import protocol
+from rifflemix.lab.runs.status import OnStatus, ShouldStop, never
+from rifflemix.lab.runs.trackers import Tracker, check_tracker
+from rifflemix.lab.tasks import Progress, Task, load_task
+from rifflemix.lab.train.config import free_settings
+from rifflemix.lab.train.engine import Engine
+
+FORMAT = "rifflemix.train/1"
+
+
+@dataclass(frozen=True)
+class SinglePlan:
+    """A training of one mixer that has passed all checks and can start.
+
+    Attributes:
+        config: the settings, with one mixer and one seed.
+        task: the loaded data.
+        experiment: the run.
+    """
+
+    config: CompareConfig
+    task: Task
+    experiment: OneRun
+
+
+def plan_single(
+    config: CompareConfig,
+    out: Path,
+    *,
+    data_dir: Path | None = None,
+    progress: Progress | None = None,
+) -> SinglePlan:
+    """Check everything; write nothing.
+
+    Raises:
+        InputError: data is missing, the mixer cannot be built, or `out` cannot be used.
+    """
+    check_folder(out)
+    task = load_task(config.task, data_dir=data_dir, progress=progress, **config.task_options)
+    check_model(config, task, config.mixers[0])
+    settings = {
+        **config.to_dict(),
+        "format": FORMAT,
+        "task_options": dict(task.options),
+        "data": task.fingerprint(),
+        "device": torch.device(config.device).type,
+        "processes": count_processes(),
+    }
+    free = ["threads", "train_options", *free_settings("train")]
+    return SinglePlan(config, task, OneRun(out, config.mixers[0], config.seeds[0], settings, free))
+
+
+def train_single(
+    plan: SinglePlan,
+    *,
+    on_status: OnStatus | None = None,
+    should_stop: ShouldStop | None = None,
+    tracker: str | None = None,
+    keep_weights: bool = False,
+) -> dict[str, Any]:
+    """Train, or continue; write results.json.
+
+    Args:
+        plan: a checked training.
+        on_status: called at every step with the status of the run.
+        should_stop: polled at every step.
+        tracker: "tensorboard" or "wandb"; records losses and evaluations.
+        keep_weights: also keep the weights of every evaluation.
+
+    Returns:
+        The content of results.json; its "result" is not finished after a stop.
+
+    Raises:
+        InputError: the folder cannot be written, is in use or belongs to another run.
+        TrainingDiverged: the loss, a metric or a weight is not finite.
+    """
+    check_tracker(tracker)
+    config, out = plan.config, plan.experiment.out
+    curves = None if tracker is None else Tracker(tracker, out, config.mixers[0])
+    engine = Engine(config.train, config.device, config.context_parallel)
+    trainer = _Trainer(plan, engine, on_status, curves, keep_weights)
+    with using_threads(config.threads):
+        caller = Caller(should_stop=should_stop or never)
+        outcome = carry_out(plan.experiment, trainer, engine, caller)
+    results = _results(plan, outcome)
+    engine.on_main(lambda: write_json(out / RESULTS_FILE, results))
+    return results
+
+
+@dataclass(frozen=True)
+class _Trainer:
+    plan: SinglePlan
+    engine: Engine
+    on_status: OnStatus | None
+    tracker: Tracker | None
+    keep_weights: bool
+
+    def train(
+        self, run: PlannedRun, folder: Path, records: Records, should_stop: ShouldStop
+    ) -> Trained:
+        """Train, then measure the memory of a training step."""
+        config, task = self.plan.config, self.plan.task
+        result = train_mixer(
+            config,
+            task,
+            run.subject,
+            run.seed,
+            folder,
+            on_status=self.on_status,
+            should_stop=should_stop,
+            tracker=self.tracker,
+            keep_weights=self.keep_weights,
+        )
+        memory = training_memory(config, task, run.subject) if result.finished else None
+        return Trained(result=result, peak_memory_bytes=memory)
+
+
+def _results(plan: SinglePlan, outcome: Outcome) -> dict[str, Any]:
+    """Derive results.json from the record, or from the result of a stopped run."""
+    run, result = outcome.single, outcome.single.trained
+    results = {
+        "format": FORMAT,
+        "command": run.environment["command"],
+        "config": plan.config.to_dict() | {"task_options": dict(plan.task.options)},
+        "seed": plan.experiment.seed,
+        "protocol": protocol(plan.task),
+        "environment": run.environment,
+        "wall_seconds": result.seconds["total"],
+        "peak_memory_bytes": run.peak_memory_bytes,
+        "result": result.to_dict(),
+    }
+    return sealed(results)

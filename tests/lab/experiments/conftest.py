@@ -1,0 +1,7 @@
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+# toy_training.py serves the tests of training and of the engine.
+sys.path.append(str(Path(__file__).parents[1] / "train"))
