@@ -268,3 +268,20 @@ def test_a_changed_record_is_detected(serial: Path, tmp_path: Path) -> None:
     path.write_text(path.read_text().replace('"seed": 0', '"seed": 1'))
     with pytest.raises(InputError, match="checksum"):
         read_record(tmp_path)
+
+
+def test_a_worker_waits_for_the_runs_of_others(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    store = RunStore(Toy(out))
+    store.open()
+    attempt = store.claim(PlannedRun("x/b", "b", 0, tests=False))
+    assert attempt is not None
+    waited: list[list[str]] = []
+
+    def on_wait(runs: Any) -> None:
+        waited.append([run.name for run in runs])
+        attempt.release()
+
+    carry_out(Toy(out), ToyTrainer(), engine(), Caller(on_wait=on_wait))
+    assert waited == [["x/b"]]
+    assert (out / "x" / "chosen" / "record.json").is_file()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -76,7 +76,7 @@ def run_comparison(
         if on_estimate is not None and engine.processes == 1:
             say = _with_estimate(plan, say, stops, on_estimate)
         trainer = _MixerTrainer(plan, engine, say, tracker, keep_weights)
-        caller = Caller(should_stop=stops, on_record=save)
+        caller = Caller(should_stop=stops, on_record=save, on_wait=trainer.on_wait)
         return save(carry_out(plan, trainer, engine, caller).records)
 
 
@@ -133,6 +133,13 @@ class _MixerTrainer:
             error = diverged.reason
         seconds = time.perf_counter() - start
         return Trained(result=result, error=error, wall_seconds=seconds, peak_memory_bytes=memory)
+
+    def on_wait(self, runs: Sequence[PlannedRun]) -> None:
+        """Show the runs that other workers are making."""
+        for run in runs:
+            trial = "" if run.tests else point_label(run.settings)
+            steps = self.plan.config.train.max_steps
+            self.on_status(RunStatus(run.subject, run.seed, "elsewhere", 0, steps, trial=trial))
 
     def _memory(self, run: PlannedRun, records: Records) -> int | None:
         """Measure a mixer's memory unless a record has it."""

@@ -1,9 +1,9 @@
-"""Attempts at a run: each worker trains in a directory of its own.
+"""Attempts at a run: each worker trains in a separate directory.
 
 An attempt is alive while its owner holds a lock in it and touches its heartbeat. The lock finds a
 killed owner at once. The heartbeat finds a stopped process, a dead machine, and owners on file
-systems without locks. Taking over an attempt renames its directory, which only one worker can do.
-The former owner then writes to a path that no longer exists, so it cannot do harm.
+systems without locks. A worker takes an attempt over by renaming its directory. Only one worker can
+do that. The former owner then writes to a path that no longer exists, so it cannot do harm.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _OWNER = ".owner"
 _LOCKS = (_OWNER, ".lock")
 _HEARTBEAT = ".alive"
 SECONDS_TO_LIVE = 60.0
-"""An attempt whose heartbeat is older belongs to nobody."""
+"""An attempt with an older heartbeat has no owner."""
 
 
 class Attempt:
@@ -86,7 +86,7 @@ class Attempt:
 
 
 def claim_attempt(attempts: Path) -> Attempt | None:
-    """Start an attempt below a directory, or continue one that nobody owns.
+    """Start an attempt below a directory, or continue one without an owner.
 
     Returns:
         The attempt, or None if another worker owns one.
@@ -160,7 +160,7 @@ def newest(attempts: list[Path]) -> Path:
 
 
 def remove_attempts(attempts: Path) -> None:
-    """Delete the attempts that nobody owns, and the directory if it is empty then."""
+    """Delete the attempts without an owner, and then the directory if it is empty."""
     with contextlib.suppress(OSError):
         for entry in attempts.iterdir():
             if entry.is_dir() and not is_alive(entry):

@@ -1,4 +1,4 @@
-"""What an experiment consists of: runs, some of which depend on the records of others."""
+"""The runs of an experiment; some depend on the records of others."""
 
 from __future__ import annotations
 

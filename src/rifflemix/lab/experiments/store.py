@@ -183,7 +183,7 @@ def files_of(out: Path, name: str) -> Path:
 def only_run(out: Path) -> Path:
     """Return the folder with the files of a single run.
 
-    It is `out` itself for runs that were made before runs had folders of their own, and for
+    It is `out` itself for runs that were made before each run had a separate folder, and for
     `rifflemix.lab.train.train`.
     """
     folder = files_of(out, ONLY_RUN)

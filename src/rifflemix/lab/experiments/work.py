@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
@@ -31,7 +31,7 @@ _WAIT = 2.0  # seconds between two looks at the runs of other workers
 
 @dataclass(frozen=True, kw_only=True)
 class Trained:
-    """What a trainer returns; the attributes are those of `RunRecord`.
+    """Outcome of a trainer; the attributes have the meaning of `RunRecord`.
 
     Attributes:
         result: outcome of the training, finished or stopped; None if it diverged.
@@ -69,11 +69,11 @@ class Trainer(Protocol):
 
 @dataclass(frozen=True)
 class Outcome:
-    """What `carry_out` did.
+    """Outcome of `carry_out`.
 
     Attributes:
         records: name -> record of every finished run.
-        stopped: what the run that the caller stopped reached; None if no run was stopped.
+        stopped: outcome so far of the run that the caller stopped; None if no run was stopped.
     """
 
     records: Records
@@ -81,7 +81,7 @@ class Outcome:
 
     @property
     def single(self) -> RunRecord | Trained:
-        """The run of an experiment with one run: its record, or what a stopped run reached."""
+        """The run of an experiment with one run: its record, or its outcome so far."""
         found = self.records.get(ONLY_RUN) or self.stopped
         if found is None:
             raise ValueError("expected an experiment with one run")
@@ -95,12 +95,12 @@ class Caller:
     Attributes:
         should_stop: polled at every step and between runs.
         on_record: called with all records after each run that this process published.
-        on_wait: called with the number of runs that other workers are making.
+        on_wait: called with the runs that other workers are making, when they change.
     """
 
     should_stop: ShouldStop = never
     on_record: Callable[[Records], object] = lambda records: None
-    on_wait: Callable[[int], object] = lambda runs: None
+    on_wait: Callable[[Sequence[PlannedRun]], object] = lambda runs: None
 
 
 def carry_out(
@@ -137,6 +137,7 @@ class _Worker:
     store: RunStore
     attempt: Attempt | None = None
     stopped: Trained | None = None
+    awaited: list[PlannedRun] = field(default_factory=list)
 
     @property
     def is_single(self) -> bool:
@@ -175,7 +176,9 @@ class _Worker:
                 f"out: {self.experiment.out} is in use by another process; wait for it or choose "
                 "another folder"
             )
-        self.caller.on_wait(len(todo))
+        if todo != self.awaited:
+            self.awaited = todo
+            self.caller.on_wait(todo)
         return None, ""
 
     def _make(self, run: PlannedRun, folder: Path) -> bool:

@@ -16,7 +16,8 @@ class RunStatus:
 
     Attributes:
         mixer, seed: which run.
-        state: estimating (time), measuring (memory), training, done, diverged or stopped.
+        state: estimating (time), measuring (memory), training, done, diverged, stopped, or
+            elsewhere (another worker makes the run).
         step, max_steps: optimiser updates made and to make.
         loss: mean training loss lately.
         metric, score: what chooses the weights, and its newest value on the validation split.
