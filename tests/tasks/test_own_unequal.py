@@ -59,6 +59,9 @@ def test_lengths_beside_images_are_not_used(tmp_path: Path) -> None:
     with pytest.warns(InputWarning, match=r"not used: lengths; .* lengths = none"):
         task = load_task("npz", data=str(tmp_path / "a.npz"))
     assert not task.padding
+    np.savez(tmp_path / "a.npz", x=images[:0], y=[], lengths=[])
+    with pytest.raises(rm.InputError, match="x: expected at least one sample"):
+        load_task("npz", data=str(tmp_path / "a.npz"))
 
 
 def test_lengths_are_an_array_of_every_file_of_a_folder_or_of_none(tmp_path: Path) -> None:
