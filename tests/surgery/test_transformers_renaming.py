@@ -1,4 +1,4 @@
-"""Weight names of swapped models: transformers renames weights of its own models only."""
+"""Weight names of swapped models: transformers must not rename weights of mixers."""
 
 from __future__ import annotations
 
@@ -128,6 +128,27 @@ def expect_the_same(model: nn.Module, again: nn.Module) -> None:
     assert [name for name in buffers if not torch.equal(buffers[name], others[name])] == []
 
 
+class NamedMixer(transformers.PreTrainedModel):  # type: ignore[misc]
+    """Two layers that call their attention "mixer", as jina-embeddings-v3 does on the hub."""
+
+    config_class = ZooConfig
+
+    def __init__(self, config: ZooConfig) -> None:
+        super().__init__(config)
+        self.layers = nn.ModuleList(
+            nn.ModuleDict({"mixer": nn.MultiheadAttention(DIM, NUM_HEADS, batch_first=True)})
+            for _ in range(2)
+        )
+        self.post_init()
+
+
+@pytest.mark.parametrize("layers", [[0], [1], "all"])
+def test_attention_that_is_called_mixer_comes_back(layers: Any, tmp_path: Path) -> None:
+    model = NamedMixer(ZooConfig())
+    rm.replace_attention(model, "mega", layers=layers, max_length=MAX_LENGTH)
+    expect_the_same(model, reloaded(model, tmp_path))
+
+
 IMAGES = {
     "hidden_size": 16,
     "num_hidden_layers": 2,
@@ -192,7 +213,7 @@ def captioner() -> Any:
 
 
 def host(kind: str, **settings: Any) -> Any:
-    """Build a model of a class whose config has its name without the task."""
+    """Build a model from a class name; its config has the same name without the task."""
     name = kind.partition("For")[0]
     return getattr(transformers, kind)(getattr(transformers, f"{name}Config")(**settings))
 

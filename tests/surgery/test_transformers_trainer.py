@@ -33,7 +33,7 @@ def swapped(mixer: str, seed: int = 0, **arguments: Any) -> Any:
 
 
 def train(model: Any, folder: Path, resume: Path | None = None, **options: Any) -> None:
-    """Train for two steps, or from a checkpoint of the second step for none."""
+    """Train up to the second step, from the start or from a checkpoint."""
     data = [{"pixel_values": torch.randn(3, 8, 8), "labels": i % 2} for i in range(4)]
     arguments = transformers.TrainingArguments(
         output_dir=str(folder),
@@ -52,7 +52,7 @@ def train(model: Any, folder: Path, resume: Path | None = None, **options: Any) 
 
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Path]:
-    """A trained softmax swap, and its last checkpoint, which has no optimizer."""
+    """Train a softmax swap, and save a last checkpoint without an optimizer."""
     folder = tmp_path_factory.mktemp("trained")
     model = swapped("softmax")
     train(model, folder, save_only_model=True)

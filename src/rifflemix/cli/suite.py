@@ -20,6 +20,7 @@ from rifflemix.lab.runs.options import RunOptions
 
 if TYPE_CHECKING:
     from rifflemix.lab.comparison import ComparePlan, SuitePlan
+    from rifflemix.lab.runs.status import RunStatus
 
 _OWN = ("model", "task_option", "data", "input", "label")
 """Options of `compare` that a suite sets for each of its tasks, or has no use for."""
@@ -97,9 +98,11 @@ def _print_estimate(plan: SuitePlan) -> None:
         return
     console = progress_console()
     with DataProgress(console) as progress:
-        seconds = suite_seconds(
-            plan.plans.values(), lambda status: progress(f"estimating {status.mixer}", 0, None)
-        )
+
+        def on_status(status: RunStatus) -> None:
+            progress(f"estimating {status.mixer}", 0, None)
+
+        seconds = suite_seconds(plan.plans.values(), on_status)
     console.print(
         f"{len(plan.plans)} tasks, runs and trials to make: {len(seconds):,}, about "
         f"{format_duration(sum(seconds))} in all (within a factor of 2 as a rule)",

@@ -34,7 +34,7 @@ def load_at_once(module: nn.Module) -> None:
         maps[name] = own if hook is None else hook.weights_map
     weights = _Weights(maps)
     remove_hook_from_module(module, recurse=True)
-    # Buffers stay: with offload_buffers accelerate looks for those of submodules in the module.
+    # Buffers stay in memory: accelerate cannot offload buffers of submodules with one hook.
     for name, buffer in module.named_buffers():
         if buffer.is_meta:
             set_module_tensor_to_device(module, name, one.execution_device, weights[name])

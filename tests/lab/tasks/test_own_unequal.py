@@ -53,6 +53,17 @@ def test_lengths_of_an_npz_are_read_by_default(tmp_path: Path) -> None:
     assert not load_task("npz", data=str(tmp_path / "b.npz")).padding
 
 
+def test_lengths_beside_images_are_not_used(tmp_path: Path) -> None:
+    images = RANDOM.integers(0, 255, (20, 4, 4))
+    np.savez(tmp_path / "a.npz", x=images, y=np.arange(20) % 2, lengths=np.full(20, 3))
+    with pytest.warns(InputWarning, match=r"not used: lengths; .* lengths = none"):
+        task = load_task("npz", data=str(tmp_path / "a.npz"))
+    assert not task.padding
+    np.savez(tmp_path / "a.npz", x=images[:0], y=[], lengths=[])
+    with pytest.raises(rm.InputError, match="x: expected at least one sample"):
+        load_task("npz", data=str(tmp_path / "a.npz"))
+
+
 def test_lengths_are_an_array_of_every_file_of_a_folder_or_of_none(tmp_path: Path) -> None:
     np.savez(tmp_path / "train.npz", **arrays(40), lengths=np.arange(40) % 6 + 1)
     np.savez(tmp_path / "test.npz", **arrays(6, first=250))

@@ -17,6 +17,7 @@ from rifflemix.lab.tasks.images.image_folder import IMAGE_FOLDER
 from rifflemix.lab.tasks.own.arrays import Origin
 from rifflemix.lab.tasks.own.parts import NAMES, Part, from_parts
 from rifflemix.lab.tasks.own.rows import ending
+from rifflemix.lab.tasks.own.samples import is_images
 from rifflemix.lab.tasks.own.tables import ENDINGS, read_table, table_parts, wanted_columns
 
 _ARRAYS = ".npz"
@@ -60,13 +61,14 @@ def from_folder(path: str | PathLike[str], *, origin: Origin | None = None, **op
 
 
 def npz_part(file: Path, x: str, y: str, group: str | None, lengths: str | None) -> Part:
-    """Read the arrays of these names of an .npz file; array "lengths" is read if it is there.
+    """Read the arrays of these names of an .npz file.
 
-    Arrays that nothing reads are named in a warning.
+    Array "lengths" is read by default unless the samples are images. Arrays that nothing reads are
+    named in a warning.
     """
     arrays = read_npz(file)
     if lengths is None and _LENGTHS in arrays and _LENGTHS not in (x, y, group):
-        lengths = _LENGTHS
+        lengths = None if is_images(_array(file, arrays, x)) else _LENGTHS
     samples, labels, counts, groups = (
         None if name is None else _array(file, arrays, name) for name in (x, y, lengths, group)
     )

@@ -267,7 +267,7 @@ def is_images(array: NDArray[Any]) -> bool:
     """Whether an array holds images: (M, H, W, C), or (M, H, W) of integers from 0 to 255."""
     if array.ndim == 4:
         return True
-    is_integer = array.ndim == 3 and array.dtype.kind in "iu"
+    is_integer = array.ndim == 3 and array.dtype.kind in "iu" and array.size > 0
     return is_integer and bool(array.min() >= 0) and bool(array.max() <= 255)
 
 
