@@ -203,7 +203,7 @@ def test_causal_bias_counts_valid_tokens_only(padding: str) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=str)
-def test_stream_keeps_float32_sums_of_constant_size(dtype: torch.dtype) -> None:
+def test_stream_keeps_float64_sums_of_constant_size(dtype: torch.dtype) -> None:
     mixer = TSSA(8, num_heads=2, max_length=30, causal=True).to(dtype)
     state = mixer.init_state(3)
     sizes = {name: field.shape for name, field in state.items()}
