@@ -77,7 +77,7 @@ class LinearAttentionMixer(MultiHeadMixer):
         """One token (B, C): its features go into the sums, and out come its output and the sums."""
         q, k, v = self.split(self.qkv(x_t.unsqueeze(1)))
         q, k = self.features(q, k, None, state["position"])
-        wide = state["sums"].dtype
+        wide = widest_float(x_t.device)
         q, k, values = (t.squeeze(2).to(wide) for t in (q, k, v))
         sums = state["sums"] + k.unsqueeze(-1) * values.unsqueeze(-2)
         norms = state["norms"] + k
