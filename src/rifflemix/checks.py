@@ -146,7 +146,7 @@ def check_float_dtype(name: str, dtype: torch.dtype) -> None:
     if not dtype.is_floating_point:
         raise bad_argument(name, "a floating-point dtype", dtype)
     if dtype not in FLOATS:
-        raise bad_argument(name, "float64, float32, bfloat16 or float16", dtype, "cast it first")
+        raise bad_argument(name, "float16, bfloat16, float32 or float64", dtype, "cast it first")
 
 
 def check_like_parameters(name: str, x: Tensor, layer: nn.Module) -> None:

@@ -35,7 +35,8 @@ TRAININGS: dict[str, Callable[[str], list[str]]] = {
         "compare", *TINY, "--mixers", "average,tssa", "--max-steps", "12", "--out", out
     ],
     "train": lambda out: [
-        "train", *TINY, "--mixer", "tssa", "--max-steps", "30", "--out", out
+        "train", *TINY, "--mixer", "tssa", "--max-steps", "30", "--keep-weights",
+        "--out", out
     ],
     "reproduce": lambda out: [
         "reproduce", "test/digits", "--threads", "1", "--device", "cpu", "--out", out

@@ -92,6 +92,14 @@ def test_a_prompt_leaves_the_same_dtypes_as_steps(name: str) -> None:
         torch.testing.assert_close(filled[part], value, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("name", ["average", "linear", "performer"])
+def test_a_state_in_float32_becomes_wide_again(name: str) -> None:
+    mixer = build(name)
+    state = after(mixer, mixer.init_state(1), 2)
+    narrow = {k: v.float() if v.is_floating_point() else v for k, v in state.items()}
+    assert all(after(mixer, narrow, 1)[part].dtype == torch.float64 for part in SUMS[name])
+
+
 def test_a_device_without_float64_has_sums_in_float32() -> None:
     assert widest_float(torch.device("mps")) == torch.float32
     assert widest_float(torch.device("cpu")) == torch.float64

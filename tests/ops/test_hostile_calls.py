@@ -107,7 +107,7 @@ EIGHT_BITS = (torch.float8_e4m3fn, torch.float8_e5m2)
 @pytest.mark.parametrize("call", CALLS.values(), ids=CALLS.keys())
 def test_floats_of_8_bits(call: Call, backend: str, dtype: torch.dtype) -> None:
     """Torch stores them, and computes nothing with them."""
-    with pytest.raises(InputError, match=r"^\w+: expected .*float16, got torch.float8"):
+    with pytest.raises(InputError, match=r"^\w+: .*, got torch.float8"):
         call(torch.randn(2, 8, 4).to(dtype), backend)
 
 

@@ -31,7 +31,7 @@ class Roundings(TorchDispatchMode):
     """
 
     def __init__(self, dtype: torch.dtype) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call] # torch's own is not annotated
         kept = round(-math.log2(torch.finfo(dtype).eps))
         self.dropped = 1 << (52 - kept)  # of the 52 bits behind the first bit of a float64
 

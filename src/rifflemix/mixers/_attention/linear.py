@@ -77,7 +77,7 @@ class LinearAttentionMixer(MultiHeadMixer):
         """One token (B, C): its features go into the sums, and out come its output and the sums."""
         q, k, v = self.split(self.qkv(x_t.unsqueeze(1)))
         q, k = self.features(q, k, None, state["position"])
-        wide = state["sums"].dtype
+        wide = widest_float(x_t.device)
         q, k, values = (t.squeeze(2).to(wide) for t in (q, k, v))
         sums = state["sums"] + k.unsqueeze(-1) * values.unsqueeze(-2)
         norms = state["norms"] + k
@@ -158,11 +158,11 @@ def sum_of_products(x: Tensor, y: Tensor) -> Tensor:
         return x.mT @ y
     whole = length - length % _TOKENS_TOGETHER
     pieces = [t.narrow(-2, 0, whole).unflatten(-2, (-1, _TOKENS_TOGETHER)) for t in (x, y)]
-    total = (pieces[0].mT @ pieces[1]).sum(-3)
+    total: Tensor = (pieces[0].mT @ pieces[1]).sum(-3)
     if whole == length:
         return total
-    rest = [t.narrow(-2, whole, length - whole) for t in (x, y)]
-    return total + rest[0].mT @ rest[1]
+    last = length - whole
+    return total + x.narrow(-2, whole, last).mT @ y.narrow(-2, whole, last)
 
 
 def _causal(q: Tensor, k: Tensor, v: Tensor, epsilon: float | None, chunk_size: int) -> Tensor:

@@ -66,7 +66,7 @@ class AveragePooling(TokenMixer):
         self, x_t: Tensor, state: dict[str, Tensor]
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """One token (B, C): add it, and divide."""
-        total = state["sum"] + x_t
+        total = state["sum"] + x_t.to(widest_float(x_t.device))
         return (total / (state["position"] + 1).unsqueeze(-1)).to(x_t.dtype), {"sum": total}
 
     def fill_stream(

@@ -234,7 +234,7 @@ def _backward(
 def _empty_gradients(
     w: Tensor, temperature: Tensor, *_: Any
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    batch, heads, length, _ = w.shape
+    batch, heads, length = w.shape[:3]
     return (
         empty_tokens(w),
         float32(w, batch, length, heads),
