@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from fractions import Fraction
 from typing import Any
 
@@ -30,15 +31,15 @@ def test_integers_come_back_as_int(value: Any) -> None:
 
 
 NO_INTEGERS = {
-    "float": (2.0, "2.0"),
-    "numpy float": (np.float32(2), "np.float32(2.0)"),
+    "float": (2.0, r"2\.0"),
+    "numpy float": (np.float32(2), r"np\.float32\(2\.0\)"),
     "text": ("2", "'2'"),
     "nothing": (None, "None"),
     "bool": (True, "True"),
     "numpy bool": (np.True_, "np.True_"),
-    "tensor": (torch.tensor(2), "a tensor of shape ()"),
-    "array": (np.array([2]), "array([2])"),
-    "list": ([2], "[2]"),
+    "tensor": (torch.tensor(2), r".*tensor.*\(\)"),
+    "array": (np.array([2]), r"array\(\[2\]\)"),
+    "list": ([2], r"\[2\]"),
 }
 
 
@@ -46,24 +47,24 @@ NO_INTEGERS = {
 def test_what_is_no_integer(value: Any, got: str) -> None:
     with pytest.raises(InputError) as error:
         check_integer("n", value)
-    assert str(error.value) == f"n: expected an integer, got {got}"
+    assert re.fullmatch(f"n: expected .*, got {got}", str(error.value))
 
 
 @pytest.mark.parametrize(
     ("value", "bounds", "message"),
     [
-        (0, (1,), "n: expected an integer of at least 1, got 0"),
-        (np.int8(-1), (1,), "n: expected an integer of at least 1, got -1"),
-        (4, (1, 3), "n: expected an integer from 1 to 3, got 4"),
-        (0.5, (1, 3), "n: expected an integer from 1 to 3, got 0.5"),
-        (2**63, (), f"n: expected an integer that int64 holds, got {2**63}"),
-        (10**40, (1,), f"n: expected an integer that int64 holds, got {10**40}"),
+        (0, (1,), r"n: .*\b1, got 0"),
+        (np.int8(-1), (1,), r"n: .*\b1, got -1"),
+        (4, (1, 3), r"n: .*\b1\b.*\b3, got 4"),
+        (0.5, (1, 3), r"n: .*\b1\b.*\b3, got 0\.5"),
+        (2**63, (), f"n: .*int64.*got {2**63}"),
+        (10**40, (1,), f"n: .*int64.*got {10**40}"),
     ],
 )
 def test_bounds_of_integers(value: Any, bounds: tuple[int, ...], message: str) -> None:
     with pytest.raises(InputError) as error:
         check_integer("n", value, *bounds)
-    assert str(error.value) == message
+    assert re.fullmatch(message, str(error.value))
 
 
 @pytest.mark.parametrize(
@@ -86,23 +87,23 @@ def test_lists_of_integers(values: Any) -> None:
 
 
 NO_LISTS = {
-    "text": ("12", "a sequence of integers"),
-    "number": (3, "a sequence of integers"),
-    "nothing": (None, "a sequence of integers"),
-    "tensor without axes": (torch.tensor(3), "a sequence of integers"),
-    "without values": (torch.zeros(2, dtype=torch.int64, device="meta"), "a sequence of integers"),
-    "matrix": (torch.zeros(2, 2, dtype=torch.int64), "an integer"),
-    "array of rows": (np.zeros((2, 1), dtype=int), "an integer"),
-    "ragged": ([[1], [2, 3]], "an integer"),
-    "floats": (torch.ones(2), "an integer"),
-    "bools": (torch.ones(2, dtype=torch.bool), "an integer"),
-    "too large": ([2**63], "an integer that int64 holds"),
+    "text": "12",
+    "number": 3,
+    "nothing": None,
+    "tensor without axes": torch.tensor(3),
+    "without values": torch.zeros(2, dtype=torch.int64, device="meta"),
+    "matrix": torch.zeros(2, 2, dtype=torch.int64),
+    "array of rows": np.zeros((2, 1), dtype=int),
+    "ragged": [[1], [2, 3]],
+    "floats": torch.ones(2),
+    "bools": torch.ones(2, dtype=torch.bool),
+    "too large": [2**63],
 }
 
 
-@pytest.mark.parametrize(("values", "expected"), NO_LISTS.values(), ids=NO_LISTS)
-def test_what_is_no_list_of_integers(values: Any, expected: str) -> None:
-    with pytest.raises(InputError, match=f"^n: expected {expected}, got"):
+@pytest.mark.parametrize("values", NO_LISTS.values(), ids=NO_LISTS)
+def test_what_is_no_list_of_integers(values: Any) -> None:
+    with pytest.raises(InputError, match=r"^n: .*, got "):
         check_integers("n", values)
 
 
@@ -121,19 +122,19 @@ def test_positive_numbers(value: Any) -> None:
     ids=lambda value: repr(value)[:12],
 )
 def test_what_is_no_positive_number(value: Any) -> None:
-    with pytest.raises(InputError, match=r"^t: expected a finite number above 0, got"):
+    with pytest.raises(InputError, match=r"^t: .*\b0, got "):
         check_positive("t", value)
 
 
 @pytest.mark.parametrize("value", [1, 1.0, -0.1, float("nan"), "0", None, False], ids=repr)
 def test_what_is_no_probability(value: Any) -> None:
-    with pytest.raises(InputError, match=r"^p: expected a probability in \[0, 1\), got"):
+    with pytest.raises(InputError, match=r"^p: .*\[0, 1\), got "):
         check_probability("p", value)
 
 
 @pytest.mark.parametrize("value", [1, 0, "yes", None, np.True_], ids=repr)
 def test_what_is_no_bool(value: Any) -> None:
-    with pytest.raises(InputError, match=r"^flag: expected True or False, got"):
+    with pytest.raises(InputError, match=r"^flag: .*True.*False"):
         check_bool("flag", value)
 
 
@@ -163,9 +164,9 @@ def test_symbolic_sizes_stay_symbolic() -> None:
 
 def test_dtypes_may_differ_under_autocast_only() -> None:
     x, y = torch.zeros(2), torch.zeros(2, dtype=torch.bfloat16)
-    with pytest.raises(InputError, match=r"^y: expected dtype torch.float32 of x"):
+    with pytest.raises(InputError, match=r"^y: .*torch\.float32 of x"):
         check_like("y", y, x, "x")
     with torch.autocast("cpu", dtype=torch.bfloat16):
         check_like("y", y, x, "x")
-    with pytest.raises(InputError, match=r"^y: expected dtype"):
+    with pytest.raises(InputError, match=r"^y: .*got torch\.bfloat16"):
         check_like("y", y.to("meta"), x.to("meta"), "x")

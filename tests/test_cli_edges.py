@@ -52,7 +52,7 @@ def test_a_current_directory_that_is_gone(command: str, cli: Cli, tmp_path: Path
     finally:
         os.chdir(before)
     assert outcome.code == 2
-    assert outcome.err == "error: the current directory is gone; change to one that exists\n"
+    assert re.fullmatch("error: .*directory.*\n", outcome.err)
 
 
 # Each command is a process of its own, which takes seconds to start.
@@ -72,10 +72,10 @@ def test_output_that_cannot_be_encoded(form: str) -> None:
 def test_output_that_cannot_be_written(form: str) -> None:
     done = run("data list", form, ">/dev/full")
     assert done.returncode == 2
-    assert done.stderr == "error: cannot write the output: No space left on device\n"
+    assert re.fullmatch("error: .*output.*: No space left on device\n", done.stderr)
     done = run("data list", form, ">&-")
     assert done.returncode == 2
-    assert done.stderr == "error: cannot write the output: stdout is closed\n"
+    assert re.fullmatch("error: .*output.*stdout.*\n", done.stderr)
 
 
 @pytest.mark.slow
@@ -127,7 +127,7 @@ def test_a_sentence_that_cannot_be_written(
 @pytest.mark.parametrize(
     ("error", "reason"),
     [
-        (MemoryError(), "no message"),
+        (MemoryError(), ""),
         (torch.OutOfMemoryError("CUDA out of memory. Tried to\nallocate"), "CUDA out of memory"),
         (RuntimeError("DefaultCPUAllocator: can't allocate memory: you"), "DefaultCPUAllocator"),
     ],
@@ -144,7 +144,7 @@ def test_too_little_memory_is_one_sentence(
     words = ("--mixer", "average", "--out", str(tmp_path / "out"))
     assert main(monkeypatch, "train", *TINY, *words) == 1
     err = capfd.readouterr().err
-    assert err.startswith(f"error: not enough memory ({reason}")
+    assert re.match(rf"error: .*memory.*\({reason}", err)
     assert err.count("\n") == 1
 
 
@@ -167,7 +167,7 @@ def test_threads_out_of_range(
     out = str(tmp_path / "out")
     words = [*command.split(), *COMMANDS[command], "--threads", count, "--out", out]
     assert main(monkeypatch, *words) == 2
-    assert re.search("threads: expected .*1 to 1,?024", capfd.readouterr().err)
+    assert re.search(r"threads: .*\b1\b.*\b1,?024\b", capfd.readouterr().err)
     assert not list(tmp_path.iterdir())
 
 
@@ -178,7 +178,7 @@ def test_names_that_no_result_could_quote(
     old = os.fsdecode(os.fsencode(tmp_path) + b"/d\xe4ta")
     words = (*TINY, "--mixers", "average", option, old, "--out", str(tmp_path / "out"))
     assert main(monkeypatch, "compare", *words) == 2
-    assert "error: command line: expected names in UTF-8, got '" in capfd.readouterr().err
+    assert re.search(r"error: command line: .*UTF-8, got '.*ta'", capfd.readouterr().err)
     assert not list(tmp_path.iterdir())
 
 
@@ -190,7 +190,7 @@ def test_seeds_out_of_range(
 ) -> None:  # fmt: skip
     out = str(tmp_path / "out")
     assert main(monkeypatch, command, *COMMANDS[command], "--seed", seed, "--out", out) == 2
-    assert "error: seed: expected" in capfd.readouterr().err
+    assert re.search(f"error: seed: .*got {seed}", capfd.readouterr().err)
     assert not list(tmp_path.iterdir())
 
 
@@ -203,14 +203,14 @@ def test_numbers_and_lists_of_seeds() -> None:
 @pytest.mark.timeout(20)
 @pytest.mark.parametrize("text", ["1001", "20261122", "9" * 4000, "0", "-3"])
 def test_too_many_seeds_are_refused_at_once(text: str) -> None:
-    with pytest.raises(InputError, match="--seeds: expected a number of seeds, 1 to 1,000") as e:
+    with pytest.raises(InputError, match=r"--seeds: .*\b1\b.*\b1,000\b") as e:
         parse_seeds(text)
     assert ("(--seeds 7,11)" in str(e.value)) == (text not in ("0", "-3"))
 
 
 @pytest.mark.parametrize("text", ["", "x", "1,", "1,x", "1.5", "9" * 5000])
 def test_seeds_that_are_none(text: str) -> None:
-    with pytest.raises(InputError, match="--seeds: expected a whole number"):
+    with pytest.raises(InputError, match=r"--seeds: .*got '"):
         parse_seeds(text)
 
 
@@ -227,7 +227,7 @@ def test_empty_paths(
     command: tuple[str, ...], monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     assert main(monkeypatch, *command) == 2
-    assert "expected a path, got an empty text" in capfd.readouterr().err
+    assert re.search(f"error: .*'{command[-1].rstrip('=')}'.*path", capfd.readouterr().err)
 
 
 @pytest.mark.parametrize("name", ["x" * 256, "x" * 252 + ".json", "new/" * 1100])
@@ -273,7 +273,7 @@ def test_a_tilde_that_the_shell_left(
     assert (tmp_path / "home" / "run" / "results.json").is_file()
     assert not Path("~").exists()
     assert main(monkeypatch, "report", "runs", "--out=~nobody-of-this-name/run") == 2
-    assert "expected a path whose ~ stands for a user's folder" in capfd.readouterr().err
+    assert re.search("'--out': .*~.*got.*~nobody-of-this-name", capfd.readouterr().err)
 
 
 @pytest.mark.parametrize("what", ["data list", "list tasks"])
@@ -281,9 +281,7 @@ def test_lists_of_folders_that_are_not_there(
     what: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     assert main(monkeypatch, *what.split(), "--data-dir", "/nowhere") == 2
-    assert (
-        capfd.readouterr().err == "error: data_dir: expected an existing folder, got '/nowhere'\n"
-    )
+    assert re.fullmatch("error: data_dir: .*got '/nowhere'\n", capfd.readouterr().err)
 
 
 def test_a_comparison_in_which_every_run_diverged(
@@ -293,7 +291,7 @@ def test_a_comparison_in_which_every_run_diverged(
     words = ["compare", *TINY, "--mixers", "average", "--lr", "1e30", "--out", str(out)]
     for _ in range(2):  # also when there is nothing left to train
         assert main(monkeypatch, *words) == 1
-        assert "error: every run failed; the first: training diverged" in capfd.readouterr().err
+        assert re.search("error: .*training diverged", capfd.readouterr().err)
     assert (out / "report.html").exists()
 
 

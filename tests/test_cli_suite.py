@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -43,15 +44,14 @@ def test_a_suite_stops_between_tasks_and_goes_on(
     first = cli(*arguments)
     assert first.code == 130
     assert "2 tasks, runs and trials to make: 2, about " in first.err
-    assert "one, task 1 of 2" in first.err
+    assert re.search(r"\bone\b.*\b1 of 2\b", first.err)
     assert "two" not in first.err
-    assert "1 of 2 tasks are done; run the same command to continue" in first.err
+    assert re.search(r"\b1 of 2\b", first.err.splitlines()[-1])
     monkeypatch.setattr(command, "run_shown", shown)
     second = cli(*arguments)
     assert second.code == 0, second.err
     assert "2 tasks, runs and trials to make: 1, about " in second.err
-    assert "identity seed 0: done, step 1/1" in second.err
-    assert "One seed decides no difference" in second.out
+    assert re.search(r"identity seed 0\b.*\b1/1\b", second.err)
     assert "Identity (no mixing)" in second.out
     again = cli(*arguments, "--json")
     assert json.loads(again.out)["tasks_planned"] == ["one", "two"]
@@ -60,16 +60,16 @@ def test_a_suite_stops_between_tasks_and_goes_on(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ("--suite tiny --task digits", "--task: expected none beside --suite tiny, got digits"),
-        ("--suite tiny --config a.toml", "--config: expected none beside --suite tiny"),
-        ("--suite tiny --model encoder", "--model: expected none beside --suite tiny"),
-        ("--suite tiny --task-option a=1", "--task-option: expected none beside --suite tiny"),
-        ("--suite tiny --data a.csv", "--data: expected none beside --suite tiny"),
-        ("--suite tiny --tasks one,three", "unknown task of suite tiny 'three'"),
-        ("--suite tiny --tasks one,", "--tasks: expected names with commas between them"),
-        ("--suite lra", "unknown suite 'lra'; did you mean lra-small"),
-        ("--task digits --tasks one", "--tasks: expected a --suite that they are of, got none"),
-        ("--suite lra-small --tasks text,image", "suite lra-small finds no data for text ("),
+        ("--suite tiny --task digits", "--task: .*--suite tiny, got digits"),
+        ("--suite tiny --config a.toml", "--config: .*--suite tiny, got a.toml"),
+        ("--suite tiny --model encoder", "--model: .*--suite tiny, got encoder"),
+        ("--suite tiny --task-option a=1", "--task-option: .*--suite tiny, got .*a=1"),
+        ("--suite tiny --data a.csv", "--data: .*--suite tiny, got a.csv"),
+        ("--suite tiny --tasks one,three", "tiny 'three'"),
+        ("--suite tiny --tasks one,", "--tasks: .*got 'one,'"),
+        ("--suite lra", "'lra'.*lra-small"),
+        ("--task digits --tasks one", "--tasks: .*--suite"),
+        ("--suite lra-small --tasks text,image", r"lra-small .*text \(.*image \("),
     ],
 )
 def test_what_is_wrong_is_one_line(
@@ -82,5 +82,5 @@ def test_what_is_wrong_is_one_line(
     assert (outcome.code, outcome.out) == (2, ""), outcome
     assert outcome.err.startswith("error: ")
     assert outcome.err.count("\n") == 1
-    assert message in outcome.err
+    assert re.search(message, outcome.err)
     assert not out.exists()

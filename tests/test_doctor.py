@@ -127,7 +127,7 @@ def test_kernels_that_were_never_built(
 ) -> None:
     assert run(monkeypatch) == 1
     captured = capsys.readouterr()
-    assert "install rifflemix where there is a C++ compiler" in " ".join(captured.out.split())
+    assert "C++ compiler" in " ".join(captured.out.split())
     assert not captured.err
     for name in ("sorts on the CPU", "token statistics on the CPU"):
         assert finding(name).state == ABSENT
@@ -147,9 +147,13 @@ def test_kernels_whose_compilation_failed(
 
 
 def test_kernels_that_do_not_load(no_library: Path) -> None:
-    name = Path(native.find_library()[1].split(" is not there")[0]).name
+    name = Path(native.find_library()[1].split(" ")[0]).name
+    before = finding("compiled kernels")
     (no_library / name).write_bytes(b"not a library")
-    assert "cannot be loaded" in finding("compiled kernels").detail
+    found = finding("compiled kernels")
+    assert found.state == BROKEN
+    assert name in found.detail
+    assert found.detail != before.detail
 
 
 def test_a_torch_that_is_too_old(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -177,7 +181,7 @@ def test_an_extra_that_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(doctor.EXTRAS, "compare", ("accelerate", "no-such-thing"))
     found = finding("extra compare")
     assert found.state == ABSENT
-    assert found.detail == 'no no-such-thing: pip install "rifflemix[compare]"'
+    assert re.search(r'no-such-thing\b.*pip install "rifflemix\[compare\]"', found.detail)
 
 
 BROKEN_CODE = {
@@ -240,7 +244,9 @@ def test_plugins_are_examined_without_an_import_here(
 
 
 def test_a_cache_that_cannot_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert finding("cache folder").detail.endswith("not yet made")
+    before = finding("cache folder").detail
+    assert before.startswith(str(tmp_path / "cache"))
+    assert before != str(tmp_path / "cache")
     (tmp_path / "cache").mkdir()
     assert finding("cache folder") == Finding("cache folder", OK, str(tmp_path / "cache"))
     (tmp_path / "file").write_text("")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 import tomllib
@@ -63,21 +64,15 @@ def test_the_command_line_without_its_packages() -> None:
         ("typer", "rich"), "import rifflemix.cli\nraise SystemExit(rifflemix.cli.main())"
     )
     assert done.returncode == 2
-    assert done.stderr == (
-        "error: the command line needs typer and rich, which are not installed; "
-        "pip install 'rifflemix[cli]'\n"
-    )
+    assert re.fullmatch(r"error: .*typer and rich\b.*pip install 'rifflemix\[cli\]'\n", done.stderr)
     assert not done.stdout
 
 
 def test_the_sentence() -> None:
     require_packages("a test", "test", "sys", "pytest")
-    with pytest.raises(InputError) as caught:
+    packages = "no_such_a, no_such_b and no_such_c"
+    with pytest.raises(InputError, match=rf"^a test .*{packages}\b.*'rifflemix\[test\]'$"):
         require_packages("a test", "test", "sys", "no_such_a", "no_such_b", "no_such_c")
-    assert str(caught.value) == (
-        "a test needs no_such_a, no_such_b and no_such_c, which are not installed; "
-        "pip install 'rifflemix[test]'"
-    )
 
 
 @pytest.fixture
@@ -86,13 +81,13 @@ def no_extras(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setitem(sys.modules, name, None)
 
 
-COMPARE = r"pip install 'rifflemix\[compare\]'"
+COMPARE = r"'rifflemix\[compare\]'"
 
 
 @pytest.mark.usefixtures("no_extras")
 def test_what_compares_and_draws_says_what_it_needs(tmp_path: Path) -> None:
-    packages = "accelerate, jinja2, matplotlib and rich, which are not installed; "
-    with pytest.raises(InputError, match=f"a comparison needs {packages}{COMPARE}"):
+    packages = "accelerate, jinja2, matplotlib and rich"
+    with pytest.raises(InputError, match=f"{packages}.*{COMPARE}"):
         plan_comparison(None, tmp_path / "run")  # type: ignore[arg-type]
     assert not list(tmp_path.iterdir())
     with pytest.raises(InputError, match=COMPARE):

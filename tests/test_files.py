@@ -71,7 +71,7 @@ def test_truncated_tensors(tmp_path: Path, keep: int) -> None:
     path = tmp_path / "x.safetensors"
     write_tensors(path, TENSORS, {})
     path.write_bytes(path.read_bytes()[:keep])
-    with pytest.raises(InputError, match=r"x.safetensors is damaged") as caught:
+    with pytest.raises(InputError, match=r"x\.safetensors\b.*damaged") as caught:
         read_tensors(path)
     assert "\n" not in str(caught.value)
 
@@ -85,7 +85,7 @@ def test_any_flipped_bit(tmp_path: Path, bit: int) -> None:
         spoiled = bytearray(content)
         spoiled[place] ^= 1 << bit
         path.write_bytes(bytes(spoiled))
-        with pytest.raises(InputError, match=r"damaged|not written by rifflemix"):
+        with pytest.raises(InputError, match=r"x\.safetensors"):
             read_tensors(path)
 
 
@@ -93,14 +93,14 @@ def test_tensors_of_others(tmp_path: Path) -> None:
     from safetensors.torch import save_file
 
     save_file({"a": torch.ones(2)}, tmp_path / "x.safetensors")
-    with pytest.raises(InputError, match="not written by rifflemix"):
+    with pytest.raises(InputError, match=r"x\.safetensors\b.*rifflemix"):
         read_tensors(tmp_path / "x.safetensors")
 
 
 def test_missing(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"cannot read .*x.safetensors"):
+    with pytest.raises(InputError, match=r"x\.safetensors"):
         read_tensors(tmp_path / "x.safetensors")
-    with pytest.raises(InputError, match=r"cannot read .*x.json: No such file"):
+    with pytest.raises(InputError, match=r"x\.json: No such file"):
         read_json(tmp_path / "x.json")
 
 
@@ -109,7 +109,7 @@ def test_json(tmp_path: Path) -> None:
     write_json(path, {"a": [1, None]})
     assert read_json(path) == json.loads(path.read_text()) == {"a": [1, None]}
     path.write_text('{"a": [1,')
-    with pytest.raises(InputError, match=r"x.json is damaged"):
+    with pytest.raises(InputError, match=r"x\.json\b.*damaged"):
         read_json(path)
     with pytest.raises(ValueError, match="JSON"):
         write_json(path, float("nan"))
@@ -127,7 +127,7 @@ def test_failed_write_keeps_the_old_file(
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(files.os, broken, fail)
-    with pytest.raises(InputError, match=r"cannot write .*x.safetensors: No space left"):
+    with pytest.raises(InputError, match=r"x\.safetensors: No space left"):
         write_tensors(path, TENSORS, {"step": 2})
     assert path.read_bytes() == before
     assert [path.name for path in tmp_path.iterdir()] == ["x.safetensors"]
@@ -147,7 +147,7 @@ def test_a_write_is_on_disk_before_it_has_its_name(
 @pytest.mark.parametrize("under", ["file", "file/deeper"])
 def test_folder_under_a_file(tmp_path: Path, under: str) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(InputError, match="cannot make folder"):
+    with pytest.raises(InputError, match="/file"):
         make_folder(tmp_path / under)
 
 
@@ -164,7 +164,7 @@ def test_little_memory_is_no_damage(
 
     write_tensors(tmp_path / "x", TENSORS, {})
     monkeypatch.setattr(files, "safe_open", fail)
-    with pytest.raises(InputError, match=r"cannot read .*x: (no room|.*allocate memory)"):
+    with pytest.raises(InputError, match=r"/x: .*(room|memory)"):
         read_tensors(tmp_path / "x")
 
 
@@ -243,7 +243,7 @@ def test_names_that_no_file_can_have(path: str, tmp_path: Path) -> None:
     ids=ascii,
 )
 def test_paths_that_stand_for_nothing(path: Any) -> None:
-    with pytest.raises(InputError, match="place: expected a path"):
+    with pytest.raises(InputError, match=r"^place: "):
         user_path("place", path)
 
 
@@ -255,7 +255,7 @@ def test_a_folder_that_cannot_be_listed(tmp_path: Path, monkeypatch: pytest.Monk
 
     check_folder(tmp_path)
     monkeypatch.setattr(Path, "iterdir", refuse)
-    with pytest.raises(InputError, match=r"out: expected a folder .*\(Permission denied\)"):
+    with pytest.raises(InputError, match=r"^out: .*\(Permission denied\)"):
         check_folder(tmp_path)
 
 
@@ -264,14 +264,14 @@ def test_a_pipe_is_no_file(tmp_path: Path) -> None:
     path = tmp_path / "x"
     os.mkfifo(path)
     for read in (read_json, read_json_lines, read_tensors):
-        with pytest.raises(InputError, match="it is no regular file"):
+        with pytest.raises(InputError, match=r"/x: .*regular file"):
             read(path)
 
 
 def test_a_text_larger_than_any_of_ours(tmp_path: Path) -> None:
     with (tmp_path / "x").open("wb") as file:
         file.truncate(1 << 40)
-    with pytest.raises(InputError, match="more than 268,435,456 bytes"):
+    with pytest.raises(InputError, match="268,435,456"):
         read_json(tmp_path / "x")
 
 
@@ -287,7 +287,7 @@ FORGED = {
 def test_forged_headers(entry: Any, tmp_path: Path) -> None:
     text = "[" * 100_000 if entry is None else json.dumps(entry)
     save_file({"a": torch.ones(2)}, tmp_path / "x", {"rifflemix": text})
-    with pytest.raises(InputError, match="checksum does not match"):
+    with pytest.raises(InputError, match=r"/x .*damaged"):
         read_tensors(tmp_path / "x")
 
 
@@ -298,7 +298,7 @@ def test_headers_of_types_that_torch_does_not_have(tmp_path: Path) -> None:
     }
     text = json.dumps(header).encode()
     (tmp_path / "x").write_bytes(len(text).to_bytes(8, "little") + text + bytes(6))
-    with pytest.raises(InputError, match="is damaged"):
+    with pytest.raises(InputError, match=r"/x .*damaged"):
         read_tensors(tmp_path / "x")
 
 

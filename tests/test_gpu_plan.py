@@ -6,6 +6,7 @@ import importlib
 import importlib.util
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -68,12 +69,12 @@ def test_packs_are_no_larger_than_may_be(
 ) -> None:
     (tmp_path / "cifar10_gray.npz.xz").write_bytes(b"gray")
     monkeypatch.setattr(packs, "MOST_BYTES", 3)
-    with pytest.raises(InputError, match="at most 3 bytes"):
+    with pytest.raises(InputError, match=r"\b3 bytes"):
         packs.make_packs(["image"], tmp_path, tmp_path / "sent")
     with pytest.raises(InputError, match="imdb_train"):
         packs.make_packs(["text"], tmp_path, tmp_path / "sent")
     monkeypatch.setattr(packs, "MOST_BYTES", 9)
-    with pytest.raises(InputError, match="cannot make folder"):
+    with pytest.raises(InputError, match=re.escape(str(tmp_path))):
         packs.make_packs(["image"], tmp_path, tmp_path / "cifar10_gray.npz.xz")
 
 
@@ -171,7 +172,7 @@ def test_stages_and_single_steps_are_chosen_by_their_names(
     with pytest.raises(SystemExit) as ended:
         run.main()
     assert ended.value.code == 2
-    assert "steps that --list names, got layer-time" in capsys.readouterr().err
+    assert re.search("--list.*got layer-time", capsys.readouterr().err)
 
 
 @pytest.mark.slow
@@ -183,10 +184,10 @@ def test_a_step_that_does_not_end_is_stopped(
     folders = run.Folders(tmp_path / "state", tmp_path / "out")
     endless = stages.Step("endless", ("-c", "import time; time.sleep(60)"), minutes=0)
     start, stop = time.monotonic(), threading.Event()
-    assert run._run(endless, folders, 1.0, False, stop, {}).startswith("cut by the end of the call")
+    assert run._run(endless, folders, 1.0, False, stop, {}).startswith("cut ")
     assert time.monotonic() - start < 30
     failing = stages.Step("failing", ("-c", "raise SystemExit(3)"))
-    assert run._run(failing, folders, 30.0, False, stop, {}).startswith("failed with exit code 3")
+    assert re.match(r"failed\b.*\b3\b", run._run(failing, folders, 30.0, False, stop, {}))
     assert json.loads(folders.marker(failing).read_text())["exit_code"] == 3
     lines = run.run_plan([endless, failing], folders, 9.0, False)
     assert lines == []
@@ -202,7 +203,7 @@ def test_a_row_that_is_cut_goes_on_at_the_next_call(
     deaf = "import signal, time; signal.signal(signal.SIGINT, signal.SIG_IGN); time.sleep(60)"
     row = stages.Step("row", ("-c", deaf), recipe="csp/table4-text")
     folders, stop = run.Folders(tmp_path / "state", tmp_path / "out"), threading.Event()
-    assert run._run(row, folders, 2.0, False, stop, {}) == "goes on at the next call"
+    assert "next call" in run._run(row, folders, 2.0, False, stop, {})
     assert not folders.marker(row).exists()
 
 
@@ -224,13 +225,15 @@ def test_steps_wait_for_data_tools_and_time(
         stages.Step("long", minutes=8),
     ]
     lines = run.run_plan(steps, run.Folders(tmp_path / "state", tmp_path), 3.0, False)
-    assert lines == [
-        "row: waits for the data in text",
-        "kept: in full already, in benchmarks/results/reproduce",
-        "part: waits for the next call",
-        "tool: left out, there is no compute-sanitizer",
-        "long: waits for the next call",
+    expected = [
+        "row: .*data.* text",
+        "kept: .*benchmarks/results/reproduce",
+        "part: .*next call",
+        "tool: .*compute-sanitizer",
+        "long: .*next call",
     ]
+    for line, pattern in zip(lines, expected, strict=True):
+        assert re.fullmatch(pattern, line)
 
 
 def test_a_row_that_another_process_trains_waits(load: object, tmp_path: Path) -> None:
@@ -241,7 +244,8 @@ def test_a_row_that_another_process_trains_waits(load: object, tmp_path: Path) -
     folders.work(row).mkdir(parents=True)
     with locked(folders.work(row)):
         lines = run.run_plan([row], folders, 3.0, False)
-    assert lines == ["row: is trained by another process, waits for the next call"]
+    (line,) = lines
+    assert re.fullmatch("row: .*another process.*next call", line)
     assert not folders.marker(row).exists()
 
 
@@ -256,7 +260,7 @@ def test_a_step_that_was_stopped_starts_again(load: object, tmp_path: Path) -> N
     endless, short = (stages.Step("bench", (*command, seconds)) for seconds in ("600", "0"))
     threading.Timer(1.5, stop.set).start()
     ended = run._run(endless, folders, 60.0, False, stop, {})
-    assert ended == "stopped, starts again at the next call"
+    assert re.match("stopped, .*next call", ended)
     assert (work / "bench.json").exists()
     assert run._run(short, folders, 60.0, False, threading.Event(), {}).startswith("done")
 
@@ -264,12 +268,12 @@ def test_a_step_that_was_stopped_starts_again(load: object, tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("option", "file", "content", "message"),
     [
-        ("--data", None, "", "--data: expected a folder that exists"),
-        ("--data", "text/manifest.json", "{", "manifest.json is damaged"),
+        ("--data", None, "", "--data: "),
+        ("--data", "text/manifest.json", "{", r"manifest\.json\b.*damaged"),
         ("--data", "text/manifest.json", '{"a": "0"}', "No such file"),
-        ("--restore", None, "", "--restore: expected a folder that exists"),
-        ("--restore", "summary.json", "{}", "expected all of state.tar.0 to .3"),
-        ("--restore", "state.tar.1", "tail", "expected all of state.tar.0 to .3"),
+        ("--restore", None, "", "--restore: "),
+        ("--restore", "summary.json", "{}", r"state\.tar\.0 to \.3"),
+        ("--restore", "state.tar.1", "tail", r"state\.tar\.0 to \.3"),
     ],
 )
 def test_what_a_call_cannot_read_is_told_in_a_sentence(
@@ -296,7 +300,7 @@ def test_what_a_call_cannot_read_is_told_in_a_sentence(
     assert code == 2
     last = capsys.readouterr().err.splitlines()[-1]
     assert "error: " in last
-    assert message in last
+    assert re.search(message, last)
 
 
 _ENDLESS = """
@@ -334,9 +338,9 @@ def test_a_call_that_is_stopped_takes_its_steps_along(name: str, tmp_path: Path)
         check=False,
     )
     assert twin.returncode == 2
-    assert "in use by another process" in twin.stderr
+    assert str(state) in twin.stderr
     call.send_signal(getattr(signal, name))
-    assert call.communicate()[1] == "stopped; the same command goes on\n"
+    assert call.communicate()[1].count("\n") == 1
     assert call.returncode == 130
     with pytest.raises(ProcessLookupError):
         os.kill(int(log.read_text().split()[0]), 0)

@@ -36,10 +36,10 @@ def test_labels_can_be_folders(point: dict[str, Any], label: str) -> None:
 @pytest.mark.parametrize(
     ("grid", "words"),
     [
-        ({"lr": []}, "lr: expected at least one value, got none"),
-        ({"lr": [0.1, 0.2, 1e-1]}, "lr: expected each value only once, got 0.1 twice"),
-        ({"mode": ["a b", "a/b"]}, "mode: expected values that differ in letters and digits"),
-        ({"a": range(40), "b": range(40)}, "a, b: expected at most 1,000 combinations, got 1,600"),
+        ({"lr": []}, "lr:"),
+        ({"lr": [0.1, 0.2, 1e-1]}, r"lr: .*got 0.1\b"),
+        ({"mode": ["a b", "a/b"]}, "mode: "),
+        ({"a": range(40), "b": range(40)}, r"a, b: .*\b1,000\b.*got 1,600\b"),
     ],
 )
 def test_grids_that_are_refused(grid: dict[str, Any], words: str) -> None:

@@ -21,12 +21,12 @@ NO_JSON = {**DEEP, "surrogate": '{"\\ud800": 1}', "": ""}
 
 @pytest.mark.parametrize("text", NO_JSON.values(), ids=NO_JSON.keys())
 def test_what_is_no_json_of_ours(text: str, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"JSON|nests|Expecting|surrogates"):
+    with pytest.raises(ValueError):  # noqa: PT011 (the parser's own words)
         parse_json(text)
     path = tmp_path / "x.json"
     path.write_text(text + "\n")
     for read in (read_json, read_json_lines):
-        with pytest.raises(InputError, match="is damaged"):
+        with pytest.raises(InputError, match=r"x\.json\b.*damaged"):
             read(path)
 
 
@@ -44,13 +44,13 @@ def test_an_option_is_then_a_text(text: str) -> None:
 def test_a_report_passes_over_such_a_file(text: str, tmp_path: Path) -> None:
     (tmp_path / "x.json").write_text(text)
     assert load_results([tmp_path]) == []
-    with pytest.raises(InputError, match="expected results of"):
+    with pytest.raises(InputError, match=r"x\.json\b.*`rifflemix reproduce`"):
         load_results([tmp_path / "x.json"])
 
 
 def test_a_saved_model_with_such_a_configuration(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(DEEP["list"])
-    with pytest.raises(InputError, match="not JSON"):
+    with pytest.raises(InputError, match=r"config\.json\b.*JSON"):
         from_pretrained(tmp_path)
 
 
@@ -77,14 +77,14 @@ def test_json_of_a_type() -> None:
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"places": 5}, "route.places as a list, got 5"),
-        ({"places": [{}]}, r"an entry route.places\[0\].x, got none"),
-        ({"places": [{"x": True, "note": ""}]}, r"places\[0\].x as a whole number, got True"),
-        ({"places": [{"x": 1.0, "note": ""}]}, "as a whole number, got 1.0"),
-        ({"places": [{"x": 1, "note": 3}]}, "note as a text, got 3"),
-        ({"lengths": {"a": float("nan")}}, "lengths.a as a finite number, got nan"),
-        ({"lengths": {"a": 10**400}}, "lengths.a as a finite number, got 1000"),
-        ({"lengths": []}, r"lengths as an object, got \[\]"),
+        ({"places": 5}, r"route\.places\b.*got 5"),
+        ({"places": [{}]}, r"route\.places\[0\]\.x\b.*got none"),
+        ({"places": [{"x": True, "note": ""}]}, r"places\[0\]\.x\b.*got True"),
+        ({"places": [{"x": 1.0, "note": ""}]}, r"places\[0\]\.x\b.*got 1\.0"),
+        ({"places": [{"x": 1, "note": 3}]}, "note .*got 3"),
+        ({"lengths": {"a": float("nan")}}, r"lengths\.a\b.*got nan"),
+        ({"lengths": {"a": 10**400}}, r"lengths\.a\b.*got 1000"),
+        ({"lengths": []}, r"lengths\b.*got \[\]"),
     ],
 )
 def test_json_of_another_type(changes: dict[str, Any], words: str) -> None:

@@ -89,7 +89,7 @@ def test_bounds(coats: int, is_good: bool) -> None:
     if is_good:
         check_options(Paint(coats=coats))
         return
-    with pytest.raises(InputError, match=f"coats: expected 1 to 3, got {coats}"):
+    with pytest.raises(InputError, match=rf"coats: .*\b1\b.*\b3\b.*got {coats}"):
         check_options(Paint(coats=coats))
 
 
@@ -114,8 +114,8 @@ def test_devices_that_are_there(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
     for device in ("cpu", "cuda", "cuda:1"):
         check_device(device)
-    with pytest.raises(InputError, match="device: expected an index under 2, got 'cuda:2'"):
+    with pytest.raises(InputError, match=r"device: .*\b2\b.*got 'cuda:2'"):
         check_device("cuda:2")
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
-    with pytest.raises(InputError, match="no GPU was found"):
+    with pytest.raises(InputError, match=r"device: .*GPU"):
         check_device("cuda")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pickle
+import re
 import subprocess
 import sys
 import warnings
@@ -80,13 +81,13 @@ def test_a_file_is_loaded_once_and_again_when_it_changes(plugin: Path) -> None:
 
 
 WRONG_FILES = {
-    "past exceptions": ("raise BaseException('no')", "my-turn.py, line 1: BaseException: no"),
+    "past exceptions": ("raise BaseException('no')", r"my-turn\.py, line 1: BaseException: no"),
     "mute": ("class E(Exception):\n    __str__ = 1\nraise E", "line 3: E: no message"),
-    "syntax": ("x = (", "line 1: SyntaxError: '\\(' was never closed"),
-    "raises": ("import os\n\nos.environs", "line 3: AttributeError: module 'os' has no"),
+    "syntax": ("x = (", r"line 1: SyntaxError: '\('"),
+    "raises": ("import os\n\nos.environs", "line 3: AttributeError: .*'os'"),
     "exits": ("import sys\nsys.exit(3)", "line 2: SystemExit: 3"),
-    "nothing": ("x = 1", "expected it to register a mixer, task or model, it registers none"),
-    "taken": (PLUGIN.replace('"turn"', '"tssa"'), "'tssa' is registered already"),
+    "nothing": ("x = 1", r"my-turn\.py: "),
+    "taken": (PLUGIN.replace('"turn"', '"tssa"'), "'tssa'.*rifflemix"),
     "bytes": ("x = '\udcff'", "my-turn.py: SyntaxError|line 1: SyntaxError"),
 }
 
@@ -105,19 +106,19 @@ def test_wrong_files_are_refused_in_one_sentence(plugin: Path, text: str, messag
 
 def test_what_is_no_python_file_is_refused(tmp_path: Path, plugin: Path) -> None:
     for path in (tmp_path, tmp_path / "none.py", plugin.rename(tmp_path / "turn.txt")):
-        with pytest.raises(rm.InputError, match=r"plugin: expected a Python file, NAME\.py, got"):
+        with pytest.raises(rm.InputError, match=r"^plugin: .*NAME\.py, got "):
             load_plugin(path)
 
 
 @pytest.mark.parametrize(
     ("path", "words"),
     [
-        ("~nosuchuser/mine.py", "a path whose ~ stands for a user's folder, got ~nosuchuser"),
-        (5, "a path, got 5"),
+        ("~nosuchuser/mine.py", "got ~nosuchuser"),
+        (5, "got 5"),
     ],
 )
 def test_what_is_no_path_is_refused(path: Any, words: str) -> None:
-    with pytest.raises(rm.InputError, match=f"plugin: expected {words}"):
+    with pytest.raises(rm.InputError, match=f"^plugin: .*{words}"):
         load_plugin(path)
 
 
@@ -126,7 +127,7 @@ def test_two_files_of_one_name_are_refused(tmp_path: Path, plugin: Path) -> None
     (tmp_path / "more").mkdir()
     other = tmp_path / "more" / "my_turn.py"
     other.write_text(PLUGIN.replace("turn", "turn2"))
-    with pytest.raises(rm.InputError, match="plugin: expected files of different names"):
+    with pytest.raises(rm.InputError, match=r"^plugin: .*my_turn\.py"):
         load_plugin(other)
 
 
@@ -140,7 +141,7 @@ def test_every_command_has_the_option(cli: Any, plugin: Path) -> None:
         assert "--plugin FILE.py" in cli(*command.split(), "--help")[1], command
     code, _, err = cli("list", "mixers", "--plugin", "gone.py")
     assert (code, err.count("\n")) == (2, 1)
-    assert "which is not there" in err
+    assert "gone.py" in err
 
 
 def test_what_a_file_prints_is_not_among_the_results(cli: Any, plugin: Path) -> None:
@@ -228,10 +229,10 @@ def test_a_comparison_with_a_file_holds_its_sha256(cli: Any, plugin: Path, tmp_p
     plugin.write_text(PLUGIN + "\n# another\n", encoding="utf-8")
     code, _, err = cli(*run)
     assert code == 2
-    assert "was started with plugins.my-turn.py = " in err
+    assert "plugins.my-turn.py = " in err
     look = ("analyze", "spectrum", tmp_path / "run", "--plugin", plugin, "--out", tmp_path / "look")
     code, _, err = cli(*look)
-    assert (code, "the run was trained with another my-turn.py" in err) == (2, True), err
+    assert (code, "my-turn.py" in err) == (2, True), err
     plugin.write_text(PLUGIN, encoding="utf-8")
     assert cli(*look)[0] == 0
 
@@ -338,7 +339,7 @@ def test_entry_points_are_listed_without_an_import(install: Any) -> None:
 def test_a_broken_package_warns_once_and_stops_nothing(install: Any, cli: Any) -> None:
     install("broken", "import nothing_of_this_name", {"mixers": "gone = broken:Gone"})
     assert "gone" in rm.list_mixers()
-    message = "mixer 'gone' of package broken cannot be used: ModuleNotFoundError: No module"
+    message = r"mixer 'gone'.*\bbroken\b.*ModuleNotFoundError"
     with pytest.warns(InputWarning, match=message):
         assert "gone" not in mixers.usable_mixers()
     with warnings.catch_warnings():
@@ -352,17 +353,17 @@ def test_a_broken_package_warns_once_and_stops_nothing(install: Any, cli: Any) -
     code, out, err = cli("list", "mixers", "--json")
     assert code == 0
     assert len(json.loads(out)) == len(rm.list_mixers())
-    assert err.startswith("warning: mixer 'gone' of package broken")
+    assert re.match(r"warning: mixer 'gone'.*\bbroken\b", err)
     assert err.count("\n") == 1
     code, _, err = cli("bench", "layers", "--mixers", "gone")
     assert (code, err.count("\n")) == (2, 1)
-    assert "package broken" in err
+    assert re.search(r"'gone'.*\bbroken\b", err)
 
 
 WRONG_POINTS = {
-    "another name": ("turns", PLUGIN, "spin = turns:Turn", "turns:Turn registers another name"),
-    "no attribute": ("turns", "x = 1", "spin = turns:Turn", "AttributeError: module 'turns' has"),
-    "no mixer": ("turns", "x = 1", "spin = turns:x", "mixer: expected a subclass of TokenMixer"),
+    "another name": ("turns", PLUGIN, "spin = turns:Turn", "turns:Turn"),
+    "no attribute": ("turns", "x = 1", "spin = turns:Turn", "AttributeError: .*'turns'"),
+    "no mixer": ("turns", "x = 1", "spin = turns:x", "mixer: .*TokenMixer"),
 }
 
 
@@ -373,7 +374,7 @@ def test_wrong_entry_points_name_their_package(
     install: Any, package: str, code: str, point: str, message: str
 ) -> None:
     install(package, code, {"mixers": point})
-    with pytest.raises(rm.InputError, match=f"'spin' of package turns cannot be used: .*{message}"):
+    with pytest.raises(rm.InputError, match=rf"'spin'.*\bturns\b.*{message}"):
         rm.mixer_card("spin")
 
 
@@ -381,7 +382,7 @@ def test_a_name_that_is_taken_is_left_out_with_a_warning(
     install: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     install("rival", PLUGIN, {"mixers": "softmax = rival:Turn"})
-    with pytest.warns(InputWarning, match="'softmax' of package rival is left out: rifflemix.mix"):
+    with pytest.warns(InputWarning, match=r"'softmax'.*\brival\b.*rifflemix\.mix"):
         assert rm.list_mixers()[0] == "softmax"
     assert rm.mixer_card("softmax").title == "Softmax attention"
     two = [
@@ -390,5 +391,5 @@ def test_a_name_that_is_taken_is_left_out_with_a_warning(
     ]  # type: ignore[attr-defined]
     monkeypatch.setattr(outside, "entry_points", lambda group: two)
     mixers._OUTSIDE.forget()
-    with pytest.warns(InputWarning, match="'spin' of package second .* package first has the name"):
+    with pytest.warns(InputWarning, match=r"'spin'.*\bsecond\b.*\bfirst\b"):
         assert rm.list_mixers().count("spin") == 1

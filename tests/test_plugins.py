@@ -65,7 +65,7 @@ def test_a_registered_mixer_fulfils_the_contract_and_is_listed() -> None:
     assert rm.mixer_card("shift") is CARD
     model = rm.create_model("encoder", vocab_size=9, max_length=8, dim=8, mixer="shift")
     assert any(isinstance(module, Shift) for module in model.modules())
-    with pytest.raises(rm.InputError, match="options of shift: expected gain, got 'gian'"):
+    with pytest.raises(rm.InputError, match=r"\bshift: .*gain, got 'gian'"):
         rm.create_mixer("shift", 8, gian=2.0)
 
 
@@ -81,21 +81,21 @@ class NoShared(Shift):
 
 
 WRONG_MIXERS: dict[str, tuple[Any, str]] = {
-    "no mixer": (nn.Linear, "mixer: expected a subclass of TokenMixer, got Linear"),
-    "an instance": (Shift(4), "expected a subclass of TokenMixer, got a Shift"),
-    "no card": (type("Bare", (rm.TokenMixer,), {}), "card of Bare: expected a MixerCard, got None"),
-    "no mix": (type("Bare", (rm.TokenMixer,), {"card": CARD}), "expected a method mix"),
-    "space": (with_card(name="my mixer"), "name of the mixer: expected a letter.*'my mixer'"),
-    "dot": (with_card(name="a.b"), "name of the mixer"),
-    "comma": (with_card(name="a,b"), "name of the mixer"),
-    "number": (with_card(name=3), "card of Other, name: expected a str, got 3"),
-    "taken": (with_card(name="csp"), "'csp' is registered already, by rifflemix.mixers.csp.CSP"),
-    "no title": (with_card(title=""), "card of Other, title: expected a text, got an empty one"),
-    "cost": (with_card(cost_exponent=float("nan")), "cost_exponent: expected a number above 0"),
-    "text cost": (with_card(cost_exponent="1"), "cost_exponent: expected a float, got '1'"),
-    "causal": (with_card(causal=1), "causal: expected a bool, got 1"),
-    "stream": (with_card(causal=False, streaming=True), "streaming: expected False where causal"),
-    "arguments": (NoShared, "NoShared.__init__: expected dim and num_heads, .*pass \\*\\*shared"),
+    "no mixer": (nn.Linear, "mixer: .*TokenMixer, got Linear"),
+    "an instance": (Shift(4), "TokenMixer, got a Shift"),
+    "no card": (type("Bare", (rm.TokenMixer,), {}), "Bare: .*MixerCard, got None"),
+    "no mix": (type("Bare", (rm.TokenMixer,), {"card": CARD}), r"\bmix\b"),
+    "space": (with_card(name="my mixer"), "name.*'my mixer'"),
+    "dot": (with_card(name="a.b"), r"name.*'a\.b'"),
+    "comma": (with_card(name="a,b"), "name.*'a,b'"),
+    "number": (with_card(name=3), "Other, name: .*got 3"),
+    "taken": (with_card(name="csp"), r"'csp'.*rifflemix\.mixers\.csp\.CSP"),
+    "no title": (with_card(title=""), "Other, title: "),
+    "cost": (with_card(cost_exponent=float("nan")), "cost_exponent: .*got nan"),
+    "text cost": (with_card(cost_exponent="1"), "cost_exponent: .*got '1'"),
+    "causal": (with_card(causal=1), "causal: .*got 1"),
+    "stream": (with_card(causal=False, streaming=True), "streaming: .*False.*causal"),
+    "arguments": (NoShared, r"NoShared\.__init__: .*num_heads.*\*\*shared"),
 }
 
 
@@ -122,7 +122,7 @@ def test_a_class_defined_again_takes_its_own_place_and_no_other() -> None:
         rm.register_mixer(cell(gain))
         assert rm.create_mixer("again", 4).gain == gain
     assert rm.list_mixers().count("again") == 1
-    with pytest.raises(rm.InputError, match="'again' is registered already, by test_plugins"):
+    with pytest.raises(rm.InputError, match=r"'again'.*test_plugins"):
         rm.register_mixer(with_card(name="again"))
 
 
@@ -151,20 +151,18 @@ def test_a_registered_model_is_built_compared_and_saved(tmp_path: Path) -> None:
     x = torch.randn(2, 5, 3)
     torch.testing.assert_close(from_pretrained(tmp_path)(x), model(x))
 
-    with pytest.raises(rm.InputError, match=r"settings of wide: expected .*'width'"):
+    with pytest.raises(rm.InputError, match=r"wide: .*'width'"):
         rm.register_model(replace(card, name="wide"), width=3)(Pooled)
-    with pytest.raises(rm.InputError, match="'encoder' is registered already"):
+    with pytest.raises(rm.InputError, match=r"'encoder'.*rifflemix"):
         rm.register_model(replace(card, name="encoder"))(Pooled)
-    with pytest.raises(rm.InputError, match="card of the model: expected a ModelCard"):
+    with pytest.raises(rm.InputError, match=r"model: .*ModelCard"):
         rm.register_model(Pooled)  # type: ignore[arg-type] # the mistake
-    with pytest.raises(rm.InputError, match="printed: expected a count"):
+    with pytest.raises(rm.InputError, match=r"printed: .*got nine"):
         rm.register_model(replace(card, printed="nine"))
-    with pytest.raises(rm.InputError, match="printed_macs: expected a count"):
+    with pytest.raises(rm.InputError, match=r"printed_macs: .*got 20\.73"):
         rm.register_model(replace(card, printed_macs="20.73"))
     rm.register_model(replace(card, name="bare"))(lambda: nn.Linear(2, 2))
-    with pytest.raises(
-        rm.InputError, match=r"what builds bare: expected a rifflemix\.models\.Model"
-    ):
+    with pytest.raises(rm.InputError, match=r"bare: .*rifflemix\.models\.Model"):
         rm.create_model("bare")
 
 
@@ -224,7 +222,7 @@ def test_a_function_gets_its_own_defaults_where_nothing_is_given(tmp_path: Path)
     assert load_task("few").options == {"seed": 7}
     assert len(load_task("few").split("test")) == 7
     (tmp_path / "given").mkdir()
-    with pytest.raises(rm.InputError, match="unknown task 'given'"):
+    with pytest.raises(rm.InputError, match="task 'given'"):
         load_task("few", data_dir=tmp_path / "given")
 
 
@@ -232,25 +230,25 @@ def needs_one(x: int) -> None: ...
 
 
 WRONG_TASKS: dict[str, tuple[Any, str]] = {
-    "no task": (7, "expected a task with a card, load, status and prepared.*without load"),
-    "argument": (needs_one, "function needs_one: expected arguments with defaults, got x"),
+    "no task": (7, "card, load, status and prepared"),
+    "argument": (needs_one, "needs_one"),
     "no card": (
         SimpleNamespace(load=print, status=print, prepared=print),
-        "card of SimpleNamespace: expected a TaskCard, got None",
+        "SimpleNamespace.*TaskCard.*got None",
     ),
     "output": (
         SimpleNamespace(
             load=print, status=print, prepared=print,
             card=TaskCard("t", "T", "s", "l", "d", False, output="numbers"),  # type: ignore[arg-type]
         ),
-        "card of task t, output: expected one of classes, .*did you mean number",
+        "task t, output: .*number",
     ),
     "options": (
         SimpleNamespace(
             load=print, status=print, prepared=print,
             card=TaskCard("t", "T", "s", "l", "d", False, options={"at": Path()}),
         ),
-        "card of task t, options: expected values that JSON has",
+        "task t, options: .*JSON",
     ),
 }  # fmt: skip
 
@@ -264,7 +262,7 @@ def test_wrong_tasks_are_refused_in_one_sentence(wrong: Any, message: str) -> No
 def test_a_function_that_returns_no_task_is_told_so() -> None:
     rm.register_task(lambda_named := _named(lambda: 3, "three"))
     assert lambda_named() == 3
-    with pytest.raises(rm.InputError, match="function three: expected it to return a Task, got 3"):
+    with pytest.raises(rm.InputError, match=r"three: .*Task, got 3"):
         load_task("three")
 
 
@@ -290,18 +288,18 @@ def _leave(self: Any, x: Tensor, mask: Any) -> Tensor:
 
 
 UNTRUE = {
-    "tuple": (lambda self, x, mask: (x, x), "tokens' shape .*, got tuple"),
+    "tuple": (lambda self, x, mask: (x, x), "shape .*, got tuple"),
     "broadcast": (lambda self, x, mask: self.proj(x).mean(1, keepdim=True), r"got \(2, 1, 16\)"),
-    "batch": (lambda self, x, mask: self.proj(x) + x.mean(0), "whatever the others of its batch"),
+    "batch": (lambda self, x, mask: self.proj(x) + x.mean(0), "batch"),
     "scale": (
         lambda self, x, mask: self.proj(x) / (1 + x.square().mean(0)),
-        "whatever the others of its batch",
+        "batch",
     ),
     "type": (
         lambda self, x, mask: self.proj(x).double(),
-        r"tokens' type torch\.float32, got torch\.float64",
+        r"torch\.float32, got torch\.float64",
     ),
-    "nan": (lambda self, x, mask: self.proj(x) * torch.nan, "expected finite outputs, got NaN"),
+    "nan": (lambda self, x, mask: self.proj(x) * torch.nan, "got NaN"),
     "wrong": (lambda self, x, mask: self.missing, r"test_plugins\.py, line \d+: AttributeError"),
     "leaves": (_leave, r"test_plugins\.py, line \d+: SystemExit: 3"),
 }
@@ -312,7 +310,7 @@ def test_a_mixer_whose_scores_would_be_worthless_is_not_compared(kind: str, tmp_
     mix, message = UNTRUE[kind]
     _mixing(f"bad-{kind}", mix)
     out = tmp_path / "out"
-    with pytest.raises(rm.InputError, match=f"(?s)mixer bad-{kind}: .*{message}"):
+    with pytest.raises(rm.InputError, match=f"(?s)bad-{kind}: .*{message}"):
         rm.compare("digits", [f"bad-{kind}"], dim=16, max_steps=1, out=out)
     assert not out.exists()
 
@@ -331,7 +329,7 @@ def test_a_causal_mixer_that_looks_ahead_is_not_compared(reach: int) -> None:
         if reach == 1:
             model(tokens)
             return
-        with pytest.raises(rm.InputError, match="expected causal outputs, got some that change"):
+        with pytest.raises(rm.InputError, match="causal outputs"):
             model(tokens)
 
 
@@ -343,7 +341,7 @@ def test_a_causal_mixer_scaled_by_all_tokens_is_not_compared() -> None:
     _mixing("scaled", scaled, causal=True)
     settings = {"dim": 16, "num_layers": 1, "num_heads": 2, "mixer": "scaled"}
     model = rm.create_model("gpt", vocab_size=9, max_length=12, **settings).eval()
-    refused = pytest.raises(rm.InputError, match="expected causal outputs, got some that change")
+    refused = pytest.raises(rm.InputError, match="causal outputs")
     with torch.no_grad(), checked_mixers(model), refused:
         model(torch.randint(1, 9, (2, 12)))
 
@@ -369,7 +367,7 @@ def test_an_option_that_is_a_tuple_is_one_after_it_was_in_a_file(tmp_path: Path)
     mixers = {"two": ("pairs", {"sizes": (1, np.int64(2))})}
     first = rm.compare("digits", mixers, **settings)
     assert rm.compare("digits", mixers, **settings).results["runs"] == first.results["runs"]
-    with pytest.raises(rm.InputError, match="option sizes of two: expected a text, a finite num"):
+    with pytest.raises(rm.InputError, match="sizes of two"):
         rm.compare("digits", {"two": ("pairs", {"sizes": len})}, **settings)
 
 

@@ -32,46 +32,46 @@ def test_every_exported_name_exists() -> None:
 
 
 def test_unknown_names_are_refused() -> None:
-    with pytest.raises(AttributeError, match="no attribute 'wings'"):
+    with pytest.raises(AttributeError, match="attribute 'wings'"):
         _ = rm.wings
 
 
 @pytest.mark.parametrize(
     ("name", "hint"),
     [
-        ("create_mixr", "did you mean create_mixer or "),
-        ("Compare", "did you mean compare?"),
-        ("TSSA", "rifflemix.create_mixer('tssa', dim) makes that mixer"),
-        ("attention", "rifflemix.create_mixer('softmax', dim) makes that mixer"),
+        ("create_mixr", r"\bcreate_mixer\b"),
+        ("Compare", r"\bcompare\?"),
+        ("TSSA", r"rifflemix\.create_mixer\('tssa', dim\)"),
+        ("attention", r"rifflemix\.create_mixer\('softmax', dim\)"),
     ],
 )
 def test_names_that_are_nearly_there(name: str, hint: str) -> None:
-    with pytest.raises(AttributeError, match=re.escape(f"no attribute {name!r}; {hint}")):
+    with pytest.raises(AttributeError, match=f"attribute {name!r}.*{hint}"):
         getattr(rm, name)
 
 
 def test_modules_and_private_names_get_no_hint() -> None:
     """`from rifflemix import cli` asks for the name first, and must not wait for torch."""
     for name in ("cli", "_private", "__path_of_wings__"):
-        with pytest.raises(AttributeError, match=f"no attribute {name!r}$"):
+        with pytest.raises(AttributeError, match=f"attribute {name!r}$"):
             rm.__getattr__(name)
 
 
 @pytest.mark.parametrize(
     ("arguments", "hint"),
     [
-        ({"name": "TSSA"}, "unknown mixer 'TSSA'; did you mean tssa?"),
-        ({"name": "attention"}, "unknown mixer 'attention'; did you mean softmax?"),
-        ({"name": "token-parallel"}, "did you mean token_parallel?"),
-        ({"heads": 2}, "got 'heads'; did you mean num_heads?"),
-        ({"is_causal": True}, "got 'is_causal'; did you mean causal?"),
-        ({"max_seq_len": 64}, "got 'max_seq_len'; did you mean max_length?"),
-        ({"temprature": 1.0}, "options of tssa: "),
+        ({"name": "TSSA"}, r"'TSSA'.*\btssa\?"),
+        ({"name": "attention"}, r"'attention'.*\bsoftmax\?"),
+        ({"name": "token-parallel"}, r"'token-parallel'.*\btoken_parallel\?"),
+        ({"heads": 2}, r"got 'heads'.*\bnum_heads\?"),
+        ({"is_causal": True}, r"got 'is_causal'.*\bcausal\?"),
+        ({"max_seq_len": 64}, r"got 'max_seq_len'.*\bmax_length\?"),
+        ({"temprature": 1.0}, r"\btssa: .*got 'temprature'"),
     ],
     ids=lambda value: "-".join(map(str, value.items())) if isinstance(value, dict) else "",
 )
 def test_names_that_others_have_for_the_same(arguments: dict[str, object], hint: str) -> None:
-    with pytest.raises(rm.InputError, match=re.escape(hint)):
+    with pytest.raises(rm.InputError, match=hint):
         rm.create_mixer(**{"name": "tssa", "dim": 8} | arguments)
 
 

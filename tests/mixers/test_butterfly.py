@@ -281,12 +281,12 @@ def test_dropout_acts_in_training_only() -> None:
 @pytest.mark.parametrize(
     ("options", "named"),
     [
-        ({"block_size": 1}, "block_size: expected an integer of at least 2"),
+        ({"block_size": 1}, r"block_size: .*\b2\b"),
         ({"block_size": -4}, "block_size"),
-        ({"token_order": "shuffled"}, "token_order: expected one of natural, random"),
+        ({"token_order": "shuffled"}, "token_order: .*got 'shuffled'"),
         ({"token_order": "random"}, "max_length: expected"),
-        ({"layout": "batch"}, "layout: expected one of max_length, length"),
-        ({"layout": "max_length"}, 'max_length: expected the most tokens, for layout="max_length"'),
+        ({"layout": "batch"}, "layout: .*max_length.*got 'batch'"),
+        ({"layout": "max_length"}, 'max_length: .*layout="max_length"'),
     ],
 )
 def test_bad_options(options: dict, named: str) -> None:

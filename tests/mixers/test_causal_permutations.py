@@ -119,31 +119,31 @@ def test_windows_are_no_permutation_to_draw() -> None:
 
 
 BAD: dict[str, tuple[str, dict[str, Any], str]] = {
-    "groups": ("csp", {"num_groups": 2}, "num_groups: expected None with causal=True, which has"),
-    "order": ("csp", {"order": "reference"}, "order: expected None with causal=True"),
-    "pad": ("csp", {"pad": True}, "pad: expected None with causal=True"),
-    "reach": ("csp", {"reach": 0}, "reach: expected"),
+    "groups": ("csp", {"num_groups": 2}, "num_groups: .*None.*causal=True.*got 2"),
+    "order": ("csp", {"order": "reference"}, "order: .*None.*causal=True.*got 'reference'"),
+    "pad": ("csp", {"pad": True}, "pad: .*None.*causal=True.*got True"),
+    "reach": ("csp", {"reach": 0}, "reach: .*got 0"),
     "reach of a list": (
         "csp",
         {"shift": [1] * 8, "reach": 4},
-        "reach: expected None beside a list",
+        "reach: .*None.*got 4",
     ),
-    "later": ("csp", {"shift": [-1] * 8}, "shift: expected steps of at least 0, got -1"),
+    "later": ("csp", {"shift": [-1] * 8}, r"shift: .*\b0\b.*got -1\b"),
     "variant": (
         "sliceformer",
         {"variant": "descending"},
-        "variant: expected 'ascending' with caus",
+        "variant: .*'ascending'",
     ),
     "window of a group over max_length": (
         "csp",
         {"group_size": 17, "max_length": 16},
-        "group_size: expected at most max_length = 16 tokens with causal=True, got 17",
+        r"group_size: .*max_length = 16.*causal=True.*got 17\b",
     ),
-    "reach over max_length": ("csp", {"reach": 17, "max_length": 16}, "reach: expected at most"),
+    "reach over max_length": ("csp", {"reach": 17, "max_length": 16}, "reach: .*got 17"),
     "window over max_length": (
         "sliceformer",
         {"window_size": 17, "max_length": 16},
-        "window_size: expected at most max_length = 16 tokens with causal=True, got 17",
+        r"window_size: .*max_length = 16.*causal=True.*got 17\b",
     ),
     "no window": ("sliceformer", {"window_size": 0}, "window_size: expected"),
 }
@@ -165,5 +165,5 @@ def test_defaults_fit_one_token(name: str) -> None:
 
 @pytest.mark.parametrize(("name", "option"), [("csp", "reach"), ("sliceformer", "window_size")])
 def test_causal_options_in_both_directions(name: str, option: str) -> None:
-    with pytest.raises(InputError, match=f"{option}: expected None without causal=True, got 4"):
+    with pytest.raises(InputError, match=rf"{option}: .*None.*causal=True.*got 4\b"):
         create_mixer(name, 8, **{option: 4})

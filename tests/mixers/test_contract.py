@@ -111,5 +111,5 @@ def test_outputs_may_be_written_to(form: Form) -> None:
 
 
 def test_unknown_mixer_suggests_the_nearest() -> None:
-    with pytest.raises(ValueError, match=r"unknown mixer 'softmx'; did you mean softmax"):
+    with pytest.raises(ValueError, match=r"'softmx'.*softmax"):
         rm.create_mixer("softmx", 32)

@@ -167,14 +167,12 @@ def test_groups_are_parts_of_max_length() -> None:
         x = torch.randn(2, length, 16, dtype=torch.float64)
         assert torch.equal(mixer(x), group_sort(x, length // 6))
     for length in (3, 9):
-        expected = rf"max_length / num_groups: expected a divisor.*= {length}, got 6"
+        expected = rf"max_length.*num_groups.*{length}.*got 6\b"
         with pytest.raises(InputError, match=expected):
             mixer(torch.randn(2, length, 16, dtype=torch.float64))
     whole = build(num_groups=1, pad=False, shift="none", max_length=24)
     assert torch.equal(whole(x[:, :5]), group_sort(x[:, :5], 1))
-    with pytest.raises(
-        InputError, match="num_groups: expected a divisor of max_length = 25, got 4"
-    ):
+    with pytest.raises(InputError, match=r"num_groups: .*max_length = 25.*got 4\b"):
         build(num_groups=4, max_length=25)(torch.randn(2, 9, 16, dtype=torch.float64))
 
 
@@ -245,7 +243,7 @@ def test_inner_dim_is_what_is_permuted(inner_dim: int) -> None:
 @pytest.mark.parametrize(
     ("options", "named"),
     [
-        ({"num_groups": 2, "group_size": 2}, "group_size: expected None beside num_groups"),
+        ({"num_groups": 2, "group_size": 2}, "group_size: .*None.*num_groups.*got 2"),
         ({"num_groups": 0}, "num_groups"),
         ({"group_size": 0}, "group_size"),
         ({"shift": "quadratic"}, "shift"),

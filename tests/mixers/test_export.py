@@ -430,11 +430,11 @@ def test_nested_tensors_are_refused_by_name(layout: torch.layout) -> None:
         [torch.zeros(n, dtype=torch.bool) for n in (3, 5)], layout=layout
     )
     mixer = rm.create_mixer("tssa", DIM, num_heads=4)
-    with pytest.raises(InputError, match=r"^x: expected a dense.*nested.*to_padded_tensor"):
+    with pytest.raises(InputError, match=r"^x: .*to_padded_tensor"):
         mixer(nested)
-    with pytest.raises(InputError, match=r"^key_padding_mask: expected.*nested"):
+    with pytest.raises(InputError, match=r"^key_padding_mask:"):
         mixer(torch.randn(2, 5, DIM), key_padding_mask=mask)
-    with pytest.raises(InputError, match=r"^x: expected a dense.*nested.*to_padded_tensor"):
+    with pytest.raises(InputError, match=r"^x: .*to_padded_tensor"):
         rm.ops.butterfly_split(nested, 2, 2)
 
 

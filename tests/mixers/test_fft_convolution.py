@@ -90,7 +90,7 @@ def test_half_precision_is_computed_in_float32() -> None:
 )
 def test_bad_arguments_are_named(named: str, change: dict[str, object]) -> None:
     good = {"x": torch.randn(1, 5, 3), "forward": torch.randn(3, 5), **change}
-    with pytest.raises(ValueError, match=f"^{named}: expected .* got "):
+    with pytest.raises(ValueError, match=f"^{named}:"):
         fft_convolution(**good)  # type: ignore[arg-type]
 
 

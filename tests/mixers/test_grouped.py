@@ -153,25 +153,25 @@ def test_a_mixer_of_the_users_inside() -> None:
 def test_the_inner_mixer_must_take_any_padding(change: dict[str, Any]) -> None:
     mixer = type("Other", (Largest,), {"card": replace(Largest.card, name="other", **change)})
     rm.register_mixer(mixer)
-    with pytest.raises(rm.InputError, match=r"inner: expected .* any amount .*, got other"):
+    with pytest.raises(rm.InputError, match=r"inner: .*got other"):
         rm.create_mixer("grouped", 8, inner="other")
 
 
 @pytest.mark.parametrize(
     ("options", "named"),
     [
-        ({"inner": "csp"}, r"inner: expected .*no order of tokens.* \(softmax, tssa.*\), got csp"),
-        ({"inner": "grouped"}, r"inner: expected .*, got grouped"),
-        ({"inner": "tsa"}, "unknown mixer 'tsa'; did you mean tssa"),
-        ({"causal": True}, "causal: expected False"),
-        ({"inner_options": {"causal": True}}, "inner_options: .*'causal'; groups look both ways"),
-        ({"inner_options": {"dropout": 0.1}}, "inner_options: .*'dropout'; the rest is set by"),
-        ({"inner_options": {1: 2}}, "inner_options: expected options of tssa .*, got 1"),
-        ({"inner_options": "bias"}, "inner_options: expected a mapping with options of tssa"),
-        ({"inner": "identity", "inner_options": {"a": 1}}, "identity .it has none., got 'a'"),
-        ({"inner_options": {"bias": "no"}}, "bias: expected True or False, got 'no'"),
-        ({"block_size": 1}, "block_size: expected an integer of at least 2"),
-        ({"layout": "max_length"}, "max_length: expected the most tokens"),
+        ({"inner": "csp"}, r"inner: .*\(softmax, tssa.*\).*got csp"),
+        ({"inner": "grouped"}, r"inner: .*got grouped"),
+        ({"inner": "tsa"}, "'tsa'.*tssa"),
+        ({"causal": True}, "causal: .*False.*got True"),
+        ({"inner_options": {"causal": True}}, "inner_options: .*'causal'"),
+        ({"inner_options": {"dropout": 0.1}}, "inner_options: .*'dropout'"),
+        ({"inner_options": {1: 2}}, r"inner_options: .*tssa.*got 1\b"),
+        ({"inner_options": "bias"}, "inner_options: .*tssa.*got 'bias'"),
+        ({"inner": "identity", "inner_options": {"a": 1}}, "identity.*got 'a'"),
+        ({"inner_options": {"bias": "no"}}, "bias: .*True.*False.*got 'no'"),
+        ({"block_size": 1}, r"block_size: .*\b2\b"),
+        ({"layout": "max_length"}, "max_length: .*got None"),
     ],
 )
 def test_bad_options(options: dict[str, Any], named: str) -> None:

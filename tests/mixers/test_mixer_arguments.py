@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import numpy as np
@@ -64,15 +65,15 @@ def test_settings_of_cross_attention_are_named(name: str, changed: dict[str, Any
 
 @pytest.mark.parametrize("name", [None, 3, []], ids=repr)
 def test_names_of_a_wrong_kind(name: Any) -> None:
-    with pytest.raises(rm.InputError, match=r"^unknown mixer"):
+    with pytest.raises(rm.InputError, match=rf"mixer {re.escape(repr(name))}"):
         rm.create_mixer(name, 8)
-    with pytest.raises(rm.InputError, match=r"^unknown model"):
+    with pytest.raises(rm.InputError, match=rf"model {re.escape(repr(name))}"):
         rm.create_model(name)
 
 
 def test_batch_size_of_a_stream() -> None:
     mixer = rm.create_mixer("softmax", 8, causal=True)
-    with pytest.raises(rm.InputError, match=r"^batch_size: expected an integer"):
+    with pytest.raises(rm.InputError, match=r"^batch_size: .*got 1\.5"):
         mixer.init_state(1.5)
     assert mixer.init_state(np.int64(2))["keys"].shape[0] == 2
 
@@ -141,7 +142,7 @@ def test_width_inside(name: str, inner: int) -> None:
 
 def test_a_wrong_dtype_is_refused_on_a_device_without_autocast() -> None:
     mixer = rm.create_mixer("csp", 8).to("meta")
-    with pytest.raises(rm.InputError, match="x: expected the mixer's dtype"):
+    with pytest.raises(rm.InputError, match=r"x: .*torch\.float32, got torch\.bfloat16"):
         mixer(torch.zeros(1, 4, 8, dtype=torch.bfloat16, device="meta"))
 
 
@@ -151,7 +152,7 @@ def test_float64_is_refused_under_autocast_which_leaves_it_alone(wide: str) -> N
     mixer, x = (mixer, x.double()) if wide == "tokens" else (mixer.double(), x)
     with (
         torch.autocast("cpu", torch.bfloat16),
-        pytest.raises(rm.InputError, match="x: expected the mixer's dtype"),
+        pytest.raises(rm.InputError, match=r"x: .*torch\.float32, got torch\.bfloat16"),
     ):
         mixer(x)
 
@@ -160,7 +161,7 @@ def test_float64_is_refused_under_autocast_which_leaves_it_alone(wide: str) -> N
 @pytest.mark.parametrize("name", ["softmax", "identity", "s4", "tssa"])
 def test_a_state_is_of_a_floating_point_dtype(name: str, dtype: Any) -> None:
     mixer = rm.create_mixer(name, 8, num_heads=2, max_length=4, causal=True)
-    with pytest.raises(rm.InputError, match="dtype: expected a floating-point dtype of torch's"):
+    with pytest.raises(rm.InputError, match=r"dtype: .*got "):
         mixer.init_state(2, dtype=dtype)
 
 
@@ -168,12 +169,12 @@ def test_a_state_is_of_a_floating_point_dtype(name: str, dtype: Any) -> None:
 def test_a_state_of_wider_numbers_or_another_device_is_refused(name: str) -> None:
     mixer = rm.create_mixer(name, 8, num_heads=2, max_length=4, causal=True).eval()
     x_t = torch.randn(2, 8)
-    start = r"state: expected what init_state or step returned.*, got '\w+' "
-    with pytest.raises(rm.InputError, match=start + "on meta for tokens on cpu"):
+    start = r"state: .*init_state.*got '\w+'"
+    with pytest.raises(rm.InputError, match=start + r".*\bmeta\b.*\bcpu\b"):
         mixer.step(x_t, mixer.init_state(2, device="meta"))
     _, state = mixer.step(x_t, mixer.init_state(2))
     wide = {n: p.double() if p.is_floating_point() else p for n, p in state.items()}
-    with pytest.raises(rm.InputError, match=start + "of torch.float64 for tokens of torch.float32"):
+    with pytest.raises(rm.InputError, match=start + r"torch.float64\b.*torch.float32\b"):
         mixer.step(x_t, wide)
     y_t, _ = mixer.double().step(x_t.double(), wide)
     assert y_t.dtype == torch.float64
@@ -184,5 +185,5 @@ def test_a_negative_position_is_refused(name: str) -> None:
     mixer = rm.create_mixer(name, 8, num_heads=2, max_length=4, causal=True).eval()
     state = mixer.init_state(2)
     state["position"] = torch.tensor([0, -1])
-    with pytest.raises(rm.InputError, match="state: expected positions of at least 0, got -1"):
+    with pytest.raises(rm.InputError, match=r"state: .*\b0\b.*got -1\b"):
         mixer.step(torch.randn(2, 8), state)

@@ -178,25 +178,25 @@ def test_sequences_of_about_one_length_are_one_batch() -> None:
 
 
 BAD_BOUNDS: dict[str, tuple[Any, str]] = {
-    "no tensor": ([0, 75], r"expected an int32 or int64 tensor of shape \(sequences \+ 1,\), got"),
-    "floats": (torch.tensor([0.0, 75.0]), "expected an int32 or int64 tensor .* torch.float32"),
-    "truths": (torch.tensor([False, True]), "expected an int32 or int64 tensor .* torch.bool"),
-    "two ranks": (torch.tensor([[0, 75]]), r"expected .* got shape \(1, 2\)"),
-    "a number": (torch.tensor(75), r"expected .* got shape \(\)"),
-    "no sequence": (torch.tensor([0]), r"expected .* got shape \(1,\)"),
+    "no tensor": ([0, 75], r"int32\b.*int64\b.*\b1\b"),
+    "floats": (torch.tensor([0.0, 75.0]), r"int32\b.*int64\b.*torch.float32\b"),
+    "truths": (torch.tensor([False, True]), r"int32\b.*int64\b.*torch.bool"),
+    "two ranks": (torch.tensor([[0, 75]]), r"\(1, 2\)"),
+    "a number": (torch.tensor(75), r"\(\)"),
+    "no sequence": (torch.tensor([0]), r"\(1,\)"),
     "nested": (
         torch.nested.nested_tensor([torch.tensor([0])], layout=torch.jagged),
-        "got a nested tensor",
+        "got .*nested",
     ),
-    "starts late": (torch.tensor([1, 24, 75]), "expected 0 at its start, got 1"),
+    "starts late": (torch.tensor([1, 24, 75]), r"\b0\b.*got 1\b"),
     "ends early": (
         torch.tensor([0, 24, 70]),
-        "the number of tokens 75 at its end, got 70",
+        r"\b75\b.*got 70\b",
     ),
-    "ends late": (torch.tensor([0, 24, 76]), "the number of tokens 75 at its end, got 76"),
-    "decreases": (torch.tensor([0, 30, 24, 75]), "numbers that do not decrease, got 24 after 30"),
-    "too long": (torch.tensor([0, 24, 49, 75]), "at most max_length = 24 tokens .*, got 26; build"),
-    "elsewhere": (torch.tensor([0, 75], device="meta"), "expected the CPU, got meta"),
+    "ends late": (torch.tensor([0, 24, 76]), r"\b75\b.*got 76\b"),
+    "decreases": (torch.tensor([0, 30, 24, 75]), r"got 24\b.*\b30\b"),
+    "too long": (torch.tensor([0, 24, 49, 75]), r"max_length = 24.*got 26\b"),
+    "elsewhere": (torch.tensor([0, 75], device="meta"), "CPU"),
 }
 
 
@@ -209,14 +209,14 @@ def test_bad_bounds_are_one_sentence(given: Any, sentence: str) -> None:
 
 def test_what_does_not_go_together() -> None:
     mixer, x, at = build("softmax", causal=True), row().detach(), bounds()
-    with pytest.raises(rm.InputError, match=r"^key_padding_mask: expected None beside cu_seqlens"):
+    with pytest.raises(rm.InputError, match=r"^key_padding_mask: .*None.*cu_seqlens"):
         mixer(x, key_padding_mask=torch.zeros(1, 75, dtype=torch.bool), cu_seqlens=at)
-    with pytest.raises(rm.InputError, match=r"^x: expected shape \(1, N, C\) beside cu_seqlens"):
+    with pytest.raises(rm.InputError, match=r"^x: .*\(1, N, C\).*cu_seqlens"):
         mixer(x.view(3, 25, 8), cu_seqlens=at)
     jagged = torch.nested.nested_tensor([x[0]], layout=torch.jagged)
-    with pytest.raises(rm.InputError, match=r"^x: .* got a nested tensor; .* x\.offsets\(\)$"):
+    with pytest.raises(rm.InputError, match=r"^x: .*x\.offsets\(\)$"):
         mixer(jagged, cu_seqlens=at)
-    with pytest.raises(rm.InputError, match=r"^cu_seqlens: expected None: Butterfly attention tak"):
+    with pytest.raises(rm.InputError, match=r"^cu_seqlens: .*None.*Butterfly"):
         rm.create_mixer("butterfly", 8)(x.float(), cu_seqlens=at)
 
 
@@ -225,12 +225,12 @@ def test_shapes_without_memory() -> None:
     mixer = build("csp").to("meta")
     x = torch.empty(1, sum(LENGTHS), 8, dtype=torch.float64, device="meta")
     assert mixer(x, cu_seqlens=bounds()).shape == x.shape
-    with pytest.raises(rm.InputError, match="expected numbers, which decide the shapes"):
+    with pytest.raises(rm.InputError, match="cu_seqlens: "):
         mixer(x, cu_seqlens=bounds().to("meta"))
 
 
 @pytest.mark.slow
 def test_no_program_leaves_with_these_lengths() -> None:
     mixer, x = build("tssa", torch.float32), row(torch.float32).detach()
-    with pytest.raises(rm.InputError, match="expected None in an exported or traced program"):
+    with pytest.raises(rm.InputError, match=r"cu_seqlens: .*None"):
         torch.export.export(mixer, (x,), {"cu_seqlens": bounds()}, strict=False)

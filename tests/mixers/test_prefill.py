@@ -115,15 +115,15 @@ def test_positions_of_padding_cannot_be_kept(name: str) -> None:
     x = tokens(2, 6)
     assert_close(mixer.prefill(x)[0], mixer(x))
     mask = torch.zeros(2, 6, dtype=torch.bool)
-    with pytest.raises(rm.InputError, match="key_padding_mask: expected None to prefill with keep"):
+    with pytest.raises(rm.InputError, match=r"key_padding_mask: .*None"):
         mixer.prefill(x, key_padding_mask=mask)
 
 
 def test_what_cannot_stream_says_so() -> None:
     x = torch.randn(1, 4, 8)
-    with pytest.raises(rm.InputError, match="mixer fnet cannot stream"):
+    with pytest.raises(rm.InputError, match="fnet"):
         rm.create_mixer("fnet", 8).prefill(x)
-    with pytest.raises(rm.InputError, match="causal: expected True to stream softmax"):
+    with pytest.raises(rm.InputError, match=r"causal: .*True.*softmax.*got False"):
         rm.create_mixer("softmax", 8).prefill(x)
 
 
@@ -149,7 +149,7 @@ def test_the_loop_of_the_base() -> None:
     assert_close(y, x.masked_fill(mask[..., None], 0).cumsum(1).masked_fill(mask[..., None], 0))
     assert state["tokens"].shape == (2, 3, 3)
     mask[0, 0] = False
-    with pytest.raises(rm.InputError, match="as many valid tokens in every sequence, since the"):
+    with pytest.raises(rm.InputError, match="key_padding_mask:"):
         mixer.prefill(x, key_padding_mask=mask)
 
 
@@ -177,6 +177,6 @@ def test_a_state_of_another_mixer_is_refused(source: Any, target: Any) -> None:
     _, state = made.prefill(torch.randn(1, 3, 8))
     token = torch.randn(1, 8)
     given.step(token, given.init_state(1))
-    expected = f"^state: expected what init_state or step returned, of {target[0]} with these"
+    expected = f"^state: .*init_state.*{target[0]}"
     with pytest.raises(rm.InputError, match=expected):
         given.step(token, state)

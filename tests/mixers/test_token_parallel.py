@@ -74,9 +74,9 @@ def test_softmax_over_queries() -> None:
 
 
 def test_softmax_over_queries_cannot_be_causal() -> None:
-    with pytest.raises(rm.InputError, match="softmax_over: expected 'keys' when causal=True"):
+    with pytest.raises(rm.InputError, match=r"softmax_over: .*'keys'.*causal=True"):
         build(softmax_over="queries", causal=True)
-    with pytest.raises(rm.InputError, match="softmax_over: expected one of keys, queries"):
+    with pytest.raises(rm.InputError, match=r"softmax_over: .*got 'rows'"):
         build(softmax_over="rows")
 
 
@@ -148,5 +148,5 @@ def test_bias_is_optional() -> None:
 
 @pytest.mark.parametrize("num_groups", [0, 3, 8, -1])
 def test_bad_groups(num_groups: int) -> None:
-    with pytest.raises(rm.InputError, match="num_groups: expected a divisor of num_heads = 4"):
+    with pytest.raises(rm.InputError, match=r"num_groups: .*num_heads = 4"):
         build(num_groups=num_groups)

@@ -228,7 +228,7 @@ def test_stream_ends_at_max_length(biased: bool) -> None:
     state = mixer.init_state(1)
     for _ in range(3):
         _, state = mixer.step(torch.randn(1, 8), state)
-    with pytest.raises(ValueError, match=r"x_t: expected at most max_length = 3 tokens.* token 4"):
+    with pytest.raises(ValueError, match=r"x_t: .*max_length = 3.*\b4\b"):
         mixer.step(torch.randn(1, 8), state)
 
 
@@ -253,11 +253,9 @@ def test_prompt_then_steps() -> None:
 
 
 def test_bad_settings_are_named() -> None:
-    with pytest.raises(
-        ValueError, match=r"max_length: expected the most tokens.*denominator_bias="
-    ):
+    with pytest.raises(ValueError, match=r"max_length: .*denominator_bias"):
         TSSA(8, causal=True)
-    with pytest.raises(ValueError, match="normalize: expected True"):
+    with pytest.raises(ValueError, match=r"normalize: .*True.*got False"):
         TSSA(8, causal=True, max_length=4, normalize=False)
 
 
@@ -265,9 +263,9 @@ def test_bad_states_are_named() -> None:
     mixer = TSSA(8, num_heads=2, max_length=4, causal=True)
     state = mixer.init_state(2)
     token = torch.randn(2, 8)
-    with pytest.raises(ValueError, match="state: expected what init_state or step returned"):
+    with pytest.raises(ValueError, match=r"state: .*init_state.*'energy'"):
         mixer.step(token, {"keys": token})
-    with pytest.raises(ValueError, match=r"got 'energy' of shape \(2, 2, 4\) for 3 sequences"):
+    with pytest.raises(ValueError, match=r"got 'energy'.*\(2, 2, 4\).*\b3\b"):
         mixer.step(torch.randn(3, 8), state)
     with pytest.raises(ValueError, match=r"^initial_state.energy: "):
         mixer.step(token, {**state, "energy": state["energy"].bfloat16()})

@@ -43,7 +43,7 @@ def test_inputs_in_every_form(inputs: Any, expected: float) -> None:
 
 
 def test_what_stands_in_no_form_is_refused_by_its_name() -> None:
-    with pytest.raises(InputError, match=r"^batches: expected tensors.*got int"):
+    with pytest.raises(InputError, match=r"^batches:"):
         call_model(Sum(), 3, name="batches")
 
 

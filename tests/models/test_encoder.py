@@ -72,14 +72,14 @@ def test_layers_know_their_position() -> None:
 BAD: dict[str, tuple[dict[str, Any], str]] = {
     "both inputs": ({"in_channels": 3}, "exactly one"),
     "no input": ({"vocab_size": None}, "exactly one"),
-    "heads": ({"num_heads": 3}, "num_heads: expected a divisor of dim = 16, got 3"),
+    "heads": ({"num_heads": 3}, r"num_heads: .*dim = 16.*got 3\b"),
     "layers": ({"num_layers": 0}, "num_layers"),
     "classes": ({"num_classes": 0}, "num_classes"),
     "length": ({"max_length": 0}, "max_length"),
-    "mixer": ({"mixer": "sofmax"}, "did you mean softmax"),
-    "head": ({"head_activation": "rely"}, "head_activation: .* did you mean relu"),
-    "levels": ({"level_scale": 2}, "level_scale: expected a mean and a deviation, got 2"),
-    "setting": ({"depth": 3}, "settings of encoder"),
+    "mixer": ({"mixer": "sofmax"}, "'sofmax'.*softmax"),
+    "head": ({"head_activation": "rely"}, "head_activation: .*relu.*got 'rely'"),
+    "levels": ({"level_scale": 2}, r"level_scale: .*got 2\b"),
+    "setting": ({"depth": 3}, "encoder.*got 'depth'"),
     "option": ({"mixer_options": {"wings": 2}}, "wings"),
 }
 
@@ -92,17 +92,21 @@ def test_bad_settings(change: dict[str, Any], message: str) -> None:
 
 def test_too_long_input() -> None:
     model = rm.create_model("encoder", **TOKENS)
-    with pytest.raises(ValueError, match="at most max_length = 24 tokens, got 25"):
+    with pytest.raises(ValueError, match=r"max_length = 24.*got 25\b"):
         model(torch.zeros(1, 25, dtype=torch.int64))
 
 
 INPUTS: dict[str, tuple[dict[str, Any], Any, str]] = {
-    "list": ({}, [1, 2], r"ids of shape \(B, N\), got list"),
-    "numbers": ({}, torch.zeros(1, 4), r"int64 ids of shape \(B, N\), got torch.float32"),
-    "one sequence": ({}, torch.zeros(4, dtype=torch.int64), r"ids of shape \(B, N\), got \(4,\)"),
+    "list": ({}, [1, 2], r"\(B, N\)"),
+    "numbers": ({}, torch.zeros(1, 4), r"int64\b.*\(B, N\).*got torch.float32\b"),
+    "one sequence": ({}, torch.zeros(4, dtype=torch.int64), r"\(B, N\).*got \(4,\)"),
     "features": ({"in_channels": 3}, torch.zeros(1, 4, 2), r"\(B, N, 3\), got \(1, 4, 2\)"),
-    "ids": ({"in_channels": 3}, torch.zeros(1, 4, 3, dtype=torch.int64), "a floating-point dtype"),
-    "a pair": ({"num_sequences": 2}, [1, 2], r"pairs of shape \(B, 2, N\), got list"),
+    "ids": (
+        {"in_channels": 3},
+        torch.zeros(1, 4, 3, dtype=torch.int64),
+        r"got torch\.int64",
+    ),
+    "a pair": ({"num_sequences": 2}, [1, 2], r"\(B, 2, N\)"),
 }
 
 
@@ -110,7 +114,7 @@ INPUTS: dict[str, tuple[dict[str, Any], Any, str]] = {
 def test_bad_inputs(change: dict[str, Any], inputs: Any, message: str) -> None:
     vectors = {"vocab_size": None} if "in_channels" in change else {}
     model = rm.create_model("encoder", **{**TOKENS, **vectors, **change})
-    with pytest.raises(rm.InputError, match=f"^inputs: expected .*{message}"):
+    with pytest.raises(rm.InputError, match=f"^inputs: .*{message}"):
         model(inputs)
 
 
@@ -121,10 +125,10 @@ def test_a_mask_of_pairs_has_their_shape(mask: Any) -> None:
     model = rm.create_model("encoder", **{**TOKENS, "num_sequences": 2})
     pairs = torch.ones(3, 2, 8, dtype=torch.int64)
     assert model(pairs, key_padding_mask=torch.zeros(3, 2, 8) > 0).shape == (3, 3)
-    with pytest.raises(rm.InputError, match=r"shape \(B, 2, N\) = \(3, 2, 8\), got "):
+    with pytest.raises(rm.InputError, match=r"key_padding_mask: .*\(B, 2, N\).*\(3, 2, 8\)"):
         model(pairs, key_padding_mask=mask)
 
 
 def test_unknown_model_suggests_the_nearest() -> None:
-    with pytest.raises(ValueError, match="did you mean encoder"):
+    with pytest.raises(ValueError, match=r"'encodr'.*encoder"):
         rm.create_model("encodr")

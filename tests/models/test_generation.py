@@ -127,20 +127,20 @@ def test_sampling_follows_the_probabilities() -> None:
 
 
 BAD: dict[str, tuple[dict[str, Any], str]] = {
-    "too long": ({"max_new_tokens": 23}, r"at most max_length = 24 tokens with the prompt, got 2"),
+    "too long": ({"max_new_tokens": 23}, r"max_length = 24.*got 2\b"),
     "negative": ({"max_new_tokens": -1}, "max_new_tokens"),
-    "no prompt": ({"tokens": torch.zeros(2, 0, dtype=torch.int64)}, "N at least 1"),
+    "no prompt": ({"tokens": torch.zeros(2, 0, dtype=torch.int64)}, r"tokens: .*N.*\b1\b"),
     "no batch": ({"tokens": torch.zeros(3, dtype=torch.int64)}, r"shape \(B, N\)"),
     "id under 0": (
         {"tokens": torch.tensor([[3, -1]])},
-        "expected ids from 0 to 12, got -1",
+        r"tokens: .*\b0\b.*\b12\b.*got -1\b",
     ),
-    "id too large": ({"tokens": torch.tensor([[13, 0]])}, "expected ids from 0 to 12, got 13"),
-    "no ids": ({"tokens": torch.zeros(1, 2)}, "tokens: expected int64 ids"),
-    "a list": ({"tokens": [1, 2]}, "tokens: expected a tensor"),
-    "temperature": ({"temperature": -1.0}, "temperature: expected a finite number of at least 0"),
+    "id too large": ({"tokens": torch.tensor([[13, 0]])}, r"\b0\b.*\b12\b.*got 13\b"),
+    "no ids": ({"tokens": torch.zeros(1, 2)}, r"tokens: .*int64\b"),
+    "a list": ({"tokens": [1, 2]}, "tokens:"),
+    "temperature": ({"temperature": -1.0}, r"temperature: .*\b0\b"),
     "top_k": ({"top_k": 0}, "top_k"),
-    "top_p": ({"top_p": 1.5}, r"top_p: expected a probability in \(0, 1\]"),
+    "top_p": ({"top_p": 1.5}, r"top_p: .*\b0\b.*\b1\b"),
 }
 
 
@@ -154,5 +154,5 @@ def test_bad_arguments(change: dict[str, Any], message: str) -> None:
 
 def test_other_models_do_not_generate() -> None:
     other: Any = rm.create_model("encoder", vocab_size=5)
-    with pytest.raises(rm.InputError, match="model: expected a causal language model, got Encoder"):
+    with pytest.raises(rm.InputError, match=r"model: .*got Encoder"):
         rm.models.generate(other, torch.zeros(1, 2, dtype=torch.int64), 3)

@@ -299,21 +299,21 @@ def test_all_nodes_see_each_other_where_no_distance_is_the_most() -> None:
 
 
 BAD: dict[str, tuple[dict[str, Any], str]] = {
-    "mixer": ({"mixer": "tssa"}, "mixer: expected one of softmax, sliceformer"),
-    "heads": ({"num_heads": 5}, "num_heads: expected a divisor of dim = 12, got 5"),
+    "mixer": ({"mixer": "tssa"}, "mixer: .*softmax.*sliceformer.*got 'tssa'"),
+    "heads": ({"num_heads": 5}, r"num_heads: .*dim = 12.*got 5\b"),
     "hops": ({"path_length": 5}, "num_hops"),
     "far": ({"max_distance": 8}, "max_distance"),
     "dropout": ({"attention_dropout": 1.0}, "^attention_dropout"),
-    "option of the softmax": (EXCHANGE, "options of softmax .it has none here., got 'variant'"),
+    "option of the softmax": (EXCHANGE, "softmax .*got 'variant'"),
     "option": (
         {"mixer": "sliceformer", "mixer_options": {"reverse": True}},
-        "mixer_options: expected options of sliceformer .variant., got 'reverse'",
+        "mixer_options: .*sliceformer .variant.*got 'reverse'",
     ),
     "variant": (
         {"mixer": "sliceformer", "mixer_options": {"variant": "descending"}},
         "variant: expected one of ascending, interleave, max_exchange, got 'descending'",
     ),
-    "no mapping": ({"mixer_options": 3}, "mixer_options: expected a mapping"),
+    "no mapping": ({"mixer_options": 3}, "mixer_options: .*got 3"),
 }
 
 
@@ -325,25 +325,25 @@ def test_bad_settings(change: dict[str, Any], message: str) -> None:
 
 
 def test_attention_has_no_variant() -> None:
-    with pytest.raises(rm.InputError, match="variant: expected none, since mixing 'attention'"):
+    with pytest.raises(rm.InputError, match=r"variant: .*'attention'"):
         GraphAttention(6, 2, variant="max_exchange")
 
 
 IDS = torch.int64
 UNFIT: dict[str, tuple[str, Any, str]] = {
-    "nodes": ("inputs", torch.zeros(2, 4, 2, dtype=IDS), r"distances: .* \(2, 4, 4\), got \(2, 5"),
-    "flat inputs": ("inputs", torch.zeros(2, 5, dtype=IDS), r"inputs: expected ids of shape"),
-    "inputs of floats": ("inputs", torch.zeros(2, 5, 2), r"inputs: expected int64 ids"),
-    "an unknown id": ("inputs", torch.full((2, 5, 2), 99), r"inputs: expected ids from 0 to"),
-    "distances": ("distances", torch.zeros(2, 5, 4, dtype=IDS), r"distances: expected shape"),
-    "distances of floats": ("distances", torch.zeros(2, 5, 5), r"distances: expected integers"),
-    "no distances": ("distances", None, r"distances: expected shape .*, got None"),
-    "path_edges": ("path_edges", torch.zeros(2, 5, 5, 2, dtype=IDS), r"path_edges: expected ids"),
+    "nodes": ("inputs", torch.zeros(2, 4, 2, dtype=IDS), r"distances: .*\(2, 4, 4\).*\b2\b.*\b5\b"),
+    "flat inputs": ("inputs", torch.zeros(2, 5, dtype=IDS), r"inputs: .*got \(2, 5\)"),
+    "inputs of floats": ("inputs", torch.zeros(2, 5, 2), r"inputs: .*int64\b"),
+    "an unknown id": ("inputs", torch.full((2, 5, 2), 99), r"inputs: .*\b0\b"),
+    "distances": ("distances", torch.zeros(2, 5, 4, dtype=IDS), r"distances: .*got \(2, 5, 4\)"),
+    "distances of floats": ("distances", torch.zeros(2, 5, 5), r"distances: .*got torch\.float32"),
+    "no distances": ("distances", None, "distances: .*got None"),
+    "path_edges": ("path_edges", torch.zeros(2, 5, 5, 2, dtype=IDS), r"path_edges: .*got \(2, 5, "),
     "paths of others": (
-        "path_edges", torch.zeros(2, 4, 5, 2, 1, dtype=IDS), r"path_edges: expected shape"
+        "path_edges", torch.zeros(2, 4, 5, 2, 1, dtype=IDS), r"path_edges: .*got \(2, 4, 5, 2, 1\)"
     ),
     "an unknown edge": (
-        "path_edges", torch.full((2, 5, 5, 2, 1), -1), r"path_edges: expected ids from 0 to"
+        "path_edges", torch.full((2, 5, 5, 2, 1), -1), r"path_edges: .*\b0\b"
     ),
     "a mask": ("key_padding_mask", torch.zeros(2, 5), r"key_padding_mask: expected"),
 }  # fmt: skip

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -206,34 +207,34 @@ def also(key: str, value: Any) -> Callable[[State], Any]:
 
 
 FAULTS: dict[str, tuple[Callable[[State], Any], str]] = {
-    "missing": (without("norm.bias"), r"1 missing \(norm\.bias\)"),
+    "missing": (without("norm.bias"), r"state_dict: .*\b1 .*\(norm\.bias\)"),
     "unexpected": (
         also("blocks.0.gamma3", torch.ones(DIM)),
-        r"1 unexpected \(blocks\.0\.gamma3\)",
+        r"state_dict: .*\b1 .*\(blocks\.0\.gamma3\)",
     ),
-    "deeper": (also("blocks.2.gamma1", torch.ones(DIM)), r"unexpected \(blocks\.2\.gamma1\)"),
+    "deeper": (also("blocks.2.gamma1", torch.ones(DIM)), r"unexpected.*\(blocks\.2\.gamma1\)"),
     "shape": (
         also("head.weight", torch.ones(7, DIM)),
-        r"head\.weight of shape \(7, 24\) instead of \(5, 24\).*pass head=False",
+        r"head\.weight.*\(7, 24\).*\(5, 24\).*head=False",
     ),
     "temperature": (
         also("blocks.1.attn.temp", torch.ones(HEADS)),
-        r"blocks\.1\.attn\.temp of shape \(3,\) instead of \(3, 1\)",
+        r"blocks\.1\.attn\.temp.*\(3,\).*\(3, 1\)",
     ),
     "half prefixed": (also("module.norm.bias", torch.ones(DIM)), r"unexpected \(module\.norm"),
-    "checkpoint": (lambda state: {"model": state}, r"pass state_dict\['model'\]"),
+    "checkpoint": (lambda state: {"model": state}, "state_dict.*'model'"),
     "no tensors": (
         also("epoch", 3),
-        "expected a mapping from names to tensors, got int at 'epoch'",
+        "state_dict: .*int at 'epoch'",
     ),
     "no memory": (
         also("head.bias", torch.ones(CLASSES, device="meta")),
-        "dense tensors of real numbers in memory, got .* on meta at 'head.bias'",
+        "state_dict: .*meta at 'head.bias'",
     ),
     "complex": (also("head.bias", torch.ones(CLASSES) + 1j), "got torch.strided torch.complex64"),
     "sparse": (also("head.bias", torch.ones(CLASSES).to_sparse()), "got torch.sparse_coo"),
-    "no mapping": (lambda state: list(state), "expected a mapping from names to tensors, got list"),
-    "empty": (lambda state: {}, r"missing \(.* and \d+ more\)"),
+    "no mapping": (lambda state: list(state), "state_dict: .*got list"),
+    "empty": (lambda state: {}, r"state_dict: .*missing.*\b\d+ more\)"),
 }
 
 
@@ -265,9 +266,9 @@ def test_without_the_head_all_else_is_loaded(theirs: Callable[[State], State]) -
 def test_without_the_head_all_else_is_strict() -> None:
     state = thousand_classes(official_state("tssa"))
     for change, message in (
-        (without("norm.bias"), r"1 missing \(norm\.bias\)"),
-        (also("heads.weight", torch.ones(3)), r"1 unexpected \(heads\.weight\)"),
-        (also("norm.bias", torch.ones(3)), r"norm\.bias of shape \(3,\).*build the model"),
+        (without("norm.bias"), r"state_dict: .*\b1 .*\(norm\.bias\)"),
+        (also("heads.weight", torch.ones(3)), r"state_dict: .*\b1 .*\(heads\.weight\)"),
+        (also("norm.bias", torch.ones(3)), r"norm\.bias.*\(3,\)"),
     ):
         model = tiny()
         before = {key: value.clone() for key, value in model.state_dict().items()}
@@ -279,34 +280,34 @@ def test_without_the_head_all_else_is_strict() -> None:
 def test_both_sizes_and_the_way_out_are_told() -> None:
     with pytest.raises(rm.InputError) as caught:
         load_official(tiny(), thousand_classes(official_state("tssa")))
-    assert "head.weight of shape (1000, 24) instead of (5, 24)" in str(caught.value)
-    assert "head.bias of shape (1000,) instead of (5,)" in str(caught.value)
-    assert "pass head=False for another number of classes" in str(caught.value)
+    message = str(caught.value)
+    assert re.search(r"head\.weight\b.*\(1000, 24\).*\(5, 24\)", message)
+    assert re.search(r"head\.bias\b.*\(1000,\).*\(5,\).*head=False", message)
 
 
 def test_a_head_that_cannot_be_left_out() -> None:
-    with pytest.raises(rm.InputError, match="head: expected True, got head=False for Tied"):
+    with pytest.raises(rm.InputError, match=r"head: .*True.*got head=False"):
         load_official(Tied(), {"wte": torch.randn(3, 2)}, head=False)
-    with pytest.raises(rm.InputError, match="head: expected True or False"):
+    with pytest.raises(rm.InputError, match=r"head: .*True.*False.*got 'no'"):
         load_official(tiny(), official_state("tssa"), head="no")  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("change", [{"mixer": "csp"}, {"feed_forward": "ista"}])
 def test_variants_without_official_code_are_refused(change: dict[str, Any]) -> None:
     model = rm.create_model("tost_tiny_16", **{**SMALL, **change})
-    with pytest.raises(rm.InputError, match="which the official code has, got mixer"):
+    with pytest.raises(rm.InputError, match=r"^model: .*tssa.*got mixer "):
         load_official(model, official_state("tssa"))
 
 
 def test_models_without_official_code_are_refused() -> None:
-    with pytest.raises(rm.InputError, match="expected one of a family that has official code"):
+    with pytest.raises(rm.InputError, match=r"model: .*got ViT"):
         load_official(rm.create_model("vit_cifar10"), {})
 
 
 def test_a_model_without_memory_is_refused() -> None:
     with torch.device("meta"):
         model = rm.create_model("tost_tiny_16", **SMALL)
-    with pytest.raises(rm.InputError, match="meta device"):
+    with pytest.raises(rm.InputError, match=r"model: .*\bmeta\b"):
         load_official(model, official_state("tssa"))
 
 
@@ -329,7 +330,7 @@ def test_tied_tensors_must_agree() -> None:
     weight = torch.randn(3, 2)
     model = load_official(Tied(), {"wte": weight, "head": weight.clone(), "mask": torch.ones(9)})
     assert torch.equal(model.embed.weight, weight)
-    with pytest.raises(rm.InputError, match="expected wte and head to be equal"):
+    with pytest.raises(rm.InputError, match=r"state_dict: .*wte.*head"):
         load_official(Tied(), {"wte": weight, "head": weight + 1})
     assert isinstance(load_official(Tied(), {"wte": weight}), Tied)
 

@@ -235,7 +235,7 @@ def test_filled_to_the_longest_length(masked: bool) -> None:
     plain.load_state_dict(model.state_dict())
     found = model(x, key_padding_mask=mask if masked else None)
     torch.testing.assert_close(found, plain(full, key_padding_mask=rest))
-    with pytest.raises(rm.InputError, match="at most max_length = 16 tokens, got 17"):
+    with pytest.raises(rm.InputError, match=r"max_length = 16.*got 17\b"):
         model(torch.randn(1, 17, 3))
 
 
@@ -316,26 +316,26 @@ def test_each_position_of_dropout_is_set_alone() -> None:
 
 
 BAD: dict[str, tuple[dict[str, Any], str]] = {
-    "pool": ({"pool": "men"}, "pool: expected one of .*did you mean mean"),
+    "pool": ({"pool": "men"}, "pool: .*mean.*got 'men'"),
     "positions": ({"positions": "rotary"}, "positions"),
-    "class token": ({"cls_mask": "last"}, "cls_mask: expected one of valid, first"),
-    "host's options": ({"host_options": 3}, "host_options: expected a mapping, got 3"),
-    "norm": ({"norm": "sandwich"}, "norm: expected one of pre, post"),
+    "class token": ({"cls_mask": "last"}, "cls_mask: .*got 'last'"),
+    "host's options": ({"host_options": 3}, r"host_options: .*got 3\b"),
+    "norm": ({"norm": "sandwich"}, "norm: .*got 'sandwich'"),
     "init": ({"init": "he"}, "init"),
     "pair": ({"pair_mix": "sum"}, "pair_mix"),
-    "sequences": ({"num_sequences": 3}, "num_sequences: expected an integer from 1 to 2, got 3"),
+    "sequences": ({"num_sequences": 3}, r"num_sequences: .*\b1\b.*\b2\b.*got 3\b"),
     "hidden": ({"head_hidden": [0]}, "head_hidden"),
     "activation": ({"activation": "glu"}, "activation"),
     "deviation": ({"embedding_std": 0}, "embedding_std"),
-    "scale": ({"level_scale": [0.5]}, "level_scale: expected a mean and a deviation"),
+    "scale": ({"level_scale": [0.5]}, r"level_scale: .*got \[0\.5\]"),
     "vectors": ({"level_scale": [0, 1], "vocab_size": None, "in_channels": 2}, "level_scale"),
     "dropout": ({"hidden_dropout": 1.5}, "hidden_dropout"),
-    "padding": ({"padding": "longest"}, "padding: expected one of batch, max_length, unmasked"),
-    "padding id": ({"padding_id": -1}, "padding_id: expected an integer of at least 0, got -1"),
-    "both": ({"padding_id": 0, "padding": "unmasked"}, "padding_id: expected None with padding"),
+    "padding": ({"padding": "longest"}, "padding: .*max_length.*got 'longest'"),
+    "padding id": ({"padding_id": -1}, r"padding_id: .*\b0\b.*got -1\b"),
+    "both": ({"padding_id": 0, "padding": "unmasked"}, "padding_id: .*None.*got 0"),
     "id of vectors": (
         {"padding_id": 0, "vocab_size": None, "in_channels": 2},
-        "padding_id: expected None for vectors, got 0",
+        r"padding_id: .*None.*got 0\b",
     ),
 }
 
@@ -348,5 +348,5 @@ def test_bad_settings(change: dict[str, Any], message: str) -> None:
 
 def test_a_pair_is_asked_for_where_one_is_needed() -> None:
     model = host("retrieval")
-    with pytest.raises(rm.InputError, match=r"pairs of shape \(B, 2, N\), got \(3, 12\)"):
+    with pytest.raises(rm.InputError, match=r"\(B, 2, N\).*got \(3, 12\)"):
         model(torch.zeros(3, 12, dtype=torch.int64))

@@ -166,12 +166,12 @@ def test_norms_of_every_kind_add_the_same_to_a_variance() -> None:
 
 
 def test_other_mixers_have_no_gated_residual() -> None:
-    with pytest.raises(rm.InputError, match="mixer: expected mega or mega_chunk, got 'softmax'"):
+    with pytest.raises(rm.InputError, match=r"mixer: .*mega.*mega_chunk.*got 'softmax'"):
         rm.create_model("mega_lra_text", mixer="softmax")
 
 
 def test_attention_dropout_is_named() -> None:
-    with pytest.raises(rm.InputError, match=r"^attention_dropout: expected a probability"):
+    with pytest.raises(rm.InputError, match=r"^attention_dropout: .*got 1\.0"):
         rm.create_model("mega_lra_listops", attention_dropout=1.0)
 
 

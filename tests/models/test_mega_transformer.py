@@ -182,12 +182,12 @@ def test_dropout_of_the_head_stands_before_its_activation() -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"positions": "learned"}, "first_position: expected 0 unless positions is sinusoid"),
+        ({"positions": "learned"}, r"first_position: .*\b0\b"),
         ({"first_position": -1}, "first_position"),
         ({"scale_embeddings": 2}, "scale_embeddings"),
         ({"norm_embedding": "yes"}, "norm_embedding"),
         ({"head_dropout": 1.5}, "head_dropout"),
-        ({"init": "brt"}, "did you mean bert"),
+        ({"init": "brt"}, "bert.*got 'brt'"),
     ],
     ids=["position", "negative", "scale", "norm", "dropout", "init"],
 )

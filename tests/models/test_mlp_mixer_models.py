@@ -212,21 +212,21 @@ def test_patch_only_reaches_the_whole_image() -> None:
 
 
 def test_patch_sizes_with_a_common_factor_warn() -> None:
-    with pytest.warns(UserWarning, match="runs of 4"):
+    with pytest.warns(UserWarning, match=r"\bruns of 4\b"):
         PatchOnlyMixer(image_size=8, patch_sizes=[2, 4], num_layers=1)
 
 
 BAD_MIXER: dict[str, tuple[dict[str, Any], str]] = {
-    "patch": ({"patch_size": 5}, "patch_size: expected a divisor of the image's height = 32"),
-    "resize": ({"resize": 30}, "patch_size: expected a divisor of the image's height = 30"),
+    "patch": ({"patch_size": 5}, "patch_size: .*height = 32"),
+    "resize": ({"resize": 30}, "patch_size: .*height = 30"),
     "resize pair": ({"resize": [30]}, "resize"),
-    "mlp": ({"mlp": "sparse"}, "mlp: expected one of dense, butterfly_linear, butterfly_mlp"),
-    "dim": ({"mlp": "butterfly_mlp", "dim": 120}, "dim: expected a square number .*got 120"),
+    "mlp": ({"mlp": "sparse"}, "mlp: .*butterfly_linear.*butterfly_mlp.*got 'sparse'"),
+    "dim": ({"mlp": "butterfly_mlp", "dim": 120}, r"dim: .*got 120\b"),
     "patches": (
         {"mlp": "butterfly_linear", "image_size": [32, 16]},
-        "number of patches: expected a square number .*got 32",
+        r"got 32\b",
     ),
-    "ratio": ({"mlp": "butterfly_linear", "mlp_ratio": 1.5}, "mlp_ratio: expected an integer"),
+    "ratio": ({"mlp": "butterfly_linear", "mlp_ratio": 1.5}, r"mlp_ratio: .*got 1\.5"),
     "no ratio": ({"mlp_ratio": 0}, "mlp_ratio"),
     "layers": ({"num_layers": 0}, "num_layers"),
     "classes": ({"num_classes": 0}, "num_classes"),
@@ -240,7 +240,7 @@ def test_bad_settings(change: dict[str, Any], message: str) -> None:
 
 
 BAD_PATCHES: dict[str, tuple[dict[str, Any], str]] = {
-    "none": ({"patch_sizes": []}, "patch_sizes: expected at least one size"),
+    "none": ({"patch_sizes": []}, r"patch_sizes: .*got \(\)"),
     "zero": ({"patch_sizes": [0, 5]}, "patch_sizes"),
     "text": ({"patch_sizes": "57"}, "patch_sizes"),
     "hidden": ({"hidden_channels": 0}, "hidden_channels"),
@@ -260,10 +260,10 @@ def test_bad_patch_only_settings(change: dict[str, Any], message: str) -> None:
 @pytest.mark.parametrize("name", ["mlp_mixer_c1_l7", "patch_only_cifar10_l7"])
 def test_bad_images(name: str) -> None:
     model = on_meta(name, num_layers=1)
-    with pytest.raises(rm.InputError, match=r"images of shape \(B, 3, 32, 32\)"):
+    with pytest.raises(rm.InputError, match=r"\(B, 3, 32, 32\)"):
         model(torch.zeros(2, 3, 36, 36, device="meta"))
     mask = torch.zeros(2, 4, dtype=torch.bool)
-    with pytest.raises(rm.InputError, match="images: expected a floating-point dtype"):
+    with pytest.raises(rm.InputError, match=r"images: .*got torch\.int64"):
         model(torch.zeros(1, 3, 32, 32, dtype=torch.int64))
-    with pytest.raises(rm.InputError, match="images have no padding"):
+    with pytest.raises(rm.InputError, match=r"key_padding_mask: .*None"):
         model(torch.zeros(2, 3, 32, 32, device="meta"), key_padding_mask=mask)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from inspect import signature
 from pathlib import Path
@@ -190,9 +191,9 @@ def test_compiles_without_a_break(name: str) -> None:
 
 
 def test_unknown_names_and_settings_are_refused() -> None:
-    with pytest.raises(ValueError, match="unknown model 'encodr'; did you mean encoder"):
+    with pytest.raises(ValueError, match=r"'encodr'.*encoder"):
         rm.create_model("encodr")
-    with pytest.raises(ValueError, match=r"settings of encoder: expected .*got 'widht'"):
+    with pytest.raises(ValueError, match=r"encoder.*got 'widht'"):
         rm.create_model("encoder", widht=3)
 
 
@@ -206,12 +207,12 @@ def damage(folder: Path, file: str, content: Any) -> None:
 @pytest.mark.parametrize(
     ("file", "content", "words"),
     [
-        ("config.json", None, "config.json is missing"),
-        ("config.json", "{", "is damaged"),
-        ("config.json", "[]", "expected the keys"),
+        ("config.json", None, "missing"),
+        ("config.json", "{", "damaged"),
+        ("config.json", "[]", "format, name, settings, dtype"),
         ("config.json", '{"format": "x", "name": "a", "settings": {}, "dtype": "y"}', "format"),
-        ("model.safetensors", None, "model.safetensors is missing"),
-        ("model.safetensors", "short", "model.safetensors is damaged"),
+        ("model.safetensors", None, "missing"),
+        ("model.safetensors", "short", "damaged"),
     ],
 )
 def test_damaged_folders_are_told_in_one_line(
@@ -221,18 +222,18 @@ def test_damaged_folders_are_told_in_one_line(
     damage(tmp_path, file, content)
     with pytest.raises(rm.InputError) as caught:
         rm.models.from_pretrained(tmp_path)
-    assert words in str(caught.value)
+    assert re.search(rf"{file}.*{words}", str(caught.value))
     assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({"dim": 200_000}, "does not fit the model encoder: expected a model with"),
-        ({"dim": 10**15}, "no model of this size can be made here: Storage size"),
-        ({"vocab_size": 2**63}, "vocab_size: expected an integer that int64 holds"),
+        ({"dim": 200_000}, "encoder"),
+        ({"dim": 10**15}, "encoder: "),
+        ({"vocab_size": 2**63}, r"vocab_size: .*int64\b"),
         ({"max_length": 10**12}, "positions.table"),
-        ({"num_layers": 10**9}, "expected 1000000000 layers, got"),
+        ({"num_layers": 10**9}, r"model\.safetensors.*\b1000000000\b"),
     ],
 )
 def test_sizes_of_a_configuration_take_no_memory(
@@ -250,9 +251,9 @@ def test_sizes_of_a_configuration_take_no_memory(
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({"dim": 10**12}, "no model of this size can be made here"),
-        ({"vocab_size": 10**25}, "vocab_size: expected an integer that int64 holds"),
-        ({"num_layers": 10**9}, "num_layers of encoder: expected at most 10,000, got 1000000000"),
+        ({"dim": 10**12}, "encoder: "),
+        ({"vocab_size": 10**25}, r"vocab_size: .*int64\b"),
+        ({"num_layers": 10**9}, r"num_layers.*encoder.*\b10,000\b.*got 1000000000\b"),
     ],
 )
 def test_sizes_that_no_machine_has(settings: dict[str, int], words: str) -> None:
@@ -264,12 +265,12 @@ def test_weights_of_another_model_are_refused(tmp_path: Path) -> None:
     build("encoder").save_pretrained(tmp_path / "a")
     build("encoder", dim=32).save_pretrained(tmp_path / "b")
     (tmp_path / "b" / "model.safetensors").replace(tmp_path / "a" / "model.safetensors")
-    with pytest.raises(rm.InputError, match="does not fit the model encoder"):
+    with pytest.raises(rm.InputError, match="encoder"):
         rm.models.from_pretrained(tmp_path / "a")
 
 
 def test_a_model_of_unknown_settings_is_not_saved(tmp_path: Path) -> None:
-    with pytest.raises(rm.InputError, match="not built by create_model"):
+    with pytest.raises(rm.InputError, match="create_model"):
         rm.models.Encoder(vocab_size=3).save_pretrained(tmp_path / "new")
     assert not list(tmp_path.iterdir())
 
@@ -302,10 +303,10 @@ def test_a_model_that_was_changed_is_not_saved(tmp_path: Path) -> None:
     folder = tmp_path / "new"
     changed = build("encoder")
     changed.head = torch.nn.Linear(changed.head.in_features, 7)
-    with pytest.raises(rm.InputError, match=r"model: expected one with .* settings make it, got"):
+    with pytest.raises(rm.InputError, match=r"model: .*\(10, 16\).*head\.weight.*\(7, 16\)"):
         changed.save_pretrained(folder)
     narrow = build("encoder").to(torch.float8_e4m3fn)
-    with pytest.raises(rm.InputError, match=r"got .* of type torch.float8_e4m3fn"):
+    with pytest.raises(rm.InputError, match=r"torch.float8_e4m3fn"):
         narrow.save_pretrained(folder)
     assert not folder.exists()
 
@@ -323,16 +324,16 @@ def test_what_cannot_be_saved_leaves_no_folder(tmp_path: Path) -> None:
     folder = tmp_path / "new"
     with torch.device("meta"):
         empty = build("encoder")
-    with pytest.raises(rm.InputError, match="model: expected allocated weights"):
+    with pytest.raises(rm.InputError, match=r"model: .*\bmeta\b"):
         empty.save_pretrained(folder)
     model = build("encoder")
     model.settings["dim"] = object()
-    with pytest.raises(rm.InputError, match=r"setting dim: .* got a object, which JSON cannot"):
+    with pytest.raises(rm.InputError, match=r"dim: .*JSON"):
         model.save_pretrained(folder)
     no_path: Any = None
-    with pytest.raises(rm.InputError, match="folder: expected a path, got None"):
+    with pytest.raises(rm.InputError, match=r"folder: .*got None"):
         model.save_pretrained(no_path)
-    with pytest.raises(rm.InputError, match="folder: expected a path, got None"):
+    with pytest.raises(rm.InputError, match=r"folder: .*got None"):
         rm.models.from_pretrained(no_path)
     assert not folder.exists()
 

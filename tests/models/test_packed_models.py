@@ -104,18 +104,18 @@ def test_gradient_checkpointing() -> None:
 @pytest.mark.parametrize(
     ("name", "settings", "options", "sentence"),
     [
-        ("gpt", {"mixer": "sinkhorn"}, {}, "cu_seqlens: expected None: .* takes no packed"),
-        ("encoder", {"mixer": "fnet"}, {}, "cu_seqlens: expected None: .* takes no packed"),
-        ("encoder", {"padding_id": 0}, {}, "since packed sequences are no pairs and have no padd"),
+        ("gpt", {"mixer": "sinkhorn"}, {}, "cu_seqlens: .*None"),
+        ("encoder", {"mixer": "fnet"}, {}, "cu_seqlens: .*None"),
+        ("encoder", {"padding_id": 0}, {}, "cu_seqlens: .*None"),
         ("gpt", {}, {"cu_seqlens": torch.tensor([0, 9, N])},
-         "at most max_length = 7 tokens in each sequence, got 9"),
-        ("gpt", {}, {"cu_seqlens": torch.tensor([0, 5])}, f"number of tokens {N} at its end, got"),
+         r"max_length = 7.*got 9\b"),
+        ("gpt", {}, {"cu_seqlens": torch.tensor([0, 5])}, rf"cu_seqlens: .*\b{N}\b"),
         ("gpt", {}, {"key_padding_mask": torch.zeros(1, N, dtype=torch.bool)},
-         "key_padding_mask: expected None beside cu_seqlens"),
+         "key_padding_mask: .*None.*cu_seqlens"),
         ("encoder", {}, {"cu_seqlens": torch.tensor([0, 7, 7, N])},
-         "at least one token in each sequence, got none in 1"),
-        ("mixer_stack", {"mixer": "s4"}, {}, r"expected None: S4 .* takes no packed"),
-        ("encoder", {"num_sequences": 2}, {}, "packed sequences are no pairs and have no padd"),
+         r"cu_seqlens: .*\b1\b"),
+        ("mixer_stack", {"mixer": "s4"}, {}, r"None.*S4\b"),
+        ("encoder", {"num_sequences": 2}, {}, "cu_seqlens: .*'batch'"),
     ],
 )  # fmt: skip
 def test_what_is_refused(
@@ -131,6 +131,6 @@ def test_branches_that_drop_for_a_sequence() -> None:
 
     block = Block(rm.create_mixer("tssa", 6), nn.Linear(6, 6), 6, drop_path=0.5)
     row = torch.randn(1, N, 6)
-    with pytest.raises(rm.InputError, match="cu_seqlens: expected None where drop_path"):
+    with pytest.raises(rm.InputError, match=r"cu_seqlens: .*None.*drop_path"):
         block(row, cu_seqlens=BOUNDS)
     block.eval()(row, cu_seqlens=BOUNDS)

@@ -87,14 +87,14 @@ def test_coprime_sizes_mix_the_whole_image() -> None:
 def test_other_sizes_stay_within_the_least_common_multiple(
     sizes: tuple[int, ...], image: int, run: int
 ) -> None:
-    with pytest.warns(UserWarning, match=f"pixels mix only within runs of {run}"):
+    with pytest.warns(UserWarning, match=rf"\b{run}\b"):
         met = reach(sizes, image, blocks=6)
     parts = torch.arange(image) // run
     assert torch.equal(met, parts[:, None] == parts[None, :])
 
 
 def test_sizes_with_a_common_factor_warn() -> None:
-    with pytest.warns(UserWarning, match=r"patch_sizes \(4, 6\) .* choose pairwise coprime"):
+    with pytest.warns(UserWarning, match=r"patch_sizes \(4, 6\)"):
         PatchOnlyBlock(1, 12, (4, 6))
 
 
@@ -107,15 +107,15 @@ def test_parameters_of_the_papers_table(layers: int, total: int) -> None:
 @pytest.mark.parametrize(
     ("call", "named"),
     [
-        (lambda: PatchOnlyBlock(3, 35, (5, 6)), "patch_sizes: expected divisors of image_size"),
-        (lambda: PatchOnlyBlock(3, 35, ()), "patch_sizes: expected at least one"),
+        (lambda: PatchOnlyBlock(3, 35, (5, 6)), r"patch_sizes: .*image_size.*got \(5, 6\)"),
+        (lambda: PatchOnlyBlock(3, 35, ()), r"patch_sizes: .*got \(\)"),
         (lambda: PatchOnlyBlock(3, 0, (5, 7)), "image_size: expected"),
-        (lambda: PatchMix(0, 2), "channels: expected"),
+        (lambda: PatchMix(0, 2), "channels: .*got 0"),
         (lambda: PatchMix(1, 0), "patch_size: expected"),
-        (lambda: PatchMix(1, 2, expansion=0), "expansion: expected"),
-        (lambda: PatchMix(1, 2)(torch.randn(1, 1, 5, 4)), "x: expected shape"),
-        (lambda: PatchMix(1, 2)(torch.randn(1, 2, 4, 4)), "x: expected shape"),
-        (lambda: PatchMix(1, 2)(torch.randn(1, 4, 4)), "x: expected shape"),
+        (lambda: PatchMix(1, 2, expansion=0), "expansion: .*got 0"),
+        (lambda: PatchMix(1, 2)(torch.randn(1, 1, 5, 4)), r"x: .*got \(1, 1, 5, 4\)"),
+        (lambda: PatchMix(1, 2)(torch.randn(1, 2, 4, 4)), r"x: .*got \(1, 2, 4, 4\)"),
+        (lambda: PatchMix(1, 2)(torch.randn(1, 4, 4)), r"x: .*got \(1, 4, 4\)"),
     ],
 )
 def test_bad_arguments(call: Callable[[], object], named: str) -> None:

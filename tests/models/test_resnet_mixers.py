@@ -120,13 +120,13 @@ def test_checkpointing_enters_a_batch_into_the_statistics_once(name: str) -> Non
 BAD: dict[str, tuple[dict[str, Any], str]] = {
     "both": (
         {"groups": [4, 4, 4], "group_sizes": [4, 4, 4]},
-        "groups, group_sizes: expected at most one of the two",
+        "group_sizes",
     ),
-    "two groups": ({"groups": [4, 4]}, "groups: expected 3 numbers, one for each stage"),
-    "four sizes": ({"group_sizes": [4, 4, 4, 4]}, "group_sizes: expected 3 numbers"),
-    "groups": ({"groups": [3, 4, 4]}, "groups: expected a divisor of planes = 16, got 3"),
-    "size": ({"group_sizes": [4, 5, 4]}, "group_size: expected a divisor from 2 of"),
-    "no sequence": ({"groups": 4}, "groups: expected a sequence of integers"),
+    "two groups": ({"groups": [4, 4]}, r"groups: .*\b3\b"),
+    "four sizes": ({"group_sizes": [4, 4, 4, 4]}, r"group_sizes: .*\b3\b"),
+    "groups": ({"groups": [3, 4, 4]}, r"groups: .*planes = 16.*got 3\b"),
+    "size": ({"group_sizes": [4, 5, 4]}, r"group_size: .*\b2\b"),
+    "no sequence": ({"groups": 4}, "groups: .*got 4"),
     "planes": ({"planes": 0}, "planes"),
     "blocks": ({"blocks_per_stage": 0}, "blocks_per_stage"),
     "classes": ({"num_classes": 0}, "num_classes"),
@@ -141,7 +141,7 @@ def test_bad_settings(change: dict[str, Any], message: str) -> None:
 
 def test_bad_images() -> None:
     model = rm.create_model("resnet_dense_20_p16")
-    with pytest.raises(rm.InputError, match=r"images of shape \(B, 3, height, width\)"):
+    with pytest.raises(rm.InputError, match=r"\(B, 3, .*got \(2, 1, 8, 8\)"):
         model(torch.zeros(2, 1, 8, 8))
-    with pytest.raises(rm.InputError, match="images have no padding"):
+    with pytest.raises(rm.InputError, match=r"key_padding_mask: .*None"):
         model(torch.zeros(2, 3, 8, 8), key_padding_mask=torch.zeros(2, 4, dtype=torch.bool))

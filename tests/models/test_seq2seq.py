@@ -168,12 +168,12 @@ def test_it_learns_to_copy() -> None:
 
 
 BAD: dict[str, tuple[dict[str, Any], str]] = {
-    "decoder": ({"mixer": "fnet"}, "causal: expected False: FNet mixes in both directions"),
-    "cross": ({"cross": "linear"}, "cross: expected one of softmax, sinkhorn"),
+    "decoder": ({"mixer": "fnet"}, "causal: .*False.*FNet.*got True"),
+    "cross": ({"cross": "linear"}, "cross: .*softmax.*sinkhorn.*got 'linear'"),
     "cross options": ({"cross_options": {"wings": 2}}, "cross_options: .*wings"),
     "heads": ({"num_heads": 5}, "num_heads"),
     "vocabulary": ({"vocab_size": 0}, "vocab_size"),
-    "setting": ({"num_classes": 3}, "settings of seq2seq"),
+    "setting": ({"num_classes": 3}, "seq2seq"),
 }
 
 
@@ -187,13 +187,13 @@ def test_bad_settings(change: dict[str, Any], message: str) -> None:
 def test_bad_inputs() -> None:
     model = small()
     tokens = torch.zeros(1, 3, dtype=torch.int64)
-    with pytest.raises(rm.InputError, match="at most max_length = 16 tokens, got 17"):
+    with pytest.raises(rm.InputError, match=r"max_length = 16.*got 17\b"):
         model(torch.zeros(1, 17, dtype=torch.int64), tokens)
-    with pytest.raises(rm.InputError, match="decoder_inputs: expected at least one id"):
+    with pytest.raises(rm.InputError, match=r"decoder_inputs: .*got \(1, 0\)"):
         model(tokens, tokens[:, :0])
-    with pytest.raises(rm.InputError, match=r"inputs: expected int64 ids .* got torch.float32"):
+    with pytest.raises(rm.InputError, match=r"inputs: .*int64\b.*got torch.float32\b"):
         model(tokens.float(), tokens)
-    with pytest.raises(rm.InputError, match=r"key_padding_mask: expected shape .* got \(1, 2\)"):
+    with pytest.raises(rm.InputError, match=r"key_padding_mask: .*got \(1, 2\)"):
         model(tokens, tokens, key_padding_mask=torch.zeros(1, 2, dtype=torch.bool))
     with pytest.raises(rm.InputError, match="max_new_tokens"):
         model.decode(tokens, 17)
@@ -202,5 +202,5 @@ def test_bad_inputs() -> None:
 @pytest.mark.parametrize("name", ["start_token", "end_token"])
 @pytest.mark.parametrize("token", [13, -1, 1.0])
 def test_tokens_that_no_sequence_holds(name: str, token: Any) -> None:
-    with pytest.raises(rm.InputError, match=f"{name}: expected an integer"):
+    with pytest.raises(rm.InputError, match=f"{name}:"):
         small().decode(torch.randint(13, (2, 9)), 4, **{name: token})

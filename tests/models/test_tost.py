@@ -185,15 +185,15 @@ def test_norms_convert_to_synchronised_ones() -> None:
 
 
 BAD: dict[str, tuple[dict[str, Any], str]] = {
-    "patch": ({"patch_size": 12}, "patch_size: expected a divisor of the image's height = 32"),
-    "not halved": ({"patch_size": 1}, "patch_size: expected a power of two of at least 2, got 1"),
-    "narrow": ({"dim": 6}, "dim: expected an integer of at least 8, got 6"),
-    "heads": ({"num_heads": 5}, "num_heads: expected a divisor of dim = 24, got 5"),
-    "mixer": ({"mixer": "tsas"}, "did you mean tssa"),
-    "feed-forward": ({"feed_forward": "istb"}, "feed_forward: expected one of mlp, ista"),
-    "layer scale": ({"layer_scale": 0.0}, "layer_scale: expected a finite number above 0"),
-    "drop path": ({"drop_path": 1.0}, "drop_path: expected a probability"),
-    "tokens norm": ({"tokens_norm": 1}, "tokens_norm: expected True or False"),
+    "patch": ({"patch_size": 12}, "patch_size: .*height = 32"),
+    "not halved": ({"patch_size": 1}, r"patch_size: .*\b2\b.*got 1\b"),
+    "narrow": ({"dim": 6}, r"dim: .*\b8\b.*got 6\b"),
+    "heads": ({"num_heads": 5}, r"num_heads: .*dim = 24.*got 5\b"),
+    "mixer": ({"mixer": "tsas"}, "'tsas'.*tssa"),
+    "feed-forward": ({"feed_forward": "istb"}, "feed_forward: .*got 'istb'"),
+    "layer scale": ({"layer_scale": 0.0}, r"layer_scale: .*\b0\b"),
+    "drop path": ({"drop_path": 1.0}, r"drop_path: .*got 1\.0"),
+    "tokens norm": ({"tokens_norm": 1}, "tokens_norm: .*True.*False.*got 1"),
     "class layers": ({"num_class_layers": 0}, "num_class_layers"),
     "classes": ({"num_classes": 0}, "num_classes"),
 }
@@ -207,5 +207,5 @@ def test_bad_settings(change: dict[str, Any], message: str) -> None:
 
 def test_bad_images() -> None:
     model = rm.create_model("tost_tiny_16", **SMALL)
-    with pytest.raises(rm.InputError, match=r"shape \(B, 3, 32, 32\), got \(2, 3, 32, 48\)"):
+    with pytest.raises(rm.InputError, match=r"\(B, 3, 32, 32\).*got \(2, 3, 32, 48\)"):
         model(torch.randn(2, 3, 32, 48))

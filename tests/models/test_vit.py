@@ -166,17 +166,17 @@ def test_sizes_of_two_numbers() -> None:
 
 
 BAD: dict[str, tuple[dict[str, Any], str]] = {
-    "patch": ({"patch_size": 3}, "patch_size: expected a divisor of the image's height = 8, got 3"),
-    "three sizes": ({"image_size": [8, 8, 8]}, "image_size: expected one number, or height and"),
-    "no size": ({"image_size": 0}, "image_size: expected an integer of at least 1, got 0"),
-    "heads": ({"num_heads": 3}, "num_heads: expected a divisor of dim = 16, got 3"),
-    "mixer": ({"mixer": "sofmax"}, "did you mean softmax"),
+    "patch": ({"patch_size": 3}, r"patch_size: .*height = 8.*got 3\b"),
+    "three sizes": ({"image_size": [8, 8, 8]}, r"image_size: .*got \[8, 8, 8\]"),
+    "no size": ({"image_size": 0}, r"image_size: .*\b1\b.*got 0\b"),
+    "heads": ({"num_heads": 3}, r"num_heads: .*dim = 16.*got 3\b"),
+    "mixer": ({"mixer": "sofmax"}, "'sofmax'.*softmax"),
     "mixers": ({"mixer": ["csp"]}, "unknown mixer"),
     "option": ({"mixer_options": {"wings": 2}}, "wings"),
-    "pool": ({"pool": "max"}, "pool: expected one of cls, mean, got 'max'"),
-    "pool of": ({"pool": {"csp": "max"}}, "pool of csp: expected one of cls, mean"),
-    "pool whose": ({"pool": {"sofmax": "cls"}}, "pool: expected one of"),
-    "dropout": ({"embedding_dropout": 1.0}, "embedding_dropout: expected a probability"),
+    "pool": ({"pool": "max"}, "pool: .*got 'max'"),
+    "pool of": ({"pool": {"csp": "max"}}, "csp.*got 'max'"),
+    "pool whose": ({"pool": {"sofmax": "cls"}}, "pool: .*got 'sofmax'"),
+    "dropout": ({"embedding_dropout": 1.0}, r"embedding_dropout: .*got 1\.0"),
     "classes": ({"num_classes": 0}, "num_classes"),
     "ratio": ({"mlp_ratio": 0}, "mlp_ratio"),
     "head": ({"head_dim": 0}, "head_dim"),
@@ -191,9 +191,9 @@ def test_bad_settings(change: dict[str, Any], message: str) -> None:
 
 def test_bad_images() -> None:
     model = rm.create_model("vit_cifar10", **SMALL)
-    with pytest.raises(rm.InputError, match=r"shape \(B, 3, 8, 8\), got \(1, 1, 8, 8\)"):
+    with pytest.raises(rm.InputError, match=r"\(B, 3, 8, 8\).*got \(1, 1, 8, 8\)"):
         model(torch.randn(1, 1, 8, 8))
-    with pytest.raises(rm.InputError, match="images: expected a floating-point dtype"):
+    with pytest.raises(rm.InputError, match=r"images: .*got torch\.uint8"):
         model(torch.zeros(1, 3, 8, 8, dtype=torch.uint8))
     with pytest.raises(rm.InputError, match="key_padding_mask: expected None"):
         model(torch.randn(1, 3, 8, 8), key_padding_mask=torch.zeros(1, 16, dtype=torch.bool))

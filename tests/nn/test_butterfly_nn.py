@@ -386,21 +386,21 @@ def test_block_linear_init(init: str) -> None:
 @pytest.mark.parametrize(
     ("build", "named"),
     [
-        (lambda: BlockLinear(0, 2, 2), "blocks: expected an integer of at least 1"),
-        (lambda: BlockLinear(2, 2, 0), "out_features: expected an integer of at least 1"),
-        (lambda: BlockLinear(2, 2, 3, init="identity"), "init: expected"),
-        (lambda: BlockLinear(2, 2, 2, init="unifrom"), "did you mean uniform"),
-        (lambda: BlockMLP(8, (3, 6, 3)), "block_dims: expected a first width"),
-        (lambda: BlockMLP(8, (4,)), "block_dims: expected at least two"),
-        (lambda: BlockResMLP(8, (4, 8, 2)), "block_dims: expected a last width"),
-        (lambda: ButterflyMLP(10, 4), "block: expected a divisor"),
-        (lambda: ButterflyMLP(8, 1), "block: expected at least 2"),
-        (lambda: ButterflyMLP(8, 4, 0), "expansion: expected a finite number above 0"),
-        (lambda: ButterflyLinearMLP(8, 4), "block: expected the square root"),
-        (lambda: ButterflyLinearMLP(9, 3, 0), "expansion: expected"),
+        (lambda: BlockLinear(0, 2, 2), r"blocks: .*\b1\b"),
+        (lambda: BlockLinear(2, 2, 0), r"out_features: .*\b1\b"),
+        (lambda: BlockLinear(2, 2, 3, init="identity"), "init: .*got 'identity'"),
+        (lambda: BlockLinear(2, 2, 2, init="unifrom"), "uniform.*got 'unifrom'"),
+        (lambda: BlockMLP(8, (3, 6, 3)), r"block_dims: .*got \(3, 6, 3\)"),
+        (lambda: BlockMLP(8, (4,)), r"block_dims: .*got \(4,\)"),
+        (lambda: BlockResMLP(8, (4, 8, 2)), r"block_dims: .*got \(4, 8, 2\)"),
+        (lambda: ButterflyMLP(10, 4), "block: .*got 4"),
+        (lambda: ButterflyMLP(8, 1), r"block: .*\b2\b"),
+        (lambda: ButterflyMLP(8, 4, 0), r"expansion: .*\b0\b"),
+        (lambda: ButterflyLinearMLP(8, 4), "block: .*got 4"),
+        (lambda: ButterflyLinearMLP(9, 3, 0), "expansion: .*got 0"),
         (
             lambda: ButterflyBlocks(PostNormBlock(8, 2), 4, 4)(torch.randn(1, 24, 8)),
-            "stride: expected a divisor",
+            "stride: .*got 4",
         ),
     ],
 )
@@ -411,5 +411,5 @@ def test_bad_arguments(build: Callable[[], nn.Module], named: str) -> None:
 
 def test_a_residual_block_puts_features_back_where_they_came_from() -> None:
     mlp = BlockResMLP(12, (3, 6, 3))
-    with pytest.raises(rm.InputError, match="out_stride: expected in_stride = 2, got 4"):
+    with pytest.raises(rm.InputError, match=r"out_stride: .*in_stride = 2.*got 4\b"):
         mlp(torch.randn(2, 12), 2, 4)

@@ -50,12 +50,12 @@ def test_convolutions_halve_the_image_down_to_patches(patch_size: int, widths: l
 
 @pytest.mark.parametrize("patch_size", [1, 3, 12])
 def test_convolutional_patches_are_powers_of_two(patch_size: int) -> None:
-    with pytest.raises(ValueError, match="patch_size: expected a power of two"):
+    with pytest.raises(ValueError, match="patch_size:"):
         ConvPatchEmbedding(3, 24, patch_size)
 
 
 def test_convolutional_patches_need_a_wide_enough_token() -> None:
-    with pytest.raises(ValueError, match="dim: expected an integer of at least 8, got 7"):
+    with pytest.raises(ValueError, match=r"dim: .*\b8\b.*got 7\b"):
         ConvPatchEmbedding(3, 7, 16)
 
 
@@ -87,7 +87,7 @@ def test_fourier_features_one_by_one() -> None:
 
 
 def test_fourier_features_come_in_pairs() -> None:
-    with pytest.raises(ValueError, match="features: expected an even number, got 5"):
+    with pytest.raises(ValueError, match=r"features: .*got 5\b"):
         FourierPositions(8, features=5)
 
 
@@ -167,7 +167,7 @@ def test_drop_path_drops_whole_samples_and_keeps_the_mean() -> None:
 
 
 def test_drop_path_refuses_certainty() -> None:
-    with pytest.raises(ValueError, match=r"p: expected a probability in \[0, 1\)"):
+    with pytest.raises(ValueError, match=r"p: .*\[0, 1\)"):
         DropPath(1.0)
 
 

@@ -82,9 +82,9 @@ def test_parameters_are_one_dictionary() -> None:
 
 
 BAD: dict[str, tuple[dict[str, Any], str]] = {
-    "dim": ({"dim": 0}, "dim: expected an integer of at least 1"),
-    "step": ({"dim": 4, "step_size": 0.0}, "step_size: expected a finite number above 0"),
-    "sparsity": ({"dim": 4, "sparsity": -1.0}, "sparsity: expected a number of at least 0"),
+    "dim": ({"dim": 0}, r"dim: .*\b1\b"),
+    "step": ({"dim": 4, "step_size": 0.0}, r"step_size: .*\b0\b"),
+    "sparsity": ({"dim": 4, "sparsity": -1.0}, r"sparsity: .*\b0\b"),
 }
 
 
@@ -95,5 +95,5 @@ def test_bad_settings_are_named(options: dict[str, Any], message: str) -> None:
 
 
 def test_bad_input_is_named() -> None:
-    with pytest.raises(ValueError, match="x: expected 4 channels"):
+    with pytest.raises(ValueError, match=r"x: .*4 channels"):
         ISTA(4)(torch.randn(2, 5))

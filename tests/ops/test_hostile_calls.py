@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -172,7 +173,7 @@ SPARSE: dict[str, Callable[[Tensor], object]] = {
 
 @pytest.mark.parametrize("call", SPARSE.values(), ids=SPARSE.keys())
 def test_sparse_tensors(call: Callable[[Tensor], object]) -> None:
-    with pytest.raises(InputError, match="expected a dense tensor, got one of layout"):
+    with pytest.raises(InputError, match=r": .*got .*torch\.sparse_coo"):
         call(torch.randn(2, 8, 4).to_sparse())
 
 
@@ -194,7 +195,7 @@ def test_settings_in_tensors_of_other_layouts(name: str, layout: str) -> None:
             return x.to_sparse()
         return torch.nested.as_nested_tensor(list(x.unsqueeze(-1).unbind()))
 
-    with pytest.raises(InputError, match=f"^{name}: expected a dense tensor"):
+    with pytest.raises(InputError, match=f"^{name}:"):
         SETTINGS[name](torch.randn(2, 8, 4), to)
 
 
@@ -202,7 +203,7 @@ def test_arguments_of_other_types() -> None:
     w = torch.randn(2, 2, 8, 2)
     arguments: Any
     for arguments in ({"normalize": "yes"}, {"normalize": 1}, {"return_membership": "no"}):
-        with pytest.raises(InputError, match="expected True or False"):
+        with pytest.raises(InputError, match=f"{next(iter(arguments))}: .*True.*False"):
             ops.token_statistics(w, TEMPERATURE, **arguments)
 
 
@@ -225,20 +226,20 @@ FLAGS: dict[str, Callable[[Any], object]] = {
 @pytest.mark.parametrize("call", FLAGS.values(), ids=FLAGS.keys())
 def test_flags_that_are_none(call: Callable[[Any], object]) -> None:
     for flag in (torch.tensor([]), torch.ones(2), "yes", None):
-        with pytest.raises(InputError, match="expected True or False"):
+        with pytest.raises(InputError, match=r"^\w+: .*True.*False"):
             call(flag)
 
 
 @pytest.mark.parametrize("backend", [np.array([]), np.array(["a", "b"]), torch.ones(2), None])
 def test_backends_that_are_none(backend: Any) -> None:
-    with pytest.raises(InputError, match="backend: expected one of"):
+    with pytest.raises(InputError, match="backend:"):
         ops.max_exchange(torch.randn(2, 8, 4), backend=backend)
 
 
 def test_groups_of_sparse_tensors() -> None:
     sparse = torch.randn(2, 8, 4).to_sparse()
     for call in (lambda: ops.butterfly_split(sparse, 2, 2), lambda: ops.butterfly_merge(sparse, 2)):
-        with pytest.raises(InputError, match="expected a dense tensor"):
+        with pytest.raises(InputError, match=r"x: .*dense"):
             call()
 
 
@@ -255,7 +256,7 @@ def test_what_came_is_told_in_one_line() -> None:
 @pytest.mark.parametrize("kind", ["linear", "power", "head", "code_linear", "code_exp", "none"])
 @pytest.mark.parametrize("sizes", [(10**40, 4), (4, 10**40), (2**31, 4), (4, 2**31)])
 def test_steps_of_sizes_out_of_range(kind: str, sizes: tuple[int, int]) -> None:
-    with pytest.raises(InputError, match="expected an integer from 1 to 2147483647"):
+    with pytest.raises(InputError, match=r"\b1\b.*\b2147483647\b"):
         ops.shift_steps(kind, *sizes)
     for name in ("num_layers", "group_size"):
         with pytest.raises(InputError, match=name):
@@ -278,7 +279,7 @@ def test_ids_that_an_encoder_does_not_know(level_scale: Any) -> None:
         num_classes=2, level_scale=level_scale,
     )  # fmt: skip
     for ids, got in (([[0, 5]], 5), ([[0, -1]], -1), ([[2**62, 0]], 2**62)):
-        with pytest.raises(InputError, match=f"inputs: expected ids from 0 to 4, got {got}"):
+        with pytest.raises(InputError, match=rf"inputs: .*\b0\b.*\b4\b.*got {got}"):
             model(torch.tensor(ids))
     assert model(torch.tensor([[0, 4]])).shape == (1, 2)
 
@@ -290,9 +291,9 @@ def small_gpt() -> Any:
 
 def test_ids_that_a_language_model_does_not_know() -> None:
     model = small_gpt()
-    with pytest.raises(InputError, match="tokens: expected ids from 0 to 4, got 5"):
+    with pytest.raises(InputError, match=r"tokens: .*\b0\b.*\b4\b.*got 5\b"):
         model(torch.tensor([[5]]))
-    with pytest.raises(InputError, match="tokens: expected ids from 0 to 4, got -1"):
+    with pytest.raises(InputError, match=r"tokens: .*\b0\b.*\b4\b.*got -1\b"):
         model.step(torch.tensor([-1]), model.init_state(1))
 
 
@@ -307,12 +308,12 @@ def test_temperatures_next_to_zero(temperature: float) -> None:
 def test_official_weights_that_are_quantised() -> None:
     model = rm.create_model("tost_tiny_16", num_layers=1)
     weight = torch.quantize_per_tensor(torch.zeros(3), 0.1, 0, torch.qint8)
-    with pytest.raises(InputError, match="expected dense tensors of real numbers in memory"):
+    with pytest.raises(InputError, match="state_dict: "):
         load_official(model, {"norm.weight": weight})
 
 
 @pytest.mark.parametrize("name", [["csp"], {"a": 1}, 5, None])
 def test_names_that_are_none(name: Any) -> None:
     for find in (rm.create_mixer, rm.create_model):
-        with pytest.raises(InputError, match="unknown m"):
+        with pytest.raises(InputError, match=f"(mixer|model) {re.escape(repr(name))}"):
             find(name, **({"dim": 8} if find is rm.create_mixer else {}))

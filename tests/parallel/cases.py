@@ -267,7 +267,7 @@ def meshes_of_fsdp_that_leave_processes_out() -> None:
         for part in parts:
             fully_shard(found[part], mesh=grid()["data" if part == parts[-1] else "sequence"])
         called = found["around"] if "around" in parts else model
-        with pytest.raises(rm.InputError, match=r"all processes of its sequence, \[\d, \d\], got"):
+        with pytest.raises(rm.InputError, match=r"\[\d, \d\], got"):
             called(ids)
 
 
@@ -288,7 +288,7 @@ def first_fsdp_is_refused(where: str, *, keeps_parameters: bool) -> None:
         model.blocks[0] = wrap(model.blocks[0])
     if "around" in where:
         called = wrap(nn.Sequential(model))
-    with pytest.raises(rm.InputError, match=r"without FSDP1 \(FullyShardedDataParallel\), under"):
+    with pytest.raises(rm.InputError, match=r"FSDP1 \(FullyShardedDataParallel\)"):
         called(torch.zeros(B, EACH, dtype=torch.int64))
 
 
@@ -299,7 +299,7 @@ def what_fsdp_has_sharded_is_refused() -> None:
     model = nn.Sequential(rm.create_mixer("tssa", C), nn.Linear(C, C))
     fully_shard(model[1], mesh=meshes()[4])
     before = model[1].weight.to_local().clone()
-    with pytest.raises(rm.InputError, match="got one that FSDP has sharded; call fully_shard"):
+    with pytest.raises(rm.InputError, match=r"FSDP.*fully_shard"):
         shard_sequence(model, grid()["sequence"])
     assert torch.equal(model[1].weight.to_local(), before)
     assert type(model[0]) is TSSA
@@ -349,29 +349,25 @@ def other_shapes_are_refused() -> None:
     mesh, rank = meshes()[torch.distributed.get_world_size()], torch.distributed.get_rank()
     mixer = shard_sequence(rm.create_mixer("tssa", C), mesh)
     x = torch.randn(B, EACH - (rank == 1), C)
-    with pytest.raises(
-        rm.InputError, match=r"same shapes on all processes, got \(2, 3, 6\), \(2, 2"
-    ):
+    with pytest.raises(rm.InputError, match=r"got \(2, 3, 6\).*\b2\b.*\b2\b"):
         mixer(x)
     x = torch.randn(B, EACH, C)
     mask = torch.zeros(B, EACH, dtype=torch.bool) if rank == 0 else None
-    with pytest.raises(rm.InputError, match=r"got \(2, 3, 6\) and \(2, 3\), \(2, 3, 6\)"):
+    with pytest.raises(rm.InputError, match=r"got \(2, 3, 6\).*\(2, 3\), \(2, 3, 6\)"):
         mixer(x, key_padding_mask=mask)
     mixer(x)
 
 
 def uneven_sequences_are_refused() -> None:
     mesh = meshes()[torch.distributed.get_world_size()]
-    with pytest.raises(
-        rm.InputError, match=r"that the 4 processes of the mesh divide, got 10; add 2"
-    ):
+    with pytest.raises(rm.InputError, match=r"\b4\b.*got 10\b.*\b2\b"):
         shard_tokens(torch.zeros(1, 10), mesh)
-    with pytest.raises(rm.InputError, match="at most max_length = 11 tokens in all shards, got 12"):
+    with pytest.raises(rm.InputError, match=r"max_length = 11.*got 12"):
         shard_sequence(rm.create_mixer("csp", C, max_length=11), mesh)(torch.randn(1, EACH, C))
     model = rm.create_model(
         "encoder", mixer="identity", vocab_size=9, dim=C, num_heads=2, max_length=11
     )
-    with pytest.raises(rm.InputError, match="at most max_length = 11 tokens in all shards, got 12"):
+    with pytest.raises(rm.InputError, match=r"max_length = 11.*got 12"):
         shard_sequence(model, mesh)(torch.zeros(1, EACH, dtype=torch.int64))
-    with pytest.raises(rm.InputError, match=r"mesh: expected one dimension.*mesh\['sequence'\]"):
+    with pytest.raises(rm.InputError, match="mesh:"):
         shard_sequence(rm.create_mixer("tssa", C), grid())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -34,13 +35,13 @@ def test_a_mesh_of_one_process(mesh: DeviceMesh) -> None:
     assert names == [(8, "tssa"), (16, "tssa")]
     for row in result["rows"]:
         assert row["status"] == "measured", row["note"]
-        assert [check["against"] for check in row["gate"]] == ["one process, float64"]
+        assert len(row["gate"]) == 1
         assert row["passes"].keys() == {"forward_backward", "alone"}
         assert row["passes"]["forward_backward"]["ratios"].keys() == {"alone"}
         assert len(row["passes"]["alone"]["seconds"]) == 2
         assert row["extra"]["sent_bytes"] == row["extra"]["expected_bytes"] == 0
     times, memory, sent = bench_tables(result)
-    assert times.title == "forward and backward, ms: 1 processes / one"
+    assert re.match(r"forward and backward, ms: 1\b", times.title)
     assert [row[0] for row in times.rows] == ["tssa"]
     assert memory.headers == ["Name", "N=8", "N=16"]
     assert sent.rows[0] == ["tssa", "0 / 0", "0 / 0"]
@@ -59,16 +60,15 @@ def test_a_wrong_layer_is_not_timed(mesh: DeviceMesh, monkeypatch: pytest.Monkey
     monkeypatch.setattr(parallel, "check", lambda *_: wrong)
     (row,) = parallel.run((8,), mixers=["tssa"], mesh=mesh, **SIZES)["rows"]
     assert (row["status"], row["passes"]) == ("failed", {})
-    assert "error against one process, float64 is 0.5" in row["note"]
+    assert re.search(r"float64\b.*\b0\.5\b", row["note"])
 
 
 def test_what_takes_too_long_is_left_out(mesh: DeviceMesh) -> None:
     short = {**SIZES, "settings": Settings(repeats=1, max_seconds=1e-9)}
     result = parallel.run((8, 16), mixers=["tssa"], mesh=mesh, **short)
-    assert [row["note"] for row in result["rows"]] == [
-        "it takes over 5e-10 s, half of the limit of 1e-09 s",
-        "8 tokens took too long already",
-    ]
+    cut, longer = (row["note"] for row in result["rows"])
+    assert re.search(r"\b5e-10 s\b.*\b1e-09 s\b", cut)
+    assert longer.startswith("8 tokens ")
     assert bench_tables(result)[0].rows == [["tssa", "left out", "left out"]]
     assert len(bench_notes(result)) == 3
 
@@ -76,10 +76,10 @@ def test_what_takes_too_long_is_left_out(mesh: DeviceMesh) -> None:
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"tokens": [4, 4]}, "tokens: expected at least one number, each only once"),
-        ({"tokens": [4], "mixers": ["fnet"]}, r"with a sharded form \(average, butterfly, csp, "),
-        ({"tokens": [4], "mixers": ["butterfly"], "causal": True}, "mixers that can be causal"),
-        ({"tokens": [4]}, "torchrun --nproc-per-node 4 -m rifflemix bench parallel"),
+        ({"tokens": [4, 4]}, r"tokens: .*got \[4, 4\]"),
+        ({"tokens": [4], "mixers": ["fnet"]}, r"mixers: .*\(average, butterfly, csp, "),
+        ({"tokens": [4], "mixers": ["butterfly"], "causal": True}, "mixers: .*got butterfly"),
+        ({"tokens": [4]}, "torchrun --nproc-per-node 4 -m rifflemix bench"),
     ],
 )
 def test_bad_settings(options: dict[str, Any], words: str) -> None:
@@ -89,14 +89,14 @@ def test_bad_settings(options: dict[str, Any], words: str) -> None:
 
 def test_tokens_that_do_not_divide(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WORLD_SIZE", "3")
-    with pytest.raises(rm.InputError, match="multiples of the 3 processes of torchrun, got 1024"):
+    with pytest.raises(rm.InputError, match=r"tokens: .*\b3\b.*torchrun, got 1024"):
         parallel.run()
 
 
 def test_one_process_on_the_command_line(cli: Cli, tmp_path: Path) -> None:
     done = cli("bench", "parallel", "--out", str(tmp_path / "out.json"))
     assert done.code == 2
-    assert "but this is one alone; type torchrun --nproc-per-node 4 -m rifflemix" in done.err
+    assert "torchrun --nproc-per-node 4 -m rifflemix" in " ".join(done.err.split())
     assert not list(tmp_path.iterdir())
 
 
@@ -125,9 +125,9 @@ def test_under_torchrun_one_process_writes_and_prints(four: Processes, tmp_path:
     words = ["bench", "parallel", *sizes, "--repeats", "1", "--threads", "1"]
     answers = four.run(cases.command, [*words, "--out", str(tmp_path / "out")])
     assert [code for code, _ in answers] == [0] * 4
-    assert [text.count("Written to") for _, text in answers] == [1, 0, 0, 0]
+    assert [str(tmp_path / "out") in text for _, text in answers] == [True, False, False, False]
     (file,) = (tmp_path / "out").iterdir()
     result = json.loads(file.read_text())
-    assert result["command"].startswith("torchrun --nproc-per-node 4 -m rifflemix bench parallel")
+    assert result["command"].startswith("torchrun --nproc-per-node 4 -m rifflemix bench")
     assert result["settings"]["processes"] == 4
     assert {row["status"] for row in result["rows"]} == {"measured"}

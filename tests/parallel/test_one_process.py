@@ -55,88 +55,76 @@ def _mixer(name: str, **options: Any) -> nn.Module:
 SENTENCES = {
     "no module": (
         lambda: 3,
-        "model: expected a torch.nn.Module, got int",
+        r"torch\.nn\.Module, got int$",
     ),
     "no mixers": (
         lambda: nn.Linear(2, 2),
-        "model: expected one that holds token mixers, got Linear without any",
+        "got Linear",
     ),
     "another mixer": (
         lambda: _mixer("fnet"),
-        "model: expected mixers with a sharded form (average, butterfly, csp, grouped, identity, "
-        "linear, sinkhorn, sliceformer, softmax, tssa), got fnet in 0",
+        r"\(average, butterfly, csp, grouped, identity, linear, sinkhorn, sliceformer, softmax, "
+        r"tssa\), got fnet .*0$",
     ),
     "another model": (
         lambda: rm.create_model("tost_tiny_16", dim=8, num_layers=1, num_heads=2, num_classes=2),
-        "model: expected a model or modules of your own with a sharded form "
-        "(Encoder, GPT, ViT), got ToST",
+        r"\(Encoder, GPT, ViT\), got ToST$",
     ),
     "a setting of a mixer": (
         lambda: _mixer("tssa", causal=True, renormalize_every=2),
-        "model: expected settings of tssa that can be sharded, got renormalize_every=2 in 0",
+        r"\btssa\b.*got renormalize_every=2 .*0$",
     ),
     "padded queries": (
         lambda: _mixer("softmax", padded_queries="mean"),
-        "model: expected settings of softmax that can be sharded, got padded_queries='mean' in 0",
+        r"\bsoftmax\b.*got padded_queries='mean' .*0$",
     ),
     "a setting of a model": (
         lambda: rm.create_model("encoder", vocab_size=5, padding="max_length"),
-        "model: expected settings of Encoder that can be sharded, got padding='max_length'",
+        r"\bEncoder\b.*got padding='max_length'$",
     ),
     "batch normalisation": (
         lambda: nn.Sequential(_mixer("tssa"), nn.BatchNorm1d(8)),
-        "model: expected norms of single tokens, got BatchNorm1d in 1; "
-        "torch.nn.SyncBatchNorm.convert_sync_batchnorm gives the norm over all shards",
+        r"got BatchNorm1d .*1\b.*torch\.nn\.SyncBatchNorm\.convert_sync_batchnorm",
     ),
     "two class tokens": (
         lambda: nn.Sequential(ClassToken(8, std=1.0), ClassToken(8, std=1.0), _mixer("tssa")),
-        "model: expected one class token at most, got 2",
+        "class token.*got 2$",
     ),
     "sharded by FSDP": (
         lambda: fully_shard(_mixer("tssa"), mesh=init_device_mesh("cpu", (1,))),
-        "model: expected one that is whole, got one that FSDP has sharded; call fully_shard after "
-        "this",
+        "got .*FSDP.*fully_shard",
     ),
 }
 
 
 @pytest.mark.parametrize("name", SENTENCES)
 def test_models_that_are_refused_stay_as_they_are(mesh: DeviceMesh, name: str) -> None:
-    make, sentence = SENTENCES[name]
+    make, words = SENTENCES[name]
     model: Any = make()
-    with pytest.raises(rm.InputError) as error:
+    with pytest.raises(rm.InputError, match=f"^model: .*{words}"):
         rm.parallel.shard_sequence(model, mesh)
-    assert str(error.value) == sentence
     if isinstance(model, nn.Module):
         assert not any(type(module).__name__.startswith("Sharded") for module in model.modules())
 
 
 def test_meshes_that_are_refused(mesh: DeviceMesh) -> None:
     mixer = rm.create_mixer("tssa", 8)
-    with pytest.raises(
-        rm.InputError, match=r"^mesh: expected a torch.distributed DeviceMesh, got 4$"
-    ):
+    with pytest.raises(rm.InputError, match=r"^mesh: .*torch\.distributed DeviceMesh, got 4$"):
         rm.parallel.shard_sequence(mixer, 4)  # type: ignore[arg-type]
     grid = init_device_mesh("cpu", (1, 1), mesh_dim_names=("data", "sequence"))
-    with pytest.raises(rm.InputError) as error:
+    with pytest.raises(rm.InputError, match=r"^mesh: .*got 2\b.*mesh\['sequence'\]"):
         rm.parallel.shard_sequence(mixer, grid)
-    assert str(error.value) == (
-        "mesh: expected one dimension, along the tokens, got 2; "
-        "choose one by its name, as mesh['sequence']"
-    )
 
 
 def test_what_a_sharded_mixer_refuses(mesh: DeviceMesh) -> None:
     mixer = rm.parallel.shard_sequence(rm.create_mixer("tssa", 8, causal=True, max_length=9), mesh)
-    with pytest.raises(
-        rm.InputError, match="expected one that is not sharded yet, got one that is"
-    ):
+    with pytest.raises(rm.InputError, match=r"^model: "):
         rm.parallel.shard_sequence(mixer, mesh)
-    with pytest.raises(rm.InputError, match="expected a model that is not sharded, to stream, got"):
+    with pytest.raises(rm.InputError, match=r"^model: .*stream.*got .*tssa"):
         mixer.init_state(1)
-    with pytest.raises(rm.InputError, match="cu_seqlens: expected None where sequences are split"):
+    with pytest.raises(rm.InputError, match=r"cu_seqlens: .*None"):
         mixer(torch.zeros(1, 4, 8), cu_seqlens=torch.tensor([0, 1, 4]))
-    with pytest.raises(rm.InputError, match=r"values: expected shape \(B, n\), got \(\)"):
+    with pytest.raises(rm.InputError, match=r"values: .*\(B, n\).*got \(\)"):
         rm.parallel.mean_over_tokens(torch.zeros(()), mesh)
 
 
@@ -155,7 +143,7 @@ def test_the_first_fsdp_is_refused(mesh: DeviceMesh, keeps_parameters: bool) -> 
     wrapped = FullyShardedDataParallel(
         nn.Sequential(mixer), use_orig_params=keeps_parameters, device_id=torch.device("cpu")
     )
-    with pytest.raises(rm.InputError, match=r"without FSDP1 \(FullyShardedDataParallel\)"):
+    with pytest.raises(rm.InputError, match=r"FSDP1\b \(FullyShardedDataParallel\)"):
         wrapped(torch.zeros(1, 4, 8))
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import re
 import shlex
 import sys
 import warnings
@@ -55,7 +56,7 @@ def test_a_comparison_on_two_by_two_processes(
         cases.command, [*WORDS, "--context-parallel", "2", "--out", str(tmp_path / "four")]
     )
     assert [code for code, _ in answers] == [0] * 4
-    assert [text.count("Written to") for _, text in answers] == [1, 0, 0, 0]
+    assert [str(tmp_path / "four") in text for _, text in answers] == [True, False, False, False]
     monkeypatch.setattr(sys, "argv", ["rifflemix", *WORDS, "--out", str(tmp_path / "one")])
     assert rifflemix.cli.main() == 0
     one, found = (
@@ -74,10 +75,10 @@ def test_a_comparison_on_two_by_two_processes(
 @pytest.mark.parametrize(
     ("version", "plan", "sentence"),
     [
-        (1, {}, "context_parallel: expected 1 under FSDP1, got 2; launch with --fsdp_version 2"),
-        (2, {"tp_size": 2}, "tp_size of accelerate's ParallelismConfig: expected 1, got 2; --cont"),
-        (2, {"sp_size": 4}, "sp_size of accelerate's ParallelismConfig: expected 1, got 4; --cont"),
-        (2, {"cp_size": 4}, "Config: expected 1, or 2 as context_parallel, got 4; --context-par"),
+        (1, {}, r"context_parallel: .*\b1\b.*FSDP1\b.*got 2\b.*--fsdp_version \b2\b"),
+        (2, {"tp_size": 2}, r"tp_size.*ParallelismConfig.*\b1\b.*got 2\b.*--cont"),
+        (2, {"sp_size": 4}, r"sp_size.*ParallelismConfig.*\b1\b.*got 4\b.*--cont"),
+        (2, {"cp_size": 4}, r"Config: .*\b1\b.*\b2\b.*context_parallel.*got 4\b.*--context-par"),
     ],
 )
 def test_what_accelerate_may_not_share(
@@ -113,7 +114,7 @@ def test_one_of_four_processes_tells_of_a_run(four: Processes, tmp_path: Path) -
 def test_a_launch_that_accelerate_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ACCELERATE_USE_PARALLELISM_CONFIG", "true")
     monkeypatch.setenv("PARALLELISM_CONFIG_CP_SIZE", "0")
-    with pytest.raises(rm.InputError, match="accelerate cannot start: cp_size must be at least"):
+    with pytest.raises(rm.InputError, match="cp_size"):
         Engine(QUICK, "cpu")
 
 
@@ -140,7 +141,7 @@ def test_a_reproduction_on_four_processes(four: Processes, tmp_path: Path) -> No
         read_tensors(tmp_path / name / "run" / "best.safetensors")[0] for name in ("four", "one")
     ]
     torch.testing.assert_close(*weights, rtol=1e-4, atol=1e-6)
-    with pytest.raises(rm.InputError, match="four holds another run"):
+    with pytest.raises(rm.InputError, match=r"out: .*/four "):
         reproduced(tmp_path / "four", 1)
 
 
@@ -159,7 +160,7 @@ def _diverged(out: Path) -> str:
 def test_all_processes_see_that_weights_diverged(four: Processes, tmp_path: Path) -> None:
     """A comparison goes on with the next run, in all of them."""
     (found,) = set(four.run(_diverged, tmp_path / "four"))
-    assert found.startswith("TrainingDiverged: training diverged: parameter ")
+    assert re.match(r"TrainingDiverged: .*\bparameter ", found)
 
 
 def _reproduced_under_fsdp(out: Path, plan: dict[str, int], settings: dict[str, Any]) -> None:
@@ -218,7 +219,7 @@ def _whole_batches_are_the_same(kind: str) -> None:
     )
     split = split_model(model, processes)
     if kind == "position_mean":
-        with pytest.raises(rm.InputError, match="that 4 processes divide, since"):
+        with pytest.raises(rm.InputError, match=r"\b4 processes"):
             split(ids)
         return
     expected, found = alone(ids), split(ids)
@@ -238,11 +239,10 @@ def test_whole_batches(four: Processes, kind: str) -> None:
 @pytest.mark.parametrize(
     ("processes", "words", "sentence"),
     [
-        (1, [], "expected 2 processes or a multiple of them, but this is one alone; start it with "
-                "torchrun --nproc-per-node 2 -m rifflemix"),
-        (3, [], "context_parallel: expected a divisor of the 3 processes, got 2"),
-        (2, ["--context-parallel", "0"], "expected an integer of at least 1, got 0"),
-        (2, ["--mixers", "fnet"], "mixer fnet: model: expected mixers with a sharded form"),
+        (1, [], "torchrun --nproc-per-node 2 -m rifflemix"),
+        (3, [], "context_parallel: .*3 processes, got 2"),
+        (2, ["--context-parallel", "0"], r"\b1, got 0"),
+        (2, ["--mixers", "fnet"], "mixer fnet: model: "),
     ],
 )  # fmt: skip
 def test_what_cannot_be_split(
@@ -257,7 +257,7 @@ def test_what_cannot_be_split(
     out = tmp_path / "out"
     done = cli(*WORDS, "--context-parallel", "2", *words, "--out", str(out))
     assert done.code == 2
-    assert sentence in " ".join(done.err.split())
+    assert re.search(sentence, " ".join(done.err.split()))
     assert not out.exists()
 
 
@@ -267,25 +267,25 @@ def test_recipes_that_cannot_be_split(
     words = ("reproduce", "sinkhorn/table1-sort-b32", "--context-parallel", "2", "--out")
     done = cli(*words, str(tmp_path / "out"))
     assert done.code == 2
-    assert "this is one alone" in done.err
+    assert "torchrun --nproc-per-node 2" in " ".join(done.err.split())
     monkeypatch.setenv("WORLD_SIZE", "2")
     options = ReproduceOptions(context_parallel=2)
-    with pytest.raises(rm.InputError, match="model: expected mixers with a sharded form"):
+    with pytest.raises(rm.InputError, match="model: "):
         plan_reproduction(small(model_settings={"mixer": "fnet"}), tmp_path / "out", options)
 
 
 def test_lengths_and_models_that_cannot_be_split() -> None:
     task: Any = SimpleNamespace(name="odd", max_length=23)
-    with pytest.raises(rm.InputError, match="a divisor of the max_length of task odd, 23, got 2"):
+    with pytest.raises(rm.InputError, match=r"max_length.*\b23\b.*got 2\b"):
         check_split(rm.create_model("encoder", mixer="tssa", vocab_size=5), task, 2)
     vit = rm.create_model("vit_mnist", mixer="tssa", image_size=6, patch_size=2, dim=8)
-    with pytest.raises(rm.InputError, match="a divisor of the number of patches, 9, got 2"):
+    with pytest.raises(rm.InputError, match=r"context_parallel: .*\b9\b.*got 2\b"):
         check_split(vit, task, 2)
     check_split(vit, task, 3)
-    with pytest.raises(rm.InputError, match="modules of your own with a sharded form"):
+    with pytest.raises(rm.InputError, match=r"model: .*got MixerClassifier"):
         check_split(rm.create_model("s4_lra_image", dim=8), task, 2)
 
 
 def test_processes_of_the_loop_that_do_not_divide() -> None:
-    with pytest.raises(rm.InputError, match="context_parallel: expected a divisor of the 1 proc"):
+    with pytest.raises(rm.InputError, match=r"context_parallel: .*\b1\b"):
         Engine(QUICK, "cpu", 2)

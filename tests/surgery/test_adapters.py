@@ -122,9 +122,9 @@ def test_parts_of_the_original_follow_the_mode() -> None:
 @pytest.mark.parametrize(
     ("method", "value", "says"),
     [
-        ("wrap", lambda module, mixer: mixer, "a SwappedAttention from wrap, got a TSSA"),
-        ("describe", lambda module, parents: None, "a HostAttention from describe, got None"),
-        ("weights", lambda module: (None,) * 4, "a HostWeights from weights, got a tuple"),
+        ("wrap", lambda module, mixer: mixer, "SwappedAttention.*wrap.*got a TSSA"),
+        ("describe", lambda module, parents: None, "HostAttention.*got None"),
+        ("weights", lambda module: (None,) * 4, "HostWeights.*got a tuple"),
     ],
 )
 def test_adapters_that_return_something_else(
@@ -132,7 +132,7 @@ def test_adapters_that_return_something_else(
 ) -> None:
     monkeypatch.setattr(StrangeAdapter, method, staticmethod(value))
     rm.register_adapter(StrangeAdapter())
-    with pytest.raises(rm.InputError, match=f"the adapter 'strange': expected {says}"):
+    with pytest.raises(rm.InputError, match=f"'strange'.*{says}"):
         rm.replace_attention(nn.Sequential(Strange()), "tssa")
 
 
@@ -142,9 +142,9 @@ def test_loading_asks_for_the_adapter(tmp_path: Path, monkeypatch: pytest.Monkey
     rm.replace_attention(model, "tssa")
     rm.save_swapped(model, tmp_path)
     monkeypatch.setattr(registry, "_registered", [])
-    with pytest.raises(rm.InputError, match="the adapter 'dropout', which is not known here; pass"):
+    with pytest.raises(rm.InputError, match="'dropout'"):
         rm.load_swapped(tmp_path, nn.Sequential(nn.Dropout()))
     rm.register_adapter(DropoutAdapter())
-    with pytest.raises(rm.InputError, match="build it with the same settings"):
+    with pytest.raises(rm.InputError, match=r"model: .*Sequential.*16\b.*\b0\b"):
         rm.load_swapped(tmp_path, nn.Sequential(nn.Linear(2, 2)))
     rm.load_swapped(tmp_path, nn.Sequential(nn.Dropout()))

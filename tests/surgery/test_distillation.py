@@ -174,22 +174,22 @@ def test_forms_of_a_batch() -> None:
 
 def test_what_cannot_be_distilled() -> None:
     model, original = pair()
-    with pytest.raises(rm.InputError, match="see replace_attention"):
+    with pytest.raises(rm.InputError, match="replace_attention"):
         rm.distil(original, original, batches())
-    with pytest.raises(rm.InputError, match="as it was before the swap"):
+    with pytest.raises(rm.InputError, match=r"original: .*layers\.0\.self_attn.*got a Swapped"):
         rm.distil(model, copy.deepcopy(model), batches())
-    with pytest.raises(rm.InputError, match=r"at layers\.0\.self_attn, .* got nothing"):
+    with pytest.raises(rm.InputError, match=r"layers\.0\.self_attn"):
         rm.distil(model, nn.Linear(16, 16), batches())
-    with pytest.raises(rm.InputError, match="reach every replaced layer"):
+    with pytest.raises(rm.InputError, match=r"batches: .*layers\.0\.self_attn"):
         rm.distil(model, original, [])
-    with pytest.raises(rm.InputError, match="samples in every batch, got an empty one"):
+    with pytest.raises(rm.InputError, match=r"batches: .*empty"):
         rm.distil(model, original, [torch.ones(0, 3, 16)])
-    with torch.inference_mode(), pytest.raises(rm.InputError, match="inference_mode around it"):
+    with torch.inference_mode(), pytest.raises(rm.InputError, match="inference_mode"):
         rm.distil(model, original, batches())
     with pytest.raises(rm.InputError, match="lr"):
         rm.distil(model, original, batches(), lr=0.0)
-    with pytest.raises(rm.InputError, match="smaller lr or float32"):
+    with pytest.raises(rm.InputError, match=r"float32\b"):
         rm.distil(model, original, [torch.full((1, 3, 16), float("nan"))])
     bare, original = pair(mixer="fnet")
-    with pytest.raises(rm.InputError, match="none that require grad"):
+    with pytest.raises(rm.InputError, match=r"model: .*grad"):
         rm.distil(bare, original, batches())

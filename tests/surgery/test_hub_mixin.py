@@ -35,7 +35,7 @@ def test_a_swap_is_not_lost_in_silence(tmp_path: Path) -> None:
     model = Net()
     rm.replace_attention(model, "tssa")
     copy.deepcopy(model).save_pretrained(tmp_path)
-    with pytest.raises(RuntimeError, match="size mismatch for encoder"):
+    with pytest.raises(RuntimeError, match="encoder"):
         Net.from_pretrained(tmp_path)
     rm.restore_attention(model)
     model.save_pretrained(tmp_path)

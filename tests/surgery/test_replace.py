@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import re
 import warnings
 from typing import Any
 
@@ -73,7 +74,9 @@ def test_layers(case: str) -> None:
     report = rm.replace_attention(model, "tssa", layers=layers)
     assert report.replaced == names(*chosen)
     others = names(*(i for i in range(4) if i not in chosen))
-    assert report.skipped == [(name, "not among layers") for name in others]
+    assert [(name, "layers" in reason) for name, reason in report.skipped] == [
+        (name, True) for name in others
+    ]
     for i, block in enumerate(model):
         assert isinstance(block.attn, SwappedAttention) == (i in chosen)
         if i in chosen:
@@ -86,8 +89,8 @@ def test_hybrid_stacks_in_two_calls() -> None:
     report = rm.replace_attention(model, "csp", layers=[1])
     kinds = [type(getattr(block.attn, "mixer", None)).__name__ for block in model]
     assert kinds == ["TSSA", "CSP", "TSSA", "NoneType"]
-    assert "already replaced by tssa" in report.skipped[0][1]
-    with pytest.raises(rm.InputError, match="already replaced by csp"):
+    assert "tssa" in report.skipped[0][1]
+    with pytest.raises(rm.InputError, match="csp"):
         rm.replace_attention(model, "linear", layers=[1])
     assert rm.replace_attention(model, "linear").replaced == names(3)
     assert rm.restore_attention(model) == names(0, 1, 2, 3)
@@ -97,15 +100,15 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "mixer": ({"mixer": "tsa"}, "tssa"),
     "no name": ({"mixer": nn.Linear(2, 2)}, "unknown mixer"),
     "option": ({"mixer_options": {"grups": 2}}, "grups"),
-    "option of the host": ({"mixer_options": {"dropout": 0.5}}, "own, got 'dropout'.*host sets it"),
-    "option without a name": ({"mixer_options": {1: 2}}, "options of the mixer's own, got 1"),
+    "option of the host": ({"mixer_options": {"dropout": 0.5}}, "got 'dropout'"),
+    "option without a name": ({"mixer_options": {1: 2}}, r"mixer_options: .*got 1\b"),
     "value": ({"mixer": "csp", "mixer_options": {"num_groups": 0}}, "num_groups"),
     "length": ({"mixer": "linformer"}, "max_length"),
-    "init": ({"init": "copied"}, "did you mean copy"),
-    "index": ({"layers": [4]}, "from 0, got 4"),
+    "init": ({"init": "copied"}, "copy.*got 'copied'"),
+    "index": ({"layers": [4]}, r"layers: .*\b0\b.*got 4\b"),
     "layers": ({"layers": "some"}, "'all', indices"),
-    "none chosen": ({"layers": lambda i: False}, "nothing can be replaced"),
-    "causal": ({"mixer": "fnet", "causal": True}, "one that can be causal"),
+    "none chosen": ({"layers": lambda i: False}, "model:"),
+    "causal": ({"mixer": "fnet", "causal": True}, "mixer:"),
     "causal kind": ({"causal": "yes"}, "causal"),
     "dry run": ({"dry_run": 1}, "dry_run"),
 }
@@ -123,7 +126,7 @@ def test_refusals_change_nothing(case: str) -> None:
 
 MODELS = {
     "no attention": (lambda: nn.Sequential(nn.Linear(2, 2)), "register_adapter"),
-    "attention itself": (lambda: nn.MultiheadAttention(8, 2), "the attention MultiheadAttention"),
+    "attention itself": (lambda: nn.MultiheadAttention(8, 2), "MultiheadAttention"),
     "no module": (lambda: "vit", "torch.nn.Module"),
     "quantised": (lambda: nn.Sequential(Block(integers(Attention()))), "quantised"),
 }
@@ -144,19 +147,19 @@ def test_models_without_something_to_replace(case: str) -> None:
 
 
 def test_options_are_a_dict() -> None:
-    with pytest.raises(rm.InputError, match=r"mixer_options: expected a dict .* got \['bias'\]"):
+    with pytest.raises(rm.InputError, match=r"mixer_options: .*got \['bias'\]"):
         rm.replace_attention(stack(), "tssa", mixer_options=["bias"])
 
 
 def test_a_callable_of_the_name_alone_says_what_it_is_given() -> None:
-    with pytest.raises(rm.InputError, match=r"\(index\) or \(index, name\) -> bool, got one that"):
+    with pytest.raises(rm.InputError, match=r"layers: .*\(index, name\) -> bool"):
         rm.replace_attention(stack(), "tssa", layers=lambda name: "0" in name)
 
 
 def test_weights_that_nobody_could_train_are_not_made() -> None:
     model = stack()
     with torch.inference_mode():
-        with pytest.raises(rm.InputError, match="inference_mode around it; use torch"):
+        with pytest.raises(rm.InputError, match="inference_mode"):
             rm.replace_attention(model, "tssa")
         assert rm.replace_attention(model, "tssa", dry_run=True).replaced == names(0, 1, 2, 3)
     assert isinstance(model[0].attn, Attention)
@@ -176,7 +179,7 @@ def test_a_model_wrapped_for_several_devices() -> None:
             super().__init__()
             self.module = stack()
 
-    with pytest.raises(rm.InputError, match="replace the attention first"):
+    with pytest.raises(rm.InputError, match=r"model: .*DistributedDataParallel"):
         rm.replace_attention(DistributedDataParallel(), "tssa")
 
 
@@ -311,9 +314,7 @@ def test_report() -> None:
     assert report.macs_before == 3 * (64 * 4 * C * C + 2 * 64 * 64 * C)
     assert report.macs_after == 3 * 64 * 2 * C * C
     assert report.no_weight_decay == [f"{i}.attn.mixer.temperature" for i in range(3)]
-    shown = str(report)
-    for part in ("tssa replaced 3 attention modules", "3.attn: not among layers", "->", "decay"):
-        assert part in shown
+    assert re.search(r"tssa\b.*\b3\b.*3\.attn: .*->.*decay", str(report), re.DOTALL)
     assert set(report.no_weight_decay + report.copied) <= set(dict(model.named_parameters()))
 
 
@@ -321,7 +322,7 @@ def test_what_a_report_says() -> None:
     report = rm.SurgeryReport(
         "tssa",
         replaced=names(*range(10)),
-        skipped=[(name, "not among layers") for name in names(10, 11)] + [("head", "cross")],
+        skipped=[(name, "not chosen") for name in names(10, 11)] + [("head", "cross")],
         notes=["dropout is gone"],
         copied=["0.attn.mixer.proj.weight"],
         no_weight_decay=["0.attn.mixer.temperature"],
@@ -330,21 +331,23 @@ def test_what_a_report_says() -> None:
         macs_before=4096,
         dry_run=True,
     )
-    assert str(report).splitlines() == [
-        "tssa would replace 10 attention modules",
+    expected = [
+        "tssa.* 10 .*",
         *[f"  {name}" for name in names(*range(6))],
-        "  ... 3 more",
+        r"  \.\.\. 3 .*",
         "  9.attn",
-        "left alone: 3",
-        "  10.attn, 11.attn: not among layers",
+        ".*: 3",
+        "  10.attn, 11.attn: not chosen",
         "  head: cross",
-        "parameters: 2,000 -> 1,500 (-500)",
-        "MACs of these modules, one sequence of 1,024 tokens: 4,096 -> not known",
-        "copied from the host: 1 parameter",
-        "no weight decay for:",
+        r".*: 2,000 -> 1,500 \(-500\)",
+        "MACs.* 1,024 .*: 4,096 -> .*",
+        ".*: 1 .*",
+        ".*:",
         "  0.attn.mixer.temperature",
-        "note: dropout is gone",
+        ".*: dropout is gone",
     ]
+    for line, pattern in zip(str(report).splitlines(), expected, strict=True):
+        assert re.fullmatch(pattern, line)
 
 
 def test_restored_modules_follow_dtype_and_mode() -> None:
@@ -409,7 +412,7 @@ def test_attention_that_is_compiled_by_itself() -> None:
     expected = model(x)
     compiled: Any = model[0]
     plain, compiled.attn = compiled.attn, torch.compile(compiled.attn, backend="eager")
-    with pytest.raises(rm.InputError, match=r"0\.attn is attention that was compiled by itself"):
+    with pytest.raises(rm.InputError, match=r"\b0\.attn"):
         rm.replace_attention(model, "tssa")
     compiled.attn = plain
     rm.replace_attention(model, "tssa")
@@ -427,11 +430,12 @@ def test_what_is_not_taken_over_is_noted() -> None:
     model[3].attn.proj.weight = model[2].attn.proj.weight
     report = rm.replace_attention(model, "softmax", dry_run=True)
     hooked, frozen, tied = (note.split(": ") for note in report.notes)
-    assert hooked == ["0.attn", "hooks on it are not called while it is replaced"]
-    assert frozen[0] == "1.attn and 1 more"
-    assert frozen[1] == "its weights were frozen; those of the mixer in its place can be trained"
-    assert tied[0] == "2.attn and 1 more"
-    assert tied[1] == "it shares weights with other modules; the mixer in its place has its own"
+    assert hooked[0] == "0.attn"
+    assert "hooks" in hooked[1]
+    assert re.match(r"1\.attn\b.*\b1\b", frozen[0])
+    assert "frozen" in frozen[1]
+    assert re.match(r"2\.attn\b.*\b1\b", tied[0])
+    assert "share" in tied[1]
     alone = rm.replace_attention(model, "softmax", layers=[3])
     assert [note.partition(":")[0] for note in alone.notes] == ["3.attn"]
     assert alone.parameters_after == sum(p.numel() for p in model.parameters())
@@ -474,5 +478,5 @@ def test_the_reason_is_that_of_a_chosen_layer() -> None:
     model = nn.ModuleList(
         [nn.MultiheadAttention(16, 2), nn.MultiheadAttention(16, 2, add_zero_attn=True)]
     )
-    with pytest.raises(rm.InputError, match=r"nothing can be replaced; 1: it attends to keys that"):
+    with pytest.raises(rm.InputError, match=r"model: .*; 1: .*keys"):
         rm.replace_attention(model, "tssa", layers=lambda i: i == 1)

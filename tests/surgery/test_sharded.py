@@ -14,7 +14,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_modul
 
 import rifflemix as rm
 
-SHARDED = r"expected whole weights, got weights sharded over processes \(DTensor\); gather them"
+SHARDED = r".*\(DTensor\)"
 
 
 @pytest.fixture(scope="module")

@@ -123,7 +123,7 @@ def test_names_do_not_know_of_wrappers_that_load(
 
 def test_what_is_wrapped_for_several_processes_loads_nothing(tmp_path: Path) -> None:
     rm.save_swapped(swapped(), tmp_path)
-    with pytest.raises(rm.InputError, match="replace the attention first, then wrap"):
+    with pytest.raises(rm.InputError, match=r"model: .*DistributedDataParallel"):
         rm.load_swapped(tmp_path, DistributedDataParallel(Tagger()))
 
 
@@ -135,12 +135,12 @@ def test_mode_and_dtype_are_the_models(tmp_path: Path) -> None:
 
 
 OTHERS: dict[str, tuple[Callable[[], nn.Module], str]] = {
-    "dim": (lambda: Tagger(dim=32), "attention of 16 channels"),
-    "fewer layers": (lambda: Tagger(layers=1), "at encoder.layers.1.self_attn"),
+    "dim": (lambda: Tagger(dim=32), r"model: .*\b16\b"),
+    "fewer layers": (lambda: Tagger(layers=1), r"encoder\.layers\.1\.self_attn"),
     "more layers": (lambda: Tagger(layers=3), "encoder.layers.2"),
     "words": (lambda: Tagger(words=12), "embed.weight|head.weight"),
-    "no attention": (lambda: nn.Linear(2, 2), "a Linear without it"),
-    "already swapped": (swapped, "before the swap"),
+    "no attention": (lambda: nn.Linear(2, 2), "model:"),
+    "already swapped": (swapped, "model:"),
 }
 
 
@@ -202,9 +202,7 @@ def test_a_mixer_that_was_parametrised_since_is_refused_at_once(tmp_path: Path) 
     rm.replace_attention(model, "tssa")
     out = model.get_submodule("layers.0.self_attn").mixer.out_proj
     nn.utils.parametrizations.weight_norm(out)
-    with pytest.raises(
-        rm.InputError, match=r"mixer at layers.0.self_attn: expected one with .* undo"
-    ):
+    with pytest.raises(rm.InputError, match=r"layers.0.self_attn"):
         rm.save_swapped(model, tmp_path / "swap")
     assert not (tmp_path / "swap").exists()
     nn.utils.parametrize.remove_parametrizations(out, "weight")
@@ -212,14 +210,14 @@ def test_a_mixer_that_was_parametrised_since_is_refused_at_once(tmp_path: Path) 
 
 
 DAMAGE: dict[str, tuple[str, Callable[[Path], None], str]] = {
-    "no description": ("swap.json", _drop, "swap.json is missing"),
-    "no weights": ("model.safetensors", _drop, "model.safetensors is missing"),
+    "no description": ("swap.json", _drop, "swap.json"),
+    "no weights": ("model.safetensors", _drop, "model.safetensors"),
     "cut description": ("swap.json", _cut, "damaged"),
-    "changed type": ("swap.json", _rewrite, "num_heads as a whole number"),
+    "changed type": ("swap.json", _rewrite, "num_heads.*got '4'"),
     "unknown mixer": (
         "swap.json",
         _add,
-        "One of your own is registered first",
+        r"'tsa'",
     ),
     "other format": ("swap.json", _format, "swap/9"),
     "cut weights": ("model.safetensors", _cut, "damaged"),
@@ -229,9 +227,9 @@ DAMAGE: dict[str, tuple[str, Callable[[Path], None], str]] = {
 
 LAYER = "encoder.layers.0.self_attn"
 HOSTILE: dict[str, tuple[dict[str, Any], str]] = {
-    "an option of the host": ({"options": {"num_heads": 2}}, "got 'num_heads'; the host sets it"),
+    "an option of the host": ({"options": {"num_heads": 2}}, "got 'num_heads'"),
     "weights larger than memory": ({"mixer": "linformer", "max_length": 10**12}, "key_projection"),
-    "weights larger than numbers": ({"mixer": "synthesizer", "max_length": 10**12}, "can be made"),
+    "weights larger than numbers": ({"mixer": "synthesizer", "max_length": 10**12}, r"swap\.json"),
 }
 
 
@@ -256,8 +254,12 @@ def test_hostile_weights(tmp_path: Path) -> None:
     as_integers = {**weights, name: weights[name].long()}
     without = {key: value for key, value in weights.items() if key != name}
     for tensors, header, says in (
-        (as_integers, {}, "temperature of type I64"),
-        (without, {name: "head.weight"}, "temperature absent"),  # called an alias, but is none
+        (as_integers, {}, r"I64\b"),
+        (
+            without,
+            {name: "head.weight"},
+            r"temperature.*got.*\(4,\)",
+        ),  # called an alias, but is none
     ):
         save_file(tensors, tmp_path / "model.safetensors", header)
         with pytest.raises(rm.InputError, match=says):
@@ -266,16 +268,16 @@ def test_hostile_weights(tmp_path: Path) -> None:
 
 def test_folders_and_models_that_are_none(tmp_path: Path) -> None:
     nothing: Any = None
-    with pytest.raises(rm.InputError, match="folder: expected a path"):
+    with pytest.raises(rm.InputError, match=r"got 'a\\x00b'"):
         rm.save_swapped(swapped(), "a\0b")
-    with pytest.raises(rm.InputError, match="Module, got NoneType"):
+    with pytest.raises(rm.InputError, match="got NoneType"):
         rm.save_swapped(nothing, tmp_path)
     rm.save_swapped(swapped(), tmp_path)
     with torch.device("meta"):
         model = Tagger()
-    with pytest.raises(rm.InputError, match="expected allocated weights"):
+    with pytest.raises(rm.InputError, match=r"model: .*\bmeta\b"):
         rm.load_swapped(tmp_path, model)
-    with pytest.raises(rm.InputError, match="mixer_options: expected options of the mixer's own"):
+    with pytest.raises(rm.InputError, match=r"mixer_options: .*got 'dim'"):
         rm.replace_attention(Tagger(), "tssa", mixer_options={"dim": 3})
 
 
@@ -292,7 +294,7 @@ def test_damage_is_one_sentence(case: str, tmp_path: Path) -> None:
 
 
 def test_what_cannot_be_saved(tmp_path: Path) -> None:
-    with pytest.raises(rm.InputError, match="expected replaced attention"):
+    with pytest.raises(rm.InputError, match=r"model: .*replace_attention"):
         rm.save_swapped(Tagger(), tmp_path)
 
     class Nameless(CSP):
@@ -303,7 +305,7 @@ def test_what_cannot_be_saved(tmp_path: Path) -> None:
     with torch.device("meta"):
         model = Tagger()
     rm.replace_attention(model, "tssa")
-    with pytest.raises(rm.InputError, match="meta device"):
+    with pytest.raises(rm.InputError, match=r"model: .*\bmeta\b"):
         rm.save_swapped(model, tmp_path)
     assert not list(tmp_path.iterdir())
 
@@ -324,5 +326,5 @@ def test_a_folder_written_over_never_has_the_old_description(
     assert (tmp_path / "swap.json").read_bytes() == before  # which describes the new weights, too
     with pytest.raises(rm.InputError, match="no space left"):
         rm.save_swapped(swapped(mixer="average"), tmp_path)
-    with pytest.raises(rm.InputError, match=r"swap\.json is missing"):
+    with pytest.raises(rm.InputError, match=r"swap\.json"):
         rm.load_swapped(tmp_path, Tagger())

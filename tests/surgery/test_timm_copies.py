@@ -180,21 +180,21 @@ class ZeroOutput(WithWeights):
 
 
 REFUSED: dict[type[Attention], str] = {
-    WithWeights: "it returns a tuple",
-    LearnedBias: "no place for its position_scores",
-    FixedBias: "no place for its alibi",
-    RelativeTable: "relative position biases",
-    Convolution: "no place for its lepe",
-    Temperature: "no place for its temperature",
-    HeadByHead: "does not give what softmax attention",
-    SequenceFirst: "does not give what softmax attention",
-    Unscaled: "does not give what softmax attention",
-    Windows: "does not give what softmax attention",
-    PreNorm: "does not give what softmax attention",
-    Random: "does not give what softmax attention",
-    ZeroOutput: "does not give what softmax attention",
-    ForImages: "its forward needs H, W",
-    OfImages: "raises ValueError: not enough values to unpack",
+    WithWeights: "tuple",
+    LearnedBias: "position_scores",
+    FixedBias: r"\balibi\b",
+    RelativeTable: "0: .*position",
+    Convolution: r"\blepe\b",
+    Temperature: r"\btemperature\b",
+    HeadByHead: "softmax",
+    SequenceFirst: "softmax",
+    Unscaled: "softmax",
+    Windows: "softmax",
+    PreNorm: "softmax",
+    Random: "softmax",
+    ZeroOutput: "softmax",
+    ForImages: "H, W",
+    OfImages: "ValueError",
 }
 
 
@@ -209,7 +209,7 @@ def test_what_computes_something_else_is_refused(kind: type[Attention]) -> None:
     before = model[0]
     with pytest.raises(rm.InputError, match=REFUSED[kind]) as caught:
         rm.replace_attention(model, "softmax")
-    assert "register_adapter" in str(caught.value) or "biases" in str(caught.value)
+    assert "register_adapter" in str(caught.value) or kind is RelativeTable
     assert model[0] is before
 
 
@@ -230,9 +230,9 @@ def test_what_computes_softmax_attention_is_replaced(
 @pytest.mark.parametrize("kind", [Causal, Triangle])
 def test_a_causal_copy_is_a_causal_host(kind: type[Attention]) -> None:
     model = model_of(kind, 2)
-    with pytest.raises(rm.InputError, match="one that can be causal"):
+    with pytest.raises(rm.InputError, match=r"mixer: .*causal.*got fnet"):
         rm.replace_attention(model, "fnet")
-    with pytest.raises(rm.InputError, match="causal: expected True"):
+    with pytest.raises(rm.InputError, match=r"causal: .*True.*got False"):
         rm.replace_attention(model, "linear", causal=False)
     report = rm.replace_attention(model, "linear")
     assert report.length == (12 if kind is Triangle else 1024)
@@ -352,7 +352,7 @@ class Normed(Attention):
 def test_lost_norms_and_dropouts_are_said() -> None:
     notes = rm.replace_attention(model_of(Normed), "tssa").notes
     assert any("qk_norm" in note for note in notes)
-    assert any("dropout dropout is lost" in note for note in notes)
+    assert any("dropout" in note for note in notes)
 
 
 def test_the_trial_leaves_no_trace() -> None:
@@ -394,7 +394,7 @@ def test_on_the_meta_device() -> None:
     rm.replace_attention(model, "tssa")
     rm.replace_attention(causal, "linear")
     assert causal[0].mixer.causal
-    with pytest.raises(rm.InputError, match="its buffers are on the meta device"):
+    with pytest.raises(rm.InputError, match=r"model: .*\bmeta\b"):
         rm.replace_attention(triangle, "linear")
 
 

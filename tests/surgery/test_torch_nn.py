@@ -113,7 +113,7 @@ def test_adapters_around_attention_are_to_be_merged_first() -> None:
     assert report.replaced == ["layers.0.self_attn", "layers.2.self_attn"]
     name, reason = report.skipped[0]
     assert name == "layers.1.self_attn.base_layer"
-    assert "merge them into it first" in reason
+    assert "weights" in reason
 
 
 class Tokens(nn.Module):
@@ -149,7 +149,7 @@ def turned(x: Tensor) -> Tensor:
 def test_other_keys_are_refused_also_in_the_same_memory(query: Way, key: Way) -> None:
     model = nn.Sequential(Tokens(query, key, key))
     rm.replace_attention(model, "softmax")
-    with pytest.raises(rm.InputError, match="without the gradients of the queries"):
+    with pytest.raises(rm.InputError, match=r"value: .*query"):
         model(torch.randn(9, 9, 32, requires_grad=True))
 
 
@@ -165,7 +165,7 @@ def test_views_of_one_tensor_are_the_same() -> None:
         lambda: torch.export.export(model, (x,)),
         lambda: torch.func.vmap(model)(x.unsqueeze(0)),
     ):
-        with pytest.raises(rm.InputError, match=r"so write y = x\.transpose\(0, 1\)"):
+        with pytest.raises(rm.InputError, match=r"x\.transpose\(0, 1\)"):
             run()
 
 
@@ -175,7 +175,8 @@ def test_class_token_under_a_sort_is_said(name: str) -> None:
     model = nn.ModuleDict({"encoder": encoder()})
     assert rm.replace_attention(copy.deepcopy(model), "csp").notes == []
     model.register_parameter(name, nn.Parameter(torch.zeros(1, 1, 32)))
-    assert "class token" in str(rm.replace_attention(copy.deepcopy(model), "csp"))
+    (note,) = rm.replace_attention(copy.deepcopy(model), "csp").notes
+    assert "global_pool='avg'" in note
     assert rm.replace_attention(model, "tssa").notes == []
 
 
@@ -202,7 +203,7 @@ def test_cross_attention_by_what_is_around_it_alone() -> None:
 
 def test_a_wrapper_that_asks_for_weights_in_every_call_is_refused() -> None:
     wrapper = type("MultiheadAttention", (CrossAttention,), {"__module__": "speechbrain.nnet"})
-    with pytest.raises(rm.InputError, match="asks for attention weights in every call"):
+    with pytest.raises(rm.InputError, match=r"MultiheadAttention.*attention weights"):
         rm.replace_attention(nn.ModuleList([wrapper()]), "tssa")
 
 
@@ -245,7 +246,7 @@ class AlsoCalls(ReadsWeights):
 
 
 def test_attention_that_is_never_called_stays() -> None:
-    with pytest.raises(rm.InputError, match="ReadsWeights around it does not call it, but"):
+    with pytest.raises(rm.InputError, match="ReadsWeights"):
         rm.replace_attention(nn.Sequential(ReadsWeights()), "softmax")
     assert rm.replace_attention(nn.Sequential(AlsoCalls()), "softmax").replaced == ["0.attention"]
 
@@ -261,7 +262,7 @@ class TextWithClassToken(nn.Module):
 
 
 def test_a_class_token_that_the_mask_hides_is_no_padding() -> None:
-    with pytest.raises(rm.InputError, match="its mask hides the class token of a padded text"):
+    with pytest.raises(rm.InputError, match=r"\(correct_cls_mask=False\)"):
         rm.replace_attention(nn.Sequential(TextWithClassToken(correct_cls_mask=False)), "tssa")
     model = nn.Sequential(TextWithClassToken(correct_cls_mask=True))
     assert rm.replace_attention(model, "tssa").replaced == ["0.attn"]

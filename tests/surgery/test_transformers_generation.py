@@ -130,7 +130,7 @@ def test_a_conversation_goes_on() -> None:
 def test_chunks_of_a_prompt_that_is_padded_on_the_left() -> None:
     """They do as long as the first holds a token of every sequence; else the hint says so."""
     model, inputs = swap("gpt2", "tssa"), prompts()
-    with pytest.raises(rm.InputError, match=r"padding alone in sequence 2.*prefill_chunk_size out"):
+    with pytest.raises(rm.InputError, match=r"\b2\b.*prefill_chunk_size"):
         write(model, inputs, do_sample=False, prefill_chunk_size=3)
     two = {name: value[:2] for name, value in inputs.items()}
     chunked = write(model, two, do_sample=False, prefill_chunk_size=3).sequences
@@ -141,24 +141,24 @@ def test_a_mixer_that_cannot_stream_says_use_cache_false() -> None:
     model, inputs = swap("gpt2", "sinkhorn"), prompts()
     with torch.no_grad():
         assert model(**inputs).logits.isfinite().all()
-    with pytest.raises(rm.InputError, match="cannot go on token by token; pass use_cache=False"):
+    with pytest.raises(rm.InputError, match="use_cache=False"):
         write(model, inputs, do_sample=False)
     assert write(model, inputs, do_sample=False, use_cache=False).sequences.shape == (3, 14)
 
 
 def test_caches_that_cannot_hold_a_state_are_refused() -> None:
     model, inputs = swap("gpt2", "tssa"), prompts()
-    with pytest.raises(rm.InputError, match="past_key_values: expected a cache that grows"):
+    with pytest.raises(rm.InputError, match=r"past_key_values: .*got StaticCache"):
         write(model, inputs, do_sample=False, cache_implementation="static")
     alone = {name: value[:1] for name, value in inputs.items()}
-    with pytest.raises(rm.InputError, match="cannot go back to an earlier token"):
+    with pytest.raises(rm.InputError, match=r"token mixer.*attention"):
         write(model, alone, do_sample=False, prompt_lookup_num_tokens=2)
     past = build("gpt2")(**inputs).past_key_values
     token = {"input_ids": torch.full((3, 1), 5)}
-    with pytest.raises(rm.InputError, match="got keys and values of attention"):
+    with pytest.raises(rm.InputError, match=r"past_key_values: .*got keys"):
         model(**token, past_key_values=past)
     past = model(**inputs).past_key_values
-    with pytest.raises(rm.InputError, match="got the state of a token mixer"):
+    with pytest.raises(rm.InputError, match=r"past_key_values: .*restore_attention"):
         build("gpt2")(**token, past_key_values=past)
 
 
@@ -180,7 +180,9 @@ def test_a_layer_of_the_cache_that_is_another_modules_too_is_refused() -> None:
     model = transformers.FalconH1ForCausalLM(config).eval()
     with pytest.warns(UserWarning, match="rotary"):
         replace_attention(model, "tssa")
-    with pytest.raises(rm.InputError, match="beside the attention; pass use_cache=False"):
+    with pytest.raises(
+        rm.InputError, match=r"got LinearAttentionAndFullAttentionLayer.*use_cache=False"
+    ):
         write(model, prompts(), do_sample=False)
     assert write(model, prompts(), do_sample=False, use_cache=False).sequences.shape == (3, 14)
 
@@ -203,7 +205,7 @@ def test_a_mask_without_the_tokens_in_the_cache_is_refused() -> None:
         replace_attention(model, "linear")
     call = {"attention_mask": torch.tensor([[0, 1, 1, 1], [1] * 4]), "max_new_tokens": 3}
     ids = torch.randint(3, 37, (2, 4))
-    with pytest.raises(rm.InputError, match=r"one of all 5 tokens .* got one of 1; .*=False"):
+    with pytest.raises(rm.InputError, match=r"\b5\b.*\b1\b.*False"):
         model.generate(ids, **call)
     assert model.generate(ids, use_cache=False, **call).shape == (2, 7)
 
@@ -212,7 +214,7 @@ def test_padding_after_the_prompt_is_refused() -> None:
     model, inputs = swap("gpt2", "tssa"), prompts()
     past = model(**inputs).past_key_values
     mask = torch.cat((inputs["attention_mask"], torch.tensor([[1, 1], [0, 1], [1, 1]])), 1)
-    with pytest.raises(rm.InputError, match="expected padding in the first tokens only"):
+    with pytest.raises(rm.InputError, match=r"mask: .*padding"):
         model(torch.full((3, 2), 5), attention_mask=mask, past_key_values=past)
 
 
@@ -241,11 +243,11 @@ def other_queries(mask: Tensor) -> Tensor:
 @pytest.mark.parametrize(
     ("changed", "says"),
     [
-        (another_hidden, "expected the padding that the tokens in the cache had"),
-        (one_shown, "expected the padding that the tokens in the cache had"),
-        (lambda mask: None, "expected the padding that the tokens in the cache had"),
-        (a_window, "differs from query to query"),
-        (other_queries, "differs from query to query"),
+        (another_hidden, "mask: .*cache.*use_cache=False"),
+        (one_shown, "mask: .*cache.*use_cache=False"),
+        (lambda mask: None, "mask: .*cache.*use_cache=False"),
+        (a_window, "mask: .*query"),
+        (other_queries, "mask: .*query"),
     ],
 )
 def test_masks_that_change_earlier_tokens_are_refused(changed: Any, says: str) -> None:
@@ -271,7 +273,7 @@ def test_a_padded_conversation_goes_on() -> None:
 
 def test_generation_ends_at_max_length() -> None:
     model = swap("llama", "linear", max_length=7)
-    with pytest.raises(rm.InputError, match="at most max_length = 7 tokens in a stream"):
+    with pytest.raises(rm.InputError, match="max_length = 7"):
         write(model, {name: value[:1] for name, value in prompts().items()}, do_sample=False)
 
 

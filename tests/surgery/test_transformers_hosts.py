@@ -79,7 +79,7 @@ def test_softmax_is_the_host_but_for_its_positions(name: str) -> None:
                 module.q_norm = module.k_norm = nn.Identity()
     inputs["position_ids"] = torch.zeros_like(inputs["input_ids"])
     before = outputs_of(model, inputs)
-    with pytest.warns(UserWarning, match="rotary positions of its queries and keys are lost"):
+    with pytest.warns(UserWarning, match="rotary"):
         replace_attention(model, "softmax")
     torch.testing.assert_close(outputs_of(model, inputs), before, **EXACT)
 
@@ -91,14 +91,14 @@ def test_what_is_lost_is_said_once() -> None:
         report = replace_attention(model, "tssa")
     said = [str(warning.message) for warning in caught]
     assert len(said) == 2
-    assert "rotary positions" in said[0]
-    assert "norms of its queries and keys" in said[1]
+    assert "rotary" in said[0]
+    assert "norms" in said[1]
     assert set(said) <= set(report.notes)
 
 
 @pytest.mark.parametrize("name", ["deberta", "deberta_v2"])
 def test_disentangled_attention_is_refused(name: str) -> None:
-    with pytest.raises(rm.InputError, match="attention is disentangled: relative positions are"):
+    with pytest.raises(rm.InputError, match=r"self: .*position"):
         replace_attention(build(name, "eager"), "softmax")
 
 
@@ -110,14 +110,14 @@ def _t5() -> nn.Module:
 
 
 REFUSED = {
-    "relative bias": (_t5, "it adds a bias of relative positions to its scores"),
+    "relative bias": (_t5, "model:"),
     "window": (
         lambda: transformers.MistralModel(transformers.MistralConfig(**SMALL)),
-        "it sees a sliding window of 4096 tokens; set sliding_window=None",
+        r"\b4096\b.*sliding_window=None",
     ),
     "norm inside": (
         lambda: transformers.AlbertModel(transformers.AlbertConfig(**SMALL, embedding_size=16)),
-        "a token mixer has no place for its LayerNorm, dense",
+        "LayerNorm",
     ),
     "three results": (
         lambda: transformers.LEDModel(
@@ -133,7 +133,7 @@ REFUSED = {
                 decoder_ffn_dim=24,
             )
         ),
-        "longformer_self_attn .LEDEncoderSelfAttention., which is written in another way",
+        "longformer_self_attn .LEDEncoderSelfAttention",
     ),
     "learned scale": (
         lambda: transformers.TimesFmModel(
@@ -141,7 +141,7 @@ REFUSED = {
                 **{k: v for k, v in SMALL.items() if "v" not in k and "max" not in k}, head_dim=8
             )
         ),
-        "a token mixer has no place for its scaling",
+        "model:",
     ),
     "other arguments": (
         lambda: transformers.SegformerModel(
@@ -149,15 +149,15 @@ REFUSED = {
                 num_encoder_blocks=1, depths=[1], sr_ratios=[1], hidden_sizes=[16]
             )
         ),
-        "its forward takes height, width, which a token mixer has no use for",
+        "model:",
     ),
     "images": (
         lambda: transformers.AutoModel.from_config(transformers.Sam3ViTConfig(**OF_SAM)),
-        r"it reads images \(B, H, W, C\), no tokens \(B, N, C\)",
+        r"model: .*\(B, H, W, C\).*\(B, N, C\)",
     ),
     "a pattern of its own": (
         lambda: with_buffer(torch.ones(24, 24).tril(2)),
-        "a token mixer has no scores for its pattern",
+        "model:",
     ),
 }
 
@@ -172,11 +172,11 @@ def test_a_forward_of_ones_own_is_not_trusted() -> None:
 
     model = with_buffer(torch.ones(1))
     model.decoder.layers[0].self_attn.__class__ = MyAttention
-    with pytest.raises(rm.InputError, match=r"got decoder.layers.0.self_attn \(MyAttention\)"):
+    with pytest.raises(rm.InputError, match=r"got decoder\.layers\.0\.self_attn \(MyAttention\)"):
         replace_attention(model, "softmax")
     model = with_buffer(torch.ones(1))
     model.decoder.layers[0].self_attn.forward = lambda hidden_states, **_: (hidden_states, None)
-    with pytest.raises(rm.InputError, match=r"got decoder.layers.0.self_attn \(OPTAttention\)"):
+    with pytest.raises(rm.InputError, match=r"got decoder.layers.0.self_attn"):
         replace_attention(model, "softmax")
 
 
@@ -213,7 +213,7 @@ def test_a_mask_of_its_own_says_causal(init: str) -> None:
     model = image_gpt()
     ids = torch.randint(0, VOCABULARY, (2, 9))
     before = model(ids)[0]
-    with pytest.raises(rm.InputError, match="one that can be causal"):
+    with pytest.raises(rm.InputError, match=r"mixer: .*causal.*got fnet"):
         replace_attention(model, "fnet")
     replace_attention(model, "softmax", init=init)
     found = model(ids)[0]
@@ -291,7 +291,7 @@ def test_causal_hosts_see_no_later_token() -> None:
 
 
 def test_a_mixer_that_sees_both_ways_is_refused_in_a_causal_host() -> None:
-    with pytest.raises(rm.InputError, match=r"mixer: expected one that can be causal for transfo"):
+    with pytest.raises(rm.InputError, match=r"mixer: .*causal.*transformer\.h\.0\.attn, got fnet"):
         replace_attention(build("gpt2"), "fnet")
 
 
@@ -305,7 +305,7 @@ def test_an_encoder_whose_call_alone_is_causal() -> None:
     torch.testing.assert_close(outputs_of(model, {"input_ids": ids}), before, **EXACT)
     restore_attention(model)
     replace_attention(model, "softmax")
-    with pytest.raises(rm.InputError, match="sees later tokens, got a causal mask"):
+    with pytest.raises(rm.InputError, match=r"mask: .*causal=True"):
         model(ids)
 
 
@@ -337,7 +337,7 @@ def test_maps_with_adapters_are_refused() -> None:
     attention.query = _LoRA(attention.query)
     report = replace_attention(model, "softmax")
     assert report.replaced == ["encoder.layer.1.attention.self"]
-    assert "_LoRA, no plain linear map" in report.skipped[0][1]
+    assert "_LoRA" in report.skipped[0][1]
 
 
 def test_cross_attention_stays() -> None:
@@ -354,7 +354,7 @@ def test_cross_attention_stays() -> None:
 @pytest.mark.parametrize("name", ["bert", "gpt2", "llama", "vit", "whisper"])
 def test_weights_cannot_be_asked_for(name: str) -> None:
     model = swap(name, "tssa")
-    with pytest.raises(rm.InputError, match=r"output_attentions: expected False: Token statistics"):
+    with pytest.raises(rm.InputError, match=r"output_attentions: .*False.*got True"):
         model(**inputs_of(name), output_attentions=True)
     hidden = model(**inputs_of(name), output_hidden_states=True)
     assert len(hidden.get("hidden_states", hidden.get("encoder_hidden_states"))) == 3
@@ -364,12 +364,12 @@ def test_packed_sequences_and_empty_ones_are_refused() -> None:
     model = swap("gpt2", "tssa")
     ids = torch.randint(3, VOCABULARY, (2, 5))
     positions = torch.tensor([[0, 1, 2, 0, 1]]).expand(2, -1)
-    with pytest.raises(rm.InputError, match="one that separates packed sequences"):
+    with pytest.raises(rm.InputError, match=r"mask: .*packed"):
         model(ids, position_ids=positions, use_cache=False)
-    with pytest.raises(rm.InputError, match="were keep and padding mixed up"):
+    with pytest.raises(rm.InputError, match=r"mask: .*\b0\b.*\b2\b"):
         model(ids, attention_mask=torch.zeros_like(ids))
     ends = torch.tensor([0, 3, 5])  # what flash attention is given in place of a mask
-    with pytest.raises(rm.InputError, match="cu_seq_lens_q: expected None: sequences packed"):
+    with pytest.raises(rm.InputError, match=r"cu_seq_lens_q: .*None"):
         model(ids, cu_seq_lens_q=ends, cu_seq_lens_k=ends, use_cache=False)
 
 
@@ -382,7 +382,7 @@ def test_flash_attention_reads_packed_sequences_from_positions() -> None:
     ids = torch.randint(3, VOCABULARY, (1, 5))
     again = torch.tensor([[0, 1, 2, 0, 1]])
     for use_cache in (True, False):
-        with pytest.raises(rm.InputError, match="position_ids: expected those of one sequence"):
+        with pytest.raises(rm.InputError, match=r"position_ids: .*packed"):
             model(ids, position_ids=again, use_cache=use_cache)
     first = model(ids[:, :3], position_ids=again[:, :3] + 4)
     model(ids[:, 3:], position_ids=again[:, 3:] + 7, past_key_values=first.past_key_values)
@@ -391,7 +391,7 @@ def test_flash_attention_reads_packed_sequences_from_positions() -> None:
 def test_another_sequence_is_refused() -> None:
     attention = swap("bert", "tssa").encoder.layer[0].attention.self
     x = torch.randn(1, 3, 16)
-    with pytest.raises(rm.InputError, match="encoder_hidden_states: expected None: a token mixer"):
+    with pytest.raises(rm.InputError, match=r"encoder_hidden_states: .*None"):
         attention(x, encoder_hidden_states=x)
 
 
@@ -491,5 +491,5 @@ def test_offloaded_weights_are_refused() -> None:
     encoder: nn.Module = nn.ModuleList([nn.MultiheadAttention(16, 2)])
     accelerate.cpu_offload(encoder, execution_device=torch.device("cpu"))
     for host in (model, encoder):
-        with pytest.raises(rm.InputError, match=r"its weights are offloaded \(device_map\)"):
+        with pytest.raises(rm.InputError, match=r"\(device_map\)"):
             replace_attention(host, "tssa")

@@ -128,36 +128,36 @@ def test_it_trains_and_drops_weights() -> None:
 
 IDS = torch.arange(3, 11)[None]
 REFUSED: dict[str, tuple[str, str, dict[str, Any], dict[str, Any], str]] = {
-    "two-sided": ("llama", "butterfly", {}, {}, "a mixer that can be causal, got butterfly"),
+    "two-sided": ("llama", "butterfly", {}, {}, "got butterfly"),
     "packed": (
         "llama",
         "linear",
         {},
         {"position_ids": torch.tensor([[0, 1, 2, 3, 0, 1, 2, 3]]), "use_cache": False},
-        "separates packed sequences",
+        "mask: .*packed",
     ),
     "packed by their ends": (
         "llama",
         "linear",
         {},
         {"cu_seq_lens_q": torch.tensor([0, 4, 8]), "use_cache": False},
-        "cu_seq_lens_q: expected None: sequences packed into one row would mix",
+        "cu_seq_lens_q: .*None",
     ),
-    "window": ("mistral", "linear", {"sliding_window": 4}, {}, "is a sliding window"),
-    "weights": ("bert", "linear", {}, {"output_attentions": True}, "has no attention weights"),
+    "window": ("mistral", "linear", {"sliding_window": 4}, {}, "mask: .*window"),
+    "weights": ("bert", "linear", {}, {"output_attentions": True}, "output_attentions: .*got True"),
     "no padding alone": (
         "bert",
         "linear",
         {},
         {"attention_mask": torch.eye(8, dtype=torch.bool)[None, None]},
-        "attention mask: expected padding",
+        "mask: .*padding",
     ),
     "empty": (
         "bert",
         "linear",
         {},
         {"attention_mask": torch.zeros(1, 8, dtype=torch.int64)},
-        "at least one valid token",
+        r"mask: .*\bsequence\b",
     ),
 }
 
@@ -173,10 +173,10 @@ def test_what_is_lost_is_refused(case: str) -> None:
 
 def test_other_sequences_and_fixed_caches_are_refused() -> None:
     whisper = build("whisper", "rifflemix_linear")
-    with pytest.raises(rm.InputError, match="expected self-attention, got WhisperAttention"):
+    with pytest.raises(rm.InputError, match="got WhisperAttention"):
         whisper(**inputs_of("whisper"))
     llama = with_mixer("llama", "linear")
-    with pytest.raises(rm.InputError, match="a cache that grows"):
+    with pytest.raises(rm.InputError, match=r"past_key_values: .*got 10"):
         llama.generate(IDS, max_new_tokens=3, cache_implementation="static")
 
 
@@ -194,13 +194,13 @@ def test_the_mask_of_another_sequence_is_no_cache() -> None:
     bart = _seq2seq("Bart", max_position_embeddings=24)
     bart.set_attn_implementation("rifflemix_linear")
     ids = torch.randint(3, 37, (2, 9))
-    with pytest.raises(rm.InputError, match=r"expected self-attention, got .* another sequence"):
+    with pytest.raises(rm.InputError, match=r"attn_implementation: .*\b7\b.*replace_attention"):
         bart(ids, attention_mask=torch.ones_like(ids), decoder_input_ids=ids[:, :7])
 
 
 def test_layers_that_differ_must_know_which_they_are() -> None:
     assert outputs_of(build("vit", "rifflemix_linear"), inputs_of("vit")).isfinite().all()
-    with pytest.raises(rm.InputError, match="expected attention that knows its layer_idx"):
+    with pytest.raises(rm.InputError, match=r"layer_idx.*got ViTAttention"):
         outputs_of(build("vit", "rifflemix_butterfly"), inputs_of("vit"))
 
 
@@ -211,7 +211,7 @@ def test_attention_of_its_own_is_not_given_these_masks(kind: str) -> None:
     config = getattr(transformers, f"{kind}Config")(vocab_size=37, **sizes)
     model_class = getattr(transformers, f"{kind}Model")
     model = model_class._from_config(config, attn_implementation="rifflemix_linear").eval()
-    with pytest.raises(rm.InputError, match=f"one of {kind}Config, which has attention of its own"):
+    with pytest.raises(rm.InputError, match=f"attn_implementation: .*{kind}Config"):
         model(torch.randint(3, 37, (2, 5)))
 
 
@@ -227,7 +227,9 @@ def test_attention_of_its_own_in_one_part_is_not_given_these_masks() -> None:
     ids = torch.randint(3, 37, (2, 5))
     for model in (transformers.GitModel(config), pegasus):
         model.set_attn_implementation("rifflemix_linear")
-        with pytest.raises(rm.InputError, match=r"Config, which has attention of its own"):
+        with pytest.raises(
+            rm.InputError, match=r"attn_implementation: .*got .*Config.*replace_attention"
+        ):
             model(ids, attention_mask=torch.ones_like(ids))
 
 
@@ -239,7 +241,7 @@ def test_attention_that_is_causal_by_its_mask_alone_is_refused() -> None:
         config, attn_implementation="rifflemix_linear"
     ).eval()
     tokens = torch.randint(3, 37, (2, 5))
-    with pytest.raises(rm.InputError, match="Aimv2TextConfig, which has attention that is causal"):
+    with pytest.raises(rm.InputError, match="Aimv2TextConfig"):
         model(tokens, attention_mask=torch.ones_like(tokens))
 
 
@@ -253,7 +255,7 @@ def test_a_text_that_is_causal_but_for_its_prefix_is_refused() -> None:
     )
     model = transformers.PaliGemmaModel(config).eval()
     model.set_attn_implementation("rifflemix_linear")
-    with pytest.raises(rm.InputError, match="GemmaConfig, which has attention that is causal by"):
+    with pytest.raises(rm.InputError, match="GemmaConfig"):
         model(torch.randint(3, 36, (2, 5)))
 
 
@@ -263,7 +265,7 @@ def test_attention_that_reads_its_mask_is_refused(kind: str) -> None:
     if kind not in transformers.CONFIG_MAPPING:
         pytest.skip(f"this transformers has no {kind}")
     config = transformers.CONFIG_MAPPING[kind]()
-    with pytest.raises(rm.InputError, match=r"Config, which has attention .*replace_attention"):
+    with pytest.raises(rm.InputError, match=r"attn_implementation: .*Config.*replace_attention"):
         hub_attention.padding_alone(2, 5, 5, config=config)
 
 
@@ -272,5 +274,5 @@ def test_doge_is_refused_before_it_reads_the_mask() -> None:
     config = transformers.DogeConfig(vocab_size=37, intermediate_size=32, **sizes)
     model = transformers.DogeModel._from_config(config, attn_implementation="rifflemix_linear")
     mask = torch.tensor([[0, 0, 1, 1, 1], [1, 1, 1, 1, 1]])
-    with pytest.raises(rm.InputError, match="DogeConfig, which has attention that adds to its"):
+    with pytest.raises(rm.InputError, match="DogeConfig"):
         model.eval()(torch.randint(3, 37, (2, 5)), attention_mask=mask)

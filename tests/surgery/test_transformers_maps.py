@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -94,9 +95,9 @@ NOTHING = {
     *("videomae", "xglm", "yolos"),
 }
 MORE = {
-    "lfm2": ("norms of its queries and keys",),
+    "lfm2": ("norms",),
     "olmo": ("clip_qkv",),
-    "phi, norms": ("norms of its queries and keys",),
+    "phi, norms": ("norms",),
 }
 
 
@@ -118,7 +119,7 @@ def without_norms(model: nn.Module) -> None:
                 setattr(module, norm, nn.Identity())
 
 
-@pytest.mark.filterwarnings("ignore:.*are lost")
+@pytest.mark.filterwarnings(r"ignore:\w+Attention: ")
 @pytest.mark.parametrize("name", HOSTS)
 def test_softmax_with_the_hosts_weights_is_the_host(name: str) -> None:
     model = HOSTS[name]()
@@ -140,7 +141,7 @@ def test_what_hides_later_tokens_is_known(name: str) -> None:
 @pytest.mark.parametrize("name", HOSTS)
 def test_what_is_lost_is_warned_of(name: str) -> None:
     warned = {warning for site in find_sites(HOSTS[name]()) for warning in site.host.warnings}
-    expected = () if name in NOTHING else ("rotary positions", *MORE.get(name, ()))
+    expected = () if name in NOTHING else ("rotary", *MORE.get(name, ()))
     assert len(warned) == len(expected)
     for words in expected:
         assert any(words in warning for warning in warned)
@@ -171,7 +172,7 @@ def test_layers_that_turn_nothing_lose_no_positions(
     assert warned == turned
 
 
-@pytest.mark.filterwarnings("ignore:.*are lost")
+@pytest.mark.filterwarnings(r"ignore:\w+Attention: ")
 @pytest.mark.parametrize("name", ["gpt_neox", "gpt_neo", "gpt_bigcode", "phi3", "xglm"])
 def test_a_cache_under_any_name_holds_the_stream(name: str) -> None:
     model = HOSTS[name]()
@@ -192,7 +193,7 @@ def test_windows_are_refused_where_they_are() -> None:
     assert report.replaced == ["h.0.attn.attention"]
     name, reason = report.skipped[0]
     assert name == "h.1.attn.attention"
-    assert "a sliding window of 5 tokens; set this layer's type to full attention" in reason
+    assert re.search(r"window.*\b5\b", reason)
 
 
 def qwen2_moe(**changed: Any) -> Any:
@@ -201,7 +202,7 @@ def qwen2_moe(**changed: Any) -> Any:
     return model_of("Qwen2Moe", **sizes, **changed)
 
 
-@pytest.mark.filterwarnings("ignore:.*are lost")
+@pytest.mark.filterwarnings(r"ignore:\w+Attention: ")
 def test_the_type_of_a_layer_tells_of_its_window() -> None:
     """A window of 0 is none; layers of full attention do not have that of the config."""
     model = qwen2_moe()
@@ -212,10 +213,10 @@ def test_the_type_of_a_layer_tells_of_its_window() -> None:
     report = replace_attention(mixed, "tssa")
     assert report.replaced == ["layers.0.self_attn"]
     assert [name for name, _ in report.skipped] == ["layers.1.self_attn"]
-    assert "a sliding window of 8 tokens; set this layer's type" in report.skipped[0][1]
+    assert re.search(r"window.*\b8\b", report.skipped[0][1])
 
 
-@pytest.mark.filterwarnings("ignore:.*are lost")
+@pytest.mark.filterwarnings(r"ignore:\w+Attention: ")
 def test_layers_that_see_a_chunk_are_refused() -> None:
     """As three in four of Llama 4's; the mask of a short text would not show it."""
     more = {"intermediate_size_mlp": 24, "num_local_experts": 2, "num_key_value_heads": 1}
@@ -227,7 +228,7 @@ def test_layers_that_see_a_chunk_are_refused() -> None:
     assert report.replaced == ["layers.1.self_attn"]
     name, reason = report.skipped[0]
     assert name == "layers.0.self_attn"
-    assert "it sees a chunk of 4 tokens; set this layer's type to full attention" in reason
+    assert re.search(r"chunk.*\b4\b", reason)
 
 
 def test_a_dropout_after_the_output_map_stays() -> None:
@@ -242,17 +243,17 @@ def test_a_dropout_after_the_output_map_stays() -> None:
 def test_relative_biases_are_refused(kind: str) -> None:
     names = {"d_model": 16, "d_kv": 8, "d_ff": 24, "num_layers": 1, "num_heads": 2}
     sizes = {"vocab_size": 37, **names} if kind == "UMT5" else SIZES
-    with pytest.raises(rm.InputError, match="it adds a bias of relative positions to its scores"):
+    with pytest.raises(rm.InputError, match=r"(?i)attention.*: .*position"):
         replace_attention(model_of(kind, **sizes), "softmax")
 
 
 def test_attention_that_no_adapter_knows_is_named() -> None:
     sizes = {k: v for k, v in SIZES.items() if k != "num_attention_heads"}
     model = model_of("Bloom", **sizes, n_head=2)
-    found = r"got h\.0\.self_attention \(BloomAttention\), which is written in another way"
+    found = r"got h\.0\.self_attention \(BloomAttention\)"
     with pytest.raises(rm.InputError, match=found):
         replace_attention(model, "softmax")
-    with pytest.raises(rm.InputError, match="got none; tell of other hosts"):
+    with pytest.raises(rm.InputError, match="register_adapter"):
         replace_attention(nn.Sequential(nn.Linear(2, 2)), "softmax")
 
 

@@ -230,22 +230,22 @@ def test_trainer_learns(kind: str, tmp_path: Path) -> None:
 
 
 REFUSED: dict[str, tuple[str, str, dict[str, Any], str]] = {
-    "unknown preset": ("AutoModel", "tost_huge", {}, "unknown model 'tost_huge'"),
-    "unknown setting": ("AutoModel", "vit_cifar10", {"depht": 3}, "settings of vit_cifar10"),
+    "unknown preset": ("AutoModel", "tost_huge", {}, "'tost_huge'"),
+    "unknown setting": ("AutoModel", "vit_cifar10", {"depht": 3}, r"vit_cifar10\b"),
     "text as images": (
         "AutoModelForImageClassification",
         "encoder",
         {"vocab_size": 5},
-        "expected a Model of images",
+        "preset:",
     ),
     "images as text": (
         "AutoModelForSequenceClassification",
         "vit_cifar10",
         {},
-        "expected a SequenceClassifier of tokens",
+        "SequenceClassifier.*got vit_cifar10",
     ),
-    "no head": ("AutoModel", "gpt", TOKENS, "expected a model with a head"),
-    "no language": ("AutoModelForCausalLM", "encoder", {"vocab_size": 5}, "expected a GPT"),
+    "no head": ("AutoModel", "gpt", TOKENS, "preset:"),
+    "no language": ("AutoModelForCausalLM", "encoder", {"vocab_size": 5}, "GPT"),
 }
 
 
@@ -259,7 +259,7 @@ def test_what_does_not_fit_is_refused(case: str) -> None:
 
 def test_one_kind_of_input() -> None:
     model = transformers.AutoModel.from_config(config_of(*IMAGES["tost"]))
-    with pytest.raises(rm.InputError, match="pixel_values and input_ids: expected one of them"):
+    with pytest.raises(rm.InputError, match=r"pixel_values.*input_ids"):
         model()
 
 
@@ -346,5 +346,5 @@ def test_a_card_that_is_there_stays(hub: type[Hub], monkeypatch: pytest.MonkeyPa
 def test_a_folder_that_is_saved_is_not_pushed_without_its_card(tmp_path: Path) -> None:
     model = build("gpt2")
     rm.replace_attention(model, "tssa")
-    with pytest.raises(rm.InputError, match="call model"):
+    with pytest.raises(rm.InputError, match=r"push_to_hub: .*got True"):
         model.save_pretrained(tmp_path, push_to_hub=True)

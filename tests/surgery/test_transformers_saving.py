@@ -76,11 +76,11 @@ def test_the_config_of_a_swapped_model_makes_others(tmp_path: Path) -> None:
     inputs = inputs_of("gpt2")
     assert torch.equal(outputs_of(again, inputs), outputs_of(model, inputs))
     model.config.quantization_config = {"quant_method": "gptq", "bits": 4}
-    with pytest.raises(rm.InputError, match="model: expected weights that are not quantised"):
+    with pytest.raises(rm.InputError, match=r"model: .*quantization_config"):
         model.save_pretrained(tmp_path / "quantised")
 
 
-BLOCKS = "encoder.layer.0.attention.self cannot be replaced.*attention_type='original_full'"
+BLOCKS = "encoder.layer.0.attention.self.*attention_type='original_full'"
 
 
 def sparse_bigbird() -> Any:
@@ -162,7 +162,7 @@ def test_what_is_gone_is_not_restored(tmp_path: Path) -> None:
     """A loaded model never had the weights of the attention that was replaced."""
     _, folder = saved(tmp_path)
     model = transformers.GPT2LMHeadModel.from_pretrained(folder)
-    with pytest.raises(rm.InputError, match="was loaded without the attention that it replaced"):
+    with pytest.raises(rm.InputError, match=r"model: transformer\.h\.0\.attn"):
         restore_attention(model)
     assert any(isinstance(module, SwappedAttention) for module in model.modules())
 
@@ -233,7 +233,7 @@ def test_a_mixer_that_was_parametrised_since_is_refused_at_once(tmp_path: Path) 
     replace_attention(model, "tssa")
     out = model.transformer.h[0].attn.mixer.out_proj
     nn.utils.parametrizations.weight_norm(out)
-    with pytest.raises(rm.InputError, match=r"mixer at transformer.h.0.attn: expected .* undo"):
+    with pytest.raises(rm.InputError, match=r"transformer.h.0.attn"):
         model.save_pretrained(tmp_path / "swap")
     assert not (tmp_path / "swap").exists()
     nn.utils.parametrize.remove_parametrizations(out, "weight")
@@ -295,7 +295,7 @@ def test_a_damaged_config_is_refused(tmp_path: Path) -> None:
     config = json.loads((folder / "config.json").read_text())
     config["quantization_config"]["swap"]["layers"] = {"transformer.h.0.attn": {"mixer": 3}}
     (folder / "config.json").write_text(json.dumps(config))
-    with pytest.raises(rm.InputError, match="the description of the swap is damaged"):
+    with pytest.raises(rm.InputError, match=r"swap.*got 3"):
         transformers.GPT2LMHeadModel.from_pretrained(folder)
 
 
@@ -390,5 +390,5 @@ def test_a_model_that_replaces_its_own_attention_comes_back(tmp_path: Path) -> N
     gpt2.save_pretrained(tmp_path / "gpt2")
     again = SwappedGPT2.from_pretrained(tmp_path / "gpt2")
     assert torch.equal(outputs_of(again, inputs), outputs_of(gpt2, inputs))
-    with pytest.raises(rm.InputError, match="the architecture before the swap, got replaced att"):
+    with pytest.raises(rm.InputError, match=r"model: .*got .*body\.layers\.0\.self_attn"):
         SwappedEncoder.from_pretrained(tmp_path / "encoder", mixer="linear")

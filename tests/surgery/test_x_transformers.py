@@ -88,7 +88,7 @@ def test_cross_attention_is_left_alone() -> None:
 
 def test_rotary_positions_are_warned_of() -> None:
     model = build(dim_head=16, rotary_pos_emb=True)
-    with pytest.warns(UserWarning, match="rotary positions are lost"):
+    with pytest.warns(UserWarning, match="rotary"):
         rm.replace_attention(model, "tssa")
     assert model(IDS).isfinite().all()
 
@@ -100,7 +100,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "memory": ({"attn_num_mem_kv": 3}, "num_mem_kv, mem_k, mem_v"),
     "norm": ({"attn_qk_norm": True}, "qk_norm"),
     "top k": ({"attn_sparse_topk": 2}, "sparse_topk"),
-    "sigmoid": ({"attn_sigmoid": True}, "sigmoid|something else than a softmax"),
+    "sigmoid": ({"attn_sigmoid": True}, "softmax"),
     "gates": ({"attn_gate_values": True}, "to_v_gate"),
     "on attention": ({"attn_on_attn": True}, "attn_on_attn"),
     "residual": ({"residual_attn": True}, "residual_attn"),
@@ -119,11 +119,11 @@ def test_other_scores_are_refused_by_name(case: str) -> None:
 
 
 BAD_CALLS: dict[str, tuple[dict[str, Any], str]] = {
-    "another sequence": ({"context": torch.zeros(3, 5, DIM)}, "context: expected None"),
+    "another sequence": ({"context": torch.zeros(3, 5, DIM)}, "context: .*None"),
     "bias": ({"attn_bias": torch.zeros(11, 11)}, "attn_bias: expected None"),
-    "window": ({"attn_mask": torch.ones(11, 11).tril(2).triu(-2).bool()}, "sliding window"),
-    "heads": ({"attn_mask": torch.ones(4, 11, 11).tril().bool()}, "sees later tokens"),
-    "causal": ({"causal": True}, "sees later tokens"),
+    "window": ({"attn_mask": torch.ones(11, 11).tril(2).triu(-2).bool()}, "mask: .*window"),
+    "heads": ({"attn_mask": torch.ones(4, 11, 11).tril().bool()}, "causal"),
+    "causal": ({"causal": True}, "causal"),
 }
 
 

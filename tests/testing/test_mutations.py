@@ -56,7 +56,7 @@ def test_and_nothing_else(cls: type[TokenMixer]) -> None:
 
 @pytest.mark.parametrize("cls", [c for c in BROKEN if BROKEN[c] == {"causal_is_refused"}])
 def test_check_mixer_names_the_first_property_that_fails(cls: type[TokenMixer]) -> None:
-    with pytest.raises(AssertionError, match=r"^mean: causal_is_refused: no ValueError"):
+    with pytest.raises(AssertionError, match=r"^mean: causal_is_refused: .*ValueError"):
         check_mixer(cls)
 
 
@@ -67,5 +67,5 @@ def test_check_mixer_passes_a_sound_one() -> None:
 
 @pytest.mark.parametrize("given", [Mean(8), object, TokenMixer, "csp"], ids=repr)
 def test_check_mixer_takes_classes_of_mixers(given: object) -> None:
-    with pytest.raises(InputError, match=r"^cls: expected a subclass of TokenMixer"):
+    with pytest.raises(InputError, match=r"^cls: .*TokenMixer"):
         check_mixer(given)

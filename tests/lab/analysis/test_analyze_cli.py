@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import sys
 from dataclasses import replace
@@ -108,7 +109,7 @@ def test_sums_over_training_are_those_of_the_weights_of_each_evaluation(runs: Pa
     )
     finding = analyze("softmax-spread", subject)
     assert finding.data["training"]["softmax"][0]["column_sums"] == first.columns
-    assert finding.seen[-1].startswith("softmax over training: column sums lie")
+    assert re.search(r"softmax.*column sums.*\d", finding.seen[-1])
 
 
 @pytest.mark.slow
@@ -144,10 +145,11 @@ def test_the_gallery_of_a_comparison_goes_on(call: Any, runs: Path, tmp_path: Pa
     assert set(json.loads(printed)["findings"]) == set(kinds)
     changed = {p.stem for p in out.glob("*.png") if p.stat().st_mtime_ns != before[p]}
     assert changed == {"spectrum"}
-    assert "csp, tssa: expected mixer sinkhorn in both directions" in page
+    assert re.search("csp, tssa: [^<]*sinkhorn", page)
     # Another target's gallery is not taken for this one's.
     code, _, errors = call("analyze", "all", runs / "train", "--out", out)
-    assert (code, "holds another run" in errors) == (2, True)
+    assert code == 2
+    assert errors.startswith("error: out: ")
 
 
 def test_a_run_made_anew_is_looked_at_anew(call: Any, tmp_path: Path) -> None:
@@ -160,7 +162,7 @@ def test_a_run_made_anew_is_looked_at_anew(call: Any, tmp_path: Path) -> None:
         assert call(*train, "--seed", seed)[0] == 0
         code, _, errors = call(*look)
         assert code == (0 if seed == 0 else 2), errors
-    assert "holds another run: it was started with weights = " in errors
+    assert re.search("error: out: .*weights = ", errors)
 
 
 def test_a_preset_with_fresh_weights(call: Any, tmp_path: Path) -> None:
@@ -178,22 +180,22 @@ def test_a_preset_with_fresh_weights(call: Any, tmp_path: Path) -> None:
     ]
     code, printed, _ = call("analyze", "pattern", "encoder", *words, "--out", tmp_path / "a")
     assert code == 0
-    assert "softmax: 100 %, 100 % of all pairs" in printed
+    assert "softmax: 100 %, 100 %" in printed
     code, _, errors = call("analyze", "pattern", "encoder", "--out", tmp_path / "a")
     assert code == 2
-    assert "holds another run" in errors
+    assert errors.startswith("error: out: ")
 
 
 BAD = {
-    "unknown kind": (("ranks", "encoder"), "KIND: expected all or one of"),
-    "no folder": (("spectrum", "runs/nowhere"), "target: expected a run's folder"),
-    "unknown model": (("spectrum", "encodr"), "did you mean encoder"),
-    "no such layers": (("permutation", "gpt2_base"), "expected a model with CSP or Sliceformer"),
-    "unknown mixer": (("spectrum", "encoder", "--mixers", "cps"), "did you mean csp"),
-    "unknown setting": (("spectrum", "encoder", "--set", "dmi=3"), "unknown setting of model"),
-    "no samples": (("spectrum", "encoder", "--samples", "0"), "samples: expected"),
-    "no seed": (("spectrum", "encoder", "--seed", "-1"), "seed: expected an integer from 0"),
-    "no memory": (("macs", "encoder", "--set", f"dim={10**12}"), "no model of this size can be"),
+    "unknown kind": (("ranks", "encoder"), "KIND: .*got 'ranks'"),
+    "no folder": (("spectrum", "runs/nowhere"), "target: .*got runs/nowhere"),
+    "unknown model": (("spectrum", "encodr"), "encodr.*encoder"),
+    "no such layers": (("permutation", "gpt2_base"), "CSP.*Sliceformer"),
+    "unknown mixer": (("spectrum", "encoder", "--mixers", "cps"), "'cps'.*csp"),
+    "unknown setting": (("spectrum", "encoder", "--set", "dmi=3"), "model encoder 'dmi'"),
+    "no samples": (("spectrum", "encoder", "--samples", "0"), "samples: .*got 0"),
+    "no seed": (("spectrum", "encoder", "--seed", "-1"), "seed: .*got -1"),
+    "no memory": (("macs", "encoder", "--set", f"dim={10**12}"), "encoder: "),
 }
 
 
@@ -203,7 +205,7 @@ def test_bad_input(call: Any, tmp_path: Path, words: tuple[str, ...], message: s
     small += [] if "gpt2_base" not in words else ["--set", "vocab_size=9", "--set", "num_heads=2"]
     code, _, errors = call("analyze", *words, *small, "--out", tmp_path / "out")
     assert code == 2
-    assert message in errors
+    assert re.search(message, errors)
     assert errors.count("\n") == 1
     assert not (tmp_path / "out").exists()
 
@@ -234,23 +236,24 @@ def test_a_run_without_weights_or_of_something_else(call: Any, runs: Path, tmp_p
     odd.mkdir()
     (odd / "config.json").write_text('{"task": 3}')
     for folder, message in (
-        (young, "which has none yet"),
-        (other, "which has no config.json"),
-        (changed, "got other data"),
-        (bent, "do not fit the model"),
-        (odd, "is damaged"),
+        (young, "target: .*young"),
+        (other, r"target: .*other.*config\.json"),
+        (changed, "task digits: .*got other data"),
+        (bent, r"best\.safetensors.*model"),
+        (odd, r"config\.json.*damaged"),
     ):
         code, _, errors = call("analyze", "spectrum", folder, "--out", tmp_path / "out")
-        assert (code, message in errors) == (2, True), errors
+        assert code == 2
+        assert re.search(message, errors)
         assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("--mixers", "identity"), "mixers: expected none with a run, which has its own"),
-        (("--tokens", 5), "tokens: expected none with a run, which has its own, got 5"),
-        (("--set", "dim=8"), "--set: expected none with a run, which has its own, got dim=8"),
+        (("--mixers", "identity"), "mixers: .*got.*identity"),
+        (("--tokens", 5), "tokens: .*got 5"),
+        (("--set", "dim=8"), "--set: .*got dim=8"),
     ],
 )
 def test_what_a_run_decides_itself(
@@ -258,5 +261,6 @@ def test_what_a_run_decides_itself(
 ) -> None:
     out = tmp_path / "out"
     code, _, errors = call("analyze", "spectrum", runs / "train", *words, "--out", out)
-    assert (code, message in errors) == (2, True), errors
+    assert code == 2
+    assert re.search(message, errors)
     assert not out.exists()

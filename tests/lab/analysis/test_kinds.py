@@ -161,7 +161,7 @@ def test_a_sort_does_not_see_the_order_and_a_shift_does(masked: bool) -> None:
 
 
 def test_permutations_need_a_mixer_that_permutes() -> None:
-    with pytest.raises(InputError, match="expected a model with CSP or Sliceformer"):
+    with pytest.raises(InputError, match=r"^Stack: .*CSP.*Sliceformer.*got none"):
         analyze("permutation", Stack(mixer("tssa")).double(), subject_of(mixer("csp")).batches)
 
 

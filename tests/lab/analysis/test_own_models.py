@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -53,7 +54,7 @@ def test_a_prompt_is_a_call() -> None:
 
 def test_nothing_is_left_where_a_model_fails() -> None:
     model = Prompted()
-    with pytest.raises(InputError, match="expected 16 channels"):
+    with pytest.raises(InputError, match=r"^x: .*\b16\b.*got \(2, 12, 17\)"):
         list(trace(model, [torch.randn(B, N, C + 1)]))
     assert "prefill" not in vars(model.mixer)
     assert not model.mixer._forward_hooks
@@ -62,7 +63,7 @@ def test_nothing_is_left_where_a_model_fails() -> None:
 @pytest.mark.parametrize("mixer", ["csp", "sliceformer"])
 def test_causal_permutations_are_windows(mixer: str) -> None:
     model = encoder(mixer, causal=True)
-    with pytest.raises(InputError, match="got their causal form, where a value may go to several"):
+    with pytest.raises(InputError, match=r"^Encoder: .*CSP.*got.*causal"):
         analyze("permutation", model, [batch()])
     (layer, _) = analyze("spectrum", model, [batch()]).data["models"]["Encoder"]
     assert layer["map"] is None, "windows are no permutation"
@@ -79,7 +80,7 @@ def test_files_of_a_module(tmp_path: Path) -> None:
     assert {path.name for path in written} >= {"spectrum.json", "spectrum.png", "analysis.html"}
     assert json.loads((out / "spectrum.json").read_text())["subjects"] == [{"label": "Encoder"}]
     assert list(left_out) == ["sinkhorn"]
-    assert "rifflemix analyze: Encoder" in (out / "analysis.html").read_text()
+    assert re.search("<title>[^<]*Encoder", (out / "analysis.html").read_text())
 
 
 def test_what_an_earlier_start_did_not_get_to_is_written(tmp_path: Path) -> None:
@@ -106,10 +107,10 @@ NO_LIST = {
 
 @pytest.mark.parametrize("batches", NO_LIST.values(), ids=NO_LIST)
 def test_batches_are_a_list(batches: Any, tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="batches: expected a list of batches") as caught:
+    with pytest.raises(InputError, match=r"^batches: .*list") as caught:
         analyze("macs", encoder("csp"), batches)
     assert str(caught.value).endswith(type(batches).__name__)
-    with pytest.raises(InputError, match="expected a list of batches"):
+    with pytest.raises(InputError, match=r"^batches: .*list"):
         analyze_into(tmp_path / "out", ("macs",), encoder("csp"), batches=batches)
     assert not (tmp_path / "out").exists()
 
@@ -119,7 +120,7 @@ def test_weights_that_are_not_finite(kind: str, tmp_path: Path) -> None:
     model = encoder("tssa")
     with torch.no_grad():
         model.blocks[0].mixer.in_proj.weight.fill_(float("nan"))
-    with pytest.raises(InputError, match="expected finite numbers"):
+    with pytest.raises(InputError, match=f"^{kind}: .*finite"):
         analyze_into(tmp_path / "out", (kind,), model, batches=[batch()])
     assert not (tmp_path / "out").exists()
 
@@ -136,8 +137,7 @@ def test_a_sample_of_padding_alone_has_no_part() -> None:
 
 def test_every_model_says_why_it_has_none() -> None:
     subjects = [own_subject(encoder(m), [batch()], label=m) for m in ("csp", "sliceformer")]
-    why = "csp, sliceformer: expected a model with mixer tssa, got none"
-    with pytest.raises(InputError, match=f"^{why}$"):
+    with pytest.raises(InputError, match=r"^csp, sliceformer: .*tssa, got none$"):
         rate(subjects)
 
 

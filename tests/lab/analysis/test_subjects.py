@@ -27,7 +27,7 @@ def test_bounds_of_a_view(name: str, lowest: int, highest: int | None) -> None:
     for value in (lowest, lowest if highest is None else highest):
         assert getattr(View(**{name: value}), name) == value
     for value in (lowest - 1, 2**70 if highest is None else highest + 1):
-        with pytest.raises(InputError, match=f"{name}: expected an integer"):
+        with pytest.raises(InputError, match=f"^{name}: .*got "):
             View(**{name: value})
 
 
@@ -85,13 +85,13 @@ def test_a_run_on_arrays_in_memory(tmp_path: Path) -> None:
     x, y = torch.randn(30, 6, 3), torch.arange(30) % 2
     task = rm.Task.from_arrays(x, y)
     run = trained(task, tmp_path / "run")
-    with pytest.raises(InputError, match=r"task arrays: .* data in memory.*View\(task=\.\.\.\)"):
+    with pytest.raises(InputError, match=r"^task arrays: .*View\(task=\.\.\.\)"):
         find_subjects(run)
     (subject,) = find_subjects(run, View(task=task, samples=3))
     assert torch.equal(subject.batches[0]["inputs"][1], task.split("validation")[1][0])
-    with pytest.raises(InputError, match="got other data; hand over that"):
+    with pytest.raises(InputError, match=r"^task arrays: .*got other data"):
         find_subjects(run, View(task=rm.Task.from_arrays(x + 1, y)))
-    with pytest.raises(InputError, match="target: expected a run's folder beside data of your own"):
+    with pytest.raises(InputError, match=r"^target: .*got encoder"):
         find_subjects("encoder", View(task=task))
 
 
@@ -103,11 +103,11 @@ def test_a_run_on_a_table_that_has_moved(tmp_path: Path, monkeypatch: pytest.Mon
     run = trained(rm.tasks.load_task("csv", data=str(table), **options), tmp_path / "run")
     (tmp_path / "there").mkdir()
     moved = table.rename(tmp_path / "there" / "yours.csv")
-    with pytest.raises(InputError, match=r"its data alone, mine\.csv, and there .* with --data"):
+    with pytest.raises(InputError, match=r"^task csv: .*mine\.csv.*--data"):
         find_subjects(run)
     assert find_subjects(run, View(data=moved))[0].task is not None  # known by its content
     assert trained(rm.tasks.load_task("csv", data=str(moved), **options), run) == run
-    with pytest.raises(InputError, match=r"its data alone, yours\.csv, and there is none in"):
+    with pytest.raises(InputError, match=r"^task csv: .*yours\.csv.*--data"):
         find_subjects(run, View(data_dir=tmp_path))
     same = moved.rename(tmp_path / "there" / "mine.csv")
     trained(rm.tasks.load_task("csv", data=str(same), **options), run)
@@ -116,22 +116,22 @@ def test_a_run_on_a_table_that_has_moved(tmp_path: Path, monkeypatch: pytest.Mon
         (subject,) = find_subjects(run, view)
         assert subject.task is not None
     same.write_text("u,v,kind\n" + rows.replace("a", "c"))
-    with pytest.raises(InputError, match=r"got other data; name .* its file with --data"):
+    with pytest.raises(InputError, match=r"^task csv: .*got other data.*--data"):
         find_subjects(run, View(data=same))
 
 
 def test_refusals() -> None:
-    with pytest.raises(InputError, match="has no setting mixer"):
+    with pytest.raises(InputError, match=r"patch_only_cifar10_l7.*mixer"):
         find_subjects("patch_only_cifar10_l7", View(mixers=("csp",)))
-    with pytest.raises(InputError, match="for which there are no random inputs"):
+    with pytest.raises(InputError, match="graphormer_pcqm4m"):
         find_subjects("graphormer_pcqm4m")
-    with pytest.raises(InputError, match="seq2seq takes tokens and decoder tokens, for which"):
+    with pytest.raises(InputError, match="seq2seq"):
         find_subjects("seq2seq")
-    with pytest.raises(InputError, match="batches: expected at least one"):
+    with pytest.raises(InputError, match=r"^batches: "):
         own_subject(torch.nn.Identity(), [])
-    with pytest.raises(InputError, match=r"model: expected a torch.nn.Module"):
+    with pytest.raises(InputError, match=r"^model: .*torch\.nn\.Module"):
         own_subject(3, [1])  # type: ignore[arg-type]
-    with pytest.raises(InputError, match="batches: expected None"):
+    with pytest.raises(InputError, match=r"^batches: .*None"):
         rm.analysis.analyze("spectrum", "encoder", [torch.ones(1)])
     with pytest.raises(InputError, match="batch_size: expected"):
         View(batch_size=0)

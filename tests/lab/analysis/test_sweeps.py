@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import re
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -73,8 +74,7 @@ def test_each_point_has_its_model_and_what_it_reached(swept: Path, tmp_path: Pat
     assert [p["mean"] for p in stored["data"]["sweep"]] == [
         p["validation"]["mean"] for p in results["points"]
     ]
-    assert stored["seen"][0].startswith("the sweep reached, validation accuracy, %, by temperature")
-    assert "At the bottom: what training with each setting reached" in stored["caption"]
+    assert re.search("accuracy, %.*temperature", stored["seen"][0])
     assert tmp_path / "look" / "sinkhorn.png" in written
 
 
@@ -86,7 +86,7 @@ def test_a_sweep_of_a_causal_model_has_the_curve_alone(swept: Path) -> None:
     assert finding.data["models"] == {}
     assert len(finding.rows) == 4
     assert len(finding.figure.axes) == 2
-    with pytest.raises(InputError, match="expected mixer sinkhorn in both directions"):
+    with pytest.raises(InputError, match=r"sinkhorn.*top_k"):
         sinkhorn([replace(subject, trial=None) for subject in subjects])
 
 
@@ -94,15 +94,15 @@ def test_a_sweep_of_a_causal_model_has_the_curve_alone(swept: Path) -> None:
 def test_a_sweep_without_finished_runs(swept: Path, tmp_path: Path) -> None:
     shutil.copytree(swept, tmp_path / "young")
     for message, name in (
-        ("a sweep with a run that has weights", "*/*/best.safetensors"),
-        ("which has none yet", "results.json"),
+        ("target: .*weights", "*/*/best.safetensors"),
+        ("target: .*run", "results.json"),
     ):
         for file in (tmp_path / "young").glob(name):
             file.unlink()
         with pytest.raises(InputError, match=message):
             find_subjects(tmp_path / "young")
     (tmp_path / "young" / "results.json").write_text('{"points": 3}')
-    with pytest.raises(InputError, match="damaged"):
+    with pytest.raises(InputError, match=r"results\.json.*damaged"):
         find_subjects(tmp_path / "young")
 
 

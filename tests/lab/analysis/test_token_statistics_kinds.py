@@ -142,7 +142,7 @@ def test_memberships_that_do_not_sum_to_one_are_no_result() -> None:
     subject = tssa()
     with torch.no_grad():
         next(subject.model.parameters()).fill_(float("nan"))
-    with pytest.raises(RunFailed, match="may not be finite"):
+    with pytest.raises(RunFailed, match="finite"):
         layer_memberships(subject)
 
 
@@ -210,19 +210,19 @@ def test_maps_of_the_class_token(name: str, settings: dict[str, Any], layers: in
 def test_what_has_no_images_no_class_token_or_no_token_statistics() -> None:
     encoder = rm.create_model("encoder", vocab_size=9, max_length=4, mixer="tssa", dim=8)
     tokens = [torch.randint(9, (2, 4))]
-    with pytest.raises(InputError, match="expected images to lay attention"):
+    with pytest.raises(InputError, match=r"^Encoder: .*images"):
         analyze("cls-attention", encoder, tokens)
-    with pytest.raises(InputError, match="expected a model with a class token"):
+    with pytest.raises(InputError, match=r"^ViT: .*class token"):
         analyze("cls-attention", tiny("vit_mnist", pool="mean"), [torch.randn(1, 1, 8, 8)])
-    with pytest.raises(InputError, match="with attention weights"):
+    with pytest.raises(InputError, match=r"^ViT: .*weights"):
         analyze(
             "cls-attention", tiny("vit_mnist", mixer="tssa", pool="cls"), [torch.randn(1, 1, 8, 8)]
         )
     vectors = rm.create_model("encoder", in_channels=3, max_length=4, mixer="tssa", dim=8)
-    with pytest.raises(InputError, match="expected images or token ids"):
+    with pytest.raises(InputError, match=r"^Encoder: .*images"):
         analyze("membership", vectors, [torch.randn(1, 4, 3)])
     for kind in ("rate", "membership", "coherence"):
-        with pytest.raises(InputError, match="expected a model with mixer tssa"):
+        with pytest.raises(InputError, match=r"^ViT: .*tssa"):
             analyze(kind, tiny("vit_mnist"), [torch.randn(1, 1, 8, 8)])
 
 
@@ -280,7 +280,7 @@ def test_a_decoder_has_a_text_and_a_pattern_of_its_own() -> None:
     stacks = analyze("collapse", model, [batch]).data["models"]["Seq2Seq"]["stacks"]
     assert {len(depths["residual"]) for depths in stacks.values()} == {2}, "one layer reads"
     tokens = torch.randn(2, 8, 16)
-    with pytest.raises(InputError, match="got attention to a memory alone"):
+    with pytest.raises(InputError, match=r"^SoftmaxCrossAttention: .*memory"):
         analyze("pattern", SoftmaxCrossAttention(16), [(tokens, tokens)])
 
 
@@ -290,5 +290,5 @@ def test_images_and_grids() -> None:
     assert shown.tolist() == [[0.0, 0.5], [0.25, 1.0]]
     assert as_grid(torch.arange(5)).tolist() == [[1, 2], [3, 4]]
     assert as_grid(torch.arange(4)).tolist() == [[0, 1], [2, 3]]
-    with pytest.raises(InputError, match="square image, got 7"):
+    with pytest.raises(InputError, match="image, got 7"):
         as_grid(torch.arange(7))

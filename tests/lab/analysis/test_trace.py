@@ -96,7 +96,7 @@ def test_a_caller_who_stops_or_a_model_that_fails_leaves_it_clean() -> None:
         assert model.training
         assert not any(module._forward_hooks for module in model.modules())
         break
-    with pytest.raises(InputError, match="ids from 0"):
+    with pytest.raises(InputError, match=r"inputs: .*ids.*got 99"):
         next(trace(model, [torch.full((1, 9), 99)]))
     assert model.training
     assert not any(module._forward_hooks for module in model.modules())
@@ -128,11 +128,11 @@ def test_swapped_models_of_torch_are_traced() -> None:
 
 
 def test_errors() -> None:
-    with pytest.raises(InputError, match="Linear has no token mixer"):
+    with pytest.raises(InputError, match="model Linear"):
         next(trace(nn.Linear(2, 2), [torch.ones(1, 2)]))
-    with pytest.raises(InputError, match="has no ClassAttention"):
+    with pytest.raises(InputError, match=r"model Encoder.*ClassAttention"):
         next(trace(tokens_model(mixer="csp"), [token_batch()], of=ClassAttention))
-    with pytest.raises(InputError, match="batches: expected tensors"):
+    with pytest.raises(InputError, match=r"^batches: .*got int"):
         next(trace(tokens_model(mixer="csp"), [3]))
 
     class Idle(nn.Module):
@@ -143,5 +143,5 @@ def test_errors() -> None:
         def forward(self, x: Tensor) -> Tensor:
             return x
 
-    with pytest.raises(InputError, match="never calls one"):
+    with pytest.raises(InputError, match="model Idle"):
         next(trace(Idle(), [torch.ones(1, 2, 4)]))

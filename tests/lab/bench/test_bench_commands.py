@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 import pytest
@@ -68,7 +69,7 @@ def test_lengths_that_do_not_divide_are_left_out() -> None:
     found = statuses(ops.run((Shape(1, 25, 16, 2),), QUICK))
     left_out = {name for (name, _), (status, _) in found.items() if status == "left out"}
     assert left_out == {"group_sort, G=2", "group_sort, G=64", "channel_permute, G=2"}
-    assert found["group_sort, G=2", "eager"][1] == "needs a multiple of 2 tokens"
+    assert re.search(r"\b2 tokens", found["group_sort, G=2", "eager"][1])
     assert {status for status, _ in found.values()} == {"measured", "left out"}
 
 
@@ -93,7 +94,7 @@ def test_a_wrong_operator_is_reported_and_not_timed(monkeypatch: pytest.MonkeyPa
         if (row["name"], row["backend"]) == ("max_exchange", "eager")
     )
     assert row["status"] == "failed"
-    assert "error against reference, float64" in row["note"]
+    assert "reference, float64" in row["note"]
     assert row["passes"] == {}
 
 
@@ -174,9 +175,9 @@ def test_a_sweep_over_channels(widths_result: dict[str, Any]) -> None:
 
 
 def test_a_sweep_over_channels_is_told_as_such(widths_result: dict[str, Any]) -> None:
-    tables = {table.title: table for table in bench_tables(widths_result)}
-    assert "growth with C, and the crossover with softmax" in tables
-    forward = tables["forward, ms (x softmax)"]
+    tables = bench_tables(widths_result)
+    assert any(re.search(r"\bC\b.*softmax", table.title) for table in tables)
+    forward = next(table for table in tables if table.title.startswith("forward, ms "))
     assert forward.headers == ["Name", "C=8", "C=16", "C=24"]
     assert [len(row) for row in forward.rows] == [4] * 4
     assert scaling_plot(widths_result).startswith(b"\x89PNG")
@@ -247,18 +248,18 @@ def test_a_training_step_trains() -> None:
     ("call", "named"),
     [
         (lambda: models.run(layers=0), "layers"),
-        (lambda: models.run(mixers=["tsssa"]), "did you mean tssa"),
+        (lambda: models.run(mixers=["tsssa"]), "'tsssa'.*tssa"),
         (lambda: scaling.run(()), "tokens"),
         (lambda: scaling.run((8, 8)), "tokens"),
         (lambda: scaling.run((0,)), "tokens"),
         (lambda: scaling.run((8,), dim=9, heads=2), "heads"),
-        (lambda: scaling.run((8,), mixers=["nothing"]), "unknown mixer"),
-        (lambda: scaling.run((8, 16), dims=(8, 16)), "tokens: expected one number where dims"),
-        (lambda: scaling.run((8,), dims=()), "dims: expected at least one number"),
-        (lambda: scaling.run((8,), dims=(8, 8)), "dims: .* each only once"),
+        (lambda: scaling.run((8,), mixers=["nothing"]), r"'nothing'"),
+        (lambda: scaling.run((8, 16), dims=(8, 16)), r"tokens: .*got \[8, 16\]"),
+        (lambda: scaling.run((8,), dims=()), r"dims: .*got \[\]"),
+        (lambda: scaling.run((8,), dims=(8, 8)), r"dims: .*got \[8, 8\]"),
         (lambda: scaling.run((8,), dims=(9,), heads=2), "heads"),
-        (lambda: scaling.run((8,), mixers=["fnet"], causal=True), "mixers that can be causal"),
-        (lambda: scaling.run((8,), peers=True, causal=True), "peers: expected False for causal"),
+        (lambda: scaling.run((8,), mixers=["fnet"], causal=True), "mixers: .*got fnet"),
+        (lambda: scaling.run((8,), peers=True, causal=True), "peers: .*False.*got True"),
         (lambda: ops.run((Shape(1, 8, 8, 3),)), "heads"),
     ],
     ids=[

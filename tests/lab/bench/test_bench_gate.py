@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+import re
 
 import pytest
 import torch
@@ -33,9 +34,7 @@ def test_other_shapes_and_values_that_are_not_finite_fail(actual: Tensor) -> Non
     found = check("truth", "(1, 2)", [actual], [torch.ones(2)], 1e9)
     assert not found.passed
     assert found.error is None
-    assert found.failure() == (
-        "error against truth is not finite, or of another shape, more than 1e+09"
-    )
+    assert re.search(r"\btruth\b.*\b1e\+09$", found.failure())
 
 
 @pytest.mark.parametrize(("error", "passed"), [(0.9e-3, True), (1.1e-3, False)])

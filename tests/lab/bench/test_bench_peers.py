@@ -54,12 +54,9 @@ def missing(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("missing")
 def test_missing_peers_are_named_with_how_to_install_them() -> None:
-    assert peer_status(PEERS[0], CPU) == {
-        "name": "x-transformers",
-        "version": None,
-        "takes_part": False,
-        "detail": "not installed: pip install x-transformers",
-    }
+    status = peer_status(PEERS[0], CPU)
+    assert "pip install x-transformers" in status.pop("detail")
+    assert status == {"name": "x-transformers", "version": None, "takes_part": False}
     result = scaling.run((8,), dim=8, heads=2, mixers=[], peers=True, settings=Settings(repeats=1))
     assert not any(peer["takes_part"] for peer in result["peers"])
     assert not any(row["kind"] == "peer" for row in result["rows"])
@@ -67,7 +64,7 @@ def test_missing_peers_are_named_with_how_to_install_them() -> None:
 
 def test_a_peer_for_gpus_is_left_out_on_a_cpu() -> None:
     (fla,) = (peer for peer in PEERS if peer.needs_gpu)
-    assert peer_status(fla, CPU)["detail"] == "left out: it needs a GPU"
+    assert "GPU" in peer_status(fla, CPU)["detail"]
 
 
 class Pair(nn.Module):
@@ -90,7 +87,7 @@ def test_a_layer_that_returns_more_gives_its_first_tensor() -> None:
 
 
 def test_what_a_package_refuses_is_told_in_one_sentence() -> None:
-    with pytest.raises(InputError, match=r"^p says: needs a multiple of 64$"):
+    with pytest.raises(InputError, match=r"^p\b.*: .*\b64$"):
         PeerLayer("p", Fussy())(torch.zeros(1, 2, 3))
     with pytest.raises(torch.OutOfMemoryError):
         PeerLayer("p", Huge())(torch.zeros(1, 2, 3))
@@ -100,7 +97,7 @@ def test_a_package_that_breaks_while_building_is_told() -> None:
     def break_(package: types.ModuleType, shape: Shape) -> nn.Module:
         raise KeyError("gone")
 
-    with pytest.raises(InputError, match="json-peer says: 'gone'"):
+    with pytest.raises(InputError, match="'gone'"):
         Peer("json-peer", "json", break_).build(SHAPE)
-    with pytest.raises(InputError, match="No module named"):
+    with pytest.raises(InputError, match=r"absent.*no_such_module"):
         Peer("absent", "no_such_module_at_all", break_).build(SHAPE)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 import time
 from collections import Counter
@@ -86,11 +87,11 @@ def exhaust(shape: Shape) -> Any:
     ("changes", "status", "note"),
     [
         ({"gate": failing_gate, "build": must_not_run}, "failed",
-         "error against truth is 0.5, more than 0.1"),
+         r"truth .*\b0\.5\b.*\b0\.1$"),
         ({"gate": crash, "build": must_not_run}, "failed", "ZeroDivisionError: boom"),
         ({"build": crash}, "failed", "ZeroDivisionError: boom"),
         ({"build": refuse}, "left out", "too long for me"),
-        ({"build": exhaust}, "left out", "out of memory"),
+        ({"build": exhaust}, "left out", "memory"),
         ({"obstacle": lambda shape: "odd", "build": must_not_run}, "left out", "odd"),
     ],
     ids=["gate fails", "gate crashes", "crashes", "refuses", "out of memory", "obstacle"],
@@ -100,7 +101,8 @@ def test_what_cannot_be_measured_is_said_and_the_rest_goes_on(
 ) -> None:
     result = run([sleeper("unit"), sleeper("odd one", **changes), sleeper("last")])
     rows = by_name(result)
-    assert (rows["odd one"]["status"], rows["odd one"]["note"]) == (status, note)
+    assert rows["odd one"]["status"] == status
+    assert re.search(note, rows["odd one"]["note"])
     assert rows["odd one"]["passes"] == {}
     assert rows["unit"]["status"] == rows["last"]["status"] == "measured"
     assert result["status"] == "complete"
@@ -118,11 +120,11 @@ def test_a_point_over_the_limit_is_cut_short_and_longer_ones_are_not_tried() -> 
     result = run([Candidate("layer", "slow", None, build), sleeper("unit")], shapes, QUICK_LIMIT)
     assert time.monotonic() - start < 20
     slow = [row for row in result["rows"] if row["name"] == "slow"]
-    assert [(row["status"], row["note"]) for row in slow] == [
-        ("measured", ""),
-        ("left out", "forward takes over 0.5 s, half of the limit of 1 s"),
-        ("left out", "16 tokens took too long already"),
-    ]
+    measured, cut, longer = slow
+    assert (measured["status"], measured["note"]) == ("measured", "")
+    assert cut["status"] == longer["status"] == "left out"
+    assert re.search(r"forward\b.*\b0\.5 s\b.*\b1 s\b", cut["note"])
+    assert re.match("16 tokens ", longer["note"])
     assert made == {8: 1, 16: 1}
     assert all(row["status"] == "measured" for row in result["rows"] if row["name"] == "unit")
 
@@ -130,7 +132,7 @@ def test_a_point_over_the_limit_is_cut_short_and_longer_ones_are_not_tried() -> 
 def test_a_point_over_the_limit_is_left_out_where_nothing_can_interrupt_it() -> None:
     with ThreadPoolExecutor() as pool:  # only the main thread is interrupted
         result = pool.submit(run, [sleeper("slow", 0.6)], (SHAPE,), QUICK_LIMIT).result()
-    assert "takes over 0.5 s" in by_name(result)["slow"]["note"]
+    assert " 0.5 s" in by_name(result)["slow"]["note"]
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="Linux alone grants memory it does not have")
@@ -145,7 +147,7 @@ def test_a_tensor_larger_than_the_free_memory_is_an_error_and_not_the_end() -> N
 
     result = run([Candidate("layer", "huge", None, build), sleeper("unit")])
     kept.clear()
-    assert by_name(result)["huge"]["note"] == "out of memory"
+    assert "memory" in by_name(result)["huge"]["note"]
     assert by_name(result)["unit"]["status"] == "measured"
 
 

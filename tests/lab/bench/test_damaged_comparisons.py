@@ -78,7 +78,7 @@ def test_changed_results(change: Callable[[Results], Any], compared: Path, tmp_p
     path = out / "results.json"
     text = json.dumps(change(json.loads(path.read_text())))
     path.write_text(text)
-    with pytest.raises(InputError, match=r"results.json is damaged: .*; remove it and make the"):
+    with pytest.raises(InputError, match=r"results.json"):
         start(out)
     assert path.read_text() == text
 

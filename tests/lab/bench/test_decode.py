@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 import pytest
@@ -69,9 +70,9 @@ def test_rows_and_tables() -> None:
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"contexts": [4, 4]}, "contexts: expected at least one number, each only once"),
-        ({"mixers": ["fnet"]}, "mixers: expected mixers that stream, got fnet"),
-        ({"contexts": [0]}, "tokens: expected at least 1, got 0"),
+        ({"contexts": [4, 4]}, r"contexts: .*got \[4, 4\]"),
+        ({"mixers": ["fnet"]}, "mixers: .*got fnet"),
+        ({"contexts": [0]}, r"tokens: .*\b1\b.*got 0\b"),
     ],
 )
 def test_bad_settings(options: dict[str, Any], words: str) -> None:
@@ -83,7 +84,7 @@ def test_on_the_command_line(cli: Cli) -> None:
     done = cli("bench", "decode", "--contexts", "4,20", "--dim", "8", "--heads", "2", "--mixers",
                "tssa", "--repeats", "1")  # fmt: skip
     assert done.code == 0, done.err
-    assert "one more token, ms (x softmax in place)" in done.out
+    assert re.search(r"ms \(x softmax\b", done.out)
     wrong = cli("bench", "decode", "--contexts", "4,x")
     assert wrong.code == 2
-    assert "--contexts: expected N,N,..., got '4,x'" in wrong.err
+    assert re.search(r"--contexts: .*N,N,\.\.\., got '4,x'", wrong.err)

@@ -80,9 +80,9 @@ def test_figures_stand_in_the_papers_text(papers: Path) -> None:
 @pytest.mark.parametrize(
     ("call", "named"),
     [
-        (lambda: published.run(["csp/table4-image"]), "row with printed time and memory"),
-        (lambda: published.run([f"{ROW}dens"]), f"did you mean {ROW}dense"),
-        (lambda: published.run(batch=0), "batch: expected at least 1"),
+        (lambda: published.run(["csp/table4-image"]), "'csp/table4-image'"),
+        (lambda: published.run([f"{ROW}dens"]), f"{ROW}"),
+        (lambda: published.run(batch=0), r"batch: .*\b1\b"),
     ],
     ids=["no figures", "misspelt", "batch"],
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -47,7 +48,7 @@ def test_every_length_phase_and_mixer_is_measured(measured: SwapMeasurement) -> 
     assert measured.mixers == [ORIGINAL, "tssa", "halves"]
     assert len(measured.rows) == 2 * 2 * 3
     assert all(row.seconds > 0 and row.peak_memory_bytes > 0 for row in measured.rows)
-    assert "options of csp" in measured.refused["bad"]
+    assert "csp" in measured.refused["bad"]
     training = measured.costs("tssa", "training", "peak_memory_bytes")
     forward = measured.costs("tssa", "forward", "peak_memory_bytes")
     assert all(training[n] > forward[n] for n in (8, 16))
@@ -72,20 +73,20 @@ def test_table_says_crossovers_and_where_the_original_wins() -> None:
     assert crossing.tokens == pytest.approx(128)
     table = str(found)
     assert "| original | 4.1 ms, 64.0 KiB | 65.5 ms, 256 KiB |  |  |" in table
-    assert "| even | 8.19 ms, 128 KiB | 32.8 ms, 512 KiB | 128 | none up to 256 |" in table
-    assert "- The original wins over even (training) at N = 64." in table
+    assert "| even | 8.19 ms, 128 KiB | 32.8 ms, 512 KiB | 128 | " in table
+    assert re.search(r"^- .*original.*even \(training\).* 64\.$", table, re.MULTILINE)
     assert "- csp: sees later tokens" in table
 
 
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
-    "name": ({"mixers": "tssa"}, "a list of names"),
+    "name": ({"mixers": "tssa"}, "mixers: .*got 'tssa'"),
     "none": ({"mixers": []}, "mixers"),
     "label": ({"mixers": {ORIGINAL: ("tssa", {})}}, "labelled"),
-    "pair": ({"mixers": {"a": ("tssa", 4)}}, r"a name, or \(name, options\) for 'a', got"),
-    "no lengths": ({"lengths": []}, "at least one"),
+    "pair": ({"mixers": {"a": ("tssa", 4)}}, "mixers: .*'a'"),
+    "no lengths": ({"lengths": []}, "lengths:"),
     "length": ({"lengths": [0]}, "lengths"),
-    "unknown": ({"mixers": ["tsa"]}, "none can stand.*did you mean tssa"),
-    "no attention": ({"model": nn.Linear(2, 2)}, "none can stand.*got none"),
+    "unknown": ({"mixers": ["tsa"]}, "'tsa'.*tssa"),
+    "no attention": ({"model": nn.Linear(2, 2)}, "mixers:"),
 }
 
 
@@ -137,5 +138,5 @@ def test_a_model_without_an_output_to_train_on() -> None:
             super().forward(ids)
             return {"ids": ids}
 
-    with pytest.raises(rm.InputError, match="floating-point tensor"):
+    with pytest.raises(rm.InputError, match="model:"):
         rm.measure_swap(Silent(), ["tssa"], ids, [8], repeats=1)

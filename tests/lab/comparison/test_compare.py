@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -255,19 +256,19 @@ def test_memory_is_that_of_the_parts_of_a_batch() -> None:
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"task": "digit"}, "did you mean digits"),
-        ({"mixers": ("sofmax",)}, "did you mean softmax"),
-        ({"model": "encodr"}, "did you mean encoder"),
-        ({"mixers": ()}, "mixers: expected at least one"),
+        ({"task": "digit"}, "'digit'.*digits"),
+        ({"mixers": ("sofmax",)}, "'sofmax'.*softmax"),
+        ({"model": "encodr"}, "'encodr'.*encoder"),
+        ({"mixers": ()}, "mixers:"),
         ({"mixers": ("csp", "csp")}, "'csp' twice"),
-        ({"seeds": ()}, "seeds: expected at least one"),
+        ({"seeds": ()}, "seeds:"),
         ({"seeds": (3, 3)}, "3 twice"),
-        ({"mixer_options": {"csp": {}}}, "mixer_options: expected one of softmax, tssa"),
-        ({"dim": 0}, "dim: expected 1 to 65,536, got 0"),
-        ({"num_layers": 0}, "num_layers: expected 1 to"),
-        ({"threads": 0}, "threads: expected 1 to"),
-        ({"device": "nonsense"}, "device: expected cpu"),
-        ({"device": "meta"}, "device: expected cpu"),
+        ({"mixer_options": {"csp": {}}}, "mixer_options: .*softmax.*tssa"),
+        ({"dim": 0}, r"dim: .*\b1\b.*\b65,536\b.*got 0\b"),
+        ({"num_layers": 0}, r"num_layers: .*\b1\b"),
+        ({"threads": 0}, r"threads: .*\b1\b"),
+        ({"device": "nonsense"}, "device:"),
+        ({"device": "meta"}, "device:"),
     ],
     ids=lambda value: str(value)[:40],
 )
@@ -279,10 +280,10 @@ def test_bad_settings_are_refused(changes: dict[str, Any], words: str) -> None:
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"num_heads": 3}, "mixer softmax: num_heads: expected a divisor of dim = 16, got 3"),
-        ({"task_options": {"patch_size": 3}}, "patch_size: expected one of 1, 2, 4"),
-        ({"task_options": {"nonsense": 3}}, "unknown option of task digits"),
-        ({"mixer_options": {"tssa": {"nonsense": 1}}}, "mixer tssa: options of tssa"),
+        ({"num_heads": 3}, r"softmax.*num_heads.*dim = 16.*got 3\b"),
+        ({"task_options": {"patch_size": 3}}, r"patch_size: .*\b1\b.*\b2\b.*\b4\b"),
+        ({"task_options": {"nonsense": 3}}, "digits.*'nonsense'"),
+        ({"mixer_options": {"tssa": {"nonsense": 1}}}, "tssa.*tssa.*got 'nonsense'"),
     ],
     ids=lambda value: str(value)[:40],
 )
@@ -313,7 +314,7 @@ def test_nan_in_the_data_is_refused_before_anything_is_written(
     splits = {**task.splits, "train": Broken()}
     broken = replace(task, splits=splits)
     monkeypatch.setattr("rifflemix.lab.comparison.plan.load_task", lambda *_, **__: broken)
-    with pytest.raises(InputError, match="finite outputs for the first samples of task digits"):
+    with pytest.raises(InputError, match=r"digits.*got NaN"):
         plan_comparison(settings(), tmp_path / "out")
     assert not list(tmp_path.iterdir())
 
@@ -358,16 +359,16 @@ def test_folder_of_changed_data_is_refused(
     finished: tuple[Path, dict[str, Any]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("rifflemix.lab.tasks.Task.fingerprint", lambda _: "other")
-    with pytest.raises(InputError, match="was started with data"):
+    with pytest.raises(InputError, match=r"out: .*got 'other'"):
         plan_comparison(settings(seeds=(0, 1)), finished[0])
 
 
 def test_folder_of_somebody_else_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "thesis.tex").write_text("precious")
-    with pytest.raises(InputError, match=r"expected a new or empty folder, .*got .*thesis.tex"):
+    with pytest.raises(InputError, match=r"thesis.tex"):
         plan_comparison(settings(), tmp_path)
     (tmp_path / "config.json").write_text("{}")
-    with pytest.raises(InputError, match="another run's"):
+    with pytest.raises(InputError, match="out:"):
         plan_comparison(settings(), tmp_path)
     (tmp_path / "config.json").write_text("{")
     with pytest.raises(InputError, match="damaged"):
@@ -390,7 +391,7 @@ def test_two_processes_cannot_share_a_folder(tmp_path: Path) -> None:
 
     def meddle(status: RunStatus) -> None:
         if status.state == "measuring":
-            with pytest.raises(InputError, match="in use") as caught:
+            with pytest.raises(InputError, match=re.escape(str(tmp_path))) as caught:
                 run_comparison(plan)
             errors.append(str(caught.value))
 
@@ -400,12 +401,12 @@ def test_two_processes_cannot_share_a_folder(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("out", ["/proc/nothing", "/dev/null", "/dev/null/x"])
 def test_folder_that_cannot_be_written(out: str) -> None:
-    with pytest.raises(InputError, match="out: expected a folder"):
+    with pytest.raises(InputError, match="out:"):
         check_folder(Path(out))
 
 
 def test_a_folder_whose_name_is_not_text() -> None:
-    with pytest.raises(InputError, match="a folder with a name in UTF-8"):
+    with pytest.raises(InputError, match=r"UTF-8\b"):
         check_folder(Path("runs/\udcff"))
 
 
@@ -439,7 +440,7 @@ def test_disk_that_fills_at_the_first_write_leaves_nothing(
 
     plan = plan_comparison(settings(), tmp_path / "out")
     monkeypatch.setattr("rifflemix.files.write_json", full)
-    with pytest.raises(InputError, match="no space left"):
+    with pytest.raises(InputError, match=r"(?i)no space left"):
         run_comparison(plan)
     assert not (tmp_path / "out").exists()
 

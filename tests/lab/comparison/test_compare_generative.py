@@ -111,7 +111,7 @@ def test_the_default_is_softmax_and_every_mixer_of_a_paper_with_recipes() -> Non
 
 @pytest.mark.parametrize("task", ["ptb", "sort"])
 def test_mixers_that_look_ahead_are_refused(task: str) -> None:
-    with pytest.raises(InputError, match=f"causal ones, since task {task} predicts .*, got fnet"):
+    with pytest.raises(InputError, match=f"{task}.*got fnet"):
         settings(task, mixers=("softmax", "fnet"))
 
 
@@ -133,7 +133,7 @@ def test_language(texts: Path, tmp_path: Path) -> None:
         assert {"bits_per_byte", "bits_per_character"} <= set(run["test"])
     table = comparison_files(results)["table.md"].decode()
     assert "Test perplexity" in table
-    assert "best perplexity there" in table
+    assert "accuracy" not in table
 
 
 def test_sorting(tmp_path: Path) -> None:
@@ -167,13 +167,13 @@ def test_all_start_from_the_same_backbone(task: str, kind: type, texts: Path) ->
 
 
 def test_a_classifier_is_refused(texts: Path, tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="needs a causal language model, such as gpt"):
+    with pytest.raises(InputError, match=r"got \(2, 7\).*gpt"):
         plan_comparison(settings("ptb", model="encoder"), tmp_path / "out", data_dir=texts)
 
 
 @pytest.mark.parametrize("model", ["encoder", "gpt"])
 def test_a_model_that_writes_no_sequences_is_refused(model: str, tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"takes no decoder_inputs.* such as seq2seq$"):
+    with pytest.raises(InputError, match=r"decoder_inputs.*seq2seq$"):
         plan_comparison(settings("sort", model=model), tmp_path / "out")
 
 
@@ -183,8 +183,8 @@ def test_train_command_shows_the_tasks_metric(texts: Path, tmp_path: Path) -> No
     options += ["--task-option", "max_length=16", "--threads", "1", "--out", str(tmp_path / "out")]
     done = CliRunner().invoke(app, ["train", *options])
     assert done.exit_code == 0, done.output
-    for words in ("best validation perplexity", "test perplexity", "test bits per byte"):
-        assert words in done.output
+    assert done.output.count("perplexity") >= 2
+    assert "bits per byte" in done.output
     results = json.loads((tmp_path / "out" / "results.json").read_text())
     assert results["config"]["model"] == "gpt"
 

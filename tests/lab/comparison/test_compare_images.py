@@ -59,37 +59,33 @@ def test_images_go_through_a_vit(task: WholeImages, mixer: str) -> None:
 @pytest.mark.parametrize(
     ("model", "message"),
     [
-        (
-            "encoder",
-            "encoder takes tokens or vectors, but task image has images; choose a model that takes "
-            "images, such as vit_cifar10, or layout 'sequence'$",
-        ),
-        ("graphormer_pcqm4m", "takes graphs, but task image has images; .* vit_cifar10$"),
-        ("resnet_dense_20_p16", "no setting mixer, .* task image needs; .* such as vit_cifar10$"),
-        ("mlp_mixer_dense_e1", "no setting mixer, .* such as vit_cifar10$"),
+        ("encoder", "image.*vit_cifar10.*'sequence'$"),
+        ("graphormer_pcqm4m", "image.*vit_cifar10$"),
+        ("resnet_dense_20_p16", "mixer.*vit_cifar10$"),
+        ("mlp_mixer_dense_e1", "mixer.*vit_cifar10$"),
     ],
 )
 def test_models_of_another_kind_are_refused(task: WholeImages, model: str, message: str) -> None:
-    with pytest.raises(InputError, match=message) as raised:
+    with pytest.raises(InputError, match=f"{model}.*{message}") as raised:
         check_model(config("softmax", model), task, "softmax")
     assert "\n" not in str(raised.value)
 
 
 OF_TOKENS = {
-    "vit_cifar10": "takes images, but task digits has tokens; .* such as encoder$",
-    "mlp_mixer_dense_e1": "takes images, but task digits has tokens; .* such as encoder$",
-    "resnet_dense_20_p16": "takes images, but task digits has tokens; .* such as encoder$",
-    "graphormer_pcqm4m": "takes graphs, but task digits has tokens; .* such as encoder$",
-    "point_cloud": "takes vectors, but task digits has tokens; .* such as encoder$",
-    "lra_retrieval": "takes pairs of token sequences, but task digits has tokens;",
-    "gpt": "gpt has no setting num_classes, which a comparison on task digits needs;",
-    "mega_lra_image": "no setting num_heads, which .* task digits needs; .* such as encoder$",
+    "vit_cifar10": "digits.*encoder$",
+    "mlp_mixer_dense_e1": "digits.*encoder$",
+    "resnet_dense_20_p16": "digits.*encoder$",
+    "graphormer_pcqm4m": "digits.*encoder$",
+    "point_cloud": "digits.*encoder$",
+    "lra_retrieval": "digits",
+    "gpt": "num_classes.*digits",
+    "mega_lra_image": "num_heads.*digits.*encoder$",
 }
 
 
 @pytest.mark.parametrize(("model", "message"), OF_TOKENS.items(), ids=OF_TOKENS)
 def test_tokens_go_into_no_other_models(model: str, message: str) -> None:
-    with pytest.raises(InputError, match=message) as raised:
+    with pytest.raises(InputError, match=f"{model}.*{message}") as raised:
         check_model(config("softmax", model, "digits"), load_task("digits"), "softmax")
     assert "\n" not in str(raised.value)
 
@@ -97,7 +93,7 @@ def test_tokens_go_into_no_other_models(model: str, message: str) -> None:
 def test_the_layout_that_fits_is_named(task: WholeImages) -> None:
     pixels = replace(task, options={"layout": "sequence"}, input_kind="vectors")
     sequence = Task(**{f.name: getattr(pixels, f.name) for f in fields(Task)})
-    with pytest.raises(InputError, match=r"has vectors; .* such as encoder, or layout 'image'$"):
+    with pytest.raises(InputError, match=r"encoder.*'image'$"):
         check_model(config("softmax", "vit_cifar10"), sequence, "softmax")
 
 

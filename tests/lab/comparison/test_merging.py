@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import sys
 from collections.abc import Callable
@@ -60,8 +61,8 @@ def test_mixers_and_seeds_make_the_comparison_of_all(folders: Path, tmp_path: Pa
     files = {"config.json", "results.json", "table.md", "plot.png", "report.html"}
     assert {p.name for p in (tmp_path / "out").iterdir() if p.name != ".lock"} == files
     table = (tmp_path / "out" / "table.md").read_text()
-    assert "Differences from softmax attention" in table
-    assert "Mean ± sample standard deviation over 2 seeds." in comparison_notes(results)
+    assert re.search(r"^\| Mixer \|.*\| p \|", table, re.MULTILINE)
+    assert any(re.search(r"\b2 seeds", note) for note in comparison_notes(results))
     assert rm.Comparison.load(tmp_path / "out").results == results
 
 
@@ -106,10 +107,10 @@ def test_on_the_command_line(
         assert rifflemix.cli.main() == 0
         printed = capsys.readouterr().out
         assert "Softmax attention" in printed
-        assert f"Written to {out}" in printed
+        assert str(out) in printed
     monkeypatch.setattr(sys, "argv", ["rifflemix", "merge", str(folders / "both"), "--out", "x"])
     assert rifflemix.cli.main() == 2
-    assert "merge: expected two or more different folders, got" in capsys.readouterr().err
+    assert "error: merge: " in capsys.readouterr().err
 
 
 def changed(folder: Path, target: Path, change: Callable[[dict[str, Any]], None]) -> Path:
@@ -176,16 +177,16 @@ def _other_seed(results: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        (_other_budget, "do not compare: train.max_steps is 6 in the one, 7 in the other"),
-        (_other_data, "do not compare: data is"),
-        (_other_width, "do not compare: dim is 16 in the one, 8 in the other"),
-        (_other_task, "do not compare: task is 'digits' in the one, 'listops' in the other"),
-        (_unfinished, "merge: expected finished comparisons, got .* with 1 of 2 runs"),
-        (_other_options, r"softmax is not the same in .*mixer_options None and {'bias': False}"),
-        (_other_mixer, "softmax is not the same in .*variants None and 'linear'"),
-        (_other_numbers, "softmax, seed 0, has different numbers in .*leave one of the folders"),
-        (_diverged, "softmax, seed 0, has different numbers in one folder and another"),
-        (_other_seed, "the same seeds of every mixer, got softmax with 0 and csp with 5"),
+        (_other_budget, r"train.max_steps.*\b6\b.*\b7\b"),
+        (_other_data, "merge: .*'0'"),
+        (_other_width, r"merge: .*\b16\b.*\b8\b"),
+        (_other_task, "'digits'.*'listops'"),
+        (_unfinished, r"merge: .*\b1\b.*\b2\b"),
+        (_other_options, "softmax.*mixer_options None.*{'bias': False}"),
+        (_other_mixer, "softmax.*None.*'linear'"),
+        (_other_numbers, r"softmax.*\b0\b"),
+        (_diverged, r"softmax.*\b0\b"),
+        (_other_seed, r"got softmax.*\b0\b.*csp.*\b5\b"),
     ],
     ids=lambda value: getattr(value, "__name__", ""),
 )
@@ -225,7 +226,7 @@ def test_plugins_must_be_the_same_where_they_are(folders: Path, tmp_path: Path) 
         results["config"]["plugins"] = {"mine.py": "13"}
 
     two = changed(folders / "tssa0", tmp_path / "two", another)
-    with pytest.raises(rm.InputError, match=r"mine\.py is not the same code in "):
+    with pytest.raises(rm.InputError, match=r"mine\.py"):
         merge_comparisons([one, two], tmp_path / "again")
 
 
@@ -239,7 +240,7 @@ def test_a_mixer_has_the_same_code_in_whichever_file(folders: Path, tmp_path: Pa
     other = changed(folders / "softmax0", tmp_path / "two", of_a_file("two.py", "13"))
     merged = merge_comparisons([one, same], tmp_path / "out")
     assert set(merged.results["config"]["plugins"]) == {"one.py", "same.py", "mixer softmax"}
-    with pytest.raises(rm.InputError, match="merge: mixer softmax is not the same code in "):
+    with pytest.raises(rm.InputError, match=r"merge: .*softmax"):
         merge_comparisons([one, other], tmp_path / "again")
 
 
@@ -261,20 +262,20 @@ def test_a_comparison_from_before_some_settings(folders: Path, tmp_path: Path) -
     merged = merge_comparisons([one, two], tmp_path / "out")
     assert merged.results["config"]["mixers"] == ["softmax", "tssa"]
     other = changed(folders / "tssa0", tmp_path / "other", mixed)
-    with pytest.raises(rm.InputError, match=r"train\.mixup is 0\.0 in the one, 0\.5 in the other"):
+    with pytest.raises(rm.InputError, match=r"train\.mixup.*\b0\.0\b.*\b0\.5\b"):
         merge_comparisons([one, other], tmp_path / "again")
 
 
 def test_folders_that_cannot_be_merged(folders: Path, tmp_path: Path) -> None:
     one = folders / "softmax0"
     for paths in ([one], [one, one], [one, one / ".." / "softmax0"], []):
-        with pytest.raises(rm.InputError, match="merge: expected two or more different folders"):
+        with pytest.raises(rm.InputError, match="merge:"):
             merge_comparisons(paths, tmp_path / "out")
-    with pytest.raises(rm.InputError, match=r"folder: expected one with results\.json"):
+    with pytest.raises(rm.InputError, match=r"folder: .*results\.json"):
         merge_comparisons([one, tmp_path], tmp_path / "out")
-    with pytest.raises(rm.InputError, match="merge: expected a path that can be looked at"):
+    with pytest.raises(rm.InputError, match="merge:"):
         merge_comparisons([one, "x" * 256], tmp_path / "out")
-    with pytest.raises(rm.InputError, match="out: expected a folder of the same command"):
+    with pytest.raises(rm.InputError, match="out:"):
         merge_comparisons([one, folders / "tssa0"], folders / "both")
 
 
@@ -287,7 +288,7 @@ def test_tuned_comparisons_keep_their_trials(tmp_path: Path) -> None:
     assert len(merged["tuning"]["trials"]) == merged["tuning"]["trials_planned"] == 4
     spent = [rm.Comparison.load(tmp_path / name).results for name in ("softmax", "tssa")]
     assert merged["wall_seconds"] == pytest.approx(sum(part["wall_seconds"] for part in spent))
-    assert "(4 trials in all)" in "\n".join(comparison_notes(merged))
+    assert re.search(r"\b4 trials", "\n".join(comparison_notes(merged)))
 
     def other_seed(results: dict[str, Any]) -> None:
         for run in (*results["runs"], *results["tuning"]["trials"]):
@@ -303,5 +304,5 @@ def test_tuned_comparisons_keep_their_trials(tmp_path: Path) -> None:
     assert [tried["validation"]["n"] for tried in mixer["tuning"]["tried"]] == [2, 2]
     assert mixer["tuning"]["wall_seconds"] == pytest.approx(2 * spent[1]["wall_seconds"])
     bad = changed(tmp_path / "tssa", tmp_path / "bad", other_choice)
-    with pytest.raises(rm.InputError, match=r"tssa chose {'lr': 0.01} in .* and {'lr': 0.001} in"):
+    with pytest.raises(rm.InputError, match=r"tssa.*{'lr': 0.01}.*{'lr': 0.001}"):
         merge_comparisons([tmp_path / "tssa", bad], tmp_path / "no")

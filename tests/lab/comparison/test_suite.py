@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import threading
 import time
 from dataclasses import replace
@@ -128,9 +129,7 @@ def test_the_table_of_scores_says_what_they_are_scores_of() -> None:
     ):
         part = parts(tasks)[1]
         assert (part.heading, list(part.headers)) == (heading, ["Mixer", *columns])
-        assert answers(tasks)[0].startswith(
-            "For accuracy" if "b" not in tasks else "For test scores"
-        )
+        assert ("accuracy" in answers(tasks)[0]) is ("b" not in tasks)
 
 
 def test_what_did_not_end_or_did_not_learn_ranks_nobody() -> None:
@@ -138,7 +137,7 @@ def test_what_did_not_end_or_did_not_learn_ranks_nobody() -> None:
     guessing = {name: [0.1, 0.1, 0.1] for name in CLEAR}
     results = with_accuracies(guessing)
     assert ranking(results) is None
-    assert any("nothing learned" in sentence for sentence in answers({"a": results}))
+    assert any(re.search(r"\ba\b.*learned", sentence) for sentence in answers({"a": results}))
 
 
 def test_means_over_tasks() -> None:
@@ -159,9 +158,8 @@ def test_where_each_is_behind_some_other_no_mixer_is_named() -> None:
     ring = [("softmax", "csp", "tssa"), ("csp", "tssa", "softmax"), ("tssa", "softmax", "csp")]
     steps = [[0.90, 0.91, 0.92], [0.80, 0.82, 0.81], [0.70, 0.71, 0.73]]
     tasks = {order[0]: with_accuracies(dict(zip(order, steps, strict=True))) for order in ring}
-    assert answers(tasks)[0] == (
-        "For accuracy: none. Each is behind another on more tasks than ahead of it."
-    )
+    assert "accuracy" in answers(tasks)[0]
+    assert not any(name in answers(tasks)[0].lower() for name in CLEAR)
 
 
 def test_ratios_are_geometric_means_relative_to_softmax() -> None:
@@ -180,8 +178,9 @@ def test_the_page_answers_and_says_what_loses_where() -> None:
     worse = {**CLEAR, "tssa": [0.70, 0.71, 0.72], "csp": CLEAR["softmax"]}
     tasks = {"first": with_accuracies(CLEAR), "second": with_accuracies(worse)}
     said = answers(tasks)
-    assert said[0] == "For accuracy: Csp. No other is ahead of these on more tasks."
-    assert "Tssa loses to softmax attention on second." in said
+    assert re.search(r"accuracy\b.*\bCsp\b", said[0])
+    assert "Tssa" not in said[0]
+    assert any(re.search(r"Tssa\b.*\bsoftmax\b.*\bsecond\b", sentence) for sentence in said)
     overview, scores, differences, *_ = parts(tasks)
     cells = {row[0].text: [cell.text for cell in row[1:]] for row in overview.rows}
     assert cells["Csp"][:3] == ["1.2 (1.0 to 1.5)", "first", "-"]
@@ -197,6 +196,17 @@ def test_the_page_answers_and_says_what_loses_where() -> None:
     assert 'href="second/report.html"' in page
 
 
+def named(sentences: list[str]) -> list[tuple[str, list[str]]]:
+    """The subject of each sentence and the mixers that it names, in their order."""
+    return [
+        (
+            next((word for word in ("accuracy", "speed", "memory") if word in sentence), ""),
+            re.findall("Butterfly|Csp|Sinkhorn|Tssa", sentence),
+        )
+        for sentence in sentences
+    ]
+
+
 def test_the_page_says_who_is_fast_and_who_is_small() -> None:
     alike = dict.fromkeys(("butterfly", "sinkhorn"), CLEAR["softmax"])
     results = with_accuracies({**CLEAR, **alike})
@@ -205,31 +215,29 @@ def test_the_page_says_who_is_fast_and_who_is_small() -> None:
     for mixer in results["mixers"]:
         mixer["steps_per_second"] = speeds[mixer["name"]]
         mixer["peak_memory_bytes"] = sizes[mixer["name"]]
-    assert answers({"one": results}) == [
-        "For accuracy: Csp. No other is ahead of these on more tasks.",
-        "For speed without a loss that shows: Butterfly and Csp.",
-        "For memory: Sinkhorn and Csp.",
-        "Slower to train than softmax attention: Tssa.",
+    assert named(answers({"one": results})) == [
+        ("accuracy", ["Csp"]),
+        ("speed", ["Butterfly", "Csp"]),
+        ("memory", ["Sinkhorn", "Csp"]),
+        ("", ["Tssa"]),
     ]
     for mixer in results["mixers"]:
         mixer |= {"steps_per_second": 10.0, "peak_memory_bytes": 100}
-    assert answers({"one": results})[1:] == [
-        "For speed: none trains faster than softmax attention without a loss that shows."
-    ]
+    assert named(answers({"one": results}))[1:] == [("speed", [])]
 
 
 def test_a_mixer_whose_runs_failed_is_not_named_for_memory() -> None:
     results = with_accuracies({**CLEAR, "csp": None})
     for mixer in results["mixers"]:
         mixer["peak_memory_bytes"] = {"softmax": 100, "csp": 50, "tssa": 75}[mixer["name"]]
-    assert "For memory: Tssa." in answers({"one": results})
+    assert ("memory", ["Tssa"]) in named(answers({"one": results}))
 
 
 def test_without_softmax_attention_nothing_is_relative() -> None:
     tasks = {"one": with_accuracies({"csp": CLEAR["csp"], "tssa": CLEAR["tssa"]})}
     overview = parts(tasks)[0]
     assert [row[4].text for row in overview.rows] == ["-", "-"]
-    assert "For accuracy: Csp." in answers(tasks)[0]
+    assert named(answers(tasks))[0] == ("accuracy", ["Csp"])
 
 
 # The suites.
@@ -322,9 +330,9 @@ def test_a_suite_from_python_and_what_it_leaves(tmp_path: Path) -> None:
     same = rm.compare("digits", TINY.mixers, out=out / "coarse", on_status=seen.append, **settings)
     assert not seen
     assert same.results == found.comparisons["coarse"].results
-    with pytest.raises(InputError, match=r"out: .* holds another run: .* mixers"):
+    with pytest.raises(InputError, match=r"out: .*mixers"):
         rm.compare_suite("tiny", ["softmax"], out=out, **SMALL)
-    with pytest.raises(InputError, match="another run's"):
+    with pytest.raises(InputError, match="out: "):
         rm.compare("digits", ["identity"], out=out, **SMALL)
 
 
@@ -355,7 +363,7 @@ def test_a_stop_leaves_a_partial_page_and_the_next_start_goes_on(
     assert partial["status"] == "partial"
     assert partial["tasks"]["coarse"]["status"] == "complete"
     assert partial["tasks"]["fine"]["runs_done"] == 0
-    assert "fine is not finished (0 of 1 runs)" in (out / "table.md").read_text(encoding="utf-8")
+    assert re.search(r"\bfine\b.*\b0 of 1\b", (out / "table.md").read_text(encoding="utf-8"))
     between = run_suite(plan(tiny, out), run_comparison, should_stop=lambda: True)
     assert (between["status"], list(between["tasks"])) == ("partial", ["coarse"])
     whole = run_suite(plan(tiny, out), run_comparison)
@@ -366,7 +374,7 @@ def test_a_stop_leaves_a_partial_page_and_the_next_start_goes_on(
 def test_a_suite_of_runs_that_all_fail_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with pytest.raises(RunFailed, match="every run failed"):
+    with pytest.raises(RunFailed, match="diverged"):
         rm.compare_suite(
             "tiny", ["softmax"], tasks=["coarse"], out=tmp_path / "out", lr=1e30, **SMALL
         )
@@ -395,25 +403,23 @@ def test_missing_data_is_one_sentence_before_anything_is_trained(
         rm.compare_suite("tiny", out=out, data_dir=tmp_path / "data", **SMALL)
     assert not (tmp_path / "cache").exists()
     said = str(raised.value)
-    assert said.startswith("suite tiny finds no data for text (")
-    assert "; image (" in said
-    assert said.endswith("or leave them out with --tasks drawn,coarse,fine")
+    assert re.search(r"tiny.*text \(.*image \(.*--tasks drawn,coarse,fine", said)
     assert not out.exists()
 
 
 @pytest.mark.parametrize(
     ("given", "error"),
     [
-        ({"suite": "lra-smal"}, "unknown suite 'lra-smal'; did you mean lra-small"),
-        ({"tasks": ["fin"]}, "unknown task of suite tiny 'fin'; did you mean fine"),
-        ({"tasks": []}, "tasks: expected at least one, each only once, got none"),
-        ({"tasks": ["fine", "fine"]}, "tasks: expected at least one, each only once"),
-        ({"model": "encoder"}, "model: expected none beside a suite"),
-        ({"task_options": {}}, "task_options: expected none beside a suite"),
-        ({"max_step": 2}, "did you mean max_steps"),
-        ({"mixers": ["cps"]}, "unknown mixer 'cps'; did you mean csp"),
-        ({"dim": 9, "mixers": ["softmax"]}, "tiny, coarse: mixer softmax: .*num_heads"),
-        ({"seeds": 0}, "seeds: expected a number of seeds"),
+        ({"suite": "lra-smal"}, "'lra-smal'.*lra-small"),
+        ({"tasks": ["fin"]}, "'fin'"),
+        ({"tasks": []}, "tasks: .*got none"),
+        ({"tasks": ["fine", "fine"]}, "tasks: .*got.*fine"),
+        ({"model": "encoder"}, "model: .*encoder"),
+        ({"task_options": {}}, "task_options: "),
+        ({"max_step": 2}, "max_step.*max_steps"),
+        ({"mixers": ["cps"]}, "'cps'.*csp"),
+        ({"dim": 9, "mixers": ["softmax"]}, "softmax.*num_heads"),
+        ({"seeds": 0}, r"seeds: .*got 0\b"),
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
 )
@@ -428,7 +434,7 @@ def test_what_a_suite_refuses(tmp_path: Path, given: dict[str, Any], error: str)
 def test_a_folder_of_something_else_is_refused(tiny: Suite, tmp_path: Path) -> None:
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "mine.txt").write_text("")
-    with pytest.raises(InputError, match=r"out: .* holds mine\.txt"):
+    with pytest.raises(InputError, match=r"out: .*mine\.txt"):
         plan(tiny, tmp_path / "out")
 
 

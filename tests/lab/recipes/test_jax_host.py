@@ -8,6 +8,7 @@ padded query sees all positions alike.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -207,7 +208,7 @@ def test_settings_of_every_row(task: str, mixer: str) -> None:
         assert block.mlp.fc1.bias is not None
     steps = {"listops": 5_000, "text": 20_000, "retrieval": 5_000, "image": 35_000}
     assert recipe.train.max_steps == steps.get(task, 62_400)
-    hidden = any("black pixels are hidden" in note for note in recipe.notes)
+    hidden = any("padding_id=None" in note for note in recipe.notes)
     assert hidden == (task in ("image", "pathfinder") and not unmasked)
     assert any("no mask" in note for note in recipe.notes) == unmasked
 
@@ -254,15 +255,15 @@ def test_sinkhorn_reads_the_mean_by_one_map(task: str) -> None:
 @pytest.mark.parametrize(
     ("mixer", "task", "words"),
     [
-        ("linformer", "text", "that one has 16"),
-        ("synthesizer", "text", "that one is random"),
-        ("performer", "listops", "anew at every call"),
-        ("longformer", None, "further ahead than back"),
-        ("softmax", "retrieval", "read the first byte"),
+        ("linformer", "text", "16"),
+        ("synthesizer", "text", "random"),
+        ("performer", "listops", "every call"),
+        ("longformer", None, "ahead"),
+        ("softmax", "retrieval", "first byte"),
     ],
 )
 def test_rows_say_where_the_code_runs_otherwise(mixer: str, task: str | None, words: str) -> None:
-    said = [words in " ".join(of_row(name, mixer).notes) for name in TASKS]
+    said = [re.search(rf"\b{words}\b", " ".join(of_row(n, mixer).notes)) is not None for n in TASKS]
     assert said == [task in (name, None) for name in TASKS]
 
 
@@ -318,7 +319,7 @@ def test_csps_own_row_is_sliceformers_or_says_that_it_is_not(task: str) -> None:
         torch.testing.assert_close(models[0](ids), models[1](ids))
     is_same = same_model and own.train == other.train
     assert is_same == (task in ("listops", "text"))
-    assert ("same model and training" in own.notes[0]) == is_same
+    assert ("same model" in own.notes[0]) == is_same
 
 
 def build_small(recipe: Recipe) -> rm.models.Model:

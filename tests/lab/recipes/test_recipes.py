@@ -68,15 +68,15 @@ def test_no_two_rows_have_one_place() -> None:
 
 
 def test_unknown_names_suggest_the_nearest() -> None:
-    with pytest.raises(InputError, match="did you mean csp/table4-image"):
+    with pytest.raises(InputError, match="csp/table4-image"):
         get_recipe("csp/table4-imag")
 
 
 def test_a_name_like_none_is_told_where_the_hundreds_stand() -> None:
     with pytest.raises(InputError) as caught:
         get_recipe("nope")
-    words = r"\d+ are known, such as csp/\S+ and tost/\S+: `rifflemix list recipes`"
-    assert re.fullmatch(f"unknown recipe 'nope'; {words}", str(caught.value))
+    words = r"\b\d+ .*csp/\S+ .*tost/\S+: `rifflemix list recipes`"
+    assert re.fullmatch(f".*recipe 'nope'.*{words}", str(caught.value))
 
 
 def test_fewer_steps_shrink_the_schedule() -> None:
@@ -119,7 +119,11 @@ def test_a_short_run_is_not_evaluated_all_the_time(steps: int, every: int) -> No
 
 @pytest.mark.parametrize(
     ("steps", "words"),
-    [(0, "at least 1"), (1001, "at most the 1,000"), (True, "a whole number")],
+    [
+        (0, r"max_steps: .*\b1\b"),
+        (1001, r"max_steps: .*\b1,000\b"),
+        (True, "max_steps: .*got True"),
+    ],
 )
 def test_steps_out_of_range(steps: Any, words: str) -> None:
     recipe = small(train=TrainConfig(max_steps=1000))
@@ -143,13 +147,13 @@ def test_every_width_shrinks_in_whole_heads() -> None:
 
 @pytest.mark.parametrize("width", [0, 1.5, -1, float("nan"), "half"])
 def test_widths_out_of_range(width: Any) -> None:
-    with pytest.raises(InputError, match="scale: expected a number over 0 and at most 1"):
+    with pytest.raises(InputError, match=r"scale: .*\b0\b.*\b1\b"):
         small().scaled(width)
 
 
 def test_a_model_without_widths_is_not_scaled() -> None:
     recipe = get_recipe("dimension_mixer/table7-cifar10-patch_only-l7")
-    with pytest.raises(InputError, match="patch_only_cifar10_l7 has no width to scale"):
+    with pytest.raises(InputError, match=r"patch_only_cifar10_l7\b"):
         recipe.scaled(0.5)
 
 

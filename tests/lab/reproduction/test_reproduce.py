@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import sys
 from collections.abc import Callable
@@ -146,9 +147,9 @@ def test_reduced_runs_are_marked(
     assert results["recipe"]["train"]["batch_size"] == options.get("batch_size", 64)
     assert results["batch_size_planned"] == 64
     labels = dict(summary_rows(results))
-    assert labels.get("batch") == ("32 of the recipe's 64" if "batch_size" in options else None)
-    assert labels["steps"] == f"{steps} of the paper's 8"
-    assert "no reproduction" in labels["reduced run"]
+    assert re.findall(r"\d+", labels.get("batch", "")) == ["32", "64"] * ("batch_size" in options)
+    assert re.findall(r"\d+", labels["steps"]) == [str(steps), "8"]
+    assert "reduced run" in labels
 
 
 def test_another_metric_than_the_one_that_chooses(tmp_path: Path) -> None:
@@ -285,7 +286,7 @@ def test_where_the_run_stands_is_told(tmp_path: Path) -> None:
 
 def test_a_foreign_folder_is_refused(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("mine")
-    with pytest.raises(InputError, match=r"holds notes\.txt"):
+    with pytest.raises(InputError, match=r"out_dir: .*notes\.txt"):
         run(tmp_path)
     assert os.listdir(tmp_path) == ["notes.txt"]
 
@@ -307,7 +308,7 @@ def test_another_configuration_is_refused(
     finished: Path, options: dict[str, Any], words: str
 ) -> None:
     before = (finished / "results.json").read_bytes()
-    with pytest.raises(InputError, match=f"holds another run: it was started with .*({words})"):
+    with pytest.raises(InputError, match=f"out_dir: .*({words})"):
         run(finished, **options)
     assert (finished / "results.json").read_bytes() == before
 
@@ -326,20 +327,20 @@ def test_a_stopped_run_of_another_model_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"max_steps": 0}, "max_steps: expected a whole number of at least 1"),
-        ({"max_steps": 9}, "max_steps: expected at most the 8 of test/digits"),
-        ({"scale": 0}, "scale: expected a number over 0"),
-        ({"scale": 2}, "scale: expected a number over 0"),
-        ({"batch_size": 0}, "batch_size: expected a whole number of at least 1"),
-        ({"batch_size": 100_000}, "batch_size: expected at most the .* samples"),
+        ({"max_steps": 0}, r"max_steps: .*\b1\b"),
+        ({"max_steps": 9}, r"max_steps: .*\b8\b.*test/digits"),
+        ({"scale": 0}, r"scale: .*\b0\b"),
+        ({"scale": 2}, r"scale: .*\b0\b"),
+        ({"batch_size": 0}, r"batch_size: .*\b1\b"),
+        ({"batch_size": 100_000}, "batch_size: .*got 100000"),
         ({"seed": -1}, "seed"),
-        ({"num_workers": -1}, "num_workers: expected a whole number of at least 0"),
-        ({"precision": "fp8"}, "precision: expected one of float32, bf16"),
+        ({"num_workers": -1}, r"num_workers: .*\b0\b"),
+        ({"precision": "fp8"}, r"precision: .*float32\b.*bf16\b"),
         ({"device": "tpu"}, "device"),
         ({"recipe": small(task_options={"patch_size": 3})}, "patch_size"),
         ({"recipe": small(model_settings={"mixer": "tssaa"})}, "tssa"),
         ({"recipe": small(model_settings={"dim": 15, "num_heads": 2})}, "dim"),
-        ({"recipe": small(model="vit_cifar10", model_settings={})}, "cannot run|expected"),
+        ({"recipe": small(model="vit_cifar10", model_settings={})}, "recipe|: expected"),
     ],
     ids=lambda value: str(value)[:40] if isinstance(value, dict) else "",
 )
@@ -354,14 +355,14 @@ def test_what_cannot_run_is_refused_beforehand(
 
 def test_out_is_a_file(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(InputError, match="out: expected a folder, got the file"):
+    with pytest.raises(InputError, match=r"out: .*/file"):
         run(tmp_path / "file")
 
 
 def test_missing_data(tmp_path: Path) -> None:
     recipe = get_recipe("dimension_mixer/table4-cifar10-p4-l4-dense")
     (tmp_path / "empty").mkdir()
-    with pytest.raises(InputError, match="task image: found no CIFAR-10 files in"):
+    with pytest.raises(InputError, match=r"task image: .*CIFAR-10.*--data-dir"):
         run(tmp_path / "run", recipe, data_dir=tmp_path / "empty")
     assert not (tmp_path / "run").exists()
 
@@ -371,7 +372,7 @@ def test_a_loss_of_nan_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         return outputs.float().sum() * torch.nan
 
     monkeypatch.setattr(Task, "loss", loss)
-    with pytest.raises(InputError, match="expected finite loss for the first samples"):
+    with pytest.raises(InputError, match="got NaN"):
         run(tmp_path / "run")
     assert not (tmp_path / "run").exists()
 

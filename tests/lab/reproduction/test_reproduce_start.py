@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -59,7 +60,7 @@ def test_fresh_runs_say_so_and_stand_apart(finished: Path, tmp_path: Path) -> No
     assert [len(entry["files"]) for entry in entries if entry["files"]] == [1, 1]
     files = report_files(load_results([tmp_path]), tmp_path)
     for name in ("report.md", "report.html"):
-        assert "TSSA, started from test/digits at step" in files[name].decode()
+        assert re.search(r"TSSA\b.*test/digits\b.*\bstep \d", files[name].decode())
 
 
 @pytest.mark.slow
@@ -93,7 +94,8 @@ def wider() -> Recipe:
 
 
 @pytest.mark.parametrize(
-    ("recipe", "message"), [(other_model(), "same model"), (wider(), "has shape")]
+    ("recipe", "message"),
+    [(other_model(), r"start_from: .*blocks\.2\."), (wider(), r"start_from: .*got \(16, 16\)")],
 )
 def test_models_that_differ_are_refused(
     recipe: Recipe, message: str, finished: Path, tmp_path: Path
@@ -104,7 +106,10 @@ def test_models_that_differ_are_refused(
 
 
 def test_folders_without_weights_are_refused(finished: Path, tmp_path: Path) -> None:
-    for folder, message in ((tmp_path / "nothing", "folder of a run"), (finished, "evaluation")):
+    for folder, message in (
+        (tmp_path / "nothing", "start_from: .*`rifflemix reproduce`"),
+        (finished, "evaluation"),
+    ):
         if folder == finished:
             (only_run(finished) / "best.safetensors").unlink()
         with pytest.raises(InputError, match=message):
@@ -115,7 +120,7 @@ def test_folders_without_weights_are_refused(finished: Path, tmp_path: Path) -> 
 
 def test_the_folder_of_a_comparison_is_no_run_yet_to_be_evaluated(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"format": "rifflemix.compare/1", "model": "encoder"}')
-    with pytest.raises(InputError, match=r"config\.json without settings of a model"):
+    with pytest.raises(InputError, match=r"start_from: .*config\.json"):
         plan_reproduction(
             small(train=QUICK), tmp_path / "second", ReproduceOptions(start_from=tmp_path)
         )
@@ -130,8 +135,8 @@ def test_widths_that_differ_are_told_apart_from_other_shapes(
             plan_reproduction(
                 recipe, tmp_path / "second", ReproduceOptions(scale=scale, start_from=finished)
             )
-        assert str(raised.value).startswith("start_from: expected a run whose weight ")
-        assert ("same --scale" in str(raised.value)) is (scale != 1.0)
+        assert str(raised.value).startswith("start_from: ")
+        assert ("--scale" in str(raised.value)) is (scale != 1.0)
 
 
 @pytest.mark.parametrize(
@@ -152,7 +157,7 @@ def test_damaged_settings_are_refused(config: str, finished: Path, tmp_path: Pat
 def test_weights_of_no_step_are_refused(about: object, finished: Path, tmp_path: Path) -> None:
     weights, _ = read_tensors(only_run(finished) / "best.safetensors")
     write_tensors(only_run(finished) / "best.safetensors", weights, about)
-    with pytest.raises(InputError, match=r"start_from: expected the step .* whole number"):
+    with pytest.raises(InputError, match=r"start_from: .*step.*best\.safetensors.*, got "):
         plan_reproduction(
             small(train=QUICK), tmp_path / "second", ReproduceOptions(start_from=finished)
         )
@@ -202,9 +207,9 @@ def test_models_of_larger_images_start_from_smaller_ones(pool: str) -> None:
 @pytest.mark.parametrize(
     ("large", "task", "words"),
     [
-        (encoder(9), "digits", "positions of a square image"),
-        (encoder(2), "digits", "positions of a square image"),
-        (encoder(16), "text", "positions are enlarged for images only"),
+        (encoder(9), "digits", "start_from: .*position.*square"),
+        (encoder(2), "digits", "start_from: .*position.*square"),
+        (encoder(16), "text", "start_from: .*position.*images"),
         (encoder(16, dim=16), "digits", "got"),
     ],
     ids=["no multiple", "smaller", "text", "wider"],
@@ -219,10 +224,11 @@ def test_tables_that_cannot_be_enlarged_are_named(large: Model, task: str, words
     with pytest.raises(InputError, match=words) as raised:
         start_model(large, Start(small_one.state_dict(), {}), replace(images(), name=task))
     message = str(raised.value)
-    assert message.startswith("start_from: expected a run whose weight ")
+    assert message.startswith("start_from: ")
     assert "--scale" not in message
     if words != "got":
-        assert f"positions.table has shape {shapes.pop()}, got (4, 8)" in message
+        shape = re.escape(str(shapes.pop()))
+        assert re.search(rf"positions\.table\b.*{shape}, got \(4, 8\)", message)
 
 
 def fine_tuned(tmp_path: Path, *, classes: int, new_head: bool) -> tuple[Recipe, Path, Model]:
@@ -251,7 +257,7 @@ def test_a_saved_model_of_other_classes_gives_all_but_its_head(tmp_path: Path) -
 
 def test_a_saved_model_of_other_classes_needs_a_new_head(tmp_path: Path) -> None:
     recipe, folder, _ = fine_tuned(tmp_path, classes=7, new_head=False)
-    with pytest.raises(InputError, match="a run whose weight head"):
+    with pytest.raises(InputError, match=r"start_from: .*weight head"):
         plan_reproduction(recipe, tmp_path / "run", ReproduceOptions(start_from=folder))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -61,7 +62,7 @@ def test_every_combination_is_run_with_its_settings(swept: tuple[Path, dict[str,
         assert point["validation"]["values"] == [100 * run["validation"]["accuracy"]]
     table = (out / "table.md").read_text()
     assert "| True | 0.001 | 1 | " in table
-    assert "Nothing was chosen here." in table
+    assert "**" not in table
     assert (out / "plot.png").read_bytes().startswith(b"\x89PNG")
 
 
@@ -72,7 +73,7 @@ def test_a_stopped_sweep_goes_on_bit_for_bit(
     stopped = start(tmp_path / "out", polls=13)
     assert stopped["status"] == "partial"
     assert stopped["runs_done"] < 4
-    assert "Partial: " in (tmp_path / "out" / "table.md").read_text()
+    assert f"{stopped['runs_done']} of 4" in (tmp_path / "out" / "table.md").read_text()
     loading = replace(HERE, num_workers=1)  # which changes no number
     assert measured(start(tmp_path / "out", options=loading)) == measured(swept[1])
 
@@ -104,7 +105,7 @@ def test_a_value_that_diverges_is_told(tmp_path: Path) -> None:
     assert results["points"][0]["test"] is None
     table = (tmp_path / "out" / "table.md").read_text()
     assert "| 1e+30 | 0, 1 diverged | - | - | - |" in table
-    assert "lr=1e+30, seed 0: training diverged" in table
+    assert re.search(r"lr=1e\+30\b.*\b0: training diverged", table)
 
 
 def test_smaller_batches_are_told() -> None:
@@ -116,10 +117,11 @@ def test_smaller_batches_are_told() -> None:
         "steps_of_the_paper": 8,
         "failed_runs": [],
     }
-    told = f"batches of 3 for the recipe's {QUICK.batch_size}."
-    assert sweep_notes(results)[0].endswith(f"4 of 8 steps, widths times 1, {told}")
+    (told,) = re.findall(r"4 of 8\b.*", sweep_notes(results)[0])
+    assert re.findall(r"\d+", told) == ["4", "8", "1", "3", str(QUICK.batch_size)]
     results["config"] = {"seeds": [0], "width": 1.0, "train": {}}  # swept, so that it has a column
-    assert sweep_notes(results)[0].endswith("widths times 1.")
+    (told,) = re.findall(r"4 of 8\b.*", sweep_notes(results)[0])
+    assert re.findall(r"\d+", told) == ["4", "8", "1"]
 
 
 @pytest.mark.slow
@@ -142,15 +144,15 @@ def test_what_diverged_before_a_stop_is_not_trained_again(tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("grid", "words"),
     [
-        ({}, "set: expected at least one setting, got none"),
-        ({"mixer_options.bais": [True]}, "did you mean mixer_options.bias"),
-        ({"seed": [1, 2]}, "unknown setting of test/digits 'seed'"),
-        ({"num_workers": [1, 2]}, "unknown setting of test/digits 'num_workers'"),
-        ({"max_steps": [1, 2]}, "unknown setting of test/digits 'max_steps'"),
-        ({"lr": [0.1, -1.0]}, "at lr=-1.0: lr: expected a number over 0, got -1.0"),
-        ({"num_heads": [2, 3]}, "at num_heads=3: .*num_heads: expected a divisor of dim"),
-        ({"mixup": [0.0, 0.5]}, "at mixup=0.5: mixup: expected 0 for task"),
-        ({"lr": [0.1, 0.1]}, "lr: expected each value only once"),
+        ({}, "set:"),
+        ({"mixer_options.bais": [True]}, r"'mixer_options\.bais'.*mixer_options.bias"),
+        ({"seed": [1, 2]}, "test/digits 'seed'"),
+        ({"num_workers": [1, 2]}, "test/digits 'num_workers'"),
+        ({"max_steps": [1, 2]}, "test/digits 'max_steps'"),
+        ({"lr": [0.1, -1.0]}, r"lr=-1\.0: lr: .*got -1\.0"),
+        ({"num_heads": [2, 3]}, "num_heads=3: .*num_heads: .*dim"),
+        ({"mixup": [0.0, 0.5]}, r"mixup=0\.5: mixup: .*digits"),
+        ({"lr": [0.1, 0.1]}, r"lr: .*got 0\.1"),
     ],
     ids=str,
 )
@@ -162,20 +164,20 @@ def test_grids_that_are_refused(grid: dict[str, Any], words: str, tmp_path: Path
 
 def test_a_sweep_is_one_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WORLD_SIZE", "2")
-    with pytest.raises(rm.InputError, match="sweep: expected one process, got several"):
+    with pytest.raises(rm.InputError, match=r"sweep: .*torchrun"):
         plan_sweep(small(train=QUICK), GRID, [0], tmp_path / "out", HERE)
     assert not (tmp_path / "out").exists()
 
 
 def test_more_runs_than_anybody_waits_for(tmp_path: Path) -> None:
     grid = {"lr": [step / 1e6 for step in range(1, 1001)]}
-    with pytest.raises(rm.InputError, match="10,000 runs, got 1,000 combinations and 11 seeds"):
+    with pytest.raises(rm.InputError, match=r"\b10,000\b.*got 1,000\b.*\b11\b"):
         plan_sweep(small(train=QUICK), grid, range(11), tmp_path / "out", HERE)
 
 
 @pytest.mark.slow
 def test_another_grid_in_the_same_folder(swept: tuple[Path, dict[str, Any]]) -> None:
-    with pytest.raises(rm.InputError, match=r"was started with grid\.lr = \[0.001, 0.01\]"):
+    with pytest.raises(rm.InputError, match=r"grid\.lr.*\[0.001, 0.01\]"):
         start(swept[0], grid={**GRID, "lr": [1e-3]})
 
 
@@ -195,11 +197,11 @@ def test_texts_become_values(pairs: list[str], grid: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("pairs", "words"),
     [
-        (["lr"], "--set: expected KEY=A,B,C, got 'lr'"),
-        (["lr=0.1,"], "--set lr: expected values with commas between them, got '0.1,'"),
-        (["lr=a"], "--set lr: expected a number, got 'a'"),
-        (["lr=1", "lr=2"], "--set: expected each key only once, got lr twice"),
-        (["rl=1"], "unknown setting of test/digits 'rl'; did you mean lr"),
+        (["lr"], "--set: .*KEY=A,B,C, got 'lr'"),
+        (["lr=0.1,"], "--set.*got '0.1,'"),
+        (["lr=a"], "--set.*got 'a'"),
+        (["lr=1", "lr=2"], "--set: .*got lr"),
+        (["rl=1"], "test/digits 'rl'.*lr"),
     ],
 )
 def test_texts_that_are_refused(pairs: list[str], words: str) -> None:
@@ -220,7 +222,7 @@ def test_on_the_command_line(
     assert rifflemix.cli.main() == 0
     printed = capsys.readouterr().out
     assert "Test accuracy, %" in printed
-    assert "Written to" in printed
+    assert str(swept[0]) in printed
 
 
 def test_a_point_is_what_its_name_says_whatever_the_options(tmp_path: Path) -> None:
@@ -239,12 +241,12 @@ def test_a_point_is_what_its_name_says_whatever_the_options(tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("grid", "options", "words"),
     [
-        ({"batch_size": [4, 8]}, {"batch_size": 2}, "batch_size is given twice"),
-        ({"precision": ["no", "bf16"]}, {"precision": "bf16"}, "precision is given twice"),
-        ({"dim": [0]}, {"scale": 0.5}, "at dim=0: dim: expected an integer of at least 1"),
-        ({"num_heads": [0]}, {"scale": 0.5}, "at num_heads=0: num_heads: expected"),
-        ({"mixer_options": ["x"]}, {"scale": 0.5}, "mixer_options: expected a mapping"),
-        ({"accumulation": [3]}, {}, "at accumulation=3: batch_size: expected a multiple"),
+        ({"batch_size": [4, 8]}, {"batch_size": 2}, "set: batch_size"),
+        ({"precision": ["no", "bf16"]}, {"precision": "bf16"}, "set: precision"),
+        ({"dim": [0]}, {"scale": 0.5}, r"dim=0: dim: .*\b1\b"),
+        ({"num_heads": [0]}, {"scale": 0.5}, "num_heads=0: num_heads: .*got 0"),
+        ({"mixer_options": ["x"]}, {"scale": 0.5}, "mixer_options: .*got 'x'"),
+        ({"accumulation": [3]}, {}, "accumulation=3: batch_size: "),
     ],
 )
 def test_a_sweep_that_cannot_run_leaves_nothing(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -89,11 +90,11 @@ def test_max_samples_is_an_option_of_every_task() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["pathfinder23"], "unknown task 'pathfinder23'; did you mean pathfinder32"),
-        (["digits", "--max-samples", "0"], "max_samples: expected at least 1, got 0"),
-        (["digits", "--data-dir", "~nosuch/x"], "'--data-dir': expected a path whose ~"),
-        (["image"], "found no CIFAR-10 files without --data-dir"),
-        (["pathx", "--task-option", "gap=wide"], "gap: expected a number, got 'wide'"),
+        (["pathfinder23"], "'pathfinder23'.*pathfinder32"),
+        (["digits", "--max-samples", "0"], r"max_samples: .*\b1, got 0"),
+        (["digits", "--data-dir", "~nosuch/x"], "'--data-dir': .*got ~nosuch/x"),
+        (["image"], "task image: .*CIFAR-10.*--data-dir"),
+        (["pathx", "--task-option", "gap=wide"], "gap: .*got 'wide'"),
     ],
     ids=["task", "count", "home", "nothing there", "option"],
 )
@@ -107,7 +108,7 @@ def test_refusals(
     outcome = prepare(*arguments)
     assert outcome.code == 2
     assert outcome.err.startswith("error: ")
-    assert message in outcome.err
+    assert re.search(message, outcome.err)
     assert outcome.err.count("\n") == 1
 
 
@@ -119,7 +120,7 @@ def test_cache_that_cannot_be_made(
     monkeypatch.setenv("RIFFLEMIX_CACHE", str(tmp_path / "file"))
     outcome = prepare(task, "--max-samples", "2")
     assert outcome.code == 2
-    assert outcome.err.startswith("error: cannot ")
+    assert re.match(rf"error: .*{tmp_path}/file\b", outcome.err)
     assert outcome.err.count("\n") == 1
 
 
@@ -134,7 +135,7 @@ def test_disk_that_fills_up(
     few = ["--task-option=num_train=2"] if task == "point_clouds" else []
     outcome = prepare(task, "--max-samples", "2", *few)
     assert outcome.code == 2
-    assert "No space left on device; RIFFLEMIX_CACHE can name another" in outcome.err
+    assert re.search(f"{cache}.*: No space left on device.*RIFFLEMIX_CACHE", outcome.err)
     assert outcome.err.count("\n") == 1
     assert not list(cache.rglob("*.npy"))
 
@@ -153,7 +154,7 @@ def test_disk_that_fills_up_while_files_are_decoded(
 
     monkeypatch.setattr(files.os, "fsync", full)
     assert len(load_task("mnist", data_dir=data).split("test")) == 20
-    with pytest.raises(InputError, match=r"cannot write to .*No space left on device; RIFFLEMIX"):
+    with pytest.raises(InputError, match="RIFFLEMIX"):
         prepare_task("mnist", data_dir=data)
 
 
@@ -192,8 +193,7 @@ def test_a_folder_that_may_not_be_looked_into(
     monkeypatch.setattr(Path, "is_file", refuse)
     code, _, err = prepare(task, "--data-dir", str(tmp_path))
     assert code == 2
-    assert err.startswith(f"error: cannot look at {tmp_path}")
-    assert err.endswith(": permission denied\n")
+    assert re.fullmatch(rf"error: .*{tmp_path}.*\n", err)
     assert not task_status(task, tmp_path).available
 
 

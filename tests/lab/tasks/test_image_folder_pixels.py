@@ -100,15 +100,18 @@ def test_gray_tokens_and_patches(pets: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"size": 7}, "size: expected 8 to 4096, got 7"),
-        ({"size": "8"}, "size: expected an integer"),
-        ({"layout": "sequence", "patch_size": 3}, "patch_size: expected a divisor of size 8"),
-        ({"patch_size": 4}, "patch_size: expected 1 with layout 'image'"),
-        ({"crop_share": 1.5}, "crop_share: expected over 0, at most 1"),
-        ({"crop_share": 0}, "crop_share: expected a number above 0"),
-        ({"color": "grey"}, "did you mean gray"),
+        ({"size": 7}, r"size: .*\b8\b.*\b4096\b.*got 7\b"),
+        ({"size": "8"}, "size: .*got '8'"),
+        ({"layout": "sequence", "patch_size": 3}, r"patch_size: .*\b8\b"),
+        ({"patch_size": 4}, r"patch_size: .*\b1\b.*'image'"),
+        ({"crop_share": 1.5}, r"crop_share: .*\b0\b.*\b1\b"),
+        ({"crop_share": 0}, r"crop_share: .*\b0\b"),
+        ({"color": "grey"}, "gray.*got 'grey'"),
         ({"augment": "mixup"}, "augment"),
-        ({"layout": "sequence", "augment": "crop_flip", "patch_size": 4}, "augment: expected none"),
+        (
+            {"layout": "sequence", "augment": "crop_flip", "patch_size": 4},
+            "augment: .*got 'crop_flip'",
+        ),
     ],
     ids=str,
 )
@@ -170,20 +173,18 @@ def ppm(kind: bytes, most: int) -> bytes:
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        pytest.param(b"", "damaged or truncated", id="empty"),
-        pytest.param(b"<html>not found</html>", "damaged or truncated", id="text"),
-        pytest.param(jpeg()[:2000], "damaged or truncated", id="half a JPEG"),
-        pytest.param(png(8, 8)[:40], "damaged or truncated", id="half a header"),
-        pytest.param(png(8, 8, bits=3), "damaged or truncated", id="odd header"),
-        pytest.param(
-            icon(), "no JPEG, PNG, BMP, PPM, TIFF, WEBP or GIF image", id="another format"
-        ),
-        pytest.param(png(8192, 8193), "at most 67,108,864 pixels, got 8192 x 8193", id="large"),
-        pytest.param(png(12000, 10000), "at most 67,108,864 pixels, got 12000", id="larger"),
-        pytest.param(png(60000, 60000), "at most 67,108,864 pixels, got more", id="bomb"),
+        pytest.param(b"", r"dog\.7\.jpg: .*damaged", id="empty"),
+        pytest.param(b"<html>not found</html>", r"dog\.7\.jpg: .*damaged", id="text"),
+        pytest.param(jpeg()[:2000], r"dog\.7\.jpg: .*damaged", id="half a JPEG"),
+        pytest.param(png(8, 8)[:40], r"dog\.7\.jpg: .*damaged", id="half a header"),
+        pytest.param(png(8, 8, bits=3), r"dog\.7\.jpg: .*damaged", id="odd header"),
+        pytest.param(icon(), "JPEG.*PNG.*BMP.*PPM.*TIFF.*WEBP.*GIF", id="another format"),
+        pytest.param(png(8192, 8193), r"\b67,108,864\b.*got 8192\b.*\b8193\b", id="large"),
+        pytest.param(png(12000, 10000), r"\b67,108,864\b.*got 12000\b", id="larger"),
+        pytest.param(png(60000, 60000), r"dog\.7\.jpg.*\b67,108,864\b", id="bomb"),
         pytest.param(
             png(8, 8)[:8] + chunk(b"tEXt", b"a\0b") + png(8, 8, bits=16, color=2)[8:],
-            "does not begin with the header of PNG",
+            "PNG",
             id="late header",
         ),
     ],
@@ -212,9 +213,7 @@ DEEP = {
 @pytest.mark.parametrize("content", DEEP.values(), ids=DEEP)
 def test_more_than_8_bits_are_refused(data: Path, content: bytes) -> None:
     (data / "x.png").write_bytes(content)
-    with pytest.raises(
-        InputError, match=r"x\.png: expected at most 8 bits a channel, got (16|9); convert"
-    ):
+    with pytest.raises(InputError, match=r"x\.png: .*\b8\b.*got (16|9)\b"):
         image_of(data / "x.png", 8)
 
 
@@ -226,7 +225,7 @@ def test_8_bits_and_fewer_are_read(data: Path, content: bytes) -> None:
 
 def test_bits_of_floats_are_refused(data: Path) -> None:
     Image.fromarray(np.zeros((8, 8), np.float32)).save(data / "x.tif")
-    with pytest.raises(InputError, match="expected at most 8 bits a channel, got 32"):
+    with pytest.raises(InputError, match=r"\b8\b.*got 32\b"):
         image_of(data / "x.tif", 8)
 
 
@@ -237,7 +236,7 @@ def test_largest_image_that_is_read(
     pixels = write(data / "x.png", 8, 10)
     assert np.array_equal(image_of(data / "x.png", 8), pixels[:, 1:9])
     write(data / "x.png", 9, 9)
-    with pytest.raises(InputError, match="at most 80 pixels, got 9 x 9"):
+    with pytest.raises(InputError, match=r"\b80\b.*got 9\b.*\b9\b"):
         image_of(data / "x.png", 8)
 
 
@@ -245,7 +244,7 @@ def test_without_pillow(pets: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in [name for name in sys.modules if name == "PIL" or name.startswith("PIL.")]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "PIL", None)
-    with pytest.raises(InputError, match=r"install Pillow: pip install 'rifflemix\[images\]'"):
+    with pytest.raises(InputError, match=r"'rifflemix\[images\]'"):
         load(pets, "dogs_vs_cats")
 
 
@@ -319,7 +318,7 @@ def test_shard_size_does_not_change_the_data(
 
 
 def test_no_room(pets: Path) -> None:
-    with pytest.raises(InputError, match=r"needs .* GB, but its disk has only"):
+    with pytest.raises(InputError, match=r"\d GB"):
         image_folder.check_room(pets, 10**18)
 
 

@@ -6,6 +6,7 @@ import errno
 import gzip
 import json
 import os
+import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -94,37 +95,37 @@ def test_a_column_of_split_names(tmp_path: Path) -> None:
 
 
 WRONG_TABLES = {
-    "no column": ("a,b\n1,2\n", {}, r"unknown column of t\.csv 'text'; .*"),
-    "no value": ("text,y\nx,1\n,0\n", {}, r"t\.csv, line 3: expected a value of column 'text'"),
-    "no rows": ("text,y\n", {}, "expected rows below the header, got none"),
-    "no lines": ("\n", {"end": ".jsonl"}, "expected rows, got none"),
-    "short row": ("text,y\nx\n", {}, "line 2: expected 2 fields, as in the header, got 1; a field"),
-    "open quote": ('text,y\n"x,1\n', {}, "line 2: the row cannot be read .unexpected end of data"),
-    "two names": ("text,text\nx,1\n", {}, "two columns of its header have one name, 'text'"),
-    "no text": (b"text,y\n\xff\xfe,1\n", {}, "the file is damaged, or its text is not UTF-8"),
-    "semicolons": ("text;y\nx;1\n", {}, "separated by ',', got ';' in the header"),
-    "tabs": ("text\ty\nx\t1\n", {}, r"separated by ',', got '\\t' in the header; .*tsv tabs"),
-    "label read": ("text,y\nx,1\n", {"input": "y"}, "input: expected columns beside the label 'y'"),
-    "no number": ("text,y\nx,1\n", {"input": ["text"]}, "line 2: expected a number in column"),
-    "split": ("text,y,s\nx,1,tra\n", {"split": "s"}, "line 2: expected train, validation or test"),
-    "input": ("text,y\nx,1\n", {"input": ""}, "names of columns, got ''"),
-    "no input": ("text,y\nx,1\n", {"input": None}, "input: expected the name of a column, or a"),
-    "no group": ("text,y\nx,1\n", {"group": ""}, "names of columns, got ''"),
+    "no column": ("a,b\n1,2\n", {}, r"t\.csv 'text'"),
+    "no value": ("text,y\nx,1\n,0\n", {}, r"t\.csv.*\b3\b.*'text'"),
+    "no rows": ("text,y\n", {}, r"t\.csv"),
+    "no lines": ("\n", {"end": ".jsonl"}, r"t\.jsonl"),
+    "short row": ("text,y\nx\n", {}, r"t\.csv.*\b2\b.*\b2\b.*got 1\b"),
+    "open quote": ('text,y\n"x,1\n', {}, r"\b2\b.*.unexpected"),
+    "two names": ("text,text\nx,1\n", {}, "'text'"),
+    "no text": (b"text,y\n\xff\xfe,1\n", {}, r"UTF-8\b"),
+    "semicolons": ("text;y\nx;1\n", {}, r"t\.csv.*','.*got ';'"),
+    "tabs": ("text\ty\nx\t1\n", {}, r"t\.csv.*','.*got '\\t'"),
+    "label read": ("text,y\nx,1\n", {"input": "y"}, "input: .*'y'"),
+    "no number": ("text,y\nx,1\n", {"input": ["text"]}, r"t\.csv.*\b2\b"),
+    "split": ("text,y,s\nx,1,tra\n", {"split": "s"}, r"t\.csv.*\b2\b"),
+    "input": ("text,y\nx,1\n", {"input": ""}, "got ''"),
+    "no input": ("text,y\nx,1\n", {"input": None}, "input: .*got None"),
+    "no group": ("text,y\nx,1\n", {"group": ""}, "got ''"),
     "packed": (gzip.compress(b"text,y\n" + b"x,1\n" * 99)[:-20], {"end": ".csv.gz"}, "truncated"),
-    "ending": ("text,y\n", {"end": ".txt"}, r"path: expected a file \.csv, \.tsv, \.jsonl"),
-    "no JSON": ('{"text": "x", "y": 1}\n{"text"', {"end": ".jsonl"}, "line 2: it cannot be read"),
-    "key twice": ('{"text": "x", "y": 1, "y": 0}\n', {"end": ".jsonl"}, "a key twice, of text, y"),
+    "ending": ("text,y\n", {"end": ".txt"}, r"path: .*\.csv.*\.tsv.*\.jsonl"),
+    "no JSON": ('{"text": "x", "y": 1}\n{"text"', {"end": ".jsonl"}, r"t\.jsonl.*\b2\b"),
+    "key twice": ('{"text": "x", "y": 1, "y": 0}\n', {"end": ".jsonl"}, r"t\.jsonl"),
     "missing label": (
         '{"text": "x", "y": "a"}\n{"text": "x", "y": "NA"}\n', {"end": ".jsonl"},
-        "line 2: expected a label in column 'y', got 'NA'",
+        r"\b2\b.*'y'.*got 'NA'",
     ),
     "truths": (
         '{"text": "x", "y": true}\n{"text": "x", "y": 2}\n', {"end": ".jsonl"},
-        r"labels of one type, got True and 2 \(sample 1\)",
+        r"got True.*\b2\b",
     ),
-    "spaces": ("text, y\nx,1\n", {}, r"unknown column of t\.csv 'y'; did you mean ' y'\?"),
-    "no object": ("[1, 2]\n", {"end": ".jsonl"}, "line 1: expected a JSON object, got list"),
-    "null": ('{"text": "x", "y": null}\n', {"end": ".jsonl"}, "line 1: expected a value of column"),
+    "spaces": ("text, y\nx,1\n", {}, r"t\.csv 'y'"),
+    "no object": ("[1, 2]\n", {"end": ".jsonl"}, r"\b1\b.*JSON"),
+    "null": ('{"text": "x", "y": null}\n', {"end": ".jsonl"}, r"t\.jsonl.*\b1\b"),
 }  # fmt: skip
 
 
@@ -143,11 +144,11 @@ def test_wrong_tables_are_refused_in_one_sentence(
 
 
 def test_a_missing_file_and_folder(tmp_path: Path) -> None:
-    with pytest.raises(rm.InputError, match="path: expected an existing file"):
+    with pytest.raises(rm.InputError, match="path:"):
         rm.Task.from_csv(tmp_path / "none.csv", input="a", label="b")
-    with pytest.raises(rm.InputError, match="path: expected an existing folder"):
+    with pytest.raises(rm.InputError, match="path:"):
         rm.Task.from_folder(tmp_path / "none")
-    with pytest.raises(rm.InputError, match=r"data: expected the path of your data.*--data"):
+    with pytest.raises(rm.InputError, match=r"data: .*--data"):
         load_task("csv", input="a", label="b")
 
 
@@ -164,7 +165,7 @@ def test_a_folder_that_cannot_be_read(tmp_path: Path, monkeypatch: pytest.Monkey
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
 
     monkeypatch.setattr(Path, "iterdir", refuse)
-    with pytest.raises(rm.InputError, match=r": cannot be read \(Permission denied\)"):
+    with pytest.raises(rm.InputError, match=r": .*\(Permission denied\)"):
         rm.Task.from_folder(tmp_path)
 
 
@@ -174,7 +175,8 @@ def test_a_folder_of_arrays(tmp_path: Path) -> None:
     task = rm.Task.from_folder(tmp_path)
     assert sizes(task) == [30, 8, 6]
     assert task.split("validation")[1][0].tolist() == list(range(8006, 8012))
-    assert task.split_note.startswith("train and validation and test as given")
+    assert task.split_note.startswith("train and validation and test")
+    assert "%" not in task.split_note
 
 
 def test_a_validation_split_that_is_missing_comes_from_training(tmp_path: Path) -> None:
@@ -182,14 +184,14 @@ def test_a_validation_split_that_is_missing_comes_from_training(tmp_path: Path) 
     np.savez_compressed(tmp_path / "test.npz", **arrays(6, first=250), who=np.arange(6) + 90)
     task = rm.Task.from_folder(tmp_path, group="who")
     assert sizes(task) == [32, 8, 6]
-    assert "validation is 20 % of the training samples" in task.split_note
+    assert re.search(r"\bvalidation\b[^,]* 20 %", task.split_note)
     firsts = {
         name: {int(task.split(name)[i][0][0]) // 24 for i in range(len(task.split(name)))}
         for name in ("train", "validation")
     }
     assert not firsts["train"] & firsts["validation"]  # four samples of 6 tokens are a group
     for split in ((0.8, 0.1, 0.1), 0.5, None, "part", {"train": [0]}):
-        with pytest.raises(rm.InputError, match="split: expected none beside the splits"):
+        with pytest.raises(rm.InputError, match="split:"):
             rm.Task.from_folder(tmp_path, split=split, group="who")
     for same in ([0.6, 0.2, 0.2], np.array([0.6, 0.2, 0.2])):
         assert sizes(rm.Task.from_folder(tmp_path, split=same, group="who")) == [32, 8, 6]
@@ -227,9 +229,7 @@ def test_parts_of_unlike_types_are_not_joined(
         rows = zip(columns["x"].tolist(), columns["y"].tolist(), strict=True)
         lines = [json.dumps({"x": x, "y": y}) for x, y in rows]
         (tmp_path / f"{split}.jsonl").write_text("\n".join(lines), encoding="utf-8")
-    message = (
-        rf"{name}: expected one type .*, got \w+ in train\.{form} and \w+ in test\.{form}; save"
-    )
+    message = rf"{name}: .*\w+.*train\.{form}.*\w+.*test\.{form}"
     with pytest.raises(rm.InputError, match=message):
         rm.Task.from_folder(tmp_path, input="x", label="y")
 
@@ -250,16 +250,16 @@ def test_whole_numbers_of_one_part_beside_others(tmp_path: Path) -> None:
 
 
 WRONG_FOLDERS: dict[str, tuple[dict[str, bytes], dict[str, Any], str]] = {
-    "no train": ({"test.npz": b""}, {}, "the file is damaged|expected a train split"),
-    "two kinds": ({"train.npz": b"", "test.jsonl": b""}, {}, "expected files of one kind"),
+    "no train": ({"test.npz": b""}, {}, r"test\.npz"),
+    "two kinds": ({"train.npz": b"", "test.jsonl": b""}, {}, r"test\.jsonl"),
     "two of one": (
         {"val.npz": b"", "dev.npz": b""},
         {},
-        "one file for validation, got dev.npz and",
+        "got dev.npz",
     ),
-    "no archive": ({"train.npz": b"PK\x03\x04 nothing"}, {}, r"train\.npz: the file is damaged"),
+    "no archive": ({"train.npz": b"PK\x03\x04 nothing"}, {}, r"train\.npz:"),
     "no images": ({}, {}, "found no"),
-    "option": ({}, {"input": "x"}, "unknown option of task image_folder 'input'"),
+    "option": ({}, {"input": "x"}, "image_folder 'input'"),
 }
 
 
@@ -277,14 +277,14 @@ def test_images_of_two_sizes_in_the_parts_are_told(tmp_path: Path) -> None:
     for name, size in (("train", 4), ("test", 8)):
         x = np.zeros((30, size, size), dtype=np.uint8)
         np.savez(tmp_path / f"{name}.npz", x=x, y=np.arange(30) % 2)
-    words = r"images of one size .*, got \(4, 4\) in train\.npz and \(8, 8\) in test\.npz"
+    words = r"got \(4, 4\).*train\.npz.*\(8, 8\).*test\.npz"
     with pytest.raises(rm.InputError, match=words):
         rm.Task.from_folder(tmp_path)
 
 
 def test_one_array_is_no_archive(tmp_path: Path) -> None:
     np.save(tmp_path / "x.npy", np.zeros((30, 4)))
-    with pytest.raises(rm.InputError, match=r"x\.npy: expected an \.npz archive of named arrays"):
+    with pytest.raises(rm.InputError, match=r"x\.npy: .*\.npz"):
         load_task("npz", data=str(tmp_path / "x.npy"))
 
 
@@ -302,7 +302,7 @@ def test_data_that_is_not_recognised_is_not_left_out(tmp_path: Path, other: str)
     assert sizes(rm.Task.from_folder(tmp_path)) == [24, 8, 8]
     path = tmp_path / other
     path.mkdir() if other.endswith("/") else path.write_text(table(9), encoding="utf-8")
-    message = rf"expected only train, validation and test .*, got {path.name}; rename it, or move"
+    message = f"got {path.name}"
     with pytest.raises(rm.InputError, match=message):
         rm.Task.from_folder(tmp_path)
     (tmp_path / "train.csv").unlink()
@@ -328,14 +328,14 @@ def test_pickled_objects_are_not_read(tmp_path: Path) -> None:
         rm.Task.from_folder(tmp_path)
     assert "damaged" not in str(caught.value)
     np.savez(tmp_path / "train.npz", **arrays(20))
-    with pytest.raises(rm.InputError, match=r"unknown array of train\.npz 'labels'"):
+    with pytest.raises(rm.InputError, match=r"train\.npz 'labels'"):
         rm.Task.from_folder(tmp_path, label="labels")
 
 
 SYSTEM = {
-    errno.EACCES: "there is no permission to read the file; change it, or ask the owner",
-    errno.EISDIR: "expected a file, got a folder; name a file in it",
-    errno.ENOSPC: "there is no space left on the disk; make room, and read the file again",
+    errno.EACCES: "permission",
+    errno.EISDIR: "folder",
+    errno.ENOSPC: "space",
 }
 
 
@@ -353,7 +353,8 @@ def test_what_the_system_refuses_is_no_damage(
     monkeypatch.setattr(bounded, "check_regular", refuse)
     with pytest.raises(rm.InputError) as caught:
         load_task(path.suffix[1:], data=str(path), input="text", label="y")
-    assert str(caught.value) == f"{path}: {SYSTEM[number]}"
+    assert re.match(rf"{path}: .*\b{SYSTEM[number]}\b", str(caught.value))
+    assert "damaged" not in str(caught.value)
 
 
 # Tasks of the registry
@@ -363,19 +364,19 @@ def test_the_registry_reads_what_data_names(reviews: Path, tmp_path: Path) -> No
     task = load_task("csv", data=str(reviews), input="note", label="verdict", split_seed=5)
     assert task.options["data"] == "wine.csv"
     assert task.options["split_seed"] == 5
-    assert "drawn with seed 5" in task.split_note
+    assert "seed 5" in task.split_note
     below = load_task("csv", data_dir=tmp_path, data="wine.csv", input="cellar,price", label="cost")
     assert below.metric == "rmse"
     np.savez(tmp_path / "a.npz", **arrays(20))
     assert sizes(load_task("npz", data=str(tmp_path / "a.npz"))) == [12, 4, 4]
-    with pytest.raises(rm.InputError, match=r"a file \.jsonl for task jsonl, .*got wine\.csv"):
+    with pytest.raises(rm.InputError, match=r"\.jsonl.*jsonl.*got wine\.csv"):
         load_task("jsonl", data=str(reviews), input="note", label="verdict")
     (tmp_path / "a.parquet").write_bytes(b"PAR1")
-    with pytest.raises(rm.InputError, match=r"\.csv or \.tsv for .*a\.parquet; pandas can write"):
+    with pytest.raises(rm.InputError, match=r"\.csv.*\.tsv.*a\.parquet"):
         load_task("csv", data=str(tmp_path / "a.parquet"), input="note", label="verdict")
-    with pytest.raises(rm.InputError, match=r"label: expected the name of a column, .*--label"):
+    with pytest.raises(rm.InputError, match=r"label: .*--label"):
         load_task("csv", data=str(reviews), input="note")
-    with pytest.raises(rm.InputError, match=r"label: expected a name, got \['verdict'\]"):
+    with pytest.raises(rm.InputError, match="label:"):
         load_task("csv", data=str(reviews), input="note", label=["verdict"])
     for name in ("csv", "jsonl", "npz", "folder"):
         assert not task_status(name).available
@@ -416,7 +417,7 @@ def test_a_data_set_of_the_library() -> None:
     task = rm.Task.from_datasets(data, input="x", label="y")
     assert (task.num_features, task.max_length, sizes(task)) == (1, 2, [12, 4, 4])
     both = datasets.DatasetDict(train=data, test=data.select(range(6)))
-    with pytest.warns(InputWarning, match="an earlier split holds too"):
+    with pytest.warns(InputWarning, match="task datasets: .*6 of test"):
         assert sizes(rm.Task.from_datasets(both, input="x", label="y")) == [16, 4, 6]
 
 
@@ -425,7 +426,7 @@ def test_a_class_that_a_data_set_does_not_tell() -> None:
     data = rows(20, lambda i: i % 2 if i else -1)
     assert rm.Task.from_datasets(data, input="text", label="label").num_classes == 3
     data.features = {"label": SimpleNamespace(int2str=str)}  # type: ignore[attr-defined]
-    with pytest.raises(rm.InputError, match=r"a class for each sample, got -1 .none. for sample 0"):
+    with pytest.raises(rm.InputError, match=r"got -1\b .none.*\b0\b"):
         rm.Task.from_datasets(data, input="text", label="label")
 
 
@@ -448,17 +449,21 @@ def test_hidden_labels_leave_a_test_split_to_be_drawn() -> None:
     data = {"train": rows(50), "validation": rows(10), "test": rows(9, lambda i: -1)}
     task = rm.Task.from_datasets(data, input="text", label="label")
     assert sizes(task) == [40, 10, 10]
-    assert "test is 20 % of the training samples" in task.split_note
+    assert re.search(r"\btest\b[^,]* 20 %", task.split_note)
 
 
 WRONG_SETS = {
-    "column": ({"train": rows(9)}, "unknown column 'words'", {"input": "words"}),
-    "split": ({"train": rows(9), "more": rows(9)}, "unknown split 'more'", {}),
-    "no train": ({"test": rows(9)}, "expected a train split, got test", {}),
-    "no data set": ([1, 2], "data: expected a Dataset, or a mapping of them, got list", {}),
-    "empty": ({}, "data: expected a Dataset or a DatasetDict, got an empty mapping", {}),
-    "label read": ({"train": rows(9)}, "input: expected a column beside the", {"input": "label"}),
-    "stream": ({"train": SimpleNamespace(column_names=["text"])}, "a Dataset, or a mapping", {}),
+    "column": ({"train": rows(9)}, "'words'", {"input": "words"}),
+    "split": ({"train": rows(9), "more": rows(9)}, "'more'", {}),
+    "no train": ({"test": rows(9)}, "train.*got test", {}),
+    "no data set": ([1, 2], "data:", {}),
+    "empty": ({}, "data: .*DatasetDict", {}),
+    "label read": ({"train": rows(9)}, "input: .*got 'label'", {"input": "label"}),
+    "stream": (
+        {"train": SimpleNamespace(column_names=["text"])},
+        "data: .*got SimpleNamespace",
+        {},
+    ),
 }
 
 
@@ -484,15 +489,13 @@ def test_the_hub_is_read_at_one_commit(monkeypatch: pytest.MonkeyPatch) -> None:
     assert asked == [("nobody/songs", "small", commit)]
     assert (task.name, sizes(task)) == ("songs", [18, 6, 6])
     assert task.options["revision"] == commit
-    assert task.data_source == "nobody/songs at 01234567 of the Hugging Face hub"
+    assert re.match(r"nobody/songs\b.*\b01234567\b", task.data_source)
     for revision in ("main", commit[:8], None):
-        with pytest.raises(rm.InputError, match="revision: expected a commit, 40 hexadecimal"):
+        with pytest.raises(rm.InputError, match=r"revision: .*\b40\b"):
             rm.Task.from_hf("nobody/songs", revision=revision, **options)
-    with pytest.raises(
-        rm.InputError, match=r"nobody/gone at .* cannot be read: Couldn't reach"
-    ) as e:
+    with pytest.raises(rm.InputError, match="nobody/gone") as e:
         rm.Task.from_hf("nobody/gone", revision=commit, **options)
     assert "\n" not in str(e.value)
     monkeypatch.setitem(sys.modules, "datasets", None)
-    with pytest.raises(rm.InputError, match="needs the datasets library"):
+    with pytest.raises(rm.InputError, match="datasets"):
         rm.Task.from_hf("nobody/songs", revision=commit, **options)

@@ -42,9 +42,7 @@ def test_missing_labels_are_no_classes(
     tmp_path: Path, others: list[str], mark: str, kind: str
 ) -> None:
     path = table(tmp_path / "t.csv", [*others * 10, mark, *others])
-    with pytest.raises(
-        rm.InputError, match=r"t\.csv, line 22: expected a label in column 'y', got .* missing one"
-    ):
+    with pytest.raises(rm.InputError, match=r"t\.csv.*\b22\b.*'y'"):
         read(path, kind=kind)
 
 
@@ -78,9 +76,9 @@ MIXED: dict[str, tuple[list[str], str, str]] = {
     "a word among numbers": (["0.5", "1.5", "none"], "auto", "got 'none'; .* 'classification'"),
     "a word for regression": (["0.5", "1.5", "none"], "regression", "got 'none'$"),
     "an underscore": (["0.5", "1.5", "1_0"], "regression", "got '1_0'$"),
-    "commas alone": (["0,5", "1,5", "2,5"], "auto", "decimal point, no comma; names .* 'class"),
-    "commas among whole numbers": (["1", "2", "2,5"], "auto", "decimal point, no comma; names"),
-    "commas for regression": (["1", "2", "2,5"], "regression", "write a decimal point, no comma$"),
+    "commas alone": (["0,5", "1,5", "2,5"], "auto", "got '0,5'"),
+    "commas among whole numbers": (["1", "2", "2,5"], "auto", "got '2,5'"),
+    "commas for regression": (["1", "2", "2,5"], "regression", "got '2,5'"),
 }
 
 
@@ -90,7 +88,7 @@ def test_a_label_that_is_no_number_is_named(
 ) -> None:
     path = table(tmp_path / "t.csv", [f'"{label}"' for label in labels] * 10)
     line = 2 if labels[0] == "0,5" else 4
-    with pytest.raises(rm.InputError, match=rf"t\.csv, line {line}: expected a number .*{message}"):
+    with pytest.raises(rm.InputError, match=rf"t\.csv.*{line}.*{message}"):
         read(path, kind=kind)
 
 
@@ -98,7 +96,7 @@ def test_two_texts_that_are_one_number_are_asked_about(tmp_path: Path) -> None:
     path = table(tmp_path / "t.csv", ["1.1", "1.2", "1.10"] * 5)
     with pytest.raises(
         rm.InputError,
-        match=r"line 4: expected labels that differ .*got '1\.1' and '1\.10'; give kind 'regress",
+        match=r"\b4\b.*got '1\.1'.*'1\.10'",
     ):
         read(path)
 
@@ -112,14 +110,14 @@ def test_labels_of_all_files_of_a_folder_are_read_alike(tmp_path: Path) -> None:
     assert task.metric == "rmse"
     assert {task.split("test")[i][1] for i in range(8)} == {1.0, 2.0}
     table(tmp_path / "test.csv", ["1", "NA"])
-    with pytest.raises(rm.InputError, match=r"test\.csv, line 3: expected a label"):
+    with pytest.raises(rm.InputError, match=r"test\.csv.*\b3\b"):
         rm.Task.from_folder(tmp_path, label="y")
 
 
 def test_a_text_that_is_no_number_is_named_by_its_sample() -> None:
     y = ["0.1", "0.2"] * 6
     y[7] = "many"
-    with pytest.raises(rm.InputError, match="numbers for regression, got 'many' for sample 7"):
+    with pytest.raises(rm.InputError, match=r"got 'many'.*\b7\b"):
         rm.Task.from_arrays([[1.0, 2.0]] * 12, y, kind="regression")
 
 
@@ -133,7 +131,7 @@ def test_a_column_of_numbers_is_no_text(tmp_path: Path, values: Any) -> None:
     path.write_text(f"v,y\n{rows}", encoding="utf-8")
     with pytest.raises(
         rm.InputError,
-        match=r"texts in column 'v', got numbers alone; .* --input v, .*input=\['v'\]",
+        match=r"'v'.*--input.*\['v'\]",
     ):
         load_task("csv", data=str(path), input="v", label="y")
     vectors = load_task("csv", data=str(path), input="v,", label="y")
@@ -185,9 +183,7 @@ def test_a_row_of_a_tsv_that_is_too_long_is_named(tmp_path: Path, last: str) -> 
     """Stray quotes, between which the row stands, do not hide it."""
     rows = [f"{i % 2}\ttext {i}" for i in range(80)]
     rows[20], rows[40], rows[60] = '0\t"text 20', "0\ttext\t40", f"0\t{last}"
-    with pytest.raises(
-        rm.InputError, match=r"t\.tsv, line 42: expected 2 fields, as in the header, got 3"
-    ):
+    with pytest.raises(rm.InputError, match=r"t\.tsv.*\b42\b.*\b2\b.*got 3\b"):
         read(tsv(tmp_path / "t.tsv", rows))
 
 
@@ -197,7 +193,7 @@ def test_a_quote_inside_a_field_of_a_csv_is_refused_with_its_line(tmp_path: Path
     rows[9] = '"hello" he said,1'
     path = tmp_path / "t.csv"
     path.write_text("\n".join(["text,y", *rows]), encoding="utf-8")
-    with pytest.raises(rm.InputError, match=r"line 12: the row cannot be read .*twice") as caught:
+    with pytest.raises(rm.InputError, match=r"t\.csv.*\b12\b") as caught:
         read(path)
     assert "fresh copy" not in str(caught.value)
 
@@ -208,21 +204,21 @@ def test_a_quote_inside_a_field_of_a_csv_is_refused_with_its_line(tmp_path: Path
 UNREADABLE: dict[str, tuple[str, str, dict[str, Any], str]] = {
     "header again": (
         "t.csv", "text,y\nx,a\nz,b\ntext,y\nv,a\n", {},
-        r"t\.csv, line 4: expected a row, got the header again",
+        r"t\.csv.*\b4\b",
     ),
     "header again, tabs": (
-        "t.tsv", "text\ty\nx\ta\ntext\ty\n", {}, r"t\.tsv, line 3: .* got the header again",
+        "t.tsv", "text\ty\nx\ta\ntext\ty\n", {}, r"t\.tsv.*\b3\b",
     ),
     "index": (
         "t.csv", ",text,y\n0,x,1\n", {"input": "txt"},
-        r"column of t\.csv 'txt'; did you mean text\?$",
+        r"t\.csv 'txt'.*text",
     ),
     "index, all columns": (
-        "t.csv", ",text,y\n0,x,1\n", {"input": "words"}, "'words'; known: '', text, y$",
+        "t.csv", ",text,y\n0,x,1\n", {"input": "words"}, "'words'.*''",
     ),
     "list as split": (
         "t.jsonl", '{"text": "x", "y": 1, "s": ["train"]}\n', {"split": "s"},
-        r"line 1: expected train, validation or test in column 's', got \['train'\]",
+        r"\b1\b.*'s'",
     ),
 }  # fmt: skip
 
@@ -245,7 +241,7 @@ def test_texts_in_another_encoding(tmp_path: Path, encoding: str, ending: str) -
     path = tmp_path / f"t.{ending}"
     content = '{"text": "thé", "y": "a"}\n' * 2 if ending == "jsonl" else "text,y\nthé,a\n"
     path.write_text(content, encoding=encoding)
-    with pytest.raises(rm.InputError, match=rf"t\.{ending}: .* not UTF-8 .* save it as UTF-8"):
+    with pytest.raises(rm.InputError, match=rf"t\.{ending}: .*UTF-8\b.*UTF-8\b"):
         read(path)
 
 
@@ -260,12 +256,12 @@ def test_values_of_one_part_are_not_those_of_the_next(tmp_path: Path, name: str)
         columns = {"x": tokens, "y": numbers % 2, "lengths": numbers % 4 + 1, "who": numbers}
         columns[name] = np.resize(columns[name], count)
         np.savez(tmp_path / f"{split}.npz", **columns)  # type: ignore[arg-type] # its stubs
-    with pytest.raises(rm.InputError, match=r": expected 20 in train\.npz, one .* got 15"):
+    with pytest.raises(rm.InputError, match=r"\b20\b.*train\.npz.*got 15\b"):
         rm.Task.from_folder(tmp_path, lengths="lengths", group="who")
 
 
 @pytest.mark.parametrize("place", ["", "ant"])
 def test_a_folder_of_images_is_another_task(tmp_path: Path, place: str) -> None:
     (tmp_path / place).mkdir(exist_ok=True)
-    with pytest.raises(rm.InputError, match=r"expected train as \.npz, .* task image_folder"):
+    with pytest.raises(rm.InputError, match=r"\.npz.*image_folder"):
         load_task("folder", data=str(tmp_path))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 import sys
 import tarfile
 from collections.abc import Callable
@@ -83,7 +84,7 @@ def test_all_images_with_their_labels(data: Path, folder: str) -> None:
         "validation": 3,
         "test": 3,
     }
-    assert "pathfinder32/curv_contour_length_14 of the Long Range Arena, 30" in task.data_source
+    assert re.match(r"pathfinder32/curv_contour_length_14\b.*, 30\b", task.data_source)
     assert "gap" not in task.options
     assert str(data) in task_status("pathfinder32", data).detail
 
@@ -106,7 +107,7 @@ def test_the_archive_gives_the_same(data: Path, tmp_path: Path, name: str) -> No
 
 def test_archive_without_the_set(data: Path) -> None:
     pack(data / "lra_release.gz", files("curv_baseline"))
-    with pytest.raises(InputError, match=r"lra_release\.gz: .*holds no file named"):
+    with pytest.raises(InputError, match=r"lra_release\.gz:"):
         load_task("pathfinder32", data_dir=data)
 
 
@@ -121,7 +122,7 @@ def link(name: str, kind: bytes = tarfile.SYMTYPE) -> tarfile.TarInfo:
 )
 def test_links_are_refused(data: Path, cache: Path, member: tarfile.TarInfo) -> None:
     pack(data / "lra_release.gz", files(), member)
-    with pytest.raises(InputError, match=r"sample_99\.png is a link or device"):
+    with pytest.raises(InputError, match=r"sample_99\.png"):
         load_task("pathfinder32", data_dir=data)
     assert not list(cache.rglob("*.png"))
 
@@ -148,10 +149,10 @@ def test_a_bomb_is_refused(data: Path, cache: Path, monkeypatch: pytest.MonkeyPa
     member = tarfile.TarInfo(f"lra_release/pathfinder32/{PRESET}/imgs/0/sample_99.png")
     member.size = 2001
     pack(data / "lra_release.gz", files(), member)
-    with pytest.raises(InputError, match=r"sample_99\.png it is far larger than it should be"):
+    with pytest.raises(InputError, match=r"sample_99\.png"):
         load_task("pathfinder32", data_dir=data)
     monkeypatch.setattr(bounded, "_MOST_ARCHIVE", 3000)
-    with pytest.raises(InputError, match="far larger"):
+    with pytest.raises(InputError, match=r"lra_release\.gz"):
         load_task("pathfinder32", data_dir=data)
     assert not list(cache.rglob("*.png"))
 
@@ -161,7 +162,7 @@ def test_truncated_archive(data: Path, keep: float) -> None:
     path = data / "lra_release.gz"
     pack(path, files())
     path.write_bytes(path.read_bytes()[: int(path.stat().st_size * keep)])
-    with pytest.raises(InputError, match=r"lra_release\.gz: the file is damaged or truncated"):
+    with pytest.raises(InputError, match=r"lra_release\.gz:"):
         load_task("pathfinder32", data_dir=data)
 
 
@@ -172,7 +173,7 @@ def test_the_known_empty_file_is_left_out_and_named(data: Path) -> None:
     write(data, {**content, empty: b""})
     assert labelled(data, preset="curv_baseline") == EXPECTED
     task = load_task("pathfinder32", data_dir=data, preset="curv_baseline")
-    assert task.data_source.endswith("damaged and left out: imgs/0/sample_172.png")
+    assert task.data_source.endswith(": imgs/0/sample_172.png")
 
 
 def damage(change: Callable[[dict[str, bytes]], object]) -> dict[str, bytes]:
@@ -188,20 +189,20 @@ LIST = f"pathfinder32/{PRESET}/metadata/1.npy"
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        pytest.param({IMAGE: b""}, r"sample_3\.png: the file is damaged", id="empty image"),
-        pytest.param({IMAGE: png(18)[:-40]}, r"sample_3\.png: the file is damaged", id="cut"),
-        pytest.param({IMAGE: png(18)[:40]}, r"sample_3\.png: the file is damaged", id="head"),
-        pytest.param({IMAGE: b"GIF89a" + bytes(99)}, r"sample_3\.png: the file is", id="gif"),
-        pytest.param({IMAGE: png(18, 64)}, r"\(64, 64\) pixels, expected \(32, 32\)", id="size"),
-        pytest.param({LIST: b"imgs/1 sample_3.png\n"}, "line 1 is not a folder", id="fields"),
-        pytest.param({LIST: b"imgs/1 sample_3.png 3 2\n"}, "line 1 is not", id="label"),
-        pytest.param({LIST: b"../.. sample_3.png 3 1\n"}, "line 1 is not", id="traversal"),
-        pytest.param({LIST: b"imgs/1 ../sample_3.png 3 1\n"}, "line 1 is not", id="file name"),
-        pytest.param({LIST: b"imgs/1 sample_3.png 3 1\n" * 2}, "is listed twice", id="twice"),
-        pytest.param({LIST: b"\xff\xfe\x00"}, r"1\.npy: the file is damaged", id="no text"),
+        pytest.param({IMAGE: b""}, r"sample_3\.png:", id="empty image"),
+        pytest.param({IMAGE: png(18)[:-40]}, r"sample_3\.png:", id="cut"),
+        pytest.param({IMAGE: png(18)[:40]}, r"sample_3\.png:", id="head"),
+        pytest.param({IMAGE: b"GIF89a" + bytes(99)}, r"sample_3\.png:", id="gif"),
+        pytest.param({IMAGE: png(18, 64)}, r"\(64, 64\).*\(32, 32\)", id="size"),
+        pytest.param({LIST: b"imgs/1 sample_3.png\n"}, r"1\.npy.*\b1\b", id="fields"),
+        pytest.param({LIST: b"imgs/1 sample_3.png 3 2\n"}, r"1\.npy.*\b1\b", id="label"),
+        pytest.param({LIST: b"../.. sample_3.png 3 1\n"}, r"1\.npy.*\b1\b", id="traversal"),
+        pytest.param({LIST: b"imgs/1 ../sample_3.png 3 1\n"}, r"1\.npy.*\b1\b", id="file name"),
+        pytest.param({LIST: b"imgs/1 sample_3.png 3 1\n" * 2}, r"sample_3\.png", id="twice"),
+        pytest.param({LIST: b"\xff\xfe\x00"}, r"1\.npy:", id="no text"),
         pytest.param(
             {LIST: b"imgs/1 sample_3.png 3 1\nimgs/7 sample_0.png 0 1\n"},
-            r"1 of 17 listed images are missing, the first is imgs/7/sample_0\.png",
+            r"\b1\b.*\b17\b.*imgs/7/sample_0\.png",
             id="missing",
         ),
     ],
@@ -234,9 +235,9 @@ def test_lists_that_are_pickles_are_refused(data: Path) -> None:
 
 def test_options_of_the_generator_are_refused(data: Path) -> None:
     write(data, files())
-    with pytest.raises(InputError, match="gap: expected to be left out with the files in"):
+    with pytest.raises(InputError, match=r"gap: .*got 2"):
         load_task("pathfinder32", data_dir=data, gap=2)
-    with pytest.raises(InputError, match="num_train: expected at most the 24 images"):
+    with pytest.raises(InputError, match=r"num_train: .*\b24\b"):
         load_task("pathfinder32", data_dir=data, num_train=25)
 
 
@@ -260,5 +261,5 @@ def test_other_sizes_and_sets_are_generated(data: Path) -> None:
 def test_without_pillow(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write(data, files())
     monkeypatch.setitem(sys.modules, "PIL", None)
-    with pytest.raises(InputError, match="to read image files, install Pillow"):
+    with pytest.raises(InputError, match=r"Pillow.*'rifflemix\[images\]'"):
         load_task("pathfinder32", data_dir=data)

@@ -82,11 +82,11 @@ def test_the_test_split_keeps_its_labels(imagenet: Path) -> None:
 
 
 BAD = {
-    "no list": ("{}", "real.json: the file is damaged"),
-    "no json": ("[[0]", "real.json: the file is damaged"),
-    "no number": ('[["0"]]', "real.json: the file is damaged"),
-    "class": ("[[6]]", "a label is not 0 to 5"),
-    "few": ("[[1], [2]]", "expected an image named ILSVRC2012_val_ and a number from 1 to 2"),
+    "no list": ("{}", "real.json:"),
+    "no json": ("[[0]", "real.json:"),
+    "no number": ('[["0"]]', "real.json:"),
+    "class": ("[[6]]", r"real\.json.*\b0\b.*\b5\b"),
+    "few": ("[[1], [2]]", r"ILSVRC2012_val_.*\b1\b.*\b2\b"),
 }
 
 
@@ -99,11 +99,11 @@ def test_damaged_labels(content: str, message: str, imagenet: Path) -> None:
 
 
 def test_missing_labels_and_other_names(imagenet: Path, write: Write) -> None:
-    with pytest.raises(InputError, match="further_tests: expected real, or nothing, got 'v2'"):
+    with pytest.raises(InputError, match=r"further_tests: .*got 'v2'"):
         load(imagenet, "imagenet", further_tests="v2")
     write(imagenet / "imagenet" / "val" / SYNSETS[0] / "mine.JPEG")
-    with pytest.raises(InputError, match=r"mine\.JPEG: expected an image named ILSVRC2012_val_"):
+    with pytest.raises(InputError, match=r"mine\.JPEG: .*ILSVRC2012_val_"):
         with_real(imagenet)
     (imagenet / "real.json").unlink()
-    with pytest.raises(InputError, match=r"real\.json is missing; get real\.json of https://"):
+    with pytest.raises(InputError, match=r"real\.json.*real\.json"):
         with_real(imagenet)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import multiprocessing
 import os
+import re
 import threading
 import time
 from dataclasses import dataclass
@@ -119,7 +120,7 @@ def test_a_process_that_is_killed_is_said(
     tmp_path: Path, maker: Numbered, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(shards, "_cores", lambda: 2)
-    with pytest.raises(InputError, match=r"broken off .*; is memory short") as raised:
+    with pytest.raises(InputError, match=r"making images .*memory") as raised:
         content(tmp_path / "x", _Killed(maker.diary), 12)
     assert "\n" not in str(raised.value)
     assert content(tmp_path / "x", maker, 12) == list(range(12))
@@ -136,8 +137,8 @@ def test_progress_counts_what_is_there(tmp_path: Path, maker: Numbered) -> None:
 @pytest.mark.parametrize(
     ("error", "message"),
     [
-        (InputError("image 5 is damaged"), "image 5 is damaged"),
-        (OSError(errno.ENOSPC, "No space left on device"), "cannot write to .*: No space left"),
+        (InputError("image 5 "), "image 5 "),
+        (OSError(errno.ENOSPC, "No space left on device"), "x: No space left.*RIFFLEMIX_CACHE"),
     ],
     ids=["data", "disk"],
 )
@@ -153,7 +154,7 @@ def test_errors_are_one_sentence(
 
 def test_folder_that_cannot_be_made(tmp_path: Path, maker: Numbered) -> None:
     (tmp_path / "file").write_text("no folder")
-    with pytest.raises(InputError, match="cannot make folder"):
+    with pytest.raises(InputError, match="file/x: Not a directory"):
         content(tmp_path / "file" / "x", maker, 3)
 
 
@@ -181,7 +182,7 @@ def test_waits_for_another_process(
     time.sleep(0.05)
     prepare_shards(folder, maker, 3, progress, "making")
     thread.join()
-    assert said[0] == "making, waiting for another process that does so"
+    assert re.fullmatch("making, .*wait.*", said[0])
     assert said[-1] == "making"
 
 

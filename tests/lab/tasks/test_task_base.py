@@ -78,14 +78,14 @@ def test_loss_and_metrics_by_hand() -> None:
 def test_outputs_of_another_shape_are_refused(shape: tuple[int, ...]) -> None:
     task = load_task("digits")
     batch = {"labels": torch.tensor([3, 0])}
-    with pytest.raises(InputError, match=r"outputs: expected logits of shape .* \(2, 10\)"):
+    with pytest.raises(InputError, match=r"outputs: .*\(2, 10\)"):
         task.loss(torch.zeros(shape), batch)
     with pytest.raises(InputError, match="outputs"):
         task.metrics(torch.zeros(shape), batch)
 
 
 def test_unknown_split(task: Task) -> None:
-    with pytest.raises(InputError, match="did you mean validation"):
+    with pytest.raises(InputError, match=r"validation.*got 'validate'"):
         task.split("validate")
 
 

@@ -205,7 +205,7 @@ def test_gray_archive(data: Path, planes: Planes, write_npz_xz: Callable[..., No
     assert "172" in task.data_source
     with pytest.raises(
         InputError,
-        match=r"cifar10_gray\.npz\.xz there has no color, and cifar10_rgb\.npz\.xz is missing",
+        match=r"cifar10_gray\.npz\.xz.*cifar10_rgb\.npz\.xz",
     ) as raised:
         load_task("image", data_dir=data, color="rgb")
     assert raised.value.args[0].count("cifar10_gray") == 1  # it is none of what may be there
@@ -228,11 +228,15 @@ def test_color_archive_is_undone_in_pieces(
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        pytest.param({"test_x_diff": None}, "test: expected an array of images", id="absent"),
+        pytest.param({"test_x_diff": None}, "test:", id="absent"),
         pytest.param(
-            {"train_x_diff": np.zeros((30, 32, 32), np.uint8)}, r"images of shape", id="gray"
+            {"train_x_diff": np.zeros((30, 32, 32), np.uint8)}, r"got \(32, 32\)", id="gray"
         ),
-        pytest.param({"train_y": np.zeros(29, np.uint8)}, "one integer label", id="labels"),
+        pytest.param(
+            {"train_y": np.zeros(29, np.uint8)},
+            r"train: .*\b30\b.*got uint8 of shape \(29,\)",
+            id="labels",
+        ),
         pytest.param({"test_y": np.full(6, 10, np.uint8)}, "labels 0 to 9", id="label 10"),
     ],
 )
@@ -262,7 +266,7 @@ def test_statistics_within_an_image(data: Path, planes: Planes) -> None:
     assert task.black == pytest.approx([-m / s for m, s in zip(mean, std, strict=True)])
     plain = load_task("image", data_dir=data, color="rgb", layout="image")
     assert plain.fingerprint() != task.fingerprint()
-    with pytest.raises(InputError, match="statistics: expected data with color gray"):
+    with pytest.raises(InputError, match="statistics:"):
         load_task("image", data_dir=data, statistics="per_image")
     with pytest.raises(InputError, match="statistics"):
         load_task("image", data_dir=data, color="rgb", statistics="mean")
@@ -277,26 +281,26 @@ def test_statistics_of_imagenet(data: Path, planes: Planes) -> None:
     pixels = planes["test"][0][2] / 255
     expected = (pixels - np.reshape(mean, (3, 1, 1))) / np.reshape(std, (3, 1, 1))
     assert np.abs(task.split("test")[2][0].numpy() - expected).max() < 1e-5
-    with pytest.raises(InputError, match="statistics: expected data with color gray"):
+    with pytest.raises(InputError, match="statistics:"):
         load_task("image", data_dir=data, statistics="imagenet")
 
 
 def test_prepare_and_status(data: Path, planes: Planes, cache: Path) -> None:
     write_tar(data, planes)
-    assert "cifar-10-binary.tar.gz" in task_status("image", data).detail
-    assert "not yet decoded" in task_status("image", data).detail
+    before = task_status("image", data).detail
+    assert "cifar-10-binary.tar.gz" in before
     folder = prepare_task("image", data_dir=data)
     assert folder is not None
     assert folder.is_relative_to(cache)
     assert folder.is_dir()
-    assert "not yet" not in task_status("image", data).detail
+    assert task_status("image", data).detail != before
 
 
 @pytest.mark.parametrize("name", ["cifar-10-batches-py/data_batch_1", "cifar-10-python.tar.gz"])
 def test_pickles_are_refused(data: Path, name: str) -> None:
     (data / name).parent.mkdir(exist_ok=True)
     (data / name).write_bytes(b"\x80\x02}q\x01.")
-    with pytest.raises(InputError, match=r"holds pickles.*get cifar-10-binary\.tar\.gz"):
+    with pytest.raises(InputError, match=r"cifar-10-binary\.tar\.gz"):
         load_task("image", data_dir=data)
 
 
@@ -305,14 +309,14 @@ def test_truncated_batch(data: Path, planes: Planes, cut: int) -> None:
     write_folder(data, planes)
     path = data / "cifar-10-batches-bin" / "data_batch_3.bin"
     path.write_bytes(path.read_bytes()[:cut])
-    with pytest.raises(InputError, match=r"data_batch_3\.bin: the file is damaged or truncated"):
+    with pytest.raises(InputError, match=r"data_batch_3\.bin:"):
         load_task("image", data_dir=data)
 
 
 def test_missing_batch(data: Path, planes: Planes) -> None:
     write_folder(data, planes)
     (data / "cifar-10-batches-bin" / "data_batch_2.bin").unlink()
-    with pytest.raises(InputError, match=r"data_batch_2\.bin: the file is missing"):
+    with pytest.raises(InputError, match=r"data_batch_2\.bin:"):
         load_task("image", data_dir=data)
 
 
@@ -322,34 +326,34 @@ def test_truncated_tar(data: Path, planes: Planes, keep: float) -> None:
     path = data / "cifar-10-binary.tar.gz"
     content = path.read_bytes()
     path.write_bytes(content[: int(len(content) * keep)])
-    with pytest.raises(InputError, match=r"cifar-10-binary\.tar\.gz: the file is damaged"):
+    with pytest.raises(InputError, match=r"cifar-10-binary\.tar\.gz:"):
         load_task("image", data_dir=data)
 
 
 def test_tar_without_a_batch(data: Path, planes: Planes) -> None:
     with tarfile.open(data / "cifar-10-binary.tar.gz", "w:gz") as archive:
         archive.addfile(tarfile.TarInfo("cifar-10-batches-bin/readme.html"))
-    with pytest.raises(InputError, match=r"holds no cifar-10-batches-bin/data_batch_1\.bin"):
+    with pytest.raises(InputError, match=r"cifar-10-batches-bin/data_batch_1\.bin"):
         load_task("image", data_dir=data)
 
 
 def test_label_out_of_range(data: Path, planes: Planes) -> None:
     planes["test"][1][3] = 10
     write_folder(data, planes)
-    with pytest.raises(InputError, match=r"cifar-10-batches-bin, test: expected labels 0 to 9"):
+    with pytest.raises(InputError, match=r"cifar-10-batches-bin.*\b0\b.*\b9\b"):
         load_task("image", data_dir=data)
 
 
 @pytest.mark.parametrize(
     ("arrays", "message"),
     [
-        pytest.param({"train_x": np.zeros((9, 32, 32))}, "in uint8, got .* float64", id="dtype"),
+        pytest.param({"train_x": np.zeros((9, 32, 32))}, r"uint8\b.*float64\b", id="dtype"),
         pytest.param({"train_x": np.zeros((9, 28, 28), np.uint8)}, r"\(28, 28\)", id="shape"),
-        pytest.param({"train_y": np.zeros(8, np.uint8)}, "one integer label for each", id="count"),
-        pytest.param({"train_y": np.zeros(9)}, "one integer label for each", id="float labels"),
-        pytest.param({"train_y": np.full(9, -1)}, "labels 0 to 9, got -1", id="negative"),
-        pytest.param({"train_x": None}, "found none", id="absent"),
-        pytest.param({}, "no images for the validation split", id="too few"),
+        pytest.param({"train_y": np.zeros(8, np.uint8)}, r"train: .*uint8.*\(8,\)", id="count"),
+        pytest.param({"train_y": np.zeros(9)}, r"train: .*float64.*\(9,\)", id="float labels"),
+        pytest.param({"train_y": np.full(9, -1)}, r"\b0\b.*\b9\b.*got -1\b", id="negative"),
+        pytest.param({"train_x": None}, "train: ", id="absent"),
+        pytest.param({}, "validation", id="too few"),
     ],
 )
 def test_archive_of_something_else(

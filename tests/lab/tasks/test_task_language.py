@@ -6,6 +6,7 @@ import hashlib
 import lzma
 import math
 import pickle
+import re
 import sys
 from collections.abc import Callable
 from dataclasses import replace
@@ -75,7 +76,7 @@ def test_characters_are_those_of_the_training_text() -> None:
 def test_nothing_unknown_needs_no_token_for_it() -> None:
     words = build_vocabulary("character", TRAIN, ["the cat\n"])
     assert len(words) == len(set(TRAIN))
-    with pytest.raises(InputError, match="characters of the training text, got 'x'"):
+    with pytest.raises(InputError, match="got 'x'"):
         words.encode("the x")
 
 
@@ -101,15 +102,15 @@ def test_a_tokeniser_from_a_file(tmp_path: Path) -> None:
     read = build_vocabulary("bpe", "nothing of the kind", tokenizer=str(path))
     assert read.pieces == own.pieces
     path.write_text("{}")
-    with pytest.raises(InputError, match="tokenizer: expected a byte-level BPE"):
+    with pytest.raises(InputError, match=r"tokenizer: .*BPE"):
         build_vocabulary("bpe", TRAIN, tokenizer=str(path))
-    with pytest.raises(InputError, match="tokenizer: expected a JSON file"):
+    with pytest.raises(InputError, match=r"tokenizer: .*JSON"):
         build_vocabulary("bpe", TRAIN, tokenizer=str(tmp_path / "none.json"))
 
 
 def test_missing_library(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "tokenizers", None)
-    with pytest.raises(InputError, match=r"pip install 'rifflemix\[data\]'"):
+    with pytest.raises(InputError, match=r"'rifflemix\[data\]'"):
         build_vocabulary("bpe", TRAIN)
 
 
@@ -303,16 +304,15 @@ def test_loss_is_the_mean_over_what_counts(ptb: Path) -> None:
 @pytest.mark.parametrize(
     ("level", "told"),
     [
-        ("word", "; 20 % of validation and 0 % of test are words that the training text does not"),
-        ("character", "; 15 % of validation and 0 % of test are characters that the training"),
+        ("word", "20 % of validation .*0 % of test .*words"),
+        ("character", "15 % of validation .*0 % of test .*characters"),
         ("byte", None),
     ],
 )
 def test_what_training_does_not_hold_is_told(ptb: Path, level: str, told: str | None) -> None:
     note = load(ptb, level=level).split_note
-    assert note.startswith("the corpus's own validation split")
-    assert ("bits_per_byte is not that of the text" in note) == (told is not None)
-    assert told is None or told in note
+    assert ("bits_per_byte" in note) == (told is not None)
+    assert told is None or re.search(told, note)
 
 
 def test_diverged_losses_have_a_perplexity(ptb: Path) -> None:
@@ -322,17 +322,17 @@ def test_diverged_losses_have_a_perplexity(ptb: Path) -> None:
 def test_outputs_of_a_classifier_are_refused(ptb: Path) -> None:
     task = load(ptb, max_length=4)
     batch = task.collate([task.split("train")[0]])
-    with pytest.raises(InputError, match="a language task needs a causal language model"):
+    with pytest.raises(InputError, match=r"outputs: .*got \(1, 7\)"):
         task.loss(torch.zeros(1, task.num_classes), batch)
 
 
 BAD: dict[str, tuple[dict[str, Any], str]] = {
-    "level": ({"level": "wrd"}, "level: expected one of byte, character, word, bpe"),
-    "length": ({"max_length": 0}, "max_length: expected at least 1, got 0"),
-    "stride": ({"stride": 200}, "stride: expected 1 to 128, got 200"),
-    "no stride": ({"stride": 0}, "stride: expected 1 to 128, got 0"),
-    "size": ({"bpe_size": 256}, "bpe_size: expected at least 257"),
-    "tokenizer": ({"tokenizer": 3}, "tokenizer: expected the path of a file"),
+    "level": ({"level": "wrd"}, "level: .*got 'wrd'"),
+    "length": ({"max_length": 0}, r"max_length: .*\b1\b.*got 0\b"),
+    "stride": ({"stride": 200}, r"stride: .*\b1\b.*\b128\b.*got 200\b"),
+    "no stride": ({"stride": 0}, r"stride: .*\b1\b.*\b128\b.*got 0\b"),
+    "size": ({"bpe_size": 256}, r"bpe_size: .*\b257\b"),
+    "tokenizer": ({"tokenizer": 3}, "tokenizer: .*got 3"),
 }
 
 
@@ -348,7 +348,7 @@ def test_bad_options(options: dict[str, Any], message: str, ptb: Path) -> None:
 
 @pytest.mark.parametrize("name", ["ptb", "shakespeare", "wikitext"])
 def test_missing_files_in_one_sentence(name: str, data: Path) -> None:
-    with pytest.raises(InputError, match=r"found no .*; get .* https://.* --data-dir") as caught:
+    with pytest.raises(InputError, match=r"https://.*--data-dir") as caught:
         load_task(name, data_dir=data)
     assert "\n" not in str(caught.value)
     assert not task_status(name, data).available
@@ -357,20 +357,20 @@ def test_missing_files_in_one_sentence(name: str, data: Path) -> None:
 @pytest.mark.parametrize("absent", ["train", "valid"])
 def test_a_part_that_is_missing_is_named(absent: str, ptb: Path) -> None:
     (ptb / f"ptb.{absent}.txt").unlink()
-    with pytest.raises(InputError, match=rf"ptb\.{absent}\.txt is missing, .* beside it are there"):
+    with pytest.raises(InputError, match=rf"ptb\.{absent}\.txt"):
         load(ptb)
-    assert "is missing" in task_status("ptb", ptb).detail
+    assert f"ptb.{absent}.txt" in task_status("ptb", ptb).detail
 
 
 def test_text_that_is_too_short(ptb: Path) -> None:
     (ptb / "ptb.test.txt").write_text("\n")
-    with pytest.raises(InputError, match=r"the test text of .* has less than 2 word tokens"):
+    with pytest.raises(InputError, match=r"ptb\.train\.txt.*\b2\b"):
         load(ptb)
 
 
 def test_damaged_text(ptb: Path) -> None:
     (ptb / "ptb.test.txt").write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(InputError, match=r"ptb\.test\.txt: the file is damaged"):
+    with pytest.raises(InputError, match=r"ptb\.test\.txt:"):
         load(ptb)
 
 
@@ -395,12 +395,13 @@ def test_download_is_checked(tmp_path: Path) -> None:
         return download(remote, lambda what, *_: told.append(what), InputError)
 
     assert fetch(path.as_uri(), sha256) == fetch(path.as_uri(), None, 3) == b"abc"
-    assert set(told) == {"fetching text.txt"}
-    with pytest.raises(InputError, match=r"has 3 bytes, expected 4"):
+    assert all("text.txt" in what for what in told)
+    assert len(set(told)) == 1
+    with pytest.raises(InputError, match=r"text\.txt.*\b3\b.*\b4\b"):
         fetch(path.as_uri(), None, 4)
-    with pytest.raises(InputError, match=r"has sha256 .*, expected 000"):
+    with pytest.raises(InputError, match=r"sha256\b.*\b000\b"):
         fetch(path.as_uri(), "000")
-    with pytest.raises(InputError, match=r"fetching .*absent.* failed"):
+    with pytest.raises(InputError, match=r"/absent\b"):
         fetch((tmp_path / "absent").as_uri(), sha256)
 
 
@@ -423,7 +424,7 @@ def test_wikitext_by_the_hub(
     lines = {"train": ["a b\n", "", "b\n"], "validation": ["a\n", "b\n"], "test": ["a c\n"]}
     splits = {name: {"text": text} for name, text in lines.items()}
     fetched = put_on_hub("Salesforce/wikitext", splits)
-    with pytest.raises(InputError, match="train text has 6 words and line ends, expected 2,088"):
+    with pytest.raises(InputError, match=r"\btrain\b.*\b6\b.*\b2,088\b"):
         load_task("wikitext", max_length=2)
     monkeypatch.setattr(WikiText, "words", {"train": 6, "validation": 4, "test": 3})
     fetched.clear()
@@ -456,5 +457,5 @@ def test_published_sizes(
 
 
 def test_wikitext_without_its_training_text(shared_data: Path) -> None:
-    with pytest.raises(InputError, match=r"wikitext2\.train\.txt is missing"):
+    with pytest.raises(InputError, match=r"wikitext2\.train\.txt"):
         load_task("wikitext", data_dir=shared_data)

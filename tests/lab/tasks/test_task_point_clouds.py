@@ -127,4 +127,3 @@ def test_bad_options(option: str, value: Any) -> None:
 def test_the_card_says_that_it_is_synthetic() -> None:
     card = rm.tasks.task_card("point_clouds")
     assert "synthetic" in card.source
-    assert "Synthetic" in card.description

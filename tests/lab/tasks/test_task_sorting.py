@@ -196,7 +196,7 @@ def metric(task: SortingTask, said: Tensor, batch: dict[str, Tensor]) -> tuple[f
 
 
 def test_writing_is_asked_for_by_a_yes_or_no() -> None:
-    with pytest.raises(InputError, match="free_running: expected true or false, got 1"):
+    with pytest.raises(InputError, match=r"free_running: .*got 1\b"):
         load(free_running=1)
 
 
@@ -263,11 +263,11 @@ def test_edit_distance_against_the_recurrence() -> None:
 
 def test_outputs_of_another_model_are_refused() -> None:
     task = load()
-    with pytest.raises(InputError, match="a model that writes sequences, such as seq2seq"):
+    with pytest.raises(InputError, match="seq2seq"):
         task.loss(torch.zeros(20, task.num_classes), batch_of(task))
 
 
 @pytest.mark.parametrize("option", sorted(SMALL))
 def test_bad_options(option: str) -> None:
-    with pytest.raises(InputError, match=f"{option}: expected at least 1, got 0"):
+    with pytest.raises(InputError, match=rf"{option}: .*\b1\b.*got 0\b"):
         load(**{option: 0})

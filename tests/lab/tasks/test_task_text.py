@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 import tarfile
 from collections import Counter
 from collections.abc import Callable
@@ -141,7 +142,7 @@ def test_long_reviews_are_cut(data: Path, task: Task) -> None:
 def test_file_missing_from_the_folder(data: Path, reviews: Reviews) -> None:
     write_folder(data, reviews)
     next((data / "aclImdb/test/pos").iterdir()).unlink()
-    with pytest.raises(InputError, match=r"aclImdb: .*29 reviews in test/pos, expected 30"):
+    with pytest.raises(InputError, match=r"aclImdb: .*\b29\b.*test/pos.*\b30\b"):
         load_task("text", data_dir=data)
 
 
@@ -151,7 +152,7 @@ def test_truncated_tar(data: Path, reviews: Reviews, keep: float) -> None:
     path = data / "aclImdb_v1.tar.gz"
     content = path.read_bytes()
     path.write_bytes(content[: int(len(content) * keep)])
-    with pytest.raises(InputError, match=r"aclImdb_v1\.tar\.gz: the file is damaged or truncated"):
+    with pytest.raises(InputError, match=r"aclImdb_v1\.tar\.gz:"):
         load_task("text", data_dir=data)
 
 
@@ -159,7 +160,7 @@ def test_truncated_lines(data: Path, reviews: Reviews, write_lines_xz: Callable[
     write_lines(data, reviews, write_lines_xz)
     path = data / "imdb_test.jsonl.xz"
     path.write_bytes(path.read_bytes()[:-20])
-    with pytest.raises(InputError, match=r"imdb_test\.jsonl\.xz: the file is damaged or truncated"):
+    with pytest.raises(InputError, match=r"imdb_test\.jsonl\.xz:"):
         load_task("text", data_dir=data)
 
 
@@ -168,7 +169,7 @@ def test_one_of_two_files(
 ) -> None:
     write_lines(data, reviews, write_lines_xz)
     (data / "imdb_train.jsonl.xz").unlink()
-    with pytest.raises(InputError, match=r"imdb_train\.jsonl\.xz: the file is missing"):
+    with pytest.raises(InputError, match=r"imdb_train\.jsonl\.xz:"):
         load_task("text", data_dir=data)
     assert not task_status("text", data).available
 
@@ -176,11 +177,11 @@ def test_one_of_two_files(
 @pytest.mark.parametrize(
     ("row", "message"),
     [
-        pytest.param([2, "fine", 5], "review 61 has label 2, expected 0 or 1", id="label"),
-        pytest.param([1, "", 5], "review 61 is empty", id="empty"),
-        pytest.param(["pos"], "line 61 is not", id="short"),
-        pytest.param([1, 7, 5], "line 61 is not", id="no text"),
-        pytest.param({"label": 1}, "line 61 is not", id="object"),
+        pytest.param([2, "fine", 5], r"\b61\b.*\b2\b.*\b0\b.*\b1\b", id="label"),
+        pytest.param([1, "", 5], r"\b61\b", id="empty"),
+        pytest.param(["pos"], r"\b61\b", id="short"),
+        pytest.param([1, 7, 5], r"\b61\b", id="no text"),
+        pytest.param({"label": 1}, r"\b61\b", id="object"),
     ],
 )
 def test_rows_are_checked(
@@ -203,9 +204,7 @@ def test_files_that_were_cut_but_are_whole_files_are_refused(
 ) -> None:
     reviews[part] = reviews[part][:-1]
     write_lines(data, reviews, write_lines_xz)
-    with pytest.raises(
-        InputError, match=rf"imdb_{part}.*damaged.*29 reviews in {part}/pos, expected 30"
-    ):
+    with pytest.raises(InputError, match=rf"imdb_{part}.*\b29\b.*{part}/pos.*\b30\b"):
         load_task("text", data_dir=data)
 
 
@@ -219,12 +218,12 @@ def test_validation_holds_no_test_review(
     assert not set(validation) & set(texts(task, "test"))
     dropped = 6 - len(validation)
     assert dropped > 0
-    assert f"without {dropped} of them that are test reviews too" in task.split_note
+    assert re.search(rf"\bvalidation\b[^;]*\b{dropped}\b[^;]*\btest\b", task.split_note)
     assert len(task.split("train")) == 54
     shared = sum(review in set(texts(task, "test")) for review in texts(task, "train"))
-    assert f"; {shared} training reviews are test reviews too, as published" in task.split_note
+    assert re.search(rf"; {shared} training [^;]*\btest\b", task.split_note)
     write_lines(data, reviews | {"test": reviews["test"][15:45] * 2}, write_lines_xz)
-    assert "as published" not in load_task("text", data_dir=data).split_note
+    assert not re.search(r"; \d+ training ", load_task("text", data_dir=data).split_note)
 
 
 @pytest.mark.slow
@@ -236,8 +235,7 @@ def test_real_files(shared_data: Path) -> None:
     assert counts == {
         "train": [11250, 11250], "validation": [1237, 1247], "test": [12500, 12500]
     }  # fmt: skip
-    assert "without 16 of them that are test reviews too" in task.split_note
-    assert "; 107 training reviews are test reviews too" in task.split_note
+    assert re.search(r"\bvalidation\b[^;]*\b16\b[^;]*; 107 training ", task.split_note)
     whole = load_task("text", data_dir=shared_data, max_length=20_000)
     assert not set(texts(whole, "validation")) & set(texts(whole, "train"))
     assert not set(texts(whole, "validation")) & set(texts(whole, "test"))

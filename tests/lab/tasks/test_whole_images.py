@@ -70,8 +70,8 @@ def test_every_shift_and_both_directions_occur(task: Callable[..., Task]) -> Non
     [
         ({"layout": "picture"}, "layout"),
         ({"augment": "mixup", "layout": "image"}, "augment"),
-        ({"augment": "crop_flip"}, "augment: expected none with layout 'sequence'"),
-        ({"layout": "image", "patch_size": 4}, "patch_size: expected 1 with layout 'image'"),
+        ({"augment": "crop_flip"}, "augment: .*'sequence'"),
+        ({"layout": "image", "patch_size": 4}, r"patch_size: .*\b1\b.*'image'"),
     ],
     ids=["layout", "augment", "augmented sequence", "patches of images"],
 )

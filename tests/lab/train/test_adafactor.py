@@ -113,7 +113,7 @@ def test_moments_are_those_of_rows_and_columns() -> None:
 
 @pytest.mark.parametrize(("name", "value"), [("betas", (0.8, 0.9)), ("eps", 1e-6)])
 def test_what_adafactor_does_not_read_is_refused(name: str, value: object) -> None:
-    with pytest.raises(InputError, match=rf"{name}: expected .* with optimizer 'adafactor'"):
+    with pytest.raises(InputError, match=rf"^{name}: .*'adafactor'"):
         make_config(**SCHEDULE, **{name: value})
 
 
@@ -131,6 +131,6 @@ def test_decay_shrinks_matrices_only() -> None:
 
 def test_shards_are_refused() -> None:
     config = make_config(**SCHEDULE)
-    with pytest.raises(InputError, match="optimizer: expected adamw, adam or sgd under FSDP"):
+    with pytest.raises(InputError, match=r"^optimizer: .*FSDP, got 'adafactor'"):
         _check_sharding(config, is_sharded=True)
     _check_sharding(config, is_sharded=False)

@@ -109,7 +109,7 @@ def test_changed_checkpoints(
     tensors, meta = read_tensors(path)
     write_tensors(path, tensors, change(tensors, meta))
     before = {file.name: file.read_bytes() for file in folder.iterdir() if file.name != "log.jsonl"}
-    with pytest.raises(InputError, match=r"checkpoint.safetensors is damaged \("):
+    with pytest.raises(InputError, match=r"checkpoint\.safetensors\b.*damaged"):
         run(folder)
     assert before == {name: (folder / name).read_bytes() for name in before}
 
@@ -118,7 +118,7 @@ def test_changed_checkpoints(
 def test_lines_that_no_log_has(line: str, tmp_path: Path) -> None:
     path = tmp_path / "log.jsonl"
     path.write_text('{"split": "train", "step": 2, "loss": 0.5}\n' + line + "\n")
-    with pytest.raises(InputError, match=r"log.jsonl is damaged \(line 2: "):
+    with pytest.raises(InputError, match=r"log\.jsonl\b.*damaged.*line 2"):
         read_log(path)
 
 
@@ -129,7 +129,7 @@ def test_best_weights_and_checkpoint_swapped(killed: Path, finished: Path, tmp_p
         best.rename(folder / "x")
         checkpoint.rename(best)
         (folder / "x").rename(checkpoint)
-        with pytest.raises(InputError, match="is damaged"):
+        with pytest.raises(InputError, match=r"\.safetensors\b.*damaged"):
             run(folder)
 
 
@@ -144,7 +144,7 @@ def test_best_weights_that_are_lost_come_from_the_checkpoint(
     for damage in (Path.unlink, lambda path: path.write_bytes(wanted[:-9])):
         folder = shutil.copytree(finished, tmp_path / "finished", dirs_exist_ok=True)
         damage(folder / "best.safetensors")
-        with pytest.raises(InputError, match=r"best.safetensors is .*training.json to"):
+        with pytest.raises(InputError, match=r"best\.safetensors\b.*training\.json"):
             run(folder)
         (folder / "training.json").unlink()
         run(folder)
@@ -166,7 +166,7 @@ def test_changed_results(text: str | dict[str, Any], finished: Path, tmp_path: P
     if isinstance(text, dict):
         text = json.dumps({**json.loads(path.read_text()), **text})
     path.write_text(text)
-    with pytest.raises(InputError, match=r"training.json is damaged.*; remove it to have the"):
+    with pytest.raises(InputError, match=r"training\.json\b.*damaged"):
         run(folder)
     path.unlink()
     assert (
@@ -188,7 +188,7 @@ def test_a_digit_that_changed(killed: Path, finished: Path, tmp_path: Path) -> N
         assert found is not None
         digit = str((int(found[1]) + 1) % 10)
         path.write_text(text[: found.start(1)] + digit + text[found.end(1) :])
-        with pytest.raises(InputError, match=rf"{name} is damaged \(its checksum does not match"):
+        with pytest.raises(InputError, match=rf"{name}\b.*damaged"):
             run(folder)
 
 
@@ -210,5 +210,5 @@ def test_a_log_that_is_damaged_at_its_size(line: str, killed: Path, tmp_path: Pa
     content = line.encode("latin-1") + b"\n"
     log.write_bytes(content + log.read_bytes()[len(content) :])
     assert log.stat().st_size == size
-    with pytest.raises(InputError, match=r"log.jsonl is damaged"):
+    with pytest.raises(InputError, match=r"log\.jsonl\b.*damaged"):
         run(folder)

@@ -107,9 +107,8 @@ class Failing:
 def test_errors_of_loading_processes_stay_one_sentence(workers: int) -> None:
     config = make_config(num_workers=workers)
     order = EvaluationOrder(50, 4, 0, 1)
-    with pytest.raises(InputError) as caught:
+    with pytest.raises(InputError, match=r"^sample 0: expected a label, got none$"):
         next(evaluation_batches(ToyTask(), Failing(), order, config, CPU))
-    assert str(caught.value) == "sample 0: expected a label, got none"
 
 
 class Ending(Failing):
@@ -127,7 +126,7 @@ def test_a_sample_that_stops_an_iteration_does_not_end_the_samples(kind: str, wo
     else:
         trained = TrainOrder(50, config, 0, 0, 1)
         batches = training_batches(ToyTask(), Ending(), trained, config, CPU)
-    with pytest.raises(InputError, match="task toy: a sample raised StopIteration"):
+    with pytest.raises(InputError, match=r"^task toy: .*StopIteration"):
         list(batches)
 
 
@@ -153,7 +152,7 @@ class Killed(Failing):
 def test_a_loading_process_that_was_killed_is_told_in_a_sentence() -> None:
     order = EvaluationOrder(50, 4, 0, 1)
     batches = evaluation_batches(ToyTask(), Killed(), order, make_config(num_workers=1), CPU)
-    with pytest.raises(RunFailed, match=r"samples failed \(.*: Killed\)"), loading_processes():
+    with pytest.raises(RunFailed, match=r"\(.*: Killed\)"), loading_processes():
         next(batches)
 
 
@@ -164,7 +163,7 @@ def test_a_batch_too_large_to_be_shared_is_not_waited_for(monkeypatch: pytest.Mo
     monkeypatch.setattr(Tensor, "share_memory_", full)  # which a forked process inherits
     order, split = EvaluationOrder(50, 4, 0, 1), ToyTask().split("train")
     batches = evaluation_batches(ToyTask(), split, order, make_config(num_workers=1), CPU)
-    with pytest.raises(RunFailed, match=r"failed \(unable .* full \(28\)\)"), loading_processes():
+    with pytest.raises(RunFailed, match=r"\(unable .*full \(28\)\)"), loading_processes():
         next(batches)
 
 
@@ -242,14 +241,14 @@ def test_check_finite(value: float) -> None:
     check_finite({"inputs": inputs}, [7, 8, 9], "test")
     check_finite({"inputs": torch.zeros(3, 2, dtype=torch.int64)}, [7, 8, 9], "test")
     inputs[1, 0, 1] = value
-    with pytest.raises(InputError, match=f"test data: .* got {value} in sample 8"):
+    with pytest.raises(InputError, match=rf"^test data: .*got {value}\b.*\b8$"):
         check_finite({"inputs": inputs}, [7, 8, 9], "test")
 
 
 def test_a_batch_that_is_a_view_is_checked() -> None:
     inputs = torch.zeros(2, 3, 4).transpose(1, 2)
     inputs[1, 2, 0] = torch.nan
-    with pytest.raises(InputError, match="got nan in sample 9"):
+    with pytest.raises(InputError, match=r"^train data: .*got nan\b.*\b9$"):
         check_finite({"inputs": inputs}, [5, 9], "train")
 
 

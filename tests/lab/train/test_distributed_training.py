@@ -150,12 +150,12 @@ def test_an_error_of_the_main_process_ends_all(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     done = launch_training(tmp_path / "file" / "run", {})
     assert done.returncode != 0
-    assert done.stderr.count("InputError: cannot make folder") >= 2
+    assert done.stderr.count("InputError: ") >= 2
 
 
 def test_fsdp_where_it_cannot_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     if torch.accelerator.is_available():
         pytest.skip("an accelerator is here")
     monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
-    with pytest.raises(InputError, match="FSDP: expected several processes"):
+    with pytest.raises(InputError, match=r"FSDP: .*processes"):
         train(make_model(), ToyTask(), make_config(), tmp_path / "run", device="cpu")

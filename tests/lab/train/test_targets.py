@@ -150,13 +150,13 @@ class OwnLoss(WholeImages):
 @pytest.mark.parametrize(
     ("task", "settings", "words"),
     [
-        (ToyTask(), {"label_smoothing": 0.1}, "label_smoothing: expected 0 for task toy, got 0.1"),
-        (ToyTask(), {"mixup": 0.8}, "mixup: expected 0 for task toy, .*layout 'image'"),
-        (sorting(), {"cutmix": 1.0}, "cutmix: expected 0 for task sort"),
+        (ToyTask(), {"label_smoothing": 0.1}, r"label_smoothing: .*\btoy, got 0\.1"),
+        (ToyTask(), {"mixup": 0.8}, r"mixup: .*\btoy\b.*layout 'image'"),
+        (sorting(), {"cutmix": 1.0}, r"cutmix: .*\bsort\b"),
         (
             OwnLoss(**{f.name: getattr(image_task(), f.name) for f in dataclasses.fields(Task)}),
             {"label_smoothing": 0.1},
-            "label_smoothing: expected 0 for task squares, .* not over classes",
+            r"label_smoothing: .*\bsquares\b.*classes",
         ),
     ],
     ids=["loss of its own", "vectors", "tokens", "overridden loss"],

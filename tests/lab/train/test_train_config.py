@@ -14,7 +14,7 @@ from rifflemix.lab.train import TrainConfig
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({"max_steps": 0}, ["max_steps", "at least 1", "0"]),
+        ({"max_steps": 0}, ["max_steps", "got 0"]),
         ({"max_steps": 1.5}, ["max_steps", "whole number", "1.5"]),
         ({"max_steps": True}, ["max_steps", "True"]),
         ({"batch_size": "8"}, ["batch_size", "'8'"]),
@@ -26,10 +26,10 @@ from rifflemix.lab.train import TrainConfig
         ({"warmup_steps": -1}, ["warmup_steps"]),
         ({"seed": -1}, ["seed"]),
         ({"num_workers": -1}, ["num_workers"]),
-        ({"num_workers": 5_000}, ["num_workers", "at most 1,024", "5,000"]),
+        ({"num_workers": 5_000}, ["num_workers", "1,024", "5,000"]),
         ({"schedule_steps": 0}, ["schedule_steps"]),
         ({"schedule_interval": 0}, ["schedule_interval"]),
-        ({"lr": 0}, ["lr", "over 0"]),
+        ({"lr": 0}, ["lr", "got 0"]),
         ({"lr": float("nan")}, ["lr", "nan"]),
         ({"lr": float("inf")}, ["lr", "inf"]),
         ({"eps": 0.0}, ["eps"]),
@@ -46,28 +46,28 @@ from rifflemix.lab.train import TrainConfig
         ({"clip_norm": 0}, ["clip_norm"]),
         ({"clip_value": -1}, ["clip_value"]),
         ({"clip_norm": 1, "clip_value": 1}, ["clip_value", "clip_norm"]),
-        ({"betas": (0.9,)}, ["betas", "two numbers"]),
+        ({"betas": (0.9,)}, ["betas", "(0.9,)"]),
         ({"betas": (0.9, 1.0)}, ["betas", "[0, 1)"]),
         ({"betas": 0.9}, ["betas"]),
         ({"cycle_beta1": (2, 0.1)}, ["cycle_beta1"]),
         ({"milestones": (0,)}, ["milestones"]),
         ({"milestones": 5}, ["milestones"]),
-        ({"milestones": (5, 3), "schedule": "multistep"}, ["milestones", "increasing"]),
+        ({"milestones": (5, 3), "schedule": "multistep"}, ["milestones", "(5, 3)"]),
         ({"optimizer": "adanw"}, ["optimizer", "adamw"]),
         ({"optimizer": 3}, ["optimizer"]),
         ({"precision": "bf61"}, ["precision", "bf16"]),
         ({"schedule": "cosin"}, ["schedule", "cosine"]),
         ({"schedule": "rsqrt"}, ["warmup_steps", "rsqrt"]),
         ({"schedule": "inverse_sqrt"}, ["warmup_steps"]),
-        ({"schedule": "one_cycle", "warmup_steps": 1}, ["warmup_steps", "at least 2"]),
+        ({"schedule": "one_cycle", "warmup_steps": 1}, ["warmup_steps", "one_cycle", "got 1"]),
         ({"schedule": "one_cycle", "warmup_steps": 1000}, ["warmup_steps", "1000"]),
         (
             {"schedule": "one_cycle", "warmup_steps": 2, "schedule_steps": 10},
             ["schedule_steps", "1000"],
         ),
-        ({"warmup_steps": 40, "schedule_steps": 40}, ["schedule_steps", "more than the 40 of"]),
-        ({"optimizer": "sgd", "eps": 1e-6}, ["eps", "1e-08 with optimizer 'sgd'"]),
-        ({"optimizer": "adafactor", "betas": (0.8, 0.9)}, ["betas", "no momentum"]),
+        ({"warmup_steps": 40, "schedule_steps": 40}, ["schedule_steps", "warmup_steps", "got 40"]),
+        ({"optimizer": "sgd", "eps": 1e-6}, ["eps", "1e-08", "'sgd'"]),
+        ({"optimizer": "adafactor", "betas": (0.8, 0.9)}, ["betas", "'adafactor'", "(0.8, 0.9)"]),
         (
             {
                 "optimizer": "adafactor",
@@ -75,7 +75,7 @@ from rifflemix.lab.train import TrainConfig
                 "warmup_steps": 2,
                 "cycle_beta1": (0.9, 0.8),
             },
-            ["cycle_beta1", "None with optimizer 'adafactor'"],
+            ["cycle_beta1", "None", "'adafactor'"],
         ),
         ({"schedule": "multistep"}, ["milestones"]),
         ({"schedule": "rsqrt", "warmup_steps": 3, "min_lr": 0.1}, ["min_lr", "linear, cosine"]),
@@ -106,10 +106,10 @@ def test_defaults_round_trip() -> None:
 
 
 def test_unknown_setting_suggests_the_nearest() -> None:
-    with pytest.raises(InputError, match=r"unknown training setting 'warmup_step'.*warmup_steps"):
+    with pytest.raises(InputError, match=r"'warmup_step'.*warmup_steps"):
         TrainConfig.from_dict({"warmup_step": 3})
 
 
 def test_not_a_mapping() -> None:
-    with pytest.raises(InputError, match="mapping"):
+    with pytest.raises(InputError, match=r"^config: .*got \[1\]"):
         TrainConfig.from_dict([1])  # type: ignore[arg-type]

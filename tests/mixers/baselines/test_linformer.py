@@ -90,5 +90,5 @@ def test_golden(golden: Callable[[str], dict[str, np.ndarray]]) -> None:
 
 
 def test_no_projected_keys() -> None:
-    with pytest.raises(rm.InputError, match="projected_length: expected an integer of at least 1"):
+    with pytest.raises(rm.InputError, match=r"projected_length: .*\b1\b"):
         build(projected_length=0)

@@ -73,5 +73,5 @@ def test_stream_state_keeps_its_size() -> None:
 
 @pytest.mark.parametrize("block", [0, -1, 2.5, "8"])
 def test_bad_block_size(block) -> None:
-    with pytest.raises(ValueError, match="block_size: expected an integer of at least 1"):
+    with pytest.raises(ValueError, match=r"block_size: .*\b1\b"):
         rm.create_mixer("local", 8, block_size=block)

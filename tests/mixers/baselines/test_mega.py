@@ -120,7 +120,7 @@ def test_a_stream_ends_at_max_length() -> None:
     state = mixer.init_state(1)
     for _ in range(2):
         _, state = mixer.step(tokens(1, 1)[:, 0], state)
-    with pytest.raises(ValueError, match="x_t: expected at most max_length = 2"):
+    with pytest.raises(ValueError, match=r"x_t: .*max_length = 2"):
         mixer.step(tokens(1, 1)[:, 0], state)
 
 
@@ -225,7 +225,7 @@ def test_default_chunk(max_length: int | None, chunk: int) -> None:
 
 def test_chunks_are_of_attention() -> None:
     assert not {"mixing", "csp_options"} & set(mixer_options("mega_chunk"))
-    with pytest.raises(rm.InputError, match="options of mega_chunk: expected chunk_size"):
+    with pytest.raises(rm.InputError, match=r"mega_chunk.*chunk_size.*got 'mixing'"):
         rm.create_mixer("mega_chunk", 8, mixing="csp")
 
 
@@ -249,5 +249,5 @@ BAD: dict[str, tuple[str, Callable[[], Any]]] = {
 
 @pytest.mark.parametrize(("named", "call"), BAD.values(), ids=BAD)
 def test_bad_arguments_are_named(named: str, call: Callable[[], Any]) -> None:
-    with pytest.raises(ValueError, match=f"^{named}: expected .* got "):
+    with pytest.raises(ValueError, match=f"^{named}:"):
         call()

@@ -176,20 +176,20 @@ def test_default_numbers_of_features() -> None:
     assert build(2, 2).projection.shape == (1, 1)
     relu = build(kernel="relu")
     assert relu.projection is None
-    with pytest.raises(rm.InputError, match="num_features: expected a number"):
+    with pytest.raises(rm.InputError, match=r"num_features: .*got None"):
         relu.redraw_projection()
 
 
 def test_options_out_of_range() -> None:
-    with pytest.raises(rm.InputError, match="kernel: expected one of softmax, relu"):
+    with pytest.raises(rm.InputError, match=r"kernel: .*softmax.*got 'gelu'"):
         build(kernel="gelu")
-    with pytest.raises(rm.InputError, match="num_features: expected an integer of at least 1"):
+    with pytest.raises(rm.InputError, match=r"num_features: .*\b1\b"):
         build(num_features=0)
     with pytest.raises(rm.InputError, match="scale_exponent: expected"):
         build(scale_exponent=-0.25)
-    with pytest.raises(rm.InputError, match="padded_keys: expected one of left_out, zero"):
+    with pytest.raises(rm.InputError, match=r"padded_keys: .*left_out.*got 'seen'"):
         build(padded_keys="seen")
-    with pytest.raises(rm.InputError, match="padded_keys: expected 'left_out' when causal=True"):
+    with pytest.raises(rm.InputError, match=r"padded_keys: .*'left_out'.*causal=True"):
         build(padded_keys="zero", causal=True)
 
 

@@ -45,9 +45,9 @@ def test_padded_queries_take_the_mean_of_all_values() -> None:
     expected = torch.where(mask[..., None], mixer.proj(values), plain(x, key_padding_mask=mask))
     torch.testing.assert_close(mixer(x, key_padding_mask=mask), expected)
     torch.testing.assert_close(mixer(x), plain(x))
-    with pytest.raises(rm.InputError, match="padded_queries: expected one of zero, mean"):
+    with pytest.raises(rm.InputError, match=r"padded_queries: .*got 'all'"):
         rm.create_mixer("softmax", 8, padded_queries="all")
-    with pytest.raises(rm.InputError, match="padded_queries: expected 'zero' when causal=True"):
+    with pytest.raises(rm.InputError, match=r"padded_queries: .*'zero'.*causal=True"):
         rm.create_mixer("softmax", 8, padded_queries="mean", causal=True)
 
 
@@ -71,9 +71,9 @@ def test_an_empty_cache_has_the_type_of_the_parameters() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"inner_dim": 9}, "num_heads: expected a divisor of inner_dim = 9, got 2"),
-        ({"inner_dim": 0}, "inner_dim: expected an integer of at least 1"),
-        ({"out_bias": 1}, "out_bias: expected True or False"),
+        ({"inner_dim": 9}, r"num_heads: .*inner_dim = 9.*got 2\b"),
+        ({"inner_dim": 0}, r"inner_dim: .*\b1\b"),
+        ({"out_bias": 1}, "out_bias: .*True.*False.*got 1"),
     ],
 )
 def test_bad_options(options: dict[str, Any], message: str) -> None:

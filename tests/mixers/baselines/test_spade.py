@@ -111,5 +111,5 @@ BAD: dict[str, tuple[str, Callable[[], Any]]] = {
 
 @pytest.mark.parametrize(("named", "call"), BAD.values(), ids=BAD)
 def test_bad_arguments_are_named(named: str, call: Callable[[], Any]) -> None:
-    with pytest.raises(ValueError, match=f"^{named}: expected .* got "):
+    with pytest.raises(ValueError, match=f"^{named}:"):
         call()

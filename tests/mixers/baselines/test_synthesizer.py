@@ -139,7 +139,7 @@ def test_kept_positions_keep_their_scores(mode: dict[str, object]) -> None:
             heads.append(scores.masked_fill(padded, -torch.inf).softmax(-1) @ v)
         expected = mixer.proj(torch.cat(heads, -1))
         torch.testing.assert_close(out[~padded], expected[~padded], atol=1e-10, rtol=1e-10)
-    with pytest.raises(rm.InputError, match="keep_positions: expected False when causal=True"):
+    with pytest.raises(rm.InputError, match=r"keep_positions: .*False.*causal=True.*got True"):
         build(keep_positions=True, causal=True)
 
 
@@ -147,7 +147,7 @@ def test_streams_end_at_max_length() -> None:
     mixer = build(max_length=1, causal=True)
     x = torch.randn(1, 6, dtype=torch.float64)
     _, state = mixer.step(x, mixer.init_state(1))
-    with pytest.raises(rm.InputError, match="at most max_length = 1 tokens in a stream"):
+    with pytest.raises(rm.InputError, match="max_length = 1"):
         mixer.step(x, state)
 
 
@@ -174,5 +174,5 @@ def test_options_out_of_range(name: str, options: dict[str, object]) -> None:
 
 
 def test_rank_is_for_factors() -> None:
-    with pytest.raises(rm.InputError, match="rank: expected None with mode='random'"):
+    with pytest.raises(rm.InputError, match=r"rank: .*None.*mode='random'"):
         build(rank=4)

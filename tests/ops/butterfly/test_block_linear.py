@@ -225,15 +225,15 @@ X, WEIGHT = torch.randn(2, 6), torch.randn(2, 3, 4)
 @pytest.mark.parametrize(
     ("x", "weight", "bias", "named"),
     [
-        (torch.randn(2, 7), WEIGHT, None, "x: expected shape"),
-        (torch.tensor(1.0), WEIGHT, None, "x: expected shape"),
-        (X, torch.randn(6, 4), None, "weight: expected shape"),
-        (X, WEIGHT, torch.randn(8), "bias: expected shape"),
-        (X, WEIGHT, torch.randn(2, 1, 4), "bias: expected shape"),
-        (X, WEIGHT.double(), None, "weight: expected dtype"),
-        (X, WEIGHT, torch.randn(2, 4).double(), "bias: expected dtype"),
-        (X, WEIGHT.to("meta"), None, "weight: expected device"),
-        (None, WEIGHT, None, "x: expected a tensor"),
+        (torch.randn(2, 7), WEIGHT, None, r"x: .*got \(2, 7\)"),
+        (torch.tensor(1.0), WEIGHT, None, r"x: .*got \(\)"),
+        (X, torch.randn(6, 4), None, r"weight: .*got \(6, 4\)"),
+        (X, WEIGHT, torch.randn(8), r"bias: .*got \(8,\)"),
+        (X, WEIGHT, torch.randn(2, 1, 4), r"bias: .*got \(2, 1, 4\)"),
+        (X, WEIGHT.double(), None, r"weight: .*got torch\.float64"),
+        (X, WEIGHT, torch.randn(2, 4).double(), r"bias: .*got torch\.float64"),
+        (X, WEIGHT.to("meta"), None, "weight:"),
+        (None, WEIGHT, None, "x: .*got NoneType"),
     ],
 )
 def test_bad_arguments(x, weight, bias, named: str) -> None:
@@ -244,7 +244,7 @@ def test_bad_arguments(x, weight, bias, named: str) -> None:
 @pytest.mark.parametrize("name", ["in_stride", "out_stride"])
 @pytest.mark.parametrize("stride", [0, -1, 4, 1.0, True, "2", None])
 def test_bad_strides(name: str, stride: Any) -> None:
-    with pytest.raises(rm.InputError, match=f"^{name}: expected a"):
+    with pytest.raises(rm.InputError, match=f"^{name}:"):
         block_linear(torch.randn(2, 18), torch.randn(6, 3, 4), **{name: stride})
 
 

@@ -268,16 +268,16 @@ W = torch.randn(2, 3, 4)
 @pytest.mark.parametrize(
     ("maps", "named"),
     [
-        ([], "maps: expected at least one"),
-        (W, "maps: expected a sequence of BlockMap"),
-        ([(W, None, 1, 1, None)], "maps: expected a sequence of BlockMap"),
-        ([BlockMap(torch.randn(2, 4, 4))], "x: expected shape"),
-        ([BlockMap(W), BlockMap(W)], r"maps\[1\].weight: expected blocks \* in = 8"),
-        ([BlockMap(W.double())], r"maps\[0\].weight: expected dtype"),
-        ([BlockMap(W, torch.randn(4))], r"maps\[0\].bias: expected shape"),
+        ([], "maps:"),
+        (W, "maps: .*BlockMap"),
+        ([(W, None, 1, 1, None)], "maps: .*BlockMap"),
+        ([BlockMap(torch.randn(2, 4, 4))], r"x: .*got \(2, 6\)"),
+        ([BlockMap(W), BlockMap(W)], r"maps\[1\].weight: .*in = 8"),
+        ([BlockMap(W.double())], r"maps\[0\].weight: .*got torch\.float64"),
+        ([BlockMap(W, torch.randn(4))], r"maps\[0\].bias: .*got \(4,\)"),
         ([BlockMap(W, activation="tanh")], r"maps\[0\].activation: expected"),
-        ([BlockMap(W, in_stride=3)], r"maps\[0\].in_stride: expected a divisor"),
-        ([BlockMap(W, out_stride=0)], r"maps\[0\].out_stride: expected a divisor"),
+        ([BlockMap(W, in_stride=3)], r"maps\[0\].in_stride: .*got 3"),
+        ([BlockMap(W, out_stride=0)], r"maps\[0\].out_stride: .*got 0"),
     ],
 )
 def test_bad_arguments(maps: Any, named: str) -> None:

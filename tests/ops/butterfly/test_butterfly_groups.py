@@ -107,17 +107,20 @@ def test_compiles_and_exports() -> None:
 @pytest.mark.parametrize(
     ("call", "named"),
     [
-        (lambda: butterfly_split(torch.randn(2, 10, 3), 4, 1), "block: expected a divisor"),
-        (lambda: butterfly_split(torch.randn(2, 8, 3), 0, 1), "block: expected"),
-        (lambda: butterfly_split(torch.randn(2, 24, 3), 4, 4), "stride: expected a divisor"),
-        (lambda: butterfly_split(torch.randn(2, 8, 3), 4, 0), "stride: expected"),
-        (lambda: butterfly_split(torch.randn(2, 8, 3), 4, 1, dim=3), "dim: expected an axis"),
-        (lambda: butterfly_split([1, 2], 2, 1), "x: expected a tensor"),  # type: ignore[arg-type]
-        (lambda: butterfly_split(torch.randn(2, 8), 4, 1, backend="gpu"), "backend: expected one"),
-        (lambda: butterfly_split(torch.randn(2, 8), 4, 1, backend="triton"), "backend: expected"),
-        (lambda: butterfly_merge(torch.randn(2, 6, 4), 4), "stride: expected a divisor"),
-        (lambda: butterfly_merge(torch.randn(2, 6, 4), 1, dim=2), "dim: expected an axis"),
-        (lambda: butterfly_merge(torch.randn(2, 6, 4), 1, dim=-1), "dim: expected an axis"),
+        (lambda: butterfly_split(torch.randn(2, 10, 3), 4, 1), "block: .*got 4"),
+        (lambda: butterfly_split(torch.randn(2, 8, 3), 0, 1), "block: .*got 0"),
+        (lambda: butterfly_split(torch.randn(2, 24, 3), 4, 4), "stride: .*got 4"),
+        (lambda: butterfly_split(torch.randn(2, 8, 3), 4, 0), "stride: .*got 0"),
+        (lambda: butterfly_split(torch.randn(2, 8, 3), 4, 1, dim=3), "dim: .*got 3"),
+        (lambda: butterfly_split([1, 2], 2, 1), "x:"),  # type: ignore[arg-type]
+        (lambda: butterfly_split(torch.randn(2, 8), 4, 1, backend="gpu"), "backend: .*got 'gpu'"),
+        (
+            lambda: butterfly_split(torch.randn(2, 8), 4, 1, backend="triton"),
+            "backend: .*got 'triton'",
+        ),
+        (lambda: butterfly_merge(torch.randn(2, 6, 4), 4), "stride: .*got 4"),
+        (lambda: butterfly_merge(torch.randn(2, 6, 4), 1, dim=2), "dim: .*got 2"),
+        (lambda: butterfly_merge(torch.randn(2, 6, 4), 1, dim=-1), "dim: .*got -1"),
     ],
 )
 def test_bad_arguments(call, named: str) -> None:

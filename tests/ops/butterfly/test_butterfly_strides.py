@@ -124,15 +124,15 @@ def test_large_lengths_are_quick(length: int, block: int) -> None:
 @pytest.mark.parametrize(
     ("length", "block", "named"),
     [
-        (10, 4, "block: expected a divisor of length = 10, got 4"),
-        (4, 8, "block: expected a divisor"),
-        (4, 0, "block: expected"),
-        (4, -2, "block: expected"),
-        (4, 2.0, "block: expected"),
-        (4, 1, "block: expected at least 2"),
-        (0, 4, "length: expected"),
-        (-4, 4, "length: expected"),
-        (4.0, 4, "length: expected an integer"),
+        (10, 4, r"block: .*length = 10.*got 4\b"),
+        (4, 8, "block: .*got 8"),
+        (4, 0, "block: .*got 0"),
+        (4, -2, "block: .*got -2"),
+        (4, 2.0, r"block: .*got 2\.0"),
+        (4, 1, r"block: .*\b2\b"),
+        (0, 4, "length: .*got 0"),
+        (-4, 4, "length: .*got -4"),
+        (4.0, 4, r"length: .*got 4\.0"),
     ],
 )
 def test_impossible_arguments(length: int, block: int, named: str) -> None:

@@ -268,15 +268,15 @@ def test_models_drop_with_it() -> None:
 
 
 REFUSED: dict[str, tuple[str, Callable[[], object]]] = {
-    "list": ("x: expected a tensor", lambda: dropout([1.0], 0.5)),  # type: ignore[arg-type]
-    "integers": ("x: expected a floating-point dtype", lambda: dropout(torch.ones(2).long(), 0.5)),
-    "sparse": ("x: expected a dense tensor", lambda: dropout(torch.ones(2).to_sparse(), 0.5)),
-    "one": (r"p: expected a probability in \[0, 1\)", lambda: dropout(torch.ones(2), 1.0)),
-    "negative": ("p: expected a probability", lambda: dropout(torch.ones(2), -0.1)),
-    "text": ("p: expected a probability", lambda: dropout(torch.ones(2), "a")),  # type: ignore[arg-type]
-    "NaN": ("p: expected a probability", lambda: dropout(torch.ones(2), math.nan)),
-    "layer": ("dropout: expected a probability", lambda: Dropout(1.5)),
-    "backend": ("backend: expected", lambda: dropout(torch.ones(2), 0.5, backend="triton")),
+    "list": ("x:", lambda: dropout([1.0], 0.5)),  # type: ignore[arg-type]
+    "integers": (r"x: .*got torch\.int64", lambda: dropout(torch.ones(2).long(), 0.5)),
+    "sparse": ("x:", lambda: dropout(torch.ones(2).to_sparse(), 0.5)),
+    "one": (r"p: .*\[0, 1\)", lambda: dropout(torch.ones(2), 1.0)),
+    "negative": (r"p: .*got -0\.1", lambda: dropout(torch.ones(2), -0.1)),
+    "text": ("p: .*got 'a'", lambda: dropout(torch.ones(2), "a")),  # type: ignore[arg-type]
+    "NaN": ("p:", lambda: dropout(torch.ones(2), math.nan)),
+    "layer": (r"dropout: .*got 1\.5", lambda: Dropout(1.5)),
+    "backend": ("backend: .*got 'triton'", lambda: dropout(torch.ones(2), 0.5, backend="triton")),
 }
 
 

@@ -344,30 +344,30 @@ def test_mixers_attend_with_it(mixer: str, monkeypatch: pytest.MonkeyPatch) -> N
 
 Q, K, V = torch.zeros(1, 2, 3, 4), torch.zeros(1, 2, 5, 4), torch.zeros(1, 2, 5, 6)
 REFUSED: dict[str, tuple[str, Callable[[], object]]] = {
-    "rank": (r"q: expected shape \(B, H, N, D\)", lambda: dropout_attention(Q[0], K, V, 0.1)),
-    "heads": ("k: expected", lambda: dropout_attention(Q, K[:, :1], V, 0.1)),
-    "values": ("v: expected", lambda: dropout_attention(Q, K, V[:, :, :3], 0.1)),
-    "features": ("k: expected 4 features", lambda: dropout_attention(Q, K[..., :2], V, 0.1)),
-    "dtype": ("v: expected dtype", lambda: dropout_attention(Q, K, V.double(), 0.1)),
+    "rank": (r"q: .*\(B, H, N, D\)", lambda: dropout_attention(Q[0], K, V, 0.1)),
+    "heads": (r"k: .*got \(1, 1, 5\)", lambda: dropout_attention(Q, K[:, :1], V, 0.1)),
+    "values": (r"v: .*got \(1, 2, 3\)", lambda: dropout_attention(Q, K, V[:, :, :3], 0.1)),
+    "features": ("k: .*4 features", lambda: dropout_attention(Q, K[..., :2], V, 0.1)),
+    "dtype": (r"v: .*got torch\.float64", lambda: dropout_attention(Q, K, V.double(), 0.1)),
     "one": ("dropout_p: expected", lambda: dropout_attention(Q, K, V, 1.0)),
     "both": (
-        "is_causal: expected False with a mask",
+        "is_causal: .*False.*got True",
         lambda: dropout_attention(Q, K, V, 0.1, mask=torch.ones(3, 5).bool(), is_causal=True),
     ),
     "mask shape": (
-        "mask: expected what broadcasts",
+        r"mask: .*got \(4, 5\)",
         lambda: dropout_attention(Q, K, V, 0.1, mask=torch.ones(4, 5).bool()),
     ),
     "mask larger": (
-        "mask: expected what broadcasts",
+        r"mask: .*got \(2, 2, 3, 5\)",
         lambda: dropout_attention(Q, K, V, 0.1, mask=torch.ones(2, 2, 3, 5).bool()),
     ),
     "mask integers": (
-        "mask: expected a bool tensor",
+        r"mask: .*got torch\.int64",
         lambda: dropout_attention(Q, K, V, 0.1, mask=torch.ones(3, 5).long()),
     ),
     "mask dtype": (
-        "mask: expected bool or torch.float32",
+        r"mask: .*torch.float32\b",
         lambda: dropout_attention(Q, K, V, 0.1, mask=torch.ones(3, 5).double()),
     ),
     "padding of others": (
@@ -375,17 +375,17 @@ REFUSED: dict[str, tuple[str, Callable[[], object]]] = {
         lambda: dropout_attention(Q, K, V, 0.1, mask=torch.ones(5).bool(), is_padding=True),
     ),
     "no padding": (
-        r"mask: expected bool of shape \(1, 1, 1, 5\) with is_padding, got None",
+        r"mask: .*\(1, 1, 1, 5\).*is_padding.*got None",
         lambda: dropout_attention(K, K, V, 0.1, is_padding=True),
     ),
     "padding of pairs": (
-        "mask: expected bool of shape",
+        r"mask: .*got torch\.bool",
         lambda: dropout_attention(
             K, K, V, 0.1, mask=torch.ones(1, 1, 5, 5).bool(), is_padding=True
         ),
     ),
     "backend": (
-        "backend: expected",
+        "backend: .*got 'triton'",
         lambda: dropout_attention(Q, K, V, 0.1, backend="triton"),
     ),
 }

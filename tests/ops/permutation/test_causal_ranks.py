@@ -200,13 +200,16 @@ def test_registered_operators() -> None:
 
 
 BAD: dict[str, tuple[Any, str]] = {
-    "steps below 0": (lambda x: causal_shift(x, [0, -1, 2]), "steps: .* of at least 0, got -1"),
-    "steps of two channels": (lambda x: causal_shift(x, [0, 1]), "steps: expected shape"),
-    "rank of no window": (lambda x: rank_filter(x, [0, 1, 2], 2), "ranks: .* 0 to 1, got 2"),
-    "rank below 0": (lambda x: rank_filter(x, [-1, 0, 0], 2), "ranks: .* 0 to 1, got -1"),
-    "fractions": (lambda x: rank_filter(x, torch.zeros(3), 2), "ranks: expected integers"),
+    "steps below 0": (lambda x: causal_shift(x, [0, -1, 2]), r"steps: .*\b0\b.*got -1\b"),
+    "steps of two channels": (lambda x: causal_shift(x, [0, 1]), r"steps: .*got \(2,\)"),
+    "rank of no window": (
+        lambda x: rank_filter(x, [0, 1, 2], 2),
+        r"ranks: .*\b0\b.*\b1\b.*got 2\b",
+    ),
+    "rank below 0": (lambda x: rank_filter(x, [-1, 0, 0], 2), r"ranks: .*\b0\b.*\b1\b.*got -1\b"),
+    "fractions": (lambda x: rank_filter(x, torch.zeros(3), 2), r"ranks: .*got torch\.float32"),
     "no window": (lambda x: rank_filter(x, [0, 0, 0], 0), "window_size: expected"),
-    "integers": (lambda x: rank_filter(x.long(), [0, 0, 0], 2), "x: expected"),
+    "integers": (lambda x: rank_filter(x.long(), [0, 0, 0], 2), r"x: .*got torch\.int64"),
     "a kernel's window": (lambda x: rank_filter(x, [0] * 3, 257, backend="cpu"), "backend"),
 }
 

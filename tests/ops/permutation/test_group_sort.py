@@ -246,16 +246,16 @@ DOWN = torch.tensor([True, False, True, False])
 @pytest.mark.parametrize(
     ("groups", "options", "named"),
     [
-        (4, {}, "num_groups: expected a divisor of the number of tokens N = 6, got 4"),
+        (4, {}, r"num_groups: .*N = 6.*got 4\b"),
         (0, {}, "num_groups"),
         (7, {}, "num_groups"),
         (1, {"heads": 3}, "heads"),
-        (1, {"order": "ascnding"}, "order.*did you mean ascending"),
+        (1, {"order": "ascnding"}, "order.*ascending"),
         (1, {"order": "reference", "descending": DOWN}, "order"),
         (1, {"order": "descending", "descending": DOWN}, "order"),
-        (1, {"descending": DOWN[:3]}, "descending: expected shape"),
-        (1, {"descending": DOWN.int()}, "descending: expected a bool"),
-        (1, {"descending": True}, "descending: expected a bool"),
+        (1, {"descending": DOWN[:3]}, r"descending: .*got \(3,\)"),
+        (1, {"descending": DOWN.int()}, r"descending: .*got torch\.int32"),
+        (1, {"descending": True}, "descending:"),
         (1, {"key_padding_mask": torch.zeros(2, 6)}, "key_padding_mask"),
         (1, {"backend": "triton"}, "backend"),
     ],
@@ -266,5 +266,5 @@ def test_bad_arguments(groups: int, options: dict, named: str) -> None:
 
 
 def test_other_float_types_are_refused() -> None:
-    with pytest.raises(InputError, match="x: expected float16, bfloat16, float32 or float64"):
+    with pytest.raises(InputError, match=r"x: .*float16\b.*bfloat16\b.*float32\b.*float64\b"):
         group_sort(X.to(torch.float8_e5m2))

@@ -79,7 +79,7 @@ def test_gradcheck(mask: Tensor | None) -> None:
 
 
 def test_bad_arguments() -> None:
-    with pytest.raises(InputError, match="x: expected shape"):
+    with pytest.raises(InputError, match=r"x: .*got \(3, 4\)"):
         max_exchange(torch.randn(3, 4))
     with pytest.raises(InputError, match="backend"):
         max_exchange(torch.randn(1, 3, 4), backend="fast")

@@ -344,7 +344,7 @@ def refused() -> list[object]:
 def test_what_kernels_do_not_take_is_refused(
     operator: object, arguments: tuple[object, ...], options: dict[str, object]
 ) -> None:
-    with pytest.raises(InputError, match="backend: expected one that supports"):
+    with pytest.raises(InputError, match="backend:"):
         operator(*arguments, backend="triton", **options)
     operator(*arguments, **options)
 

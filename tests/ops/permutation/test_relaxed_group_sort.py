@@ -127,5 +127,5 @@ def test_bad_arguments(groups: int, options: dict, named: str) -> None:
 
 
 def test_nothing_to_sort_is_refused() -> None:
-    with pytest.raises(InputError, match="x: expected at least one token"):
+    with pytest.raises(InputError, match=r"x: .*got \(1, 0, 4\)"):
         relaxed_group_sort(torch.randn(1, 0, 4), temperature=1.0)

@@ -135,7 +135,7 @@ def test_power_op_passes_opcheck() -> None:
 @pytest.mark.parametrize(
     ("arguments", "options", "named"),
     [
-        (("lineal", 8, 4), {}, "kind.*did you mean linear"),
+        (("lineal", 8, 4), {}, "linear"),
         (("linear", 0, 4), {}, "num_tokens"),
         (("linear", 8, 0), {}, "num_channels"),
         (("power", 8, 4), {"layer_index": 1}, "layer_index"),

@@ -316,23 +316,23 @@ def test_soft_ranks_and_the_entropic_form_agree_where_both_are_hard() -> None:
 
 
 BAD: dict[str, tuple[Callable[[Tensor], Any], str]] = {
-    "temperature 0": (lambda x: soft_sort(x, temperature=0.0), "temperature: .* above 0, got 0"),
-    "temperature inf": (lambda x: soft_rank(x, temperature=float("inf")), "temperature: expected"),
-    "temperature text": (lambda x: soft_rank(x, temperature="1"), "temperature: expected"),
-    "groups": (lambda x: soft_sort(x, 2, temperature=1.0), "num_groups: expected a divisor"),
-    "integers": (lambda x: soft_rank(x.long(), temperature=1.0), "x: expected"),
-    "two dimensions": (lambda x: soft_sort(x[0], temperature=1.0), "x: expected shape"),
+    "temperature 0": (lambda x: soft_sort(x, temperature=0.0), r"temperature: .*\b0\b.*got 0\b"),
+    "temperature inf": (lambda x: soft_rank(x, temperature=float("inf")), "temperature:"),
+    "temperature text": (lambda x: soft_rank(x, temperature="1"), "temperature: .*got '1'"),
+    "groups": (lambda x: soft_sort(x, 2, temperature=1.0), "num_groups: .*got 2"),
+    "integers": (lambda x: soft_rank(x.long(), temperature=1.0), r"x: .*got torch\.int64"),
+    "two dimensions": (lambda x: soft_sort(x[0], temperature=1.0), r"x: .*got \(5, 3\)"),
     "mask": (
         lambda x: soft_sort(x, temperature=1.0, key_padding_mask=torch.zeros(2, 4)),
-        "key_padding_mask: expected a bool",
+        r"key_padding_mask: .*got torch\.float32",
     ),
     "no kernel": (
         lambda x: soft_sort(x.double(), temperature=1.0, backend="cpu"),
-        "backend: expected",
+        "backend: .*got 'cpu'",
     ),
     "no kernel for a GPU": (
         lambda x: soft_rank(x, temperature=1.0, backend="triton"),
-        "backend: expected",
+        "backend: .*got 'triton'",
     ),
 }
 

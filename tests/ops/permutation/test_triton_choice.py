@@ -50,7 +50,7 @@ def test_kernels_count_tokens_in_32_bits(monkeypatch: pytest.MonkeyPatch) -> Non
     assert with_triton(PLAIN, x.expand(2**16 - 1, 2**15, 4), 2) == (*PLAIN, "triton")
     assert with_triton(PLAIN, x.expand(2**16, 2**15, 4), 2) == PLAIN
     monkeypatch.setattr(triton_support, "check_device", lambda _: None)
-    with pytest.raises(InputError, match="at most 2,147,483,647 tokens"):
+    with pytest.raises(InputError, match="2,147,483,647 tokens"):
         check_limits(x.expand(2**16, 2**15, 4), 2)
 
 

@@ -349,9 +349,7 @@ def test_stream_ends_with_the_bias() -> None:
     w, temperature, bias = make(2, 3, 6, 2)
     state = causal_token_statistics(w, temperature, bias, return_state=True)[1]
     causal_token_statistics(w[:, :, :2], temperature, bias, initial_state=state)
-    with pytest.raises(
-        ValueError, match=r"denominator_bias: expected at least 9 positions.* got 8"
-    ):
+    with pytest.raises(ValueError, match=r"denominator_bias: .*\b9\b.*got 8\b"):
         causal_token_statistics(w[:, :, :3], temperature, bias, initial_state=state)
 
 
@@ -365,26 +363,29 @@ def test_a_full_sample_may_be_padded_on() -> None:
     assert (y[0] == 0).all()
     assert end.position.tolist() == [6, 6]
     options["key_padding_mask"] = torch.tensor([[True] * 3 + [False], [False] * 4])
-    with pytest.raises(ValueError, match="denominator_bias: expected at least 7 positions"):
+    with pytest.raises(ValueError, match=r"denominator_bias: .*\b7\b"):
         causal_token_statistics(w, temperature, bias, **options)
 
 
 W, TEMPERATURE, BIAS = make(2, 3, 4, 5, torch.float32)
 STATE = StatisticsState.zeros(2, 3, 5)
 BAD = {
-    "rank": ({"w": W[0]}, r"w: expected shape \(B, H, N, D\)"),
-    "temperature": ({"temperature": torch.ones(3, 1)}, "temperature: expected shape"),
+    "rank": ({"w": W[0]}, r"w: .*\(B, H, N, D\)"),
+    "temperature": ({"temperature": torch.ones(3, 1)}, r"temperature: .*got \(3, 1\)"),
     "short bias": (
         {"denominator_bias": BIAS[:, :3]},
-        "denominator_bias: expected at least 4 positions, one for each token so far, got 3",
+        r"denominator_bias: .*\b4\b.*got 3\b",
     ),
-    "bias of the code": ({"denominator_bias": BIAS[..., None]}, "denominator_bias: expected shape"),
-    "bias heads": ({"denominator_bias": BIAS[:2]}, r"denominator_bias: expected shape \(H, L\)"),
-    "mask": ({"key_padding_mask": torch.zeros(2, 4)}, "key_padding_mask: expected a bool"),
-    "state type": ({"initial_state": tuple(STATE)}, "initial_state: expected a StatisticsState"),
+    "bias of the code": (
+        {"denominator_bias": BIAS[..., None]},
+        r"denominator_bias: .*got \(3, 6, 1\)",
+    ),
+    "bias heads": ({"denominator_bias": BIAS[:2]}, r"denominator_bias: .*\(H, L\)"),
+    "mask": ({"key_padding_mask": torch.zeros(2, 4)}, r"key_padding_mask: .*got torch\.float32"),
+    "state type": ({"initial_state": tuple(STATE)}, "initial_state: .*StatisticsState"),
     "state of another batch": (
         {"initial_state": StatisticsState.zeros(1, 3, 5)},
-        r"initial_state.energy: expected shape \(2, 3, 5\), got \(1, 3, 5\)",
+        r"initial_state.energy: .*\(2, 3, 5\).*got \(1, 3, 5\)",
     ),
     "state in half": (
         {"initial_state": STATE._replace(member_count=STATE.member_count.half())},
@@ -392,10 +393,10 @@ BAD = {
     ),
     "float position": (
         {"initial_state": STATE._replace(position=torch.zeros(2))},
-        "initial_state.position: expected dtype torch.int64",
+        r"initial_state.position: .*torch.int64\b",
     ),
-    "dropout": ({"dropout_p": -0.1}, "dropout_p: expected a probability"),
-    "backend": ({"backend": "eagre"}, "did you mean eager"),
+    "dropout": ({"dropout_p": -0.1}, r"dropout_p: .*got -0\.1"),
+    "backend": ({"backend": "eagre"}, "eager.*got 'eagre'"),
 }
 
 

@@ -162,15 +162,15 @@ def test_dropout_drops_in_training() -> None:
 
 @pytest.mark.parametrize("every", [0, -1, 2.5, True, "often"])
 def test_bad_settings(every: Any) -> None:
-    with pytest.raises(rm.InputError, match="renormalize_every: expected an integer"):
+    with pytest.raises(rm.InputError, match="renormalize_every:"):
         mixer_of(every, max_length=8)
 
 
 def test_what_it_cannot_do() -> None:
-    with pytest.raises(rm.InputError, match="renormalize_every: expected None without causal"):
+    with pytest.raises(rm.InputError, match=r"renormalize_every: .*None"):
         rm.create_mixer("tssa", 12, renormalize_every=2)
     mixer = mixer_of(2, max_length=8)
     x = torch.randn(1, 4, 12, dtype=torch.float64)
     for stream in (lambda: mixer.init_state(1), lambda: mixer.prefill(x)):
-        with pytest.raises(rm.InputError, match="renormalize_every: expected None to stream tssa"):
+        with pytest.raises(rm.InputError, match=r"renormalize_every: .*None.*tssa"):
             stream()

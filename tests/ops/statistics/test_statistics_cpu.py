@@ -363,5 +363,5 @@ def test_without_kernels_eager_serves(form: Form, monkeypatch: pytest.MonkeyPatc
     w = make_tokens(1, 2, 5, 3)
     temperature = torch.ones(2)
     assert torch.equal(form(w, temperature), form(w, temperature, backend="eager"))
-    with pytest.raises(ValueError, match="backend: expected one that supports these arguments"):
+    with pytest.raises(ValueError, match=r"backend: .*got 'cpu'"):
         form(w, temperature, backend="cpu")

@@ -344,7 +344,7 @@ def test_auto_never_interprets() -> None:
 def test_what_kernels_do_not_take_is_refused(w: Tensor) -> None:
     w, temperature = w.to(DEVICE), torch.ones(w.shape[1], device=DEVICE)
     for operator in (token_statistics, causal_token_statistics):
-        with pytest.raises(InputError, match="backend: expected one that supports"):
+        with pytest.raises(InputError, match="backend:"):
             operator(w, temperature, backend="triton")
         operator(w, temperature)
 

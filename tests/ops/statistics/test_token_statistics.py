@@ -250,27 +250,30 @@ def test_compiles_and_exports(strided: bool) -> None:
 W = torch.randn(2, 3, 4, 5)
 ONES = torch.ones(3)
 BAD = {
-    "rank": ({"w": W[0]}, r"w: expected shape \(B, H, N, D\), got \(3, 4, 5\)"),
-    "integers": ({"w": W.long()}, "w: expected a floating-point dtype, got torch.int64"),
-    "list": ({"w": [1.0]}, "w: expected a tensor"),
-    "no tokens": ({"w": W[:, :, :0]}, "w: expected at least one of each"),
-    "no features": ({"w": W[..., :0]}, "w: expected at least one of each"),
+    "rank": ({"w": W[0]}, r"w: .*\(B, H, N, D\).*got \(3, 4, 5\)"),
+    "integers": ({"w": W.long()}, r"w: .*got torch.int64\b"),
+    "list": ({"w": [1.0]}, "w:"),
+    "no tokens": ({"w": W[:, :, :0]}, r"w: .*got \(2, 3, 0, 5\)"),
+    "no features": ({"w": W[..., :0]}, r"w: .*got \(2, 3, 4, 0\)"),
     "a temperature per head": (
         {"temperature": torch.ones(4)},
-        r"temperature: expected shape \(H,\) = \(3,\), got \(4,\)",
+        r"temperature: .*\(H,\).*\(3,\).*got \(4,\)",
     ),
-    "temperature of the code": ({"temperature": torch.ones(3, 1)}, "temperature: expected shape"),
-    "float temperature": ({"temperature": 1.0}, "temperature: expected a tensor"),
-    "int temperature": ({"temperature": ONES.long()}, "temperature: expected a floating"),
-    "temperature elsewhere": ({"temperature": ONES.to("meta")}, "temperature: expected device"),
+    "temperature of the code": ({"temperature": torch.ones(3, 1)}, r"temperature: .*got \(3, 1\)"),
+    "float temperature": ({"temperature": 1.0}, "temperature:"),
+    "int temperature": ({"temperature": ONES.long()}, r"temperature: .*got torch\.int64"),
+    "temperature elsewhere": ({"temperature": ONES.to("meta")}, "temperature:"),
     "mask shape": (
         {"key_padding_mask": torch.zeros(2, 3, dtype=torch.bool)},
-        r"key_padding_mask: expected shape \(B, N\) = \(2, 4\), got \(2, 3\)",
+        r"key_padding_mask: .*\(B, N\).*\(2, 4\).*got \(2, 3\)",
     ),
-    "mask dtype": ({"key_padding_mask": torch.zeros(2, 4)}, "key_padding_mask: expected a bool"),
-    "dropout": ({"dropout_p": 1.0}, "dropout_p: expected a probability"),
-    "no such backend": ({"backend": "fast"}, "backend: expected one of"),
-    "backend not here": ({"backend": "triton"}, "backend: expected one that supports"),
+    "mask dtype": (
+        {"key_padding_mask": torch.zeros(2, 4)},
+        r"key_padding_mask: .*got torch\.float32",
+    ),
+    "dropout": ({"dropout_p": 1.0}, r"dropout_p: .*got 1\.0"),
+    "no such backend": ({"backend": "fast"}, "backend: .*got 'fast'"),
+    "backend not here": ({"backend": "triton"}, "backend: .*got 'triton'"),
 }
 
 

@@ -28,7 +28,7 @@ RUNS_ARE_KEPT = "remove it and make the same comparison again, its runs are kept
 """What to do where that file is damaged."""
 FREE = ("train_options", *free_settings("train"))
 """Settings that a comparison may change when it goes on; `train` says all of `train_options`."""
-_PACKAGES = ("accelerate", "jinja2", "matplotlib", "rich", "scipy")
+_PACKAGES = ("accelerate", "jinja2", "matplotlib", "msgspec", "rich", "scipy")
 _JUDGED = ("validation", "test")
 
 

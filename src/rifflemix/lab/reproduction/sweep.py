@@ -129,7 +129,7 @@ def plan_sweep(
     """
     if is_one_of_many():
         raise InputError("sweep: expected one process, got several; run it without torchrun")
-    require_packages("a sweep", "compare", "accelerate", "matplotlib")
+    require_packages("a sweep", "compare", "accelerate", "matplotlib", "msgspec")
     options = options or ReproduceOptions()
     known = sweep_defaults(recipe)
     for name in grid:

@@ -27,7 +27,7 @@ LOWEST_TORCH = (2, 8)
 # Distributions of each extra that a user may install; a test holds it against pyproject.toml.
 EXTRAS = {
     "cli": ("typer", "rich"),
-    "compare": ("accelerate", "matplotlib", "jinja2", "scipy"),
+    "compare": ("accelerate", "matplotlib", "jinja2", "msgspec", "scipy"),
     "data": ("datasets", "tokenizers"),
     "images": ("pillow", "scipy"),
     "graph": ("rdkit", "scipy"),

@@ -178,7 +178,7 @@ def _let_go_of_groups() -> None:
 
 
 def _start_accelerator(config: TrainConfig, device: torch.device) -> Any:
-    require_packages("training", "compare", "accelerate")
+    require_packages("training", "compare", "accelerate", "msgspec")
     from accelerate import Accelerator
     from accelerate.state import AcceleratorState
     from accelerate.utils import GradientAccumulationPlugin
