@@ -422,6 +422,7 @@ def evaluation_mode(model: Any) -> Iterator[None]:
 __all__ = [
     "BatchNorm",
     "OperatorWatch",
+    "TorchDispatchMode",
     "UnknownShape",
     "all_gather",
     "all_reduce",

@@ -7,13 +7,12 @@ import math
 import torch
 from torch import Tensor
 
-from rifflemix.mixers._attention.linear import sum_of_products
 from rifflemix.mixers.baselines.average import AveragePooling
 from rifflemix.mixers.baselines.identity import Identity
 from rifflemix.mixers.baselines.linear import LinearAttention
 from rifflemix.mixers.tssa import TSSA
 from rifflemix.ops.dropout.unchecked import dropout
-from rifflemix.ops.precision import without_autocast
+from rifflemix.ops.precision import sum_of_products, without_autocast
 from rifflemix.ops.statistics import StatisticsState, eager, unchecked
 from rifflemix.ops.statistics.common import accumulation_dtype
 from rifflemix.parallel.sharded import ShardedAttention, ShardedMixer

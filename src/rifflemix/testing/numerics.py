@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.utils._python_dispatch import TorchDispatchMode
 
+from rifflemix.compat import TorchDispatchMode
 from rifflemix.mixers.base import TokenMixer
 from rifflemix.testing.forms import DIM, Form, require, require_close, tokens
 

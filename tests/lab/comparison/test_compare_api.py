@@ -13,11 +13,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from rifflemix.comparison.table import comparison_rows, nothing_learned
 from torch import Tensor, nn
 
 import rifflemix as rm
 import rifflemix.cli
+from rifflemix.lab.comparison.table import comparison_rows, nothing_learned
 from rifflemix.mixers.named import mixer_class
 
 pytestmark = pytest.mark.usefixtures("registries")

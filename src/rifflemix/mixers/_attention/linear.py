@@ -9,14 +9,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from rifflemix.checks import autocast_enabled
-from rifflemix.compat import is_known, take_first, widest_float
+from rifflemix.compat import take_first, widest_float
 from rifflemix.mixers._attention.fused_features import scaled
 from rifflemix.mixers._attention.multi_head import MultiHeadMixer
 from rifflemix.mixers.padding import block_of, missing_tokens
-from rifflemix.ops.precision import without_autocast
-
-# Tokens whose products a matrix product of torch's adds one after another.
-_TOKENS_TOGETHER = 1024
+from rifflemix.ops.precision import sum_of_products, without_autocast
 
 
 class LinearAttentionMixer(MultiHeadMixer):
@@ -146,23 +143,6 @@ def linear_attention(
         return scaled(y, (total + epsilon).reciprocal())
     norms = k.sum(-2, keepdim=True, dtype=_wide(k))
     return _divided(q @ sum_of_products(k, v), (q * norms).sum(-1, keepdim=True), epsilon)
-
-
-def sum_of_products(x: Tensor, y: Tensor) -> Tensor:
-    """Sum over the tokens: x^T y, (..., N, M) and (..., N, D) -> (..., M, D).
-
-    A long sequence is summed in pieces, since a matrix product in float32 loses digits with N.
-    """
-    length = x.shape[-2]
-    if not is_known(length) or length <= _TOKENS_TOGETHER:
-        return x.mT @ y
-    whole = length - length % _TOKENS_TOGETHER
-    pieces = [t.narrow(-2, 0, whole).unflatten(-2, (-1, _TOKENS_TOGETHER)) for t in (x, y)]
-    total: Tensor = (pieces[0].mT @ pieces[1]).sum(-3)
-    if whole == length:
-        return total
-    last = length - whole
-    return total + x.narrow(-2, whole, last).mT @ y.narrow(-2, whole, last)
 
 
 def _causal(q: Tensor, k: Tensor, v: Tensor, epsilon: float | None, chunk_size: int) -> Tensor:

@@ -8,10 +8,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from rifflemix.mixers._attention.linear import sum_of_products
 from rifflemix.mixers._attention.multi_head import MultiHeadMixer
 from rifflemix.mixers.base import MixerCard
 from rifflemix.ops.dropout.unchecked import dropout as drop
+from rifflemix.ops.precision import sum_of_products
 
 
 class XCA(MultiHeadMixer):
