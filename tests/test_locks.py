@@ -19,7 +19,7 @@ from rifflemix.locks import locked, scratch_folder
 
 def test_lock_within_a_process(tmp_path: Path) -> None:
     with locked(tmp_path):
-        refusal = pytest.raises(InputError, match="in use by another process")
+        refusal = pytest.raises(InputError, match="in use")
         with refusal, locked(tmp_path):
             pass
     with locked(tmp_path):
@@ -44,7 +44,7 @@ def test_a_file_system_without_locks(tmp_path: Path, monkeypatch: pytest.MonkeyP
         raise OSError(38, "Function not implemented")
 
     monkeypatch.setattr("fcntl.flock", refuse)
-    with pytest.raises(InputError, match=r"cannot lock .*: Function not impl"), locked(tmp_path):
+    with pytest.raises(InputError, match=r"Function not impl"), locked(tmp_path):
         pass
 
 

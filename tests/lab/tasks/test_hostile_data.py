@@ -157,7 +157,7 @@ NPY = {
 def test_arrays(content: bytes, tmp_path: Path) -> None:
     with (
         little_memory(),
-        pytest.raises(InputError, match=r"x.npy: (the file is damaged|.*pickled objects)"),
+        pytest.raises(InputError, match=r"x.npy: .*(damaged|pickled)"),
     ):
         read_npy(tmp_path / "x.npy", content)
     archive = io.BytesIO()
@@ -165,7 +165,7 @@ def test_arrays(content: bytes, tmp_path: Path) -> None:
         file.writestr("train_x.npy", content)
     path = tmp_path / "x.npz.xz"
     path.write_bytes(lzma.compress(archive.getvalue(), preset=0))
-    with pytest.raises(InputError, match=r"x.npz.xz: (the file is damaged|.*pickled objects)"):
+    with pytest.raises(InputError, match=r"x.npz.xz: .*(damaged|pickled)"):
         read_npz(path)
 
 

@@ -90,9 +90,9 @@ def test_near_copies_of_a_validation_sentence_leave_the_training() -> None:
 
 
 DAMAGE = {
-    "no header": (["a film\t1"], "does not name two columns"),
-    "three columns": (["a\tlabel\tc", "a\t1\tb"], "does not name two columns"),
-    "empty": ([], "does not name two columns"),
+    "no header": (["a film\t1"], "two columns"),
+    "three columns": (["a\tlabel\tc", "a\t1\tb"], "two columns"),
+    "empty": ([], "two columns"),
     "no samples": ([HEADER], "no samples"),
     "label": ([HEADER, "a film\t2"], "line 2"),
     "blank": ([HEADER, "a film\t1", " \t1"], "line 3"),
