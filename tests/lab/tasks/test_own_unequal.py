@@ -39,7 +39,7 @@ def arrays(count: int, first: int = 0) -> dict[str, Any]:
 def test_lengths_of_an_npz_are_read_by_default(tmp_path: Path) -> None:
     counts = np.arange(20) % 6 + 1
     np.savez(tmp_path / "a.npz", **arrays(20), lengths=counts, other=counts % 2 + 1)
-    with pytest.warns(InputWarning, match=r"a\.npz: .*other.*x = x, y = y"):
+    with pytest.warns(InputWarning, match=r"a\.npz: .*other"):
         task = load_task("npz", data=str(tmp_path / "a.npz"))
     assert task.padding
     found = sorted(len(task.split(n)[i][0]) for n in SPLITS for i in range(len(task.split(n))))
@@ -184,7 +184,7 @@ def test_empty_samples_are_left_out_with_all_that_belongs_to_them(kind: str, spl
 
 
 def test_what_cannot_be_left_out_is_refused() -> None:
-    with pytest.raises(rm.InputError, match="x: .*token"):
+    with pytest.raises(rm.InputError, match=r"x: .*token"):
         rm.Task.from_arrays(["", ""], [0, 1], drop_empty=True)
     with pytest.raises(rm.InputError, match="y: expected 3 values"):
         rm.Task.from_arrays(["a", "", "b"], [0, 1], drop_empty=True)
