@@ -209,7 +209,7 @@ def test_rows_in_full_are_shown_with_the_mean_of_their_seeds(
         assert ours.split(" ")[0] == f"{mean:.2f}"
         assert float(seeds) == len(runs[name])
         if changed_settings(runs[name][0]):
-            assert (printed, difference, error, *why) == ("", "", "", "")
+            assert not any((printed, difference, error, *why))
             continue
         reported = runs[name][0]["printed"]
         both = math.hypot(standard_error(runs[name], mean), standard_error(runs[name], reported))

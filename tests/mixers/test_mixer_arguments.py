@@ -152,7 +152,7 @@ def test_float64_is_refused_under_autocast_which_leaves_it_alone(wide: str) -> N
     mixer, x = (mixer, x.double()) if wide == "tokens" else (mixer.double(), x)
     with (
         torch.autocast("cpu", torch.bfloat16),
-        pytest.raises(rm.InputError, match=r"x: .*torch\.float32, got torch\.bfloat16"),
+        pytest.raises(rm.InputError, match=r"x: .*torch\.float(32|64), got torch\.float(64|32)"),
     ):
         mixer(x)
 

@@ -16,9 +16,12 @@ from rifflemix.lab.runs.fit import fit_model
 
 
 def test_a_training_run_says_what_it_is(cli: Cli, tmp_path: Path) -> None:
-    run, folder = tmp_path / "run", tmp_path / "model"
+    out, folder = tmp_path / "out", tmp_path / "model"
     command = ["train", "--task", "digits", "--mixer", "tssa", "--max-steps", 1, "--dim", 16]
-    assert cli(*command, "--layers", 1, "--threads", 1, "--out", run).code == 0
+    assert cli(*command, "--layers", 1, "--threads", 1, "--out", out).code == 0
+    with pytest.raises(rm.InputError, match="subfolder run"):
+        rm.models.from_pretrained(out)
+    run = out / "run"
     with pytest.raises(rm.InputError, match="folder") as caught:
         rm.models.from_pretrained(run)
     assert "a training run" in str(caught.value)

@@ -239,7 +239,7 @@ def test_backends_that_are_none(backend: Any) -> None:
 def test_groups_of_sparse_tensors() -> None:
     sparse = torch.randn(2, 8, 4).to_sparse()
     for call in (lambda: ops.butterfly_split(sparse, 2, 2), lambda: ops.butterfly_merge(sparse, 2)):
-        with pytest.raises(InputError, match=r"x: .*dense"):
+        with pytest.raises(InputError, match="dense"):
             call()
 
 

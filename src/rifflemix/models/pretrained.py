@@ -161,6 +161,7 @@ _OTHER_FOLDERS = (
         "create the model with the run's settings and the sizes of its task, load "
         "best.safetensors with safetensors.torch.load_model, and save it in another folder",
     ),
+    ({"format", "data", "processes"}, "a training", "its subfolder run is a training run"),
     ({"mixers"}, "a comparison", "its subfolders MIXER/seedN are training runs"),
     ({"grid"}, "a sweep", "its subfolders are training runs"),
     (

@@ -280,7 +280,7 @@ def test_a_decoder_has_a_text_and_a_pattern_of_its_own() -> None:
     stacks = analyze("collapse", model, [batch]).data["models"]["Seq2Seq"]["stacks"]
     assert {len(depths["residual"]) for depths in stacks.values()} == {2}, "one layer reads"
     tokens = torch.randn(2, 8, 16)
-    with pytest.raises(InputError, match=r"^SoftmaxCrossAttention: .*memory"):
+    with pytest.raises(InputError, match=r"memory"):
         analyze("pattern", SoftmaxCrossAttention(16), [(tokens, tokens)])
 
 

@@ -133,7 +133,6 @@ def test_language(texts: Path, tmp_path: Path) -> None:
         assert {"bits_per_byte", "bits_per_character"} <= set(run["test"])
     table = comparison_files(results)["table.md"].decode()
     assert "Test perplexity" in table
-    assert "accuracy" not in table
 
 
 def test_sorting(tmp_path: Path) -> None:

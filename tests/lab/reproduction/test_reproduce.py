@@ -286,7 +286,7 @@ def test_where_the_run_stands_is_told(tmp_path: Path) -> None:
 
 def test_a_foreign_folder_is_refused(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("mine")
-    with pytest.raises(InputError, match=r"out_dir: .*notes\.txt"):
+    with pytest.raises(InputError, match=r"out: .*notes\.txt"):
         run(tmp_path)
     assert os.listdir(tmp_path) == ["notes.txt"]
 
@@ -308,7 +308,7 @@ def test_another_configuration_is_refused(
     finished: Path, options: dict[str, Any], words: str
 ) -> None:
     before = (finished / "results.json").read_bytes()
-    with pytest.raises(InputError, match=f"out_dir: .*({words})"):
+    with pytest.raises(InputError, match=f"out: .*({words})"):
         run(finished, **options)
     assert (finished / "results.json").read_bytes() == before
 

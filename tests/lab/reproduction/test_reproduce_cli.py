@@ -107,7 +107,7 @@ def test_the_budget_includes_the_preparation_of_data(
         (("test/digits", "--out", "{}/run", "--precision", "fp8"), "precision: .*'fp8'"),
         (("test/digits", "--out", "{}/run", "--threads", "0"), "threads"),
         (("test/digits", "--out", "{}/run", "--data-dir", "{}/none"), "data_dir"),
-        (("test/digits", "--out", "{}/foreign"), r"out_dir: .*note\.txt"),
+        (("test/digits", "--out", "{}/foreign"), r"out: .*note\.txt"),
     ],
     ids=lambda value: " ".join(value[-2:]) if isinstance(value, tuple) else "",
 )

@@ -163,10 +163,10 @@ def test_missing_file_in_one_sentence(tmp_path: Path) -> None:
 
 
 @pytest.mark.timeout(20)
-def test_a_cache_that_cannot_be_locked_keeps_nothing(
+def test_a_cache_without_locks_keeps_its_arrays(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It is not tried again, as where another process took the folder away."""
+    """Some network file systems have no locks."""
 
     def refuse(*_: object) -> None:
         raise OSError(38, "Function not implemented")
@@ -175,9 +175,8 @@ def test_a_cache_that_cannot_be_locked_keeps_nothing(
     monkeypatch.setattr("fcntl.flock", refuse)
     arrays = files.cached_arrays(folder, lambda: {"a": np.arange(3)})
     assert arrays["a"].values.tolist() == [0, 1, 2]
-    with pytest.raises(InputError, match=r"cache/x: .*Function not implemented.*RIFFLEMIX_CACHE"):
-        files.cached_arrays(folder, lambda: {"a": np.arange(3)}, must_keep=True)
-    assert not list(folder.parent.iterdir())
+    arrays = files.cached_arrays(folder, lambda: _make([]), must_keep=True)
+    assert arrays["a"].path == folder / "a.npy"
 
 
 def test_a_cache_that_another_process_wrote_meanwhile(

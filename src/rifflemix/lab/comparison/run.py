@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from rifflemix.files import write_bytes, write_json
+from rifflemix.files import write_bytes
 from rifflemix.lab.comparison.config import CompareConfig
 from rifflemix.lab.comparison.estimate import Estimate, TimeLeft, estimate_comparison
 from rifflemix.lab.comparison.models import build_model, training_memory
@@ -22,6 +22,7 @@ from rifflemix.lab.experiments import (
     RunStore,
     Trained,
     carry_out,
+    write_summary,
 )
 from rifflemix.lab.runs.device import using_threads
 from rifflemix.lab.runs.grid import point_label
@@ -226,4 +227,4 @@ def _write(plan: ComparePlan, results: dict[str, Any]) -> None:
     text = config_text(plan.config)
     if text is not None:
         write_bytes(plan.out / TOML_FILE, text.encode())
-    write_json(plan.out / RESULTS_FILE, results)
+    write_summary(plan.out / RESULTS_FILE, results)

@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 
-from rifflemix.files import write_json
 from rifflemix.json_values import sealed
 from rifflemix.lab.comparison.config import CompareConfig
 from rifflemix.lab.comparison.models import check_model, training_memory
@@ -22,6 +21,7 @@ from rifflemix.lab.experiments import (
     Records,
     Trained,
     carry_out,
+    write_summary,
 )
 from rifflemix.lab.runs.device import using_threads
 from rifflemix.lab.runs.folder import check_folder
@@ -111,7 +111,7 @@ def train_single(
         caller = Caller(should_stop=should_stop or never)
         outcome = carry_out(plan.experiment, trainer, engine, caller)
     results = _results(plan, outcome)
-    engine.on_main(lambda: write_json(out / RESULTS_FILE, results))
+    engine.on_main(lambda: write_summary(out / RESULTS_FILE, results))
     return results
 
 

@@ -1,7 +1,12 @@
 """The engine of all trainings: a plan of runs, one folder and one record per run, workers."""
 
 from rifflemix.lab.experiments.plan import ONLY_RUN, Experiment, OneRun, PlannedRun, Records
-from rifflemix.lab.experiments.records import RunRecord, Utilisation, newest_environment
+from rifflemix.lab.experiments.records import (
+    RunRecord,
+    Utilisation,
+    newest_environment,
+    write_summary,
+)
 from rifflemix.lab.experiments.store import RunStore, files_of, held_folder, only_run
 from rifflemix.lab.experiments.work import Caller, Outcome, Trained, Trainer, carry_out
 
@@ -23,4 +28,5 @@ __all__ = [
     "held_folder",
     "newest_environment",
     "only_run",
+    "write_summary",
 ]

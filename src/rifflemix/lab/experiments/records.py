@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -109,6 +111,14 @@ def read_record(folder: Path) -> RunRecord | None:
     except ValueError as error:
         raise InputError(f"{path} is damaged: {error}; {_ADVICE}") from error
     return record
+
+
+def write_summary(path: Path, summary: Mapping[str, Any]) -> None:
+    """Write a file that is derived from records, unless it has this content already."""
+    with contextlib.suppress(InputError):
+        if path.exists() and read_json(path) == json.loads(json.dumps(summary)):
+            return
+    write_json(path, summary)
 
 
 def newest_environment(records: Mapping[str, RunRecord]) -> Environment | None:

@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 
-from rifflemix.files import write_json
 from rifflemix.json_values import sealed
 from rifflemix.lab.experiments import (
     Caller,
@@ -19,6 +18,7 @@ from rifflemix.lab.experiments import (
     Trained,
     Utilisation,
     carry_out,
+    write_summary,
 )
 from rifflemix.lab.reproduction.plan import ReproducePlan, build_model
 from rifflemix.lab.reproduction.results import (
@@ -70,7 +70,7 @@ def run_reproduction(
         caller = Caller(should_stop=should_stop or never)
         outcome = carry_out(experiment, trainer, engine, caller)
     results = sealed(results_of(plan, outcome))
-    engine.on_main(lambda: write_json(plan.out / RESULTS_FILE, results))
+    engine.on_main(lambda: write_summary(plan.out / RESULTS_FILE, results))
     return results
 
 

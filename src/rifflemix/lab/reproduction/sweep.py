@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from rifflemix.errors import InputError, bad_argument, require_packages, unknown_name
-from rifflemix.files import check_same_settings, write_bytes, write_json
+from rifflemix.files import check_same_settings, write_bytes
 from rifflemix.json_values import sealed
 from rifflemix.lab.experiments import (
     Caller,
@@ -20,6 +20,7 @@ from rifflemix.lab.experiments import (
     Trained,
     carry_out,
     newest_environment,
+    write_summary,
 )
 from rifflemix.lab.recipes import Recipe
 from rifflemix.lab.reproduction.plan import ReproducePlan, plan_reproduction
@@ -258,7 +259,7 @@ class _SweepTrainer(RecipeTrainer):
 def _write(plan: SweepPlan, results: dict[str, Any]) -> dict[str, Any]:
     from rifflemix.lab.reproduction.sweep_plot import sweep_plot
 
-    write_json(plan.out / RESULTS_FILE, results)
+    write_summary(plan.out / RESULTS_FILE, results)
     write_bytes(plan.out / "table.md", sweep_markdown(results).encode())
     write_bytes(plan.out / "plot.png", sweep_plot(results))
     return results
