@@ -182,8 +182,6 @@ struct Sums {
     sums.resize(count);
   }
 
-  double at(int64_t i) const { return earlier.empty() ? sums[i] : earlier[i] + sums[i]; }
-
   // After tile number `tile` of these sums.
   void set_aside(int64_t tile) {
     if (tile % kTilesTogether != kTilesTogether - 1) return;
@@ -353,17 +351,20 @@ RIFFLEMIX_BLOCK_MAP_TILES(double)
 template <class A>
 void add_chunks(const Problem<A>& p, const std::vector<Sums<A>>& chunks) {
   A* total = p.grad_parameters;
+  Buffer<double> sum;
   int64_t at = 0;
   for (int64_t l = 0; l < p.sizes.maps; ++l) {
     const Map& m = p.maps[l];
     const int64_t all = m.blocks * (m.in + 1), wanted = m.blocks * (m.in + m.has_bias);
     for (int64_t row = 0; row < all; ++row, at += whole_squares<A>(m.out)) {
       if (row >= wanted) continue;
-      for (int64_t i = 0; i < m.out; ++i) {
-        double sum = 0;
-        for (const Sums<A>& chunk : chunks) sum += chunk.at(at + i);
-        *total++ = static_cast<A>(sum);
+      sum.assign(m.out, 0.0);
+      for (const Sums<A>& chunk : chunks) {
+        for (int64_t i = 0; i < m.out; ++i) sum[i] += chunk.sums[at + i];
+        if (chunk.earlier.empty()) continue;
+        for (int64_t i = 0; i < m.out; ++i) sum[i] += chunk.earlier[at + i];
       }
+      for (int64_t i = 0; i < m.out; ++i) *total++ = static_cast<A>(sum[i]);
     }
   }
 }
