@@ -235,7 +235,7 @@ def test_plugins_are_examined_without_an_import_here(
 ) -> None:
     monkeypatch.setattr(doctor, "EXTRAS", {})
     package("sound", "Mixer = 1", "[rifflemix.mixers]\nmine = sound:Mixer\n")
-    package("sick", "import os; os._exit(1)", "[rifflemix.lab.tasks]\nill = sick:Task\n")
+    package("sick", "import os; os._exit(1)", "[rifflemix.tasks]\nill = sick:Task\n")
     found = {one.name: one for one in examine()}
     assert found["mixer mine"] == Finding("mixer mine", OK, "sound:Mixer of package sound")
     assert found["task ill"].state == BROKEN
