@@ -1,4 +1,4 @@
-"""Base class and description (card) of token mixers: modules that map (B, N, C) to (B, N, C)."""
+"""Base class of token mixers, modules that map (B, N, C) to (B, N, C), and their cards."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class MixerCard:
         permutation_invariant: permuting the tokens does not change any output.
         layout_over_length: reason why outputs may depend on the padded length N even if
             `max_length` is set.
-        by_position: what the bidirectional variant assigns to positions, padding included. Padding
+        by_position: how the bidirectional variant depends on positions, padding included. Padding
             before or between tokens then changes the outputs of the tokens.
         needs_max_length: the mixer cannot be built without `max_length`.
         thread_sums: sums in torch that are split by the number of CPU threads, by default or with
@@ -95,9 +95,10 @@ class MixerCard:
 
 
 class TokenMixer(nn.Module):
-    """Base class of all mixers: checks the arguments, calls `mix` and zeroes padding.
+    """Base class of all mixers.
 
-    A subclass sets `card`, calls `super().__init__` and implements `mix(x, key_padding_mask)`.
+    `forward` checks the arguments, calls `mix` and sets padded outputs to zero. A subclass sets
+    `card`, calls `super().__init__` and implements `mix(x, key_padding_mask)`.
 
     Args:
         dim: channels C.
@@ -164,8 +165,9 @@ class TokenMixer(nn.Module):
             outputs as alone.
 
         Raises:
-            InputError: a shape, dtype or device is wrong, a sequence is longer than `max_length`,
-                both a mask and `cu_seqlens` are given, or the mixer does not support one of them.
+            InputError: a shape, dtype or device is wrong, or a sequence is longer than
+                `max_length`. Also if both a mask and `cu_seqlens` are given, or if the mixer does
+                not support the given argument.
         """
         if cu_seqlens is not None:
             return self._forward_packed(x, key_padding_mask, cu_seqlens)
@@ -181,9 +183,10 @@ class TokenMixer(nn.Module):
         return torch.where(padded, 0.0, y)
 
     def mix(self, x: Tensor, key_padding_mask: Tensor | None) -> Tensor:
-        """Mix tokens. The arguments are checked, and `x` is zero at padded positions.
+        """Mix the tokens of checked arguments.
 
-        Outputs at padded positions may be any finite values: `forward` zeroes them.
+        `x` is zero at padded positions. Outputs at padded positions may be any finite values, since
+        `forward` sets them to zero.
         """
         raise NotImplementedError
 
@@ -216,8 +219,8 @@ class TokenMixer(nn.Module):
 
         Args:
             batch_size: number of sequences B to stream in parallel.
-            device: device of the state, which must be the device of the parameters. Default: the
-                device of the parameters.
+            device: device of the state. Default: the device of the parameters. `step` needs the
+                state on this device.
             dtype: dtype of the tokens to stream. Default: the dtype of the parameters.
 
         Raises:
@@ -304,7 +307,7 @@ class TokenMixer(nn.Module):
     def advance_stream(
         self, x_t: Tensor, state: dict[str, Tensor]
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """Mix the next token of each sequence, from checked arguments.
+        """Mix the next token of each sequence of checked arguments.
 
         Mixers that stream implement this method. `step` updates `state["position"]` and ignores
         any value returned under this name.
@@ -314,11 +317,11 @@ class TokenMixer(nn.Module):
     def fill_stream(
         self, x: Tensor, key_padding_mask: Tensor | None
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """Mix a whole prompt. The arguments are checked, and `x` is zero at padded positions.
+        """Mix a whole prompt of checked arguments.
 
         The default calls `step` for every token. Override this method if the mixer can process the
-        prompt at once. Outputs at padded positions may be any finite values. `prefill` adds
-        `position` to the state.
+        prompt at once. `x` is zero at padded positions, and the outputs there may be any finite
+        values. `prefill` adds `position` to the state.
         """
         return step_through(self, x, key_padding_mask)
 
@@ -417,7 +420,7 @@ def step_through(
 def _advanced(
     mixer: TokenMixer, before: dict[str, Tensor], after: dict[str, Tensor], rows: Tensor
 ) -> dict[str, Tensor]:
-    """Select `after` for the sequences in `rows`, which had a token, else `before`."""
+    """Select `after` for the sequences in `rows`, `before` for the others."""
     if rows.all():
         return after
     if any(before[name].shape != after[name].shape for name in before):

@@ -58,7 +58,7 @@ class CSP(PermutedValues):
         reach: only with `causal=True`: the tokens over which a schedule spreads the channels, in
             place of N, at most `max_length`. Default: 32, or `max_length` if that is less.
         heads: number of contiguous heads into which the permuted channels are split.
-        inner_dim: number of permuted channels, to which `shift` lists and `heads` refer.
+        inner_dim: number of permuted channels. `shift` lists and `heads` refer to these channels.
             Default: C.
         value_proj: use a value projection. Without a projection, the tokens are permuted.
         bias: add a bias to the value projection.
@@ -146,7 +146,7 @@ class CSP(PermutedValues):
                 raise bad_argument(name, "None with causal=True, which has no groups", repr(value))
 
     def _constant_steps(self) -> Tensor | None:
-        """(C,) steps, or None if they depend on the sequence length or are not used."""
+        """(C,) steps, or None if unused or dependent on the sequence length."""
         if self.causal:
             return None
         if not isinstance(self.shift, str):
@@ -208,7 +208,7 @@ class CSP(PermutedValues):
         return -(-laid_out // self.num_groups)
 
     def size_and_steps(self, length: int) -> tuple[int, list[int]]:
-        """Return the group size and the steps of all channels, as Python numbers."""
+        """Return the group size and the steps as Python numbers."""
         laid_out = self.layout_length or length
         size = self._group_size(laid_out)
         if not isinstance(self.shift, str):
@@ -219,7 +219,7 @@ class CSP(PermutedValues):
     def permute_groups(
         self, v: Tensor, steps: Tensor | None, groups: int, mask: Tensor | None, with_index: bool
     ) -> Permuted:
-        """Run `permute` with steps (C,), for groups of equal size that fill the sequence."""
+        """Run `permute` with steps (C,) for groups that fill the sequence."""
         spec = SortSpec(groups, self.order == "reference", self.heads)
         if steps is None:
             return unchecked.group_sort(v, spec, mask, with_index)
@@ -291,7 +291,7 @@ class CSP(PermutedValues):
     def _shift_steps(
         self, length: int, modulus: int | Tensor, size: int | Tensor, device: torch.device
     ) -> Tensor | None:
-        """(C,) steps for `length` tokens in groups of `size`, or None without a shift."""
+        """(C,) steps for groups of `size` tokens, or None without a shift."""
         if self.steps is not None:
             return self.steps
         return self._scheduled_steps(length, modulus, size, device)

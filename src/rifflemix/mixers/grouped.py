@@ -20,7 +20,7 @@ from rifflemix.mixers.strided import StridedGroups
 
 
 class Grouped(StridedGroups):
-    """Run an inner mixer on each strided group of `block_size` tokens, for one layer.
+    """Run an inner mixer on each strided group of tokens, for one layer.
 
     See `StridedGroups` for the groups, and for `block_size`, `layout` and `reverse`. With groups of
     a tokens, the cost is N / a times the cost of the inner mixer on a tokens. TSSA inside computes
@@ -29,15 +29,15 @@ class Grouped(StridedGroups):
 
     Args:
         dim: channels C; see `TokenMixer` for the shared arguments. The inner mixer gets the same
-            values, except `max_length`, which is `block_size`.
+            values, except that its `max_length` is `block_size`.
         inner: name of the inner mixer. Its card must set `permutation_equivariant`, and padding of
             any amount must not change its outputs.
         inner_options: options of the inner mixer.
         shared: arguments of `StridedGroups`.
 
     Raises:
-        InputError: the inner mixer depends on the order of tokens or does not support padding, it
-            does not know an option, or an option is out of range.
+        InputError: the inner mixer depends on the order of tokens, or does not support padding.
+            Also if an option is unknown or out of range.
 
     Source: Sapkota and Bhattarai 2025, "Dimension Mixer", Algorithm 1, for the groups. TSSA in
     groups is in neither paper.
@@ -84,7 +84,7 @@ class Grouped(StridedGroups):
 
 
 def _can_be_inner(card: MixerCard) -> bool:
-    """Check that the order of tokens and the amount of padding do not change the outputs."""
+    """Check that token order and padding do not change the outputs."""
     return card.permutation_equivariant and card.padding and not card.layout_over_length
 
 
@@ -99,7 +99,7 @@ def _check_inner(inner: str) -> None:
 
 
 def _checked_options(inner: str, options: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Return the options of `inner`; raise if there are shared or unknown ones."""
+    """Check the names of the options of `inner`, and return a copy."""
     if options is None:
         return {}
     known = mixer_options(inner)

@@ -30,9 +30,10 @@ def add_mixers(mixers: Iterable[type[TokenMixer]]) -> None:
 
 
 def register_mixer(cls: _Class) -> _Class:
-    """Register a mixer class under the name on its card. Use it as a decorator.
+    """Register a mixer class under the name on its card.
 
-    Lists, comparisons, benchmarks and models with `mixer=` then accept the new mixer.
+    Use this function as a decorator. Lists, comparisons, benchmarks and models with `mixer=` then
+    accept the new mixer.
 
     Args:
         cls: subclass of `TokenMixer` with a `card`. Use `rifflemix.testing.check_mixer` to check
@@ -64,7 +65,7 @@ def list_mixers() -> list[str]:
 
 
 def usable_mixers() -> list[str]:
-    """List the names of all mixers that can be imported; warn about the others."""
+    """List the names of all importable mixers; warn about the others."""
     return _OUTSIDE.usable()
 
 
@@ -136,7 +137,7 @@ def mixer_options(name: str) -> dict[str, Any]:
 
 
 def _own_options(cls: type[TokenMixer]) -> dict[str, Any]:
-    """Collect the options of a class and of its base classes below `TokenMixer`."""
+    """Collect the options of a class and its bases below `TokenMixer`."""
     shared = _shared_arguments()
     options: dict[str, Any] = {}
     for base in cls.__mro__[: cls.__mro__.index(TokenMixer)]:

@@ -26,7 +26,7 @@ class Segments(NamedTuple):
     """The sequences of a packed batch.
 
     Attributes:
-        lengths: number of tokens of each sequence, of which at least one is positive.
+        lengths: number of tokens of each sequence. At least one length is positive.
     """
 
     lengths: list[int]
@@ -60,7 +60,7 @@ class Segments(NamedTuple):
 
 
 class _Batch(NamedTuple):
-    """`sequences` x `tokens`, of which `padding` tokens are padding."""
+    """A batch of `sequences` x `tokens`, including `padding` padded tokens."""
 
     sequences: int
     tokens: int
@@ -68,7 +68,7 @@ class _Batch(NamedTuple):
 
 
 def _batches(lengths: list[int], room: int) -> list[_Batch]:
-    """Split sequences into batches, longest first, each with at most `room` padded tokens."""
+    """Group lengths into batches, longest first, with `room` padded tokens at most."""
     batches: list[_Batch] = []
     for length, count in sorted(Counter(lengths).items(), reverse=True):
         if not length:
@@ -84,7 +84,17 @@ def _batches(lengths: list[int], room: int) -> list[_Batch]:
 
 
 def _mixed(mix: Mix, tokens: Tensor, batches: list[_Batch], mask: Tensor | None = None) -> Tensor:
-    """Run `mix` on consecutive batches in tokens (P, R), with mask (P,); return (P, S)."""
+    """Run `mix` on consecutive batches in `tokens`.
+
+    Args:
+        mix: see `Segments.mix`.
+        tokens: (P, R) tokens of all batches.
+        batches: sizes of the batches.
+        mask: (P,) bool, True = padding.
+
+    Returns:
+        (P, S).
+    """
     parts = tokens.split([batch.sequences * batch.tokens for batch in batches])
     mixed, end = [], 0
     for batch, part in zip(batches, parts, strict=True):
@@ -116,9 +126,9 @@ def _places(lengths: list[int], batches: list[_Batch]) -> tuple[Tensor, Tensor, 
 
 
 class _Take(torch.autograd.Function):
-    """Gather rows by index, with zeros for index -1. Each row is gathered once.
+    """Gather rows by index, with zeros for index -1.
 
-    The gradient therefore gathers with the inverse index and needs no sum.
+    Each row is gathered once, so the gradient gathers with the inverse index and needs no sum.
     """
 
     @staticmethod
@@ -151,7 +161,7 @@ _take: Callable[..., Tensor] = _Take.apply
 
 
 def segments_of(cu_seqlens: Tensor, x: Tensor, max_length: int | None) -> Segments:
-    """Read the sequence lengths of a packed batch x (1, N, C) from `cu_seqlens`.
+    """Read the sequence lengths of a packed batch from `cu_seqlens`.
 
     Raises:
         InputError: `cu_seqlens` does not fit; see `TokenMixer.forward`.
@@ -177,7 +187,7 @@ def segments_of(cu_seqlens: Tensor, x: Tensor, max_length: int | None) -> Segmen
 
 
 def check_packed(x: Tensor, key_padding_mask: Tensor | None) -> None:
-    """Raise unless `x` is a dense tensor with batch size 1, without a mask."""
+    """Raise unless `x` is a dense (1, N, C) tensor without a mask."""
     if key_padding_mask is not None:
         raise bad_argument(
             "key_padding_mask", "None beside cu_seqlens", "a mask", "leave padding out of the row"
@@ -209,7 +219,7 @@ def packing_refused(title: str, cu_seqlens: Tensor) -> InputError:
 
 
 def _bounds(cu_seqlens: Tensor, x: Tensor) -> list[int]:
-    """Read the numbers in `cu_seqlens`; raise if its dtype, shape or device is wrong."""
+    """Check dtype, shape and device of `cu_seqlens`, and read its numbers."""
     expected = "an int32 or int64 tensor of shape (sequences + 1,)"
     if not isinstance(cu_seqlens, Tensor) or cu_seqlens.is_nested:
         is_nested = isinstance(cu_seqlens, Tensor)

@@ -52,7 +52,7 @@ def block_of(size: int, length: int) -> int:
 
 
 def blocks_and_size(size: int, length: int) -> tuple[int, int]:
-    """Return the number of blocks for `length` tokens, and the tokens per block.
+    """Return the number of blocks and the tokens per block.
 
     A symbolic length in a traced graph gets one extra block of padding. With at least two blocks,
     compilers make no separate graph and no guard for a single block.
@@ -82,7 +82,7 @@ def _blocks_of_any_length(size: int, length: int) -> int:
 
 
 def move_padding_last(x: Tensor, key_padding_mask: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Move padding behind the valid tokens, which keep their order.
+    """Move padding behind the valid tokens; keep the order of the tokens.
 
     Args:
         x: (B, N, C) tokens.
@@ -150,7 +150,7 @@ def fill_valid_tokens(
 
 
 def check_no_padding(key_padding_mask: Tensor | None) -> None:
-    """Raise if there is a mask: with `keep_positions=True`, a stream does not support padding."""
+    """Raise if there is a mask, for streams with `keep_positions=True`."""
     if key_padding_mask is not None:
         raise bad_argument("key_padding_mask", "None to prefill with keep_positions=True", "a mask")
 
@@ -162,7 +162,7 @@ def last_tokens(
 
     Args:
         x: (B, ..., N, ...) with the tokens along `dim`.
-        key_padding_mask: (B, N) bool, True = padding, which must come last.
+        key_padding_mask: (B, N) bool, True = padding. Padding must come last.
         count: number of tokens to keep.
         dim: dimension of the tokens.
 
@@ -181,7 +181,7 @@ def last_tokens(
 
 
 def take_tokens(x: Tensor, index: Tensor, dim: int) -> Tensor:
-    """Gather tokens at positions `index` (B, M) along `dim`; negative positions give zeros."""
+    """Gather tokens at positions (B, M) along `dim`; zeros for negative positions."""
     shape = [x.shape[0]] + [1] * (x.dim() - 1)
     shape[dim] = index.shape[1]
     index = index.view(shape)
@@ -192,11 +192,13 @@ def take_tokens(x: Tensor, index: Tensor, dim: int) -> Tensor:
 
 
 def newest_in_slots(x: Tensor, key_padding_mask: Tensor | None, count: int, dim: int) -> Tensor:
-    """Return the latest token in each slot of a ring buffer: token n goes to slot n % count.
+    """Return the index of the latest token in each slot of a ring buffer.
+
+    Token n is in slot n % count, until a later token replaces it.
 
     Args:
         x: (B, ..., N, ...) with the tokens along `dim`.
-        key_padding_mask: (B, N) bool, True = padding, which must come last.
+        key_padding_mask: (B, N) bool, True = padding. Padding must come last.
         count: number of slots.
         dim: dimension of the tokens.
 

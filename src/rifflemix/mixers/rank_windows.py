@@ -18,7 +18,7 @@ from rifflemix.ops.permutation import unchecked
 
 
 def check_tokens_back(name: str, value: int, max_length: int | None) -> int:
-    """Check that a window or a reach has at most `max_length` tokens; return `value`."""
+    """Check that a window or reach has at most `max_length` tokens."""
     count = check_integer(name, value, 1)
     if max_length is not None and count > max_length:
         expected = f"at most max_length = {max_length} tokens with causal=True"
@@ -27,7 +27,7 @@ def check_tokens_back(name: str, value: int, max_length: int | None) -> int:
 
 
 class RankWindows(KeepsConstants):
-    """Select a value by its rank in a sliding window, for each channel.
+    """Select a value by rank in a sliding window of each channel.
 
     The window of channel c contains G tokens and ends J_c tokens back. The output is the value with
     rank c mod G. Values before the first token are zero. The module has no parameters.
@@ -64,9 +64,10 @@ class RankWindows(KeepsConstants):
         return v
 
     def step(self, v_t: Tensor, past: Tensor) -> tuple[Tensor, Tensor]:
-        """Filter one token of values (B, C) that follows `past` (B, depth, C).
+        """Filter the next value (B, C) of each sequence.
 
-        `past` is not modified. A ring buffer would not save the copy.
+        `past` (B, depth, C) contains the last values. It is not modified, so a ring buffer would
+        need a copy too.
 
         Returns:
             Output (B, C), and the next `past`.
@@ -76,7 +77,7 @@ class RankWindows(KeepsConstants):
         return unchecked.token_of_rank(window, self.ranks), seen[:, 1:]
 
     def remember(self, v: Tensor, key_padding_mask: Tensor | None) -> Tensor:
-        """Return the last `depth` valid values (B, depth, C); padding of `v` must come last."""
+        """Return the last valid values (B, depth, C); padding must come last."""
         end: Any = v.shape[1] if key_padding_mask is None else (~key_padding_mask).sum(1, True)
         index = end - self.depth + torch.arange(self.depth, device=v.device)
         return take_tokens(v, index.expand(v.shape[0], -1), 1)

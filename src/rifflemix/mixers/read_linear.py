@@ -19,7 +19,7 @@ class ReadLinear(NonDynamicallyQuantizableLinear):
 
 
 def is_its_weight(linear: nn.Module) -> bool:
-    """Check that reading the weight of a layer is equivalent to calling the layer.
+    """Check that a mixer may read the weight instead of calling the layer.
 
     A call is required if hooks compute the weight (pruning, weight normalization), or if another
     module replaced the `ReadLinear` (adapters).

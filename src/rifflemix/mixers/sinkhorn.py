@@ -209,10 +209,9 @@ class Sinkhorn(TokenMixer):
         null_kv: tuple[Tensor, Tensor] | None,
         rotation: int,
     ) -> Tensor:
-        """Attend to the local block and to the blocks that `sort` (B, H, R, n) selects.
+        """Attend to the local block and to the blocks that `sort` selects.
 
-        Returns:
-            (B, H, N, D).
+        `sort` is (B, H, R, n), and the result is (B, H, N, D).
         """
         return unchecked.sinkhorn_attention(
             q,
@@ -249,7 +248,7 @@ def block_layout(block_size: int | None, max_length: int | None) -> tuple[int, i
 def pad_to_blocks(
     x: Tensor, key_padding_mask: Tensor | None, block_size: int, *, masked: bool
 ) -> tuple[Tensor, Tensor | None]:
-    """Pad x (B, N, C) with zeros to a multiple of `block_size`; mask them if `masked`."""
+    """Pad tokens to a multiple of `block_size`, and mask the padding if `masked`."""
     extra = missing_tokens(block_size, x.shape[1])
     if statically_known_true(extra == 0):
         return x, key_padding_mask

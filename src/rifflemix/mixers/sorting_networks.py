@@ -85,7 +85,7 @@ class SortOptions:
     final_row_norm: bool = True
 
     def check(self, *, causal: bool) -> None:
-        """Raise InputError if an option is out of range or excludes another option."""
+        """Raise InputError if options are out of range or incompatible."""
         check_choice("sort_net", self.sort_net, (*SORT_NETS, "attention"))
         check_choice("gumbel", self.gumbel, GUMBEL)
         check_choice("kernel", self.kernel, KERNELS)
@@ -154,7 +154,7 @@ class BlockSorter(nn.Module):
         return self.from_scores(self._scores(x, q, k, key_padding_mask), key_padding_mask)
 
     def from_scores(self, scores: Tensor, key_padding_mask: Tensor | None) -> Tensor:
-        """Compute the sort matrix from the scores (B, H, R, n) of all pairs of blocks."""
+        """Compute the sort matrix from the scores (B, H, R, n) of blocks."""
         noise = None
         if self.options.gumbel == "always" or (self.options.gumbel == "training" and self.training):
             noise = unchecked.gumbel_noise(scores.shape, scores.device, scores.dtype)
@@ -174,7 +174,7 @@ class BlockSorter(nn.Module):
         return self.pooled_scores(self.net(pooled), x.shape[1] // self.block_size)
 
     def pooled_scores(self, scores: Tensor, num_blocks: int) -> Tensor:
-        """Select the scores of the first `num_blocks` blocks from scores (B, H, R, M)."""
+        """Select the first `num_blocks` of the scores (B, H, R, M)."""
         scored = self.scored_null + num_blocks
         if is_known(num_blocks):
             return scores.narrow(3, 0, scored)

@@ -1,6 +1,6 @@
 """Check that a streaming state belongs to a mixer: names, dtypes and sizes of its tensors.
 
-The check runs at every step, so it uses plain loops, which take two to three microseconds.
+The check runs at every step, so it uses plain loops. It takes two to three microseconds.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _PADDING = "padding"
 
 
 def layout_of(state: dict[str, Tensor]) -> Layout:
-    """Return the layout of a stream from its first state; axes of size 0 may grow."""
+    """Return the layout of `state`. Later states may grow along axes of size 0."""
     return {
         name: (
             part.dim(),
@@ -30,7 +30,7 @@ def layout_of(state: dict[str, Tensor]) -> Layout:
 
 
 def misfit(state: dict[str, Tensor], layout: Layout, x_t: Tensor) -> str | None:
-    """Describe why a state does not fit the tokens (B, C), or return None if it fits."""
+    """Describe why a state does not fit tokens (B, C); None if it fits."""
     rows = len(x_t)
     for name, (dim, fixed, dtype) in layout.items():
         part = state.get(name)
@@ -56,7 +56,7 @@ def misfit(state: dict[str, Tensor], layout: Layout, x_t: Tensor) -> str | None:
 
 
 def _widens(dtype: torch.dtype, first: torch.dtype, x_t: Tensor) -> bool:
-    """Check that a state may have `dtype` if its first dtype was `first`.
+    """Check that `dtype` may follow the dtype `first` of a stream.
 
     A sum with fewer bits than the tokens gets the dtype of the tokens after one step. Autocast
     allows any dtype of the same kind.

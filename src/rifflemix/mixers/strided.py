@@ -23,7 +23,7 @@ class StridedGroups(TokenMixer):
 
     The positions of a group are one stride apart, and `layer_index` selects the stride. Every token
     reaches every other token after `len(strides(N))` layers. If groups do not fill the sequence,
-    the mixer adds masked padding, and strides where this padding would disconnect tokens.
+    the mixer adds masked padding. It also adds strides if this padding would disconnect tokens.
 
     Args:
         dim: channels C; see `TokenMixer` for the shared arguments.
@@ -31,8 +31,8 @@ class StridedGroups(TokenMixer):
             least sqrt(S), with S = `max_length` if set, else the length of the input. An input
             shorter than a block is one group.
         layout: length for which the strides are chosen. "max_length" (the default if `max_length`
-            is set): the result does not depend on the lengths of other samples, but shorter
-            inputs may need a second pass through the strides until all tokens are connected.
+            is set): the result does not depend on the lengths of other samples. Inputs shorter
+            than `max_length` may need a second pass through the strides to connect all tokens.
             "length": the length of the input, padding included, as in the paper.
         reverse: use the strides from the largest to 1.
         shared: other arguments of `TokenMixer`.
@@ -57,11 +57,14 @@ class StridedGroups(TokenMixer):
         self.reverse = reverse
 
     def mix_group(self, groups: Tensor, *, key_padding_mask: Tensor | None) -> Tensor:
-        """Mix groups (num_groups, tokens, C); the mask never hides all tokens of a group."""
+        """Mix the tokens of each group, (num_groups, tokens, C).
+
+        The mask never hides all tokens of a group.
+        """
         raise NotImplementedError
 
     def strides(self, length: int) -> list[int]:
-        """Return the strides of layers 0, 1, ... for `length` tokens, before they repeat."""
+        """Return the strides of layers 0, 1, ... before they repeat."""
         laid_out, is_fixed = self.layout_length or length, self.layout_length is not None
         strides = list(_constant_strides(laid_out, self._block(laid_out), is_fixed))
         return strides[::-1] if self.reverse else strides

@@ -83,7 +83,6 @@ class TokenParallel(TokenMixer):
         return y if self.proj is None else self.proj(y)
 
     def _attend(self, q: Tensor, k: Tensor, v: Tensor, key_padding_mask: Tensor | None) -> Tensor:
-        """Attend with queries, keys and values (B, H, N, D); return (B, H, N, D)."""
         dropout = self.dropout if self.training else 0.0
         if self.softmax_over == "queries":
             return _query_normalised(q, k, v, key_padding_mask, dropout)
@@ -98,7 +97,7 @@ class TokenParallel(TokenMixer):
 def _query_normalised(
     q: Tensor, k: Tensor, v: Tensor, key_padding_mask: Tensor | None, dropout: float
 ) -> Tensor:
-    """Attention with weights that sum to one over the valid queries, for each key."""
+    """Attend with weights that sum to one over the valid queries."""
     scores = q @ k.mT / math.sqrt(q.shape[-1])
     if key_padding_mask is not None:
         # The lowest number instead of -inf avoids NaN in samples that are padding only.

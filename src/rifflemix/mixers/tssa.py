@@ -131,15 +131,18 @@ class TSSA(TokenMixer):
         return y
 
     def project(self, x: Tensor) -> Tensor:
-        """Project tokens (B, N, C) onto the bases of the heads, (B, H, N, C / H).
+        """Project tokens (B, N, C) onto the bases of the heads.
 
         The coding rate of the paper is a function of these projections.
+
+        Returns:
+            (B, H, N, C / H).
         """
         heads: Tensor = self.in_proj(x).unflatten(-1, (self.num_heads, -1))
         return heads.transpose(1, 2)
 
     def membership(self, x: Tensor, *, key_padding_mask: Tensor | None = None) -> Tensor:
-        """Compute the probability that a token belongs to the group of a head.
+        """Compute the probability of each token to belong to each head.
 
         Args:
             x: (B, N, C) tokens.
@@ -156,7 +159,7 @@ class TSSA(TokenMixer):
     def _statistics(
         self, w: Tensor, key_padding_mask: Tensor | None, dropout_p: float
     ) -> tuple[Tensor, Tensor]:
-        """Compute output (B, H, N, D) and membership (B, H, N) of projected tokens."""
+        """Compute output and membership of projected tokens (B, H, N, D)."""
         if not self.causal:
             return unchecked.token_statistics(
                 w, self.temperature, self.normalize, key_padding_mask, dropout_p
@@ -225,7 +228,7 @@ class TSSA(TokenMixer):
     def _statistics_so_far(
         self, w: Tensor, before: StatisticsState | None, key_padding_mask: Tensor | None
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """Compute the output (B, H, N, D) of tokens that follow `before`, and the new state."""
+        """Compute outputs (B, H, N, D) of tokens after `before`, and the new state."""
         dropout_p = self.dropout if self.training else 0.0
         y, _, after = unchecked.causal_token_statistics(
             w, self.temperature, self.denominator_bias, before, key_padding_mask, dropout_p

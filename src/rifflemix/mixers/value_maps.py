@@ -56,7 +56,7 @@ class PermutedValues(KeepsConstants, TokenMixer):
         return y
 
     def start_stream(self, batch_size: int, device: Any, dtype: Any) -> dict[str, Tensor]:
-        """Create the state before the first token: zeros for the values in reach of a window."""
+        """Create zeros for the values before the first token."""
         windows = self._streaming_windows()
         shape = (batch_size, windows.depth, windows.steps.numel())
         return {"past": torch.zeros(shape, device=device, dtype=dtype)}

@@ -45,13 +45,17 @@ class CrossAttention(nn.Module):
         self.proj = nn.Linear(self.dim, self.dim, bias=bias)
 
     def project(self, x: Tensor, memory: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Project to queries (B, H, M, D), keys and values (B, H, N, D)."""
+        """Compute queries, keys and values of each head.
+
+        Returns:
+            Queries (B, H, M, D), keys (B, H, N, D) and values (B, H, N, D).
+        """
         q = self._heads(self.query(x))
         k, v = (self._heads(part) for part in self.key_value(memory).chunk(2, -1))
         return q, k, v
 
     def output(self, y: Tensor) -> Tensor:
-        """Merge the heads (B, H, M, D) and project the result to (B, M, C)."""
+        """Merge heads (B, H, M, D) and project them to (B, M, C)."""
         out: Tensor = self.proj(y.transpose(1, 2).flatten(2))
         return out
 
@@ -61,7 +65,7 @@ class CrossAttention(nn.Module):
         return self.dropout if self.training else 0.0
 
     def check_input(self, x: Tensor, memory: Tensor, key_padding_mask: Tensor | None) -> None:
-        """Raise InputError unless queries (B, M, C), memory (B, N, C) and mask (B, N) fit."""
+        """Raise InputError unless queries, memory and mask fit."""
         for name, tensor in (("x", x), ("memory", memory)):
             check_tokens(name, tensor)
             if tensor.shape[1] < 1 or tensor.shape[2] != self.dim:

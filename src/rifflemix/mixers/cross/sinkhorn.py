@@ -22,7 +22,7 @@ from rifflemix.ops.sinkhorn import (
 
 
 class SinkhornCrossAttention(CrossAttention):
-    """Attend from the queries of a decoder to the sorted blocks of a memory.
+    """Attend from decoder queries to the sorted blocks of a memory.
 
     The paper uses its attention "for both encoding and decoding" but does not define
     cross-attention. Here scores, balancing and sort matrix depend on the memory only. Later
@@ -160,7 +160,10 @@ class SinkhornCrossAttention(CrossAttention):
         return y.flatten(2, 3)[:, :, :length]
 
     def _memory_blocks(self, num_blocks: int, sort: Tensor, mask: Tensor | None) -> Tensor:
-        """(B, num_blocks), memory block of each query block, modulo the number of valid blocks."""
+        """Return the memory block of each query block, (B, num_blocks).
+
+        Indices wrap around after the last valid block.
+        """
         position = torch.arange(num_blocks, device=sort.device).expand(sort.shape[0], -1)
         if mask is None:
             return position % sort.shape[3]
@@ -168,7 +171,7 @@ class SinkhornCrossAttention(CrossAttention):
         return position % (~dead).sum(1, keepdim=True).clamp(min=1)
 
     def check_input(self, x: Tensor, memory: Tensor, key_padding_mask: Tensor | None) -> None:
-        """Check the input as in the base class, and that the memory fits `max_length`."""
+        """Raise InputError also if the memory exceeds `max_length`."""
         super().check_input(x, memory, key_padding_mask)
         if memory.shape[1] > self.max_length:
             raise bad_argument(

@@ -10,7 +10,7 @@ from rifflemix.ops.dropout.unchecked import dropout_attention
 
 
 class SoftmaxCrossAttention(CrossAttention):
-    """Attend from the queries of a decoder to all valid positions of a memory.
+    """Attend from decoder queries to all valid positions of a memory.
 
     Args:
         dim: channels C of queries, memory and output.
