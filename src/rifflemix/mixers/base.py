@@ -108,7 +108,7 @@ class TokenMixer(nn.Module):
         num_layers: layers in the stack.
         causal: output n may depend on tokens 0..n only.
         dropout: probability in [0, 1) of dropping a mixing weight, in mixers that have such
-            weights. Dropout of the output is the task of the block around the mixer.
+            weights. The block around the mixer applies dropout to the output.
 
     Raises:
         InputError: an argument is out of range, or the mixer does not support `causal=True`.
@@ -161,8 +161,8 @@ class TokenMixer(nn.Module):
                 it from a GPU synchronizes with the GPU.
 
         Returns:
-            (B, N, C), zero at padded positions. With `cu_seqlens`, every sequence gets the same
-            outputs as alone.
+            (B, N, C), zero at padded positions. With `cu_seqlens`, every sequence gets the
+            outputs of a separate call for this sequence.
 
         Raises:
             InputError: a shape, dtype or device is wrong, or a sequence is longer than
@@ -183,10 +183,10 @@ class TokenMixer(nn.Module):
         return torch.where(padded, 0.0, y)
 
     def mix(self, x: Tensor, key_padding_mask: Tensor | None) -> Tensor:
-        """Mix the tokens of checked arguments.
+        """Mix tokens (B, N, C).
 
-        `x` is zero at padded positions. Outputs at padded positions may be any finite values, since
-        `forward` sets them to zero.
+        The arguments are already checked, and `x` is zero at padded positions. Outputs at padded
+        positions may be any finite values, since `forward` sets them to zero.
         """
         raise NotImplementedError
 
@@ -307,21 +307,22 @@ class TokenMixer(nn.Module):
     def advance_stream(
         self, x_t: Tensor, state: dict[str, Tensor]
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """Mix the next token of each sequence of checked arguments.
+        """Mix the next token of each sequence.
 
-        Mixers that stream implement this method. `step` updates `state["position"]` and ignores
-        any value returned under this name.
+        Mixers that stream implement this method. `step` checks the arguments. It also updates
+        `state["position"]` and ignores any value returned under this name.
         """
         raise NotImplementedError
 
     def fill_stream(
         self, x: Tensor, key_padding_mask: Tensor | None
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """Mix a whole prompt of checked arguments.
+        """Mix a whole prompt.
 
         The default calls `step` for every token. Override this method if the mixer can process the
-        prompt at once. `x` is zero at padded positions, and the outputs there may be any finite
-        values. `prefill` adds `position` to the state.
+        prompt at once. The arguments are already checked, and `x` is zero at padded positions.
+        Outputs at padded positions may be any finite values. `prefill` adds `position` to the
+        state.
         """
         return step_through(self, x, key_padding_mask)
 
