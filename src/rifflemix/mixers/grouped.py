@@ -22,10 +22,10 @@ from rifflemix.mixers.strided import StridedGroups
 class Grouped(StridedGroups):
     """Run an inner mixer on each strided group of tokens, for one layer.
 
-    See `StridedGroups` for the groups, and for `block_size`, `layout` and `reverse`. With groups of
-    a tokens, the cost is N / a times the cost of the inner mixer on a tokens. TSSA inside computes
-    N / a second moments per head in place of one, still in O(N C). `inner="softmax"` is butterfly
-    attention.
+    See `StridedGroups` for the groups, and for `block_size`, `layout` and `reverse`. The cost is
+    N / `block_size` times the cost of the inner mixer on a group. With `inner="tssa"` there are
+    N / `block_size` second moments per head in place of one, still in O(N C). `inner="softmax"` is
+    butterfly attention.
 
     Args:
         dim: channels C; see `TokenMixer` for the shared arguments. The inner mixer gets the same

@@ -28,8 +28,8 @@ class TokenParallel(TokenMixer):
             (Token-Parallel 1 in the paper).
         use_wout: use a block-diagonal output projection. Default, as in the paper: True with
             several heads per group (Token-Parallel 2). False with one head per group, since the
-            value projection absorbs it. The released code inverts the flag, and so do the
-            parameter counts in the paper. `use_wout=num_groups == num_heads` reproduces them.
+            value projection absorbs it. The released code inverts the flag, and the paper counts
+            parameters with this code. `use_wout=num_groups == num_heads` gives the same counts.
         softmax_over: "keys", the usual attention, or "queries", as in the released code. With
             "queries" the weights of each key sum to one. "queries" does not support `causal=True`,
             since each weight would depend on later queries.

@@ -32,10 +32,10 @@ class TSSA(TokenMixer):
             the ablation in Table 8 of the paper, for the bidirectional variant only.
         denominator_bias: learn a bias per head and position in the causal variant. It starts at 0
             and needs `max_length`. The bidirectional variant ignores this option.
-        renormalize_every: recompute the memberships of all tokens so far after every this many
-            tokens, from the sums so far. "doubling": after 1, 2, 4, ... tokens. 1 is equation (33),
-            in O(N^2). Default: never recompute a membership, equation (34). Only with
-            `causal=True`; not in streaming.
+        renormalize_every: interval, in tokens, for recomputing the memberships of all tokens so
+            far from the sums so far. "doubling": after 1, 2, 4, ... tokens. 1 is equation (33), in
+            O(N^2). Default: never recompute a membership, equation (34). Only with `causal=True`;
+            not in streaming.
         shared: other arguments of `TokenMixer`.
 
     Raises:
