@@ -1,4 +1,4 @@
-"""Token mixers: modules (B, N, C) -> (B, N, C), their cards and their registry."""
+"""Token mixers, modules that map (B, N, C) to (B, N, C), with their cards and registry."""
 
 from rifflemix.mixers.base import MixerCard, TokenMixer
 from rifflemix.mixers.cross.sinkhorn import SinkhornCrossAttention

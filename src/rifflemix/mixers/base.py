@@ -1,4 +1,4 @@
-"""The base of all token mixers: a module (B, N, C) -> (B, N, C) with a card."""
+"""Base class of token mixers, modules that map (B, N, C) to (B, N, C), and their cards."""
 
 from __future__ import annotations
 
@@ -42,33 +42,35 @@ from rifflemix.mixers.stream_state import Layout, layout_of, misfit
 class MixerCard:
     """The description of a mixer, for the registry, tests, benchmarks and tables.
 
+    The text fields from `layout_over_length` on are empty if the limitation does not apply.
+
     Attributes:
         name: registry name.
-        title: the name people use.
-        paper: where it was published.
-        equations: the equations or sections it implements.
+        title: common name of the mixer.
+        paper: publication that introduced the mixer.
+        equations: equations or sections that the mixer implements.
         complexity: cost as printed in tables, in tokens N and channels C.
         cost_exponent: exponent of N in the cost of the mixing itself: 1.0 for O(N) and
             O(N log N), 2.0 for O(N^2).
-        causal: accepts `causal=True`.
-        padding: honours `key_padding_mask`.
-        packed: takes `cu_seqlens`, several sequences in one row.
-        streaming: has `init_state` and `step` (when built with `causal=True`).
+        causal: the mixer accepts `causal=True`.
+        padding: the mixer accepts `key_padding_mask`.
+        packed: the mixer accepts `cu_seqlens`, several sequences in one packed batch.
+        streaming: the mixer has `init_state` and `step` (when built with `causal=True`).
         permutation_equivariant: permuting the tokens permutes the outputs.
-        permutation_invariant: permuting the tokens leaves all outputs as they are.
-        layout_over_length: empty, or why outputs may depend on the padded length N itself even
-            where `max_length` is given.
-        by_position: empty, or what the two-sided form lays out over positions, padding included, so
-            that padding before or between the tokens changes their outputs.
-        needs_max_length: cannot be built without `max_length`.
-        thread_sums: empty, or which of torch's sums split by the number of CPU threads, by default
-            or with some options, so that last bits of outputs or gradients depend on it. Torch's
-            matrix products may in every mixer, where sizes are odd or a few channels, and on some
-            CPUs in the gradients of weights.
-        training_noise: empty, or what is drawn in training beside dropout, by default or with some
+        permutation_invariant: permuting the tokens does not change any output.
+        layout_over_length: reason why outputs may depend on the padded length N even if
+            `max_length` is set.
+        by_position: how the bidirectional variant depends on positions, padding included. Padding
+            before or between tokens then changes the outputs of the tokens.
+        needs_max_length: the mixer cannot be built without `max_length`.
+        thread_sums: sums in torch that are split by the number of CPU threads, by default or with
+            some options. The last bits of outputs or gradients then depend on that number. Not
+            included: matrix products of torch. They can split in every mixer if sizes are odd or
+            the channels are few, and on some CPUs in the gradients of weights.
+        training_noise: random draws in training other than dropout, by default or with some
             options.
-        one_length: empty, or why a program of torch.export holds for one number of tokens.
-        no_onnx: empty, or why such a program does not run in other runtimes as ONNX.
+        one_length: reason why a program from torch.export supports only one sequence length.
+        no_onnx: reason why a program from torch.export does not run in other runtimes as ONNX.
     """
 
     name: str
@@ -93,29 +95,30 @@ class MixerCard:
 
 
 class TokenMixer(nn.Module):
-    """Base of all mixers: checks arguments once, hands clean ones to `mix`, zeroes padding.
+    """Base class of all mixers.
 
-    A subclass sets `card`, calls `super().__init__` and writes `mix(x, key_padding_mask)`.
+    `forward` checks the arguments, calls `mix` and sets padded outputs to zero. A subclass sets
+    `card`, calls `super().__init__` and implements `mix(x, key_padding_mask)`.
 
     Args:
         dim: channels C.
         num_heads: heads H; must divide `dim`.
-        max_length: most tokens the layer will see; None where the mixer does not need it.
+        max_length: maximum number of tokens; None if the mixer does not need a maximum.
         layer_index: 0-based position of this layer in the stack (schedules over depth use it).
         num_layers: layers in the stack.
         causal: output n may depend on tokens 0..n only.
         dropout: probability in [0, 1) of dropping a mixing weight, in mixers that have such
-            weights; dropout of the output belongs to the block around the mixer.
+            weights. The block around the mixer applies dropout to the output.
 
     Raises:
-        InputError: an argument out of range, or `causal=True` where the card says it cannot.
+        InputError: an argument is out of range, or the mixer does not support `causal=True`.
     """
 
     card: ClassVar[MixerCard]
     fixed_options: ClassVar[frozenset[str]] = frozenset()
-    """Options of a base class that this class decides itself."""
+    """Options of a base class that this class sets itself."""
     _state_layout: tuple[torch.dtype, Layout] | None = None
-    # The type of the newest tokens of a stream, and the layout of its states.
+    # dtype of the last streamed tokens, and the state layout for this dtype
 
     def __init__(
         self,
@@ -152,38 +155,42 @@ class TokenMixer(nn.Module):
         Args:
             x: (B, N, C) tokens.
             key_padding_mask: (B, N) bool, True = padding, as in torch.nn.MultiheadAttention.
-            cu_seqlens: (S + 1,) int32 or int64, for S sequences one after the other in the one row
-                of x, without padding: 0, then where each of them ends, last N. Sequences may be
-                empty. On x's device, where reading it waits for a GPU, or on the CPU.
+            cu_seqlens: (S + 1,) int32 or int64, boundaries of S sequences in a packed batch
+                (1, N, C) without padding: 0, then the end of each sequence; the last end is N.
+                Sequences may be empty. The tensor is on the CPU or on the device of `x`. Reading
+                it from a GPU synchronizes with the GPU.
 
         Returns:
-            (B, N, C), zero at padded positions; with `cu_seqlens` what each sequence gives alone.
+            (B, N, C), zero at padded positions. With `cu_seqlens`, every sequence gets the
+            outputs of a separate call for this sequence.
 
         Raises:
-            InputError: wrong shape, dtype or device, a sequence over `max_length`, both of mask
-                and `cu_seqlens`, or one of them where the card says that the mixer takes none.
+            InputError: a shape, dtype or device is wrong, or a sequence is longer than
+                `max_length`. Also if both a mask and `cu_seqlens` are given, or if the mixer does
+                not support the given argument.
         """
         if cu_seqlens is not None:
             return self._forward_packed(x, key_padding_mask, cu_seqlens)
         self._check_input(x, key_padding_mask)
         if statically_known_true(x.shape[0] == 0):
-            # Reshapes and transforms of nothing fail here and there: mix one sample, keep none.
+            # Some reshapes and transforms fail on an empty batch: mix one sample, then drop it.
             return self.mix(F.pad(x, (0, 0, 0, 0, 0, 1)), None)[:0]
         if key_padding_mask is None:
             return self.mix(x, None)
-        # Zeroed before as well as after: even NaN in a padded position must reach nothing.
+        # Zero the input too: NaN at a padded position must not reach other tokens.
         padded = key_padding_mask.unsqueeze(-1)
         y = self.mix(torch.where(padded, 0.0, x), key_padding_mask)
         return torch.where(padded, 0.0, y)
 
     def mix(self, x: Tensor, key_padding_mask: Tensor | None) -> Tensor:
-        """The mixing itself, on checked arguments with zeros at padded positions.
+        """Mix tokens (B, N, C).
 
-        Padded outputs may hold any finite values: `forward` zeroes them.
+        The arguments are already checked, and `x` is zero at padded positions. Outputs at padded
+        positions may be any finite values, since `forward` sets them to zero.
         """
         raise NotImplementedError
 
-    @outside_graphs  # a graph would hold for these lengths alone
+    @outside_graphs  # a graph would be valid for these lengths only
     def _forward_packed(
         self, x: Tensor, key_padding_mask: Tensor | None, cu_seqlens: Tensor
     ) -> Tensor:
@@ -195,32 +202,34 @@ class TokenMixer(nn.Module):
         return self.mix_packed(x, segments)
 
     def mix_packed(self, x: Tensor, segments: Segments) -> Tensor:
-        """`mix` of each sequence of a packed row (1, N, C), for mixers whose card says `packed`.
+        """Run `mix` on each sequence of a packed batch (1, N, C).
 
-        Overridden where a part, such as a linear map, is cheaper on the whole row.
+        `forward` calls this method if the card sets `packed`. Override it if a part of the mixer,
+        such as a linear layer, is cheaper on the whole batch.
         """
         return segments.mix(self.mix, x)
 
     def init_state(
         self, batch_size: int, *, device: Any = None, dtype: Any = None
     ) -> dict[str, Tensor]:
-        """The state before the first token.
+        """Create the streaming state before the first token.
 
-        Every tensor of a state has a row for each sequence, so that `t[rows]` of all of them
-        selects, repeats or reorders sequences. `position`, (B,) int64, counts the tokens so far.
+        The first dimension of every state tensor is the batch. Index all tensors with `t[rows]` to
+        select, repeat or reorder sequences. `position`, (B,) int64, counts the tokens so far.
 
         Args:
-            batch_size: sequences B that will be streamed side by side.
-            device: of the state; use the parameters' own.
-            dtype: of the tokens that will come.
+            batch_size: number of sequences B to stream in parallel.
+            device: device of the state. Default: the device of the parameters. `step` needs the
+                state on this device.
+            dtype: dtype of the tokens to stream. Default: the dtype of the parameters.
 
         Raises:
             InputError: the mixer does not stream, was built without `causal=True`, or `dtype` is
-                none of tokens.
+                not a floating-point dtype.
         """
         self._check_streams()
         rows = check_integer("batch_size", batch_size, 1)
-        like = next(self.parameters(), torch.empty(0))  # quantised layers may have none
+        like = next(self.parameters(), torch.empty(0))  # quantized layers may have no parameters
         device = like.device if device is None else torch.device(device)
         dtype = like.dtype if dtype is None else dtype
         if not isinstance(dtype, torch.dtype) or dtype not in FLOATS:
@@ -229,19 +238,19 @@ class TokenMixer(nn.Module):
         return {**self.start_stream(rows, device, dtype), "position": position}
 
     def step(self, x_t: Tensor, state: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
-        """One more token of each sequence.
+        """Mix the next token of each sequence.
 
         Args:
             x_t: (B, C) tokens at the next position.
-            state: what `init_state`, `prefill` or the last `step` returned; it is not changed.
+            state: state from `init_state`, `prefill` or the last `step`. It is not modified.
 
         Returns:
-            (B, C) outputs, equal to the parallel form's at this position, and the next state.
+            (B, C) outputs, equal to the outputs of `forward` at this position, and the next state.
 
         Raises:
-            InputError: wrong shape or dtype, a state that is not this mixer's, a token past
-                `max_length` (unseen in a compiled graph and under vmap, which cannot read the
-                position), or the mixer does not stream.
+            InputError: a shape or dtype is wrong, the state belongs to another mixer, the token
+                exceeds `max_length`, or the mixer does not stream. Compiled graphs and vmap do
+                not check `max_length`, since they cannot read the position.
         """
         self._check_streams()
         check_tokens("x_t", x_t, rank=2, layout="(B, C)")
@@ -258,19 +267,19 @@ class TokenMixer(nn.Module):
     def prefill(
         self, x: Tensor, *, key_padding_mask: Tensor | None = None
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """A whole prompt at once: the outputs of `forward`, and the state for the next `step`.
+        """Mix a whole prompt and return the state for the next `step`.
 
         Args:
-            x: (B, N, C) the first tokens of each sequence.
-            key_padding_mask: (B, N) bool, True = padding, any pattern. Padded tokens leave the
-                state as if they were not there; positions count the others.
+            x: (B, N, C) first tokens of each sequence.
+            key_padding_mask: (B, N) bool, True = padding, any pattern. Padding does not change the
+                state, and positions count valid tokens only.
 
         Returns:
-            (B, N, C), zero at padded positions, and the state that `step` reaches from
-            `init_state` over the valid tokens of each sequence.
+            (B, N, C) outputs of `forward`, zero at padded positions, and the state. The state is
+            the same as after `init_state` and a `step` for every valid token.
 
         Raises:
-            InputError: as `forward` and `init_state`.
+            InputError: see `forward` and `init_state`.
         """
         self._check_streams()
         self._check_input(x, key_padding_mask)
@@ -287,30 +296,33 @@ class TokenMixer(nn.Module):
         return y, {**state, "position": (~key_padding_mask).sum(1)}
 
     def start_stream(self, batch_size: int, device: Any, dtype: Any) -> dict[str, Tensor]:
-        """The result of `init_state` without `position`, for mixers that stream.
+        """Create the state of `init_state` without `position`.
 
-        Device and dtype are never None: `init_state` puts the parameters' own where they are.
-        `step` refuses states with other names, kinds or sizes past the batch. A size of 0 is one
-        that grows with the tokens.
+        Mixers that stream implement this method. `device` and `dtype` are never None. `step`
+        rejects states with other names, dtypes or sizes; only the batch size is free. A dimension
+        of size 0 may grow with the tokens.
         """
         raise NotImplementedError
 
     def advance_stream(
         self, x_t: Tensor, state: dict[str, Tensor]
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """The result of `step`, for mixers that stream; the arguments are checked.
+        """Mix the next token of each sequence.
 
-        `state["position"]` is kept by `step`: what is returned under this name does not matter.
+        Mixers that stream implement this method. `step` checks the arguments. It also updates
+        `state["position"]` and ignores any value returned under this name.
         """
         raise NotImplementedError
 
     def fill_stream(
         self, x: Tensor, key_padding_mask: Tensor | None
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """The result of `prefill`, on checked arguments with zeros at padded positions.
+        """Mix a whole prompt.
 
-        Here token by token; mixers that can do it at once override it. Padded outputs may hold
-        any finite values, and `position` is kept by `prefill`.
+        The default calls `step` for every token. Override this method if the mixer can process the
+        prompt at once. The arguments are already checked, and `x` is zero at padded positions.
+        Outputs at padded positions may be any finite values. `prefill` adds `position` to the
+        state.
         """
         return step_through(self, x, key_padding_mask)
 
@@ -321,7 +333,7 @@ class TokenMixer(nn.Module):
             raise bad_argument("causal", f"True to stream {self.card.name}", False)
 
     def _check_state(self, state: dict[str, Tensor], x_t: Tensor) -> None:
-        """Raise unless a state fits the tokens and has room for one more."""
+        """Raise unless the state fits the tokens and `max_length` allows another token."""
         if not isinstance(state, dict):
             raise self._foreign_state(type(state).__name__)
         if torch.compiler.is_compiling():  # a graph cannot read the position
@@ -377,17 +389,19 @@ class TokenMixer(nn.Module):
             raise bad_argument("key_padding_mask", f"None: {title} takes no padding", "a mask")
 
     def extra_repr(self) -> str:
-        """The settings, for print(model)."""
         return f"dim={self.dim}, num_heads={self.num_heads}, causal={self.causal}"
 
 
 def step_through(
     mixer: TokenMixer, x: Tensor, key_padding_mask: Tensor | None
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """Outputs and state of `mixer.step` over the valid tokens of each sequence.
+    """Call `mixer.step` for the valid tokens of each sequence.
+
+    Returns:
+        (B, N, C) outputs, zero at padded positions, and the last state.
 
     Raises:
-        InputError: sequences of different lengths in a mixer whose state grows with them.
+        InputError: the state grows with the tokens and the sequences differ in length.
     """
     state = mixer.init_state(len(x), device=x.device, dtype=x.dtype)
     if key_padding_mask is None:
@@ -407,7 +421,7 @@ def step_through(
 def _advanced(
     mixer: TokenMixer, before: dict[str, Tensor], after: dict[str, Tensor], rows: Tensor
 ) -> dict[str, Tensor]:
-    """`after` in the rows that had a token, `before` in the others."""
+    """Select `after` for the sequences in `rows`, `before` for the others."""
     if rows.all():
         return after
     if any(before[name].shape != after[name].shape for name in before):

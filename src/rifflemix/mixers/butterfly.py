@@ -1,4 +1,4 @@
-"""Butterfly attention: softmax attention in strided groups, complete after a few layers."""
+"""Butterfly attention: softmax attention in strided groups, all-to-all after a few layers."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ from rifflemix.mixers.strided import StridedGroups
 
 
 class Butterfly(StridedGroups):
-    """One sublayer of butterfly attention: every group of `block_size` tokens attends to itself.
+    """Softmax attention within strided groups of `block_size` tokens, for one layer.
 
     See `StridedGroups` for the groups, and for `block_size`, `layout` and `reverse`.
 
     Args:
         dim: channels C; see `TokenMixer` for the shared arguments. Dropout acts on the attention
             weights.
-        bias: add a bias to the query, key, value and output maps.
-        token_order: "natural", or "random" for one fixed random order of the tokens, the same in
-            every layer (the paper's "Rand Butt."; needs `max_length`).
-        token_order_seed: seed of that order.
-        shared: the arguments of `StridedGroups`.
+        bias: add a bias to the Q/K/V/O projections.
+        token_order: "natural", or "random" for a fixed random order of the tokens. All layers use
+            the same order ("Rand Butt." in the paper; needs `max_length`).
+        token_order_seed: seed of the random order.
+        shared: arguments of `StridedGroups`.
 
     Raises:
-        InputError: an option out of range, or a random order without `max_length`.
+        InputError: an option is out of range, or a random order without `max_length`.
 
     Source: Dimension Mixer, section 3.1 and Algorithm 1; appendix B for the random order.
     """
@@ -66,22 +66,20 @@ class Butterfly(StridedGroups):
         self.register_buffer("token_rank", rank)
 
     def _random_rank(self, seed: int) -> Tensor:
-        """(max_length,) position of each token in the random order."""
+        """(max_length,) int64, position of each token in the random order."""
         if self.max_length is None:
             raise bad_argument("max_length", "a length to draw the random token_order for", None)
         seed = check_integer("token_order_seed", seed, 0, 2**64 - 1)
         generator = torch.Generator().manual_seed(seed)
-        # The generator draws on the CPU only, whatever the default device.
+        # A CPU generator needs a CPU tensor, but the default device may be another.
         order = torch.randperm(self.max_length, generator=generator, device="cpu")
         return torch.empty(self.max_length, dtype=order.dtype).copy_(order)
 
     def mix_group(self, groups: Tensor, *, key_padding_mask: Tensor | None) -> Tensor:
-        """Attention of a group's tokens to each other."""
         y: Tensor = self.attention(groups, key_padding_mask=key_padding_mask)
         return y
 
     def mix(self, x: Tensor, key_padding_mask: Tensor | None) -> Tensor:
-        """Attention within the groups of this layer's stride."""
         if self.token_rank is None:
             return super().mix(x, key_padding_mask)
         batch, length = x.shape[:2]
@@ -91,7 +89,7 @@ class Butterfly(StridedGroups):
             order = rank.argsort()
             mask = None if key_padding_mask is None else key_padding_mask[:, order]
             return super().mix(x[:, order], mask)[:, order.argsort()]
-        # Every token at its rank, however many there are; what is between them is padding.
+        # Place every token at its rank. Ranks without a token are padding.
         spread = x.new_zeros(batch, places, self.dim).index_copy(1, rank, x)
         padded = key_padding_mask
         if padded is None:

@@ -1,4 +1,4 @@
-"""The table of mixers: what each is and can do, and what a layer of it holds."""
+"""Tables of all mixers: properties, limitations and parameter counts."""
 
 from __future__ import annotations
 
@@ -16,12 +16,15 @@ _COLUMNS = (
 
 
 def mixer_entries() -> list[dict[str, Any]]:
-    """An entry for each registered mixer: its card and the parameters of one layer."""
+    """List the card and the parameter count of every registered mixer.
+
+    The count is for one layer with the settings in `parameters_at`.
+    """
     return [_entry(name) for name in usable_mixers()]
 
 
 def mixers_markdown() -> str:
-    """The table as Markdown."""
+    """Format the table of mixers as Markdown."""
     rows = [
         (
             code(entry["name"]),
@@ -41,7 +44,7 @@ def mixers_markdown() -> str:
 
 
 def exports_markdown() -> str:
-    """As Markdown: what is not exported like the others, and why."""
+    """Format a Markdown table of mixers with limited export, with reasons."""
     rows = [
         (code(name), what, why)
         for name in usable_mixers()

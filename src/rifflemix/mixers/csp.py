@@ -1,4 +1,4 @@
-"""CSP: channel-wise sample permutation instead of attention maps."""
+"""CSP: channel-wise sample permutation in place of attention weights."""
 
 from __future__ import annotations
 
@@ -27,51 +27,52 @@ _PAD_HINT = "use pad=True to let the last group be shorter"
 
 
 class CSP(PermutedValues):
-    """Value map, circular shift and group sort of each channel, output map.
+    """Project values, shift and group-sort each channel, project the result.
 
-    With `causal=True` the shift has no wrap, and a window of the last `group_size` tokens takes the
-    place of the groups: channel c takes the value with rank c mod G in it. What happens before the
-    first token, and why windows and not groups, is in docs/causal-permutations.md. `init_state` and
-    `step` keep as many values as a window reaches back, whatever the number of tokens.
+    With `causal=True` the shift does not wrap around, and sliding windows of the last `group_size`
+    tokens replace the groups. Channel c selects the value with rank c mod G in its window. See
+    docs/causal-permutations.md for the reason and for the first tokens of a sequence. The
+    streaming state has a fixed size: it stores the values that the windows can reach.
 
-    The paper has no heads: `num_heads` changes nothing here, `heads` gives every head a reference
-    channel of its own. With a schedule for `shift` the reference channels stay unshifted in
-    reference order; an explicit list is taken as it is.
+    The paper has no heads, so `num_heads` has no effect. With `heads`, every head has its own
+    reference channel. In reference order, a schedule for `shift` never shifts the reference
+    channels. An explicit list is used unchanged.
 
     Args:
-        dim: channels C; see `TokenMixer` for the shared arguments. `layer_index` and `num_layers`
-            position the layer in the schedules "power" and "code_exp"; `dropout` is ignored.
+        dim: channels C; see `TokenMixer` for the shared arguments. The schedules "power" and
+            "code_exp" use `layer_index` and `num_layers`; `dropout` is ignored.
         num_groups: groups K of ceil(N / K) tokens each; 1 sorts the whole sequence. Not with
             `causal=True`.
-        group_size: tokens G in a group, or window, which has at most `max_length`; 1 only shifts.
-            2 when neither is given.
+        group_size: tokens G in a group. With `causal=True`, tokens in a window, at most
+            `max_length`. With 1 the mixer only shifts. Default: 2, unless `num_groups` is set.
         shift: a kind of `rifflemix.ops.shift_steps`, or C integers (a sequence, array or tensor).
-            Unset, it is "linear", and "power" with `causal=True`.
-        order: "reference" (as published, and where unset) or "ascending" (as in all of the paper's
-            runs). Not with `causal=True`.
-        pad: let the last group be shorter where the groups do not fill N; False raises instead.
-            Unset, it is True with the default groups and False where groups were asked for. Not
-            with `causal=True`.
-        layout: what `num_groups` and the schedules of `shift` divide: "max_length", the default
-            where there is one, so that a sample gives the same among longer ones as alone; or
-            "length", the tokens at hand, padding included. Not with `causal=True`.
-        reach: with `causal=True`, the tokens that a kind of shift spreads the channels over, in
-            place of N, at most `max_length`. Unset, it is 32, or `max_length` where that is less.
-        heads: contiguous heads the permuted channels are split into.
-        inner_dim: channels that are permuted, C where unset; `shift` lists and `heads` are about
-            these.
-        value_proj: have a value map; without one, the tokens themselves are permuted.
-        bias: add a bias to the value map.
-        out_proj: have an output map; without one, the permuted values are the output.
-        out_bias: give the output map a bias.
-        shared: the other arguments of `TokenMixer`.
+            Default: "linear", or "power" with `causal=True`.
+        order: "reference" (as published, the default) or "ascending" (as in all experiments of
+            the paper). Not with `causal=True`.
+        pad: let the last group be shorter if the group size does not divide N; False raises an
+            error. Default: False if `num_groups` or `group_size` is set, else True. Not with
+            `causal=True`.
+        layout: length that `num_groups` and the schedules of `shift` divide. "max_length" (the
+            default if `max_length` is set): the result does not depend on the lengths of other
+            samples. "length": the tokens of the input, padding included. Not with `causal=True`.
+        reach: only with `causal=True`: the tokens over which a schedule spreads the channels, in
+            place of N, at most `max_length`. Default: 32, or `max_length` if that is less.
+        heads: number of contiguous heads into which the permuted channels are split.
+        inner_dim: number of permuted channels. `shift` lists and `heads` refer to these channels.
+            Default: C.
+        value_proj: use a value projection. Without a projection, the tokens are permuted.
+        bias: add a bias to the value projection.
+        out_proj: use an output projection. Without a projection, the permuted values are the
+            output.
+        out_bias: add a bias to the output projection.
+        shared: other arguments of `TokenMixer`.
 
     Raises:
-        InputError: an option out of range, both `num_groups` and `group_size`, no value map
-            together with what only a value map can have, or an option of the other direction.
+        InputError: an option is out of range or does not fit `causal`, both `num_groups` and
+            `group_size` are set, or `value_proj=False` with `bias` or another `inner_dim`.
 
     Source: Yuan and Xu, "Towards Better Multi-head Attention via Channel-wise Sample
-    Permutation", equations (3)-(5) and section 3.2.2. The causal form is not in the paper.
+    Permutation", equations (3)-(5) and section 3.2.2. The causal variant is not in the paper.
     """
 
     card: ClassVar[MixerCard] = MixerCard(
@@ -139,13 +140,13 @@ class CSP(PermutedValues):
             raise bad_argument("reach", "None without causal=True", reach)
 
     def _refuse(self, **options: Any) -> None:
-        """Raise if an option is set that only groups have."""
+        """Raise if an option is set that only the bidirectional variant supports."""
         for name, value in options.items():
             if value is not None:
                 raise bad_argument(name, "None with causal=True, which has no groups", repr(value))
 
     def _constant_steps(self) -> Tensor | None:
-        """(C,) steps of every number of tokens; None where they depend on it, or there are none."""
+        """(C,) steps, or None if unused or dependent on the sequence length."""
         if self.causal:
             return None
         if not isinstance(self.shift, str):
@@ -156,7 +157,7 @@ class CSP(PermutedValues):
         return self._scheduled_steps(most, most, self._group_size(most), torch.device("cpu"))
 
     def _causal_steps(self, reach: int | None) -> Tensor:
-        """(C,) steps back, on the CPU, where they can be read."""
+        """(C,) steps back, on the CPU."""
         if not isinstance(self.shift, str):
             if reach is not None:
                 raise bad_argument("reach", "None beside a list of shifts", reach)
@@ -178,10 +179,10 @@ class CSP(PermutedValues):
         )
 
     def permute(self, v: Tensor, mask: Tensor | None, *, with_index: bool = False) -> Permuted:
-        """The shift and sort of values (B, N, C) with their mask, and where each came from.
+        """Shift and sort values (B, N, C) channel by channel.
 
         Returns:
-            The permuted values, and the index (B, N, C) that gathers them if `with_index`.
+            Permuted values and, if `with_index`, the index (B, N, C) that gathers them.
         """
         length = v.shape[1]
         if not self.pad:
@@ -189,7 +190,7 @@ class CSP(PermutedValues):
         if not is_known(length):
             return self._permute_any_length(v, mask, with_index)
         laid_out, count = self.layout_length or length, self.num_groups
-        # Not by a function: a small forward is mostly Python, and each call of it is felt.
+        # Inlined `_group_size`: a function call would slow down small inputs.
         size = min(self.group_size, laid_out) if count is None else -(-laid_out // count)
         steps = self._shift_steps(laid_out, laid_out, size, v.device)
         size = min(size, length)
@@ -201,13 +202,13 @@ class CSP(PermutedValues):
         return y[:, :length], None if index is None else index[:, :length]
 
     def _group_size(self, laid_out: int) -> int:
-        """Tokens of a group in the layout of so many."""
+        """Tokens per group if the groups divide `laid_out` tokens."""
         if self.num_groups is None:
             return min(self.group_size, laid_out)
         return -(-laid_out // self.num_groups)
 
     def size_and_steps(self, length: int) -> tuple[int, list[int]]:
-        """Tokens of a group, and the steps of all channels, of so many tokens: on the host."""
+        """Return the group size and the steps as Python numbers."""
         laid_out = self.layout_length or length
         size = self._group_size(laid_out)
         if not isinstance(self.shift, str):
@@ -218,16 +219,16 @@ class CSP(PermutedValues):
     def permute_groups(
         self, v: Tensor, steps: Tensor | None, groups: int, mask: Tensor | None, with_index: bool
     ) -> Permuted:
-        """`permute` for groups that fill the sequence, and the steps of all channels."""
+        """Run `permute` with steps (C,) for groups that fill the sequence."""
         spec = SortSpec(groups, self.order == "reference", self.heads)
         if steps is None:
             return unchecked.group_sort(v, spec, mask, with_index)
         return unchecked.channel_permute(v, steps, spec, mask, with_index)
 
     def _permute_any_length(self, v: Tensor, mask: Tensor | None, with_index: bool) -> Permuted:
-        """`permute` for a length that is a symbol in a traced graph."""
+        """Run `permute` for a symbolic length in a traced graph."""
         length = v.shape[1]
-        tokens = cast(Tensor, as_operand(length, v.device))  # a symbol is a tensor there
+        tokens = cast(Tensor, as_operand(length, v.device))  # a symbolic size becomes a tensor
         if self.layout_length is not None:
             most = self.layout_length
             size = self._group_size(most)
@@ -252,13 +253,13 @@ class CSP(PermutedValues):
     def _permute_spread(
         self, v: Tensor, tokens: Tensor, mask: Tensor | None, with_index: bool
     ) -> Permuted:
-        """The same where the number of groups is given: each gets one place of padding more.
+        """Run `permute` for a symbolic length and a fixed number of groups.
 
-        Without it a group could have one token, and for that size a compiler makes another graph.
-        Neither shift nor sort minds where padding stands.
+        Each group gets one extra padded position. Otherwise a group could have a single token, a
+        size for which compilers make a separate graph. Shift and sort ignore padding anywhere.
         """
         groups, length = cast(int, self.num_groups), v.shape[1]
-        places = (length - 1) // groups + 2  # a sum, which a compiler sees to be more than one
+        places = (length - 1) // groups + 2  # as a sum: compilers can prove it is at least 2
         wider = as_operand(places, v.device)
         here = wider - 1
         place = torch.arange(groups * places, device=v.device)
@@ -284,13 +285,13 @@ class CSP(PermutedValues):
         else:
             check_divides("num_groups", self.num_groups, most, "max_length", _PAD_HINT)
             size = self._group_size(most)
-            if size < most:  # one group of all tokens is full, however many there are
+            if size < most:  # a single group fills a sequence of any length
                 check_divides("max_length / num_groups", size, length, _TOKENS, _PAD_HINT)
 
     def _shift_steps(
         self, length: int, modulus: int | Tensor, size: int | Tensor, device: torch.device
     ) -> Tensor | None:
-        """(C,) steps for this many tokens in groups of `size`; None where nothing shifts."""
+        """(C,) steps for groups of `size` tokens, or None without a shift."""
         if self.steps is not None:
             return self.steps
         return self._scheduled_steps(length, modulus, size, device)
@@ -298,7 +299,7 @@ class CSP(PermutedValues):
     def _scheduled_steps(
         self, length: int, modulus: int | Tensor, size: int | Tensor, device: torch.device
     ) -> Tensor | None:
-        """`_shift_steps` by the schedule."""
+        """`_shift_steps` from the schedule."""
         if self.shift == "none":
             return None
         steps = scheduled_steps(
@@ -318,7 +319,6 @@ class CSP(PermutedValues):
         return steps.masked_fill(channels % (self.inner_dim // self.heads) == 0, 0)
 
     def extra_repr(self) -> str:
-        """The settings, for print(model)."""
         groups = (
             f"num_groups={self.num_groups}" if self.num_groups else f"group_size={self.group_size}"
         )
@@ -330,13 +330,13 @@ class CSP(PermutedValues):
 
 
 def filled(v: Tensor, mask: Tensor | None, missing: int) -> tuple[Tensor, Tensor]:
-    """Values and mask with so many positions of padding, which every operator leaves alone."""
+    """Append `missing` padded positions to values and mask."""
     mask = v.new_zeros(v.shape[:2], dtype=torch.bool) if mask is None else mask
     return F.pad(v, (0, 0, 0, missing)), F.pad(mask, (0, missing), value=True)
 
 
 def _check_groups(num_groups: int | None, group_size: int | None) -> tuple[int | None, int]:
-    """The two settings, of which `num_groups` counts if it is there."""
+    """Check both settings; `num_groups` takes precedence over the returned group size."""
     if num_groups is not None and group_size is not None:
         raise bad_argument("group_size", "None beside num_groups", group_size)
     if num_groups is not None:

@@ -1,4 +1,4 @@
-"""Grouped mixing: any mixer that knows no order, in strided groups, complete after a few layers."""
+"""Grouped mixing: a permutation-equivariant mixer in strided groups of tokens."""
 
 from __future__ import annotations
 
@@ -20,27 +20,27 @@ from rifflemix.mixers.strided import StridedGroups
 
 
 class Grouped(StridedGroups):
-    """One sublayer of a mixer in strided groups: each group of `block_size` tokens by itself.
+    """Run an inner mixer on each strided group of tokens, for one layer.
 
-    With token statistics inside there are N / a second moments for each head in place of one, and
-    the cost stays O(N C). See `StridedGroups` for the groups, and for `block_size`, `layout` and
-    `reverse`. Another inner mixer costs N / a times what it costs on a tokens: with
-    `inner="softmax"` this is butterfly attention.
+    See `StridedGroups` for the groups, and for `block_size`, `layout` and `reverse`. The cost is
+    N / `block_size` times the cost of the inner mixer on a group. With `inner="tssa"` there are
+    N / `block_size` second moments per head in place of one, still in O(N C). `inner="softmax"` is
+    butterfly attention.
 
     Args:
-        dim: channels C; see `TokenMixer` for the shared arguments, which the inner mixer gets as
-            they are, but for `max_length`: it sees the tokens of a group.
-        inner: name of the mixer inside, whose card says `permutation_equivariant`, and whose
-            outputs no amount of padding changes.
-        inner_options: the inner mixer's own options.
-        shared: the arguments of `StridedGroups`.
+        dim: channels C; see `TokenMixer` for the shared arguments. The inner mixer gets the same
+            values, except that its `max_length` is `block_size`.
+        inner: name of the inner mixer. Its card must set `permutation_equivariant`, and padding of
+            any amount must not change its outputs.
+        inner_options: options of the inner mixer.
+        shared: arguments of `StridedGroups`.
 
     Raises:
-        InputError: an inner mixer that sees the order of tokens or cannot be masked, options that
-            are not its own, or an option out of range.
+        InputError: the inner mixer depends on the order of tokens, or does not support padding.
+            Also if an option is unknown or out of range.
 
-    Source: the groups of Sapkota and Bhattarai 2025, "Dimension Mixer", Algorithm 1; with token
-    statistics inside it is in neither paper.
+    Source: Sapkota and Bhattarai 2025, "Dimension Mixer", Algorithm 1, for the groups. TSSA in
+    groups is in neither paper.
     """
 
     card: ClassVar[MixerCard] = MixerCard(
@@ -76,17 +76,15 @@ class Grouped(StridedGroups):
         )
 
     def mix_group(self, groups: Tensor, *, key_padding_mask: Tensor | None) -> Tensor:
-        """The inner mixer on the tokens of each group."""
         y: Tensor = self.inner(groups, key_padding_mask=key_padding_mask)
         return y
 
     def extra_repr(self) -> str:
-        """The settings, for print(model)."""
         return f"{super().extra_repr()}, inner={self.inner.card.name}"
 
 
 def _can_be_inner(card: MixerCard) -> bool:
-    """Whether groups may be laid on any tokens, and padding in them does not matter."""
+    """Check that token order and padding do not change the outputs."""
     return card.permutation_equivariant and card.padding and not card.layout_over_length
 
 
@@ -101,7 +99,7 @@ def _check_inner(inner: str) -> None:
 
 
 def _checked_options(inner: str, options: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Options that `inner` has of its own: the rest is that of the whole."""
+    """Check the names of the options of `inner`, and return a copy."""
     if options is None:
         return {}
     known = mixer_options(inner)

@@ -1,7 +1,7 @@
-"""Mixers by name: their cards and options, and building one.
+"""Look up mixers by name: classes, cards, options, and `create_mixer`.
 
-The package puts the list of `rifflemix.mixers.registry` in here, and other people what they
-register, so that a mixer made of others can build them without a module that knows all.
+This module does not import the mixers. The package adds the mixers of `rifflemix.mixers.registry`,
+and users register other mixers. A mixer such as `grouped` can therefore create an inner mixer here.
 """
 
 from __future__ import annotations
@@ -19,30 +19,32 @@ from rifflemix.plugins import Outside, check_new_name
 _Class = TypeVar("_Class", bound=type[TokenMixer])
 
 ALL = "all"
-"""Stands for every mixer in the mixers of a comparison."""
+"""Name that selects every mixer in a comparison."""
 
 _MIXERS: dict[str, type[TokenMixer]] = {}
 
 
 def add_mixers(mixers: Iterable[type[TokenMixer]]) -> None:
-    """Make mixers known by their cards' names."""
+    """Add mixer classes under the names on their cards, without checks."""
     _MIXERS.update({mixer.card.name: mixer for mixer in mixers})
 
 
 def register_mixer(cls: _Class) -> _Class:
-    """Make a mixer of your own known by its card's name; a decorator.
+    """Register a mixer class under the name on its card.
 
-    Every list, comparison, benchmark and model with `mixer=` then takes it like the others.
+    Use this function as a decorator. Lists, comparisons, benchmarks and models with `mixer=` then
+    accept the new mixer.
 
     Args:
-        cls: a subclass of `TokenMixer` with a `card`. `rifflemix.testing.check_mixer` checks the
-            rest of what mixers promise.
+        cls: subclass of `TokenMixer` with a `card`. Use `rifflemix.testing.check_mixer` to check
+            the outputs of the mixer.
 
     Returns:
         The class itself.
 
     Raises:
-        InputError: no such class, a card that is not whole, or a name that is taken.
+        InputError: `cls` is not a subclass of `TokenMixer`, its card is incomplete, or its name
+            is already registered.
     """
     _check_class(cls)
     check_new_name("mixer", cls.card.name, cls, _MIXERS)
@@ -55,17 +57,24 @@ _OUTSIDE = Outside("mixer", lambda: _MIXERS, register_mixer)
 
 
 def list_mixers() -> list[str]:
-    """Names of all mixers in the order of the tables; other packages are not imported."""
+    """List the names of all mixers in the order of the tables.
+
+    Names from entry points are included, but their packages are not imported.
+    """
     return _OUTSIDE.names()
 
 
 def usable_mixers() -> list[str]:
-    """As `list_mixers`, without those whose packages cannot be imported, but warn."""
+    """List the names of all importable mixers; warn about the others."""
     return _OUTSIDE.usable()
 
 
 def mixer_class(name: str) -> type[TokenMixer]:
-    """The class behind a registry name; an unknown name suggests the nearest."""
+    """Return the class of a registered mixer.
+
+    Raises:
+        InputError: the name is unknown. The message suggests the nearest name.
+    """
     _OUTSIDE.look_up(name)
     if not isinstance(name, str) or name not in _MIXERS:
         raise unregistered_name("mixer", name, list_mixers())
@@ -73,7 +82,7 @@ def mixer_class(name: str) -> type[TokenMixer]:
 
 
 def mixer_card(name: str) -> MixerCard:
-    """The card of a registered mixer."""
+    """Return the card of a registered mixer."""
     return mixer_class(name).card
 
 
@@ -92,18 +101,21 @@ def create_mixer(
     """Build a mixer by name.
 
     Args:
-        name: one of `list_mixers()`.
+        name: name from `list_mixers()`.
         dim: channels C.
         num_heads: heads H, a divisor of `dim`.
-        max_length: most tokens the layer will see.
+        max_length: maximum number of tokens; None if the mixer does not need a maximum.
         layer_index: 0-based position of the layer in its stack.
-        num_layers: layers in the stack.
+        num_layers: number of layers in the stack.
         causal: output n depends on tokens 0..n only.
-        dropout: probability in [0, 1).
-        options: the mixer's own options (see its class).
+        dropout: probability in [0, 1) of dropping a mixing weight.
+        options: options of this mixer (see its class).
+
+    Returns:
+        A module that maps (B, N, C) to (B, N, C).
 
     Raises:
-        InputError: unknown name or option, or a value out of range.
+        InputError: the name or an option is unknown, or a value is out of range.
     """
     cls = mixer_class(name)
     options = _checked_options(cls, options)
@@ -120,12 +132,12 @@ def create_mixer(
 
 
 def mixer_options(name: str) -> dict[str, Any]:
-    """Names and defaults of a mixer's own options."""
+    """Return the names and defaults of the options of a mixer."""
     return _own_options(mixer_class(name))
 
 
 def _own_options(cls: type[TokenMixer]) -> dict[str, Any]:
-    """Of the class and of those between it and `TokenMixer`, whose options it passes on."""
+    """Collect the options of a class and its bases below `TokenMixer`."""
     shared = _shared_arguments()
     options: dict[str, Any] = {}
     for base in cls.__mro__[: cls.__mro__.index(TokenMixer)]:
@@ -137,12 +149,12 @@ def _own_options(cls: type[TokenMixer]) -> dict[str, Any]:
 
 
 def _shared_arguments() -> list[str]:
-    """Arguments that every mixer takes, and `self`."""
+    """List `self` and the arguments of every mixer."""
     return list(inspect.signature(TokenMixer.__init__).parameters)
 
 
 def _checked_options(cls: type[TokenMixer], options: dict[str, Any]) -> dict[str, Any]:
-    """The options, as a class knows them: files hold tuples as lists."""
+    """Check the names of options, and convert lists from files to tuples."""
     known = _own_options(cls)
     for name, value in options.items():
         if name not in known:
@@ -162,7 +174,7 @@ def _checked_options(cls: type[TokenMixer], options: dict[str, Any]) -> dict[str
 
 
 def _check_class(cls: Any) -> None:
-    """Raise unless a class can be a mixer and its card is whole."""
+    """Raise unless `cls` is a mixer class with a complete card."""
     if not isinstance(cls, type) or not issubclass(cls, TokenMixer):
         got = cls.__name__ if isinstance(cls, type) else f"a {type(cls).__name__}"
         raise bad_argument("mixer", "a subclass of TokenMixer", got)

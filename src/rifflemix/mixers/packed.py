@@ -1,4 +1,4 @@
-"""Packed sequences: several of them one after the other in one row of tokens, without padding."""
+"""Packed batches: several sequences in a single tensor (1, N, C), without padding."""
 
 from __future__ import annotations
 
@@ -17,29 +17,31 @@ from rifflemix.errors import InputError, bad_argument
 Mix = Callable[[Tensor, Tensor | None], Tensor]
 
 _DTYPES = (torch.int32, torch.int64)
-# Tokens of padding in a batch that cost less than one call more: measured on a CPU; of a GPU it is
-# an estimate, what it passes over while a few kernels are launched.
+# Padded tokens in a batch that cost less than another call. Measured on a CPU. For a GPU this is an
+# estimate: the tokens that it processes during the launch of a few kernels.
 _ROOM, _ROOM_ON_GPU = {"cpu": 256}, 8192
 
 
 class Segments(NamedTuple):
-    """The sequences of a packed row.
+    """The sequences of a packed batch.
 
     Attributes:
-        lengths: tokens of each sequence, not all of them 0.
+        lengths: number of tokens of each sequence. At least one length is positive.
     """
 
     lengths: list[int]
 
     def mix(self, mix: Mix, row: Tensor, *, exact: bool = True) -> Tensor:
-        """`mix` on every sequence of a row, on those of about one length together, as a batch.
+        """Run `mix` on every sequence of a packed batch.
+
+        Sequences of similar length are mixed together, in a batch.
 
         Args:
-            mix: takes (B, L, R) and a mask (B, L) of padding, which stands last and holds zeros,
-                or None where there is none; returns (B, L, S), finite also at padded positions.
-            row: (1, N, R).
-            exact: only equal lengths go together; otherwise also lengths so near to each other that
-                a little padding costs less than a call.
+            mix: function of tokens (B, L, R) and a padding mask (B, L), or None without padding.
+                Padding comes last and is zero. The result (B, L, S) must be finite everywhere.
+            row: (1, N, R) packed batch.
+            exact: combine sequences of equal length only. If False, also combine similar lengths
+                when the padding costs less than another call.
 
         Returns:
             (1, N, S).
@@ -47,7 +49,7 @@ class Segments(NamedTuple):
         room = 0 if exact else _ROOM.get(row.device.type, _ROOM_ON_GPU)
         batches = _batches(self.lengths, room)
         lengths = [length for length in self.lengths if length]
-        if len(batches) == len(lengths):  # each is one of its own: nothing has to be moved
+        if len(batches) == len(lengths):  # one sequence per batch: keep the order
             return _mixed(mix, row[0], [_Batch(1, length) for length in lengths]).unsqueeze(0)
         if len(set(lengths)) == 1:
             return _mixed(mix, row[0], batches).unsqueeze(0)
@@ -58,7 +60,7 @@ class Segments(NamedTuple):
 
 
 class _Batch(NamedTuple):
-    """So many sequences of so many tokens, `padding` of which are none."""
+    """A batch of `sequences` x `tokens`, including `padding` padded tokens."""
 
     sequences: int
     tokens: int
@@ -66,7 +68,7 @@ class _Batch(NamedTuple):
 
 
 def _batches(lengths: list[int], room: int) -> list[_Batch]:
-    """The batches of a row, the longest first; each has at most `room` padding."""
+    """Group lengths into batches, longest first, with `room` padded tokens at most."""
     batches: list[_Batch] = []
     for length, count in sorted(Counter(lengths).items(), reverse=True):
         if not length:
@@ -82,7 +84,13 @@ def _batches(lengths: list[int], room: int) -> list[_Batch]:
 
 
 def _mixed(mix: Mix, tokens: Tensor, batches: list[_Batch], mask: Tensor | None = None) -> Tensor:
-    """`mix` on batches that stand one after the other in tokens (P, R), as is their mask (P,).
+    """Run `mix` on consecutive batches in `tokens`.
+
+    Args:
+        mix: see `Segments.mix`.
+        tokens: (P, R) tokens of all batches.
+        batches: sizes of the batches.
+        mask: (P,) bool, True = padding.
 
     Returns:
         (P, S).
@@ -98,7 +106,12 @@ def _mixed(mix: Mix, tokens: Tensor, batches: list[_Batch], mask: Tensor | None 
 
 
 def _places(lengths: list[int], batches: list[_Batch]) -> tuple[Tensor, Tensor, Tensor]:
-    """The token that each place in the batches takes, or -1; each token's place; where it is -1."""
+    """Compute the order of the tokens in the batches.
+
+    Returns:
+        The index of the token at each batch position (-1 for padding), the batch position of each
+        token, and the batch positions with padding.
+    """
     size = torch.tensor(lengths, device="cpu")
     widths = torch.tensor([b.tokens for b in batches for _ in range(b.sequences)], device="cpu")
     by_length = size.argsort(descending=True, stable=True)[: len(widths)]
@@ -113,25 +126,33 @@ def _places(lengths: list[int], batches: list[_Batch]) -> tuple[Tensor, Tensor, 
 
 
 class _Take(torch.autograd.Function):
-    """Rows of a table, zeros where the index is -1; each row is taken once.
+    """Gather rows by index, with zeros for index -1.
 
-    So the gradient is the same with the index the other way round, and nothing is summed.
+    Each row is gathered once, so the gradient gathers with the inverse index and needs no sum.
     """
 
     @staticmethod
     def forward(table: Tensor, index: Tensor, back: Tensor, padding: Tensor) -> Tensor:
-        """(M, R), indices (P,) and (M,), and where the longer one of them is -1 -> (P, R)."""
+        """Gather rows of `table` (M, R).
+
+        Args:
+            table: (M, R) rows.
+            index: (P,) row for each output, or -1.
+            back: (M,) inverse of `index`, or -1.
+            padding: positions of -1 in the longer of both indices.
+
+        Returns:
+            (P, R).
+        """
         taken = table.index_select(0, index.clamp_min(0))
         return taken if len(index) <= len(back) else taken.index_fill_(0, padding, 0.0)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        """Keep the indices."""
         ctx.save_for_backward(*inputs[1:])
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, None, None, None]:
-        """Take the other way."""
         index, back, padding = ctx.saved_tensors
         return _take(grads[0], back, index, padding), None, None, None
 
@@ -140,10 +161,10 @@ _take: Callable[..., Tensor] = _Take.apply
 
 
 def segments_of(cu_seqlens: Tensor, x: Tensor, max_length: int | None) -> Segments:
-    """The sequences between the bounds `cu_seqlens` of a row `x` (1, N, C).
+    """Read the sequence lengths of a packed batch from `cu_seqlens`.
 
     Raises:
-        InputError: not what `TokenMixer.forward` takes.
+        InputError: `cu_seqlens` does not fit; see `TokenMixer.forward`.
     """
     bounds = _bounds(cu_seqlens, x)
     length = x.shape[1]
@@ -166,7 +187,7 @@ def segments_of(cu_seqlens: Tensor, x: Tensor, max_length: int | None) -> Segmen
 
 
 def check_packed(x: Tensor, key_padding_mask: Tensor | None) -> None:
-    """Raise unless `x` can be a packed row."""
+    """Raise unless `x` is a dense (1, N, C) tensor without a mask."""
     if key_padding_mask is not None:
         raise bad_argument(
             "key_padding_mask", "None beside cu_seqlens", "a mask", "leave padding out of the row"
@@ -188,7 +209,7 @@ def check_packed(x: Tensor, key_padding_mask: Tensor | None) -> None:
 
 
 def packing_refused(title: str, cu_seqlens: Tensor) -> InputError:
-    """The error of a mixer whose card says packed=False."""
+    """Create the error of a mixer that does not support packed batches."""
     return bad_argument(
         "cu_seqlens",
         f"None: {title} takes no packed sequences",
@@ -198,7 +219,7 @@ def packing_refused(title: str, cu_seqlens: Tensor) -> InputError:
 
 
 def _bounds(cu_seqlens: Tensor, x: Tensor) -> list[int]:
-    """The numbers in `cu_seqlens`, at least two; raise unless kind, shape and place are right."""
+    """Check dtype, shape and device of `cu_seqlens`, and read its numbers."""
     expected = "an int32 or int64 tensor of shape (sequences + 1,)"
     if not isinstance(cu_seqlens, Tensor) or cu_seqlens.is_nested:
         is_nested = isinstance(cu_seqlens, Tensor)

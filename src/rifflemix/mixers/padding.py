@@ -1,4 +1,4 @@
-"""Padding for mixers to which the positions of tokens matter: valid tokens go first, in order."""
+"""Padding in mixers that depend on token positions: valid tokens are moved to the front."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ LAYOUTS = ("max_length", "length")
 
 
 def layout_length(layout: str | None, max_length: int | None) -> int | None:
-    """The number of positions that a structure over positions is laid out over.
+    """Choose the length for which groups, shifts or strides are computed.
 
     Args:
-        layout: "max_length", so that a sample's result does not depend on how long the others of
-            its batch are; "length", over as many positions as come in, padding included; unset,
-            the first where there is a `max_length`.
-        max_length: of the mixer.
+        layout: "max_length": the result does not depend on the lengths of other samples in the
+            batch. "length": the length of the input, padding included. Default: "max_length" if
+            `max_length` is set, else "length".
+        max_length: maximum number of tokens of the mixer, or None.
 
     Returns:
-        `max_length`, or None for the number of tokens at hand.
+        `max_length`, or None for the length of the input.
 
     Raises:
-        InputError: another layout, or "max_length" without one.
+        InputError: the layout is unknown, or is "max_length" although `max_length` is None.
     """
     if layout is None:
         return max_length
@@ -44,18 +44,18 @@ def layout_length(layout: str | None, max_length: int | None) -> int | None:
 
 
 def block_of(size: int, length: int) -> int:
-    """Tokens in a block: `size`, or all tokens where these are fewer.
+    """Return the tokens per block: `size`, or `length` if that is less.
 
-    A length that is a symbol of a traced graph is not compared: its blocks are filled with padding.
+    A symbolic length in a traced graph is not compared with `size`; padding fills the block.
     """
     return length if statically_known_true(length <= size) else size
 
 
 def blocks_and_size(size: int, length: int) -> tuple[int, int]:
-    """How many blocks of `block_of` hold all tokens, and how many tokens each.
+    """Return the number of blocks and the tokens per block.
 
-    Where the length is a symbol of a traced graph there is one more, of padding: a compiler that
-    knows of two blocks at least makes no other graph, and no condition, for one.
+    A symbolic length in a traced graph gets one extra block of padding. With at least two blocks,
+    compilers make no separate graph and no guard for a single block.
     """
     if is_known(length):
         size = min(size, length)
@@ -66,31 +66,31 @@ def blocks_and_size(size: int, length: int) -> tuple[int, int]:
 
 
 def missing_tokens(size: int, length: int) -> int:
-    """How many tokens of padding fill the blocks that hold all tokens, as `blocks_and_size`."""
+    """Return the number of padded tokens that fill the blocks of `blocks_and_size`."""
     if is_known(length):
         return -length % size
-    if not is_known(size):  # the one block of all tokens
+    if not is_known(size):  # a single block with all tokens
         return 0
-    # The same number without its maximum, which a compiler could not divide by the blocks again.
+    # As `_blocks_of_any_length`, but compilers cannot divide a maximum by the number of blocks.
     return (length + 2 * size - 1) // size * size - length
 
 
 def _blocks_of_any_length(size: int, length: int) -> int:
-    # The maximum changes nothing; without it a compiler does not see that there are two at least.
+    # The maximum does not change the value. It proves to compilers that there are two blocks.
     blocks: int = torch.sym_max(2, (length + 2 * size - 1) // size)
     return blocks
 
 
 def move_padding_last(x: Tensor, key_padding_mask: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Valid tokens first, in order.
+    """Move padding behind the valid tokens; keep the order of the tokens.
 
     Args:
         x: (B, N, C) tokens.
         key_padding_mask: (B, N) bool, True = padding, any pattern.
 
     Returns:
-        The tokens; their mask; where each position came from, (B, N), or None where the padding is
-        seen to stand last already, as most tasks have it, and nothing was moved.
+        The tokens, their mask, and the original position (B, N) of each token. The position is
+        None if the padding is known to come last already, as in most tasks.
     """
     if _stands_last(key_padding_mask):
         return x, key_padding_mask, None
@@ -107,7 +107,10 @@ def move_padding_back(y: Tensor, order: Tensor | None) -> Tensor:
 
 
 def _stands_last(key_padding_mask: Tensor) -> bool:
-    """Whether no token follows padding; False where that cannot be read, or only by waiting."""
+    """Check that no token follows padding.
+
+    Returns False if the mask has no values or is on a GPU, where reading it would wait.
+    """
     on_cpu = type(key_padding_mask) is Tensor and key_padding_mask.device.type == "cpu"
     if not (on_cpu and values_can_be_read()):
         return False
@@ -117,15 +120,15 @@ def _stands_last(key_padding_mask: Tensor) -> bool:
 def mix_valid_tokens(
     mix: Callable[[Tensor, Tensor | None], Tensor], x: Tensor, key_padding_mask: Tensor | None
 ) -> Tensor:
-    """`mix` on the sequence of the valid tokens, wherever padding stands between them.
+    """Run `mix` on the valid tokens as a contiguous sequence.
 
     Args:
-        mix: takes (B, N, C) tokens and a mask whose padding stands last, or no mask.
+        mix: function of tokens (B, N, C) and of a mask with padding last, or None.
         x: (B, N, C) tokens.
         key_padding_mask: (B, N) bool, True = padding, any pattern.
 
     Returns:
-        (B, N, C), the outputs at the positions that the tokens came from.
+        (B, N, C) outputs, each at the original position of its token.
     """
     if key_padding_mask is None:
         return mix(x, None)
@@ -138,7 +141,7 @@ def fill_valid_tokens(
     x: Tensor,
     key_padding_mask: Tensor | None,
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """`mix_valid_tokens` for functions that return outputs and the state of a stream."""
+    """Run `mix_valid_tokens` for a function that returns outputs and a streaming state."""
     if key_padding_mask is None:
         return fill(x, None)
     moved, mask, order = move_padding_last(x, key_padding_mask)
@@ -147,7 +150,7 @@ def fill_valid_tokens(
 
 
 def check_no_padding(key_padding_mask: Tensor | None) -> None:
-    """Raise if there is padding where a stream could not tell it from tokens."""
+    """Raise if there is a mask, for streams with `keep_positions=True`."""
     if key_padding_mask is not None:
         raise bad_argument("key_padding_mask", "None to prefill with keep_positions=True", "a mask")
 
@@ -155,17 +158,18 @@ def check_no_padding(key_padding_mask: Tensor | None) -> None:
 def last_tokens(
     x: Tensor, key_padding_mask: Tensor | None, count: int, dim: int = 1
 ) -> tuple[Tensor, Tensor | None]:
-    """The last `count` valid tokens of each sequence, where padding stands last.
+    """Return the last `count` valid tokens of each sequence.
 
     Args:
         x: (B, ..., N, ...) with the tokens along `dim`.
-        key_padding_mask: (B, N) bool, True = padding, which stands last.
-        count: tokens to keep.
-        dim: where the tokens are.
+        key_padding_mask: (B, N) bool, True = padding. Padding must come last.
+        count: number of tokens to keep.
+        dim: dimension of the tokens.
 
     Returns:
-        min(count, N) tokens along `dim`, with zeros in front where a sequence has fewer; and
-        where these zeros are, (B, min(count, N)) bool, None without a mask.
+        min(count, N) tokens along `dim`, and a mask of leading zeros. Sequences with fewer tokens
+        start with zeros. The mask is (B, min(count, N)) bool, True = zero, or None if
+        `key_padding_mask` is None.
     """
     length = x.shape[dim]
     count = min(count, length)
@@ -177,27 +181,29 @@ def last_tokens(
 
 
 def take_tokens(x: Tensor, index: Tensor, dim: int) -> Tensor:
-    """Tokens (B, ..., N, ...) at positions `index` (B, M) along `dim`, zero where negative."""
+    """Gather tokens at positions (B, M) along `dim`; zeros for negative positions."""
     shape = [x.shape[0]] + [1] * (x.dim() - 1)
     shape[dim] = index.shape[1]
     index = index.view(shape)
     sizes = [*x.shape[:dim], index.shape[dim], *x.shape[dim + 1 :]]
-    # Not by take_along_dim: a program of torch.export would hold for these sizes alone.
+    # No take_along_dim: a program from torch.export would support these sizes only.
     taken = x.gather(dim, index.clamp_min(0).expand(sizes))
     return taken.masked_fill(index < 0, 0.0)
 
 
 def newest_in_slots(x: Tensor, key_padding_mask: Tensor | None, count: int, dim: int) -> Tensor:
-    """Which token each of `count` slots holds when token n has been written to slot n % count.
+    """Return the index of the latest token in each slot of a ring buffer.
+
+    Token n is in slot n % count, until a later token replaces it.
 
     Args:
         x: (B, ..., N, ...) with the tokens along `dim`.
-        key_padding_mask: (B, N) bool, True = padding, which stands last.
-        count: slots.
-        dim: where the tokens are.
+        key_padding_mask: (B, N) bool, True = padding. Padding must come last.
+        count: number of slots.
+        dim: dimension of the tokens.
 
     Returns:
-        (B, count) int64, negative for a slot that nothing was written to.
+        (B, count) int64 token indices, negative for empty slots.
     """
     if key_padding_mask is None:
         lengths = torch.full((x.shape[0], 1), x.shape[dim], device=x.device)

@@ -1,6 +1,6 @@
-"""Causal permutation mixing: each channel takes one rank of a window that slides over the tokens.
+"""Causal permutation mixing: each channel selects one rank in a sliding window.
 
-docs/causal-permutations.md has the definition, and what was tried beside it.
+See docs/causal-permutations.md for the definition and for alternatives that were tried.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from rifflemix.ops.permutation import unchecked
 
 
 def check_tokens_back(name: str, value: int, max_length: int | None) -> int:
-    """`value`, tokens of a window or a reach; raise unless a sequence has as many."""
+    """Check that a window or reach has at most `max_length` tokens."""
     count = check_integer(name, value, 1)
     if max_length is not None and count > max_length:
         expected = f"at most max_length = {max_length} tokens with causal=True"
@@ -27,12 +27,13 @@ def check_tokens_back(name: str, value: int, max_length: int | None) -> int:
 
 
 class RankWindows(KeepsConstants):
-    """Channel c takes, J_c tokens back, the value with rank c mod G of the last G tokens.
+    """Select a value by rank in a sliding window of each channel.
 
-    Tokens before the first are zero. There are no parameters.
+    The window of channel c contains G tokens and ends J_c tokens back. The output is the value with
+    rank c mod G. Values before the first token are zero. The module has no parameters.
 
     Args:
-        steps: (C,) int64 on the CPU, how far back the window of each channel ends.
+        steps: (C,) int64 on the CPU; the window of channel c ends J_c = steps[c] tokens back.
         window_size: tokens G in a window.
     """
 
@@ -44,18 +45,18 @@ class RankWindows(KeepsConstants):
         super().__init__()
         self.longest, self.window_size = int(steps.max()), window_size
         self.depth = self.longest + window_size - 1
-        """Tokens before the own one that matter."""
+        """Number of earlier tokens on which an output depends."""
         self.keep_constants(
             lambda: {
                 "steps": steps,
                 "ranks": torch.arange(len(steps)) % window_size,
-                # (G, C): where a window's tokens are among the last ones, the own one included.
+                # (G, C): indices of the window among the last `depth + 1` tokens.
                 "sources": self.depth - steps - torch.arange(window_size).flip(0).unsqueeze(1),
             }
         )
 
     def forward(self, v: Tensor) -> Tensor:
-        """Values (B, N, C), of which padding stands last, to the same shape."""
+        """Filter values (B, N, C); padding must come last."""
         if self.longest > 0:
             v = unchecked.causal_shift(v, self.steps, self.longest)
         if self.window_size > 1:
@@ -63,16 +64,20 @@ class RankWindows(KeepsConstants):
         return v
 
     def step(self, v_t: Tensor, past: Tensor) -> tuple[Tensor, Tensor]:
-        """One more token of values (B, C) after the last ones (B, depth, C): its output, and them.
+        """Filter the next value (B, C) of each sequence.
 
-        A state is not changed: a ring would have to be copied as well as one that moves on.
+        `past` (B, depth, C) contains the last values. It is not modified, so a ring buffer would
+        need a copy too.
+
+        Returns:
+            Output (B, C), and the next `past`.
         """
         seen = torch.cat((past, v_t.unsqueeze(1)), 1)
         window = seen.gather(1, self.sources.expand(seen.shape[0], -1, -1))
         return unchecked.token_of_rank(window, self.ranks), seen[:, 1:]
 
     def remember(self, v: Tensor, key_padding_mask: Tensor | None) -> Tensor:
-        """The last ones (B, depth, C) of values (B, N, C) whose padding stands last."""
+        """Return the last valid values (B, depth, C); padding must come last."""
         end: Any = v.shape[1] if key_padding_mask is None else (~key_padding_mask).sum(1, True)
         index = end - self.depth + torch.arange(self.depth, device=v.device)
         return take_tokens(v, index.expand(v.shape[0], -1), 1)

@@ -1,4 +1,4 @@
-"""A linear map whose weight its mixer reads."""
+"""Linear layer for mixers that read its weight instead of calling it."""
 
 from __future__ import annotations
 
@@ -9,10 +9,9 @@ from rifflemix.compat import hooks_of
 
 
 class ReadLinear(NonDynamicallyQuantizableLinear):
-    """A linear map whose weight is read: dynamic quantisation, which would hide it, passes it by.
+    """Linear layer with a readable weight, since dynamic quantization skips this class.
 
-    It shows itself as the plain map that it otherwise is: what a model prints goes into the
-    signatures of runs.
+    Its printed name is `Linear`, because the printed model is part of the signature of a run.
     """
 
     def _get_name(self) -> str:
@@ -20,9 +19,9 @@ class ReadLinear(NonDynamicallyQuantizableLinear):
 
 
 def is_its_weight(linear: nn.Module) -> bool:
-    """Whether reading the weight of a map that was a `ReadLinear` is as good as calling it.
+    """Check that a mixer may read the weight instead of calling the layer.
 
-    It is not where hooks compute the weight (pruning, normed weights), or where another module
-    stands in its place (adapters): these act in a call.
+    A call is required if hooks compute the weight (pruning, weight normalization), or if another
+    module replaced the `ReadLinear` (adapters).
     """
     return type(linear) is ReadLinear and not hooks_of(linear)

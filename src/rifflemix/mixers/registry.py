@@ -1,6 +1,6 @@
-"""The list of mixers. A new mixer is one file and one line here.
+"""List of the mixers in rifflemix. To add a mixer, write a module and add its class here.
 
-Third-party mixers come from `register_mixer` and from entry points `rifflemix.mixers`.
+Third-party mixers use `register_mixer` or the entry points `rifflemix.mixers`.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ _HEADLINE: tuple[type[TokenMixer], ...] = (
     Sinkhorn,
 )
 HEADLINE = tuple(mixer.card.name for mixer in _HEADLINE)
-"""Softmax attention and the mixers of the five papers: the default of every comparison."""
+"""Names of softmax attention and of the mixers of the five papers, the default comparison."""
 
 MIXERS: tuple[type[TokenMixer], ...] = (
     *_HEADLINE,

@@ -1,4 +1,4 @@
-"""Sparse Sinkhorn attention: attention to the own block and to a block sorted beside it."""
+"""Sparse Sinkhorn attention: attention to the local block and to a sorted block."""
 
 from __future__ import annotations
 
@@ -22,36 +22,39 @@ from rifflemix.ops.sinkhorn import COMBINE, unchecked
 class Sinkhorn(TokenMixer):
     """Sparse Sinkhorn attention.
 
-    Tokens are cut into blocks. A sorting network scores blocks against each other, Sinkhorn
-    balancing turns the scores into a soft permutation, and each block of queries attends to the
-    block of keys and values sorted into its position beside its own. Lengths that are no multiple
-    of the block are padded inside; with a mask, valid tokens are moved together first, so that
-    the result is that of the valid tokens alone.
+    The mixer splits the tokens into blocks, and a sorting network scores every pair of blocks.
+    Sinkhorn balancing turns the scores into a soft permutation of the blocks of keys and values.
+    Each block of queries attends to its local block and to the block sorted into its position.
+    The mixer pads lengths that are not a multiple of the block size. With a mask it first moves
+    the valid tokens together, so padding does not change their outputs.
 
     Args:
-        dim: channels C; see `TokenMixer` for the shared arguments. `max_length` is needed: it
-            fixes the outputs of the sorting network.
-        block_size: tokens b in a block; None takes the power of two next above
+        dim: channels C; see `TokenMixer` for the shared arguments. `max_length` is required: it
+            sets the number of outputs of the sorting network.
+        block_size: tokens b in a block. Default: the smallest power of two that is at least
             sqrt(max_length).
-        sort_net: "linear", "relu", "mlp", "relu_mlp" (see `SortingNetwork`), or "attention",
-            which compares pooled queries and keys and has no parameters.
-        temperature: tau; lower sorts harder.
-        num_iterations: Sinkhorn iterations N_k; the paper finds 5 to 10 best.
-        gumbel: when Gumbel noise is added to the scores: "training", "always" or "never".
-        kernel: "exp", or "relu" as in a known port; see `gumbel_sinkhorn`.
+        sort_net: "linear", "relu", "mlp" or "relu_mlp" (see `SortingNetwork`), or "attention",
+            which compares pooled queries and keys without parameters.
+        temperature: temperature tau. A lower temperature gives a harder permutation.
+        num_iterations: Sinkhorn iterations N_k; 5 to 10 are best in the paper.
+        gumbel: when to add Gumbel noise to the scores: "training", "always" or "never".
+        kernel: "exp", or "relu" as in a widely used port; see `gumbel_sinkhorn`.
         combine: "concat", "sum_logits" or "sum_out"; see `block_attention`.
-        sortcut: m > 0: all queries share the first m sorted blocks (encoders only).
-        sortcut_local: SortCut with each query's own block beside them.
+        sortcut: m > 0 enables SortCut: all queries share the first m sorted blocks. Not with
+            `causal=True`.
+        sortcut_local: with SortCut, also attend to the local block of each query.
         mixture: add full softmax attention with the same queries, keys, values (quadratic).
-        tie_kv: keys serve as values.
-        top_k: k > 0: no Sinkhorn, each block takes the k blocks of highest score, weighted by
-            softmax.
-        null_kv: causal only: a learned key and value for blocks that have nothing to take; with
-            `top_k`, k of them compete with the blocks of the past.
-        final_row_norm: causal Sinkhorn ends with a row step; False is the literal order.
-        rotate_heads: causal only: blocks of the second half of the heads end one token earlier.
-        bias: add a bias to the query, key, value and output maps.
-        shared: the other arguments of `TokenMixer`.
+        tie_kv: use the keys as values.
+        top_k: k > 0 replaces Sinkhorn balancing: each block uses the k blocks with the highest
+            scores, weighted by softmax.
+        null_kv: learn a key and a value for blocks without a source block. With `top_k`, k null
+            blocks compete with the past blocks. Only with `causal=True`.
+        final_row_norm: end causal Sinkhorn balancing with a row step. False is the literal order
+            of the paper.
+        rotate_heads: let the blocks of the second half of the heads end one token earlier. Only
+            with `causal=True`.
+        bias: add a bias to the Q/K/V/O projections.
+        shared: other arguments of `TokenMixer`.
 
     Source: Tay et al. 2020, "Sparse Sinkhorn Attention", section 3.
     """
@@ -147,12 +150,11 @@ class Sinkhorn(TokenMixer):
             raise bad_argument("rotate_heads", "False without causal=True and 2 heads", True)
 
     def mix(self, x: Tensor, key_padding_mask: Tensor | None) -> Tensor:
-        """Sort and attend on the valid tokens moved together, then move them back."""
         length = x.shape[1]
         order = None
         if key_padding_mask is not None:
             x, key_padding_mask, order = move_padding_last(x, key_padding_mask)
-        # A causal layer needs no mask: padding stands last, where no valid token looks.
+        # A causal layer needs no mask: padding comes after all valid tokens.
         mask = None if self.causal else key_padding_mask
         blocks, mask = pad_to_blocks(x, mask, self.block_size, masked=not self.causal)
         y = self._attend(blocks, mask)
@@ -187,7 +189,7 @@ class Sinkhorn(TokenMixer):
         heads: slice,
         rotation: int,
     ) -> Tensor:
-        """Attention of some heads, with blocks that start at token `rotation`."""
+        """Compute attention for `heads`, with blocks that start at token `rotation`."""
         rolled = [t.roll(-rotation, -2) if rotation else t for t in (x, q, k)]
         sort: Tensor = self.sorter(*rolled, mask)[:, heads]
         null_kv = None
@@ -207,7 +209,10 @@ class Sinkhorn(TokenMixer):
         null_kv: tuple[Tensor, Tensor] | None,
         rotation: int,
     ) -> Tensor:
-        """Attention (B, H, N, D) to the own block and to those that `sort` (B, H, R, n) brings."""
+        """Attend to the local block and to the blocks that `sort` selects.
+
+        `sort` is (B, H, R, n), and the result is (B, H, N, D).
+        """
         return unchecked.sinkhorn_attention(
             q,
             k,
@@ -227,12 +232,11 @@ class Sinkhorn(TokenMixer):
         )
 
     def extra_repr(self) -> str:
-        """The settings, for print(model)."""
         return f"{super().extra_repr()}, block_size={self.block_size}, combine={self.combine}"
 
 
 def block_layout(block_size: int | None, max_length: int | None) -> tuple[int, int]:
-    """Block size and most blocks for `max_length` tokens."""
+    """Compute the block size and the number of blocks for `max_length` tokens."""
     if max_length is None:
         raise bad_argument("max_length", "the most tokens the layer will see", None)
     if block_size is None:
@@ -244,7 +248,7 @@ def block_layout(block_size: int | None, max_length: int | None) -> tuple[int, i
 def pad_to_blocks(
     x: Tensor, key_padding_mask: Tensor | None, block_size: int, *, masked: bool
 ) -> tuple[Tensor, Tensor | None]:
-    """Zeros up to a multiple of the block, and the mask that marks them if `masked`."""
+    """Pad tokens to a multiple of `block_size`, and mask the padding if `masked`."""
     extra = missing_tokens(block_size, x.shape[1])
     if statically_known_true(extra == 0):
         return x, key_padding_mask

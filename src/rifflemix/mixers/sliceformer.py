@@ -1,4 +1,4 @@
-"""Sliceformer: sorting each channel over the tokens instead of attention maps."""
+"""Sliceformer: sort each channel over the tokens in place of attention weights."""
 
 from __future__ import annotations
 
@@ -19,36 +19,37 @@ _WINDOW = 2
 
 
 class Sliceformer(PermutedValues):
-    """Value map, a sort of every channel over all tokens, output map.
+    """Project values, sort each channel over all tokens, project the result.
 
-    With `causal=True` channel c takes the value with rank c mod G among the last `window_size`
-    tokens; docs/causal-permutations.md has what happens before the first token. `init_state` and
-    `step` keep as many values as a window reaches back, whatever the number of tokens.
+    With `causal=True` channel c selects the value with rank c mod G among the last `window_size`
+    tokens. See docs/causal-permutations.md for the first tokens of a sequence. The streaming state
+    has a fixed size: it stores the values that the window can reach.
 
-    The paper has no heads: `num_heads` changes nothing here, `heads` sets the width within which
-    Order-Interleave alternates (the other variants treat every channel alike).
+    The paper has no heads, so `num_heads` has no effect. `heads` sets the width of a head, within
+    which "interleave" alternates the directions. The other variants ignore `heads`.
 
     Args:
-        dim: channels C; see `TokenMixer` for the shared arguments. `layer_index` (and with
-            `reverse` `num_layers`) set the columns of "interleave"; `dropout` is ignored.
-        variant: "ascending", "descending", "interleave" (ascending, but descending in
-            `rifflemix.ops.interleave_columns`) or "max_exchange". Ascending with `causal=True`.
-        heads: contiguous heads the sorted channels are split into.
-        reverse: count layers from the last one, as the authors' vision code does.
-        window_size: with `causal=True`, the tokens G in a window, at most `max_length`; 2 where
-            unset.
-        inner_dim: channels that are sorted, C where unset.
-        bias: add a bias to the value map.
-        out_proj: have an output map; without one, the sorted values are the output.
-        out_bias: give the output map a bias.
-        shared: the other arguments of `TokenMixer`.
+        dim: channels C; see `TokenMixer` for the shared arguments. "interleave" uses `layer_index`
+            and, with `reverse`, `num_layers`; `dropout` is ignored.
+        variant: "ascending", "descending", "interleave" or "max_exchange". "interleave" sorts the
+            channels of `rifflemix.ops.interleave_columns` in descending order, the others in
+            ascending order. `causal=True` supports "ascending" only.
+        heads: number of contiguous heads into which the sorted channels are split.
+        reverse: count layers from the last layer, as the vision code of the authors does.
+        window_size: tokens G in a window, at most `max_length`; only with `causal=True`.
+            Default: 2.
+        inner_dim: number of sorted channels. Default: C.
+        bias: add a bias to the value projection.
+        out_proj: use an output projection. Without a projection, the sorted values are the output.
+        out_bias: add a bias to the output projection.
+        shared: other arguments of `TokenMixer`.
 
     Raises:
-        InputError: an option out of range or of the other direction.
+        InputError: an option is out of range or does not fit `causal`.
 
     Source: Yuan and Xu, "Sliceformer: Make Multi-head Attention as Simple as Sorting in
-    Discriminative Tasks", section III; the output map is in all of their code. The causal form is
-    not in the paper.
+    Discriminative Tasks", section III. All code of the authors has the output projection. The
+    causal variant is not in the paper.
     """
 
     card: ClassVar[MixerCard] = MixerCard(
@@ -93,7 +94,7 @@ class Sliceformer(PermutedValues):
             raise bad_argument("window_size", "None without causal=True", window_size)
 
     def _descending(self, channels: int, heads: int, reverse: bool) -> Tensor:
-        """(C,) bool: the channels that are sorted the other way round."""
+        """(C,) bool, True = channel sorted in descending order."""
         columns = interleave_columns(
             channels,
             self.layer_index,
@@ -112,10 +113,10 @@ class Sliceformer(PermutedValues):
         return RankWindows(torch.zeros(len(self.descending), dtype=torch.int64, device="cpu"), size)
 
     def permute(self, v: Tensor, mask: Tensor | None, *, with_index: bool = False) -> Permuted:
-        """The sort of values (B, N, C) with their mask, and where each came from.
+        """Sort values (B, N, C) channel by channel.
 
         Returns:
-            The sorted values, and the index (B, N, C) that gathers them if `with_index`.
+            Sorted values and, if `with_index`, the index (B, N, C) that gathers them.
         """
         if self.variant == "max_exchange":
             return unchecked.max_exchange(v, mask, with_index)
@@ -123,7 +124,6 @@ class Sliceformer(PermutedValues):
         return unchecked.group_sort(v, SortSpec(1, False, 1, descending), mask, with_index)
 
     def extra_repr(self) -> str:
-        """The settings, for print(model)."""
         if self.windows is not None:
             return f"dim={self.dim}, causal=True, window_size={self.windows.window_size}"
         return f"dim={self.dim}, variant={self.variant}"

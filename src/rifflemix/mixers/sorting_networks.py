@@ -1,4 +1,4 @@
-"""Sorting of blocks: the networks that score them and the step from scores to a sort matrix."""
+"""Block sorting: networks that score pairs of blocks, and sort matrices from these scores."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ GUMBEL = ("training", "always", "never")
 
 
 class SortingNetwork(nn.Module):
-    """Scores of every block for every block, by its own network for each head.
+    """Score every pair of blocks, with a separate network for each head.
 
-    - "linear": F1(x), the best of the paper's ablation
+    - "linear": F1(x), the best in the ablation of the paper
     - "relu": relu(F1(x))
     - "mlp": F2(relu(F1(x)))
-    - "relu_mlp": relu(F2(relu(F1(x)))), the one printed in the text
+    - "relu_mlp": relu(F2(relu(F1(x)))), the network in the text of the paper
 
     Args:
-        kind: one of these.
-        dim: channels C of the pooled vectors, and of the hidden layer.
+        kind: a kind from this list.
+        dim: channels C of the pooled vectors and of the hidden layer.
         num_heads: heads H.
-        num_scores: scores M for each block.
+        num_scores: number of scores M for each block.
 
     Source: Tay et al. 2020, "Sparse Sinkhorn Attention", equations (3), (4) and table 8.
     """
@@ -46,7 +46,7 @@ class SortingNetwork(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Xavier-uniform weights, each head by its own fans; zero biases."""
+        """Initialize weights as Xavier-uniform, separately per head, and biases as zero."""
         for name, parameter in self.named_parameters():
             if name.endswith("bias"):
                 nn.init.zeros_(parameter)
@@ -55,8 +55,8 @@ class SortingNetwork(nn.Module):
                     nn.init.xavier_uniform_(head)
 
     def forward(self, pooled: Tensor) -> Tensor:
-        """(B, n, C) pooled blocks -> (B, H, n, M) scores."""
-        # All samples are rows of one product a head: broadcasting would copy weights for each.
+        """Map pooled blocks (B, n, C) to scores (B, H, n, M)."""
+        # A single product per head: broadcasting would copy the weights for each sample.
         if self.kind.endswith("mlp"):
             hidden = torch.einsum("bnc,hcd->hbnd", pooled, self.hidden_weight)
             hidden = (hidden + self.hidden_bias[:, None, None]).relu()
@@ -67,14 +67,13 @@ class SortingNetwork(nn.Module):
         return scores.relu() if self.kind.startswith("relu") else scores
 
     def extra_repr(self) -> str:
-        """The settings, for print(model)."""
         heads, dim, scores = self.weight.shape
         return f"kind={self.kind}, dim={dim}, num_heads={heads}, num_scores={scores}"
 
 
 @dataclass(frozen=True)
 class SortOptions:
-    """Settings of block sorting; `rifflemix.mixers.sinkhorn.Sinkhorn` explains each of them."""
+    """Settings of block sorting; see `rifflemix.mixers.sinkhorn.Sinkhorn`."""
 
     sort_net: str = "linear"
     temperature: float = 0.75
@@ -86,7 +85,7 @@ class SortOptions:
     final_row_norm: bool = True
 
     def check(self, *, causal: bool) -> None:
-        """Raise InputError for a value out of range or options that exclude each other."""
+        """Raise InputError if options are out of range or incompatible."""
         check_choice("sort_net", self.sort_net, (*SORT_NETS, "attention"))
         check_choice("gumbel", self.gumbel, GUMBEL)
         check_choice("kernel", self.kernel, KERNELS)
@@ -102,16 +101,18 @@ class SortOptions:
 
 
 class BlockSorter(nn.Module):
-    """The sort matrix of a sequence: pooling, sorting network, noise, balancing or selection.
+    """Compute the sort matrix of a sequence.
+
+    The steps are pooling, sorting network, Gumbel noise, and balancing or top-k selection.
 
     Args:
-        options: how to sort.
+        options: settings of block sorting.
         dim: channels C.
         num_heads: heads H.
         block_size: tokens b in a block.
-        num_blocks: most blocks a sequence may have.
-        causal: use the past only.
-        shared: one destination for all queries (top-k under SortCut).
+        num_blocks: maximum number of blocks in a sequence.
+        causal: use past blocks only.
+        shared: use one destination for all queries (top-k with SortCut).
     """
 
     def __init__(
@@ -131,7 +132,7 @@ class BlockSorter(nn.Module):
         self.block_size = block_size
         self.causal = causal
         self.shared = shared
-        # Null blocks compete with real ones for selection; balancing leaves them out.
+        # Null blocks take part in top-k selection, not in balancing.
         self.scored_null = options.top_k if options.null_kv else 0
         self.net: SortingNetwork | None = None
         if options.sort_net != "attention":
@@ -139,12 +140,12 @@ class BlockSorter(nn.Module):
             self.net = SortingNetwork(options.sort_net, dim, num_heads, num_scores)
 
     def forward(self, x: Tensor, q: Tensor, k: Tensor, key_padding_mask: Tensor | None) -> Tensor:
-        """The sort matrix that `rifflemix.ops.sinkhorn.sinkhorn_attention` takes.
+        """Compute the sort matrix for `rifflemix.ops.sinkhorn.sinkhorn_attention`.
 
         Args:
-            x: (B, N, C) inputs of the layer, N a multiple of the block.
-            q: (B, H, N, D) queries, read by the attention sorting network only.
-            k: (B, H, N, D) keys, likewise.
+            x: (B, N, C) inputs of the layer, N a multiple of the block size.
+            q: (B, H, N, D) queries. Only `sort_net="attention"` uses them.
+            k: (B, H, N, D) keys. Only `sort_net="attention"` uses them.
             key_padding_mask: (B, N) bool, True = padding.
 
         Returns:
@@ -153,7 +154,7 @@ class BlockSorter(nn.Module):
         return self.from_scores(self._scores(x, q, k, key_padding_mask), key_padding_mask)
 
     def from_scores(self, scores: Tensor, key_padding_mask: Tensor | None) -> Tensor:
-        """The sort matrix of scores (B, H, R, n) of every block for every block."""
+        """Compute the sort matrix from the scores (B, H, R, n) of blocks."""
         noise = None
         if self.options.gumbel == "always" or (self.options.gumbel == "training" and self.training):
             noise = unchecked.gumbel_noise(scores.shape, scores.device, scores.dtype)
@@ -173,11 +174,11 @@ class BlockSorter(nn.Module):
         return self.pooled_scores(self.net(pooled), x.shape[1] // self.block_size)
 
     def pooled_scores(self, scores: Tensor, num_blocks: int) -> Tensor:
-        """What a sorting network says (B, H, R, M), of the blocks that are there."""
+        """Select the first `num_blocks` of the scores (B, H, R, M)."""
         scored = self.scored_null + num_blocks
         if is_known(num_blocks):
             return scores.narrow(3, 0, scored)
-        # Then the last block is one of padding, which has no score.
+        # A symbolic length adds a block of padding. The network may have no score for it.
         return take_first(F.pad(scores, (0, 1)), scored, 3)
 
     def _to_sort_matrix(self, scores: Tensor, noise: Tensor | None, dead: Tensor | None) -> Tensor:
@@ -204,6 +205,6 @@ class BlockSorter(nn.Module):
         )
         if not options.null_kv:
             return sort
-        # A block with nothing in its past takes the null block.
+        # A block without past blocks uses the null block.
         nothing = sort.detach().sum(-1, keepdim=True) <= 0
         return torch.cat((nothing.to(sort.dtype), sort), -1)

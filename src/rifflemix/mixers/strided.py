@@ -1,4 +1,4 @@
-"""Mixing within the strided groups of a butterfly, whatever mixes the tokens of a group."""
+"""Base class for mixers within the strided groups of a butterfly."""
 
 from __future__ import annotations
 
@@ -19,24 +19,23 @@ from rifflemix.ops.butterfly import butterfly_layout, unchecked
 
 
 class StridedGroups(TokenMixer):
-    """Mixes the tokens of every group by themselves; a subclass says how, in `mix_group`.
+    """Mix the tokens of each strided group. Subclasses implement `mix_group`.
 
-    The tokens of a group lie one stride apart; `layer_index` picks the stride, so that a stack of
-    as many layers as `strides(N)` has entries lets every token reach every other. Lengths that
-    the block does not divide are padded inside; the padding is masked, and strides are added
-    where it would cut tokens off.
+    The positions of a group are one stride apart, and `layer_index` selects the stride. Every token
+    reaches every other token after `len(strides(N))` layers. If groups do not fill the sequence,
+    the mixer adds masked padding. It also adds strides if this padding would disconnect tokens.
 
     Args:
         dim: channels C; see `TokenMixer` for the shared arguments.
-        block_size: a, tokens per group, at least 2. Default: the power of two at or above sqrt(S)
-            where S is `max_length` if given, else the number of tokens at hand. Shorter inputs
-            than a block are one group.
-        layout: what the strides are chosen for. "max_length", the default where there is one: a
-            sample gives the same among longer ones as alone; fewer than `max_length` tokens may
-            need a second pass through the strides to reach each other. "length": the tokens at
-            hand, padding included, as the strides of one length were published.
-        reverse: go through the strides from the largest to 1.
-        shared: the other arguments of `TokenMixer`.
+        block_size: tokens a per group, at least 2. Default: the smallest power of two that is at
+            least sqrt(S), with S = `max_length` if set, else the length of the input. An input
+            shorter than a block is one group.
+        layout: length for which the strides are chosen. "max_length" (the default if `max_length`
+            is set): the result does not depend on the lengths of other samples. Inputs shorter
+            than `max_length` may need a second pass through the strides to connect all tokens.
+            "length": the length of the input, padding included, as in the paper.
+        reverse: use the strides from the largest to 1.
+        shared: other arguments of `TokenMixer`.
     """
 
     def __init__(
@@ -58,17 +57,20 @@ class StridedGroups(TokenMixer):
         self.reverse = reverse
 
     def mix_group(self, groups: Tensor, *, key_padding_mask: Tensor | None) -> Tensor:
-        """Mix (groups, tokens of a group, C), with a mask that hides no whole group."""
+        """Mix the tokens of each group, (num_groups, tokens, C).
+
+        The mask never hides all tokens of a group.
+        """
         raise NotImplementedError
 
     def strides(self, length: int) -> list[int]:
-        """Strides that layers 0, 1, ... use on `length` tokens, before they repeat."""
+        """Return the strides of layers 0, 1, ... before they repeat."""
         laid_out, is_fixed = self.layout_length or length, self.layout_length is not None
         strides = list(_constant_strides(laid_out, self._block(laid_out), is_fixed))
         return strides[::-1] if self.reverse else strides
 
     def groups(self, length: int) -> tuple[int, int, int]:
-        """Of so many tokens in this layer: see `fitted_groups`."""
+        """Return the groups of this layer for `length` tokens; see `fitted_groups`."""
         strides = self.strides(length)
         stride = strides[self.layer_index % len(strides)]
         return fitted_groups(self._block(self.layout_length or length), stride, length)
@@ -78,10 +80,9 @@ class StridedGroups(TokenMixer):
         return min(self.block_size or default_block_size(length), length)
 
     def mix(self, x: Tensor, key_padding_mask: Tensor | None) -> Tensor:
-        """Mix within the groups of this layer's stride."""
         length = x.shape[1]
         if self.layout_length is None:
-            length = as_constant(length)  # a traced graph holds for this length alone
+            length = as_constant(length)  # a traced graph supports this length only
         block, stride, missing = self.groups(length)
         if not (is_known(missing) and missing == 0):
             if key_padding_mask is None:
@@ -91,13 +92,12 @@ class StridedGroups(TokenMixer):
         return take_first(mix_groups(self.mix_group, x, block, stride, key_padding_mask), length, 1)
 
     def extra_repr(self) -> str:
-        """The settings, for print(model)."""
         return f"{super().extra_repr()}, block_size={self.block_size}, layer={self.layer_index}"
 
 
 @constant_for_compiler
 def _constant_strides(length: int, block: int, serve_fewer: bool) -> tuple[int, ...]:
-    """Of `butterfly_layout`, where a compiler must not trace into its search."""
+    """Hide the search of `butterfly_layout` from compilers."""
     return _known_strides(length, block, serve_fewer)
 
 
@@ -107,11 +107,10 @@ def _known_strides(length: int, block: int, serve_fewer: bool) -> tuple[int, ...
 
 
 def fitted_groups(block: int, stride: int, length: int) -> tuple[int, int, int]:
-    """Groups that hold all tokens: tokens per group, stride, and the padding that fills them.
+    """Compute tokens per group, stride and missing tokens to cover `length` tokens.
 
-    Fewer tokens than one span of block * stride leave the ends of all groups to padding, and some
-    groups without a token: neither is made. A length that is a symbol of a traced graph fills
-    whole spans.
+    Inputs shorter than block * stride get smaller and fewer groups, to avoid groups that contain
+    padding only. A symbolic length in a traced graph is padded to a multiple of block * stride.
     """
     if not is_known(length) or length >= block * stride:
         return block, stride, missing_tokens(block * stride, length)
@@ -121,7 +120,7 @@ def fitted_groups(block: int, stride: int, length: int) -> tuple[int, int, int]:
 
 
 def default_block_size(length: int) -> int:
-    """2^ceil(log2(sqrt(length))): 8, 16, 32 for 64, 256, 1024; in integers, without rounding."""
+    """Compute 2^ceil(log2(sqrt(length))) exactly: 8, 16, 32 for 64, 256, 1024."""
     return 1 << ((length - 1).bit_length() + 1) // 2
 
 
@@ -132,21 +131,21 @@ def mix_groups(
     stride: int,
     key_padding_mask: Tensor | None = None,
 ) -> Tensor:
-    """Run a layer on every butterfly group of tokens as on a short sequence.
+    """Run a layer on each butterfly group as on a short sequence.
 
     Args:
         layer: called as layer(x, key_padding_mask=...) with (B * N/block, block, C) tokens and a
-            mask of shape (B * N/block, block) or None; it never masks all tokens of a group.
+            mask of shape (B * N/block, block) or None. The mask never hides all tokens of a group.
         x: (B, N, C) tokens.
         block: tokens per group.
         stride: distance between the tokens of a group.
-        key_padding_mask: (B, N) bool, True = padding; goes through the same permutation.
+        key_padding_mask: (B, N) bool, True = padding.
 
     Returns:
         (B, N, C) in the order of x, zero at padded positions.
 
     Raises:
-        InputError: block * stride does not divide N.
+        InputError: N is not a multiple of block * stride.
 
     Source: Dimension Mixer, Algorithm 1.
     """
@@ -158,7 +157,7 @@ def mix_groups(
     groups = unchecked.butterfly_split(x, block, stride)
     if key_padding_mask is not None:
         mask = unchecked.butterfly_split(key_padding_mask, block, stride).flatten(0, 1)
-        # Softmax over no token is NaN: a group of padding goes in as zeros, and is zeroed again.
+        # Do not mask a group of padding: softmax over no token is NaN. Its output is zeroed below.
         mask = mask & ~mask.all(dim=1, keepdim=True)
     y = layer(groups.flatten(0, 1), key_padding_mask=mask)
     merged = unchecked.butterfly_merge(y.unflatten(0, (batch, groups.shape[1])), stride)

@@ -1,4 +1,4 @@
-"""Token-parallel attention: softmax attention on groups of channels that never meet inside."""
+"""Token-parallel attention: softmax attention in independent groups of channels."""
 
 from __future__ import annotations
 
@@ -17,24 +17,24 @@ from rifflemix.ops.dropout.unchecked import dropout as drop
 
 
 class TokenParallel(TokenMixer):
-    """Attention over all tokens with block-diagonal maps: each group of channels has its own.
+    """Attention over all tokens with block-diagonal projections, one block per channel group.
 
-    The feed-forward layer that follows in the model mixes the groups.
+    The feed-forward layer after the mixer combines the groups.
 
     Args:
-        dim: channels C; see `TokenMixer` for the shared arguments. `num_heads` counts the heads
-            of all groups together.
-        num_groups: groups g of C/g channels; divides `num_heads`. Default: one head per group
-            (the paper's Token-Parallel 1).
-        use_wout: end with a block-diagonal output map. Default, as the paper says: with several
-            heads per group (Token-Parallel 2), but not with one, where the value map absorbs it.
-            The released code has the flag inverted, and the paper's table was counted with it:
-            `use_wout=num_groups == num_heads` gives its parameter counts.
-        softmax_over: "keys", as attention is defined; or "queries", as in the released code,
-            where the weights of each key, not of each query, sum to one. Not for `causal=True`:
-            each weight would depend on later queries.
-        bias: add a bias to the maps.
-        shared: the other arguments of `TokenMixer`.
+        dim: channels C; see `TokenMixer` for the shared arguments. `num_heads` is the total number
+            of heads in all groups.
+        num_groups: groups g of C/g channels; must divide `num_heads`. Default: one head per group
+            (Token-Parallel 1 in the paper).
+        use_wout: use a block-diagonal output projection. Default, as in the paper: True with
+            several heads per group (Token-Parallel 2). False with one head per group, since the
+            value projection absorbs it. The released code inverts the flag, and the paper counts
+            parameters with this code. `use_wout=num_groups == num_heads` gives the same counts.
+        softmax_over: "keys", the usual attention, or "queries", as in the released code. With
+            "queries" the weights of each key sum to one. "queries" does not support `causal=True`,
+            since each weight would depend on later queries.
+        bias: add a bias to the projections.
+        shared: other arguments of `TokenMixer`.
 
     Source: Dimension Mixer, appendix D.1.
     """
@@ -75,7 +75,6 @@ class TokenParallel(TokenMixer):
         self.proj = BlockLinear(groups, width, width, bias=bias) if use_wout else None
 
     def mix(self, x: Tensor, key_padding_mask: Tensor | None) -> Tensor:
-        """Attention of every token to every valid (and, if causal, earlier) token."""
         heads = self.num_heads // self.num_groups
         qkv = self.qkv(x).unflatten(-1, (self.num_groups, 3, heads, self.dim // self.num_heads))
         q, k, v = qkv.permute(3, 0, 2, 4, 1, 5).flatten(2, 3).unbind(0)
@@ -84,7 +83,6 @@ class TokenParallel(TokenMixer):
         return y if self.proj is None else self.proj(y)
 
     def _attend(self, q: Tensor, k: Tensor, v: Tensor, key_padding_mask: Tensor | None) -> Tensor:
-        """(B, H, N, D) queries, keys and values -> (B, H, N, D)."""
         dropout = self.dropout if self.training else 0.0
         if self.softmax_over == "queries":
             return _query_normalised(q, k, v, key_padding_mask, dropout)
@@ -93,17 +91,16 @@ class TokenParallel(TokenMixer):
         )
 
     def extra_repr(self) -> str:
-        """The settings, for print(model)."""
         return f"{super().extra_repr()}, num_groups={self.num_groups}"
 
 
 def _query_normalised(
     q: Tensor, k: Tensor, v: Tensor, key_padding_mask: Tensor | None, dropout: float
 ) -> Tensor:
-    """Attention whose weights sum to one over the valid queries, for each key."""
+    """Attend with weights that sum to one over the valid queries."""
     scores = q @ k.mT / math.sqrt(q.shape[-1])
     if key_padding_mask is not None:
-        # The lowest number, not -inf: a sample that is padding throughout must not become NaN.
+        # The lowest number instead of -inf avoids NaN in samples that are padding only.
         lowest = torch.finfo(scores.dtype).min
         scores = scores.masked_fill(key_padding_mask[:, None, :, None], lowest)
         v = torch.where(key_padding_mask[:, None, :, None], 0.0, v)

@@ -19,31 +19,31 @@ from rifflemix.ops.statistics.arguments import check_state
 class TSSA(TokenMixer):
     """Token statistics self-attention, in linear time and memory.
 
-    `in_proj` plays the paper's bases U_1 ... U_H, transposed; `out_proj` is free, as in the
-    released code. `dropout` drops entries of the factor 1 / (1 + second moment), as the released
-    code's attention dropout does. With `causal=True` the sums run over the tokens so far, and
-    `init_state` and `step` go token by token in constant memory.
+    `in_proj` contains the bases U_1 ... U_H of the paper, transposed. `out_proj` is a separate
+    parameter, as in the released code. `dropout` drops entries of the factor
+    1 / (1 + second moment), as the attention dropout of the released code does. With `causal=True`
+    the sums run over the tokens so far, and streaming needs constant memory.
 
     Args:
         dim: channels C; see `TokenMixer` for the shared arguments.
         bias: add a bias to `in_proj`.
         out_bias: add a bias to `out_proj`.
-        normalize: scale each feature to unit norm over the tokens for the membership; False is
-            the ablation of the paper's Table 8, which only the form in both directions has.
-        denominator_bias: give the causal form its learned bias per head and position, which
-            needs `max_length`; it starts at 0. The form in both directions has none.
-        renormalize_every: when this many tokens have come, and after as many again, compute the
-            memberships of all tokens so far anew from the sums so far; "doubling": after 1, 2, 4,
-            ... tokens. 1 is equation (33), in O(N^2); unset, memberships stay as they were when
-            their tokens came, equation (34). For `causal=True` only; it cannot stream.
-        shared: the other arguments of `TokenMixer`.
+        normalize: scale each feature to unit norm over the tokens before the membership. False is
+            the ablation in Table 8 of the paper, for the bidirectional variant only.
+        denominator_bias: learn a bias per head and position in the causal variant. It starts at 0
+            and needs `max_length`. The bidirectional variant ignores this option.
+        renormalize_every: interval, in tokens, for recomputing the memberships of all tokens so
+            far from the sums so far. "doubling": after 1, 2, 4, ... tokens. 1 is equation (33), in
+            O(N^2). Default: never recompute a membership, equation (34). Only with `causal=True`;
+            not in streaming.
+        shared: other arguments of `TokenMixer`.
 
     Raises:
-        InputError: `causal=True` with a bias but no `max_length`, or with `normalize=False`;
-            `renormalize_every` out of range, without `causal=True`, or in a stream.
+        InputError: `causal=True` with `normalize=False`, or with `denominator_bias` but without
+            `max_length`. Also if `renormalize_every` is out of range or without `causal=True`, or
+            if a mixer with this option streams.
 
-    Source: Wu et al. 2024, equations (10), (11), (31), (32); causal: (28), (29), (33),
-    (34).
+    Source: Wu et al. 2024, equations (10), (11), (31), (32); causal: (28), (29), (33), (34).
     """
 
     card: ClassVar[MixerCard] = MixerCard(
@@ -113,38 +113,43 @@ class TSSA(TokenMixer):
         return nn.Parameter(torch.zeros(self.num_heads, self.max_length))
 
     def mix(self, x: Tensor, key_padding_mask: Tensor | None) -> Tensor:
-        """Project, take the statistics of the valid (if causal, earlier) tokens, project."""
         w = self.project(x)
         y, _ = self._statistics(w, key_padding_mask, self.dropout if self.training else 0.0)
         out: Tensor = self.out_proj(y.transpose(1, 2).flatten(2))
         return out
 
     def mix_packed(self, x: Tensor, segments: Segments) -> Tensor:
-        """`mix`, the maps on the whole row."""
         dropout_p = self.dropout if self.training else 0.0
 
         def statistics(bases: Tensor, padding: Tensor | None) -> Tensor:
             w = bases.unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
-            mask = None if self.causal else padding  # which stands last
+            # Padding comes last: causal outputs of valid tokens do not depend on it.
+            mask = None if self.causal else padding
             return self._statistics(w, mask, dropout_p)[0].transpose(1, 2).flatten(2)
 
         y: Tensor = self.out_proj(segments.mix(statistics, self.in_proj(x), exact=False))
         return y
 
     def project(self, x: Tensor) -> Tensor:
-        """Tokens (B, N, C) in the bases of the heads: (B, H, N, C / H), what the rate is of."""
+        """Project tokens (B, N, C) onto the bases of the heads.
+
+        The coding rate of the paper is a function of these projections.
+
+        Returns:
+            (B, H, N, C / H).
+        """
         heads: Tensor = self.in_proj(x).unflatten(-1, (self.num_heads, -1))
         return heads.transpose(1, 2)
 
     def membership(self, x: Tensor, *, key_padding_mask: Tensor | None = None) -> Tensor:
-        """The probability (B, H, N) with which each token belongs to each head's group.
+        """Compute the probability of each token to belong to each head.
 
         Args:
             x: (B, N, C) tokens.
-            key_padding_mask: (B, N) bool, True = padding; the membership there is zero.
+            key_padding_mask: (B, N) bool, True = padding. The membership of padding is zero.
 
         Returns:
-            (B, H, N), float32 or float64, sums to 1 over H at valid tokens.
+            (B, H, N) float32 or float64. Sums over H are 1 at valid tokens.
         """
         self._check_input(x, key_padding_mask)
         if key_padding_mask is not None:
@@ -154,7 +159,7 @@ class TSSA(TokenMixer):
     def _statistics(
         self, w: Tensor, key_padding_mask: Tensor | None, dropout_p: float
     ) -> tuple[Tensor, Tensor]:
-        """Output and membership of projected tokens."""
+        """Compute output and membership of projected tokens (B, H, N, D)."""
         if not self.causal:
             return unchecked.token_statistics(
                 w, self.temperature, self.normalize, key_padding_mask, dropout_p
@@ -168,7 +173,7 @@ class TSSA(TokenMixer):
     def _renormalized(
         self, w: Tensor, every: int | str, key_padding_mask: Tensor | None, dropout_p: float
     ) -> tuple[Tensor, Tensor]:
-        """The same with memberships that are taken anew, wherever padding stands."""
+        """`_statistics` with recomputed memberships, for any pattern of padding."""
         temperature, bias = self.temperature, self.denominator_bias
         if key_padding_mask is None:
             return unchecked.renormalized_token_statistics(
@@ -183,13 +188,13 @@ class TSSA(TokenMixer):
             key_padding_mask.gather(1, order),
             dropout_p,
         )
-        # Not take_along_dim, whose graph would hold for this batch size alone.
+        # No take_along_dim: its graph would support this batch size only.
         back = order.argsort(1).unsqueeze(1)
         y = y.gather(2, back.unsqueeze(-1).expand_as(y))
         return y, membership.gather(2, back.expand_as(membership))
 
     def start_stream(self, batch_size: int, device: Any, dtype: Any) -> dict[str, Tensor]:
-        """The sums before the first token, of constant size: the fields of `StatisticsState`."""
+        """Create the sums before the first token: the fields of `StatisticsState`."""
         state = StatisticsState.zeros(
             batch_size,
             self.num_heads,
@@ -201,10 +206,10 @@ class TSSA(TokenMixer):
     def advance_stream(
         self, x_t: Tensor, state: dict[str, Tensor]
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """One token (B, C): its part goes into the sums, and out come its output and the sums.
+        """Add one token (B, C) to the sums and compute its output.
 
         Raises:
-            InputError: a state that is not this mixer's.
+            InputError: the state belongs to another mixer.
         """
         w, before = (
             self.project(x_t.unsqueeze(1)),
@@ -217,14 +222,13 @@ class TSSA(TokenMixer):
     def fill_stream(
         self, x: Tensor, key_padding_mask: Tensor | None
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """`mix`, and the sums that it ends with."""
         y, after = self._statistics_so_far(self.project(x), None, key_padding_mask)
         return self.out_proj(y.transpose(1, 2).flatten(2)), after
 
     def _statistics_so_far(
         self, w: Tensor, before: StatisticsState | None, key_padding_mask: Tensor | None
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """Output (B, H, N, D) of projected tokens after those in `before`, and the state then."""
+        """Compute outputs (B, H, N, D) of tokens after `before`, and the new state."""
         dropout_p = self.dropout if self.training else 0.0
         y, _, after = unchecked.causal_token_statistics(
             w, self.temperature, self.denominator_bias, before, key_padding_mask, dropout_p
@@ -232,6 +236,6 @@ class TSSA(TokenMixer):
         return y, after._asdict()
 
     def no_weight_decay(self) -> set[str]:
-        """Names of the parameters that weight decay should leave alone."""
+        """Return the names of the parameters to exclude from weight decay."""
         names = {"temperature"}
         return names if self.denominator_bias is None else names | {"denominator_bias"}

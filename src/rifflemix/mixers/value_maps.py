@@ -1,4 +1,4 @@
-"""What CSP and Sliceformer share: two linear maps around what is done to each channel."""
+"""Base class of CSP and Sliceformer: projections before and after a channel-wise permutation."""
 
 from __future__ import annotations
 
@@ -18,27 +18,27 @@ from rifflemix.ops.permutation.spec import Permuted
 
 
 class PermutedValues(KeepsConstants, TokenMixer):
-    """Value map, `permute` or, with causal=True, `windows`, output map.
+    """Project values, permute each channel, project the result.
 
-    A subclass sets the three layers; `windows` is None in a mixer of both directions.
+    The permutation is `windows` with `causal=True`, else `permute`. A subclass sets `value`, `proj`
+    and `windows`; `windows` is None in a bidirectional mixer.
     """
 
     value: nn.Linear | nn.Identity
     proj: nn.Linear | nn.Identity
     windows: RankWindows | None
     depends_on_length = False
-    """Whether more padding could change what `permute` does, or refuses."""
+    """Whether `permute` depends on the padded length or raises for some lengths."""
 
     def permute(self, v: Tensor, mask: Tensor | None, *, with_index: bool = False) -> Permuted:
-        """Permute values (B, N, C) with their mask channel by channel, in both directions.
+        """Permute values (B, N, C) channel by channel (bidirectional variant).
 
         Returns:
-            The permuted values, and the index (B, N, C) that gathers them if `with_index`.
+            Permuted values and, if `with_index`, the index (B, N, C) that gathers them.
         """
         raise NotImplementedError
 
     def mix(self, x: Tensor, key_padding_mask: Tensor | None) -> Tensor:
-        """Map, permute or filter, map."""
         v, windows = self.value(x), self.windows
         if windows is None:
             mixed = self.permute(v, key_padding_mask)[0]
@@ -48,8 +48,6 @@ class PermutedValues(KeepsConstants, TokenMixer):
         return y
 
     def mix_packed(self, x: Tensor, segments: Segments) -> Tensor:
-        """`mix`, the maps on the whole row."""
-
         def permute(v: Tensor, padding: Tensor | None) -> Tensor:
             return self.permute(v, padding)[0] if self.windows is None else self.windows(v)
 
@@ -58,7 +56,7 @@ class PermutedValues(KeepsConstants, TokenMixer):
         return y
 
     def start_stream(self, batch_size: int, device: Any, dtype: Any) -> dict[str, Tensor]:
-        """The values that a window may still reach, before the first token zeros."""
+        """Create zeros for the values before the first token."""
         windows = self._streaming_windows()
         shape = (batch_size, windows.depth, windows.steps.numel())
         return {"past": torch.zeros(shape, device=device, dtype=dtype)}
@@ -66,14 +64,12 @@ class PermutedValues(KeepsConstants, TokenMixer):
     def advance_stream(
         self, x_t: Tensor, state: dict[str, Tensor]
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """One token (B, C): at the same cost after any number of tokens."""
         mixed, past = self._streaming_windows().step(self.value(x_t), state["past"])
         return self.proj(mixed), {"past": past}
 
     def fill_stream(
         self, x: Tensor, key_padding_mask: Tensor | None
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """`mix`, and the last values."""
         windows = self._streaming_windows()
 
         def fill(v: Tensor, mask: Tensor | None) -> tuple[Tensor, dict[str, Tensor]]:
@@ -91,10 +87,13 @@ class PermutedValues(KeepsConstants, TokenMixer):
 def value_and_output_maps(
     dim: int, inner_dim: int | None, *, bias: bool, out_proj: bool, out_bias: bool
 ) -> tuple[nn.Linear, nn.Linear | nn.Identity]:
-    """W_V from C to the permuted channels, and W_O back; the identity where there is no W_O.
+    """Build the value projection W_V and the output projection W_O.
+
+    W_V maps C channels to `inner_dim` channels, and W_O maps them back. Without `out_proj`, W_O is
+    the identity.
 
     Raises:
-        InputError: `inner_dim` under 1, or other than C without an output map.
+        InputError: `inner_dim` is less than 1, or differs from C without an output projection.
     """
     inner = dim if inner_dim is None else check_integer("inner_dim", inner_dim, 1)
     if not out_proj and inner != dim:

@@ -1,1 +1,1 @@
-"""Mixers between two sequences, for decoders."""
+"""Cross-attention mixers, for decoders."""

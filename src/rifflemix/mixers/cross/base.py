@@ -1,4 +1,4 @@
-"""The parts that mixers between two sequences share."""
+"""Base class of cross-attention mixers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from rifflemix.errors import bad_argument
 
 
 class CrossAttention(nn.Module):
-    """Queries of a decoder attend to a memory.
+    """Attend from the queries of a decoder to a memory.
 
     Args:
         dim: channels C of queries, memory and output.
@@ -25,7 +25,7 @@ class CrossAttention(nn.Module):
         dropout: probability of dropping an attention weight.
 
     Raises:
-        InputError: an argument out of range.
+        InputError: an argument is out of range.
     """
 
     query: nn.Linear
@@ -39,29 +39,33 @@ class CrossAttention(nn.Module):
         self.dropout = check_probability("dropout", dropout)
 
     def add_maps(self, *, bias: bool) -> None:
-        """The maps of queries, keys and values, and of the output."""
+        """Create the Q/K/V/O projections."""
         self.query = nn.Linear(self.dim, self.dim, bias=bias)
         self.key_value = nn.Linear(self.dim, 2 * self.dim, bias=bias)
         self.proj = nn.Linear(self.dim, self.dim, bias=bias)
 
     def project(self, x: Tensor, memory: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries (B, H, M, D), keys and values (B, H, N, D)."""
+        """Compute queries, keys and values of each head.
+
+        Returns:
+            Queries (B, H, M, D), keys (B, H, N, D) and values (B, H, N, D).
+        """
         q = self._heads(self.query(x))
         k, v = (self._heads(part) for part in self.key_value(memory).chunk(2, -1))
         return q, k, v
 
     def output(self, y: Tensor) -> Tensor:
-        """(B, H, M, D) -> (B, M, C)."""
+        """Merge heads (B, H, M, D) and project them to (B, M, C)."""
         out: Tensor = self.proj(y.transpose(1, 2).flatten(2))
         return out
 
     @property
     def dropout_now(self) -> float:
-        """The probability of dropping a weight: 0 in evaluation."""
+        """Probability of dropping an attention weight; 0 in evaluation mode."""
         return self.dropout if self.training else 0.0
 
     def check_input(self, x: Tensor, memory: Tensor, key_padding_mask: Tensor | None) -> None:
-        """Raise InputError unless (B, M, C) queries, a (B, N, C) memory and its mask fit."""
+        """Raise InputError unless queries, memory and mask fit."""
         for name, tensor in (("x", x), ("memory", memory)):
             check_tokens(name, tensor)
             if tensor.shape[1] < 1 or tensor.shape[2] != self.dim:
@@ -73,7 +77,6 @@ class CrossAttention(nn.Module):
         check_padding_mask(key_padding_mask, memory)
 
     def extra_repr(self) -> str:
-        """The settings, for print(model)."""
         return f"dim={self.dim}, num_heads={self.num_heads}"
 
     def _heads(self, x: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Sparse Sinkhorn attention from one sequence to another."""
+"""Sparse Sinkhorn cross-attention."""
 
 from __future__ import annotations
 
@@ -22,33 +22,34 @@ from rifflemix.ops.sinkhorn import (
 
 
 class SinkhornCrossAttention(CrossAttention):
-    """Queries of a decoder attend to the sorted blocks of a memory.
+    """Attend from decoder queries to the sorted blocks of a memory.
 
-    The paper uses its attention "for both encoding and decoding" and leaves cross-attention
-    open. Here the memory sorts itself: scores, balancing and sort matrix depend on the memory
-    alone. A decoder's later queries then cannot reach its earlier ones, and a query gets the
-    same answer however many follow it. Query block u attends to the memory block sorted into
-    position u and, as the local term, to memory block u itself; with more query blocks than memory
-    blocks, u counts round the memory's valid blocks. With SortCut all queries share the first m
-    sorted blocks.
+    The paper uses its attention "for both encoding and decoding" but does not define
+    cross-attention. Here scores, balancing and sort matrix depend on the memory only. Later
+    queries therefore never change the output of an earlier query.
+
+    Query block u attends to the memory block sorted into position u. As the local term, it also
+    attends to memory block u. If there are more query blocks than valid memory blocks, u wraps
+    around. With SortCut all queries share the first m sorted blocks.
 
     Args:
         dim: channels C of queries, memory and output.
         num_heads: heads H; must divide `dim`.
-        max_length: most tokens of the memory; any number of queries is taken.
-        block_size: tokens b in a block; None takes the power of two next above
+        max_length: maximum number of tokens in the memory. The number of queries is not limited.
+        block_size: tokens b in a block. Default: the smallest power of two that is at least
             sqrt(max_length).
         sort_net: "linear", "relu", "mlp" or "relu_mlp"; see `SortingNetwork`.
-        temperature: tau; lower sorts harder.
+        temperature: temperature tau. A lower temperature gives a harder permutation.
         num_iterations: Sinkhorn iterations N_k.
-        gumbel: when Gumbel noise is added: "training", "always" or "never".
+        gumbel: when to add Gumbel noise to the scores: "training", "always" or "never".
         combine: "concat", "sum_logits" or "sum_out"; see `block_attention`.
-        sortcut: m > 0: the first m sorted blocks for all queries, no local term.
+        sortcut: m > 0 enables SortCut: all queries share the first m sorted blocks, without the
+            local term.
         dropout: probability of dropping an attention weight.
-        bias: add a bias to the four maps.
+        bias: add a bias to the Q/K/V/O projections.
 
     Raises:
-        InputError: an argument out of range.
+        InputError: an argument is out of range.
 
     Source: Tay et al. 2020, "Sparse Sinkhorn Attention", sections 3.2, 3.4 and 5.1.
     """
@@ -73,7 +74,7 @@ class SinkhornCrossAttention(CrossAttention):
         self.max_length = check_integer("max_length", max_length, 1)
         self.sortcut = sortcut = check_integer("sortcut", sortcut)
         check_choice("combine", combine, COMBINE)
-        # Queries must not take part in the sorting, so the attention network is no choice here.
+        # No "attention": the sorting must not depend on the queries.
         check_choice("sort_net", sort_net, SORT_NETS)
         self.block_size, num_blocks = block_layout(block_size, self.max_length)
         if not 0 <= sortcut <= num_blocks:
@@ -92,16 +93,16 @@ class SinkhornCrossAttention(CrossAttention):
 
         Args:
             x: (B, M, C) queries.
-            memory: (B, N, C) what is attended to.
+            memory: (B, N, C) tokens of the memory.
             key_padding_mask: (B, N) bool, True = padding of the memory, as in
                 torch.nn.MultiheadAttention.
 
         Returns:
-            (B, M, C). A memory without a valid token is attended to as zeros: what comes out
-            is the bias of the output map.
+            (B, M, C). If a memory has no valid token, the output is the bias of the output
+            projection.
 
         Raises:
-            InputError: wrong shape, dtype or device, or N over `max_length`.
+            InputError: a shape, dtype or device is wrong, or N exceeds `max_length`.
         """
         self.check_input(x, memory, key_padding_mask)
         if key_padding_mask is not None:
@@ -159,7 +160,10 @@ class SinkhornCrossAttention(CrossAttention):
         return y.flatten(2, 3)[:, :, :length]
 
     def _memory_blocks(self, num_blocks: int, sort: Tensor, mask: Tensor | None) -> Tensor:
-        """(B, num_blocks): the memory block of each query block, counting round the valid ones."""
+        """Return the memory block of each query block, (B, num_blocks).
+
+        Indices wrap around after the last valid block.
+        """
         position = torch.arange(num_blocks, device=sort.device).expand(sort.shape[0], -1)
         if mask is None:
             return position % sort.shape[3]
@@ -167,7 +171,7 @@ class SinkhornCrossAttention(CrossAttention):
         return position % (~dead).sum(1, keepdim=True).clamp(min=1)
 
     def check_input(self, x: Tensor, memory: Tensor, key_padding_mask: Tensor | None) -> None:
-        """As the base, and the memory has at most `max_length` tokens."""
+        """Raise InputError also if the memory exceeds `max_length`."""
         super().check_input(x, memory, key_padding_mask)
         if memory.shape[1] > self.max_length:
             raise bad_argument(
@@ -178,7 +182,6 @@ class SinkhornCrossAttention(CrossAttention):
             )
 
     def extra_repr(self) -> str:
-        """The settings, for print(model)."""
         return (
             f"{super().extra_repr()}, block_size={self.block_size}, "
             f"combine={self.combine}, sortcut={self.sortcut}"

@@ -1,4 +1,4 @@
-"""Softmax attention from one sequence to another."""
+"""Softmax cross-attention."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from rifflemix.ops.dropout.unchecked import dropout_attention
 
 
 class SoftmaxCrossAttention(CrossAttention):
-    """Queries of a decoder attend to all valid positions of a memory.
+    """Attend from decoder queries to all valid positions of a memory.
 
     Args:
         dim: channels C of queries, memory and output.
         num_heads: heads H; must divide `dim`.
         dropout: probability of dropping an attention weight.
-        bias: add a bias to the four maps.
+        bias: add a bias to the Q/K/V/O projections.
 
     Raises:
-        InputError: an argument out of range.
+        InputError: an argument is out of range.
 
     Source: Vaswani et al. 2017, "Attention Is All You Need", section 3.2.3.
     """
@@ -37,23 +37,23 @@ class SoftmaxCrossAttention(CrossAttention):
 
         Args:
             x: (B, M, C) queries.
-            memory: (B, N, C) what is attended to.
+            memory: (B, N, C) tokens of the memory.
             key_padding_mask: (B, N) bool, True = padding of the memory.
 
         Returns:
-            (B, M, C). A memory without a valid token is attended to as zeros: what comes out
-            is the bias of the output map.
+            (B, M, C). If a memory has no valid token, the output is the bias of the output
+            projection.
 
         Raises:
-            InputError: wrong shape, dtype or device.
+            InputError: a shape, dtype or device is wrong.
         """
         self.check_input(x, memory, key_padding_mask)
-        if key_padding_mask is not None:  # NaN would reach the gradient of the map of the memory
+        if key_padding_mask is not None:  # NaN would reach the gradient of `key_value`
             memory = torch.where(key_padding_mask.unsqueeze(-1), 0.0, memory)
         q, k, v = self.project(x, memory)
         mask = None
         if key_padding_mask is not None:
-            # Even NaN in a padded position reaches nothing; a memory of padding alone is all zeros.
+            # NaN at a padded position must not reach the output. A memory of padding is all zeros.
             padded = key_padding_mask[:, None, :, None]
             k, v = torch.where(padded, 0.0, k), torch.where(padded, 0.0, v)
             nothing = key_padding_mask.all(dim=1)[:, None, None, None]
