@@ -58,7 +58,7 @@ class Model(nn.Module):
         return sum(parameter.numel() for parameter in self.parameters())
 
     def no_weight_decay(self) -> set[str]:
-        """Return the names of the parameters that the submodules exclude from weight decay."""
+        """Return the parameters that the submodules exclude from weight decay."""
         return {
             f"{position}.{name}" if position else name
             for position, module in self.named_modules()
@@ -101,9 +101,9 @@ def _takes_packed(forward: Callable[..., Any]) -> bool:
 def check_ids(name: str, ids: Tensor, layout: str, *, below: int, rank: int = 2) -> None:
     """Raise InputError unless `ids` is an integer tensor of the given rank.
 
-    On the CPU, all ids must also lie in 0 ... `below` - 1. This check is skipped on a GPU, where
-    it would synchronize, and in traced graphs and transforms of torch.func, which have no values.
-    In these cases torch fails at the embedding.
+    On the CPU, all ids must also be in 0 ... `below` - 1. This check is skipped on a GPU, because
+    it would synchronize. It is also skipped if values cannot be read, as in traced graphs and
+    transforms of torch.func. In these cases torch fails at the embedding.
 
     Args:
         name: the name of the argument in the message.

@@ -14,10 +14,11 @@ from rifflemix.ops.dispatch import prefer_backend, preferred_backend
 def contexts_of_passes(
     module: nn.Module,
 ) -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
-    """Return the contexts for both passes of gradient checkpointing; call before the first pass.
+    """Return the contexts for both passes of gradient checkpointing.
 
-    Only the first pass updates the statistics of batch norms. The second pass uses the same
-    backends as the first. On a GPU it runs on an autograd thread without a preferred backend.
+    Call this function before the first pass. Only the first pass updates the statistics of batch
+    norms. The second pass uses the same backends as the first. On a GPU it runs on an autograd
+    thread without a preferred backend.
     """
     return nullcontext(), _second_pass(module, preferred_backend() or "auto")
 

@@ -13,7 +13,7 @@ from rifflemix.errors import bad_argument
 
 
 def call_model(model: nn.Module, inputs: Any, *, name: str = "inputs") -> Any:
-    """Call a model with a batch, after moving the tensors to the model's device.
+    """Call a model with a batch, on the device of the model.
 
     Args:
         model: any module.
@@ -35,7 +35,7 @@ def call_model(model: nn.Module, inputs: Any, *, name: str = "inputs") -> Any:
 
 
 def on_device_of(model: nn.Module, inputs: Any) -> Any:
-    """Move the tensors of `inputs` to the device of the model's first parameter."""
+    """Move all tensors to the device of the model's first parameter."""
     parameter = next(model.parameters(), None)
     if parameter is None:
         return inputs

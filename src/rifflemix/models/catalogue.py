@@ -16,9 +16,9 @@ _MILLION = " M"
 def model_entries() -> list[dict[str, Any]]:
     """Return an entry for each registered model: its card, `parameters` and `difference`.
 
-    `parameters` is None if the model cannot be built without choosing a size first.
-    `difference` is our count minus the reported count, rounded to the digits of the paper.
-    It is empty if the paper reports no count.
+    `parameters` is None if the model cannot be built without choosing a size first. `difference` is
+    our count minus the reported count, rounded to the digits of the paper. It is empty if the paper
+    reports no count.
     """
     entries = []
     for name in usable_models():
@@ -29,7 +29,10 @@ def model_entries() -> list[dict[str, Any]]:
 
 
 def count_parameters(name: str, **overrides: Any) -> int | None:
-    """Count the parameters of a model on the meta device; None if a setting is missing."""
+    """Count the parameters of a model; None if a setting is missing.
+
+    The model is built on the meta device and needs no memory.
+    """
     try:
         with torch.device("meta"):
             return create_model(name, **overrides).num_parameters()
@@ -38,7 +41,10 @@ def count_parameters(name: str, **overrides: Any) -> int | None:
 
 
 def difference_to(printed: str, parameters: int) -> str:
-    """Format our count minus the reported count with its digits: "0", "+12", "-0.04 M"."""
+    """Format our count minus the reported count: "0", "+12", "-0.04 M".
+
+    The difference is rounded to the digits of the reported count.
+    """
     if not printed:
         return ""
     if not printed.endswith(_MILLION):

@@ -62,9 +62,9 @@ def flop_formulas() -> dict[Any, Any]:
     """Return a `custom_mapping` for torch's FLOP counter.
 
     The mapping adds attention on the CPU, since torch only counts attention on GPUs. It also adds
-    the custom operators of rifflemix: attention with dropout, Sinkhorn attention and
-    block-diagonal linear layers. Recomputation in a backward pass counts. The entry for the
-    backward pass of convolutions fixes grouped convolutions, which torch counts as dense.
+    the custom operators of rifflemix: attention with dropout, Sinkhorn attention and block-diagonal
+    linear layers. Recomputation in a backward pass counts. Torch counts the backward pass of
+    grouped convolutions as dense; the mapping corrects this.
     """
     from torch.utils.flop_counter import (
         conv_flop_count,
@@ -82,7 +82,7 @@ def flop_formulas() -> dict[Any, Any]:
         return int(sdpa_backward_flop_count(q[:-1] + v[-1:], q, k, v))
 
     def blocks(q: Any, k: Any, v: Any, sort: Any, block_size: int, *_: Any, **__: Any) -> int:
-        # Each query attends to its block and the sorted blocks, each of them twice.
+        # Scores and values cover the block of a query and the sorted blocks; k and v are sorted.
         per_block = sort[-2] // sort[-1] + 1
         attended = 4 * math.prod(q) * per_block * block_size
         return int(attended + 4 * math.prod(sort) * block_size * q[-1])
@@ -117,7 +117,7 @@ def flop_formulas() -> dict[Any, Any]:
         grad: Any, x: Any, weight: Any, *args: Any, out_shape: Any, **kwargs: Any
     ) -> int:
         _, _, _, _, transposed, _, _, needed = args
-        # The gradients of x and of the weight each need as many operations as the forward pass.
+        # The gradients of x and of the weight each cost the same as the forward pass.
         return int(conv_flop_count(x, weight, grad, transposed) * sum(needed[:2]))
 
     if triton_support.INSTALLED:

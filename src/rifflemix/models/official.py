@@ -21,9 +21,9 @@ _SHOWN = 4
 class OfficialTensor:
     """How one tensor of a paper's official code maps to a tensor of our model.
 
-    A model with official code has a method `official_tensors()`. The method returns a dict from
-    the official keys to `OfficialTensor`s. It raises InputError if the official code does not
-    support the settings of the model.
+    A model with official code has a method `official_tensors()`. The method returns a dict from the
+    official keys to `OfficialTensor`s. It raises InputError if the official code does not support
+    the settings of the model.
 
     Attributes:
         name: key of our tensor in `state_dict()`, or None to ignore the official tensor. Two
@@ -49,10 +49,10 @@ _HEAD = "head."
 
 
 def load_official(model: M, state_dict: Mapping[str, Tensor], *, head: bool = True) -> M:
-    """Load weights from a paper's official code into a model of the same size.
+    """Load weights from a paper's official code into `model`.
 
-    All checks run before any weight is written: an error leaves the model unchanged.
-    Tensors are converted to the dtype and device of the model.
+    Model and weights must have the same sizes. All checks run before any weight is written: an
+    error leaves the model unchanged. Tensors are converted to the dtype and device of the model.
 
     Args:
         model: a model of a family that has official code (see `OfficialTensor`).

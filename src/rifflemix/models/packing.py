@@ -15,7 +15,7 @@ from rifflemix.nn.positions import packed_positions
 def positions_in_row(
     x: Tensor, key_padding_mask: Tensor | None, cu_seqlens: Tensor, max_length: int
 ) -> Tensor:
-    """Return the position of each token of a packed batch (1, N, C) in its sequence.
+    """Return the position of each token of a packed batch in its sequence.
 
     Returns:
         (1, N) int64.
@@ -29,7 +29,7 @@ def positions_in_row(
 def lengths_in_row(
     x: Tensor, key_padding_mask: Tensor | None, cu_seqlens: Tensor, max_length: int
 ) -> list[int]:
-    """Return the number of tokens of each sequence in a packed batch (1, N, C).
+    """Return the length of each sequence of a packed batch (1, N, C).
 
     Raises:
         InputError: `TokenMixer.forward` would not accept the arguments.
@@ -47,7 +47,7 @@ def check_no_empty(lengths: list[int]) -> None:
 
 
 def with_class_tokens(token: Tensor, x: Tensor, lengths: list[int]) -> Tensor:
-    """Insert the class token (1, 1, C) before each sequence: (1, N, C) -> (1, N + S, C)."""
+    """Insert the class token before each sequence: (1, N, C) -> (1, N + S, C)."""
     size = torch.tensor(lengths, device="cpu")
     number = torch.arange(len(lengths), device="cpu").repeat_interleave(size)
     own = (torch.arange(len(number), device="cpu") + number + 1).to(x.device)

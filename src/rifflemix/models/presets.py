@@ -1,7 +1,7 @@
 """Named models: cards, presets, and building a model by its name.
 
-Each family adds its presets here when `rifflemix.models.registry` is imported. Building, saving
-and loading a model therefore need no module that imports all families.
+Each family adds its presets here when `rifflemix.models.registry` is imported. Building, saving and
+loading a model therefore need no module that imports all families.
 """
 
 from __future__ import annotations
@@ -69,10 +69,11 @@ _Build = TypeVar("_Build", bound=Callable[..., Any])
 
 
 def register_model(card: ModelCard, **settings: Any) -> Callable[[_Build], _Build]:
-    """Register a user-defined model under the name on its card (decorator with arguments).
+    """Register a user-defined model under the name on its card.
 
-    All lists and commands then include the model. It can serve as a backbone of comparisons if it
-    has `mixer` and the other settings that comparisons choose.
+    `register_model` is a decorator with arguments. All lists and commands then include the model.
+    It can serve as a backbone of comparisons if it has `mixer` and the other settings that
+    comparisons choose.
 
     Args:
         card: the description of the model.
@@ -134,17 +135,21 @@ _OUTSIDE = Outside("model", lambda: _PRESETS, _register_preset)
 
 
 def preset_names() -> list[str]:
-    """List all names in the order of the tables, without importing third-party packages."""
+    """List all names in table order, without importing third-party packages."""
     return _OUTSIDE.names()
 
 
 def usable_presets() -> list[str]:
-    """List the names that can be imported; warn about each of the others."""
+    """List the models that can be imported; warn about the others."""
     return _OUTSIDE.usable()
 
 
 def find_preset(name: str) -> Preset:
-    """Return the preset of a name; the error for an unknown name suggests a match."""
+    """Return the preset of a name.
+
+    Raises:
+        InputError: the name is unknown; the message suggests a similar name.
+    """
     _OUTSIDE.look_up(name)
     if not isinstance(name, str) or name not in _PRESETS:
         raise unregistered_name("model", name, preset_names())
@@ -152,14 +157,16 @@ def find_preset(name: str) -> Preset:
 
 
 def _check_layers(name: str, settings: Mapping[str, Any]) -> None:
-    """Reject a model so deep that building it would take hours and all memory."""
+    """Reject models so deep that building one would take hours."""
     layers = settings.get("num_layers")
     if isinstance(layers, int) and layers > _MOST_LAYERS:
         raise bad_argument(f"num_layers of {name}", f"at most {_MOST_LAYERS:,}", layers)
 
 
 def build_model(name: str, settings: Mapping[str, Any]) -> Model:
-    """Build a model by name from all of its settings; the preset's own settings are not added.
+    """Build a model by name from all of its settings.
+
+    `settings` must include the settings of the preset.
 
     Raises:
         InputError: the name or a setting is unknown, or a value is out of range.

@@ -34,14 +34,14 @@ _DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in FLOATS}
 
 
 def save_pretrained(model: Model, folder: str | Path) -> None:
-    """Write the name, settings and weights of a model to `folder`, each file atomically.
+    """Write the name, settings and weights of a model to `folder`.
 
-    Every tensor keeps its dtype.
+    Each file is written atomically. Every tensor keeps its dtype.
 
     Raises:
-        InputError: `create_model` did not build the model, its tensors no longer match its
-            settings, its weights are on the meta device, a setting cannot be stored as JSON, or
-            the folder cannot be written.
+        InputError: `create_model` did not build the model, or its tensors no longer match its
+            settings. Also if the weights are on the meta device, a setting cannot be stored as
+            JSON, or the folder cannot be written.
     """
     folder = user_path("folder", folder)
     if model.name is None:
@@ -93,7 +93,7 @@ def from_pretrained(folder: str | Path) -> Model:
 
 
 def _checked_outline(path: Path, config: Mapping[str, Any]) -> Outline:
-    """Compare the header of the weights with the configuration before allocating the model."""
+    """Compare the weights header with the configuration, before allocating memory."""
     outline, layers = read_outline(path), config["settings"].get("num_layers")
     does_not_fit = f"{path} does not fit the model {config['name']}: expected"
     if isinstance(layers, int) and layers > len(outline.shapes):
@@ -105,7 +105,7 @@ def _checked_outline(path: Path, config: Mapping[str, Any]) -> Outline:
 
 
 def _misfit(outline: Outline, config: Mapping[str, Any]) -> tuple[str, str] | None:
-    """Compare weights with the model of a configuration; the result is that of `misfit`."""
+    """Compare weights with the model of a configuration, see `misfit`."""
     try:
         with torch.device("meta"):
             model = build_model(config["name"], config["settings"])
@@ -137,7 +137,9 @@ def _json_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def as_json(value: Any) -> Any:
-    """Convert a value to JSON types; numbers and arrays of NumPy and torch become Python's.
+    """Convert a value to JSON types.
+
+    Numbers and arrays of NumPy and torch become Python numbers and lists.
 
     Raises:
         ValueError: JSON cannot represent the value.

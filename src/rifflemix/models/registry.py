@@ -56,17 +56,24 @@ def list_models() -> list[str]:
 
 
 def usable_models() -> list[str]:
-    """List the models that can be imported; warn about each of the others."""
+    """List the models that can be imported; warn about the others."""
     return usable_presets()
 
 
 def model_card(name: str) -> ModelCard:
-    """Return the card of a registered model; the error for an unknown name suggests a match."""
+    """Return the card of a registered model.
+
+    Raises:
+        InputError: the name is unknown; the message suggests a similar name.
+    """
     return find_preset(name).card
 
 
 def model_settings(name: str) -> dict[str, Any]:
-    """Return the settings of a model that can be overridden, with their default values."""
+    """Return the names and default values of the settings of a model.
+
+    `create_model` can override each of them.
+    """
     preset = find_preset(name)
     parameters = inspect.signature(preset.build).parameters.values()
     settings = {p.name: p.default for p in parameters} | dict(preset.settings)

@@ -47,10 +47,12 @@ class Outline:
 def write_described(
     weights: Path, write: Callable[[Path], object], about: Path, description: Mapping[str, Any]
 ) -> None:
-    """Write weights and their description; the two files on disk never contradict each other.
+    """Write weights and their description.
+
+    The two files on disk never contradict each other, even after an interruption.
 
     Args:
-        weights: path of the weights, which may exist.
+        weights: path of the weights; an existing file is replaced.
         write: function that writes the weights to a path.
         about: path of the description, written last. An old description is deleted first if it
             differs.

@@ -23,8 +23,8 @@ class GraphBias(nn.Module):
     """Attention bias S + E for each head and pair of nodes, including the graph token.
 
     S is a learned value for every distance, with a separate value for unconnected pairs. E covers
-    the first `path_length` edges of a shortest path. Each position on the path has a learned
-    matrix from heads to heads. E averages the edge features, each multiplied by the matrix of its
+    the first `path_length` edges of a shortest path. Each position on the path has a learned matrix
+    from heads to heads. E averages the edge features, each multiplied by the matrix of its
     position.
 
     Args:
@@ -219,10 +219,11 @@ class GraphAttention(KeepsConstants):
 
 
 def haar_columns(width: int, layer_index: int) -> list[int]:
-    """List the columns of a head that the released Graphormer sorts in descending order.
+    """List the columns of a head that "interleave" sorts in descending order.
 
-    The runs of columns follow `rifflemix.ops.interleave_columns`. If they do not fill the head,
-    the rest begins one run after the last listed column.
+    The result agrees with the released Graphormer code. The runs of columns follow
+    `rifflemix.ops.interleave_columns`. If they do not fill the head, the rest begins one run after
+    the last listed column.
 
     Args:
         width: columns of a head.

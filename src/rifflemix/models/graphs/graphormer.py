@@ -50,7 +50,7 @@ class GraphormerBlock(nn.Module):
         self.mlp = mlp
 
     def forward(self, x: Tensor, bias: Tensor, *, key_padding_mask: Tensor | None = None) -> Tensor:
-        """Apply the block to x (B, N, C) with a bias (B, H, N, N)."""
+        """Apply the block: (B, N, C) and bias (B, H, N, N) -> (B, N, C)."""
         y = self.attention(self.norm1(x), bias, key_padding_mask=key_padding_mask)
         x = x + self.drop(y)
         out: Tensor = x + self.mlp(self.norm2(x))
@@ -204,7 +204,7 @@ class Graphormer(Model):
         return out
 
     def _embed(self, inputs: Tensor, distances: Tensor, mask: Tensor | None) -> Tensor:
-        """Embed the graph token and the features and degree of each node, (B, N + 1, C)."""
+        """Embed the graph token and all nodes, (B, N + 1, C)."""
         neighbours = distances == 1
         if mask is not None:
             neighbours = neighbours & ~mask.unsqueeze(1)

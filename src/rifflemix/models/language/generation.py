@@ -28,15 +28,15 @@ class CausalModel(Protocol):
         ...
 
     def __call__(self, tokens: Tensor, /) -> Tensor:
-        """Compute logits of the token after each token: (B, N) ids -> (B, N, V)."""
+        """Compute logits after each token: (B, N) ids -> (B, N, V)."""
         ...
 
     def prefill(self, tokens: Tensor, /) -> tuple[Tensor, Any]:
-        """Process prompts: (B, N) ids -> (B, V) logits of the next token, and the state."""
+        """Process prompts: (B, N) ids -> (B, V) logits, state."""
         ...
 
     def step(self, tokens: Tensor, state: Any, /) -> tuple[Tensor, Any]:
-        """Process one token: (B,) ids -> (B, V) logits of the next token, and the next state."""
+        """Process one token: (B,) ids -> (B, V) logits, next state."""
         ...
 
     def eval(self) -> Any:
@@ -44,7 +44,7 @@ class CausalModel(Protocol):
         ...
 
     def modules(self) -> Iterator[nn.Module]:
-        """Iterate over the model and its submodules; `generate` restores the mode of each."""
+        """Iterate over all modules; `generate` restores their modes."""
         ...
 
 

@@ -76,8 +76,8 @@ class GPT(Model):
     Raises:
         InputError: a size is out of range, or the mixer cannot be causal.
 
-    Source: Radford et al. 2019, "Language Models are Unsupervised Multitask Learners", section
-    2.3, as implemented in nanoGPT; with mixer "tssa" Wu et al. 2024, appendix C.2.
+    Source: Radford et al. 2019, "Language Models are Unsupervised Multitask Learners", section 2.3,
+    as implemented in nanoGPT; with mixer "tssa" Wu et al. 2024, appendix C.2.
     """
 
     def __init__(
@@ -187,12 +187,12 @@ class GPT(Model):
         return self._logits(x)
 
     def positions_of(self, key_padding_mask: Tensor) -> Tensor:
-        """Return the position of every valid token among the valid tokens, (B, N) int64."""
+        """Number the valid tokens of each sequence, (B, N) int64."""
         return valid_positions(key_padding_mask)
 
     @property
     def streams(self) -> bool:
-        """True if the mixer supports streaming, which `prefill` and `step` need."""
+        """True if the mixer supports streaming, as `prefill` and `step` require."""
         return all(block.mixer.card.streaming for block in self._layers())
 
     def init_state(self, batch_size: int) -> GPTState:
@@ -232,7 +232,9 @@ class GPT(Model):
         return self._logits(x[:, -1]), GPTState(tokens.shape[1], tuple(layers))
 
     def step(self, tokens: Tensor, state: GPTState) -> tuple[Tensor, GPTState]:
-        """Process one more token of each sequence, with mixer "tssa" in constant memory.
+        """Process one more token of each sequence.
+
+        With mixer "tssa", memory is constant.
 
         Args:
             tokens: (B,) int64 token ids.
@@ -284,7 +286,9 @@ class GPT(Model):
         )
 
     def official_tensors(self) -> dict[str, OfficialTensor]:
-        """Map the keys of nanoGPT and of ToST's released language code to our tensors.
+        """Map the keys of the official code to our tensors.
+
+        The official code is nanoGPT and the released language code of ToST.
 
         Raises:
             InputError: this code does not support the mixer or a setting.

@@ -62,7 +62,10 @@ class DecoderBlock(nn.Module):
     def forward(
         self, x: Tensor, memory: Tensor, *, memory_padding_mask: Tensor | None = None
     ) -> Tensor:
-        """Apply the block to x (B, M, C), memory (B, N, C) and mask (B, N), True = padding."""
+        """Apply the block: x (B, M, C), memory (B, N, C) -> (B, M, C).
+
+        The mask is (B, N) bool, True = padding.
+        """
         return self._finish(x, self.mixer(self.norm1(x)), memory, memory_padding_mask)
 
     def step(
@@ -72,7 +75,7 @@ class DecoderBlock(nn.Module):
         state: dict[str, Tensor],
         memory_padding_mask: Tensor | None = None,
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """Process the next token (B, 1, C) -> (B, 1, C); return the next mixer state too."""
+        """Process the next token: (B, 1, C) -> (B, 1, C), next mixer state."""
         mixed, state = self.mixer.step(self.norm1(x).squeeze(1), state)
         return self._finish(x, mixed.unsqueeze(1), memory, memory_padding_mask), state
 
@@ -233,7 +236,9 @@ class Seq2Seq(Model):
         end_token: int | None = 1,
         should_stop: Callable[[], bool] | None = None,
     ) -> Tensor:
-        """Generate the most likely token at each step (greedy decoding, in evaluation mode).
+        """Generate the most likely token at each step (greedy decoding).
+
+        The model runs in evaluation mode.
 
         Args:
             inputs: (B, N) int64, the source sequences.
@@ -272,8 +277,9 @@ class Seq2Seq(Model):
     def _reader(self, memory: Tensor, mask: Tensor | None) -> Callable[[Tensor], Tensor]:
         """Build a function from the tokens so far to the next logits.
 
-        Each call must add one token. A mixer that supports streaming processes each token once.
-        Sinkhorn cross-attention sorts blocks of positions, so it recomputes the whole sequence.
+        Each call must add one token. Mixers that support streaming process each token once. All
+        others recompute the whole sequence. So does Sinkhorn cross-attention, because it sorts
+        blocks of positions.
         """
         blocks = list(cast(Iterable[DecoderBlock], self.decoder))
         if not all(

@@ -160,7 +160,15 @@ class SequenceClassifier(Model):
         return pair_features(a, b, self.pair_mix)
 
     def encode(self, inputs: Tensor, key_padding_mask: Tensor | None = None) -> Tensor:
-        """Encode (B, N) tokens or (B, N, F) vectors with a mask (B, N) as vectors (B, C)."""
+        """Encode each sequence as one vector.
+
+        Args:
+            inputs: (B, N) int64 token ids, or (B, N, F) vectors.
+            key_padding_mask: (B, N) bool, True = padding.
+
+        Returns:
+            (B, C).
+        """
         self._check_inputs(inputs)
         inputs, key_padding_mask = self._padded(inputs, key_padding_mask)
         x = self.embed(inputs)
@@ -178,7 +186,7 @@ class SequenceClassifier(Model):
     def with_class_token(
         self, token: Tensor, x: Tensor, key_padding_mask: Tensor | None
     ) -> tuple[Tensor, Tensor | None]:
-        """Prepend the class token (1, 1, C) to x (B, N, C) and its mask."""
+        """Prepend the class token (1, 1, C) to x and its mask."""
         x = torch.cat((token.to(x.dtype).expand(x.shape[0], -1, -1), x), dim=1)
         if key_padding_mask is not None:
             first = key_padding_mask[:, :1]
@@ -187,7 +195,7 @@ class SequenceClassifier(Model):
         return x, key_padding_mask
 
     def _check_inputs(self, inputs: Tensor) -> None:
-        """Raise InputError unless the inputs are ids (B, N) or vectors (B, N, F), as embedded."""
+        """Check for ids (B, N) or vectors (B, N, F), as the embedding needs."""
         if not self.takes_vectors:
             check_ids("inputs", inputs, "(B, N)", below=number_of_ids(self.embed))
             return
@@ -213,8 +221,8 @@ class SequenceClassifier(Model):
     ) -> tuple[Tensor, Tensor | None]:
         """Pad the inputs as `padding` requires, and return their mask.
 
-        The padding is `padding_id`, token 0 or zero vectors. Inputs longer than `max_length` do
-        not change; the positions reject them later.
+        The padding is `padding_id`, token 0 or zero vectors. Inputs longer than `max_length` do not
+        change; the positions reject them later.
         """
         check_padding_mask(key_padding_mask, inputs)
         if self.padding_id is not None:

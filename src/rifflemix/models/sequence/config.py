@@ -111,7 +111,7 @@ class ClassifierConfig:
         return self.max_length + 1 if self.pool == "cls" else self.max_length
 
     def _keep(self, name: str, check: Callable[..., Any], *limits: int) -> None:
-        """Store the value that `check` returns, so that NumPy numbers become Python numbers."""
+        """Store the checked value: NumPy numbers become Python numbers."""
         object.__setattr__(self, name, check(name, getattr(self, name), *limits))
 
     def _own_dropout(self, name: str, value: float | None) -> float:

@@ -54,12 +54,15 @@ def classifier_head(
 
 
 def pair_features(a: Tensor, b: Tensor, kind: str) -> Tensor:
-    """Combine the vectors of a pair: (B, C) and (B, C) -> (B, 2 C) or (B, 4 C).
+    """Combine the vectors of two sequences.
 
     Args:
         a: vectors (B, C) of the first sequences.
         b: vectors (B, C) of the second sequences.
         kind: one of `PAIR_FEATURES`.
+
+    Returns:
+        (B, 2 C) or (B, 4 C).
 
     Raises:
         InputError: `kind` is unknown.

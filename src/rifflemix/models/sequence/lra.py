@@ -10,7 +10,7 @@ from rifflemix.models.sequence.encoder import Encoder
 PAPER = "Tay et al. 2021, Long Range Arena: A Benchmark for Efficient Transformers"
 
 # Settings of the JAX code of the Long Range Arena in every task. The mask is ids > 0, also on
-# images. The first token, or pixel, decides about the class token. Mixers have no biases.
+# images. The class token is masked if the first token is 0. Linear layers of mixers have no bias.
 _HOST: dict[str, Any] = {
     "padding": "max_length",
     "padding_id": 0,
@@ -74,7 +74,7 @@ _LEVEL_SCALES = {"image": [0.48, 0.24], "pathfinder": [0.5, 0.5], "pathx": [0.5,
 
 
 def task_settings(task: str) -> dict[str, Any]:
-    """Return vocabulary, classes and lengths of a task, for models that use pixel levels."""
+    """Return the sizes of a task, for models that use pixel levels."""
     sizes = HOSTS[task][1]
     shared = ("vocab_size", "num_classes", "max_length", "num_sequences")
     return {

@@ -26,8 +26,9 @@ from rifflemix.nn.feed_forward import FeedForward
 class MegaBlock(nn.Module):
     """MEGA layer with a gated residual connection, and a feed-forward branch.
 
-    "pre": x = mega(norm(x), x); x += mlp(norm(x)). "post": x = norm(mega(x, x));
-    x = norm(x + mlp(x)).
+    "pre": x = mega(norm(x), x); x += mlp(norm(x)).
+
+    "post": x = norm(mega(x, x)); x = norm(x + mlp(x)).
 
     Args:
         mixer: a `MegaLayer`.
@@ -48,7 +49,7 @@ class MegaBlock(nn.Module):
         self.is_post_norm = norm == "post"
 
     def forward(self, x: Tensor, *, key_padding_mask: Tensor | None = None) -> Tensor:
-        """Apply the block to x (B, N, C) with a mask (B, N) bool, True = padding."""
+        """Apply the block to (B, N, C); mask (B, N), True = padding."""
         mask = key_padding_mask
         if self.is_post_norm:
             x = self.norm1(self.mixer.gated_residual(x, x, key_padding_mask=mask), mask)
@@ -181,7 +182,7 @@ class MegaClassifier(SequenceClassifier):
 
 
 def _small(branch: FeedForward) -> FeedForward:
-    """Initialize weights with deviation 0.02 and biases with zero, as everywhere in MEGA."""
+    """Initialize as in MEGA: deviation 0.02, zero biases."""
     for linear in (branch.fc1, branch.fc2):
         nn.init.normal_(linear.weight, std=0.02)
         nn.init.zeros_(linear.bias)
@@ -230,7 +231,7 @@ def _settings(task: str) -> dict[str, Any]:
 
 
 def _variants(task: str) -> dict[str, tuple[str, dict[str, Any]]]:
-    """Return the variants by name prefix, with the words for the title and the settings."""
+    """Return title and settings of each variant, by name prefix."""
     csp = {"mixing": "csp", "csp_options": _CSP.get(task, _SORT)}
     chunks = {"chunk_size": _CHUNKS.get(task, 128)}
     return {

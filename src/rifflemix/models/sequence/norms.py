@@ -15,7 +15,9 @@ NORMS = ("layer", "scale", "batch")
 
 
 class ScaleNorm(nn.Module):
-    """Divide each token by its root mean square and multiply it by one learned number.
+    """Root mean square norm with one learned scale for all channels.
+
+    The norm divides each token by the root mean square of its channels.
 
     Args:
         dim: channels C.
@@ -42,7 +44,6 @@ class ScaleNorm(nn.Module):
         return {"scalar"}
 
     def extra_repr(self) -> str:
-        """Return the settings for print(model)."""
         return f"dim={self.dim}, eps={self.eps}"
 
 
@@ -69,7 +70,7 @@ class TokenNorm(nn.Module):
         self.norm: nn.Module = layers[kind](dim)
 
     def forward(self, x: Tensor, key_padding_mask: Tensor | None = None) -> Tensor:
-        """Normalize (B, N, C) tokens with a mask (B, N) bool, True = padding."""
+        """Normalize (B, N, C) tokens; mask (B, N), True = padding."""
         if self.kind == "batch" and key_padding_mask is not None and self.training:
             valid = ~key_padding_mask
             return torch.zeros_like(x).masked_scatter(valid.unsqueeze(-1), self.norm(x[valid]))

@@ -49,7 +49,7 @@ class MixerBlock(nn.Module):
         key_padding_mask: Tensor | None = None,
         cu_seqlens: Tensor | None = None,
     ) -> Tensor:
-        """Apply the block to x (B, N, C); the options are those in `TokenMixer.forward`."""
+        """Apply the block, (B, N, C) -> (B, N, C); see `TokenMixer.forward`."""
         mask = key_padding_mask
         options = {} if cu_seqlens is None else {"cu_seqlens": cu_seqlens}
         normed = x if self.is_post_norm else self.norm(x, mask)

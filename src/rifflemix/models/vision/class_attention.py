@@ -34,7 +34,7 @@ class ClassAttention(nn.Module):
         self.proj = nn.Linear(dim, dim)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Attend from the first token to all tokens: (B, N, C) -> (B, 1, C)."""
+        """Attend from the first token: (B, N, C) -> (B, 1, C)."""
         q, k, v = self._heads(x)
         gathered = dropout_attention(
             q[:, :, :1], k, v, dropout_p=self.dropout if self.training else 0.0
@@ -108,7 +108,7 @@ class ClassAttentionBlock(nn.Module):
         self.tokens_norm = tokens_norm
 
     def forward(self, x: Tensor) -> Tensor:
-        """Update all tokens: (B, N, C) -> (B, N, C); the first token is the class token."""
+        """Apply the block to (B, N, C); the first token is the class token."""
         normed = self.norm1(x)
         gathered = self.drop(self.attention(normed))
         x = x + self.scale1(torch.cat((gathered, normed[:, 1:]), dim=1))

@@ -60,7 +60,8 @@ class ConvMixBlock(_GroupedResidual):
         in_planes: input channels.
         planes: output channels.
         groups: g, a divisor of `planes`; None for dense convolutions without shuffle (-1 in the
-            released code). In a block that changes the shape, g is at most `in_planes`.
+            released code). In a block that changes the shape, g is reduced to at most
+            `in_planes`.
         stride: stride of the first convolution and of the shortcut.
 
     Raises:
@@ -86,7 +87,7 @@ class ConvMixBlock(_GroupedResidual):
         self.groups = pair
 
     def permute(self, x: Tensor) -> Tensor:
-        """Shuffle the channels: view them as a (C / g2, g2) matrix and transpose it."""
+        """Shuffle channels by transposing them as a (C / g2, g2) matrix."""
         y: Tensor = x.unflatten(1, (-1, self.groups[1])).transpose(1, 2).flatten(1, 2)
         return y
 
@@ -136,19 +137,18 @@ class ButterflyChannels(nn.Module):
         return butterfly_merge(y.unflatten(1, (-1, self.radix)), self.stride)
 
     def extra_repr(self) -> str:
-        """Return the settings for print(model)."""
         return f"radix={self.radix}, stride={self.stride}"
 
 
 class BlockMixStage(nn.Sequential):
     """Grouped residual blocks, each wrapped in a butterfly permutation of the channels.
 
-    Several strides mix `planes` channels in groups of `group_size`. Block k uses stride number
-    k modulo the number of strides. The first block may change the shape and has stride 1.
+    Several strides mix `planes` channels in groups of `group_size`. Block k uses stride number k
+    modulo the number of strides. The first block may change the shape and has stride 1.
 
-    As in the released code, the number of groups is in_planes / group_size. In a stage that
-    doubles the channels, the groups therefore have 2 * group_size channels, but the permutation
-    still uses `group_size`.
+    As in the released code, the number of groups is in_planes / group_size. In a stage that doubles
+    the channels, the groups therefore have 2 * group_size channels, but the permutation still uses
+    `group_size`.
 
     Args:
         in_planes: input channels.

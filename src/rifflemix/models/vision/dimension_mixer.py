@@ -139,8 +139,8 @@ class DimensionMixerViT(ImageModel):
         The released code nests the blocks in encoders. One encoder is one complete butterfly.
 
         Raises:
-            InputError: the released code does not support the mixer, or the mixer uses a random
-                token order, which the released code does not save.
+            InputError: the released code does not support the mixer, or does not save its random
+                token order.
         """
         layout = official_layer(self.patch_embed.proj, "patch_embed.proj", "channel_change")
         per_encoder = self._blocks_per_encoder()

@@ -28,7 +28,7 @@ _ATTENTION_MAPS = ("queries", "keys", "values")
 
 
 def official_layer(layer: nn.Module, ours: str, theirs: str) -> Layout:
-    """Map the keys of the released code to the tensors of one layer.
+    """Map the released keys of one layer to our tensors.
 
     Args:
         layer: our layer.
@@ -89,7 +89,7 @@ def _dense_attention(layer: SoftmaxAttention, ours: str, theirs: str) -> Layout:
 
 
 def _block_linear(layer: BlockLinear, ours: str, theirs: str) -> Layout:
-    """Map a grouped 1x1 convolution with weight (blocks * out, in, 1, 1) to our layer."""
+    """Map a grouped 1x1 convolution (blocks * out, in, 1, 1) to our layer."""
     blocks, width, out = layer.weight.shape
     layout = {
         f"{theirs}.conv.weight": OfficialTensor(

@@ -26,8 +26,8 @@ class FourierPositions(nn.Module):
     Raises:
         InputError: an argument is out of range.
 
-    Source: El-Nouby et al. 2021 (XCiT) and their released code, after Vaswani et al. 2017,
-    section 3.5.
+    Source: El-Nouby et al. 2021 (XCiT) and their released code, after Vaswani et al. 2017, section
+    3.5.
     """
 
     def __init__(self, dim: int, *, features: int = 32, temperature: float = 10000.0) -> None:

@@ -41,7 +41,7 @@ class ImageModel(Model):
         self.num_patches = self.grid[0] * self.grid[1]
 
     def check_images(self, images: Tensor, key_padding_mask: Tensor | None) -> None:
-        """Raise InputError if the images have another size, or if there is a padding mask."""
+        """Raise InputError for images of another size or a padding mask."""
         check_floating("images", images, "(B, channels, height, width)")
         check_size(self._title, images, (self.in_channels, *self.image_size))
         if key_padding_mask is not None:

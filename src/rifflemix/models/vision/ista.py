@@ -13,10 +13,13 @@ from rifflemix.errors import bad_argument
 class ISTA(nn.Module):
     """One non-negative ISTA step towards a sparse code of the input in a learned dictionary.
 
-    The step starts at the code a = x, for each token. It is one proximal gradient step of length
+    For each token, the step starts at the code a = x. It is a proximal gradient step of length
     `step_size` on 1/2 |x - D a|^2 + `sparsity` * sum(a) over a >= 0:
-    relu(x + step_size * (D^T (x - D x) - sparsity)). The output already includes x, so a block
-    computes `x = ista(norm(x))` instead of `x = x + feed_forward(norm(x))`.
+
+    relu(x + step_size * (D^T (x - D x) - sparsity))
+
+    The output already includes x. A block therefore computes `x = ista(norm(x))` instead of
+    `x = x + feed_forward(norm(x))`.
 
     Args:
         dim: channels C; the dictionary D is C x C.
@@ -54,5 +57,4 @@ class ISTA(nn.Module):
         return torch.relu(x + self.step_size * descent)
 
     def extra_repr(self) -> str:
-        """Return the settings for print(model)."""
         return f"dim={self.dim}, step_size={self.step_size}, sparsity={self.sparsity}"

@@ -140,7 +140,7 @@ _OFFICIAL_PARTS = (
 
 
 def _mlp(kind: str, name: str, features: int, ratio: float) -> nn.Module:
-    """Build an MLP over `features`; `name` is the name of this size in messages."""
+    """Build an MLP over `features`; messages call this size `name`."""
     check_choice("mlp", kind, MLPS)
     ratio = check_positive("mlp_ratio", ratio)
     if kind == "dense":

@@ -91,7 +91,10 @@ class PatchOnlyMixer(Model):
         return logits
 
     def official_tensors(self) -> dict[str, OfficialTensor]:
-        """Map the keys of the released code, with one block per patch size, to our tensors."""
+        """Map the keys of the released code to our tensors.
+
+        The released code has one block per patch size.
+        """
         layout = official_layer(self.head, "head", "linear")
         if isinstance(self.expand, nn.Conv2d):
             layout |= official_layer(self.expand, "expand", "conv1x1")

@@ -48,7 +48,7 @@ class PatchMix(nn.Module):
         self.fc2 = nn.Linear(hidden, features)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Mix each patch: (B, C, H, W) -> (B, C, H, W); p divides H and W."""
+        """Mix each patch of (B, C, H, W); p divides H and W."""
         check_floating("x", x, "(B, C, H, W)")
         p = self.patch_size
         if x.dim() != 4 or x.shape[1] != self.channels or x.shape[2] % p or x.shape[3] % p:
@@ -62,16 +62,15 @@ class PatchMix(nn.Module):
         return out
 
     def extra_repr(self) -> str:
-        """Return the settings for print(model)."""
         return f"channels={self.channels}, patch_size={self.patch_size}"
 
 
 class PatchOnlyBlock(nn.Sequential):
     """Patch mixing with each patch size in turn.
 
-    Patches of coprime sizes cut the image at different positions. A stack of blocks therefore
-    mixes the whole image. Pixels in different runs of lcm(patch_sizes) never mix. A warning
-    reports sizes that separate parts of the image or share a factor.
+    Patches of coprime sizes cut the image at different positions. A stack of blocks therefore mixes
+    the whole image. Pixels in different runs of lcm(patch_sizes) never mix. A warning reports sizes
+    that separate parts of the image or share a factor.
 
     Args:
         channels: channels C.

@@ -21,8 +21,8 @@ _STAGES = 3
 class ResNetMixer(Model):
     """Residual network: 3x3 convolution, three stages of blocks, mean over pixels, linear head.
 
-    Stage s has `planes` * 2^s channels; stages 1 and 2 halve the image. Set at most one of
-    `groups` and `group_sizes`. Without both, the convolutions are dense.
+    Stage s has `planes` * 2^s channels; stages 1 and 2 halve the image. Set at most one of `groups`
+    and `group_sizes`. Without both, the convolutions are dense.
 
     Args:
         planes: channels of the first stage.
@@ -107,7 +107,7 @@ def _one_each(name: str, values: Sequence[int]) -> tuple[int, ...]:
 def _conv_mix(
     widths: Sequence[int], blocks: int, groups: Sequence[int | None]
 ) -> list[nn.Sequential]:
-    """Build stages of dense (None) or conv-mix blocks; all but stage 0 halve the image."""
+    """Build stages of dense (None) or conv-mix blocks; stage 0 keeps the size."""
     stages = []
     for stage, (before, planes) in enumerate(pairwise(widths)):
         first = ConvMixBlock(before, planes, groups=groups[stage], stride=1 if stage == 0 else 2)
@@ -119,7 +119,7 @@ def _conv_mix(
 def _block_mix(
     widths: Sequence[int], blocks: int, group_sizes: Sequence[int]
 ) -> list[nn.Sequential]:
-    """Build stages of block-mix blocks; all but stage 0 halve the image."""
+    """Build stages of block-mix blocks; stage 0 keeps the size."""
     return [
         BlockMixStage(
             before,

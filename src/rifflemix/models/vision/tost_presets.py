@@ -37,7 +37,10 @@ def _tost(name: str, title: str, patch_size: int, settings: dict[str, Any], **ca
 
 
 def _family(patch_size: int) -> tuple[Preset, ...]:
-    """Return all ToST sizes with one patch size; the paper reports three, with patch size 16."""
+    """Return all ToST sizes with one patch size.
+
+    The paper reports three sizes, with patch size 16.
+    """
     sizes: tuple[tuple[str, str, dict[str, Any]], ...] = (
         ("tiny", "ToST-T", {**_TINY, **_SHALLOW}),
         ("small", "ToST-S", {**_SMALL, **_SHALLOW, "drop_path": 0.05}),

@@ -51,8 +51,8 @@ class ViT(ImageModel):
     Raises:
         InputError: a size is out of range, or the patch size does not divide the image.
 
-    Source: Dosovitskiy et al. 2021, "An Image is Worth 16x16 Words". The presets use the sizes
-    and the pooling of the CSP and Sliceformer papers and their code.
+    Source: Dosovitskiy et al. 2021, "An Image is Worth 16x16 Words". The presets use the sizes and
+    the pooling of the CSP and Sliceformer papers and their code.
     """
 
     def __init__(
@@ -129,7 +129,7 @@ class ViT(ImageModel):
         return logits
 
     def pooled(self, x: Tensor) -> Tensor:
-        """Pool the tokens (B, N, C) to one vector (B, C) for the head."""
+        """Pool the tokens: (B, N, C) -> (B, C)."""
         return x[:, 0] if self.pool == "cls" else x.mean(dim=1)
 
 
