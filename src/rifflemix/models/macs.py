@@ -108,7 +108,7 @@ def flop_formulas() -> dict[Any, Any]:
         **__: Any,
     ) -> int:
         weights = weights_of_maps(sizes)
-        # All layers but the last run again. Each computes gradients of its input and its weight.
+        # All layers except the last run again. Every layer computes input and weight gradients.
         again, to_x = sum(weights[:-1]), sum(weights) if needs_x else sum(weights[1:])
         to_weights = sum(weights) if needs_parameters else 0
         return int(2 * math.prod(x[:-1]) * (again + to_x + to_weights))

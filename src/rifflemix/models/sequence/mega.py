@@ -199,7 +199,7 @@ _SIZES: dict[str, tuple[int, int, int, str, str, str]] = {
     "pathfinder": (128, 6, 64, "pre", "batch", "laplace"),
     "pathx": (64, 4, 32, "pre", "batch", "laplace"),
 }
-# Dropout in the released commands of MEGA, and different values in those commands of CSP.
+# Dropout in the released commands of MEGA, and of CSP if different. The default is 0.1.
 _DROPOUT = {"image": 0.0, "pathfinder": 0.0, "pathx": 0.0}
 _CSP_DROPOUT = {"image": 0.0, "pathx": 0.5}
 _CHUNKS = {"pathx": 4096}
