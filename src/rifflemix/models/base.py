@@ -1,4 +1,4 @@
-"""The base of all models: a module that knows its name and settings and can save itself."""
+"""Base class of all models: a module with a name and settings that can be saved and loaded."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from rifflemix.models.batch_statistics import contexts_of_passes
 
 
 class Model(nn.Module):
-    """Base of all models.
+    """Base class of all models.
 
-    `create_model` tells a model its name and settings, which `save_pretrained` writes down.
-    A subclass sends its blocks through `run_block`, so that every model can trade time for memory.
+    `create_model` sets the name and the settings of a model. `save_pretrained` writes them to disk.
+    A subclass calls its blocks through `run_block` to support gradient checkpointing.
     """
 
     def __init__(self) -> None:
@@ -33,10 +33,10 @@ class Model(nn.Module):
         self.gradient_checkpointing = False
 
     def __call__(self, *args: Any, **options: Any) -> Any:
-        """`forward`; a model whose own has no `cu_seqlens` refuses packed sequences.
+        """Call `forward`; reject packed sequences if it has no argument `cu_seqlens`.
 
         Raises:
-            InputError: as `forward`, and for such sequences.
+            InputError: `forward` does not support packed sequences, or rejects its inputs.
         """
         if "cu_seqlens" in options and not _takes_packed(self.forward):
             cu_seqlens = options.pop("cu_seqlens")
@@ -45,20 +45,20 @@ class Model(nn.Module):
         return super().__call__(*args, **options)
 
     def run_block(self, block: nn.Module, *inputs: Any, **options: Any) -> Any:
-        """Call `block`; with `gradient_checkpointing`, keep only its inputs for the backward."""
+        """Call `block`; recompute it in the backward pass if `gradient_checkpointing` is set."""
         if self.gradient_checkpointing and self.training and is_grad_enabled():
-            # In a compiled graph the second pass is no call of the block, and contexts are refused.
+            # While compiling, checkpoint rejects context_fn and recomputes without calling `block`.
             if not torch.compiler.is_compiling():
                 options["context_fn"] = partial(contexts_of_passes, block)
             return checkpoint(block, *inputs, use_reentrant=False, **options)
         return block(*inputs, **options)
 
     def num_parameters(self) -> int:
-        """Learned numbers, each counted once however many layers share it."""
+        """Count the learned numbers, each shared parameter once."""
         return sum(parameter.numel() for parameter in self.parameters())
 
     def no_weight_decay(self) -> set[str]:
-        """Names of the parameters that weight decay should leave alone, as its mixers say."""
+        """Return the parameters that the submodules exclude from weight decay."""
         return {
             f"{position}.{name}" if position else name
             for position, module in self.named_modules()
@@ -67,19 +67,19 @@ class Model(nn.Module):
         }
 
     def save_pretrained(self, folder: str | Path) -> None:
-        """Write `config.json` (name and settings) and `model.safetensors` into `folder`.
+        """Write `config.json` (name and settings) and `model.safetensors` to `folder`.
 
         Raises:
-            InputError: the model was not built by `create_model`, or the folder is unwritable.
+            InputError: `create_model` did not build the model, or the folder cannot be written.
         """
         pretrained.save_pretrained(self, folder)
 
     @classmethod
     def from_pretrained(cls, folder: str | Path) -> Self:
-        """Build the model that `save_pretrained` wrote into `folder`, with its weights.
+        """Build the model that `save_pretrained` wrote to `folder`, with its weights.
 
         Raises:
-            InputError: no such folder, a damaged file, or a model of another class.
+            InputError: the folder is missing, a file is damaged, or the model has another class.
         """
         model = pretrained.from_pretrained(folder)
         if not isinstance(model, cls):
@@ -99,11 +99,18 @@ def _takes_packed(forward: Callable[..., Any]) -> bool:
 
 
 def check_ids(name: str, ids: Tensor, layout: str, *, below: int, rank: int = 2) -> None:
-    """Raise unless `ids` is a tensor of integers of the given rank; `layout` says its shape.
+    """Raise InputError unless `ids` is an integer tensor of the given rank.
 
-    On the CPU they must be 0 to `below` - 1, too. A GPU would have to be waited for, and a traced
-    graph or a transform of torch.func cannot ask: there torch itself stops at an id that has no
-    embedding.
+    On the CPU, all ids must also be in 0 ... `below` - 1. This check is skipped on a GPU, because
+    it would synchronize. It is also skipped if values cannot be read, as in traced graphs and
+    transforms of torch.func. In these cases torch fails at the embedding.
+
+    Args:
+        name: the name of the argument in the message.
+        ids: token ids, int64 or int32.
+        layout: the expected shape in the message, such as "(B, N)".
+        below: number of valid ids.
+        rank: expected number of dimensions.
     """
     if not isinstance(ids, Tensor):
         raise bad_argument(name, f"ids of shape {layout}", type(ids).__name__)
@@ -119,7 +126,7 @@ def check_ids(name: str, ids: Tensor, layout: str, *, below: int, rank: int = 2)
 
 
 def check_size(name: str, images: Tensor, expected: tuple[int, ...]) -> None:
-    """Raise unless images (B, channels, height, width) have the sizes a model was built for."""
+    """Raise InputError unless images (B, channels, height, width) have the expected sizes."""
     if images.dim() != 4 or tuple(images.shape[1:]) != expected:
         layout = ", ".join(map(str, expected))
         raise InputError(

@@ -1,4 +1,4 @@
-"""The second forward pass of gradient checkpointing: what must be as in the first."""
+"""State that the second forward pass of gradient checkpointing must share with the first."""
 
 from __future__ import annotations
 
@@ -14,10 +14,11 @@ from rifflemix.ops.dispatch import prefer_backend, preferred_backend
 def contexts_of_passes(
     module: nn.Module,
 ) -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
-    """Contexts of the two passes of gradient checkpointing; call it before the first.
+    """Return the contexts for both passes of gradient checkpointing.
 
-    Only the first pass changes the statistics of batch norms. The second pass uses the backends of
-    the first, although a GPU runs it on a thread of autograd, which has no preferred backend.
+    Call this function before the first pass. Only the first pass updates the statistics of batch
+    norms. The second pass uses the same backends as the first. On a GPU it runs on an autograd
+    thread without a preferred backend.
     """
     return nullcontext(), _second_pass(module, preferred_backend() or "auto")
 
@@ -30,7 +31,7 @@ def _second_pass(module: nn.Module, backend: str) -> Iterator[None]:
 
 @contextmanager
 def kept_running_statistics(module: nn.Module) -> Iterator[None]:
-    """Within, batch norms in training leave their running statistics and counts as they are."""
+    """Keep the running statistics and counts of batch norms unchanged during training."""
     norms = _batch_norms(module)
     before = [(norm.momentum, norm.num_batches_tracked) for norm in norms]
     try:

@@ -1,4 +1,4 @@
-"""Calling any model with a batch in the form that its user has it."""
+"""Call any model with a batch of tensors, arguments or named arguments."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from rifflemix.errors import bad_argument
 
 
 def call_model(model: nn.Module, inputs: Any, *, name: str = "inputs") -> Any:
-    """What a model returns for a batch, whose tensors go to the model's device.
+    """Call a model with a batch, on the device of the model.
 
     Args:
         model: any module.
-        inputs: a tensor, a tuple or list of arguments, or a mapping of named ones.
-        name: of the inputs in the error.
+        inputs: a tensor, a tuple or list of arguments, or a mapping of named arguments.
+        name: the name of the inputs in the error message.
 
     Raises:
-        InputError: inputs of another kind.
+        InputError: `inputs` has another type.
     """
     there = on_device_of(model, inputs)
     if isinstance(there, Tensor):
@@ -35,7 +35,7 @@ def call_model(model: nn.Module, inputs: Any, *, name: str = "inputs") -> Any:
 
 
 def on_device_of(model: nn.Module, inputs: Any) -> Any:
-    """The inputs, their tensors where the model's first parameter is."""
+    """Move all tensors to the device of the model's first parameter."""
     parameter = next(model.parameters(), None)
     if parameter is None:
         return inputs
@@ -50,10 +50,10 @@ def on_device_of(model: nn.Module, inputs: Any) -> Any:
 
 @contextmanager
 def without_fast_path() -> Iterator[None]:
-    """Inside, torch's attention and encoder layers call the layers and operators they consist of.
+    """Disable the fast path of torch's attention and encoder layers.
 
-    In evaluation mode one operator of torch takes their place, of which hooks and counters see
-    nothing.
+    In evaluation mode the fast path is a single operator. Hooks and counters then do not see the
+    layers and operators that it replaces.
     """
     fast = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)

@@ -1,4 +1,4 @@
-"""The table of models: what each is, its parameters, and what its paper prints."""
+"""The table of models: description, parameter count, and the count reported in the paper."""
 
 from __future__ import annotations
 
@@ -14,10 +14,11 @@ _MILLION = " M"
 
 
 def model_entries() -> list[dict[str, Any]]:
-    """An entry for each registered model: its card, `parameters` and `difference`.
+    """Return an entry for each registered model: its card, `parameters` and `difference`.
 
-    `parameters` is None for a model that cannot be built without choosing a size first.
-    `difference` is ours minus the paper's, in the paper's digits; empty where it prints none.
+    `parameters` is None if the model cannot be built without choosing a size first. `difference` is
+    our count minus the reported count, rounded to the digits of the paper. It is empty if the paper
+    reports no count.
     """
     entries = []
     for name in usable_models():
@@ -28,7 +29,10 @@ def model_entries() -> list[dict[str, Any]]:
 
 
 def count_parameters(name: str, **overrides: Any) -> int | None:
-    """Parameters of a model, built without memory for them; None where settings are missing."""
+    """Count the parameters of a model; None if a setting is missing.
+
+    The model is built on the meta device and needs no memory.
+    """
     try:
         with torch.device("meta"):
             return create_model(name, **overrides).num_parameters()
@@ -37,7 +41,10 @@ def count_parameters(name: str, **overrides: Any) -> int | None:
 
 
 def difference_to(printed: str, parameters: int) -> str:
-    """Our count minus the printed one, rounded as that one is: "0", "+12", "-0.04 M"."""
+    """Format our count minus the reported count: "0", "+12", "-0.04 M".
+
+    The difference is rounded to the digits of the reported count.
+    """
     if not printed:
         return ""
     if not printed.endswith(_MILLION):
@@ -49,7 +56,7 @@ def difference_to(printed: str, parameters: int) -> str:
 
 
 def models_markdown() -> str:
-    """The table as Markdown, with the notes under it."""
+    """Format the table as Markdown, followed by the notes."""
     entries = model_entries()
     lines = [
         "| name | what it is | parameters | printed | difference |",

@@ -1,4 +1,4 @@
-"""Which parts of a model its host draws anew, where it has a rule of its own for the start."""
+"""Select the submodules that a model's own initialization rule applies to."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from torch import nn
 
 
 def modules_to_draw(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    """Names and modules of everything inside `model`, without networks that keep their start.
+    """Yield names and modules inside `model`, except networks with `keeps_start = True`.
 
-    A network says so by `keeps_start = True`. One that makes weights, such as the values of a
-    kernel, has a start that fits it; maps of a host's usual size would leave next to nothing of
-    what it makes.
+    Such networks generate weights, for example the values of a kernel, and have a matching
+    initialization. Weights of the usual scale of a model would make the generated values almost
+    zero.
     """
     kept = tuple(
         f"{name}." for name, part in model.named_modules() if getattr(part, "keeps_start", False)

@@ -1,4 +1,4 @@
-"""How many multiply-accumulates (MACs) a forward pass takes, as vision papers print them."""
+"""Count the multiply-accumulates (MACs) of a forward pass, as vision papers report them."""
 
 from __future__ import annotations
 
@@ -15,24 +15,25 @@ from rifflemix.nn.butterfly import BlockLinear
 from rifflemix.ops import triton_support
 from rifflemix.ops.butterfly.cpu import weights_of_maps
 
-# One operation for each number that comes out.
+# Layers that count as one MAC per output element.
 _PER_ELEMENT = (nn.LayerNorm, nn.BatchNorm2d, nn.GELU, nn.ELU, nn.ReLU)
 
 
 def multiply_accumulates(model: nn.Module, *inputs: Tensor) -> int:
-    """MACs of `model(*inputs)`; on the meta device nothing is computed.
+    """Count the MACs of `model(*inputs)`; tensors on the meta device suffice.
 
-    Matrix products, convolutions and attention by torch's FLOP counter, two FLOPs to a MAC; one
-    for every number that a norm or an activation layer puts out, or to which a block-diagonal map
-    adds a bias. The counter behind the Dimension Mixer's tables does so, and there these are up
-    to 14 % of the whole. Everything else has none: Fourier transforms, sorts, shifts, products
-    number by number. Mixers of long convolutions (S4, Mega, FNet ...) take more than is counted.
+    Matrix products, convolutions and attention come from torch's FLOP counter, at two FLOPs per
+    MAC. Norms, activation layers and the biases of block-diagonal linear layers add one MAC per
+    output element. The tables of the Dimension Mixer use the same convention, and there these
+    layers are up to 14 % of the total. Everything else counts as zero: Fourier transforms, sorts,
+    shifts and elementwise products. Mixers with long convolutions (S4, Mega, FNet ...) therefore
+    need more operations than reported.
 
     Args:
-        model: any module; its parameters and mode are left as they are.
-        inputs: of its forward.
+        model: any module; its parameters and mode do not change.
+        inputs: arguments of its forward pass.
     """
-    from torch.utils.flop_counter import FlopCounterMode  # it imports triton, where there is one
+    from torch.utils.flop_counter import FlopCounterMode  # imports triton if it is installed
 
     counter = FlopCounterMode(display=False, custom_mapping=flop_formulas())
     elements = 0
@@ -58,11 +59,12 @@ def _is_counted(layer: nn.Module) -> bool:
 
 
 def flop_formulas() -> dict[Any, Any]:
-    """A `custom_mapping` for torch's counter, which knows its own attention on GPUs only.
+    """Return a `custom_mapping` for torch's FLOP counter.
 
-    Attention with dropout, Sinkhorn attention and block-diagonal maps, which run in kernels of this
-    library, are in it too. What a backward pass finds again counts. Torch's own formula takes the
-    weights of grouped convolutions for dense ones in backward passes.
+    The mapping adds attention on the CPU, since torch only counts attention on GPUs. It also adds
+    the custom operators of rifflemix: attention with dropout, Sinkhorn attention and block-diagonal
+    linear layers. Recomputation in a backward pass counts. Torch counts the backward pass of
+    grouped convolutions as dense; the mapping corrects this.
     """
     from torch.utils.flop_counter import (
         conv_flop_count,
@@ -80,7 +82,7 @@ def flop_formulas() -> dict[Any, Any]:
         return int(sdpa_backward_flop_count(q[:-1] + v[-1:], q, k, v))
 
     def blocks(q: Any, k: Any, v: Any, sort: Any, block_size: int, *_: Any, **__: Any) -> int:
-        # Each query meets its block and the sorted ones beside it twice, each row all sources.
+        # Scores and values cover the block of a query and the sorted blocks; k and v are sorted.
         per_block = sort[-2] // sort[-1] + 1
         attended = 4 * math.prod(q) * per_block * block_size
         return int(attended + 4 * math.prod(sort) * block_size * q[-1])
@@ -106,7 +108,7 @@ def flop_formulas() -> dict[Any, Any]:
         **__: Any,
     ) -> int:
         weights = weights_of_maps(sizes)
-        # All but the last map run again; each gives a gradient to what came to it and its weight.
+        # All layers except the last run again. Every layer computes input and weight gradients.
         again, to_x = sum(weights[:-1]), sum(weights) if needs_x else sum(weights[1:])
         to_weights = sum(weights) if needs_parameters else 0
         return int(2 * math.prod(x[:-1]) * (again + to_x + to_weights))
@@ -115,7 +117,7 @@ def flop_formulas() -> dict[Any, Any]:
         grad: Any, x: Any, weight: Any, *args: Any, out_shape: Any, **kwargs: Any
     ) -> int:
         _, _, _, _, transposed, _, _, needed = args
-        # The gradients of x and of the weight take as much as the forward pass.
+        # The gradients of x and of the weight each cost the same as the forward pass.
         return int(conv_flop_count(x, weight, grad, transposed) * sum(needed[:2]))
 
     if triton_support.INSTALLED:

@@ -1,4 +1,4 @@
-"""Building the mixers of a model's blocks."""
+"""Construction of the mixers in a model's blocks."""
 
 from __future__ import annotations
 
@@ -20,19 +20,20 @@ def block_mixer(
     setting: str = "mixer_options",
     **shared: Any,
 ) -> TokenMixer:
-    """The mixer of one block.
+    """Create the mixer of one block.
 
     Args:
         mixer: registry name.
-        options: the mixer's own options, as the caller of the model wrote them.
+        options: options of the mixer from the caller of the model.
         dim: channels C.
-        of_host: options that the model sets in mixers that have them; `options` come before.
-        setting: what the model calls `options`.
-        shared: what the model says of the arguments that all mixers take, see `create_mixer`.
+        of_host: default options from the model. Mixers without such an option ignore it, and
+            `options` take precedence.
+        setting: the name of `options` in error messages.
+        shared: arguments that all mixers accept, see `create_mixer`.
 
     Raises:
-        InputError: an unknown mixer, options that are no mapping or that the model sets by
-            itself, or a value out of range.
+        InputError: the mixer is unknown, `options` is not a mapping or contains an argument that
+            the model sets, or a value is out of range.
     """
     known = mixer_options(mixer)
     if options is not None and not isinstance(options, Mapping):

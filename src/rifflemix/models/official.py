@@ -1,4 +1,4 @@
-"""Weights trained with a paper's own code, loaded by that code's own key names."""
+"""Load weights that a paper's official code trained, under the key names of that code."""
 
 from __future__ import annotations
 
@@ -12,25 +12,26 @@ from torch import Tensor, nn
 from rifflemix.checks import check_bool
 from rifflemix.errors import InputError, bad_argument
 
-# What distributed training and torch.compile put in front of every key.
+# Prefixes that distributed training and torch.compile add to every key.
 _WRAPPERS = ("module.", "_orig_mod.")
 _SHOWN = 4
 
 
 @dataclass(frozen=True)
 class OfficialTensor:
-    """The tensor of ours that one of a paper's own code fills.
+    """How one tensor of a paper's official code maps to a tensor of our model.
 
-    A model that has official code says so in a method `official_tensors()`, which returns one of
-    these under their key of every tensor, or raises an InputError if its settings have none.
+    A model with official code has a method `official_tensors()`. The method returns a dict from the
+    official keys to `OfficialTensor`s. It raises InputError if the official code does not support
+    the settings of the model.
 
     Attributes:
-        name: our name of it in `state_dict()`; None for one that we have no use for. Two of their
-            keys may name the same tensor of ours (tied weights): they must then agree.
-        shape: its shape in their code, if that is another view of ours.
-        required: whether it must be there.
-        part: gives the view of ours that it fills, where that is not the whole tensor as it
-            stands: one of several maps that we keep in one, or a transposed matrix.
+        name: key of our tensor in `state_dict()`, or None to ignore the official tensor. Two
+            official keys may share a name (tied weights); their values must then agree.
+        shape: shape in the official code if it differs from ours.
+        required: whether the official key must be present.
+        part: function from our tensor to the view that the official tensor fills; None for the
+            whole tensor. Used for fused projections and transposed matrices.
     """
 
     name: str | None
@@ -39,7 +40,7 @@ class OfficialTensor:
     part: Callable[[Tensor], Tensor] | None = None
 
     def position(self, tensor: Tensor) -> Tensor:
-        """The view of our tensor that theirs fills."""
+        """Return the view of our tensor that the official tensor fills."""
         return tensor if self.part is None else self.part(tensor)
 
 
@@ -48,25 +49,25 @@ _HEAD = "head."
 
 
 def load_official(model: M, state_dict: Mapping[str, Tensor], *, head: bool = True) -> M:
-    """Load weights trained with a paper's own code into the model of the same sizes.
+    """Load weights from a paper's official code into `model`.
 
-    Everything is checked before anything is written: after an error the model is as it was.
-    Tensors are converted to the model's dtype and device.
+    Model and weights must have the same sizes. All checks run before any weight is written: an
+    error leaves the model unchanged. Tensors are converted to the dtype and device of the model.
 
     Args:
-        model: of a family that has official code (see `OfficialTensor`).
-        state_dict: the official code's own keys and tensors. A prefix "module." (distributed
-            training) or "_orig_mod." (torch.compile) in front of every key is taken off.
-        head: load the classification head too. False leaves the model's own as it is and takes
-            weights of any number of classes, as fine-tuning on another data set does; theirs may
-            be absent.
+        model: a model of a family that has official code (see `OfficialTensor`).
+        state_dict: tensors under the keys of the official code. A prefix "module." (distributed
+            training) or "_orig_mod." (torch.compile) of all keys is removed.
+        head: load the classification head too. False keeps the model's current head, for example
+            to fine-tune on another data set. The weights may then have any number of classes, or
+            no head.
 
     Returns:
         The model.
 
     Raises:
-        InputError: a model without official code or, with `head=False`, without a head of its
-            own; or keys that are missing, unexpected or of another shape.
+        InputError: the model has no official code, `head` is False for a model without a head, or
+            keys are missing, unexpected or of another shape.
 
     Source: the released code of Wu et al. 2024 (ToST), vision and language, and of Sapkota and
     Bhattarai 2025 (Dimension Mixer).
@@ -101,7 +102,7 @@ def _layout(model: nn.Module) -> dict[str, OfficialTensor]:
 def _without_head(
     model: nn.Module, layout: Mapping[str, OfficialTensor], given: Mapping[str, Tensor]
 ) -> tuple[dict[str, OfficialTensor], dict[str, Tensor]]:
-    """Both without the tensors of the classification head."""
+    """Remove the tensors of the classification head from both mappings."""
     dropped = {key for key, entry in layout.items() if (entry.name or "").startswith(_HEAD)}
     if not dropped:
         got = f"head=False for {type(model).__name__}, which has no head of its own"

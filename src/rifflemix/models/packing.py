@@ -1,4 +1,4 @@
-"""Packed sequences in models: positions that start anew, and what is read of each sequence."""
+"""Packed sequences in models: positions and class tokens of each sequence."""
 
 from __future__ import annotations
 
@@ -15,10 +15,13 @@ from rifflemix.nn.positions import packed_positions
 def positions_in_row(
     x: Tensor, key_padding_mask: Tensor | None, cu_seqlens: Tensor, max_length: int
 ) -> Tensor:
-    """(1, N) int64: where the tokens of a packed row (1, N, C) stand in their own sequences.
+    """Return the position of each token of a packed batch in its sequence.
+
+    Returns:
+        (1, N) int64.
 
     Raises:
-        InputError: not what `TokenMixer.forward` takes.
+        InputError: `TokenMixer.forward` would not accept the arguments.
     """
     return packed_positions(lengths_in_row(x, key_padding_mask, cu_seqlens, max_length), x.device)
 
@@ -26,17 +29,17 @@ def positions_in_row(
 def lengths_in_row(
     x: Tensor, key_padding_mask: Tensor | None, cu_seqlens: Tensor, max_length: int
 ) -> list[int]:
-    """Tokens of each sequence of a packed row (1, N, C).
+    """Return the length of each sequence of a packed batch (1, N, C).
 
     Raises:
-        InputError: not what `TokenMixer.forward` takes.
+        InputError: `TokenMixer.forward` would not accept the arguments.
     """
     check_packed(x, key_padding_mask)
     return segments_of(cu_seqlens, x, max_length).lengths
 
 
 def check_no_empty(lengths: list[int]) -> None:
-    """Raise InputError where a sequence has no token to make a vector of."""
+    """Raise InputError if a sequence is empty, since it cannot be pooled."""
     if 0 in lengths:
         raise bad_argument(
             "cu_seqlens", "at least one token in each sequence", f"none in {lengths.index(0)}"
@@ -44,7 +47,7 @@ def check_no_empty(lengths: list[int]) -> None:
 
 
 def with_class_tokens(token: Tensor, x: Tensor, lengths: list[int]) -> Tensor:
-    """The class token (1, 1, C) in front of each sequence of a row: (1, N, C) -> (1, N + S, C)."""
+    """Insert the class token before each sequence: (1, N, C) -> (1, N + S, C)."""
     size = torch.tensor(lengths, device="cpu")
     number = torch.arange(len(lengths), device="cpu").repeat_interleave(size)
     own = (torch.arange(len(number), device="cpu") + number + 1).to(x.device)

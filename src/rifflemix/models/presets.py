@@ -1,7 +1,7 @@
-"""Named models: the cards and presets, and building one by its name.
+"""Named models: cards, presets, and building a model by its name.
 
-The families put their presets in here (`rifflemix.models.registry` asks them to), so that a model
-can be built, saved and loaded without a module that knows all families.
+Each family adds its presets here when `rifflemix.models.registry` is imported. Building, saving and
+loading a model therefore need no module that imports all families.
 """
 
 from __future__ import annotations
@@ -27,14 +27,15 @@ class ModelCard:
 
     Attributes:
         name: registry name.
-        title: one line of what it is.
-        paper: where it was published.
-        inputs: what `forward` takes: "images", "tokens", "vectors", ...
-        printed: the parameter count, as the paper prints it, "9.52 M" or "1148042"; empty where
-            it prints none.
-        printed_in: the table or section that prints it.
-        note: why our count differs from the printed one, or what else a reader should know.
-        printed_macs: the multiply-accumulates for one sample, likewise printed there.
+        title: a one-line description.
+        paper: the publication.
+        inputs: the kind of input of `forward`: "images", "tokens", "vectors", ...
+        printed: the parameter count as the paper reports it, "9.52 M" or "1148042"; empty if the
+            paper reports no count.
+        printed_in: the table or section with the reported count.
+        note: the reason for a difference between our count and the reported count, or other
+            remarks.
+        printed_macs: the reported multiply-accumulates for one sample, from the same place.
     """
 
     name: str
@@ -49,7 +50,7 @@ class ModelCard:
 
 @dataclass(frozen=True)
 class Preset:
-    """A named model: the class (or function) that builds it, and the settings of this name."""
+    """A named model: its card, the class or function that builds it, and the settings."""
 
     card: ModelCard
     build: Callable[..., Model]
@@ -60,7 +61,7 @@ _PRESETS: dict[str, Preset] = {}
 
 
 def add_presets(presets: Iterable[Preset]) -> None:
-    """Make presets known by their names."""
+    """Register presets under the names on their cards."""
     _PRESETS.update({preset.card.name: preset for preset in presets})
 
 
@@ -68,21 +69,22 @@ _Build = TypeVar("_Build", bound=Callable[..., Any])
 
 
 def register_model(card: ModelCard, **settings: Any) -> Callable[[_Build], _Build]:
-    """Make a model of your own known by its card's name; a decorator with arguments.
+    """Register a user-defined model under the name on its card.
 
-    Every list and command then takes it like the others; it is a backbone of comparisons where it
-    has `mixer` and the settings that they choose.
+    `register_model` is a decorator with arguments. All lists and commands then include the model.
+    It can serve as a backbone of comparisons if it has `mixer` and the other settings that
+    comparisons choose.
 
     Args:
-        card: what the model is.
-        settings: of this name, where they are not the defaults of what builds it.
+        card: the description of the model.
+        settings: values that differ from the defaults of the decorated class or function.
 
     Returns:
-        The decorator of a `Model` class, or of a function that returns a `Model`. It can be used
-        again with another card, for another size.
+        A decorator for a `Model` class, or for a function that returns a `Model`. Several
+        decorators with different cards can register several sizes of one class.
 
     Raises:
-        InputError: a card that is not whole, a name that is taken, or an unknown setting.
+        InputError: the card is incomplete, the name is taken, or a setting is unknown.
     """
     _check_model_card(card)
 
@@ -126,24 +128,28 @@ def _check_model_card(card: Any) -> None:
 
 
 _MOST_LAYERS = 10_000
-# What torch says of sizes that it has no memory or no numbers for.
+# Messages of torch for sizes that do not fit into memory or into its integers.
 _NO_SIZE = re.compile("allocate memory|[Oo]verflow|too large to convert")
 _PRINTED = re.compile(r"\d+(\.\d+)? M|\d+")
 _OUTSIDE = Outside("model", lambda: _PRESETS, _register_preset)
 
 
 def preset_names() -> list[str]:
-    """All names in the order of the tables; other packages are not imported."""
+    """List all names in table order, without importing third-party packages."""
     return _OUTSIDE.names()
 
 
 def usable_presets() -> list[str]:
-    """As `preset_names`, without those whose packages cannot be imported, with a warning each."""
+    """List the models that can be imported; warn about the others."""
     return _OUTSIDE.usable()
 
 
 def find_preset(name: str) -> Preset:
-    """The preset of a name; an unknown name suggests the nearest."""
+    """Return the preset of a name.
+
+    Raises:
+        InputError: the name is unknown; the message suggests a similar name.
+    """
     _OUTSIDE.look_up(name)
     if not isinstance(name, str) or name not in _PRESETS:
         raise unregistered_name("model", name, preset_names())
@@ -151,17 +157,19 @@ def find_preset(name: str) -> Preset:
 
 
 def _check_layers(name: str, settings: Mapping[str, Any]) -> None:
-    """Raise where building a model would take hours, and all memory, before torch says a word."""
+    """Reject models so deep that building one would take hours."""
     layers = settings.get("num_layers")
     if isinstance(layers, int) and layers > _MOST_LAYERS:
         raise bad_argument(f"num_layers of {name}", f"at most {_MOST_LAYERS:,}", layers)
 
 
 def build_model(name: str, settings: Mapping[str, Any]) -> Model:
-    """Build a model by name from all of its settings, those of its preset included.
+    """Build a model by name from all of its settings.
+
+    `settings` must include the settings of the preset.
 
     Raises:
-        InputError: unknown name or setting, or a value out of range.
+        InputError: the name or a setting is unknown, or a value is out of range.
     """
     preset = find_preset(name)
     known = inspect.signature(preset.build).parameters
@@ -180,6 +188,6 @@ def build_model(name: str, settings: Mapping[str, Any]) -> Model:
         raise InputError(f"{name}: no model of this size can be made here: {reason}") from error
     if not hasattr(model, "save_pretrained"):
         raise bad_argument(f"what builds {name}", "a rifflemix.models.Model", type(model).__name__)
-    # A copy: what the caller, or the preset, does with its dicts later is no setting of the model.
+    # A copy, because the caller may modify its dicts later.
     model.name, model.settings = name, copy.deepcopy(dict(settings))
     return model

@@ -1,4 +1,4 @@
-"""Models on disk: a folder with config.json and model.safetensors, nothing unpickled."""
+"""Saved models: a folder with config.json and model.safetensors, loaded without pickle."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ _DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in FLOATS}
 
 
 def save_pretrained(model: Model, folder: str | Path) -> None:
-    """Write a model's name, settings and weights into `folder`, each file whole or not at all.
+    """Write the name, settings and weights of a model to `folder`.
 
-    Every tensor keeps its type.
+    Each file is written atomically. Every tensor keeps its dtype.
 
     Raises:
-        InputError: the model was not built by `create_model`, has other tensors by now than its
-            settings make, holds no weights in memory or settings that JSON cannot hold, or the
-            folder is unwritable.
+        InputError: `create_model` did not build the model, or its tensors no longer match its
+            settings. Also if the weights are on the meta device, a setting cannot be stored as
+            JSON, or the folder cannot be written.
     """
     folder = user_path("folder", folder)
     if model.name is None:
@@ -73,7 +73,7 @@ def from_pretrained(folder: str | Path) -> Model:
     """Build the model that `save_pretrained` wrote, in evaluation mode, on the CPU.
 
     Raises:
-        InputError: no such folder, or one of its files is missing, damaged or of another model.
+        InputError: the folder or a file is missing, damaged, or belongs to another model.
     """
     folder = user_path("folder", folder)
     config = _read_config(folder)
@@ -93,7 +93,7 @@ def from_pretrained(folder: str | Path) -> Model:
 
 
 def _checked_outline(path: Path, config: Mapping[str, Any]) -> Outline:
-    """Of the weights, if a configuration is theirs; before there is memory for the model."""
+    """Compare the weights header with the configuration, before allocating memory."""
     outline, layers = read_outline(path), config["settings"].get("num_layers")
     does_not_fit = f"{path} does not fit the model {config['name']}: expected"
     if isinstance(layers, int) and layers > len(outline.shapes):
@@ -105,19 +105,19 @@ def _checked_outline(path: Path, config: Mapping[str, Any]) -> Outline:
 
 
 def _misfit(outline: Outline, config: Mapping[str, Any]) -> tuple[str, str] | None:
-    """Where weights are not of the model that a configuration makes, as `misfit` says it."""
+    """Compare weights with the model of a configuration, see `misfit`."""
     try:
         with torch.device("meta"):
             model = build_model(config["name"], config["settings"])
     except RuntimeError as error:
-        if "meta" in str(error):  # somebody's model that looks at its numbers when it is built
+        if "meta" in str(error):  # a third-party model that reads values in its constructor
             return None
         raise
     return misfit(outline, model.state_dict())
 
 
 def _take_dtypes(model: Model, outline: Outline) -> None:
-    """Give each tensor of floats the type that it has in the file."""
+    """Convert each floating-point tensor to its dtype in the file."""
     dtypes = {stored: dtype for dtype, stored in FLOATS.items()}
     for name, tensor in model.state_dict(keep_vars=True).items():
         stored = dtypes.get(outline.dtypes.get(name, ""), tensor.dtype)
@@ -126,7 +126,7 @@ def _take_dtypes(model: Model, outline: Outline) -> None:
 
 
 def _json_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings as config.json holds them."""
+    """Convert the settings to JSON values for config.json."""
     plain: dict[str, Any] = {}
     for name, value in settings.items():
         try:
@@ -137,10 +137,12 @@ def _json_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def as_json(value: Any) -> Any:
-    """A value as JSON has it: numbers and arrays of NumPy and torch as Python's own.
+    """Convert a value to JSON types.
+
+    Numbers and arrays of NumPy and torch become Python numbers and lists.
 
     Raises:
-        ValueError: JSON cannot hold it.
+        ValueError: JSON cannot represent the value.
     """
     try:
         return parse_json(json.dumps(value, default=_plain, allow_nan=False))
@@ -170,7 +172,7 @@ _OTHER_FOLDERS = (
         "call rifflemix.register_hf(), then from_pretrained of transformers",
     ),
 )
-"""Keys of config.json in other folders, the kind of such a folder, and how to load from it."""
+"""Folders that are not saved models: keys of config.json, kind of folder, how to load from it."""
 
 
 def _read_config(folder: Path) -> dict[str, Any]:

@@ -1,6 +1,6 @@
-"""The one list of models. A family of presets is one line here.
+"""The registry of models. Each family of presets is one line in this module.
 
-Models of other people come from `register_model` and from entry points `rifflemix.models`.
+Third-party models come from `register_model` and from the entry points `rifflemix.models`.
 """
 
 from __future__ import annotations
@@ -51,22 +51,29 @@ for _family in (
 
 
 def list_models() -> list[str]:
-    """Names of all registered models; other packages are not imported."""
+    """List the names of all registered models, without importing third-party packages."""
     return preset_names()
 
 
 def usable_models() -> list[str]:
-    """As `list_models`, without those whose packages cannot be imported, but warn."""
+    """List the models that can be imported; warn about the others."""
     return usable_presets()
 
 
 def model_card(name: str) -> ModelCard:
-    """The card of a registered model; an unknown name suggests the nearest."""
+    """Return the card of a registered model.
+
+    Raises:
+        InputError: the name is unknown; the message suggests a similar name.
+    """
     return find_preset(name).card
 
 
 def model_settings(name: str) -> dict[str, Any]:
-    """Names of the settings of a model that can be overridden, and their values."""
+    """Return the names and default values of the settings of a model.
+
+    `create_model` can override each of them.
+    """
     preset = find_preset(name)
     parameters = inspect.signature(preset.build).parameters.values()
     settings = {p.name: p.default for p in parameters} | dict(preset.settings)
@@ -78,9 +85,9 @@ def create_model(name: str, **overrides: Any) -> Model:
 
     Args:
         name: one of `list_models()`.
-        overrides: settings of the model that replace its own (`model_settings(name)` has them).
+        overrides: new values for settings of the model; `model_settings(name)` lists them all.
 
     Raises:
-        InputError: unknown name or setting, or a value out of range.
+        InputError: the name or a setting is unknown, or a value is out of range.
     """
     return build_model(name, {**find_preset(name).settings, **overrides})

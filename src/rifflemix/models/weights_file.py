@@ -1,7 +1,7 @@
-"""What a file of weights says that it holds, held against a model before any of it is built.
+"""Compare the header of a weights file with a model before the model is built.
 
-The header of a safetensors file is small and checked when it is opened; the sizes in a
-configuration beside it may be anything, and would be asked of the memory first.
+The header of a safetensors file is small and is checked on opening. The sizes in config.json are
+not trusted, because building a model from them could allocate any amount of memory.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ _OTHERS = {torch.int64: "I64", torch.int32: "I32", torch.uint8: "U8", torch.bool
 
 @dataclass(frozen=True)
 class Outline:
-    """The header of a file of weights.
+    """The header of a weights file.
 
     Attributes:
-        shapes: tensor -> its shape.
-        dtypes: tensor -> what safetensors calls its type.
-        aliases: tensors that were left out because they share the memory of another.
+        shapes: shape of each tensor.
+        dtypes: dtype of each tensor, in the notation of safetensors.
+        aliases: tensors that are not stored because they share memory with a stored tensor.
     """
 
     shapes: Mapping[str, tuple[int, ...]]
@@ -47,12 +47,15 @@ class Outline:
 def write_described(
     weights: Path, write: Callable[[Path], object], about: Path, description: Mapping[str, Any]
 ) -> None:
-    """Write weights and what describes them: no moment has another description beside them.
+    """Write weights and their description.
+
+    The two files on disk never contradict each other, even after an interruption.
 
     Args:
-        weights: their file, new or to be written over.
-        write: writes them to a path.
-        about: the file of their description, which goes last.
+        weights: path of the weights; an existing file is replaced.
+        write: function that writes the weights to a path.
+        about: path of the description, written last. An old description is deleted first if it
+            differs.
         description: JSON values.
 
     Raises:
@@ -76,10 +79,10 @@ def _holds(path: Path, value: Mapping[str, Any]) -> bool:
 
 
 def read_outline(path: Path) -> Outline:
-    """The header of a safetensors file.
+    """Read the header of a safetensors file.
 
     Raises:
-        InputError: it cannot be read, or is not such a file.
+        InputError: the file cannot be read or is not a safetensors file.
     """
     try:
         check_regular(path)
@@ -96,7 +99,7 @@ def read_outline(path: Path) -> Outline:
 
 
 def outline_of(state: Mapping[str, Tensor]) -> Outline:
-    """The header that a model's state_dict would have in a file."""
+    """Return the header that a state_dict would have in a file."""
     names = FLOATS | _OTHERS
     shapes = {name: tuple(tensor.shape) for name, tensor in state.items()}
     dtypes = {name: names.get(t.dtype, str(t.dtype)) for name, t in state.items()}
@@ -104,11 +107,14 @@ def outline_of(state: Mapping[str, Tensor]) -> Outline:
 
 
 def misfit(outline: Outline, own: Mapping[str, Tensor]) -> tuple[str, str] | None:
-    """Where a file is not that of a model: what it has, and what the model has; None if it is.
+    """Compare the header of a file with a model.
 
     Args:
-        outline: of the file.
-        own: the model's state_dict; tensors without memory will do.
+        outline: header of the file.
+        own: state_dict of the model; tensors on the meta device suffice.
+
+    Returns:
+        The first difference as (found in the file, expected by the model), or None.
     """
     for name, tensor in own.items():
         if name not in outline.shapes:
@@ -125,7 +131,7 @@ def misfit(outline: Outline, own: Mapping[str, Tensor]) -> tuple[str, str] | Non
 
 
 def _fits(stored: str, own: torch.dtype) -> bool:
-    """Whether numbers of a stored type stand for themselves in the model's own."""
+    """Check that the model's dtype can load numbers of a stored dtype."""
     if own.is_floating_point:
         return stored in FLOATS.values()
     return stored == _OTHERS.get(own, stored)

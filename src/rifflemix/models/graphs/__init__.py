@@ -1,1 +1,1 @@
-"""Models of molecules."""
+"""Models for molecular graphs."""

@@ -1,4 +1,4 @@
-"""Attention biases of a graph: distances between nodes, and the edges between them."""
+"""Attention biases for graphs, from distances between nodes and the edges on their paths."""
 
 from __future__ import annotations
 
@@ -20,23 +20,24 @@ _INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8)
 
 
 class GraphBias(nn.Module):
-    """A bias S + E for each head and pair of nodes, the graph token before them included.
+    """Attention bias S + E for each head and pair of nodes, including the graph token.
 
-    S is learned for every distance, and for pairs in different components. E averages, over the
-    first `path_length` edges of a shortest path, the features of the edge under a map of heads to
-    heads for its position on the path.
+    S is a learned value for every distance, with a separate value for unconnected pairs. E covers
+    the first `path_length` edges of a shortest path. Each position on the path has a learned matrix
+    from heads to heads. E averages the edge features, each multiplied by the matrix of its
+    position.
 
     Args:
         num_heads: heads H.
-        num_edge_tokens: ids of edge features; id 0 is no edge.
-        num_distances: rows of the table of distances; the last is for no path.
-        num_hops: positions on a path that have a map.
-        path_length: edges of a path that count.
-        max_distance: from this distance on, and in different components, nodes do not see each
-            other; None lets all see all, as paper and released training do.
+        num_edge_tokens: number of ids of edge features; id 0 means no edge.
+        num_distances: size of the distance table; the last entry means no path.
+        num_hops: number of path positions with a matrix.
+        path_length: maximum number of edges of a path that E includes.
+        max_distance: mask all pairs of nodes at this distance or more, and unconnected pairs.
+            None masks no pairs, as in the paper and its training code.
 
     Raises:
-        InputError: a size under 1, or more edges counted than there are maps.
+        InputError: a size is below 1, or `path_length` exceeds `num_hops`.
 
     Source: Ying et al. 2021, "Do Transformers Really Perform Bad for Graph Representation?",
     equations (6) and (7), and the released code.
@@ -74,16 +75,16 @@ class GraphBias(nn.Module):
     def forward(
         self, distances: Tensor, path_edges: Tensor, key_padding_mask: Tensor | None
     ) -> Tensor:
-        """The bias of every pair.
+        """Compute the bias of every pair.
 
         Args:
-            distances: (B, N, N) integers: edges on a shortest path, -1 where there is none.
+            distances: (B, N, N) integers: length of a shortest path, or -1 without a path.
             path_edges: (B, N, N, L, E) integers: ids of the E features of edge 1, 2, ... of the
                 path from the first node to the second, 0 after its end.
             key_padding_mask: (B, N) bool, True = padding.
 
         Returns:
-            (B, H, N + 1, N + 1), minus infinity where a pair does not see each other.
+            (B, H, N + 1, N + 1), minus infinity for masked pairs.
         """
         near = torch.ones_like(distances, dtype=torch.bool)
         if self.max_distance is not None:
@@ -102,7 +103,7 @@ class GraphBias(nn.Module):
         return summed / distances.clamp(1, self.path_length).unsqueeze(-1).to(summed.dtype)
 
     def _with_token(self, bias: Tensor, key_padding_mask: Tensor | None) -> Tensor:
-        """The graph token sees every node and is seen by every node, at one learned distance."""
+        """Add the graph token, at one learned distance from every node."""
         batch, heads, nodes, _ = bias.shape
         token = self.token_distance.to(bias.dtype).view(1, heads, 1, 1)
         full = torch.cat((token.expand(batch, -1, nodes, 1), bias), dim=3)
@@ -116,13 +117,13 @@ class GraphBias(nn.Module):
 def check_graph(
     distances: Tensor, path_edges: Tensor, nodes: tuple[int, ...], num_edge_tokens: int
 ) -> None:
-    """Raise unless distances and the edges of paths are those of a batch of graphs.
+    """Raise InputError unless distances and path edges fit a batch of graphs.
 
     Args:
         distances: (B, N, N) integers.
         path_edges: (B, N, N, L, E) ids.
         nodes: (B, N).
-        num_edge_tokens: ids there are.
+        num_edge_tokens: number of ids of edge features.
     """
     expected = (*nodes, nodes[1])
     if not isinstance(distances, Tensor) or tuple(distances.shape) != expected:
@@ -137,23 +138,23 @@ def check_graph(
 
 
 class GraphAttention(KeepsConstants):
-    """Attention with a bias on its scores, or a sort in place of queries and keys.
+    """Attention with a bias on its scores, or a sort instead of queries and keys.
 
-    "attention": softmax(q k^T / sqrt(D) + bias) v. "sort": softmax(bias) v + sort(v), where each
-    channel is sorted over the valid tokens.
+    "attention": softmax(q k^T / sqrt(D) + bias) v. "sort": softmax(bias) v + sort(v). The sort
+    orders each channel over the valid tokens.
 
     Args:
         dim: channels C.
         num_heads: heads H, a divisor of C.
         mixing: "attention" or "sort".
-        dropout: probability of dropping an attention weight.
-        variant: of the sort, None without one. "ascending" is the default. "interleave" sorts the
-            channels of `haar_columns` in descending order. "max_exchange" exchanges the first token
-            and the largest token of each channel.
+        dropout: dropout probability on the attention weights.
+        variant: variant of the sort; must be None for "attention". "ascending" is the default.
+            "interleave" sorts the channels of `haar_columns` in descending order. "max_exchange"
+            exchanges the first token and the largest token of each channel.
         layer_index: 0-based position of the layer in its stack, for "interleave".
 
     Raises:
-        InputError: an argument out of range, or a variant without a sort.
+        InputError: an argument is out of range, or `variant` is set for "attention".
 
     Source: Ying et al. 2021, equation (6); "sort": Yuan and Xu, "Sliceformer: Make Multi-head
     Attention as Simple as Sorting in Discriminative Tasks", section 4.2.3, as in the released code.
@@ -185,11 +186,11 @@ class GraphAttention(KeepsConstants):
         self.proj = nn.Linear(dim, dim)
 
     def forward(self, x: Tensor, bias: Tensor, *, key_padding_mask: Tensor | None = None) -> Tensor:
-        """(B, N, C) tokens and a bias (B, H, N, N) -> (B, N, C).
+        """Mix the tokens: (B, N, C) -> (B, N, C).
 
         Args:
-            x: (B, N, C).
-            bias: added to the scores; minus infinity at padded keys.
+            x: tokens (B, N, C).
+            bias: (B, H, N, N), added to the scores; minus infinity at padded keys.
             key_padding_mask: (B, N) bool, True = padding, for the sort.
         """
         dropout = self.dropout if self.training else 0.0
@@ -206,29 +207,30 @@ class GraphAttention(KeepsConstants):
         return out
 
     def _permute(self, v: Tensor, mask: Tensor | None) -> Tensor:
-        """Sort every channel of (B, N, C) as the variant defines."""
+        """Sort every channel of (B, N, C) according to the variant."""
         if self.exchanges:
             return max_exchange(v, key_padding_mask=mask)
         return group_sort(v, order="ascending", descending=self.descending, key_padding_mask=mask)
 
     def _heads(self, x: Tensor) -> Tensor:
-        """(B, N, C) -> (B, H, N, D)."""
+        """Split the heads: (B, N, C) -> (B, H, N, D)."""
         heads: Tensor = x.unflatten(-1, (self.num_heads, -1))
         return heads.transpose(1, 2)
 
 
 def haar_columns(width: int, layer_index: int) -> list[int]:
-    """List the columns of a head that the released Graphormer sorts in descending order.
+    """List the columns of a head that "interleave" sorts in descending order.
 
-    The runs of columns follow `rifflemix.ops.interleave_columns`. If they do not fill the head,
-    the rest begins one run after the last listed column.
+    The result agrees with the released Graphormer code. The runs of columns follow
+    `rifflemix.ops.interleave_columns`. If they do not fill the head, the rest begins one run after
+    the last listed column.
 
     Args:
         width: columns of a head.
         layer_index: 0-based position of the layer in its stack.
 
     Returns:
-        Column indices in ascending order; none for layer 0 and for heads of one column.
+        Column indices in ascending order; an empty list for layer 0 and for heads of one column.
     """
     level = check_integer("layer_index", layer_index, 0)
     run = max(1, width >> level)

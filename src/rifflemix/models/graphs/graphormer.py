@@ -1,4 +1,4 @@
-"""Graphormer, and its form with a sort instead of queries and keys."""
+"""Graphormer, and its variant with a sort instead of queries and keys."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ class GraphormerBlock(nn.Module):
     """Pre-norm residual block: x += drop(attention(LN(x), bias)); x += drop(mlp(LN(x))).
 
     Args:
-        attention: takes tokens, bias and mask.
+        attention: module with tokens, bias and mask as inputs.
         mlp: the feed-forward branch.
         dim: channels C.
-        dropout: probability after the attention.
+        dropout: dropout probability after the attention.
     """
 
     def __init__(
@@ -50,7 +50,7 @@ class GraphormerBlock(nn.Module):
         self.mlp = mlp
 
     def forward(self, x: Tensor, bias: Tensor, *, key_padding_mask: Tensor | None = None) -> Tensor:
-        """(B, N, C) and a bias (B, H, N, N) -> (B, N, C)."""
+        """Apply the block: (B, N, C) and bias (B, H, N, N) -> (B, N, C)."""
         y = self.attention(self.norm1(x), bias, key_padding_mask=key_padding_mask)
         x = x + self.drop(y)
         out: Tensor = x + self.mlp(self.norm2(x))
@@ -58,10 +58,11 @@ class GraphormerBlock(nn.Module):
 
 
 class Graphormer(Model):
-    """Graph regressor or classifier: node features and degrees in, a graph token read out.
+    """Graph regressor or classifier with a graph token.
 
-    Centrality is the embedding of a node's degree, twice (in and out; graphs here are
-    undirected). Distance and edge encoding: `GraphBias`.
+    The inputs are node features, distances and the edges on shortest paths. The degree of a node
+    has two embeddings, as in-degree and as out-degree; graphs here are undirected. `GraphBias`
+    encodes distances and edges.
 
     Args:
         mixer: "softmax", or "sliceformer" for softmax(S + E) V + sort(V) without queries and keys.
@@ -70,23 +71,23 @@ class Graphormer(Model):
             runs that halve from layer to layer. "max_exchange" exchanges the graph token and the
             largest value of each channel.
         dim: channels C.
-        num_layers: blocks.
+        num_layers: number of blocks.
         num_heads: heads, a divisor of C.
-        mlp_ratio: hidden channels of the feed-forward branch over C.
-        num_classes: outputs; 1 for the regression of one number.
-        vocab_size: ids of node features; id 0 is padding.
-        num_edge_tokens: ids of edge features; id 0 is no edge.
-        num_degrees: rows of the tables of degrees.
-        num_distances: rows of the table of distances.
-        num_hops: positions on a path that have a map.
-        path_length: edges of a path that count.
-        max_distance: from this distance on, and in different components, nodes do not see each
-            other; None lets all see all.
-        dropout: probability, on the embedding and both branches.
-        attention_dropout: probability of dropping an attention weight; unset, `dropout`.
+        mlp_ratio: hidden channels of the feed-forward branch divided by C.
+        num_classes: number of outputs; 1 for the regression of one number.
+        vocab_size: number of ids of node features; id 0 is padding.
+        num_edge_tokens: number of ids of edge features; id 0 means no edge.
+        num_degrees: size of the degree tables.
+        num_distances: size of the distance table.
+        num_hops: number of path positions with a matrix.
+        path_length: maximum number of edges of a path that the bias includes.
+        max_distance: mask all pairs of nodes at this distance or more, and unconnected pairs;
+            None masks no pairs.
+        dropout: dropout probability on the embedding and both branches.
+        attention_dropout: dropout probability on the attention weights; None uses `dropout`.
 
     Raises:
-        InputError: a size out of range, another mixer, or an option that it does not have.
+        InputError: a size is out of range, or a mixer or mixer option is unknown.
 
     Source: Ying et al. 2021, "Do Transformers Really Perform Bad for Graph Representation?",
     sections 3.1 and 3.2; mixer="sliceformer": Yuan and Xu, section 4.2.3.
@@ -157,7 +158,7 @@ class Graphormer(Model):
         self._draw(num_layers)
 
     def _draw(self, num_layers: int) -> None:
-        """As released: tables with deviation 0.02, maps with 0.02 / sqrt(layers), biases zero."""
+        """Initialize as released: deviation 0.02, linear layers 0.02 / sqrt(layers)."""
         for table in (self.node, self.in_degree, self.out_degree):
             nn.init.normal_(table.weight[1:], std=0.02)
         nn.init.normal_(self.token, std=0.02)
@@ -174,19 +175,20 @@ class Graphormer(Model):
         path_edges: Tensor,
         key_padding_mask: Tensor | None = None,
     ) -> Tensor:
-        """Outputs of each graph.
+        """Compute the outputs of each graph.
 
         Args:
             inputs: (B, N, F) int64 ids of the F features of each node.
-            distances: (B, N, N) integers: edges on a shortest path, -1 where there is none.
-            path_edges: (B, N, N, L, E) integers: ids of the features of the path's edges.
+            distances: (B, N, N) integers: length of a shortest path, or -1 without a path.
+            path_edges: (B, N, N, L, E) integers: ids of the E features of each edge on the path,
+                0 after its end.
             key_padding_mask: (B, N) bool, True = padding.
 
         Returns:
             (B, num_classes).
 
         Raises:
-            InputError: a shape or type that does not fit, or an id without an embedding.
+            InputError: a shape or dtype does not fit, or an id has no embedding.
         """
         check_ids("inputs", inputs, "(B, N, F)", below=number_of_ids(self.node), rank=3)
         check_padding_mask(key_padding_mask, inputs)
@@ -202,7 +204,7 @@ class Graphormer(Model):
         return out
 
     def _embed(self, inputs: Tensor, distances: Tensor, mask: Tensor | None) -> Tensor:
-        """(B, N + 1, C): the graph token, and each node's features and centrality."""
+        """Embed the graph token and all nodes, (B, N + 1, C)."""
         neighbours = distances == 1
         if mask is not None:
             neighbours = neighbours & ~mask.unsqueeze(1)
@@ -215,7 +217,7 @@ class Graphormer(Model):
 
 
 def _checked_options(mixer: str, options: Mapping[str, Any] | None) -> dict[str, Any]:
-    """The mixer's options as a dict, all of them known; their values are checked in use."""
+    """Check the names of the mixer options; `GraphAttention` checks the values."""
     known = ", ".join(_OPTIONS[mixer]) or "it has none here"
     expected = f"options of {mixer} ({known})"
     if options is not None and not isinstance(options, Mapping):

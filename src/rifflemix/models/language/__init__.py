@@ -1,1 +1,1 @@
-"""Models that predict tokens."""
+"""Language models: decoders and encoder-decoders."""

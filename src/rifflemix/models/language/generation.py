@@ -1,4 +1,4 @@
-"""Sampling from causal language models."""
+"""Sample from causal language models."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from rifflemix.nn.embeddings import number_of_ids
 
 
 class CausalModel(Protocol):
-    """The interface that `generate` needs of a model; `rifflemix.models.GPT` is one."""
+    """The interface that `generate` requires of a model, such as `rifflemix.models.GPT`."""
 
     training: bool
     max_length: int
@@ -24,27 +24,27 @@ class CausalModel(Protocol):
 
     @property
     def streams(self) -> bool:
-        """Whether there are `prefill` and `step`."""
+        """True if the model supports `prefill` and `step`."""
         ...
 
     def __call__(self, tokens: Tensor, /) -> Tensor:
-        """(B, N) ids -> (B, N, V) logits of the token after each."""
+        """Compute logits after each token: (B, N) ids -> (B, N, V)."""
         ...
 
     def prefill(self, tokens: Tensor, /) -> tuple[Tensor, Any]:
-        """(B, N) ids -> (B, V) logits of the next token, and the state after these."""
+        """Process prompts: (B, N) ids -> (B, V) logits, state."""
         ...
 
     def step(self, tokens: Tensor, state: Any, /) -> tuple[Tensor, Any]:
-        """(B,) ids -> (B, V) logits of the next token, and the next state."""
+        """Process one token: (B,) ids -> (B, V) logits, next state."""
         ...
 
     def eval(self) -> Any:
-        """Into evaluation mode."""
+        """Switch to evaluation mode."""
         ...
 
     def modules(self) -> Iterator[nn.Module]:
-        """The model and all parts of it, whose modes are put back behind."""
+        """Iterate over all modules; `generate` restores their modes."""
         ...
 
 
@@ -59,28 +59,31 @@ def generate(
     top_p: float | None = None,
     generator: torch.Generator | None = None,
 ) -> Tensor:
-    """Continue prompts by sampling token after token, in evaluation mode.
+    """Continue prompts by sampling one token at a time, in evaluation mode.
 
-    A model that streams reads the prompt at once, and every token once: with token statistics in
-    memory that does not grow, with softmax attention beside a growing cache of keys and values. Any
-    other mixer computes the whole sequence anew for every token. Equal seeds give equal tokens.
+    A model that supports streaming processes the prompt at once, and then each new token once.
+    Token statistics need constant memory. Softmax attention needs a growing cache of keys and
+    values. With any other mixer, every new token recomputes the whole sequence. Equal seeds give
+    equal tokens.
 
     Args:
-        model: see `CausalModel`.
+        model: a model with the interface of `CausalModel`.
         tokens: (B, N) int64 prompts of one length, N at least 1.
-        max_new_tokens: tokens to add; together with the prompt at most `model.max_length`.
-        temperature: divides the logits; 0 takes the likeliest token.
-        top_k: sample from the k likeliest tokens only.
-        top_p: sample from the fewest likeliest tokens whose probabilities reach p in sum; after
-            `top_k`.
-        generator: source of randomness, on the device of the tokens; torch's own where unset.
+        max_new_tokens: number of tokens to add. Prompt and new tokens must not exceed
+            `model.max_length`.
+        temperature: divisor of the logits; 0 always chooses the most likely token.
+        top_k: sample from the k most likely tokens only.
+        top_p: sample from the smallest set of most likely tokens with total probability of at
+            least p; applied after `top_k`.
+        generator: random number generator on the device of the tokens; None uses torch's
+            default generator.
 
     Returns:
-        (B, N + max_new_tokens) int64, the prompts in front.
+        (B, N + max_new_tokens) int64, including the prompts.
 
     Raises:
-        InputError: an argument out of range, an id that the model has no embedding for, or more
-            tokens than it takes.
+        InputError: an argument is out of range, an id has no embedding, or there are more tokens
+            than the model supports.
     """
     _check_prompt(model, tokens, check_integer("max_new_tokens", max_new_tokens, 0))
     choose = _chooser(temperature, top_k, top_p, generator, tokens.device)
@@ -139,7 +142,7 @@ def _chooser(
     generator: torch.Generator | None,
     device: torch.device,
 ) -> Choose:
-    """A function from logits (B, V) to ids (B,)."""
+    """Build a function from logits (B, V) to ids (B,)."""
     if not is_number(temperature) or not 0 <= temperature < float("inf"):
         raise bad_argument("temperature", "a finite number of at least 0", shown(temperature))
     if top_k is not None:
@@ -150,7 +153,7 @@ def _chooser(
         raise bad_argument("generator", f"one on the tokens' device {device}", generator.device)
 
     def choose(logits: Tensor) -> Tensor:
-        if temperature < torch.finfo(torch.float32).tiny:  # as good as 0, and 0 in float32
+        if temperature < torch.finfo(torch.float32).tiny:  # would underflow to 0 in float32
             return logits.argmax(dim=1)
         logits = logits.float() - logits.float().amax(dim=1, keepdim=True)
         kept = _keep_likeliest(logits / temperature, top_k, top_p)
@@ -160,15 +163,15 @@ def _chooser(
 
 
 def _keep_likeliest(logits: Tensor, top_k: int | None, top_p: float | None) -> Tensor:
-    """The logits, those that must not be chosen at minus infinity."""
+    """Set the logits of excluded tokens to minus infinity."""
     if top_k is not None and top_k < logits.shape[1]:
-        # By rank, not by value: of equal logits the earlier ids stay, never more than k.
+        # Select by rank: ties keep the lower ids, so that at most k tokens remain.
         order = logits.argsort(dim=1, descending=True, stable=True)
         logits = logits.scatter(1, order[:, top_k:], -torch.inf)
     if top_p is not None and top_p < 1:
         order = logits.argsort(dim=1, descending=True, stable=True)
         mass = logits.gather(1, order).softmax(dim=1)
-        # A token stays while the likelier ones have not reached p without it; the first always.
+        # Keep a token while the more likely tokens sum to less than p. The first always stays.
         done = mass.cumsum(1) - mass >= top_p
         logits = logits.masked_fill(done.gather(1, order.argsort(1)), -torch.inf)
     return logits

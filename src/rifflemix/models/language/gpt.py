@@ -1,4 +1,4 @@
-"""Causal language models: GPT-2's backbone with any causal mixer."""
+"""Causal language models: the GPT-2 backbone with any causal mixer."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ _EPS = 1e-5
 
 
 class GPTState(NamedTuple):
-    """The state of a streaming model between tokens.
+    """The state of a streaming model between two tokens.
 
     Attributes:
-        position: tokens so far.
-        layers: the state of each layer's mixer.
+        position: number of tokens processed.
+        layers: the mixer state of each layer.
     """
 
     position: int
@@ -49,35 +49,35 @@ class GPTState(NamedTuple):
 class GPT(Model):
     """Causal language model: embedding, positions, blocks, LayerNorm, logits of the next token.
 
-    With a mask, the result at valid positions is that of the valid tokens standing alone, wherever
-    padding is: positions count valid tokens only.
+    With a mask, outputs at valid positions equal the outputs for the valid tokens alone. Padding
+    may be anywhere, because positions count valid tokens only.
 
     Args:
         mixer: registry name of a token mixer that can be causal.
-        mixer_options: the mixer's own options.
+        mixer_options: options of the mixer.
         dim: channels C.
-        num_layers: blocks.
-        num_heads: heads, for mixers that have them.
-        mlp_ratio: hidden channels of the feed-forward branch over C.
+        num_layers: number of blocks.
+        num_heads: number of heads, for mixers that have heads.
+        mlp_ratio: hidden channels of the feed-forward branch divided by C.
         vocab_size: number of token ids.
-        max_length: most tokens.
-        layer_scale: learned factor of every branch at the start; None leaves it out. The
-            released language code of ToST has 1e-5 in all sizes, GPT-2 none.
+        max_length: maximum number of tokens.
+        layer_scale: initial value of the learned factor of every branch; None omits the factor.
+            The released language code of ToST uses 1e-5 in all sizes. GPT-2 has no such factor.
         positions: "learned", or "sinusoid" as in Tensor2Tensor.
-        activation: of the feed-forward branch.
-        tie_embeddings: the embedding also gives the logits.
-        scale_embeddings: embeddings of deviation 1 / sqrt(C), multiplied by sqrt(C), as in
-            Tensor2Tensor; else of deviation 0.02.
-        bias: add biases to all linear maps (but the last) and norms.
-        dropout: probability, on the embedding, in the mixers and on both branches.
-        hidden_dropout: probability in the hidden layer of the feed-forward branch, which GPT-2
-            does not have; Tensor2Tensor calls it relu dropout.
+        activation: activation function of the feed-forward branch.
+        tie_embeddings: use the embedding for the logits too.
+        scale_embeddings: initialize embeddings with standard deviation 1 / sqrt(C) and multiply
+            them by sqrt(C), as in Tensor2Tensor. Otherwise the standard deviation is 0.02.
+        bias: add biases to all norms and all linear layers except the last.
+        dropout: dropout probability on the embedding, in the mixers and on both branches.
+        hidden_dropout: dropout probability in the hidden layer of the feed-forward branch.
+            Tensor2Tensor calls it relu dropout. GPT-2 has no such dropout.
 
     Raises:
-        InputError: a size out of range, or a mixer that cannot be causal.
+        InputError: a size is out of range, or the mixer cannot be causal.
 
-    Source: Radford et al. 2019, "Language Models are Unsupervised Multitask Learners", section
-    2.3, in nanoGPT's form; with mixer "tssa" Wu et al. 2024, appendix C.2.
+    Source: Radford et al. 2019, "Language Models are Unsupervised Multitask Learners", section 2.3,
+    as implemented in nanoGPT; with mixer "tssa" Wu et al. 2024, appendix C.2.
     """
 
     def __init__(
@@ -159,20 +159,20 @@ class GPT(Model):
         key_padding_mask: Tensor | None = None,
         cu_seqlens: Tensor | None = None,
     ) -> Tensor:
-        """Logits of the token after each.
+        """Compute the logits of the token after each token.
 
         Args:
             tokens: (B, N) int64 token ids.
             key_padding_mask: (B, N) bool, True = padding.
-            cu_seqlens: (S + 1,) where S packed sequences of the one row (1, N) start and end, as
-                `TokenMixer.forward` takes it; each then gives what it gives alone.
+            cu_seqlens: (S + 1,) boundaries of S packed sequences in one row (1, N), as in
+                `TokenMixer.forward`. Each sequence gives the same logits as alone.
 
         Returns:
             (B, N, vocab_size); values at padded positions are undefined.
 
         Raises:
-            InputError: more than `max_length` tokens, another shape, or packed sequences that are
-                not what the mixer takes.
+            InputError: `tokens` has more than `max_length` tokens or another shape, or the mixer
+                does not accept the packed sequences.
         """
         check_ids("tokens", tokens, "(B, N)", below=number_of_ids(self.embed))
         check_padding_mask(key_padding_mask, tokens)
@@ -187,19 +187,19 @@ class GPT(Model):
         return self._logits(x)
 
     def positions_of(self, key_padding_mask: Tensor) -> Tensor:
-        """(B, N) int64, the position of every valid token among those of its sequence."""
+        """Number the valid tokens of each sequence, (B, N) int64."""
         return valid_positions(key_padding_mask)
 
     @property
     def streams(self) -> bool:
-        """Whether `init_state`, `prefill` and `step` are there: the mixer can go token by token."""
+        """True if the mixer supports streaming, as `prefill` and `step` require."""
         return all(block.mixer.card.streaming for block in self._layers())
 
     def init_state(self, batch_size: int) -> GPTState:
-        """The state before the first token of `batch_size` sequences.
+        """Return the state before the first token of `batch_size` sequences.
 
         Raises:
-            InputError: the mixer does not stream.
+            InputError: the mixer does not support streaming.
         """
         weight = self.embed.weight
         return GPTState(
@@ -211,7 +211,7 @@ class GPT(Model):
         )
 
     def prefill(self, tokens: Tensor) -> tuple[Tensor, GPTState]:
-        """A whole prompt at once.
+        """Process a whole prompt at once.
 
         Args:
             tokens: (B, N) int64 token ids, N at least 1.
@@ -220,7 +220,8 @@ class GPT(Model):
             (B, vocab_size) logits of the token after the prompt, and the state for `step`.
 
         Raises:
-            InputError: the mixer does not stream, or more than `max_length` tokens.
+            InputError: the mixer does not support streaming, or there are more than `max_length`
+                tokens.
         """
         check_ids("tokens", tokens, "(B, N)", below=number_of_ids(self.embed))
         x = self.drop(self.positions(self.embed(tokens) * self.embedding_factor))
@@ -231,18 +232,20 @@ class GPT(Model):
         return self._logits(x[:, -1]), GPTState(tokens.shape[1], tuple(layers))
 
     def step(self, tokens: Tensor, state: GPTState) -> tuple[Tensor, GPTState]:
-        """One more token of each sequence; with the mixer "tssa" in constant memory.
+        """Process one more token of each sequence.
+
+        With mixer "tssa", memory is constant.
 
         Args:
             tokens: (B,) int64 token ids.
-            state: what `init_state`, `prefill` or the last `step` returned; it is not changed.
+            state: result of `init_state`, `prefill` or the last `step`; it does not change.
 
         Returns:
-            (B, vocab_size) logits, equal to those of `forward` at this position, and the next
-            state.
+            (B, vocab_size) logits, equal to the logits of `forward` at this position, and the
+            next state.
 
         Raises:
-            InputError: a token past `max_length`.
+            InputError: there are more than `max_length` tokens.
         """
         if state.position >= self.max_length:
             raise bad_argument(
@@ -283,10 +286,12 @@ class GPT(Model):
         )
 
     def official_tensors(self) -> dict[str, OfficialTensor]:
-        """The key in nanoGPT and in ToST's released language code of every tensor of this model.
+        """Map the keys of the official code to our tensors.
+
+        The official code is nanoGPT and the released language code of ToST.
 
         Raises:
-            InputError: a mixer or setting that this code does not have.
+            InputError: this code does not support the mixer or a setting.
         """
         if self.mixer not in _OFFICIAL_MIXERS:
             raise bad_argument("mixer", "tssa or softmax for official weights", self.mixer)
@@ -296,14 +301,14 @@ class GPT(Model):
             )
         layout = {}
         for name, tensor in self.state_dict().items():
-            # The temperatures are (H, 1) there, the biases per position (H, max_length, 1).
+            # There, temperatures are (H, 1) and the biases per position are (H, max_length, 1).
             deeper = name.endswith(("temperature", "denominator_bias"))
             shape = (*tensor.shape, 1) if deeper else None
             layout[_official_name(name, self.mixer)] = OfficialTensor(name, shape)
         layout["lm_head.weight"] = OfficialTensor("embed.weight", required=False)
         if self.mixer == "softmax":
             for index in range(len(self.blocks)):
-                # The causal mask, which the code keeps as a buffer where it has no fused attention.
+                # The code keeps the causal mask as a buffer if it has no fused attention.
                 layout[f"transformer.h.{index}.attn.bias"] = OfficialTensor(None, required=False)
         return layout
 
@@ -350,17 +355,17 @@ def _official_name(name: str, mixer: str) -> str:
 
 
 def initialise_gpt2(model: nn.Module, embedding_std: float = 0.02) -> None:
-    """Normal weights of deviation 0.02, zero biases; smaller output maps the more blocks there are.
+    """Initialize a model as GPT-2: normal weights with deviation 0.02, zero biases.
 
-    The maps that end a residual branch, of the mixers and of the feed-forward branches, have
-    deviation 0.02 / sqrt(2 L). What is no linear map (sorting networks, temperatures) keeps the
-    start its own layer gave it, and so does what `modules_to_draw` leaves out.
+    The last linear layer of each residual branch has standard deviation 0.02 / sqrt(2 L). All
+    parameters outside linear layers and embeddings keep their initialization, for example sorting
+    networks and temperatures. So do the networks that `modules_to_draw` skips.
 
     Args:
-        model: its `Block`s are counted for L.
-        embedding_std: deviation of the embeddings.
+        model: the model; L is its number of `Block`s.
+        embedding_std: standard deviation of the embeddings.
 
-    Source: Radford et al. 2019, section 2.3, in nanoGPT's form.
+    Source: Radford et al. 2019, section 2.3, as implemented in nanoGPT.
     """
     for _, module in modules_to_draw(model):
         if isinstance(module, nn.Linear):

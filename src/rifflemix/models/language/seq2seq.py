@@ -1,4 +1,4 @@
-"""Encoder-decoder transformers with any mixer, and the Sinkhorn Transformer's models in full."""
+"""Encoder-decoder transformers with any mixer, and the models of the Sinkhorn Transformer."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class DecoderBlock(nn.Module):
         cross: attention from (B, M, C) to a memory (B, N, C).
         mlp: the feed-forward branch.
         dim: channels C.
-        dropout: probability, behind mixer and attention.
+        dropout: dropout probability after the mixer and after the attention.
 
     Source: Vaswani et al. 2017, section 3.1, with the norms of Tensor2Tensor.
     """
@@ -62,7 +62,10 @@ class DecoderBlock(nn.Module):
     def forward(
         self, x: Tensor, memory: Tensor, *, memory_padding_mask: Tensor | None = None
     ) -> Tensor:
-        """(B, M, C) and (B, N, C) -> (B, M, C); memory_padding_mask (B, N), True = padding."""
+        """Apply the block: x (B, M, C), memory (B, N, C) -> (B, M, C).
+
+        The mask is (B, N) bool, True = padding.
+        """
         return self._finish(x, self.mixer(self.norm1(x)), memory, memory_padding_mask)
 
     def step(
@@ -72,7 +75,7 @@ class DecoderBlock(nn.Module):
         state: dict[str, Tensor],
         memory_padding_mask: Tensor | None = None,
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """(B, 1, C) -> (B, 1, C), one token after those in the mixer's state; the next state."""
+        """Process the next token: (B, 1, C) -> (B, 1, C), next mixer state."""
         mixed, state = self.mixer.step(self.norm1(x).squeeze(1), state)
         return self._finish(x, mixed.unsqueeze(1), memory, memory_padding_mask), state
 
@@ -84,30 +87,33 @@ class DecoderBlock(nn.Module):
 
 
 class Seq2Seq(Model):
-    """Encoder-decoder: one embedding for both sides and the logits, sinusoid positions.
+    """Encoder-decoder transformer with sinusoidal positions and one shared embedding.
+
+    The embedding serves the encoder, the decoder and the logits.
 
     Args:
-        mixer: registry name of the mixer of the encoder and, causal, of the decoder.
-        mixer_options: its options, in the encoder and in the decoder.
-        decoder_mixer: the decoder's, where it is another one.
-        decoder_mixer_options: its options; unset, `mixer_options` if the mixers are one.
+        mixer: registry name of the mixer of the encoder and, in causal mode, of the decoder.
+        mixer_options: options of the mixer in the encoder and in the decoder.
+        decoder_mixer: registry name of a different mixer for the decoder.
+        decoder_mixer_options: options of the decoder mixer. None uses `mixer_options` if both
+            mixers are the same.
         cross: attention from the decoder to the encoder, "softmax" or "sinkhorn".
-        cross_options: its options.
+        cross_options: options of the cross-attention.
         dim: channels C.
-        num_layers: blocks of the encoder, and as many of the decoder.
-        num_heads: heads, for mixers that have them, and of the attention across.
-        mlp_ratio: hidden channels of the feed-forward branches over C.
-        vocab_size: number of token ids, of both sequences.
-        max_length: most tokens of each.
-        activation: of the feed-forward branches.
-        dropout: probability, on embeddings, mixing weights, hidden layers and branches.
-        hidden_dropout: probability in the hidden layers of the feed-forward branches, where it
-            is not `dropout`.
+        num_layers: number of blocks in the encoder and in the decoder.
+        num_heads: number of heads of the cross-attention and of mixers that have heads.
+        mlp_ratio: hidden channels of the feed-forward branches divided by C.
+        vocab_size: number of token ids of both sequences.
+        max_length: maximum number of tokens of each sequence.
+        activation: activation function of the feed-forward branches.
+        dropout: dropout probability on embeddings, mixing weights, hidden layers and branches.
+        hidden_dropout: dropout probability in the hidden layers of the feed-forward branches;
+            None uses `dropout`.
 
     Raises:
-        InputError: a size out of range, or a decoder mixer that cannot be causal.
+        InputError: a size is out of range, or the decoder mixer cannot be causal.
 
-    Source: Vaswani et al. 2017, "Attention Is All You Need", section 3, in the form of
+    Source: Vaswani et al. 2017, "Attention Is All You Need", section 3, as implemented in
     Tensor2Tensor's transformer_base; with mixer and cross "sinkhorn" Tay et al. 2020, section 5.1.
     """
 
@@ -182,24 +188,24 @@ class Seq2Seq(Model):
     def forward(
         self, inputs: Tensor, decoder_inputs: Tensor, *, key_padding_mask: Tensor | None = None
     ) -> Tensor:
-        """Logits of the token after each that the decoder has read.
+        """Compute the logits of the token after each decoder token.
 
         Args:
-            inputs: (B, N) int64, the sequence to read.
-            decoder_inputs: (B, M) int64, the sequence to write, one position later: it begins with
-                a start token. What it holds after its end changes nothing before it.
+            inputs: (B, N) int64, the source sequence.
+            decoder_inputs: (B, M) int64, the target sequence shifted by one position, so that it
+                begins with a start token. Tokens after its end do not affect earlier logits.
             key_padding_mask: (B, N) bool, True = padding of `inputs`.
 
         Returns:
             (B, M, vocab_size).
 
         Raises:
-            InputError: more than `max_length` tokens, or another shape.
+            InputError: a sequence has more than `max_length` tokens or another shape.
         """
         return self.read(self.encode(inputs, key_padding_mask), decoder_inputs, key_padding_mask)
 
     def encode(self, inputs: Tensor, key_padding_mask: Tensor | None = None) -> Tensor:
-        """(B, N) tokens -> the memory (B, N, C)."""
+        """Encode the source tokens (B, N) as a memory (B, N, C)."""
         _check_tokens("inputs", inputs, number_of_ids(self.embed))
         check_padding_mask(key_padding_mask, inputs)
         positions = None if key_padding_mask is None else valid_positions(key_padding_mask)
@@ -212,7 +218,7 @@ class Seq2Seq(Model):
     def read(
         self, memory: Tensor, decoder_inputs: Tensor, memory_padding_mask: Tensor | None = None
     ) -> Tensor:
-        """The logits (B, M, vocab_size) behind each of the decoder's tokens (B, M)."""
+        """Compute the logits (B, M, vocab_size) after each decoder token (B, M)."""
         _check_tokens("decoder_inputs", decoder_inputs, number_of_ids(self.embed))
         x = self._embedded(decoder_inputs, None)
         for block in self.decoder:
@@ -230,21 +236,23 @@ class Seq2Seq(Model):
         end_token: int | None = 1,
         should_stop: Callable[[], bool] | None = None,
     ) -> Tensor:
-        """Write the likeliest token, read it, and so on (greedy decoding, in evaluation mode).
+        """Generate the most likely token at each step (greedy decoding).
+
+        The model runs in evaluation mode.
 
         Args:
-            inputs: (B, N) int64, the sequences to read.
-            max_new_tokens: most tokens to write, at most `max_length`.
+            inputs: (B, N) int64, the source sequences.
+            max_new_tokens: maximum number of tokens to generate, at most `max_length`.
             key_padding_mask: (B, N) bool, True = padding of `inputs`.
-            start_token: what the decoder reads first, and what fills up behind an end.
-            end_token: the last token of a sequence; None writes `max_new_tokens` of each.
-            should_stop: asked before each token; True ends all sequences where they are.
+            start_token: first input of the decoder. It also fills a sequence after its end.
+            end_token: last token of a sequence; None generates `max_new_tokens` in all sequences.
+            should_stop: function that runs before each token; True stops all sequences.
 
         Returns:
-            (B, M) int64 with M at most `max_new_tokens`, the end tokens included.
+            (B, M) int64 with M at most `max_new_tokens`, including the end tokens.
 
         Raises:
-            InputError: a shape that does not fit, or a token or a number of them out of range.
+            InputError: a shape does not fit, or an argument or a token is out of range.
         """
         check_integer("max_new_tokens", max_new_tokens, 1, self.max_length)
         last_id = number_of_ids(self.embed) - 1
@@ -267,10 +275,11 @@ class Seq2Seq(Model):
         return written[:, 1:]
 
     def _reader(self, memory: Tensor, mask: Tensor | None) -> Callable[[Tensor], Tensor]:
-        """A function from what is written so far, one token longer each time, to the next logits.
+        """Build a function from the tokens so far to the next logits.
 
-        A mixer that streams reads each token once; sorted attention across depends on positions in
-        blocks, so that there everything is read again.
+        Each call must add one token. Mixers that support streaming process each token once. All
+        others recompute the whole sequence. So does Sinkhorn cross-attention, because it sorts
+        blocks of positions.
         """
         blocks = list(cast(Iterable[DecoderBlock], self.decoder))
         if not all(
@@ -305,7 +314,7 @@ def _of_decoder(
     own_mixer: str | None,
     own_options: dict[str, Any] | None,
 ) -> dict[str, Any]:
-    """What `block_mixer` is told of the decoder: its mixer, the options, and whose they are."""
+    """Return the arguments of `block_mixer` for the decoder: mixer and options."""
     name = mixer if own_mixer is None else own_mixer
     if own_options is not None:
         return {"mixer": name, "options": own_options, "setting": "decoder_mixer_options"}

@@ -1,1 +1,1 @@
-"""Classifiers of sequences: the encoder of `compare`, the Long Range Arena, MEGA, S4."""
+"""Sequence classifiers: the encoder of `compare`, the Long Range Arena, MEGA, S4."""

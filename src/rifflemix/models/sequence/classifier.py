@@ -1,4 +1,4 @@
-"""The parts around the blocks that all sequence classifiers share."""
+"""Base class of sequence classifiers: everything except the blocks."""
 
 from __future__ import annotations
 
@@ -25,16 +25,17 @@ from rifflemix.nn.positions import PositionEmbedding, SinusoidalPositions, packe
 
 
 class SequenceClassifier(Model):
-    """Embedding, positions, blocks, norm, pooling, head; of one sequence or of a pair.
+    """Classifier of sequences or pairs: embedding, positions, blocks, norm, pooling, head.
 
     Args:
-        embed: (B, N) tokens or (B, N, F) vectors -> (B, N, C).
-        make_block: gives block 0, 1, ...: (B, N, C), key_padding_mask -> (B, N, C).
+        embed: embedding module: (B, N) tokens or (B, N, F) vectors -> (B, N, C).
+        make_block: function from the index 0, 1, ... to a block. A block maps (B, N, C) and a
+            `key_padding_mask` to (B, N, C).
         final_norm: the norm after the last block.
-        config: everything else.
+        config: all other settings.
 
     Raises:
-        InputError: a padding id for vectors, or one that no mask would be made of.
+        InputError: `padding_id` is set for vectors or with padding="unmasked".
     """
 
     def __init__(
@@ -52,7 +53,7 @@ class SequenceClassifier(Model):
         self.padding = config.padding
         self.cls_mask = config.cls_mask
         self.embed = embed
-        self.takes_vectors = isinstance(embed, nn.Linear)  # which quantisation replaces
+        self.takes_vectors = isinstance(embed, nn.Linear)  # quantization replaces the layer later
         self.padding_id = self._check_padding_id(config.padding_id)
         self.pool = Pooling(config.pool, config.max_length)
         self.cls = _class_token(config) if config.pool == "cls" else None
@@ -84,21 +85,22 @@ class SequenceClassifier(Model):
         key_padding_mask: Tensor | None = None,
         cu_seqlens: Tensor | None = None,
     ) -> Tensor:
-        """Scores of each sequence, or of each pair.
+        """Compute the scores of each sequence or pair.
 
         Args:
             inputs: (B, N) int64 token ids, or (B, N, F) vectors; pairs: (B, 2, N) or
                 (B, 2, N, F).
             key_padding_mask: (B, N) bool, True = padding; pairs: (B, 2, N).
-            cu_seqlens: (S + 1,) where S packed sequences of the one row (1, N) or (1, N, F) start
-                and end, as `TokenMixer.forward` takes it.
+            cu_seqlens: (S + 1,) boundaries of S packed sequences in one row (1, N) or (1, N, F),
+                as in `TokenMixer.forward`.
 
         Returns:
-            (B, num_classes); of packed sequences (S, num_classes), for each what it gives alone.
+            (B, num_classes). For packed sequences (S, num_classes), where each sequence gives the
+            same scores as alone.
 
         Raises:
-            InputError: another number of sequences, more tokens than `max_length`, or packed
-                sequences where the model or its mixer takes none.
+            InputError: the number of sequences is wrong, there are more tokens than `max_length`,
+                or the model or its mixer does not support packed sequences.
         """
         if cu_seqlens is not None:
             vector = self.encode_packed(inputs, key_padding_mask, cu_seqlens)
@@ -112,11 +114,11 @@ class SequenceClassifier(Model):
     def encode_packed(
         self, inputs: Tensor, key_padding_mask: Tensor | None, cu_seqlens: Tensor
     ) -> Tensor:
-        """A row of packed sequences -> one vector each, (S, C).
+        """Encode a packed batch as one vector per sequence, (S, C).
 
         Raises:
-            InputError: as `TokenMixer.forward`, a sequence without tokens, or a model of pairs or
-                with settings that pad.
+            InputError: `TokenMixer.forward` would not accept the arguments, a sequence is empty,
+                or the model uses pairs or padding.
         """
         if self.num_sequences > 1 or self.padding != "batch" or self.padding_id is not None:
             raise bad_argument(
@@ -158,7 +160,15 @@ class SequenceClassifier(Model):
         return pair_features(a, b, self.pair_mix)
 
     def encode(self, inputs: Tensor, key_padding_mask: Tensor | None = None) -> Tensor:
-        """(B, N) tokens or (B, N, F) vectors, and a mask (B, N) -> one vector each, (B, C)."""
+        """Encode each sequence as one vector.
+
+        Args:
+            inputs: (B, N) int64 token ids, or (B, N, F) vectors.
+            key_padding_mask: (B, N) bool, True = padding.
+
+        Returns:
+            (B, C).
+        """
         self._check_inputs(inputs)
         inputs, key_padding_mask = self._padded(inputs, key_padding_mask)
         x = self.embed(inputs)
@@ -176,7 +186,7 @@ class SequenceClassifier(Model):
     def with_class_token(
         self, token: Tensor, x: Tensor, key_padding_mask: Tensor | None
     ) -> tuple[Tensor, Tensor | None]:
-        """The class token (1, 1, C) in front of (B, N, C), and in front of their mask."""
+        """Prepend the class token (1, 1, C) to x and its mask."""
         x = torch.cat((token.to(x.dtype).expand(x.shape[0], -1, -1), x), dim=1)
         if key_padding_mask is not None:
             first = key_padding_mask[:, :1]
@@ -185,7 +195,7 @@ class SequenceClassifier(Model):
         return x, key_padding_mask
 
     def _check_inputs(self, inputs: Tensor) -> None:
-        """Raise unless these are ids (B, N), or vectors (B, N, F) where such are embedded."""
+        """Check for ids (B, N) or vectors (B, N, F), as the embedding needs."""
         if not self.takes_vectors:
             check_ids("inputs", inputs, "(B, N)", below=number_of_ids(self.embed))
             return
@@ -195,12 +205,12 @@ class SequenceClassifier(Model):
             raise bad_argument("inputs", f"shape (B, N, {features})", tuple(inputs.shape))
 
     def no_weight_decay(self) -> set[str]:
-        """Names of the parameters that weight decay should leave alone, the class token's too."""
+        """Return parameters without weight decay, including the class token."""
         names = super().no_weight_decay()
         return names if self.cls is None else names | {"cls"}
 
     def finish(self, x: Tensor, key_padding_mask: Tensor | None) -> Tensor:
-        """(B, N, C) out of the last block -> (B, N, C) into the pooling."""
+        """Apply the final norm, (B, N, C) -> (B, N, C)."""
         y: Tensor = (
             self.norm(x, key_padding_mask) if isinstance(self.norm, TokenNorm) else self.norm(x)
         )
@@ -209,10 +219,10 @@ class SequenceClassifier(Model):
     def _padded(
         self, inputs: Tensor, key_padding_mask: Tensor | None
     ) -> tuple[Tensor, Tensor | None]:
-        """Inputs of as many positions as `padding` says, and which of them are padding.
+        """Pad the inputs as `padding` requires, and return their mask.
 
-        They are filled with `padding_id`, token 0 or zero vectors; inputs over `max_length` are
-        left for the positions to refuse.
+        The padding is `padding_id`, token 0 or zero vectors. Inputs longer than `max_length` do not
+        change; the positions reject them later.
         """
         check_padding_mask(key_padding_mask, inputs)
         if self.padding_id is not None:

@@ -1,4 +1,4 @@
-"""The settings of what stands around the blocks of a classifier of sequences."""
+"""Settings of a sequence classifier, except for its blocks."""
 
 from __future__ import annotations
 
@@ -18,44 +18,44 @@ CLS_MASKS = ("valid", "first")
 
 @dataclass(frozen=True, kw_only=True)
 class ClassifierConfig:
-    """The parts around the blocks of a `SequenceClassifier`; checked when it is made.
+    """Settings of a `SequenceClassifier` except for its blocks; the constructor checks them.
 
     Attributes:
         dim: channels C.
-        num_layers: blocks.
-        num_classes: outputs.
-        max_length: most tokens.
-        dropout: probability that stands for those that a model does not have for itself.
-        embedding_dropout: probability after the positions and their norm; None: `dropout`.
-        embedding_std: deviation of the token embedding at the start, and of the class token where
-            embeddings are scaled; that token is zero at the start where they are not.
+        num_layers: number of blocks.
+        num_classes: number of outputs.
+        max_length: maximum number of tokens.
+        dropout: default for all dropout probabilities that are None.
+        embedding_dropout: dropout probability after the positions and their norm; None uses
+            `dropout`.
+        embedding_std: initial standard deviation of the token embedding, and of the class token
+            if embeddings are scaled. Otherwise the class token starts at zero.
         positions: "learned", "sinusoid" or "interleaved_sinusoid", see
             `rifflemix.nn.positions.SinusoidalPositions`, or "none".
-        first_position: number of the first token in the sinusoids; 2 in fairseq.
-        scale_embeddings: multiply embeddings, the class token's too, by sqrt(dim).
-        norm_embedding: LayerNorm after the positions.
-        norm_eps: what the norms add to a variance.
-        pool: see `rifflemix.nn.pooling.Pooling`; "cls" puts a learned token before the others.
-        num_sequences: 1, or 2 for a pair that goes through the same blocks.
-        pair_mix: how the two meet, one of `rifflemix.models.sequence.heads.PAIR_FEATURES`.
+        first_position: position of the first token in the sinusoids; 2 in fairseq.
+        scale_embeddings: multiply embeddings, including the class token, by sqrt(dim).
+        norm_embedding: apply LayerNorm after the positions.
+        norm_eps: value that the norms add to a variance.
+        pool: see `rifflemix.nn.pooling.Pooling`; "cls" adds a learned token before the others.
+        num_sequences: 1, or 2 for a pair of sequences that share the blocks.
+        pair_mix: how to combine a pair, one of `rifflemix.models.sequence.heads.PAIR_FEATURES`.
         head_hidden: channels of the hidden layers of the head.
-        head_activation: between the layers of the head.
-        head_bias: give the last map a bias.
-        head_dropout: probability of dropping a hidden channel of the head.
+        head_activation: activation function between the layers of the head.
+        head_bias: add a bias to the last linear layer.
+        head_dropout: dropout probability in the hidden layers of the head.
         tie_layers: use block 0 `num_layers` times.
-        padding: "batch": padding is what the mask says and is kept out; "max_length": the same,
-            and every sequence is filled up to `max_length` with padding, so that what is laid out
-            over the positions (strides, landmarks, learned projections) does not depend on the
-            other samples of a batch; "unmasked": sequences are filled up to `max_length`, no mask
-            is used and padding takes part as all other tokens do.
-        padding_id: a token id that is padding wherever it stands, beside what the mask says: 0
-            in the published code of the Long Range Arena, on images too, whose black pixels are
-            hidden that way. None: only the mask says what padding is.
-        cls_mask: the class token is "valid", or padding where the "first" token is, as in the
-            published JAX code of the Long Range Arena.
+        padding: "batch" uses the mask as given. "max_length" also pads every sequence to
+            `max_length`. Mixers that depend on the number of positions (strides, landmarks,
+            learned projections) are then independent of other samples of the batch. "unmasked"
+            pads to `max_length` without a mask, so that padding is processed like other tokens.
+        padding_id: token id that always counts as padding, in addition to the mask. The published
+            code of the Long Range Arena uses 0, also on images, and so hides their black pixels.
+            None uses the mask only.
+        cls_mask: "valid" never masks the class token. "first" masks it if the first token is
+            padding, as in the published JAX code of the Long Range Arena.
 
     Raises:
-        InputError: a setting out of range.
+        InputError: a setting is out of range.
     """
 
     dim: int = 64
@@ -107,11 +107,11 @@ class ClassifierConfig:
 
     @property
     def most_positions(self) -> int:
-        """Most tokens that reach the blocks: the class token is one more."""
+        """Maximum number of tokens in the blocks, including the class token."""
         return self.max_length + 1 if self.pool == "cls" else self.max_length
 
     def _keep(self, name: str, check: Callable[..., Any], *limits: int) -> None:
-        """Hold a setting as its check returns it: NumPy's numbers become Python's."""
+        """Store the checked value: NumPy numbers become Python numbers."""
         object.__setattr__(self, name, check(name, getattr(self, name), *limits))
 
     def _own_dropout(self, name: str, value: float | None) -> float:

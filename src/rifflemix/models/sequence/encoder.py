@@ -1,4 +1,4 @@
-"""The common backbone: an encoder that takes any mixer."""
+"""The common backbone: a sequence encoder with any mixer."""
 
 from __future__ import annotations
 
@@ -27,33 +27,35 @@ INITS = ("torch", "xavier", "bert")
 
 @dataclass(frozen=True, kw_only=True)
 class EncoderConfig(ClassifierConfig):
-    """The settings of `Encoder`: those of `ClassifierConfig`, and of its blocks.
+    """Settings of `Encoder`: the settings of `ClassifierConfig` and of the blocks.
 
-    Exactly one of `vocab_size` (tokens) and `in_channels` (vectors) says what comes in.
+    Set exactly one of `vocab_size` (tokens) and `in_channels` (vectors).
 
     Attributes:
         mixer: registry name of the token mixer.
-        mixer_options: the mixer's own options, for instance `inner_dim`, the width inside.
-        host_options: options that the backbone sets in mixers that have them, whichever mixer it
-            is; `mixer_options` come before.
-        num_heads: heads, for mixers that have them.
-        mlp_ratio: hidden channels of the feed-forward branch over C.
+        mixer_options: options of the mixer, for example `inner_dim`, its inner width.
+        host_options: default mixer options of the backbone. Mixers without such an option ignore
+            it, and `mixer_options` take precedence.
+        num_heads: number of heads, for mixers that have heads.
+        mlp_ratio: hidden channels of the feed-forward branch divided by C.
         vocab_size: number of token ids.
         in_channels: features per input vector.
         norm: "pre", with one more norm after the last block, or "post".
-        activation: of the feed-forward branch, one of `rifflemix.nn.activations.ACTIVATIONS`.
-        attention_dropout: probability of dropping a mixing weight; None: `dropout`, here and in
-            the next two.
-        hidden_dropout: probability in the hidden layer of the feed-forward branch.
-        residual_dropout: probability at the end of both branches.
-        level_scale: mean and deviation; token ids are then read as levels from 0 to 1, see
-            `rifflemix.nn.embeddings.ValueEmbedding`.
-        init: "torch", each layer as torch or the mixer draws it, or "xavier", all linear maps of
-            the blocks by Glorot's uniform rule, as in the JAX code of the Long Range Arena, or
-            "bert", all linear maps and embeddings with deviation 0.02, as in fairseq.
+        activation: activation function of the feed-forward branch, one of
+            `rifflemix.nn.activations.ACTIVATIONS`.
+        attention_dropout: dropout probability on the mixing weights; None uses `dropout`.
+        hidden_dropout: dropout probability in the hidden layer of the feed-forward branch; None
+            uses `dropout`.
+        residual_dropout: dropout probability at the end of both branches; None uses `dropout`.
+        level_scale: mean and standard deviation of the inputs. If set, token ids are levels from
+            0 to 1, see `rifflemix.nn.embeddings.ValueEmbedding`.
+        init: initialization. "torch" keeps the initialization of each layer. "xavier" uses
+            Glorot's uniform rule in all linear layers of the blocks, as in the JAX code of the
+            Long Range Arena. "bert" uses deviation 0.02 in all linear layers and embeddings, as
+            in fairseq.
 
     Raises:
-        InputError: a setting out of range.
+        InputError: a setting is out of range.
     """
 
     mixer: str = "softmax"
@@ -86,10 +88,11 @@ class Encoder(SequenceClassifier):
     """Sequence classifier: embedding, positions, blocks, LayerNorm, pooling, head.
 
     Args:
-        settings: those of `EncoderConfig`, by their names.
+        settings: the attributes of `EncoderConfig`, by name.
 
     Raises:
-        InputError: a setting out of range, or both or none of the two kinds of input.
+        InputError: a setting is out of range, or not exactly one of `vocab_size` and
+            `in_channels` is set.
     """
 
     def __init__(self, **settings: Any) -> None:
@@ -113,7 +116,7 @@ class Encoder(SequenceClassifier):
         elif config.init == "bert":
             bert_normal(self)
 
-    # The registry, and help(), read the settings and their values here.
+    # The registry and help() read the settings and their defaults from this signature.
     __init__.__signature__ = inspect.signature(EncoderConfig.__init__)  # type: ignore[attr-defined]
 
 

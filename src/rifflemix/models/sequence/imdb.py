@@ -1,4 +1,4 @@
-"""The classifier of film reviews that Sliceformer is compared with the Transformer in."""
+"""Classifier of film reviews that the Sliceformer paper compares mixers in."""
 
 from __future__ import annotations
 

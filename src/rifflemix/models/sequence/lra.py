@@ -1,4 +1,4 @@
-"""The hosts of the Long Range Arena: one encoder for every task, with any mixer."""
+"""Encoders of the Long Range Arena: one for every task, with any mixer."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from rifflemix.models.sequence.encoder import Encoder
 
 PAPER = "Tay et al. 2021, Long Range Arena: A Benchmark for Efficient Transformers"
 
-# What the JAX code of the Long Range Arena does in every task. Its mask is ids > 0, on images too,
-# where the class token follows the first pixel; the maps of the mixers have no bias.
+# Settings of the JAX code of the Long Range Arena in every task. The mask is ids > 0, also on
+# images. The class token is masked if the first token is 0. Linear layers of mixers have no bias.
 _HOST: dict[str, Any] = {
     "padding": "max_length",
     "padding_id": 0,
@@ -28,7 +28,7 @@ _HOST: dict[str, Any] = {
     "pool": "cls",
     "positions": "interleaved_sinusoid",
 }
-# Bytes with padding as token 0, gray levels, and the symbols of list operations.
+# Bytes with token 0 as padding, gray levels, and the symbols of list operations.
 _BYTES, _LEVELS, _LISTOPS = 257, 256, 16
 
 
@@ -39,7 +39,7 @@ def _host(
     return {**_HOST, **sizes, "mlp_ratio": mlp_dim / dim, "head_hidden": [mlp_dim], **settings}
 
 
-# Fixed positions, as everywhere but on CIFAR-10; dropout is raised, but not that of weights.
+# Sinusoidal positions as in all tasks except CIFAR-10. Dropout is 0.2, on attention weights 0.1.
 _PATHFINDER = _host(32, 32, 4, 4, vocab_size=_LEVELS, num_classes=2, dropout=0.2) | {
     "pool": "position_mean",
     "attention_dropout": 0.1,
@@ -67,14 +67,14 @@ HOSTS: dict[str, tuple[str, dict[str, Any]]] = {
     "pathfinder": ("32 x 32 pixels of dashed lines", {**_PATHFINDER, "max_length": 1024}),
     "pathx": ("128 x 128 pixels of dashed lines", {**_PATHFINDER, "max_length": 16384}),
 }
-"""Each task's inputs in words, and the sizes of the Transformer's row for it."""
+"""The inputs of each task in words, and the settings of the Transformer baseline."""
 
-# Mean and deviation by which MEGA and S4 read pixels as levels from 0 to 1.
+# Mean and standard deviation of pixels as levels from 0 to 1, in MEGA and S4.
 _LEVEL_SCALES = {"image": [0.48, 0.24], "pathfinder": [0.5, 0.5], "pathx": [0.5, 0.5]}
 
 
 def task_settings(task: str) -> dict[str, Any]:
-    """Vocabulary, classes and lengths of a task, for models that read pixels as levels."""
+    """Return the sizes of a task, for models that use pixel levels."""
     sizes = HOSTS[task][1]
     shared = ("vocab_size", "num_classes", "max_length", "num_sequences")
     return {
@@ -84,7 +84,7 @@ def task_settings(task: str) -> dict[str, Any]:
 
 
 def task_inputs(task: str) -> str:
-    """The kind of inputs, as cards of models name it."""
+    """Return the kind of inputs for the model card."""
     return "pairs of token sequences" if task == "retrieval" else "tokens"
 
 

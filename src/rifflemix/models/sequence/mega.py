@@ -1,4 +1,4 @@
-"""MEGA for the Long Range Arena, with attention, attention in chunks, or CSP in its position."""
+"""MEGA for the Long Range Arena, with attention, attention in chunks, or CSP."""
 
 from __future__ import annotations
 
@@ -24,10 +24,11 @@ from rifflemix.nn.feed_forward import FeedForward
 
 
 class MegaBlock(nn.Module):
-    """MEGA's layer, whose gate holds the residual connection, and a feed-forward branch.
+    """MEGA layer with a gated residual connection, and a feed-forward branch.
 
-    "pre": x = mega(norm(x), x); x += mlp(norm(x)). "post": x = norm(mega(x, x));
-    x = norm(x + mlp(x)).
+    "pre": x = mega(norm(x), x); x += mlp(norm(x)).
+
+    "post": x = norm(mega(x, x)); x = norm(x + mlp(x)).
 
     Args:
         mixer: a `MegaLayer`.
@@ -48,7 +49,7 @@ class MegaBlock(nn.Module):
         self.is_post_norm = norm == "post"
 
     def forward(self, x: Tensor, *, key_padding_mask: Tensor | None = None) -> Tensor:
-        """(B, N, C) -> (B, N, C); key_padding_mask (B, N) bool, True = padding."""
+        """Apply the block to (B, N, C); mask (B, N), True = padding."""
         mask = key_padding_mask
         if self.is_post_norm:
             x = self.norm1(self.mixer.gated_residual(x, x, key_padding_mask=mask), mask)
@@ -60,34 +61,35 @@ class MegaBlock(nn.Module):
 
 
 class MegaClassifier(SequenceClassifier):
-    """Sequence classifier of MEGA blocks: no positions, mean over tokens, a hidden layer.
+    """Sequence classifier with MEGA blocks: no positions, mean over tokens, a hidden layer.
 
     Args:
         mixer: "mega" or "mega_chunk".
-        mixer_options: the mixer's own options, for instance chunk_size, or mixing="csp" with
+        mixer_options: options of the mixer, for example chunk_size, or mixing="csp" with
             csp_options.
         dim: channels C.
-        num_layers: blocks.
+        num_layers: number of blocks.
         z_dim: channels of queries and keys.
         hidden_dim: channels of the values.
-        mlp_ratio: hidden channels of the feed-forward branch over C.
+        mlp_ratio: hidden channels of the feed-forward branch divided by C.
         attention_fn: "softmax" or "laplace".
         norm: "pre", with one more norm after the last block, or "post".
         norm_kind: "layer", "scale" or "batch", see `TokenNorm`.
-        num_classes: outputs.
-        vocab_size: number of token ids; exactly one of this and `in_channels` is given.
+        num_classes: number of outputs.
+        vocab_size: number of token ids. Set exactly one of `vocab_size` and `in_channels`.
         in_channels: features per input vector.
-        level_scale: mean and deviation; token ids are then read as levels from 0 to 1.
-        max_length: most tokens.
-        dropout: probability, on the embedding, in the layer and at the end of the branch.
-        attention_dropout: probability of dropping an attention weight.
-        hidden_dropout: probability in the hidden layers: of the branch and on the values.
+        level_scale: mean and standard deviation of the inputs; if set, token ids are levels from
+            0 to 1.
+        max_length: maximum number of tokens.
+        dropout: dropout probability on the embedding, in the layer and at the end of the branch.
+        attention_dropout: dropout probability on the attention weights.
+        hidden_dropout: dropout probability on the values and in the hidden layer of the branch.
         num_sequences: 1, or 2 for pairs.
-        pair_mix: how the two of a pair meet.
+        pair_mix: how to combine a pair, see `rifflemix.models.sequence.heads.PAIR_FEATURES`.
         head_hidden: channels of the hidden layers of the head.
 
     Raises:
-        InputError: a size out of range, or a mixer without a gated residual.
+        InputError: a size is out of range, or the mixer has no gated residual connection.
 
     Source: Ma et al. 2023, "Mega: Moving Average Equipped Gated Attention", section 4.1 and the
     released code.
@@ -175,20 +177,20 @@ class MegaClassifier(SequenceClassifier):
     def encode_packed(
         self, inputs: Tensor, key_padding_mask: Tensor | None, cu_seqlens: Tensor
     ) -> Tensor:
-        """Refused: MEGA's layers take no packed sequences."""
+        """Raise InputError, because MEGA layers do not support packed sequences."""
         raise packing_refused(f"this {type(self).__name__}", cu_seqlens)
 
 
 def _small(branch: FeedForward) -> FeedForward:
-    """Weights normal with deviation 0.02, biases zero, as everywhere in MEGA."""
+    """Initialize as in MEGA: deviation 0.02, zero biases."""
     for linear in (branch.fc1, branch.fc2):
         nn.init.normal_(linear.weight, std=0.02)
         nn.init.zeros_(linear.bias)
     return branch
 
 
-# dim, layers, z, norm, kind of norm and attention of each task; values are 2 dim wide, as is the
-# feed-forward branch. Text is normed after the sums, images before: released commands.
+# dim, layers, z, norm, kind of norm and attention of each task. Values and feed-forward branch have
+# 2 * dim channels. As in the released commands, text tasks use post-norm, image tasks pre-norm.
 _SIZES: dict[str, tuple[int, int, int, str, str, str]] = {
     "listops": (80, 6, 64, "post", "layer", "softmax"),
     "text": (128, 4, 64, "post", "scale", "softmax"),
@@ -197,13 +199,13 @@ _SIZES: dict[str, tuple[int, int, int, str, str, str]] = {
     "pathfinder": (128, 6, 64, "pre", "batch", "laplace"),
     "pathx": (64, 4, 32, "pre", "batch", "laplace"),
 }
-# The released commands of MEGA, and those of CSP where they are others; 0.1 elsewhere.
+# Dropout in the released commands of MEGA, and of CSP if different. The default is 0.1.
 _DROPOUT = {"image": 0.0, "pathfinder": 0.0, "pathx": 0.0}
 _CSP_DROPOUT = {"image": 0.0, "pathx": 0.5}
 _CHUNKS = {"pathx": 4096}
-_TEXT_LENGTH = 4096  # the 1,000 of the benchmark's own code are not MEGA's
+_TEXT_LENGTH = 4096  # the value in MEGA; the benchmark's own code uses 1,000
 _SORT: dict[str, Any] = {"num_groups": 1, "shift": "none"}
-# Groups of 2 are the paper's K = 512 of 1,024 tokens and K = 8,192 of 16,384.
+# Groups of 2 match the paper's K = 512 for 1,024 tokens and K = 8,192 for 16,384 tokens.
 _CSP: dict[str, dict[str, Any]] = {
     "image": {"group_size": 1, "shift": "linear"},
     "pathfinder": {"group_size": 2, "shift": "linear"},
@@ -229,7 +231,7 @@ def _settings(task: str) -> dict[str, Any]:
 
 
 def _variants(task: str) -> dict[str, tuple[str, dict[str, Any]]]:
-    """Prefix of the name, words for the title, and settings of each way to mix."""
+    """Return title and settings of each variant, by name prefix."""
     csp = {"mixing": "csp", "csp_options": _CSP.get(task, _SORT)}
     chunks = {"chunk_size": _CHUNKS.get(task, 128)}
     return {

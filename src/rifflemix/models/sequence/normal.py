@@ -1,4 +1,4 @@
-"""Initialisation of linear maps as in BERT."""
+"""Initialization of linear layers as in BERT."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ BERT_STD = 0.02
 
 
 def bert_normal(module: nn.Module) -> None:
-    """Draw the weight of every `nn.Linear` inside `module` with deviation 0.02; biases are zero.
+    """Initialize every `nn.Linear` inside `module` as BERT: deviation 0.02, zero biases.
 
-    See `modules_to_draw` for what is left as it is.
+    Networks that `modules_to_draw` skips keep their weights.
 
-    Source: Devlin et al. 2019, "BERT", in the form of fairseq.
+    Source: Devlin et al. 2019, "BERT", as implemented in fairseq.
     """
     for _, layer in modules_to_draw(module):
         if isinstance(layer, nn.Linear):

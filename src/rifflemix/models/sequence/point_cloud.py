@@ -1,4 +1,4 @@
-"""A classifier of sets of points: no positions, so the mixer alone says what order means."""
+"""Classifier of point sets without positions, so that only the mixer can depend on the order."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The host of S4, S5, CCNN and ETSMLP: blocks of a norm, a mixer and a residual, nothing else."""
+"""Backbone of S4, S5, CCNN and ETSMLP: residual blocks of a norm and a mixer only."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ class MixerBlock(nn.Module):
     "pre": x += drop(mixer(norm(x))). "post": x = norm(x + drop(mixer(x))).
 
     Args:
-        mixer: a module (B, N, C) -> (B, N, C) that takes `key_padding_mask`.
+        mixer: a module (B, N, C) -> (B, N, C) with an argument `key_padding_mask`.
         dim: channels C.
-        dropout: probability after the mixer.
+        dropout: dropout probability after the mixer.
         norm: "pre" or "post".
         norm_kind: see `TokenNorm`.
     """
@@ -49,7 +49,7 @@ class MixerBlock(nn.Module):
         key_padding_mask: Tensor | None = None,
         cu_seqlens: Tensor | None = None,
     ) -> Tensor:
-        """(B, N, C) -> (B, N, C); masks and packed rows as `TokenMixer.forward` takes them."""
+        """Apply the block, (B, N, C) -> (B, N, C); see `TokenMixer.forward`."""
         mask = key_padding_mask
         options = {} if cu_seqlens is None else {"cu_seqlens": cu_seqlens}
         normed = x if self.is_post_norm else self.norm(x, mask)
@@ -58,31 +58,32 @@ class MixerBlock(nn.Module):
 
 
 class MixerClassifier(SequenceClassifier):
-    """Sequence classifier of mixers alone: no positions, no feed-forward branches, mean of tokens.
+    """Sequence classifier without positions and feed-forward branches; mean over tokens.
 
     Args:
         mixer: registry name of the token mixer.
-        mixer_options: the mixer's own options.
+        mixer_options: options of the mixer.
         dim: channels C.
-        num_layers: blocks.
-        num_heads: heads, for mixers that have them.
-        causal: let no token read a later one, in mixers that can do so.
+        num_layers: number of blocks.
+        num_heads: number of heads, for mixers that have heads.
+        causal: use causal mixing in mixers that support it.
         norm: "pre", with one more norm after the last block, or "post".
         norm_kind: "layer", "scale" or "batch", see `TokenNorm`.
-        num_classes: outputs.
-        vocab_size: number of token ids; exactly one of this and `in_channels` is given.
+        num_classes: number of outputs.
+        vocab_size: number of token ids. Set exactly one of `vocab_size` and `in_channels`.
         in_channels: features per input vector.
-        level_scale: mean and deviation; token ids are then read as levels from 0 to 1.
-        max_length: most tokens.
-        dropout: probability, in the mixer and after it.
-        residual_dropout: probability after the mixer; None: `dropout`.
+        level_scale: mean and standard deviation of the inputs; if set, token ids are levels from
+            0 to 1.
+        max_length: maximum number of tokens.
+        dropout: dropout probability in the mixer.
+        residual_dropout: dropout probability after the mixer; None uses `dropout`.
         num_sequences: 1, or 2 for pairs.
-        pair_mix: how the two of a pair meet.
+        pair_mix: how to combine a pair, see `rifflemix.models.sequence.heads.PAIR_FEATURES`.
         head_hidden: channels of the hidden layers of the head.
-        head_activation: between the layers of the head.
+        head_activation: activation function between the layers of the head.
 
     Raises:
-        InputError: a size out of range.
+        InputError: a size is out of range.
 
     Source: Gu et al. 2022, "Efficiently Modeling Long Sequences with Structured State Spaces",
     appendix D, and the released configurations.
@@ -132,7 +133,7 @@ class MixerClassifier(SequenceClassifier):
             return MixerBlock(mixing, dim, after, norm=norm, norm_kind=norm_kind)
 
         embed = input_embedding(vocab_size, in_channels, dim, level_scale=level_scale)
-        if isinstance(embed, ValueEmbedding):  # in S4's code a linear map as torch draws it
+        if isinstance(embed, ValueEmbedding):  # S4's code uses torch's initialization here
             embed.proj.reset_parameters()
         super().__init__(
             embed,
@@ -152,7 +153,7 @@ class MixerClassifier(SequenceClassifier):
         )
 
 
-# dim, layers, norm, kind of norm, dropout of each task: the released configurations (s4-lra-*).
+# dim, layers, norm, kind of norm, dropout of each task in the released configurations (s4-lra-*).
 _SIZES: dict[str, tuple[int, int, str, str, float]] = {
     "listops": (128, 8, "post", "batch", 0.0),
     "text": (256, 6, "pre", "batch", 0.0),

@@ -1,4 +1,4 @@
-"""Glorot's uniform initialisation of the linear maps of a transformer."""
+"""Glorot's uniform initialization of the linear layers of a transformer."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from torch import nn
 from rifflemix.models.initialisation import modules_to_draw
 
 _FUSED = {"qkv": 3, "global_qkv": 3, "kv": 2, "to_qkv": 3, "to_kv": 2}
-"""Layers that hold several maps side by side, by name; each is drawn as the map it is."""
+"""Fused linear layers by name, with their number of projections; each is initialized alone."""
 
 
 def xavier_uniform(module: nn.Module) -> None:
-    """Draw the weight of every `nn.Linear` inside `module` by Glorot's rule; biases nearly zero.
+    """Initialize every `nn.Linear` inside `module` with Glorot's uniform rule.
 
-    The biases are normal with deviation 1e-6, as in the JAX code of the Long Range Arena. See
-    `modules_to_draw` for what is left as it is.
+    The biases are normal with deviation 1e-6, as in the JAX code of the Long Range Arena. Networks
+    that `modules_to_draw` skips keep their weights.
 
     Source: Glorot and Bengio 2010, "Understanding the difficulty of training deep feedforward
     neural networks", equation (16).
@@ -27,10 +27,10 @@ def xavier_uniform(module: nn.Module) -> None:
 
 
 def _maps_in(layer: nn.Linear, name: str, owner: nn.Module) -> int:
-    """How many maps the layer holds.
+    """Count the projections in a fused layer.
 
-    Where the output map is beside it, each is as wide as what that takes: values alone, or keys
-    that serve as values, are fewer maps than the name says.
+    The input width of the output projection `proj` gives the width of each projection. The name
+    alone can be misleading, for example if a layer has values only or shared keys and values.
     """
     proj = getattr(owner, "proj", None)
     if name in _FUSED and isinstance(proj, nn.Linear) and layer.out_features >= proj.in_features:

@@ -1,1 +1,1 @@
-"""Models of images."""
+"""Image models."""

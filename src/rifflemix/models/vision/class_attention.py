@@ -1,4 +1,4 @@
-"""Class attention: the class token gathers what the patch tokens hold."""
+"""Class attention: the class token attends to all tokens."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from rifflemix.ops.dropout.unchecked import dropout_attention
 
 
 class ClassAttention(nn.Module):
-    """Softmax attention in which the first token alone asks, and all tokens answer.
+    """Softmax attention with one query, the class token, and all tokens as keys and values.
 
     Args:
         dim: channels C.
         num_heads: heads H, a divisor of `dim`.
-        bias: add a bias to the query, key and value maps.
-        dropout: probability of dropping an attention weight.
+        bias: add a bias to the query, key and value projections.
+        dropout: dropout probability on the attention weights.
 
     Source: Touvron et al. 2021, "Going Deeper with Image Transformers", class attention.
     """
@@ -34,7 +34,7 @@ class ClassAttention(nn.Module):
         self.proj = nn.Linear(dim, dim)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Tokens (B, N, C) -> what the first of them gathers, (B, 1, C)."""
+        """Attend from the first token: (B, N, C) -> (B, 1, C)."""
         q, k, v = self._heads(x)
         gathered = dropout_attention(
             q[:, :, :1], k, v, dropout_p=self.dropout if self.training else 0.0
@@ -43,10 +43,13 @@ class ClassAttention(nn.Module):
         return y
 
     def weights(self, x: Tensor) -> Tensor:
-        """How much of each token (B, N, C) the first one gathers in each head.
+        """Compute the attention weights of the first token in each head.
+
+        Args:
+            x: tokens (B, N, C).
 
         Returns:
-            (B, H, N), without dropout; sums to 1 over the tokens.
+            (B, H, N), without dropout; the weights sum to 1 over the tokens.
         """
         q, k, _ = self._heads(x)
         scores = (q[:, :, :1] @ k.mT).squeeze(2) / k.shape[-1] ** 0.5
@@ -54,28 +57,30 @@ class ClassAttention(nn.Module):
         return weights
 
     def _heads(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries, keys and values, (B, H, N, C / H) each."""
+        """Compute queries, keys and values, (B, H, N, C / H) each."""
         qkv = self.qkv(x).unflatten(-1, (3, self.num_heads, -1))
         q, k, v = qkv.permute(2, 0, 3, 1, 4).unbind(0)
         return q, k, v
 
 
 class ClassAttentionBlock(nn.Module):
-    """Class attention and a feed-forward layer for the first token, as XCiT has them.
+    """Class attention and a feed-forward layer for the first token, as in XCiT.
 
-    The published models depend on three details: the norm's output, scaled, is added to the other
-    tokens too; the second norm replaces the stream instead of feeding a branch; and after it the
-    other tokens are doubled.
+    Three details of the published models affect the result:
+
+    - The scaled output of the first norm is added to all other tokens too.
+    - The second norm replaces the residual stream instead of feeding a branch.
+    - After the second norm, all tokens except the first are doubled.
 
     Args:
         dim: channels C.
         num_heads: heads H, a divisor of `dim`.
-        hidden_dim: channels inside the feed-forward branch.
-        layer_scale: factor of both branches at the start.
-        tokens_norm: apply the second norm to all tokens, not to the first alone.
-        bias: add a bias to the query, key and value maps.
-        dropout: probability, on attention weights and both branches.
-        eps: of the norms.
+        hidden_dim: hidden channels of the feed-forward branch.
+        layer_scale: initial factor of both branches.
+        tokens_norm: apply the second norm to all tokens instead of only the first.
+        bias: add a bias to the query, key and value projections.
+        dropout: dropout probability on attention weights and both branches.
+        eps: epsilon of the norms.
 
     Source: El-Nouby et al. 2021 (XCiT) and their released code.
     """
@@ -103,7 +108,7 @@ class ClassAttentionBlock(nn.Module):
         self.tokens_norm = tokens_norm
 
     def forward(self, x: Tensor) -> Tensor:
-        """(B, N, C) -> (B, N, C); the first token is the class token."""
+        """Apply the block to (B, N, C); the first token is the class token."""
         normed = self.norm1(x)
         gathered = self.drop(self.attention(normed))
         x = x + self.scale1(torch.cat((gathered, normed[:, 1:]), dim=1))

@@ -1,4 +1,4 @@
-"""Residual blocks of grouped convolutions whose groups meet by a permutation of channels."""
+"""Residual blocks of grouped convolutions, with permutations of channels between the groups."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ class _GroupedResidual(nn.Module):
                 nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
 
     def permute(self, x: Tensor) -> Tensor:
-        """The permutation of channels between the convolutions."""
+        """Permute the channels between the convolutions."""
         return x
 
     def forward(self, x: Tensor) -> Tensor:
-        """(B, in_planes, H, W) -> (B, planes, H / stride, W / stride), rounded up."""
+        """Apply the block: (B, in_planes, H, W) -> (B, planes, ceil(H/stride), ceil(W/stride))."""
         check_tokens("x", x, rank=4, layout="(B, C, H, W)")
         if x.shape[1] != self.in_planes:
             expected = f"{self.in_planes} channels in shape (B, C, H, W)"
@@ -52,19 +52,20 @@ class _GroupedResidual(nn.Module):
 class ConvMixBlock(_GroupedResidual):
     """Residual block that mixes all channels: grouped conv, channel shuffle, grouped conv.
 
-    The first convolution has g groups, the second planes / g; the shuffle between them gives
-    each group of the second one channel of every group of the first. The 1x1 convolution of the
-    shortcut, there when the shape changes, is dense.
+    The first convolution has g groups, the second planes / g. The shuffle gives each group of the
+    second convolution one channel of every group of the first. If the shape changes, the shortcut
+    has a dense 1x1 convolution.
 
     Args:
-        in_planes: channels in.
-        planes: channels out.
+        in_planes: input channels.
+        planes: output channels.
         groups: g, a divisor of `planes`; None for dense convolutions without shuffle (-1 in the
-            released code). In a block that changes the shape it is limited to `in_planes`.
-        stride: of the first convolution and of the shortcut.
+            released code). In a block that changes the shape, g is reduced to at most
+            `in_planes`.
+        stride: stride of the first convolution and of the shortcut.
 
     Raises:
-        InputError: groups that do not divide the channels.
+        InputError: the groups do not divide the channels.
 
     Source: Dimension Mixer, appendix D.2 (conv-mix, Figure 6 left).
     """
@@ -86,22 +87,22 @@ class ConvMixBlock(_GroupedResidual):
         self.groups = pair
 
     def permute(self, x: Tensor) -> Tensor:
-        """Channel shuffle: channels as a (C / g2, g2) matrix, transposed."""
+        """Shuffle channels by transposing them as a (C / g2, g2) matrix."""
         y: Tensor = x.unflatten(1, (-1, self.groups[1])).transpose(1, 2).flatten(1, 2)
         return y
 
 
 class BlockMixBlock(_GroupedResidual):
-    """Parallel residual blocks: all convolutions have the same groups, which do not meet inside.
+    """Parallel residual blocks: all convolutions have the same groups, without mixing.
 
     Args:
-        in_planes: channels in.
-        planes: channels out.
-        groups: a divisor of both; 1 for a dense block.
-        stride: of the first convolution and of the shortcut.
+        in_planes: input channels.
+        planes: output channels.
+        groups: number of groups, a divisor of both; 1 for a dense block.
+        stride: stride of the first convolution and of the shortcut.
 
     Raises:
-        InputError: groups that do not divide the channels.
+        InputError: the groups do not divide the channels.
 
     Source: Dimension Mixer, appendix D.2 (block-mix, Figure 6 right).
     """
@@ -116,10 +117,10 @@ class BlockMixBlock(_GroupedResidual):
 
 
 class ButterflyChannels(nn.Module):
-    """A host block with its channels in the order of a butterfly stride, put back afterwards.
+    """Apply a module to channels in the order of a butterfly stride, then restore the order.
 
     Args:
-        host: module (B, C, H, W) -> (B, C', H', W').
+        host: the module, (B, C, H, W) -> (B, C', H', W').
         radix: channels per butterfly group; radix * stride divides C and C'.
         stride: distance between the channels of a group; 1 changes nothing.
     """
@@ -131,35 +132,34 @@ class ButterflyChannels(nn.Module):
         self.stride = stride
 
     def forward(self, x: Tensor) -> Tensor:
-        """(B, C, H, W) -> (B, C', H', W')."""
+        """Apply the module: (B, C, H, W) -> (B, C', H', W')."""
         y = self.host(butterfly_split(x, self.radix, self.stride).flatten(1, 2))
         return butterfly_merge(y.unflatten(1, (-1, self.radix)), self.stride)
 
     def extra_repr(self) -> str:
-        """The settings, for print(model)."""
         return f"radix={self.radix}, stride={self.stride}"
 
 
 class BlockMixStage(nn.Sequential):
     """Grouped residual blocks, each wrapped in a butterfly permutation of the channels.
 
-    Block k uses the stride number k modulo the number of strides that mix `planes` channels in
-    groups of `group_size`; the first block, which may change the shape, has stride 1.
+    Several strides mix `planes` channels in groups of `group_size`. Block k uses stride number k
+    modulo the number of strides. The first block may change the shape and has stride 1.
 
-    As in the released code, the number of groups is that of the channels coming in,
-    in_planes / group_size. In a stage that doubles the channels the groups are therefore
-    2 * group_size wide, while the permutation keeps `group_size`.
+    As in the released code, the number of groups is in_planes / group_size. In a stage that doubles
+    the channels, the groups therefore have 2 * group_size channels, but the permutation still uses
+    `group_size`.
 
     Args:
-        in_planes: channels in.
-        planes: channels out.
-        num_blocks: residual blocks.
+        in_planes: input channels.
+        planes: output channels.
+        num_blocks: number of residual blocks.
         group_size: channels per group, at least 2, a divisor of both; None for dense blocks
             without permutation.
-        stride: of the first block.
+        stride: stride of the convolutions of the first block.
 
     Raises:
-        InputError: a group size that does not divide the channels.
+        InputError: the group size does not divide the channels.
 
     Source: Dimension Mixer, appendix D.2 (block-mix, Figure 6 right).
     """

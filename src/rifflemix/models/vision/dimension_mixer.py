@@ -1,4 +1,4 @@
-"""The vision transformer of Dimension Mixer: butterfly, dense or token-parallel attention."""
+"""Vision transformer of Dimension Mixer: butterfly, dense or token-parallel attention."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ class PostNormBlock(nn.Module):
     Args:
         mixer: a module (B, N, C) -> (B, N, C).
         dim: channels C.
-        hidden_dim: channels inside the feed-forward branch.
-        dropout: probability in [0, 1), behind both norms.
+        hidden_dim: hidden channels of the feed-forward branch.
+        dropout: dropout probability in [0, 1) after both norms.
 
-    Source: Dimension Mixer, section 3.1; the positions of dropout are those of its code.
+    Source: Dimension Mixer, section 3.1; dropout as in the released code.
     """
 
     def __init__(self, mixer: nn.Module, dim: int, hidden_dim: int, dropout: float) -> None:
@@ -41,36 +41,36 @@ class PostNormBlock(nn.Module):
         self.drop = Dropout(check_probability("dropout", dropout))
 
     def forward(self, x: Tensor) -> Tensor:
-        """(B, N, C) -> (B, N, C)."""
+        """Apply mixer and feed-forward branch: (B, N, C) -> (B, N, C)."""
         x = self.drop(self.norm1(self.mixer(x) + x))
         y: Tensor = self.drop(self.norm2(self.mlp(x) + x))
         return y
 
 
 class DimensionMixerViT(ImageModel):
-    """Patches, post-norm blocks, one linear map of all tokens; no positions, no pooling.
+    """Vision transformer: patches, post-norm blocks, one linear layer over all tokens.
 
-    With `mixer="butterfly"` a layer attends within the groups of one stride, and layers go
-    through the strides in turn: two of them are one complete butterfly where the block is the
-    square root of the number of patches. All else in a block works token by token, so that the
-    groups may be formed around the attention alone.
+    The model has no positions and no pooling. With `mixer="butterfly"` a layer attends within the
+    groups of one stride. Successive layers cycle through the strides. Two layers form a complete
+    butterfly if the block size is the square root of the number of patches. The rest of a block
+    works on each token separately, so only the attention forms groups.
 
     Args:
         mixer: registry name of the token mixer.
-        mixer_options: the mixer's own options.
+        mixer_options: options of the mixer.
         dim: channels C.
-        num_layers: blocks.
-        num_heads: heads H, for mixers that have them.
-        mlp_ratio: hidden channels of the feed-forward branch over C, rounded down.
-        num_classes: outputs.
-        image_size: height and width, one number where they are equal.
-        patch_size: of each patch, in the same form; must divide the image.
+        num_layers: number of blocks.
+        num_heads: heads H, for mixers that have heads.
+        mlp_ratio: hidden channels of the feed-forward branch divided by C, rounded down.
+        num_classes: number of outputs.
+        image_size: height and width, or one number for square images.
+        patch_size: height and width of a patch, or one number; must divide the image.
         in_channels: channels of the image.
-        bias: add a bias to the mixer's maps, where it has the option.
-        dropout: probability, after the norms.
+        bias: add a bias to the linear layers of the mixer if it has this option.
+        dropout: dropout probability after the norms.
 
     Raises:
-        InputError: a size out of range, or patches that do not fill the image.
+        InputError: a size is out of range, or the patch size does not divide the image.
 
     Source: Dimension Mixer, sections 3.1 and 4 (Butterfly Attention), appendix D.1.
     """
@@ -117,11 +117,11 @@ class DimensionMixerViT(ImageModel):
         self.head = nn.Linear(self.num_patches * dim, num_classes)
 
     def forward(self, images: Tensor, *, key_padding_mask: Tensor | None = None) -> Tensor:
-        """Logits of each image.
+        """Compute the logits of each image.
 
         Args:
             images: (B, in_channels, height, width).
-            key_padding_mask: None; images have no padding.
+            key_padding_mask: must be None, because images have no padding.
 
         Returns:
             (B, num_classes).
@@ -134,13 +134,13 @@ class DimensionMixerViT(ImageModel):
         return logits
 
     def official_tensors(self) -> dict[str, OfficialTensor]:
-        """The released code's key of every tensor of this model.
+        """Map the keys of the released code to our tensors.
 
-        There the blocks come in encoders: one encoder is one complete butterfly.
+        The released code nests the blocks in encoders. One encoder is one complete butterfly.
 
         Raises:
-            InputError: a mixer that the released code does not have, or a random order of tokens,
-                which it does not save.
+            InputError: the released code does not support the mixer, or does not save its random
+                token order.
         """
         layout = official_layer(self.patch_embed.proj, "patch_embed.proj", "channel_change")
         per_encoder = self._blocks_per_encoder()
@@ -174,7 +174,7 @@ _OFFICIAL_PARTS = (
 
 
 def _layers_to_cover(length: int, block: int) -> int:
-    """The least k with block^k >= length."""
+    """Return the smallest k with block^k >= length."""
     layers, covered = 1, block
     while covered < length and block > 1:
         layers, covered = layers + 1, covered * block
@@ -196,7 +196,7 @@ _AS_RUN = (
     "as the paper's code ran: the output map is there for one head per group and missing for "
     "two, the reverse of the text, and weights sum to one over the queries"
 )
-# Table 9: title, options of the token-parallel mixer, note, and the printed counts by size.
+# Table 9: title, options of the token-parallel mixer, note, and the reported counts by size.
 _VARIANTS: dict[str, tuple[str, dict[str, Any], str, dict[tuple[int, int], str]]] = {
     "no_wout": (
         "dense attention without an output map",

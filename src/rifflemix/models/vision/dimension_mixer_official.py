@@ -1,4 +1,4 @@
-"""The released code of Dimension Mixer, layer by layer: its key of each tensor of ours."""
+"""Key names of the released code of Dimension Mixer, for each type of layer."""
 
 from __future__ import annotations
 
@@ -28,18 +28,18 @@ _ATTENTION_MAPS = ("queries", "keys", "values")
 
 
 def official_layer(layer: nn.Module, ours: str, theirs: str) -> Layout:
-    """The released code's keys of one layer.
+    """Map the released keys of one layer to our tensors.
 
     Args:
-        layer: of ours.
-        ours: its name in our model.
-        theirs: its name in the model of the released code.
+        layer: our layer.
+        ours: name of the layer in our model.
+        theirs: name of the layer in the released model.
 
     Returns:
-        Their key of each tensor that is saved.
+        An entry for each saved tensor, under its key in the released code.
 
     Raises:
-        InputError: a layer that the released code does not have.
+        InputError: the released code has no such layer.
     """
     match layer:
         case FeedForward():
@@ -78,7 +78,7 @@ def _parts(layer: nn.Module, ours: str, theirs: str, names: tuple[tuple[str, str
 
 
 def _dense_attention(layer: SoftmaxAttention, ours: str, theirs: str) -> Layout:
-    """Three linear maps there, one here."""
+    """Map three separate linear layers to our fused layer."""
     layout = official_layer(layer.proj, f"{ours}.proj", f"{theirs}.fc_out")
     for index, their in enumerate(_ATTENTION_MAPS):
         for name, _ in layer.qkv.named_parameters():
@@ -89,7 +89,7 @@ def _dense_attention(layer: SoftmaxAttention, ours: str, theirs: str) -> Layout:
 
 
 def _block_linear(layer: BlockLinear, ours: str, theirs: str) -> Layout:
-    """A grouped 1x1 convolution there: (blocks * out, in, 1, 1)."""
+    """Map a grouped 1x1 convolution (blocks * out, in, 1, 1) to our layer."""
     blocks, width, out = layer.weight.shape
     layout = {
         f"{theirs}.conv.weight": OfficialTensor(
@@ -102,7 +102,7 @@ def _block_linear(layer: BlockLinear, ours: str, theirs: str) -> Layout:
 
 
 def _token_parallel(layer: TokenParallel, ours: str, theirs: str) -> Layout:
-    """Three grouped convolutions there, one block-diagonal map here."""
+    """Map three grouped convolutions to our block-diagonal layer."""
     layout: Layout = {}
     if layer.proj is not None:
         layout = _block_linear(layer.proj, f"{ours}.proj", f"{theirs}.fc_out")
@@ -133,5 +133,5 @@ def _third_of_outputs(weight: Tensor, index: int) -> Tensor:
 
 
 def _out_first(weight: Tensor) -> Tensor:
-    """(blocks, in, out) -> (blocks, out, in)."""
+    """Transpose (blocks, in, out) -> (blocks, out, in)."""
     return weight.mT

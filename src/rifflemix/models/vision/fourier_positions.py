@@ -12,22 +12,22 @@ from rifflemix.errors import bad_argument
 
 
 class FourierPositions(nn.Module):
-    """Sines and cosines of the row and of the column, through a learned 1x1 convolution.
+    """Sines and cosines of row and column, followed by a learned 1x1 convolution.
 
-    Rows and columns count from 1 and are scaled so that the last one lies at 2 pi. Each axis gives
-    `features` numbers: sine and cosine in turn, of frequencies that fall from 1 towards
-    1 / `temperature`; the rows come first.
+    Rows and columns count from 1, and the last position is scaled to 2 pi. Each axis gives
+    `features` numbers, sine and cosine in turn. Their frequencies fall from 1 towards
+    1 / `temperature`. The features of the rows come first.
 
     Args:
         dim: channels C.
-        features: per axis, an even number.
-        temperature: the longest wavelength over the shortest.
+        features: features per axis, an even number.
+        temperature: ratio of the longest wavelength to the shortest.
 
     Raises:
-        InputError: an argument out of range.
+        InputError: an argument is out of range.
 
-    Source: El-Nouby et al. 2021 (XCiT) and their released code, after Vaswani et al. 2017,
-    section 3.5.
+    Source: El-Nouby et al. 2021 (XCiT) and their released code, after Vaswani et al. 2017, section
+    3.5.
     """
 
     def __init__(self, dim: int, *, features: int = 32, temperature: float = 10000.0) -> None:
@@ -39,7 +39,7 @@ class FourierPositions(nn.Module):
         self.proj = nn.Conv2d(2 * self.features, check_integer("dim", dim, 1), kernel_size=1)
 
     def forward(self, height: int, width: int) -> Tensor:
-        """The embedding of every position of a grid of tokens, (1, C, height, width)."""
+        """Compute the embedding of every grid position, (1, C, height, width)."""
         rows, columns = self._axis(height), self._axis(width)
         grid = torch.cat(
             (
@@ -53,10 +53,10 @@ class FourierPositions(nn.Module):
         return embedding
 
     def _axis(self, length: int) -> Tensor:
-        """(length, features), float32."""
+        """Compute the features of one axis, (length, features) float32."""
         device = self.proj.weight.device
         positions = torch.arange(1, length + 1, dtype=torch.float32, device=device)
-        # The published offset, so that published weights see the features they were trained with.
+        # The offset of the published code, so that published weights see their features.
         positions = positions / (length + 1e-6) * (2 * math.pi)
         exponents = torch.arange(0, self.features, 2, dtype=torch.float32, device=device)
         angles = positions[:, None] / self.temperature ** (exponents / self.features)

@@ -1,4 +1,4 @@
-"""Image sizes and patches, for all models of images."""
+"""Image sizes and patches for all image models."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ Size = int | Sequence[int]
 
 
 class ImageModel(Model):
-    """Base of models that cut an image into patches.
+    """Base class of models that cut an image into patches.
 
     Args:
-        name: of the model in errors.
-        image_size: height and width, one number where they are equal.
-        patch_size: of each patch, in the same form; must divide the image.
+        name: name of the model in error messages.
+        image_size: height and width, or one number for square images.
+        patch_size: height and width of a patch, or one number; must divide the image.
         in_channels: channels of the image.
 
     Raises:
-        InputError: a size out of range, or patches that do not fill the image.
+        InputError: a size is out of range, or the patch size does not divide the image.
     """
 
     def __init__(self, name: str, image_size: Size, patch_size: Size, in_channels: int) -> None:
@@ -41,7 +41,7 @@ class ImageModel(Model):
         self.num_patches = self.grid[0] * self.grid[1]
 
     def check_images(self, images: Tensor, key_padding_mask: Tensor | None) -> None:
-        """Raise unless the images have the size the model was built for, and no padding."""
+        """Raise InputError for images of another size or a padding mask."""
         check_floating("images", images, "(B, channels, height, width)")
         check_size(self._title, images, (self.in_channels, *self.image_size))
         if key_padding_mask is not None:
@@ -49,7 +49,7 @@ class ImageModel(Model):
 
 
 def size_pair(name: str, size: Any) -> tuple[int, int]:
-    """Height and width from one number or two."""
+    """Return height and width from one number or two."""
     sides = [size, size] if not isinstance(size, list | tuple) else list(size)
     if len(sides) != 2:
         raise bad_argument(name, "one number, or height and width", shown(size))

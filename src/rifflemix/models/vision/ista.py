@@ -1,4 +1,4 @@
-"""The sparse coding step that stands in for the feed-forward layer in the ablation of ToST."""
+"""The sparse coding step that replaces the feed-forward layer in an ablation of ToST."""
 
 from __future__ import annotations
 
@@ -13,10 +13,13 @@ from rifflemix.errors import bad_argument
 class ISTA(nn.Module):
     """One non-negative ISTA step towards a sparse code of the input in a learned dictionary.
 
-    From the code a = x it goes one proximal gradient step of length `step_size` down
-    1/2 |x - D a|^2 + `sparsity` * sum(a) over a >= 0, token by token:
-    relu(x + step_size * (D^T (x - D x) - sparsity)). The step already holds x: a block uses
-    `x = ista(norm(x))` where it would use `x = x + feed_forward(norm(x))`.
+    For each token, the step starts at the code a = x. It is a proximal gradient step of length
+    `step_size` on 1/2 |x - D a|^2 + `sparsity` * sum(a) over a >= 0:
+
+    relu(x + step_size * (D^T (x - D x) - sparsity))
+
+    The output already includes x. A block therefore computes `x = ista(norm(x))` instead of
+    `x = x + feed_forward(norm(x))`.
 
     Args:
         dim: channels C; the dictionary D is C x C.
@@ -24,7 +27,7 @@ class ISTA(nn.Module):
         sparsity: weight of the l1 norm, at least 0.
 
     Raises:
-        InputError: an argument out of range, or an input without `dim` channels.
+        InputError: an argument is out of range, or the input does not have `dim` channels.
 
     Source: Yu et al. 2023, "White-Box Transformers via Sparse Rate Reduction", the ISTA block;
     ablation in Wu et al. 2024 (ToST), Table 8.
@@ -41,11 +44,11 @@ class ISTA(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Draw D anew: He's uniform initialisation."""
+        """Reinitialize D from He's uniform distribution."""
         nn.init.kaiming_uniform_(self.weight)
 
     def forward(self, x: Tensor) -> Tensor:
-        """(..., C) -> (..., C), non-negative."""
+        """Apply the step: (..., C) -> (..., C), non-negative."""
         check_floating("x", x, "(..., C)")
         if x.shape[-1:] != (self.dim,):
             raise bad_argument("x", f"{self.dim} channels in shape (..., C)", tuple(x.shape))
@@ -54,5 +57,4 @@ class ISTA(nn.Module):
         return torch.relu(x + self.step_size * descent)
 
     def extra_repr(self) -> str:
-        """The settings, for print(model)."""
         return f"dim={self.dim}, step_size={self.step_size}, sparsity={self.sparsity}"

@@ -40,33 +40,34 @@ class MLPMixerBlock(nn.Module):
         self.channel_mlp = channel_mlp
 
     def forward(self, x: Tensor) -> Tensor:
-        """(B, N, C) -> (B, N, C)."""
+        """Mix tokens, then channels: (B, N, C) -> (B, N, C)."""
         x = x + self.token_mlp(self.norm1(x).mT).mT
         y: Tensor = x + self.channel_mlp(self.norm2(x))
         return y
 
 
 class MLPMixer(ImageModel):
-    """Patches, mixer blocks, one linear map of all tokens; no last norm, no pooling.
+    """MLP-Mixer: patches, mixer blocks, one linear layer over all tokens; no final norm or pooling.
 
     Args:
-        mlp: what both MLPs of a block are: "dense"; "butterfly_linear", two maps that are
-            products of two block-diagonal ones each, with ELU between; or "butterfly_mlp", block
-            MLPs along a complete butterfly. All but the second have GELU. For the last two, N and
-            C are square numbers and the blocks their roots.
+        mlp: kind of both MLPs of a block. "dense" has two dense layers. "butterfly_linear" has
+            two layers, each a product of two block-diagonal matrices, with ELU between them.
+            "butterfly_mlp" applies MLPs to blocks along a complete butterfly. "dense" and
+            "butterfly_mlp" use GELU. The two butterfly kinds need square numbers N and C, and
+            their blocks have size sqrt(N) and sqrt(C).
         dim: channels C.
-        num_layers: blocks.
-        mlp_ratio: hidden features of an MLP over those that come in, rounded down; an integer
-            for "butterfly_linear".
-        num_classes: outputs.
-        image_size: height and width, one number where they are equal.
-        resize: height and width that images are brought to before they are cut into patches, see
-            `rifflemix.nn.resize.Resize`; None leaves them as they are.
-        patch_size: of each patch; must divide the image, as it then is, into N patches.
+        num_layers: number of blocks.
+        mlp_ratio: hidden features of an MLP divided by its input features, rounded down; must be
+            an integer for "butterfly_linear".
+        num_classes: number of outputs.
+        image_size: height and width, or one number for square images.
+        resize: height and width after resizing, see `rifflemix.nn.resize.Resize`; None skips
+            resizing.
+        patch_size: size of a patch; must divide the (resized) image into N patches.
         in_channels: channels of the image.
 
     Raises:
-        InputError: a size out of range, or one that the MLPs cannot have.
+        InputError: a size is out of range, or the MLPs do not support it.
 
     Source: Dimension Mixer, section 4 (Butterfly MLP, Vision MLP Mixers).
     """
@@ -87,7 +88,7 @@ class MLPMixer(ImageModel):
         cut = image_size if resize is None else size_pair("resize", resize)
         super().__init__("mlp_mixer", cut, patch_size, in_channels)
         self.resize = nn.Identity() if resize is None else Resize(self.image_size)
-        self.image_size = size_pair("image_size", image_size)  # what comes in, not what is cut
+        self.image_size = size_pair("image_size", image_size)  # size before resizing
         dim = check_integer("dim", dim, 1)
         tokens = self.num_patches
         self.patch_embed = PatchEmbedding(self.in_channels, dim, self.patch_size, order="chw")
@@ -102,11 +103,11 @@ class MLPMixer(ImageModel):
         self.head = nn.Linear(tokens * dim, check_integer("num_classes", num_classes, 1))
 
     def forward(self, images: Tensor, *, key_padding_mask: Tensor | None = None) -> Tensor:
-        """Logits of each image.
+        """Compute the logits of each image.
 
         Args:
             images: (B, in_channels, height, width).
-            key_padding_mask: None; images have no padding.
+            key_padding_mask: must be None, because images have no padding.
 
         Returns:
             (B, num_classes).
@@ -119,7 +120,7 @@ class MLPMixer(ImageModel):
         return logits
 
     def official_tensors(self) -> dict[str, OfficialTensor]:
-        """The released code's key of every tensor of this model."""
+        """Map the keys of the released code to our tensors."""
         layout = official_layer(self.patch_embed.proj, "patch_embed.proj", "channel_change")
         for index, block in enumerate(self.blocks):
             for our, their in _OFFICIAL_PARTS:
@@ -139,7 +140,7 @@ _OFFICIAL_PARTS = (
 
 
 def _mlp(kind: str, name: str, features: int, ratio: float) -> nn.Module:
-    """An MLP over `features`, which are the `name` of the model."""
+    """Build an MLP over `features`; messages call this size `name`."""
     check_choice("mlp", kind, MLPS)
     ratio = check_positive("mlp_ratio", ratio)
     if kind == "dense":
@@ -156,7 +157,7 @@ def _mlp(kind: str, name: str, features: int, ratio: float) -> nn.Module:
 
 _PAPER = "Sapkota and Bhattarai 2025, Dimension Mixer"
 _KINDS = {"dense": "dense", "butterfly_linear": "butterfly-linear", "butterfly_mlp": "butterfly"}
-# Printed counts of parameters and of multiply-accumulates.
+# Reported counts of parameters and of multiply-accumulates.
 _PRINTED = {
     ("dense", 1): ("0.35168 M", "20.73 M"),
     ("butterfly_linear", 1): ("0.14096 M", "5.0 M"),
@@ -165,7 +166,7 @@ _PRINTED = {
     ("butterfly_linear", 2): ("0.19386 M", "9.34 M"),
     ("butterfly_mlp", 2): ("0.19775 M", "9.88 M"),
 }
-# The mixers that the patch-only one is compared with: settings, and both printed counts by layers.
+# Baselines of the patch-only mixer: settings, and both reported counts for each depth.
 _COMPARED: dict[str, tuple[dict[str, Any], dict[int, tuple[str, str]]]] = {
     "c1": (
         {"dim": 144, "resize": 36},

@@ -1,4 +1,4 @@
-"""The patch-only MLP-Mixer: patches of coprime sizes in the position of channel mixing."""
+"""Patch-only MLP-Mixer: mixes patches of coprime sizes instead of channels."""
 
 from __future__ import annotations
 
@@ -19,21 +19,23 @@ from rifflemix.nn.resize import Resize
 
 
 class PatchOnlyMixer(Model):
-    """Image brought to P x P, patch-only blocks, one linear map of all pixels; no last norm.
+    """Patch-only MLP-Mixer: resizing to P x P, blocks, one linear layer over all pixels.
+
+    The model has no final norm.
 
     Args:
-        patch_sizes: sizes of the patches that a block mixes one after the other, best pairwise
-            coprime; P is their product. A warning tells when they leave parts of the image apart.
-        hidden_channels: channels that the blocks work on, reached by a 1x1 convolution; there is
-            none where they are the image's own, nor where this is None.
-        num_layers: blocks.
-        mlp_ratio: hidden features of an MLP over those of a patch, rounded down.
-        num_classes: outputs.
-        image_size: height and width, one number where they are equal.
+        patch_sizes: patch sizes that a block mixes in turn, preferably pairwise coprime; P is
+            their product. A warning reports sizes that never mix some parts of the image.
+        hidden_channels: number of channels in the blocks. A 1x1 convolution produces them. None,
+            or the number of image channels, omits the convolution.
+        num_layers: number of blocks.
+        mlp_ratio: hidden features of an MLP divided by the features of a patch, rounded down.
+        num_classes: number of outputs.
+        image_size: height and width, or one number for square images.
         in_channels: channels of the image.
 
     Raises:
-        InputError: a size out of range.
+        InputError: a size is out of range.
 
     Source: Dimension Mixer, section 3.2 and 4 (Vision MLP Mixers).
     """
@@ -69,11 +71,11 @@ class PatchOnlyMixer(Model):
         self.head = nn.Linear(channels * side**2, check_integer("num_classes", num_classes, 1))
 
     def forward(self, images: Tensor, *, key_padding_mask: Tensor | None = None) -> Tensor:
-        """Logits of each image.
+        """Compute the logits of each image.
 
         Args:
             images: (B, in_channels, height, width).
-            key_padding_mask: None; images have no padding.
+            key_padding_mask: must be None, because images have no padding.
 
         Returns:
             (B, num_classes).
@@ -89,7 +91,10 @@ class PatchOnlyMixer(Model):
         return logits
 
     def official_tensors(self) -> dict[str, OfficialTensor]:
-        """The released code's key of every tensor of this model; it has one block per size."""
+        """Map the keys of the released code to our tensors.
+
+        The released code has one block per patch size.
+        """
         layout = official_layer(self.head, "head", "linear")
         if isinstance(self.expand, nn.Conv2d):
             layout |= official_layer(self.expand, "expand", "conv1x1")
@@ -102,7 +107,7 @@ class PatchOnlyMixer(Model):
 
 
 _CLASSES = {"cifar10": 10, "cifar100": 100}
-# Printed counts of parameters and of multiply-accumulates.
+# Reported counts of parameters and of multiply-accumulates.
 _PRINTED = {
     ("cifar10", 7): ("0.81 M", "23.04 M"),
     ("cifar10", 10): ("1.14 M", "32.9 M"),

@@ -1,4 +1,4 @@
-"""Patch-only mixing: MLPs on the patches of an image, with patch sizes that share no factor."""
+"""Patch-only mixing: MLPs on the patches of an image, with coprime patch sizes."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ class PatchMix(nn.Module):
     """x + fold(MLP(LN(unfold(x)))): one MLP shared by all non-overlapping p x p patches.
 
     Args:
-        channels: C.
-        patch_size: p; a patch has C p^2 features in the order (channel, row, column).
-        expansion: hidden features are int(expansion * C p^2).
-        activation: module class inside the MLP.
+        channels: channels C.
+        patch_size: patch size p; a patch has C p^2 features in the order (channel, row, column).
+        expansion: ratio of hidden features to patch features; there are int(expansion * C p^2).
+        activation: module class of the activation function of the MLP.
 
     Source: Dimension Mixer, section 3.2.
     """
@@ -48,7 +48,7 @@ class PatchMix(nn.Module):
         self.fc2 = nn.Linear(hidden, features)
 
     def forward(self, x: Tensor) -> Tensor:
-        """(B, C, H, W) -> (B, C, H, W); p divides H and W."""
+        """Mix each patch of (B, C, H, W); p divides H and W."""
         check_floating("x", x, "(B, C, H, W)")
         p = self.patch_size
         if x.dim() != 4 or x.shape[1] != self.channels or x.shape[2] % p or x.shape[3] % p:
@@ -62,26 +62,25 @@ class PatchMix(nn.Module):
         return out
 
     def extra_repr(self) -> str:
-        """The settings, for print(model)."""
         return f"channels={self.channels}, patch_size={self.patch_size}"
 
 
 class PatchOnlyBlock(nn.Sequential):
     """Patch mixing with each patch size in turn.
 
-    Patches of sizes without a common factor cut the image at different positions, so that a stack
-    of blocks mixes the whole of it. Pixels of different runs of lcm(patch_sizes) never meet: a
-    warning tells when that leaves parts of the image apart, or sizes share a factor.
+    Patches of coprime sizes cut the image at different positions. A stack of blocks therefore mixes
+    the whole image. Pixels in different runs of lcm(patch_sizes) never mix. A warning reports sizes
+    that separate parts of the image or share a factor.
 
     Args:
-        channels: C.
-        image_size: P, height and width; each patch size divides it.
-        patch_sizes: sizes p, best pairwise coprime with product P, such as (5, 7) for 35.
+        channels: channels C.
+        image_size: height and width P; each patch size divides it.
+        patch_sizes: sizes p, preferably pairwise coprime with product P, such as (5, 7) for 35.
         expansion: hidden features per feature of a patch.
-        activation: module class inside the MLPs.
+        activation: module class of the activation function of the MLPs.
 
     Raises:
-        InputError: no patch sizes, or one that does not divide `image_size`.
+        InputError: `patch_sizes` is empty, or a size does not divide `image_size`.
 
     Source: Dimension Mixer, section 3.2.
     """

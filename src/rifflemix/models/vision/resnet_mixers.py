@@ -1,4 +1,4 @@
-"""Residual networks for small images, dense or with channels mixed in groups."""
+"""Residual networks for small images, with dense or grouped convolutions."""
 
 from __future__ import annotations
 
@@ -19,23 +19,25 @@ _STAGES = 3
 
 
 class ResNetMixer(Model):
-    """3x3 convolution, three stages of residual blocks, mean over pixels, linear head.
+    """Residual network: 3x3 convolution, three stages of blocks, mean over pixels, linear head.
 
-    Stage s has `planes` * 2^s channels; stages 1 and 2 halve the image. At most one of `groups`
-    and `group_sizes` is set; without both, the convolutions are dense.
+    Stage s has `planes` * 2^s channels; stages 1 and 2 halve the image. Set at most one of `groups`
+    and `group_sizes`. Without both, the convolutions are dense.
 
     Args:
         planes: channels of the first stage.
-        blocks_per_stage: residual blocks of each stage.
-        groups: conv-mix: groups of each stage's first convolutions, three divisors of its
-            channels, see `rifflemix.models.vision.conv_mix.ConvMixBlock`.
-        group_sizes: block-mix: channels per group of each stage, three numbers, see
+        blocks_per_stage: number of residual blocks in each stage.
+        groups: conv-mix: number of groups of the first convolutions in each stage. The three
+            numbers must divide the channels, see
+            `rifflemix.models.vision.conv_mix.ConvMixBlock`.
+        group_sizes: block-mix: channels per group in each stage, three numbers, see
             `rifflemix.models.vision.conv_mix.BlockMixStage`.
-        num_classes: outputs.
+        num_classes: number of outputs.
         in_channels: channels of the image.
 
     Raises:
-        InputError: a size out of range, groups that do not divide the channels, or both kinds.
+        InputError: a size is out of range, the groups do not divide the channels, or both
+            `groups` and `group_sizes` are set.
 
     Source: Dimension Mixer, appendix D.2; He et al. 2016, "Deep Residual Learning for Image
     Recognition", section 4.2.
@@ -72,11 +74,11 @@ class ResNetMixer(Model):
         self.head = nn.Linear(widths[-1], check_integer("num_classes", num_classes, 1))
 
     def forward(self, images: Tensor, *, key_padding_mask: Tensor | None = None) -> Tensor:
-        """Logits of each image.
+        """Compute the logits of each image.
 
         Args:
             images: (B, in_channels, height, width) of any height and width.
-            key_padding_mask: None; images have no padding.
+            key_padding_mask: must be None, because images have no padding.
 
         Returns:
             (B, num_classes).
@@ -105,7 +107,7 @@ def _one_each(name: str, values: Sequence[int]) -> tuple[int, ...]:
 def _conv_mix(
     widths: Sequence[int], blocks: int, groups: Sequence[int | None]
 ) -> list[nn.Sequential]:
-    """Stages of dense (None) or conv-mix blocks; all but stage 0 halve the image."""
+    """Build stages of dense (None) or conv-mix blocks; stage 0 keeps the size."""
     stages = []
     for stage, (before, planes) in enumerate(pairwise(widths)):
         first = ConvMixBlock(before, planes, groups=groups[stage], stride=1 if stage == 0 else 2)
@@ -117,7 +119,7 @@ def _conv_mix(
 def _block_mix(
     widths: Sequence[int], blocks: int, group_sizes: Sequence[int]
 ) -> list[nn.Sequential]:
-    """Stages of block-mix blocks; all but stage 0 halve the image."""
+    """Build stages of block-mix blocks; stage 0 keeps the size."""
     return [
         BlockMixStage(
             before,
@@ -136,7 +138,7 @@ _TITLES = {
     "block_mix": "grouped blocks that meet from one to the next",
 }
 _NOTE = "depth as the paper's Figure 7 counts it, 3 blocks + 11; no count is printed"
-# Figure 7: mixing, depth in its count, planes, and the groups or group sizes of the stages.
+# Figure 7: mixing, depth as counted there, planes, and the groups or group sizes of the stages.
 _FIGURE: tuple[tuple[str, int, int, list[int] | None], ...] = (
     ("dense", 20, 16, None),
     ("conv_mix", 20, 32, [8, 8, 16]),

@@ -1,4 +1,4 @@
-"""The vision form of the Token Statistics Transformer, and its peers in the same host."""
+"""Token Statistics Transformer (ToST) for images, with any mixer."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _EPS = 1e-6
 
 
 class IstaBlock(Block):
-    """A pre-norm block with one ISTA step for the feed-forward branch: x = ista(LN(x)).
+    """Pre-norm block with an ISTA step instead of the feed-forward branch: x = ista(LN(x)).
 
     Source: Wu et al. 2024 (ToST), the ablation of Table 8, after CRATE.
     """
@@ -44,42 +44,41 @@ class IstaBlock(Block):
         key_padding_mask: Tensor | None = None,
         cu_seqlens: Tensor | None = None,
     ) -> Tensor:
-        """See `Block.forward`; the step holds its input already: it is no branch."""
+        """Apply the block, see `Block.forward`; the ISTA step has no residual connection."""
         x = x + self._mixed(self.norm1(x), key_padding_mask, cu_seqlens)
         y: Tensor = self.mlp(self.norm2(x))
         return y
 
 
 class ToST(ImageModel):
-    """Convolutional patches, Fourier positions, blocks, class attention, LayerNorm, linear head.
+    """Vision model: convolutional patches, Fourier positions, blocks, class attention, linear head.
 
-    This is XCiT without its local patch interaction; the paper's own models have the mixer "tssa",
-    their XCiT peers "xca". The class token joins after the last block.
+    The architecture is XCiT without local patch interaction. Mixer "tssa" gives ToST, mixer "xca"
+    gives the XCiT baselines of the paper. The class token is added after the last block.
 
     Args:
         mixer: registry name of the token mixer.
-        mixer_options: the mixer's own options.
+        mixer_options: options of the mixer.
         dim: channels C.
-        num_layers: blocks.
-        num_heads: heads H, a divisor of `dim`, of the mixer and of class attention.
-        mlp_ratio: hidden channels of the feed-forward branches over C.
-        feed_forward: "mlp", or "ista" for a sparse coding step in its position in every block.
-        num_classes: outputs.
-        image_size: height and width, one number where they are equal.
-        resize: height and width that images are brought to before they are cut into patches, see
-            `rifflemix.nn.resize.Resize`; None leaves them as they are.
-        patch_size: a power of two of at least 2 that divides the image, as it then is.
+        num_layers: number of blocks.
+        num_heads: heads H of the mixer and of class attention, a divisor of `dim`.
+        mlp_ratio: hidden channels of the feed-forward branches divided by C.
+        feed_forward: "mlp", or "ista" to replace the MLP of every block by a sparse coding step.
+        num_classes: number of outputs.
+        image_size: height and width, or one number for square images.
+        resize: height and width after resizing, see `rifflemix.nn.resize.Resize`; None skips
+            resizing.
+        patch_size: a power of two of at least 2 that divides the (resized) image.
         in_channels: channels of the image.
-        layer_scale: factor of every branch at the start; the paper has 1 for 12 layers and 1e-5
-            for 24.
-        drop_path: probability of dropping a block's branch in training, the same at all depths.
-        num_class_layers: class attention blocks.
+        layer_scale: initial factor of every branch; in the paper 1 for 12 layers and 1e-5 for 24.
+        drop_path: probability of dropping a branch in training, equal at all depths.
+        num_class_layers: number of class attention blocks.
         tokens_norm: see `ClassAttentionBlock`.
-        bias: add a bias to the mixer's input maps and to those of class attention.
-        dropout: probability, on the embedded patches, in the mixer and on all branches.
+        bias: add a bias to the input projections of the mixer and of class attention.
+        dropout: dropout probability on the embedded patches, in the mixer and on all branches.
 
     Raises:
-        InputError: a size out of range, or patches that do not fill the image.
+        InputError: a size is out of range, or the patch size does not divide the image.
 
     Source: Wu et al. 2024, "Token Statistics Transformer", appendix C.2 and the released code.
     """
@@ -109,7 +108,7 @@ class ToST(ImageModel):
         cut = image_size if resize is None else size_pair("resize", resize)
         super().__init__("tost", cut, check_integer("patch_size", patch_size), in_channels)
         self.resize = nn.Identity() if resize is None else Resize(self.image_size)
-        self.image_size = size_pair("image_size", image_size)  # what comes in, not what is cut
+        self.image_size = size_pair("image_size", image_size)  # size before resizing
         dim, num_layers = check_integer("dim", dim, 1), check_integer("num_layers", num_layers, 1)
         num_class_layers = check_integer("num_class_layers", num_class_layers, 1)
         check_choice("feed_forward", feed_forward, FEED_FORWARDS)
@@ -157,11 +156,11 @@ class ToST(ImageModel):
             _initialise(part)
 
     def forward(self, images: Tensor, *, key_padding_mask: Tensor | None = None) -> Tensor:
-        """Logits of each image.
+        """Compute the logits of each image.
 
         Args:
             images: (B, in_channels, height, width).
-            key_padding_mask: None; images have no padding.
+            key_padding_mask: must be None, because images have no padding.
 
         Returns:
             (B, num_classes).
@@ -178,10 +177,10 @@ class ToST(ImageModel):
         return logits
 
     def official_tensors(self) -> dict[str, OfficialTensor]:
-        """The released vision code's key of every tensor of this model.
+        """Map the keys of the released vision code to our tensors.
 
         Raises:
-            InputError: a mixer or feed-forward layer that the released code does not have.
+            InputError: the released code does not support the mixer or the feed-forward layer.
         """
         if self.feed_forward != "mlp" or self.mixer_name not in _OFFICIAL_MIXERS:
             raise bad_argument(
@@ -195,7 +194,7 @@ class ToST(ImageModel):
         for name, tensor in self.state_dict().items():
             key = _renamed(name, parts)
             shape = (*tensor.shape, 1) if key.endswith(".temp") else None  # (H, 1) for our (H,)
-            # PyTorch counts batches since 0.4.1 and loads older norms without; so do we.
+            # Norms saved before PyTorch 0.4.1 have no batch count, and PyTorch loads them too.
             required = not key.endswith(".num_batches_tracked")
             layout[key] = OfficialTensor(name, shape, required)
         return layout
@@ -204,7 +203,7 @@ class ToST(ImageModel):
 def _block(
     mixer: nn.Module, kind: str, dim: int, hidden_dim: int, *, dropout: float, **options: Any
 ) -> Block:
-    """A block whose feed-forward branch is one of `FEED_FORWARDS`."""
+    """Build a block with one of `FEED_FORWARDS`."""
     if kind == "ista":
         return IstaBlock(mixer, dim, dropout=dropout, norm_eps=_EPS, **options)
     mlp = FeedForward(dim, hidden_dim, dropout=dropout)
@@ -238,7 +237,7 @@ def _renamed(name: str, parts: tuple[tuple[str, str], ...]) -> str:
 
 
 def _initialise(module: nn.Module) -> None:
-    """Linear maps are truncated normal without bias; norms, convolutions stay as PyTorch's."""
+    """Initialize linear layers with truncated normal weights and zero biases."""
     if isinstance(module, nn.Linear):
         nn.init.trunc_normal_(module.weight, std=0.02)
         if module.bias is not None:

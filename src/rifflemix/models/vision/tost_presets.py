@@ -1,4 +1,4 @@
-"""Named sizes of ToST and of its peers, XCiT and CRATE, in the same host."""
+"""Named sizes of ToST and of its baselines, XCiT and CRATE."""
 
 from __future__ import annotations
 
@@ -37,7 +37,10 @@ def _tost(name: str, title: str, patch_size: int, settings: dict[str, Any], **ca
 
 
 def _family(patch_size: int) -> tuple[Preset, ...]:
-    """All ToST sizes of one patch size; the paper's tables hold three, at 16."""
+    """Return all ToST sizes with one patch size.
+
+    The paper reports three sizes, with patch size 16.
+    """
     sizes: tuple[tuple[str, str, dict[str, Any]], ...] = (
         ("tiny", "ToST-T", {**_TINY, **_SHALLOW}),
         ("small", "ToST-S", {**_SMALL, **_SHALLOW, "drop_path": 0.05}),

@@ -1,4 +1,4 @@
-"""The vision transformer that takes any mixer: the host of the CSP and Sliceformer papers."""
+"""Vision transformer with any mixer, as in the CSP and Sliceformer papers."""
 
 from __future__ import annotations
 
@@ -24,35 +24,35 @@ POOLS = ("cls", "mean")
 
 
 class ViT(ImageModel):
-    """Patches, learned positions, pre-norm blocks, one vector of the image, LayerNorm, linear head.
+    """Vision transformer: patches, learned positions, pre-norm blocks, pooling, linear head.
 
-    Positions and class token are N(0, 1) at the start, the rest as PyTorch draws it.
+    Positions and class token are initialized from N(0, 1), all other parameters as in PyTorch.
 
     Args:
         mixer: registry name of the token mixer.
-        mixer_options: the mixer's own options.
+        mixer_options: options of the mixer.
         dim: channels C.
-        num_layers: blocks.
-        num_heads: heads H, for mixers that have them.
-        head_dim: channels of a head, C / H where unset; mixers with the option `inner_dim` work
-            on H * head_dim channels, all others on C.
-        mlp_ratio: hidden channels of the feed-forward branch over C.
-        num_classes: outputs.
-        image_size: height and width, one number where they are equal.
-        patch_size: of each patch, in the same form; must divide the image.
+        num_layers: number of blocks.
+        num_heads: heads H, for mixers that have heads.
+        head_dim: channels of a head; None uses C / H. Mixers with the option `inner_dim` then
+            work on H * head_dim channels, all others on C.
+        mlp_ratio: hidden channels of the feed-forward branch divided by C.
+        num_classes: number of outputs.
+        image_size: height and width, or one number for square images.
+        patch_size: height and width of a patch, or one number; must divide the image.
         in_channels: channels of the image.
-        pool: "cls" reads a class token that goes in front of the patches, "mean" averages the
-            patches and has no such token; or one of the two for each mixer by name, and for the
-            others under "default".
-        bias: add a bias to the mixer's input maps, where it has them.
-        dropout: probability, in the mixer and on both branches.
-        embedding_dropout: probability, on the embedded patches.
+        pool: "cls" adds a class token before the patches and pools it. "mean" averages the
+            patches, without a class token. A mapping selects one of them for each mixer by name,
+            and for all other mixers under "default".
+        bias: add a bias to the input projections of the mixer if it has this option.
+        dropout: dropout probability in the mixer and on both branches.
+        embedding_dropout: dropout probability on the embedded patches.
 
     Raises:
-        InputError: a size out of range, or patches that do not fill the image.
+        InputError: a size is out of range, or the patch size does not divide the image.
 
-    Source: Dosovitskiy et al. 2021, "An Image is Worth 16x16 Words"; the sizes and the pooling of
-    the presets are those of the CSP and Sliceformer papers and their code.
+    Source: Dosovitskiy et al. 2021, "An Image is Worth 16x16 Words". The presets use the sizes and
+    the pooling of the CSP and Sliceformer papers and their code.
     """
 
     def __init__(
@@ -112,11 +112,11 @@ class ViT(ImageModel):
         self.head = nn.Linear(dim, check_integer("num_classes", num_classes, 1))
 
     def forward(self, images: Tensor, *, key_padding_mask: Tensor | None = None) -> Tensor:
-        """Logits of each image.
+        """Compute the logits of each image.
 
         Args:
             images: (B, in_channels, height, width).
-            key_padding_mask: None; images have no padding.
+            key_padding_mask: must be None, because images have no padding.
 
         Returns:
             (B, num_classes).
@@ -129,7 +129,7 @@ class ViT(ImageModel):
         return logits
 
     def pooled(self, x: Tensor) -> Tensor:
-        """(B, N, C) tokens -> (B, C), the vector that the head reads."""
+        """Pool the tokens: (B, N, C) -> (B, C)."""
         return x[:, 0] if self.pool == "cls" else x.mean(dim=1)
 
 
@@ -152,7 +152,7 @@ _PAPER = (
     "Yuan and Xu, Sliceformer: Make Multi-head Attention as Simple as Sorting in Discriminative "
     "Tasks"
 )
-# A class token would be one row too many for CSP's groups; Sliceformer reads all it gathers there.
+# A class token would be one token too many for the groups of CSP. Sliceformer pools through it.
 _CSP_TABLE = {"default": "mean", "sliceformer": "cls"}
 _SLICEFORMER_TABLE = {"default": "cls", "csp": "mean"}
 _DEIT_SMALL = {
