@@ -233,12 +233,12 @@ class RifflemixForCausalLM(RifflemixPreTrainedModel):
         attention_mask: Tensor | None = None,
         labels: Tensor | None = None,
     ) -> CausalLMOutput:
-        """Compute logits (B, N, V), and the mean loss if labels are given.
+        """Compute logits (B, N, V), and the loss if labels are given.
 
         Args:
             input_ids: (B, N) token ids.
             attention_mask: (B, N), 1 = token, 0 = padding.
-            labels: (B, N) targets, or None. The loss ignores the value -100.
+            labels: (B, N) targets, or None. The loss is the mean over labels other than -100.
         """
         logits = self.model(input_ids, **_padding(input_ids, attention_mask))
         loss = None

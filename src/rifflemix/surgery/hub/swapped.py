@@ -141,7 +141,7 @@ def _check_keys(model: Any, info: Any) -> None:
 
 
 def _is_in(key: str, places: Collection[str]) -> bool:
-    """Return whether a key names a tensor of a mixer at one of the places."""
+    """Return whether a key belongs to a mixer at a listed place."""
     place, _, rest = key.rpartition(f".{LABEL}")
     if place in places and not rest:
         return True
