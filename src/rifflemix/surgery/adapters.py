@@ -114,7 +114,7 @@ class SwappedAttention(nn.Module):
         return super().train(mode)
 
     def _apply(self, fn: Any, recurse: bool = True) -> Any:
-        # If the model was loaded without its old attention, that is on meta and cannot move.
+        # If the old attention was not loaded, it is on the meta device and cannot move.
         if not any(parameter.is_meta for parameter in self.original.parameters()):
             self.original._apply(fn, recurse)
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]

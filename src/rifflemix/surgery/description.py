@@ -84,9 +84,9 @@ def settings_of(layer: Mapping[str, Any]) -> MixerSettings:
 
 
 def check_unchanged(state: Mapping[str, Tensor], description: Mapping[str, Any]) -> None:
-    """Raise if a mixer's tensors differ from those of a new mixer.
+    """Raise if a mixer's tensors do not fit a new mixer.
 
-    A new mixer is what loads the file later.
+    Loading copies the saved tensors into a new mixer.
     """
     for name, layer in description["layers"].items():
         place = f"{name}.mixer."

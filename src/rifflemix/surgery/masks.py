@@ -52,15 +52,16 @@ def key_padding_mask(
 
     Args:
         mask: None, a mask per key or a mask per query.
-            Per key: (B, K) bool, or numbers with 1 = keep and 0 = padding. Floats are additive if
-            `true_means` is "padding" (as in torch.nn) or if a value is negative.
-            Per query: (N, K), (B or B*H, N, K) or (B or 1, H or 1, N or 1, K). Values are bool, or
-            floats to add to the scores: 0 = attend; -inf, the lowest value of the dtype or -1e4 =
-            hidden.
+
+            - Per key: (B, K) bool, or numbers with 1 = keep and 0 = padding. Floats are additive if
+              `true_means` is "padding" (as in torch.nn) or if a value is negative.
+            - Per query: (N, K), (B or B*H, N, K) or (B or 1, H or 1, N or 1, K). Values are bool,
+              or floats to add to the scores. Floats: 0 = attend; -inf, the lowest value of the
+              dtype or -1e4 = hidden.
         batch: number of sequences B.
         length: number of query tokens N.
-        causal: whether the mixer is causal. A mask per query must be causal if, and only if, the
-            mixer is.
+        causal: whether the mixer is causal. A mask per query must be causal if the mixer is causal,
+            and only then.
         true_means: meaning of True: "attend" (transformers, scaled_dot_product_attention) or
             "padding" (torch.nn.MultiheadAttention).
         per_query: whether a 2D mask has the shape (N, K). Default: (B, K).
@@ -75,7 +76,8 @@ def key_padding_mask(
     Raises:
         InputError: the shape or dtype is wrong, or a sequence has no valid token. The mask
             expresses more than padding and causality: packed sequences, a window, a bias or
-            differences between heads. A mask that requires gradients counts as a bias.
+            differences between heads. A mask that requires gradients counts as a bias, even if it
+            is zero.
     """
     check_choice("true_means", true_means, TRUE_MEANS)
     if mask is None:
@@ -118,9 +120,9 @@ def _remember(
 ) -> None:
     """Cache the result for the other layers if computing it is slow.
 
-    Computing is slow for N x N masks and for masks on an accelerator, which must synchronize. NumPy
-    or `.data` can change a CPU mask without a new version. CPU masks are therefore compared with a
-    copy, which takes a twentieth of the time. On other devices the comparison would synchronize
+    Computing is slow for N x N masks, and for masks on an accelerator (they need synchronization).
+    NumPy or `.data` can change a CPU mask without a new version. CPU masks are therefore compared
+    with a copy, in a twentieth of the time. On other devices the comparison would synchronize
     again.
     """
     if mask.device.type == "cpu":
@@ -249,7 +251,7 @@ def _check_nothing_is_lost(attend: Tensor, keep: Tensor, causal: bool, hidden_an
         return bool(((attend != said) & queries).any())
 
     # Keys of padded queries do not matter, but a token that attends to others is not padding.
-    # Rows of True replace empty rows, which some kernels do not support.
+    # Rows of True replace empty rows for kernels that do not support empty rows.
     if bool((attend & ~keys & ~attend.all(-1, keepdim=True)).any()):
         raise _too_much(_name_of_pattern(attend))
 

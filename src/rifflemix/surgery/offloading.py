@@ -18,7 +18,7 @@ def load_at_once(module: nn.Module) -> None:
     The function does nothing if no submodule is offloaded. A second call therefore has no effect.
 
     Args:
-        module: module whose submodules may have hooks of accelerate.
+        module: module with submodules that may have hooks of accelerate.
     """
     hooks = {name: _offloading(part) for name, part in module.named_modules()}
     one = next((hook for name, hook in hooks.items() if name and hook is not None), None)

@@ -120,7 +120,7 @@ def restore_attention(model: nn.Module) -> list[str]:
     mixers are lost.
 
     Args:
-        model: model, or a part of it, whose attention was replaced. A part does not restore
+        model: model with replaced attention, or a part of the model. A part does not restore
             attributes of modules around it. Restore the whole model to enable nested tensors in
             `torch.nn.TransformerEncoder` again.
 
@@ -166,7 +166,7 @@ def prepare(site: Site, settings: MixerSettings, init: str) -> Swap:
     if place is None:
         mixer = settings.build()
     else:
-        # Ignore torch's default device, which may be meta. Allocate nothing for meta hosts.
+        # Ignore torch's default device (it may be meta). Allocate nothing for meta hosts.
         with torch.device("meta" if place[0].type == "meta" else "cpu"):
             mixer = settings.build().to(device=place[0], dtype=place[1])
         if place[0].type == "meta" and not _has_no_memory(site.parents[0]):

@@ -19,7 +19,7 @@ from rifflemix.surgery.hosts.transformers_saving import replaced_weights
 
 
 class SaveOfMixin:
-    """`_save_pretrained` of a swapped model, which the mixin calls to write weights.
+    """`_save_pretrained` of a swapped model. The mixin calls it to write weights.
 
     Args:
         model: a `PyTorchModelHubMixin`.

@@ -82,7 +82,7 @@ class SwappedCopy(SwappedTimmAttention):
 
 
 class CopiedTimmAttention(TimmAttention):
-    """Adapter for attention with `qkv` and `proj` whose behavior a trial run confirms."""
+    """Adapter for attention with `qkv` and `proj` that passes a trial run."""
 
     name = "copy of timm"
 

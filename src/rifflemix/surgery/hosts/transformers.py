@@ -53,7 +53,7 @@ from rifflemix.surgery.masks import check_causality
 from rifflemix.surgery.triangles import is_square, is_triangle, triangles
 from rifflemix.surgery.weights import HostWeights
 
-# Modules that return a third value are not supported.
+# Modules that return a third value are not supported: mixers return two.
 _ENDS_IN = re.compile(
     r"return (attn_output|output|context_layer), (attn_weights(_reshaped)?|attention_probs)$",
     re.MULTILINE,
@@ -62,7 +62,7 @@ _OF_IMAGES = re.compile(r"height, width, _ = hidden_states.shape")
 _OF_ANOTHER_SEQUENCE = ("encoder_hidden_states", "key_value_states")
 _CROSS = re.compile(r"cross|encoder_attn|(?<![a-z])x_attn|pooling", re.IGNORECASE)
 _CROSS_AROUND = re.compile(r"cross_?att", re.IGNORECASE)
-# Arguments that host models pass in addition to the mask. The mask does not contain their content.
+# Host models may pass the ends of packed sequences in these arguments instead of the mask.
 _OF_PACKED_SEQUENCES = ("cu_seq_lens_q", "cu_seq_lens_k", "seq_idx")
 CACHES = ("past_key_values", "layer_past", "cache")
 _KNOWN_ARGUMENTS = {

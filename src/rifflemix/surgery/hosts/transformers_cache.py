@@ -94,7 +94,7 @@ class StreamLayer(CacheLayerMixin):
             self.padding = change(self.padding)
 
     def crop(self, tokens_to_remove: int) -> None:
-        """Raise InputError unless nothing is removed.
+        """Raise InputError if tokens are removed.
 
         A state cannot go back to an earlier token.
         """

@@ -13,7 +13,7 @@ _OF_SERIES = ("context_length", "prediction_length")
 def embeddings_around(parents: Sequence[nn.Module]) -> list[nn.Module]:
     """Return the embeddings of the innermost model around the attention.
 
-    The list is empty if there are none.
+    The list is empty if no model has embeddings.
     """
     found = (getattr(parent, "embeddings", None) for parent in reversed(parents))
     return [part for part in found if isinstance(part, nn.Module)][:1]

@@ -93,7 +93,7 @@ def read_weights(module: nn.Module, maps: Maps) -> HostWeights:
 def num_heads(module: nn.Module, maps: Maps) -> int:
     """Return the number of query heads.
 
-    Without such an attribute, the number is the key heads times the query heads per key head.
+    If no attribute contains it, multiply the key heads by the queries per key head.
     """
     for name in ("num_heads", "num_attention_heads", "n_heads"):
         if isinstance(getattr(module, name, None), int):
@@ -153,7 +153,10 @@ def _separate(module: nn.Module, maps: Maps) -> list[Projection]:
 
 
 def _without_gate(part: Projection, width: int) -> Projection:
-    """Return the query rows of a projection with alternating query and gate heads."""
+    """Return the query rows of a projection with query and gate heads.
+
+    Query and gate heads alternate.
+    """
 
     def queries(t: Tensor) -> Tensor:
         heads: Tensor = t.unflatten(0, (-1, 2, width))

@@ -17,10 +17,11 @@ def padding_of(
 
     Args:
         mask: None, or a mask in one of these formats:
-            flash attention: (B, N), 1 = keep.
-            sdpa: (B, 1, N, N) bool, True = attend.
-            eager: (B, 1, N, N) floats to add to the scores.
-            flex attention: a BlockMask.
+
+            - flash attention: (B, N), 1 = keep
+            - sdpa: (B, 1, N, N) bool, True = attend
+            - eager: (B, 1, N, N) floats to add to the scores
+            - flex attention: a BlockMask
         x: (B, N, C) tokens.
         causal: whether the mixer hides later tokens.
         seen: number of earlier tokens in a cache. The mask has keys for these too.

@@ -93,8 +93,8 @@ def attend(
     """Run a mixer with the interface of an attention function in transformers.
 
     With a cache there are fewer queries than keys. The function then computes the outputs of all
-    tokens and returns those of the new tokens. This is correct for every operator, but the cost
-    grows with the sequence length.
+    tokens, and returns only the outputs of new tokens. This is correct for every operator, but the
+    cost grows with the sequence length.
 
     Args:
         name: name of the mixer.
@@ -142,14 +142,14 @@ def padding_alone(
     """Create the mask for `attend` in the mask interface of transformers.
 
     Returns:
-        (B, K) bool, True = keep, or None. If the mask expresses more than padding and causality
-        (packed sequences, windows), the whole mask (B, 1, Q, K). `attend` rejects such a mask with
-        a specific message.
+        (B, K) bool, True = keep, or None. Masks with more than padding and causality (packed
+        sequences, windows) are returned whole, (B, 1, Q, K). `attend` rejects such a mask with a
+        specific message.
 
     Raises:
-        InputError: the mask is for cross-attention, or the cache has a fixed size. The host model
-            has its own attention code. It would add the mask to its scores, or needs the mask to be
-            causal.
+        InputError: the mask is for cross-attention. The cache has a fixed size, so some keys are
+            not tokens. The host model has its own attention code and would add the mask to its
+            scores. The host model is causal only through its mask.
     """
     both_ways = mask_function is bidirectional_mask_function
     _check_host(options.get("config"), mask_function is causal_mask_function)

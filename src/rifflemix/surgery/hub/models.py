@@ -112,7 +112,7 @@ class RifflemixPreTrainedModel(PreTrainedModel):
     def initialize_weights(self) -> None:
         """Initialize tensors that were missing in the file.
 
-        Examples are a new head and constants, which no file contains.
+        Examples are a new head and constants.
         """
         tensors = {**dict(self.model.named_parameters()), **dict(self.model.named_buffers())}
         missing = [n for n, t in tensors.items() if not getattr(t, "_is_hf_initialized", False)]

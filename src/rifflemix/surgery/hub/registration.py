@@ -10,7 +10,7 @@ def register_hf() -> None:
 
     After the call:
 
-    - `from_pretrained` loads models whose attention rifflemix replaced.
+    - `from_pretrained` loads models with replaced attention.
     - `attn_implementation="rifflemix_linear"` and similar names use a mixer between the projections
       of a host model.
     - The Auto classes support `model_type="rifflemix"`.
