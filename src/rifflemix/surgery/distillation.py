@@ -31,6 +31,10 @@ def distil(
     not count. Only the weights of the mixers change, and dropout is off. Fine-tune the whole model
     afterwards.
 
+    The loss is the mean squared error divided by the mean square of the attention outputs. A
+    perfect copy has a loss of 0, and an output of zeros has a loss of 1. If layers share the
+    attention, the loss is the mean over its calls.
+
     Args:
         model: model after `replace_attention`.
         original: the same model before the replacement, on the same device. Use a copy or load it
@@ -40,10 +44,7 @@ def distil(
         lr: learning rate of Adam.
 
     Returns:
-        Losses of each replaced module, one per batch, computed before the step. The loss is the
-        mean squared error divided by the mean square of the attention outputs. 0 is a perfect copy;
-        an output of zeros gives 1. If layers share the attention, the loss is the mean over its
-        calls.
+        Losses of each replaced module by name, one per batch, computed before the step.
 
     Raises:
         InputError: nothing in `model` was replaced. `original` has no attention of the same type at

@@ -70,8 +70,7 @@ def key_padding_mask(
             then show them.
 
     Returns:
-        (B, K) bool, True = padding. None if there is no padding (in a traced graph: if there is no
-        mask).
+        (B, K) bool, True = padding. None without padding (in traced graphs only without a mask).
 
     Raises:
         InputError: the shape or dtype is wrong, or a sequence has no valid token. The mask

@@ -270,11 +270,11 @@ def attn_layer(
 ) -> type[nn.Module]:
     """Create a class for the argument `attn_layer` of timm models.
 
-    Example: `timm.create_model(name, attn_layer=attn_layer("tssa"))`.
+    Use it as `timm.create_model(name, attn_layer=attn_layer("tssa"))`.
 
     The class accepts the arguments of timm's `Attention`. timm does not pass the layer index. The
-    class therefore counts its instances and restarts after `num_layers`. Models that contain the
-    class can be pickled.
+    class therefore counts its instances and restarts after `num_layers`. You can pickle models that
+    contain the class.
 
     Args:
         mixer: name in `list_mixers()`.

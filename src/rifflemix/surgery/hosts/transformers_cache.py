@@ -167,7 +167,7 @@ def continue_stream(
 
 
 def _check_earlier(layer: StreamLayer, padding: Tensor | None) -> None:
-    """Raise unless `padding` (B, K) equals the first prompt's, without later padding."""
+    """Raise unless `padding` (B, K) matches the first prompt's, without later padding."""
     if padding is layer.padding is None:
         return
     if padding is None:

@@ -109,7 +109,7 @@ def _head_dim(module: nn.Module) -> int:
 
 
 def misshapen(module: nn.Module, maps: Maps) -> str:
-    """Return why the query rows do not match the heads, or ""."""
+    """Return why query rows do not match heads, or an empty string."""
     rows, heads = len(_separate(module, maps)[0].weight), num_heads(module, maps)
     width = getattr(module, "head_dim", rows // max(heads, 1))
     if rows == heads * width:

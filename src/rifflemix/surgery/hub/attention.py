@@ -141,10 +141,11 @@ def padding_alone(
 ) -> Tensor | None:
     """Create the mask for `attend` in the mask interface of transformers.
 
+    If the mask expresses more than padding and causality (packed sequences, windows), the function
+    returns all of it, (B, 1, Q, K). `attend` rejects such a mask with a specific message.
+
     Returns:
-        (B, K) bool, True = keep, or None. Masks with more than padding and causality (packed
-        sequences, windows) are returned whole, (B, 1, Q, K). `attend` rejects such a mask with a
-        specific message.
+        (B, K) bool, True = keep; None without a mask; or the whole mask (B, 1, Q, K).
 
     Raises:
         InputError: the mask is for cross-attention. The cache has a fixed size, so some keys are
