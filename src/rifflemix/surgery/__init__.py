@@ -37,5 +37,5 @@ __all__ = [
     "save_swapped",
 ]
 
-if "transformers" in sys.modules:  # its models are to be swapped, saved and loaded again
+if "transformers" in sys.modules:  # so that from_pretrained can load swapped models
     register_hf()

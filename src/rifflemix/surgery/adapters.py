@@ -1,4 +1,4 @@
-"""What surgery asks of a host: which modules are attention, how they are called, what they hold."""
+"""Interface between surgery and host models: adapters and swapped attention modules."""
 
 from __future__ import annotations
 
@@ -22,22 +22,25 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True)
 class HostAttention:
-    """What an attention module of a host is.
+    """Properties of an attention module in a host model.
 
     Attributes:
-        dim: channels C that go in and come out.
-        num_heads: heads of the queries.
-        causal: True: it hides later tokens by itself; None: the call decides; False: it never does.
-        dropout: probability with which attention weights are dropped.
-        inner_dim: channels of the values of all heads, C where unset.
-        max_length: most tokens the host takes, where it says so.
-        usual_length: tokens that it is built for, where it takes more as well (larger images); only
-            mixers that cannot be built without a length are given it.
-        class_token: a classifier reads one token of the sequence.
-        cross: it attends to another sequence; never replaced, and not counted among the layers.
-        refusal: empty, or why it cannot be replaced.
-        notes: what a replacement changes, each one sentence for the report.
-        warnings: what it loses; in the report too, and warned of once.
+        dim: number of input and output channels C.
+        num_heads: number of query heads.
+        causal: True if the module always hides later tokens, False if never. None if each call
+            decides.
+        dropout: dropout probability of the attention weights.
+        inner_dim: number of value channels of all heads together. Default: C.
+        max_length: maximum number of tokens, or None if the host model defines no limit.
+        usual_length: default number of tokens of host models that also accept more (larger images).
+            Only mixers that need a maximum length use it.
+        class_token: whether a classifier reads a single token of the sequence.
+        cross: whether the module attends to another sequence. Cross-attention is never replaced,
+            and layer indices skip it.
+        refusal: reason why the module cannot be replaced, or an empty string.
+        notes: effects of a replacement for the report, one sentence each.
+        warnings: features that a replacement loses. They appear in the report and as one warning
+            each.
     """
 
     dim: int
@@ -55,7 +58,7 @@ class HostAttention:
 
 
 class ParentChange(NamedTuple):
-    """An attribute of a module around the attention that must differ while it is replaced."""
+    """Attribute that a module around the attention needs while it is replaced."""
 
     module: nn.Module
     attribute: str
@@ -63,32 +66,32 @@ class ParentChange(NamedTuple):
 
 
 class SwappedAttention(nn.Module):
-    """A mixer with the call signature of the attention whose place it takes.
+    """Token mixer with the call signature of the attention that it replaces.
 
-    A subclass writes `forward` as the host calls it. The replaced attention is kept for
-    `restore_attention`, outside of parameters and `state_dict`; it follows to other devices and
-    dtypes, and it is copied with the module.
+    Each subclass implements `forward` with the arguments of the host module. The module keeps the
+    replaced attention for `restore_attention`, outside of `parameters()` and `state_dict`. The
+    replaced attention moves to other devices and dtypes with the module, and copies contain it.
 
-    The state_dict has a label, the buffer `mixer_settings`. A state with a label is the whole state
-    of its mixer: `load_state_dict` raises InputError if the label names another mixer, or if the
-    state has unknown keys, even with `strict=False`. Keys that do not come raise at the first call,
-    since the files of a sharded checkpoint are loaded one by one.
+    The state_dict contains a label: the buffer `mixer_settings`. A state with a label must contain
+    the whole state of the mixer. `load_state_dict` raises InputError if the label names another
+    mixer or if the state has unknown keys, even with `strict=False`. Missing keys raise at the
+    first call, since the files of a sharded checkpoint are loaded one by one.
 
     Args:
-        mixer: what computes the outputs.
-        original: the attention that it replaces.
+        mixer: token mixer that computes the outputs.
+        original: attention module to replace.
     """
 
     settings: MixerSettings | None = None
-    """How the mixer was built, by which a file can say it."""
+    """Arguments that rebuild the mixer from a file."""
     adapter: str = ""
-    """The name of the adapter that knew the attention."""
+    """Name of the adapter that matched the attention."""
     batch_first: bool = True
-    """False where the host's tokens are (N, B, C)."""
+    """False if the host module expects tokens of shape (N, B, C)."""
     _place: str = ""
     _awaited: frozenset[str] = frozenset()
     _came: frozenset[str] = frozenset()
-    # Tensors that a labelled state lacked, and tensors that came without a label.
+    # _awaited: tensors missing from a state with a label. _came: tensors loaded without a label.
 
     def __init__(self, mixer: TokenMixer, original: nn.Module) -> None:
         super().__init__()
@@ -99,16 +102,19 @@ class SwappedAttention(nn.Module):
 
     @property
     def original(self) -> nn.Module:
-        """The replaced attention."""
+        """The replaced attention module."""
         return self._kept[0]
 
     def train(self, mode: bool = True) -> Self:
-        """As of any module; the replaced attention follows, since `forward` may use its parts."""
+        """Set the training mode, also of the replaced attention.
+
+        `forward` may use parts of the replaced attention.
+        """
         self.original.train(mode)
         return super().train(mode)
 
     def _apply(self, fn: Any, recurse: bool = True) -> Any:
-        # What was loaded without its old attention has it without memory, which cannot move.
+        # If the old attention was not loaded, it is on the meta device and cannot move.
         if not any(parameter.is_meta for parameter in self.original.parameters()):
             self.original._apply(fn, recurse)
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
@@ -120,7 +126,7 @@ class SwappedAttention(nn.Module):
         return self
 
     def name_mixer(self, settings: MixerSettings, adapter: str, place: str) -> None:
-        """Set how the mixer was built, by which adapter and where, and add the label."""
+        """Store settings, adapter and location of the mixer, and add the label."""
         self.settings, self.adapter, self._place = settings, adapter, place
         label, where = make_label(settings), place_of(self.original)
         has_memory = where is None or where[0].type != "meta"
@@ -129,7 +135,7 @@ class SwappedAttention(nn.Module):
             self._check_at_next_call()  # some loaders set tensors one by one
 
     def check_loaded(self) -> None:
-        """Raise InputError unless all weights came, and they are weights of this mixer."""
+        """Raise InputError unless all weights were loaded and belong to this mixer."""
         if self._awaited:
             raise bad_argument(
                 f"weights at {self._place}",
@@ -145,7 +151,7 @@ class SwappedAttention(nn.Module):
             self.register_forward_pre_hook(_check_loaded)
 
     def _load_from_state_dict(self, state_dict: Any, prefix: str, *others: Any) -> None:
-        # Files have one number in place of the replaced attention, for programs without rifflemix.
+        # Remove the tensors of shape (1,) that make loading fail in programs without rifflemix.
         for name, _ in self.original.named_parameters():
             if getattr(state_dict.get(prefix + name), "shape", None) == (1,):
                 del state_dict[prefix + name]
@@ -162,7 +168,7 @@ class SwappedAttention(nn.Module):
                     "load the state that was saved from this swap",
                 )
             self._awaited, self._came = frozenset(own - there - self._came), frozenset()
-        else:  # the files of a sharded checkpoint come in any order
+        else:  # the files of a sharded checkpoint are loaded in any order
             self._awaited, self._came = self._awaited - there, self._came | there
         if self._awaited:
             self._check_at_next_call()
@@ -184,55 +190,60 @@ def _check_loaded(module: SwappedAttention, _: Any) -> None:
 
 
 class Adapter:
-    """How attention of one kind of host is found, described, called and read.
+    """Interface to find, describe, call and read the attention of a host library.
 
-    Write a subclass for a host of your own and pass an instance to `rifflemix.register_adapter`.
+    Subclass it for your own attention modules. Pass an instance to `rifflemix.register_adapter`.
     """
 
     name: str = ""
-    """Shown in reports, for example "timm"."""
+    """Name for reports, such as "timm"."""
     has_cache: bool = False
-    """The host keeps keys and values of earlier calls (generation)."""
+    """Whether the host model keeps keys and values of earlier calls (generation)."""
 
     def matches(self, module: nn.Module) -> bool:
-        """Whether `module` is attention of this kind, by class name and attributes.
+        """Return whether the adapter supports `module`.
 
-        The host's library is not imported for this.
+        Check class names and attributes. Do not import the library of the host model.
         """
         raise NotImplementedError
 
     def describe(self, module: nn.Module, parents: Sequence[nn.Module]) -> HostAttention:
-        """What `module` is; `parents` are the modules around it, the model first."""
+        """Describe an attention module.
+
+        Args:
+            module: attention module.
+            parents: modules around it, starting with the model.
+        """
         raise NotImplementedError
 
     def wrap(self, module: nn.Module, mixer: TokenMixer) -> SwappedAttention:
-        """A module that is called as `module` is, returns what it returns, and computes `mixer`."""
+        """Return a module that computes `mixer` with the interface of `module`."""
         raise NotImplementedError
 
     def weights(self, module: nn.Module) -> HostWeights | None:
-        """Its query, key, value and output maps; None where they cannot be told."""
+        """Return the Q/K/V/O projections, or None if they cannot be read."""
         return None
 
     def copy_weights(self, module: nn.Module, mixer: TokenMixer) -> list[str]:
-        """Copy what `mixer` has a place for; the names of its parameters that were set."""
+        """Copy matching weights to `mixer` and return the parameters' names."""
         weights = self.weights(module)
         return [] if weights is None else copy_weights(mixer, weights)
 
     def macs(self, module: nn.Module, host: HostAttention, length: int) -> int | None:
-        """Multiply-accumulates for one sequence of `length` tokens; None where not known.
+        """Count multiply-accumulates for one sequence; None if unknown.
 
-        The default is softmax attention's: the maps on every token, two products of N x N scores.
+        The default counts softmax attention: all projections, and two products with N x N scores.
         """
         maps = sum(p.numel() for p in module.parameters() if p.dim() >= 2)
         return length * maps + 2 * length * length * (host.inner_dim or host.dim)
 
     def parent_changes(self, module: nn.Module, parents: Sequence[nn.Module]) -> list[ParentChange]:
-        """Attributes of `parents` that must differ while `module` is replaced."""
+        """Return attributes of `parents` that must change while `module` is replaced."""
         return []
 
 
 def returned(adapter: Adapter, method: str, value: Any, kind: type[_T]) -> _T:
-    """What a method of an adapter returned; InputError unless it is of a kind."""
+    """Return `value`, or raise InputError if it has the wrong type."""
     if not isinstance(value, kind):
         got = "None" if value is None else f"a {type(value).__name__}"
         raise InputError(
@@ -242,30 +253,30 @@ def returned(adapter: Adapter, method: str, value: Any, kind: type[_T]) -> _T:
 
 
 def class_names(module: nn.Module) -> set[str]:
-    """Names of the module's class and of those that it is derived from."""
+    """Return the names of the module's class and its base classes."""
     return {cls.__name__ for cls in type(module).__mro__}
 
 
 def forward_is_of(cls: type[nn.Module], library: str) -> bool:
-    """Whether a class computes what `library` wrote: no subclass or patch with another forward."""
+    """Return whether `library` defines the `forward` of a class, without patches."""
     return getattr(cls.forward, "__module__", "").partition(".")[0] == library
 
 
 def forward_is_its_own(module: nn.Module) -> bool:
-    """Whether this very module was given another forward than its class has.
+    """Return whether `forward` was replaced on the instance.
 
-    Hooks of accelerate are none: they call it.
+    Hooks of accelerate do not count, since they call the original `forward`.
     """
     return "forward" in vars(module) and not hasattr(module, "_hf_hook")
 
 
 def is_linear(part: object) -> bool:
-    """Whether it is a plain linear map: not one with adapters (LoRA) or quantised weights."""
+    """Return whether `part` is a plain linear layer (not quantized, no LoRA)."""
     return isinstance(part, nn.Linear) and type(part).forward is nn.Linear.forward
 
 
 def not_plain(name: str, part: object) -> str:
-    """Why attention cannot be replaced whose map `name` is `part`, no plain linear map."""
+    """Return a refusal: projection `name` is not a plain linear layer."""
     kind = type(part)
     return (
         f"its {name} is a {kind.__module__}.{kind.__qualname__}, no plain linear map; "
@@ -274,13 +285,13 @@ def not_plain(name: str, part: object) -> str:
 
 
 def has_class_token(modules: Iterable[nn.Module]) -> bool:
-    """Whether one of them holds a token that a classifier reads, under any of its names."""
+    """Return whether a module has a class token, under any known name."""
     names = ("cls_token", "cls_token_0", "class_token", "class_embedding")
     owners = [owner for m in modules for owner in (m, getattr(m, "embeds", None))]  # NaFlexViT
     return any(isinstance(getattr(owner, name, None), Tensor) for owner in owners for name in names)
 
 
 def place_of(module: nn.Module) -> tuple[torch.device, torch.dtype] | None:
-    """Device and dtype of the first floating-point parameter; None if there is none."""
+    """Return device and dtype of the first floating-point parameter, or None."""
     found: Tensor | None = next((p for p in module.parameters() if p.is_floating_point()), None)
     return None if found is None else (found.device, found.dtype)

@@ -1,4 +1,4 @@
-"""A swap as JSON values: which mixer is where, and how it was built."""
+"""Description of a swap as JSON values: the mixers, their places and their settings."""
 
 from __future__ import annotations
 
@@ -41,11 +41,11 @@ class _Description(TypedDict):
 
 
 def describe_swap(model: nn.Module) -> dict[str, Any]:
-    """What `replace_attention` made of a model, as JSON values; `apply_swap` makes it again.
+    """Describe replaced attention as JSON values for `apply_swap`.
 
     Raises:
-        InputError: nothing in the model was replaced, or a mixer has no registry name or options
-            that JSON cannot hold.
+        InputError: nothing in the model was replaced. A mixer has no registry name, or has options
+            that JSON does not support.
     """
     if not isinstance(model, nn.Module):
         raise bad_argument("model", "a torch.nn.Module", type(model).__name__)
@@ -66,7 +66,7 @@ def describe_swap(model: nn.Module) -> dict[str, Any]:
 
 
 def check_description(description: Any) -> None:
-    """Raise InputError unless it is one of `describe_swap`."""
+    """Raise InputError unless `describe_swap` could have returned `description`."""
     try:
         check_json(description, _Description, "swap")
     except ValueError as error:
@@ -79,12 +79,15 @@ def check_description(description: Any) -> None:
 
 
 def settings_of(layer: Mapping[str, Any]) -> MixerSettings:
-    """How a description says that a mixer was built."""
+    """Return the mixer settings of a layer in a description."""
     return MixerSettings(**{key: layer[key] for key in _Layer.__annotations__})
 
 
 def check_unchanged(state: Mapping[str, Tensor], description: Mapping[str, Any]) -> None:
-    """Raise where a mixer has other tensors in `state` than a new one has, into which they go."""
+    """Raise if a mixer's tensors do not fit a new mixer.
+
+    Loading copies the saved tensors into a new mixer.
+    """
     for name, layer in description["layers"].items():
         place = f"{name}.mixer."
         mixer = {key: tensor for key, tensor in state.items() if key.startswith(place)}
@@ -99,7 +102,7 @@ def check_unchanged(state: Mapping[str, Tensor], description: Mapping[str, Any])
 
 
 def state_of_new(place: str, layer: Mapping[str, Any]) -> dict[str, Tensor]:
-    """The tensors, without memory, of a mixer as a description has it."""
+    """Return the state_dict of a new mixer on the meta device."""
     with torch.device("meta"):
         mixer = settings_of(layer).build()
     return {place + key: tensor for key, tensor in mixer.state_dict().items()}

@@ -1,4 +1,4 @@
-"""Teaching new mixers the outputs of the attention that they replaced."""
+"""Train new mixers on the outputs of the attention that they replaced."""
 
 from __future__ import annotations
 
@@ -18,33 +18,38 @@ from rifflemix.surgery.sites import check_whole, find_sites
 from rifflemix.surgery.wrappers import without_wrappers
 
 _OF_CLASS = object()
-"""In place of an attribute that a module has from its class alone."""
+"""Marker for attributes that only the class defines."""
 
 
 def distil(
     model: nn.Module, original: nn.Module, batches: Iterable[Any], *, lr: float = 1e-3
 ) -> dict[str, list[float]]:
-    """Train each new mixer to put out what the attention in its place does, layer by layer.
+    """Train each mixer to reproduce the output of the attention it replaced.
 
-    Every mixer sees the inputs that its layer has in `original`, so that the layers learn at once
-    and none waits for another's errors to go away. Padded tokens do not count. Only the mixers
-    change; dropout is off meanwhile. Fine-tune the whole model afterwards.
+    This is layer-wise distillation: each mixer gets the inputs of its layer in `original`. All
+    layers train at the same time, and errors of one layer do not reach the next. Padding tokens do
+    not count. Only the weights of the mixers change, and dropout is off. Fine-tune the whole model
+    afterwards.
+
+    The loss is the mean squared error divided by the mean square of the attention outputs. A
+    perfect copy has a loss of 0, and an output of zeros has a loss of 1. If layers share the
+    attention, the loss is the mean over its calls.
 
     Args:
-        model: with attention replaced by `replace_attention`.
-        original: the same model before that, on the same device; a copy, or loaded anew.
-        batches: inputs of `original`, one optimiser step each: a tensor, a tuple or list of
-            positional arguments, or a dict of named ones.
+        model: model after `replace_attention`.
+        original: the same model before the replacement, on the same device. Use a copy or load it
+            again.
+        batches: inputs of `original`, one optimizer step each. An input is a tensor, a tuple or
+            list of positional arguments, or a dict of keyword arguments.
         lr: learning rate of Adam.
 
     Returns:
-        For each replaced module the loss of every batch before its step: the mean squared error
-        of the outputs over their mean square; 0 is the attention itself, 1 what zeros get. Of
-        attention that several layers share, the mean.
+        Losses of each replaced module by name, one per batch, computed before the step.
 
     Raises:
-        InputError: nothing in `model` was replaced, `original` has no such attention or was itself
-            changed, weights are sharded, there are no batches, or a loss is not finite.
+        InputError: nothing in `model` was replaced. `original` has no attention of the same type at
+            the same place, or was changed. Weights are sharded. There are no batches, or a loss is
+            not finite.
     """
     check_positive("lr", lr)
     if torch.is_inference_mode_enabled():
@@ -89,7 +94,7 @@ def _teach(
 
 
 class _Lesson:
-    """A hook on an attention: the mixer in its place answers the same call, and is corrected."""
+    """Forward hook of an attention module that trains the mixer in its place."""
 
     def __init__(self, name: str, new: SwappedAttention, old: nn.Module) -> None:
         self.name, self.new, self.old = name, new, old
@@ -97,7 +102,7 @@ class _Lesson:
         self._of_batch: list[float] = []
 
     def end_batch(self) -> None:
-        """Note the loss, the mean of all calls where layers share the attention."""
+        """Store the mean loss of all calls in the batch."""
         if self._of_batch:
             self.losses.append(sum(self._of_batch) / len(self._of_batch))
             self._of_batch.clear()
@@ -108,7 +113,7 @@ class _Lesson:
         def look(_: nn.Module, __: Any, named: dict[str, Any]) -> None:
             seen.append(named.get("key_padding_mask"))
 
-        # Keys and values of earlier calls are the attention's, and not to be written twice.
+        # The cache belongs to the attention. A second write would change it.
         kwargs = {k: None if k in CACHES else v for k, v in kwargs.items()}
         handle = self.new.mixer.register_forward_pre_hook(look, with_kwargs=True)
         try:
@@ -121,14 +126,17 @@ class _Lesson:
                     raise InputError(
                         f"{self.name}: its loss is {loss.item()}; use a smaller lr or float32"
                     )
-                if loss.requires_grad:  # a mixer may have no weights, or none that may change
+                if loss.requires_grad:  # a mixer may have no trainable weights
                     loss.backward()
         finally:
             handle.remove()
         self._of_batch.append(loss.item())
 
     def _batched(self, output: Any) -> Tensor:
-        """(B, N, ...) of what the host returns, where the batch may be second or missing."""
+        """Return the output of the host module in batch-first order.
+
+        The host module may return (N, B, ...), or (N, C) without a batch.
+        """
         tokens = _tokens(output)
         if tokens.dim() == 2:
             return tokens.unsqueeze(0)
@@ -136,7 +144,13 @@ class _Lesson:
 
 
 def _relative_error(found: Tensor, wanted: Tensor, padding: Tensor | None) -> Tensor:
-    """Of outputs (B, N, ...), but for padded tokens (B, N)."""
+    """Return the relative error, ignoring padding.
+
+    Args:
+        found: (B, N, ...) outputs of the mixer.
+        wanted: (B, N, ...) outputs of the attention.
+        padding: (B, N) bool, True = padding, or None.
+    """
     found, wanted = found.float(), wanted.detach().float()
     if padding is not None:
         hidden = padding.unsqueeze(-1)
@@ -145,7 +159,7 @@ def _relative_error(found: Tensor, wanted: Tensor, padding: Tensor | None) -> Te
 
 
 def _tokens(output: Any) -> Tensor:
-    """The tokens among what an attention returns: itself, or the first of several."""
+    """Return the output, or the first element of several outputs."""
     first = output[0] if isinstance(output, tuple | list) else output
     if not isinstance(first, Tensor):
         raise InputError(
@@ -155,7 +169,7 @@ def _tokens(output: Any) -> Tensor:
 
 
 def _lessons(model: nn.Module, original: nn.Module) -> list[_Lesson]:
-    """One for each replaced module, with what stands there in the original."""
+    """Pair each replaced module with the original attention of the same name."""
     lessons = []
     there = dict(original.named_modules())
     for name, new in model.named_modules():
@@ -174,9 +188,10 @@ def _lessons(model: nn.Module, original: nn.Module) -> list[_Lesson]:
 
 @contextmanager
 def _ready(original: nn.Module, lessons: Sequence[_Lesson]) -> Iterator[None]:
-    """All in evaluation mode and uncompiled, `original` as models are while layers are replaced.
+    """Switch to evaluation mode without compilation while mixers are trained.
 
-    Afterwards each is as it was.
+    `original` also gets the attribute changes of a model with replaced attention. All changes are
+    undone at the end.
     """
     attention = {id(one.old) for one in lessons}
     changes = [

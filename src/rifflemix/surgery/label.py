@@ -1,8 +1,8 @@
-"""The label of a swapped attention: a buffer that names its mixer and the options of the mixer.
+"""Label of a swapped attention: a buffer with the name and options of the mixer.
 
-Different mixers can have parameters of the same names and shapes. Loading compares labels, so that
-the weights of one mixer cannot end up in another. A label has small whole numbers as floats: it
-survives other dtypes, and moving averages of the weights and buffers of a model.
+Different mixers can have parameters of the same names and shapes. Loading compares labels to reject
+weights of another mixer. A label contains small integers as floats. It survives conversion to other
+dtypes and moving averages of weights and buffers.
 """
 
 from __future__ import annotations
@@ -20,26 +20,30 @@ from rifflemix.models.pretrained import as_json
 from rifflemix.surgery.settings import MixerSettings, class_of, default_options
 
 LABEL = "mixer_settings"
-"""Name of the buffer in a `SwappedAttention`."""
+"""Name of the buffer in `SwappedAttention`."""
 
 
 def make_label(settings: MixerSettings) -> Tensor:
-    """Encode a mixer's name, heads, causality and options: the hexadecimal digits of JSON text."""
+    """Encode a mixer's settings as hexadecimal digits of JSON text.
+
+    The settings are name, heads, causality and options.
+    """
     text = json.dumps(_values(settings), sort_keys=True)
     digits = [int(digit, 16) for digit in text.encode().hex()]
     return torch.tensor(digits, dtype=torch.float32, device="cpu")
 
 
 def check_label(place: str, label: Tensor, settings: MixerSettings) -> None:
-    """Raise unless a label names the mixer of these settings.
+    """Raise unless the label matches the settings of the mixer.
 
     Args:
         place: name of the swapped attention, for the message.
-        label: of `make_label`; ignored if it has no values (meta device, traced graphs).
-        settings: of the mixer in the model.
+        label: label from `make_label`. It is ignored if its values cannot be read (meta device,
+            traced graphs).
+        settings: settings of the mixer in the model.
 
     Raises:
-        InputError: the label names another mixer or another option, or is damaged.
+        InputError: the label is damaged, or belongs to another mixer or other options.
     """
     if not (has_values(label) and values_can_be_read()):
         return
@@ -62,7 +66,10 @@ def check_label(place: str, label: Tensor, settings: MixerSettings) -> None:
 
 
 def _values(settings: MixerSettings) -> dict[str, Any]:
-    """Return the mixer, and the settings that change its function and are not defaults."""
+    """Return the mixer and all settings that change the computed function.
+
+    Options with default values are left out.
+    """
     cls = class_of(settings.mixer)
     defaults = default_options(cls)
     changed = {

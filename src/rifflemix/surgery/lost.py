@@ -1,4 +1,4 @@
-"""What a replacement does not take over, whatever the host: notes for the report."""
+"""Notes on features that a replacement loses in every host model."""
 
 from __future__ import annotations
 
@@ -10,17 +10,20 @@ from torch import nn
 from rifflemix import compat
 from rifflemix.surgery.sites import Site
 
-# transformers puts them there to collect attention weights, which raises by itself.
+# Hooks that collect attention weights. The swapped module raises for these itself.
 _OF_THE_HOST = "transformers.utils.output_capturing"
 
 
 def parameters_beside(module: nn.Module, sites: Sequence[Site]) -> dict[int, int]:
-    """Sizes, by identity, of the parameters that a model has outside of some sites as well."""
+    """Return sizes, by id, of the parameters outside of the sites.
+
+    A parameter that the sites share with other modules is included.
+    """
     return _beside(module, {id(site.module) for site in sites})
 
 
 def not_taken_over(model: nn.Module, sites: Sequence[Site]) -> list[str]:
-    """Hooks, frozen and tied weights of the attention to replace: one sentence for each kind."""
+    """Describe lost hooks and frozen or tied weights, one sentence per kind."""
     beside = parameters_beside(model, sites)
     owners = Counter(id(p) for site in sites for p in set(site.module.parameters()))
     hooked, frozen, tied = [], [], []

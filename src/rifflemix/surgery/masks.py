@@ -1,9 +1,9 @@
-"""Masks of other libraries as our `key_padding_mask`: one function, which checks what is lost.
+"""Convert attention masks of other libraries to `key_padding_mask`, and check them.
 
-Values are read, and so checked, in eager mode only: the reading waits for the device once for each
-mask, not once for each layer. A graph that is being compiled, exported or traced cannot read them;
-there a mask is taken to be what the host's convention says, and the same mask given once in eager
-mode is the check.
+rifflemix reads and checks the values of a mask in eager mode only. Reading synchronizes with the
+device once per mask, not once per layer. Compiled, exported and traced graphs cannot read the
+values. They assume the convention of the host model, so pass the same mask once in eager mode to
+check it.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from rifflemix.errors import InputError, bad_argument, check_choice
 
 TRUE_MEANS = ("attend", "padding")
 _HIDDEN = -1e3
-"""Scores to which this much or less is added are hidden; hosts add -1e4, finfo.min or -inf."""
+"""Upper limit of additive scores that hide a key. Host models add -1e4, finfo.min or -inf."""
 _MIXED_UP = "were keep and padding mixed up?"
 _IN_CHUNKS = f"{_MIXED_UP} Or leave prefill_chunk_size out: a first chunk may not be padding alone"
 
 
 class _Answer(NamedTuple):
-    """The padding of a mask, and what the mask was then: a copy, or its version."""
+    """Padding of a mask, with the copy or version of the mask that it belongs to."""
 
     mask: weakref.ref[Tensor]
     settings: tuple[Any, ...]
@@ -48,29 +48,35 @@ def key_padding_mask(
     seen: int = 0,
     hidden_anyway: bool = False,
 ) -> Tensor | None:
-    """The padding that a host's attention mask describes.
+    """Convert an attention mask of a host model to padding.
 
     Args:
-        mask: None; per key (B, K): bool, or numbers, 1 = keep and 0 = padding; per query (N, K),
-            (B or B*H, N, K) or (B or 1, H or 1, N or 1, K): bool, or floats that are added to the
-            scores, 0 = attend and -inf, the dtype's lowest or -1e4 = do not. Floats per key are
-            additive where `true_means` is "padding", as in torch.nn, or where one is negative.
-        batch: sequences B.
-        length: tokens N, the queries.
-        causal: the mixer is causal; a mask per query must then be causal, and else must not.
-        true_means: what True stands for: "attend" (transformers, scaled_dot_product_attention) or
+        mask: None, a mask per key or a mask per query.
+
+            - Per key: (B, K) bool, or numbers with 1 = keep and 0 = padding. Floats are additive if
+              `true_means` is "padding" (as in torch.nn) or if a value is negative.
+            - Per query: (N, K), (B or B*H, N, K) or (B or 1, H or 1, N or 1, K). Values are bool,
+              or floats to add to the scores. Floats: 0 = attend; -inf, the lowest value of the
+              dtype or -1e4 = hidden.
+        batch: number of sequences B.
+        length: number of query tokens N.
+        causal: whether the mixer is causal. A mask per query must be causal if the mixer is causal,
+            and only then.
+        true_means: meaning of True: "attend" (transformers, scaled_dot_product_attention) or
             "padding" (torch.nn.MultiheadAttention).
-        per_query: whether a mask of two dimensions is (N, K); unset, it is (B, K).
-        seen: tokens before these, as in a cache: K = seen + N keys.
-        hidden_anyway: the host hides later tokens beside the mask, which may then show them.
+        per_query: whether a 2D mask has the shape (N, K). Default: (B, K).
+        seen: number of earlier tokens, for example in a cache: K = seen + N keys.
+        hidden_anyway: whether the host model also hides later tokens without the mask. The mask may
+            then show them.
 
     Returns:
-        (B, K) bool, True = padding; None without padding (in a traced graph only without a mask).
+        (B, K) bool, True = padding. None without padding (in traced graphs only without a mask).
 
     Raises:
-        InputError: another shape or dtype; a sequence without one valid token; a mask that says
-            more than padding and causality: packed sequences, a window, a bias (also one that
-            takes gradients and is zero as yet), other heads.
+        InputError: the shape or dtype is wrong, or a sequence has no valid token. The mask
+            expresses more than padding and causality: packed sequences, a window, a bias or
+            differences between heads. A mask that requires gradients counts as a bias, even if it
+            is zero.
     """
     check_choice("true_means", true_means, TRUE_MEANS)
     if mask is None:
@@ -94,7 +100,7 @@ def key_padding_mask(
 
 
 def merge_padding(*masks: Tensor | None) -> Tensor | None:
-    """The tokens that are padding in one of the masks (B, N), each bool, True = padding."""
+    """Combine padding masks (B, N) with a logical OR (True = padding)."""
     merged: Tensor | None = None
     for mask in masks:
         if mask is not None:
@@ -103,7 +109,7 @@ def merge_padding(*masks: Tensor | None) -> Tensor | None:
 
 
 def check_causality(is_causal: bool | None, mixer: Any) -> None:
-    """Raise where a host asks for causal attention of a mixer that was built to see both ways."""
+    """Raise if a host model needs causal attention from a bidirectional mixer."""
     if is_causal and not mixer.causal:
         raise _not_causal(mixer.card.title)
 
@@ -111,10 +117,12 @@ def check_causality(is_causal: bool | None, mixer: Any) -> None:
 def _remember(
     mask: Tensor, by_query: bool, settings: tuple[Any, ...], result: Tensor | None
 ) -> None:
-    """Keep the answer for the other layers, where asking again costs: N x N, or a device's wait.
+    """Cache the result for the other layers if computing it is slow.
 
-    A mask on a CPU may change without torch's knowledge, by NumPy or `.data`: it is compared with a
-    copy, which takes a twentieth of the time of an answer. On other devices that would wait again.
+    Computing is slow for N x N masks, and for masks on an accelerator (they need synchronization).
+    NumPy or `.data` can change a CPU mask without a new version. CPU masks are therefore compared
+    with a copy, in a twentieth of the time. On other devices the comparison would synchronize
+    again.
     """
     if mask.device.type == "cpu":
         if not by_query:
@@ -131,7 +139,7 @@ def _remember(
 
 
 def _is_as_then(mask: Tensor, known: _Answer) -> bool:
-    """Whether it is the very mask, and has the values that it had when it was asked about."""
+    """Return whether `mask` is the cached mask and unchanged."""
     if known.mask() is not mask:
         return False
     if isinstance(known.then, Tensor):
@@ -151,7 +159,7 @@ def _keep(
     *,
     check: bool,
 ) -> Tensor:
-    """(B, K) bool, True = a valid token."""
+    """Return (B, K) bool, True = valid token."""
     if not by_query:
         if tuple(mask.shape) not in {(batch, keys), (1, keys)}:
             raise bad_argument(
@@ -167,8 +175,8 @@ def _keep(
         return attend[:, 0].expand(batch, keys)
     keep = attend[:, -1]
     if not causal or check:
-        # A query at a padded position may have been hidden from everything.
-        # Without torch.where: onnxruntime has none for bools.
+        # The mask may hide all keys from a padded query.
+        # onnxruntime does not support torch.where for bools.
         keep = keep | (attend.any(1) & ~keep.any(-1, keepdim=True))
     if check:
         _check_nothing_is_lost(attend, keep, causal, hidden_anyway)
@@ -194,7 +202,7 @@ def _keep_of_keys(mask: Tensor, true_means: str, *, check: bool) -> Tensor:
 
 
 def _attend(scores: Tensor, true_means: str, *, check: bool) -> Tensor:
-    """Bools, True = attend, of bools or of floats that are added to the scores."""
+    """Convert bools or additive floats to bools, True = attend."""
     if not scores.is_floating_point():
         return (scores != 0) if true_means == "attend" else (scores == 0)
     attend = scores > _HIDDEN
@@ -204,7 +212,10 @@ def _attend(scores: Tensor, true_means: str, *, check: bool) -> Tensor:
 
 
 def _four_dimensional(mask: Tensor, batch: int, length: int, keys: int) -> Tensor:
-    """(B or 1, H, N or 1, K) from the shapes per query that hosts use."""
+    """Reshape a mask per query to four dimensions.
+
+    The result has the shape (B or 1, H, N or 1, K).
+    """
     shape = tuple(mask.shape)
     if mask.dim() == 2:
         mask = mask[None, None]
@@ -223,7 +234,14 @@ def _four_dimensional(mask: Tensor, batch: int, length: int, keys: int) -> Tenso
 
 
 def _check_nothing_is_lost(attend: Tensor, keep: Tensor, causal: bool, hidden_anyway: bool) -> None:
-    """Raise unless (B, N, K) `attend` is `keep` (B, K) at all keys, earlier ones where causal."""
+    """Raise if the mask expresses more than padding and causality.
+
+    Args:
+        attend: (B, N, K) bool, True = the query attends to the key.
+        keep: (B, K) bool, True = valid token.
+        causal: whether the mixer is causal.
+        hidden_anyway: see `key_padding_mask`.
+    """
     length, total = attend.shape[1:]
     earlier = attend.new_ones(length, total).tril(total - length)
     queries, keys = keep[:, total - length :].unsqueeze(2), keep.unsqueeze(1)
@@ -231,8 +249,8 @@ def _check_nothing_is_lost(attend: Tensor, keep: Tensor, causal: bool, hidden_an
     def is_lost(said: Tensor) -> bool:
         return bool(((attend != said) & queries).any())
 
-    # What padded queries see is of no matter, but tokens that see others are no padding; rows of
-    # True stand for empty ones in front of kernels that cannot have these.
+    # Keys of padded queries do not matter, but a token that attends to others is not padding.
+    # Rows of True replace empty rows for kernels that do not support empty rows.
     if bool((attend & ~keys & ~attend.all(-1, keepdim=True)).any()):
         raise _too_much(_name_of_pattern(attend))
 
@@ -260,7 +278,7 @@ def _is_causal_with_padding(attend: Tensor, earlier: Tensor) -> bool:
 
 
 def _name_of_pattern(attend: Tensor) -> str:
-    """What a mask (B, N, K) that says more than padding probably is."""
+    """Name the probable pattern of a mask (B, N, K) for errors."""
     if attend.shape[1] != attend.shape[2]:
         return "differs from query to query"
     either = attend | attend.transpose(1, 2)

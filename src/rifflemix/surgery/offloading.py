@@ -1,7 +1,7 @@
-"""Weights that accelerate offloads: `cpu_offload`, `disk_offload`, `device_map` with "disk".
+"""Support for weights that accelerate offloads (`cpu_offload`, `disk_offload`, `device_map`).
 
-accelerate loads the weights of each submodule when the submodule is called. A mixer also reads
-weights of submodules without a call, and `prefill` and `step` are no calls of the mixer.
+accelerate loads the weights of a submodule when the submodule is called. A mixer also reads weights
+of submodules without a call. `prefill` and `step` do not call the mixer as a module either.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from torch import Tensor, nn
 
 
 def load_at_once(module: nn.Module) -> None:
-    """Have accelerate load all weights of a module before each call of it.
+    """Make accelerate load all weights of a module before each call.
 
-    Does nothing if no submodule is offloaded, so also the second time.
+    The function does nothing if no submodule is offloaded. A second call therefore has no effect.
 
     Args:
-        module: a module whose submodules may have hooks of accelerate.
+        module: module with submodules that may have hooks of accelerate.
     """
     hooks = {name: _offloading(part) for name, part in module.named_modules()}
     one = next((hook for name, hook in hooks.items() if name and hook is not None), None)
@@ -50,14 +50,14 @@ def load_at_once(module: nn.Module) -> None:
 
 
 def _offloading(part: nn.Module) -> Any:
-    """Return the hook of a module that offloads its weights, or None."""
+    """Return the hook that offloads the weights of a module, or None."""
     hook = vars(part).get("_hf_hook")
     several = getattr(hook, "hooks", (hook,))
     return next((one for one in several if getattr(one, "offload", False)), None)
 
 
 class _Weights(Mapping[str, Tensor]):
-    """The weights of several submodules, each read when it is needed."""
+    """Weights of several submodules, read on access."""
 
     def __init__(self, maps: Mapping[str, Mapping[str, Tensor]]) -> None:
         self.maps = maps

@@ -1,4 +1,4 @@
-"""The adapters: those that users register, the latest first, then ours."""
+"""Registry of adapters: user adapters first (latest first), then built-in adapters."""
 
 from __future__ import annotations
 
@@ -12,16 +12,18 @@ _registered: list[Adapter] = []
 
 
 def register_adapter(adapter: Adapter) -> Adapter:
-    """Let `replace_attention` know another host; the adapter is asked before all others.
+    """Add an adapter for the attention of another host library.
+
+    `replace_attention` tries the latest adapter first, and built-in adapters last.
 
     Args:
-        adapter: an instance of a subclass of `rifflemix.surgery.Adapter`.
+        adapter: instance of a subclass of `rifflemix.surgery.Adapter`.
 
     Returns:
         The same adapter.
 
     Raises:
-        InputError: not an `Adapter`, or without a name.
+        InputError: the argument is not an `Adapter`, or the adapter has no name.
     """
     if not isinstance(adapter, Adapter):
         raise bad_argument("adapter", "an instance of rifflemix.surgery.Adapter", repr(adapter))
@@ -32,10 +34,10 @@ def register_adapter(adapter: Adapter) -> Adapter:
 
 
 def adapter_for(module: nn.Module) -> Adapter | None:
-    """The first adapter that knows `module`."""
+    """Return the first adapter that matches `module`, or None."""
     return next((a for a in (*_registered, *ADAPTERS) if a.matches(module)), None)
 
 
 def is_registered(name: str) -> bool:
-    """Whether an adapter of this name is known here."""
+    """Return whether an adapter with this name exists."""
     return any(adapter.name == name for adapter in (*_registered, *ADAPTERS))

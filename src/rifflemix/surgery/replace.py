@@ -1,4 +1,4 @@
-"""Replacing attention in a model, and putting it back."""
+"""Replace and restore the attention of a model."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _UNKNOWN = "which is written in another way"
 
 
 class Swap(NamedTuple):
-    """One replacement that is ready to be made."""
+    """A replacement that is prepared but not yet applied."""
 
     site: Site
     settings: MixerSettings
@@ -53,34 +53,38 @@ def replace_attention(
     causal: bool | None = None,
     dry_run: bool = False,
 ) -> SurgeryReport:
-    """Replace the self-attention in a model of another library by a token mixer, in place.
+    """Replace the self-attention of a model by a token mixer, in place.
 
-    Dtype, device, training mode, heads, dropout, layer index and depth are taken over from the
-    host. Only this model changes, no class; either every chosen layer is replaced or none.
+    The mixers take dtype, device, training mode, heads, dropout, layer index and depth from the
+    host model. The function changes this model only, never a class. If an error occurs, no layer is
+    replaced.
 
     Args:
-        model: a model that holds attention of torch.nn, timm, transformers or x-transformers, or
-            of a host that `register_adapter` was told of.
-        mixer: a name of `list_mixers()`, or a subclass of `TokenMixer`.
-        layers: "all"; indices of the model's self-attention layers from 0, in its order; or a
-            callable, (index) or (index, name) -> bool.
-        init: "copy" takes over the host's value and output maps, and queries and keys where the
-            mixer has them; "fresh" leaves the mixer as it is initialised.
-        mixer_options: options of the mixer; with init="copy", `bias` and `out_bias` follow the
-            host where they are not set here.
-        max_length: most tokens that the model will see; the host's own limit where it has one. An
-            image model that takes other sizes has none; mixers that need one get its usual length.
-        causal: unset, as the host is; True or False where the host lets each call decide.
-        dry_run: change nothing, and only report.
+        model: host model with attention of torch.nn, timm, transformers or x-transformers. Call
+            `register_adapter` to support other attention modules.
+        mixer: name in `list_mixers()`, or a subclass of `TokenMixer`.
+        layers: "all"; indices of self-attention layers in the order of the model, from 0; or a
+            callable (index) or (index, name) -> bool.
+        init: "copy" copies the value and output projections of the host model. It also copies the
+            query and key projections if the mixer has them. "fresh" keeps the initialization of the
+            mixer.
+        mixer_options: options of the mixer. With init="copy", `bias`, `out_bias` and `inner_dim`
+            follow the host model unless they are set here.
+        max_length: maximum number of tokens per sequence. Default: the limit of the host model.
+            Image models that accept several image sizes have no limit. For these, mixers that need
+            a limit use the length of the default image size.
+        causal: whether the mixers are causal. Default: same as the host model. Set it if the host
+            model decides at each call.
+        dry_run: whether to create the report without changing the model.
 
     Returns:
-        What was replaced, what was skipped and why, and what that costs.
+        Report of the replaced and skipped modules, the reasons, and the costs.
 
     Raises:
-        InputError: nothing can be replaced; a chosen layer cannot be; a mixer that sees both ways
-            in a causal host; arguments that do not suit the mixer; `torch.inference_mode`;
-            attention that was compiled by itself.
-            Nothing is changed then.
+        InputError: nothing can be replaced, or a chosen layer cannot be replaced. A bidirectional
+            mixer would replace causal attention. The arguments do not suit the mixer.
+            `torch.inference_mode` is active. An attention module was compiled on its own. The model
+            is unchanged in all these cases.
     """
     check_choice("init", init, INITS)
     check_bool("dry_run", dry_run)
@@ -110,20 +114,21 @@ def replace_attention(
 
 
 def restore_attention(model: nn.Module) -> list[str]:
-    """Put back the very modules that `replace_attention` took out, in the model's present mode.
+    """Restore the attention modules that `replace_attention` removed.
 
-    What the mixers learnt is lost; the restored modules hold the weights that they had.
+    The restored modules have their old weights and the current training mode. The weights of the
+    mixers are lost.
 
     Args:
-        model: a model, or a part of one, in which attention was replaced. What modules around a
-            part were set to meanwhile stays: restore the whole model to have nested tensors of
-            `torch.nn.TransformerEncoder` back.
+        model: model with replaced attention, or a part of the model. A part does not restore
+            attributes of modules around it. Restore the whole model to enable nested tensors in
+            `torch.nn.TransformerEncoder` again.
 
     Returns:
-        Names of the modules that are back; empty if nothing was replaced.
+        Names of the restored modules. The list is empty if nothing was replaced.
 
     Raises:
-        InputError: the model was loaded without the attention that it replaced.
+        InputError: the model was loaded without the attention that the mixers replaced.
     """
     if isinstance(model, nn.Module) and isinstance(inside(model), SwappedAttention):
         raise bad_argument("model", "a module around the replaced attention", "one of these alone")
@@ -148,20 +153,20 @@ def restore_attention(model: nn.Module) -> list[str]:
 
 
 def _is_gone(module: SwappedAttention) -> bool:
-    """Whether the replaced attention has no memory, while the mixer has."""
+    """Return whether the replaced attention has no memory although the mixer has."""
     return any(p.is_meta for p in module.original.parameters()) and not any(
         p.is_meta for p in module.mixer.parameters()
     )
 
 
 def prepare(site: Site, settings: MixerSettings, init: str) -> Swap:
-    """Build the mixer for one site and wrap it; nothing in the model changes."""
+    """Build and wrap the mixer for one site without changing the model."""
     original = site.module
     place = place_of(original)
     if place is None:
         mixer = settings.build()
     else:
-        # Not on torch's default device, which may be meta, and on meta without memory.
+        # Ignore torch's default device (it may be meta). Allocate nothing for meta hosts.
         with torch.device("meta" if place[0].type == "meta" else "cpu"):
             mixer = settings.build().to(device=place[0], dtype=place[1])
         if place[0].type == "meta" and not _has_no_memory(site.parents[0]):
@@ -176,16 +181,16 @@ def prepare(site: Site, settings: MixerSettings, init: str) -> Swap:
 
 
 def _has_no_memory(model: nn.Module) -> bool:
-    """Return whether constants belong on the meta device, with the weights of a model.
+    """Return whether constants belong on meta, like the weights of the model.
 
-    `accelerate.init_empty_weights` keeps them in memory, since no file can fill them.
+    `accelerate.init_empty_weights` keeps constants in memory, since no file contains them.
     """
     on_meta = torch.get_default_device().type == "meta"
     return on_meta or any(buffer.is_meta for buffer in model.buffers())
 
 
 def commit(swaps: Sequence[Swap]) -> None:
-    """Put the prepared modules into the model; where one fails, all are taken out again."""
+    """Insert the prepared modules into the model. Undo everything on an error."""
     done: list[tuple[nn.Module, str, Any]] = []
     try:
         for swap in swaps:
@@ -217,7 +222,7 @@ class _Wishes(NamedTuple):
 def _choose(
     model: nn.Module, sites: Sequence[Site], layers: Layers, dry_run: bool
 ) -> tuple[list[Site], list[tuple[str, str]]]:
-    """The sites to replace, and the others with the reason why not."""
+    """Return the sites to replace, and the other modules with reasons."""
     unknown = unknown_attention(model, [site.name for site in sites])
     if not sites:
         got = f"{unknown[0][0]} ({unknown[0][1]}), {_UNKNOWN}" if unknown else "none"
@@ -278,7 +283,10 @@ def _prepare(site: Site, wishes: _Wishes, layer_index: int, num_layers: int) -> 
 
 
 def _max_length(site: Site, wishes: _Wishes) -> int | None:
-    """The caller's limit, else the host's; its usual length only where there must be a limit."""
+    """Return the limit of the caller or host, or the usual length.
+
+    The usual length is only for mixers that need a limit.
+    """
     host = site.host
     if wishes.max_length is not None:
         return wishes.max_length
@@ -288,7 +296,7 @@ def _max_length(site: Site, wishes: _Wishes) -> int | None:
 
 
 def _causal(site: Site, wishes: _Wishes) -> bool:
-    """Whether the mixer must hide later tokens; raise where host and wish do not agree."""
+    """Return whether the mixer must be causal. Raise on conflicting settings."""
     host, card = site.host, class_of(wishes.mixer).card
     if host.causal and wishes.causal is False:
         raise bad_argument("causal", f"True: {site.name} hides later tokens", False)
@@ -304,7 +312,7 @@ def _causal(site: Site, wishes: _Wishes) -> bool:
 
 
 def _options(site: Site, wishes: _Wishes) -> dict[str, Any]:
-    """The caller's options, and with init="copy" those that let all weights be copied."""
+    """Return the caller's options, completed so that all weights can be copied."""
     options = dict(wishes.options)
     weights = site.adapter.weights(site.module) if wishes.init == "copy" else None
     if weights is None:
@@ -362,13 +370,13 @@ def _report(
 
 
 def _total(numbers: Sequence[int | None]) -> int | None:
-    """Their sum; None if one of them is not known, or there are none."""
+    """Return the sum, or None if a number is unknown or missing."""
     known = [number for number in numbers if number is not None]
     return sum(known) if known and len(known) == len(numbers) else None
 
 
 def _undecayed(mixer: nn.Module) -> list[str]:
-    """Names in the mixer that its modules want to have no weight decay."""
+    """Return the parameters that should have no weight decay."""
     names = []
     for prefix, module in mixer.named_modules():
         own = getattr(module, "no_weight_decay", None)

@@ -1,4 +1,4 @@
-"""What a replacement did to a model."""
+"""Report of the changes that a replacement made."""
 
 from __future__ import annotations
 
@@ -12,27 +12,27 @@ from rifflemix.mixers import TokenMixer
 from rifflemix.models.macs import multiply_accumulates
 
 DEFAULT_LENGTH = 1024
-"""Tokens for which MACs are counted where neither the caller nor the host names a length."""
+"""Number of tokens for MACs if neither the caller nor the host model defines a length."""
 
 
 @dataclass
 class SurgeryReport:
-    """What `replace_attention` replaced, what it left alone, and what that changes.
+    """Replaced modules, skipped modules and costs of `replace_attention`.
 
     Attributes:
         mixer: name of the mixer.
         replaced: names of the replaced modules, in the order of the model.
-        skipped: (name, reason) of the attention that was left alone.
-        notes: what the replacements lose or change, each one sentence.
-        copied: names of the new parameters that took the host's weights.
-        no_weight_decay: names of the new parameters that weight decay should leave alone.
-        parameters_before: of the whole model.
-        parameters_after: of the whole model.
-        length: tokens N for which the MACs are counted.
+        skipped: (name, reason) of each attention module that was not replaced.
+        notes: features that the replacement loses or changes, one sentence each.
+        copied: names of the new parameters with weights of the host model.
+        no_weight_decay: names of the new parameters that should have no weight decay.
+        parameters_before: number of parameters of the whole model before.
+        parameters_after: number of parameters of the whole model afterwards.
+        length: number of tokens N for the MACs.
         macs_before: multiply-accumulates of the replaced attention for one sequence of `length`
-            tokens; None where the host's cannot be known. Fourier transforms and sorts have none.
-        macs_after: of the mixers in its place; None where the mixer cannot be counted.
-        dry_run: nothing was changed.
+            tokens. None if unknown. Fourier transforms and sorts count as 0.
+        macs_after: multiply-accumulates of the mixers, or None if they cannot be counted.
+        dry_run: whether the model was left unchanged.
     """
 
     mixer: str
@@ -49,7 +49,7 @@ class SurgeryReport:
     dry_run: bool = False
 
     def __str__(self) -> str:
-        """Some lines for people."""
+        """Return the report as lines of text."""
         verb = "would replace" if self.dry_run else "replaced"
         lines = [f"{self.mixer} {verb} {_counted(len(self.replaced), 'attention module')}"]
         lines += [f"  {name}" for name in _shortened(self.replaced)]
@@ -70,7 +70,11 @@ class SurgeryReport:
 
 
 def mixer_macs(mixer: TokenMixer, length: int) -> int | None:
-    """MACs of a mixer, counted on the meta device; None if it cannot run there."""
+    """Count the MACs of a mixer on the meta device.
+
+    Returns:
+        Number of MACs, or None if the mixer cannot run on the meta device.
+    """
     try:
         on_meta = copy.deepcopy(mixer).to("meta").eval()
         tokens = torch.empty(1, length, mixer.dim, device="meta", dtype=_dtype(mixer))
@@ -99,7 +103,7 @@ def _shortened(names: list[str], most: int = 8) -> list[str]:
 
 
 def _grouped(skipped: list[tuple[str, str]]) -> list[str]:
-    """Modules with the same reason in one line."""
+    """Group modules with the same reason on one line."""
     by_reason: dict[str, list[str]] = {}
     for name, reason in skipped:
         by_reason.setdefault(reason, []).append(name)

@@ -1,4 +1,4 @@
-"""How one mixer in a host is built, so that it can be built again from a file."""
+"""Settings of a mixer in a host model, to rebuild it from a file."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ SORTING = (CSP, Sliceformer)
 
 @dataclass(frozen=True)
 class MixerSettings:
-    """The arguments of `create_mixer` for one layer.
+    """Arguments of `create_mixer` for one layer.
 
     Attributes:
-        mixer: registry name, or a class of your own.
-        dim: see `create_mixer` for this and the others.
+        mixer: registry name, or a subclass of `TokenMixer`.
+        dim: see `create_mixer`, also for the other attributes.
     """
 
     mixer: str | type[TokenMixer]
@@ -41,7 +41,11 @@ class MixerSettings:
     options: dict[str, Any] = field(default_factory=dict)
 
     def build(self) -> TokenMixer:
-        """The mixer, newly initialised; InputError where an argument does not suit it."""
+        """Create the mixer with initial weights.
+
+        Raises:
+            InputError: an argument does not suit the mixer.
+        """
         for name in self.options:
             if not isinstance(name, str) or name in _OF_THE_HOST:
                 raise bad_argument(
@@ -60,7 +64,7 @@ class MixerSettings:
         return self.mixer(self.dim, **shared, **self.options)
 
     def fill_constants(self, mixer: TokenMixer) -> None:
-        """Set the buffers of a mixer that are not in its state_dict, also on the meta device."""
+        """Set the non-persistent buffers of a mixer, also on meta."""
         saved = mixer.state_dict().keys()
         names = [name for name, _ in mixer.named_buffers() if name not in saved]
         if not names:
@@ -77,26 +81,30 @@ class MixerSettings:
 
 
 def class_of(mixer: str | type[TokenMixer]) -> type[TokenMixer]:
-    """The class that a name or a class stands for; an unknown name suggests the nearest."""
+    """Return the mixer class of a name or class.
+
+    Raises:
+        InputError: the name is unknown. The message suggests the most similar name.
+    """
     if isinstance(mixer, type) and issubclass(mixer, TokenMixer):
         return mixer
     return mixer_class(mixer)
 
 
 def name_of(mixer: str | type[TokenMixer]) -> str | type[TokenMixer]:
-    """The registry name where a class has one, by which a file can say it."""
+    """Return the registry name of a mixer, or the class if unregistered."""
     name = class_of(mixer).card.name
     is_registered = name in list_mixers() and mixer_class(name) is class_of(mixer)
     return name if is_registered else mixer
 
 
 def takes_option(cls: type[TokenMixer], name: str) -> bool:
-    """Return whether a mixer can be built with the option `name`."""
+    """Return whether the mixer accepts the option `name`."""
     return name not in cls.fixed_options and any(name in found for found in _parameters(cls))
 
 
 def default_options(cls: type[TokenMixer]) -> dict[str, Any]:
-    """Return the defaults of a mixer's own options."""
+    """Return the default values of a mixer's own options."""
     return {
         name: parameter.default
         for found in reversed(_parameters(cls))
@@ -107,7 +115,7 @@ def default_options(cls: type[TokenMixer]) -> dict[str, Any]:
 
 
 def _parameters(cls: type[TokenMixer]) -> list[Mapping[str, inspect.Parameter]]:
-    """Return the parameters of each `__init__` between a mixer and `TokenMixer`."""
+    """Return the parameters of each `__init__` from the mixer to `TokenMixer`."""
     return [
         inspect.signature(vars(base)["__init__"]).parameters
         for base in cls.__mro__

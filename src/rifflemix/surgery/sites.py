@@ -1,4 +1,4 @@
-"""Where attention is in a model."""
+"""Find the attention modules of a model."""
 
 from __future__ import annotations
 
@@ -21,16 +21,17 @@ Layers = str | Sequence[int] | Callable[..., bool]
 
 @dataclass(frozen=True)
 class Site:
-    """One attention module in a model.
+    """Attention module in a model.
 
     Attributes:
-        name: its first name.
-        module: the attention itself; a `SwappedAttention` where it was replaced before.
-        adapter: what knows it.
-        host: what the adapter says of it.
-        parents: the modules around it, the model first.
-        places: (parent, attribute) under which it is found; several where layers share it.
-        stack: the name of the stack of layers that it is in.
+        name: first name of the module in the model.
+        module: attention module, or the `SwappedAttention` in its place.
+        adapter: adapter that matched the module.
+        host: description of the attention by the adapter.
+        parents: modules around it, starting with the model.
+        places: (parent, attribute) pairs that refer to the module. There are several if layers
+            share it.
+        stack: name of the stack of layers that contains the module.
     """
 
     name: str
@@ -43,11 +44,11 @@ class Site:
 
 
 def find_sites(model: nn.Module) -> list[Site]:
-    """All attention of a model that an adapter knows, in the model's order.
+    """Find all attention modules that an adapter supports, in model order.
 
     Raises:
-        InputError: the model is no module, is itself an attention, or is wrapped for several
-            devices.
+        InputError: `model` is not a module, is itself an attention module, or has a wrapper for
+            several devices.
     """
     check_model(model)
     named = dict(model.named_modules(remove_duplicate=False))
@@ -72,10 +73,12 @@ def find_sites(model: nn.Module) -> list[Site]:
 
 
 def select(sites: Sequence[Site], layers: Layers) -> list[bool]:
-    """Which of the sites `layers` names; cross-attention has no number and is never named.
+    """Return for each site whether `layers` selects it.
+
+    Cross-attention has no index and is never selected.
 
     Raises:
-        InputError: an index out of range, or not one of the forms that `layers` has.
+        InputError: an index is out of range, or `layers` has the wrong type.
     """
     own = [i for i, site in enumerate(sites) if not site.host.cross]
     if isinstance(layers, str):
@@ -90,7 +93,10 @@ def select(sites: Sequence[Site], layers: Layers) -> list[bool]:
 
 
 def depths(sites: Sequence[Site]) -> dict[str, tuple[int, int]]:
-    """(layer_index, num_layers) of each site in its own stack, cross-attention aside."""
+    """Return (layer_index, num_layers) of each site in its stack.
+
+    Cross-attention is skipped.
+    """
     own = [site for site in sites if not site.host.cross]
     sizes = Counter(site.stack for site in own)
     seen: Counter[str] = Counter()
@@ -102,9 +108,10 @@ def depths(sites: Sequence[Site]) -> dict[str, tuple[int, int]]:
 
 
 def check_model(model: Any) -> None:
-    """Raise InputError unless it is a module, whole, and not wrapped for several devices.
+    """Raise InputError if surgery does not support the model.
 
-    Nor may attention in it be compiled by itself.
+    The model must be a module with whole weights, without a wrapper for several devices. No
+    attention in it may be compiled on its own.
     """
     if not isinstance(model, nn.Module):
         raise bad_argument("model", "a torch.nn.Module", type(model).__name__)
@@ -126,7 +133,7 @@ def check_model(model: Any) -> None:
 
 
 def check_whole(name: str, model: nn.Module) -> None:
-    """Raise InputError where each process has a part of the weights (FSDP2, tensor parallel)."""
+    """Raise InputError if the weights are sharded (FSDP2, tensor parallel)."""
     if any(type(parameter).__name__ == "DTensor" for parameter in model.parameters()):
         raise bad_argument(
             name,
@@ -158,7 +165,7 @@ def _site(
 
 
 def _asks(layers: Callable[..., bool], index: int, name: str) -> bool:
-    """A callable of the index, or of index and name."""
+    """Call `layers` with the index, or with the index and the name."""
     positional = [
         p
         for p in inspect.signature(layers).parameters.values()

@@ -1,4 +1,4 @@
-"""Swapped models on disk: swap.json says which mixer is where, model.safetensors holds weights."""
+"""Swapped models on disk: mixers in swap.json, weights in model.safetensors."""
 
 from __future__ import annotations
 
@@ -33,17 +33,22 @@ from rifflemix.surgery.sites import check_model, check_whole, find_sites
 from rifflemix.surgery.wrappers import without_wrappers
 
 SWAP, WEIGHTS = "swap.json", "model.safetensors"
-# What torch raises at sizes that it cannot make, or that are no sizes.
+# Errors of torch for tensor sizes that are too large or invalid.
 _TOO_LARGE = (RuntimeError, MemoryError, OverflowError, TypeError)
 _M = TypeVar("_M", bound=nn.Module)
 
 
 def apply_swap(model: nn.Module, description: Mapping[str, Any]) -> None:
-    """Replace the attention in `model` as a description says; the mixers are newly initialised.
+    """Replace the attention in `model` according to a description.
+
+    The new mixers have initial weights.
+
+    Args:
+        model: model of the architecture before the swap.
+        description: description from `describe_swap`.
 
     Raises:
-        InputError: the description is damaged, or the model is not what it describes; nothing is
-            changed then.
+        InputError: the description is damaged or does not match the model. The model is unchanged.
     """
     check_description(description)
     check_model(model)
@@ -78,15 +83,17 @@ def _apply(model: nn.Module, description: Mapping[str, Any]) -> None:
 
 
 def save_swapped(model: nn.Module, folder: str | Path) -> None:
-    """Write a model with replaced attention to `folder`, each file whole or not at all.
+    """Write a model with replaced attention to `folder`.
+
+    Each file is written completely or not at all.
 
     Args:
-        model: changed by `replace_attention`.
-        folder: new, or one to write over.
+        model: model after `replace_attention`.
+        folder: new folder, or a folder to overwrite.
 
     Raises:
-        InputError: see `describe_swap`; a model without weights in memory, or with sharded ones; an
-            unwritable folder.
+        InputError: see `describe_swap`. The weights are sharded or not in memory. The folder is not
+            writable.
     """
     folder = user_path("folder", folder)
     description = describe_swap(model)
@@ -103,17 +110,20 @@ def save_swapped(model: nn.Module, folder: str | Path) -> None:
 
 
 def load_swapped(folder: str | Path, model: _M) -> _M:
-    """Swap and load what `save_swapped` wrote, strictly: every weight must be there and fit.
+    """Replace attention and load the weights that `save_swapped` wrote.
+
+    Loading is strict: every weight must exist and have the right shape.
 
     Args:
-        folder: written by `save_swapped`.
-        model: the same architecture before the swap; its weights do not matter.
+        folder: folder that `save_swapped` wrote.
+        model: model of the same architecture before the swap. Its weights do not matter.
 
     Returns:
-        The same model, changed in place, in the mode, dtype and device that it has.
+        The same model, changed in place. Mode, dtype and device stay the same.
 
     Raises:
-        InputError: a file is missing or damaged, or the model is another; it is unchanged then.
+        InputError: a file is missing or damaged, or belongs to another model. The model is
+            unchanged.
     """
     folder = user_path("folder", folder)
     for name in (SWAP, WEIGHTS):
@@ -144,7 +154,7 @@ def load_swapped(folder: str | Path, model: _M) -> _M:
 
 
 def _check_mixers(outline: Outline, model: nn.Module, description: Mapping[str, Any]) -> None:
-    """Raise unless the file has weights for mixers of these settings, before they have memory."""
+    """Check that the file fits the mixers before they are allocated."""
     for name, layer in description["layers"].items():
         place = f"{name}.mixer."
         own = state_of_new(place, layer)
@@ -155,7 +165,7 @@ def _check_mixers(outline: Outline, model: nn.Module, description: Mapping[str, 
 
 
 def _check_weights(outline: Outline, model: nn.Module, description: Mapping[str, Any]) -> None:
-    """Raise unless the file has the model's tensors, but for those that share another's memory."""
+    """Check that the file contains all tensors, except aliases of shared memory."""
     own = model.state_dict()
     there = {tensor.data_ptr() for name, tensor in own.items() if name in outline.shapes}
     shared = {name for name in outline.aliases if name in own and own[name].data_ptr() in there}

@@ -1,4 +1,4 @@
-"""Buffers that hide later tokens: the triangle by which many hosts say that they are causal."""
+"""Causal mask buffers: triangles that host models use to hide later tokens."""
 
 from __future__ import annotations
 
@@ -7,15 +7,18 @@ from torch import Tensor, nn
 
 
 def is_square(buffer: Tensor) -> bool:
-    """Whether it is one number for each pair of tokens, (N, N) or (1, 1, N, N), N > 1."""
+    """Return whether a buffer has one number per pair of tokens.
+
+    The shape is (N, N) or (1, 1, N, N) with N > 1.
+    """
     sides = buffer.shape[-2:]
     return len(sides) == 2 and 1 < sides[0] == sides[1] and buffer.numel() == sides[0] ** 2
 
 
 def is_triangle(buffer: Tensor) -> bool:
-    """Whether a square says one thing of each token and those before it, another of later ones.
+    """Return whether a buffer is a causal mask.
 
-    `tril` and `triu(1)` of any dtype do. On the meta device the shape has to be enough.
+    Examples are `tril` and `triu(1)` of any dtype. On the meta device only the shape is checked.
     """
     if not is_square(buffer):
         return False
@@ -28,5 +31,5 @@ def is_triangle(buffer: Tensor) -> bool:
 
 
 def triangles(module: nn.Module) -> dict[str, Tensor]:
-    """Its own buffers that are triangles, by their names."""
+    """Return the module's own buffers that are triangles, by name."""
     return {name: t for name, t in module.named_buffers(recurse=False) if is_triangle(t)}

@@ -1,4 +1,4 @@
-"""What looks like attention by the name of its class, or by what it is called."""
+"""Find modules that look like attention by the name of the class or attribute."""
 
 from __future__ import annotations
 
@@ -15,14 +15,22 @@ _CALLED = re.compile(r"(.*_)?(attn|attention|mhs?a)\d*", re.IGNORECASE)
 
 
 def looks_like_attention(module: nn.Module) -> bool:
-    """Whether its class, or one that it is derived from, is called attention."""
+    """Return whether the name of a class or base class suggests attention."""
     return any(_ATTENTION.search(name) for name in class_names(module))
 
 
 def unknown_attention(model: nn.Module, known: Collection[str]) -> list[tuple[str, str]]:
-    """Names and classes of the modules with weights that look like attention.
+    """Find modules with weights that look like attention.
 
-    Neither those within attention of a `known` name, nor those around it or around another one.
+    Modules inside or around known attention are skipped. Of nested candidates, only the innermost
+    counts.
+
+    Args:
+        model: host model.
+        known: names of the attention modules that an adapter supports.
+
+    Returns:
+        (name, class name) of each module.
     """
     found = _find(model, known, lambda _, module: looks_like_attention(module))
     found |= _find(model, [*known, *found], _is_called_attention)
@@ -32,7 +40,7 @@ def unknown_attention(model: nn.Module, known: Collection[str]) -> list[tuple[st
 def _find(
     model: nn.Module, known: Collection[str], test: Callable[[str, nn.Module], bool]
 ) -> dict[str, str]:
-    """Classes, by name, of the innermost modules that pass the test, apart from those known."""
+    """Return names and classes of the innermost unknown modules that pass `test`."""
     found: dict[str, str] = {}
     for name, module in model.named_modules():
         if not name or isinstance(module, TokenMixer) or not test(name, module):
@@ -45,7 +53,7 @@ def _find(
 
 
 def _is_called_attention(name: str, module: nn.Module) -> bool:
-    """Whether its attribute is called attention, and several linear maps are its own."""
+    """Return whether the attribute is called attention and has several linear layers."""
     maps = [part for part in module.children() if isinstance(part, nn.Linear)]
     is_list = isinstance(module, nn.Sequential | nn.ModuleList | nn.ModuleDict)
     return len(maps) > 1 and not is_list and bool(_CALLED.fullmatch(name.rpartition(".")[2]))

@@ -1,4 +1,4 @@
-"""Copying a host's query, key, value and output maps into the maps of a mixer."""
+"""Copy the Q/K/V/O projections of a host model to a mixer."""
 
 from __future__ import annotations
 
@@ -15,20 +15,23 @@ from rifflemix.mixers import TokenMixer
 
 
 class Projection(NamedTuple):
-    """A linear map: weight (out, in) and bias (out,) or None."""
+    """Linear layer: weight (out, in) and bias (out,) or None."""
 
     weight: Tensor
     bias: Tensor | None
 
 
 class HostWeights(NamedTuple):
-    """The maps of softmax attention, heads side by side, scores divided by sqrt(C / H).
+    """Q/K/V/O projections of softmax attention with scores divided by sqrt(C / H).
+
+    The heads are concatenated along the inner dimension.
 
     Attributes:
-        query: (inner, C); a host with another scale of its scores has it multiplied in here.
-        key: (inner, C), as many heads as the queries have: shared ones are repeated.
-        value: (inner, C), likewise.
-        output: (C, inner); None where the host applies it outside of the replaced module.
+        query: (inner, C). If the host model scales scores differently, the factor is multiplied
+            into the weights.
+        key: (inner, C). Keys that several query heads share are repeated.
+        value: (inner, C). Shared values are repeated.
+        output: (C, inner), or None if the output projection is outside of the replaced module.
     """
 
     query: Projection
@@ -37,7 +40,7 @@ class HostWeights(NamedTuple):
     output: Projection | None
 
 
-# Names by which mixers know their maps, and what each takes.
+# Names of projections in mixers, and the host projections that they copy.
 _TAKES: dict[str, tuple[str, ...]] = {
     "qkv": ("query", "key", "value"),
     "global_qkv": ("query", "key", "value"),
@@ -50,9 +53,9 @@ _TAKES: dict[str, tuple[str, ...]] = {
 
 
 def compute_weights(module: nn.Module) -> None:
-    """Compute the weights that torch makes of others before each call: pruned ones, normed ones.
+    """Update the weights that torch computes before each call (pruning, norms).
 
-    Until the next call they are those of the last one, whatever was loaded or learnt since.
+    Otherwise they have the values of the last call, even after loading or training.
     """
     for part in module.modules():
         if isinstance(part, NonDynamicallyQuantizableLinear):  # read and never called
@@ -67,14 +70,24 @@ def compute_weights(module: nn.Module) -> None:
 
 
 def copy_weights(mixer: TokenMixer, weights: HostWeights) -> list[str]:
-    """Copy the maps that `mixer` has a place of the same shape for.
+    """Copy each projection that has the same shape in the mixer.
 
-    Linear maps take what their names say: `qkv` the queries, keys and values, `qk` the queries,
-    `value` and `in_proj` the values, `proj` and `out_proj` the output. A map without its
-    counterpart's bias gets zeros, and an output map that the host has elsewhere the identity.
+    The name of a linear layer determines its source:
+
+    - `qkv` and `global_qkv`: queries, keys and values
+    - `qk`: queries
+    - `value` and `in_proj`: values
+    - `proj` and `out_proj`: output
+
+    A bias without a counterpart becomes zero. If the output projection is outside of the host
+    module, the mixer's output projection becomes the identity.
+
+    Args:
+        mixer: mixer that receives the weights.
+        weights: projections of the host module.
 
     Returns:
-        Names of the mixer's parameters that were set.
+        Names of the parameters of the mixer that were set.
     """
     copied: list[str] = []
     for name, layer in mixer.named_modules():

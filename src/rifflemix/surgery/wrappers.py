@@ -1,4 +1,4 @@
-"""Modules that torch puts around a model or its parts, and names that do not know of them."""
+"""Wrapper modules of torch around a model or its parts (torch.compile, DataParallel, ...)."""
 
 from __future__ import annotations
 
@@ -17,21 +17,25 @@ _HOLDS = {
 
 
 def inside(module: nn.Module) -> nn.Module:
-    """What the wrappers around a module hold, or the module itself."""
+    """Return the module inside all wrappers."""
     while (name := _HOLDS.get(type(module).__name__)) is not None:
         module = getattr(module, name)
     return module
 
 
 def is_compiled(module: nn.Module) -> bool:
-    """Whether it is what `torch.compile` returns, which goes on running what it was given."""
+    """Return whether `torch.compile` returned the module.
+
+    It keeps running the module that was compiled, even after a replacement.
+    """
     return type(module).__name__ == "OptimizedModule"
 
 
 @contextmanager
 def without_wrappers(model: nn.Module) -> Iterator[nn.Module]:
-    """The model alone, with no part in a wrapper (torch.compile, DataParallel, CheckpointWrapper)
-    meanwhile.
+    """Remove all wrappers temporarily and yield the model.
+
+    This includes wrappers of parts: torch.compile, DataParallel and CheckpointWrapper.
     """
     model = inside(model)
     wrapped = [
@@ -52,7 +56,7 @@ def without_wrappers(model: nn.Module) -> Iterator[nn.Module]:
 
 
 def _put_inside(wrapper: nn.Module, module: nn.Module) -> None:
-    """Let the innermost wrapper hold `module`, which may have taken the place of another."""
+    """Set the module inside the innermost wrapper."""
     if inside(wrapper) is module:
         return
     while (held := getattr(wrapper, _HOLDS[type(wrapper).__name__])) is not inside(wrapper):

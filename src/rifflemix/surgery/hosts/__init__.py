@@ -1,4 +1,4 @@
-"""The hosts that surgery knows. Each is recognised without importing its library."""
+"""Built-in adapters. They recognize host models without importing the libraries."""
 
 from rifflemix.surgery.adapters import Adapter
 from rifflemix.surgery.hosts.timm import TimmAttention

@@ -1,9 +1,9 @@
-"""Saving of swapped models that are derived from huggingface_hub's `PyTorchModelHubMixin`.
+"""Save swapped models with the `PyTorchModelHubMixin` of huggingface_hub.
 
-Its `from_pretrained` makes the model as its class does, before any swap from outside, and fills in
-weights by name; what is missing stays at random. So the file has a tensor of another shape under a
-name of each replaced attention, on which loading fails; a class that makes the swap in its own
-`__init__` passes it by (`SwappedAttention`).
+`from_pretrained` of the mixin builds the model without the swap and loads weights by name. Missing
+weights keep random values. The file therefore contains one tensor of a wrong shape for each
+replaced attention, so that loading fails. A class that replaces attention in its own `__init__`
+ignores this tensor (see `SwappedAttention`).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from rifflemix.surgery.hosts.transformers_saving import replaced_weights
 
 
 class SaveOfMixin:
-    """`_save_pretrained` of one swapped model, by which the mixin writes its weights.
+    """`_save_pretrained` of a swapped model. The mixin calls it to write weights.
 
     Args:
         model: a `PyTorchModelHubMixin`.
@@ -29,9 +29,9 @@ class SaveOfMixin:
         self.model = model
 
     def __call__(self, save_directory: Any) -> None:
-        """Write the weights as the class does, and beside them what tells of the swap."""
+        """Write the weights, and the tensors that mark the swap."""
         cls: Any = type(self.model)
-        saved = getattr(self.model, "module", self.model)  # as the mixin has it
+        saved = getattr(self.model, "module", self.model)  # same as in the mixin
         hook = saved.register_state_dict_post_hook(_tell)
         try:
             cls._save_pretrained(self.model, save_directory)
@@ -40,7 +40,7 @@ class SaveOfMixin:
 
 
 def mixin_changes(parents: Sequence[nn.Module]) -> list[ParentChange]:
-    """What makes models with the mixin tell of the swap where they save themselves."""
+    """Return the changes that make models with the mixin mark the swap."""
     return [
         ParentChange(parent, "_save_pretrained", SaveOfMixin(parent))
         for parent in parents

@@ -1,6 +1,6 @@
-"""timm's vision transformers, known by class name and attributes; timm is never imported.
+"""Attention of timm vision transformers, recognized by class names and attributes.
 
-What is derived from timm's attention, or copied from it, is in `timm_copies`.
+rifflemix never imports timm. See `timm_copies` for attention that is derived or copied from timm.
 """
 
 from __future__ import annotations
@@ -62,19 +62,19 @@ ROTARY = (
     "rotary positions are lost: a token mixer takes none; without other positions in the model, "
     "a permutation-equivariant mixer cannot know the order of the tokens"
 )
-# Tokens of images (B, H, W, C) that all attend to each other, and of blocks (B, T, N, C) that do
-# not see each other.
+# _IMAGES: all tokens of an image (B, H, W, C) attend to each other. _BLOCKS: tokens attend only
+# within their block (B, T, N, C).
 _IMAGES = ("timm.models.volo", "timm.models.vision_transformer_sam")
 _BLOCKS = ("timm.models.nest",)
 _CHANNELS_FIRST = ("timm.models.fastvit",)
 
 
 class SwappedTimmAttention(SwappedAttention):
-    """A mixer that is called as timm's `Attention` is, followed by the host's output dropout.
+    """Mixer with the interface of timm's `Attention`, followed by its output dropout.
 
     Args:
-        mixer: what computes the outputs.
-        original: the attention that it replaces.
+        mixer: token mixer that computes the outputs.
+        original: attention module to replace.
     """
 
     def __init__(self, mixer: TokenMixer, original: Any) -> None:
@@ -86,10 +86,10 @@ class SwappedTimmAttention(SwappedAttention):
     def forward(
         self, x: Tensor, attn_mask: Tensor | None = None, is_causal: bool = False
     ) -> Tensor:
-        """The mixed tokens in the shape of `x`.
+        """Mix the tokens and return them in the shape of `x`.
 
         Raises:
-            InputError: a mask that says more than padding (and causality).
+            InputError: the mask expresses more than padding and causality.
         """
         tokens = x
         if self.layout == "images":
@@ -101,7 +101,7 @@ class SwappedTimmAttention(SwappedAttention):
 
 
 class SwappedRotaryAttention(SwappedTimmAttention):
-    """For hosts whose call holds rotary positions; they are ignored, and warned of."""
+    """Mixer for host modules with rotary positions. It ignores them; the replacement warns."""
 
     def forward(  # type: ignore[override]
         self,
@@ -110,29 +110,32 @@ class SwappedRotaryAttention(SwappedTimmAttention):
         attn_mask: Tensor | None = None,
         is_causal: bool = False,
     ) -> Tensor:
-        """See `SwappedTimmAttention`."""
+        """Mix the tokens, see `SwappedTimmAttention`; `rope` is ignored."""
         return super().forward(x, attn_mask, is_causal)
 
 
 class SwappedBiasedAttention(SwappedTimmAttention):
-    """For hosts whose call may hold relative position biases; these are refused."""
+    """Mixer for host modules with optional relative position biases. It rejects biases."""
 
     def forward(  # type: ignore[override]
         self, x: Tensor, shared_rel_pos_bias: Tensor | None = None
     ) -> Tensor:
-        """See `SwappedTimmAttention`."""
+        """Mix the tokens, see `SwappedTimmAttention`; biases raise InputError."""
         if shared_rel_pos_bias is not None:
             raise InputError(f"shared_rel_pos_bias: expected None, got a tensor; {RELATIVE_BIAS}")
         return super().forward(x)
 
 
 class TimmAttention(Adapter):
-    """timm's Attention, EvaAttention and the like, with a fused or split qkv and proj."""
+    """Adapter for `Attention`, `EvaAttention` and similar modules of timm.
+
+    The query, key and value projections may be fused or separate.
+    """
 
     name = "timm"
 
     def matches(self, module: nn.Module) -> bool:
-        """Whatever attends in heads, with the forward of its class."""
+        """Return whether a timm module is multi-head attention with its own `forward`."""
         kind = type(module)
         if kind.__module__.partition(".")[0] != "timm" or not forward_is_of(kind, "timm"):
             return False
@@ -143,7 +146,7 @@ class TimmAttention(Adapter):
         return (attends and in_heads) or kind.__name__ in {*_KNOWN, *_REFUSED}
 
     def describe(self, module: nn.Module, parents: Sequence[nn.Module]) -> HostAttention:
-        """Heads, dropout, what is lost, and why some cannot be replaced."""
+        """Describe heads, dropout and lost features, or why replacement is impossible."""
         host: Any = module
         refusal = _refusal(module, parents)
         if refusal:
@@ -160,7 +163,7 @@ class TimmAttention(Adapter):
         )
 
     def wrap(self, module: nn.Module, mixer: TokenMixer) -> SwappedAttention:
-        """By the arguments of the host's call."""
+        """Select the wrapper by the arguments of the host module's `forward`."""
         arguments = _arguments(module)
         if "rope" in arguments:
             return SwappedRotaryAttention(mixer, module)
@@ -169,7 +172,7 @@ class TimmAttention(Adapter):
         return SwappedTimmAttention(mixer, module)
 
     def weights(self, module: nn.Module) -> HostWeights:
-        """`qkv` in thirds or `q_proj`, `k_proj`, `v_proj`, and `proj`."""
+        """Read `qkv` (or `q_proj`, `k_proj`, `v_proj`) and `proj`."""
         host: Any = module
         query, key, value = _split_maps(host)
         heads = host.num_heads
@@ -178,12 +181,15 @@ class TimmAttention(Adapter):
         if groups > 1:
             key, value = (_repeated(part, groups, heads // groups) for part in (key, value))
         output = host.proj.weight
-        if _layout(module) == "blocks":  # whose heads lie channel by channel before `proj`
+        if _layout(module) == "blocks":  # heads are interleaved by channel before `proj`
             output = output.unflatten(1, (-1, heads)).transpose(1, 2).flatten(1)
         return HostWeights(query, key, value, Projection(output, host.proj.bias))
 
     def macs(self, module: nn.Module, host: HostAttention, length: int) -> int | None:
-        """Cross-covariances are products of C / H x N matrices."""
+        """Count multiply-accumulates.
+
+        Cross-covariance attention (XCA) multiplies matrices of shape C / H x N.
+        """
         if type(module).__name__ != "XCA":
             return super().macs(module, host, length)
         maps = sum(p.numel() for p in module.parameters() if p.dim() == 2)
@@ -191,7 +197,10 @@ class TimmAttention(Adapter):
 
 
 class MixerAttention(nn.Module):
-    """A token mixer, built and called as timm's `Attention` is; `attn_layer` derives from it."""
+    """Token mixer with the constructor and call of timm's `Attention`.
+
+    `attn_layer` derives classes from it.
+    """
 
     settings: ClassVar[dict[str, Any]]
     num_layers: ClassVar[int]
@@ -233,15 +242,15 @@ class MixerAttention(nn.Module):
     def forward(
         self, x: Tensor, attn_mask: Tensor | None = None, is_causal: bool = False
     ) -> Tensor:
-        """The mixed tokens (B, N, C)."""
+        """Mix the tokens (B, N, C)."""
         y: Tensor = self.proj_drop(mixed(self.mixer, x, attn_mask, is_causal))
         return y
 
 
 class _Made(type):
-    """The kind of the classes that `attn_layer` makes; their settings are pickled in their place.
+    """Metaclass of the classes from `attn_layer`; it makes their settings picklable.
 
-    timm keeps its arguments in the model, and so the class with which the model was built.
+    timm stores its arguments in the model, including this class.
     """
 
     settings: dict[str, Any]
@@ -259,20 +268,23 @@ copyreg.pickle(_Made, lambda cls: (_make, (cls.settings, cls.num_layers)))
 def attn_layer(
     mixer: str, *, num_layers: int = 1, max_length: int | None = None, **options: Any
 ) -> type[nn.Module]:
-    """A class for timm's `attn_layer=`: `timm.create_model(name, attn_layer=attn_layer("tssa"))`.
+    """Create a class for the argument `attn_layer` of timm models.
 
-    It takes the arguments of timm's `Attention`. timm does not say which layer it builds: the
-    class counts them, and starts again after `num_layers`. Models of it can be pickled.
+    Use it as `timm.create_model(name, attn_layer=attn_layer("tssa"))`.
+
+    The class accepts the arguments of timm's `Attention`. timm does not pass the layer index. The
+    class therefore counts its instances and restarts after `num_layers`. You can pickle models that
+    contain the class.
 
     Args:
-        mixer: a name of `list_mixers()`.
-        num_layers: layers in the model, for mixers with a schedule over the depth.
-        max_length: most tokens that the model will see.
-        options: of the mixer.
+        mixer: name in `list_mixers()`.
+        num_layers: number of layers in the model, for mixers that depend on the depth.
+        max_length: maximum number of tokens per sequence.
+        options: options of the mixer.
 
     Raises:
-        InputError: when a layer is built: `qk_norm` or `scale_norm`, which a mixer has not, or
-            arguments that do not suit the mixer.
+        InputError: the error occurs when timm builds a layer. `qk_norm` or `scale_norm` is set,
+            which mixers do not support, or the arguments do not suit the mixer.
     """
     made = _make({"name": mixer, "max_length": max_length, **options}, num_layers)
     return cast(type[nn.Module], made)
@@ -309,7 +321,7 @@ def _refusal(module: nn.Module, parents: Sequence[nn.Module]) -> str:
 
 
 def misshapen(host: Any) -> str:
-    """Why its widths are none of self-attention; empty if they are."""
+    """Return why the shapes do not fit self-attention, or an empty string."""
     maps = host.qkv if is_set(host, "qkv") else host.q_proj
     if maps.in_features != host.proj.out_features:
         return f"it turns {maps.in_features} channels into {host.proj.out_features}"
@@ -337,7 +349,10 @@ def _is_rotary(module: nn.Module, parents: Sequence[nn.Module]) -> bool:
 
 
 def has_maps(module: nn.Module) -> bool:
-    """Linear maps qkv, or q_proj, k_proj and v_proj, and proj; and heads."""
+    """Return whether a module has heads and Q/K/V/O projections of timm.
+
+    The projections are `qkv` (or `q_proj`, `k_proj`, `v_proj`) and `proj`.
+    """
     parts = ("qkv",) if is_set(module, "qkv") else ("q_proj", "k_proj", "v_proj")
     maps = (getattr(module, name, None) for name in (*parts, "proj"))
     return all(is_linear(part) for part in maps) and isinstance(
@@ -360,7 +375,10 @@ def _split_maps(host: Any) -> tuple[Projection, ...]:
 
 
 def _scaled(query: Projection, host: Any, head_dim: int) -> Projection:
-    """Queries whose scores divided by sqrt(head_dim) are those that the host scales itself."""
+    """Scale queries for scores that are divided by sqrt(head_dim).
+
+    The scores then match the scale of the host module.
+    """
     factor = float(getattr(host, "scale", head_dim**-0.5)) * math.sqrt(head_dim)
     if math.isclose(factor, 1.0):
         return query
@@ -369,7 +387,7 @@ def _scaled(query: Projection, host: Any, head_dim: int) -> Projection:
 
 
 def _repeated(part: Projection, groups: int, heads: int) -> Projection:
-    """Every head of keys or values once for each of the queries' heads that share it."""
+    """Repeat each key or value head for all queries that share it."""
 
     def repeat(tensor: Tensor) -> Tensor:
         by_head = torch.unflatten(tensor, 0, (heads, -1))

@@ -1,6 +1,7 @@
-"""Attention that was copied from timm's `Attention` or derived from it, anywhere.
+"""Attention classes of any library that are derived or copied from timm's `Attention`.
 
-The names of its parts do not say what it computes: it is run before it is replaced.
+The names of the parts do not prove what a class computes. rifflemix therefore runs a copy before
+the replacement.
 """
 
 from __future__ import annotations
@@ -43,12 +44,12 @@ _ADAPTER = "; an adapter of your own can tell what it does (register_adapter)"
 
 
 class SwappedCopy(SwappedTimmAttention):
-    """A mixer that is called as attention of another's writing is.
+    """Mixer with the interface of third-party attention.
 
     Args:
-        mixer: what computes the outputs.
-        original: the attention that it replaces.
-        understood: its arguments that mean what they mean to timm's `Attention`.
+        mixer: token mixer that computes the outputs.
+        original: attention module to replace.
+        understood: names of the arguments with the same meaning as in timm's `Attention`.
     """
 
     def __init__(self, mixer: TokenMixer, original: nn.Module, understood: frozenset[str]) -> None:
@@ -58,11 +59,11 @@ class SwappedCopy(SwappedTimmAttention):
         self.understood = understood
 
     def forward(self, *args: Any, **kwargs: Any) -> Tensor:
-        """(B, N, C) tokens -> the mixed tokens.
+        """Mix the tokens (B, N, C).
 
         Raises:
-            InputError: a mask that says more than padding (and causality); any other argument
-                that is not what the host's forward has as default.
+            InputError: the mask expresses more than padding and causality. Another argument differs
+                from the default of the host module.
         """
         names = [self.tokens, *self.defaults][: len(args)]
         arguments = {**dict(zip(names, args, strict=True)), **kwargs}
@@ -81,16 +82,16 @@ class SwappedCopy(SwappedTimmAttention):
 
 
 class CopiedTimmAttention(TimmAttention):
-    """Classes of attention with qkv and proj that, run, compute what their parts say."""
+    """Adapter for attention with `qkv` and `proj` that passes a trial run."""
 
     name = "copy of timm"
 
     def matches(self, module: nn.Module) -> bool:
-        """Whatever is called attention and has the parts of timm's `Attention`."""
+        """Return whether a module looks like attention and has timm's projections."""
         return looks_like_attention(module) and has_maps(module)
 
     def describe(self, module: nn.Module, parents: Sequence[nn.Module]) -> HostAttention:
-        """As softmax attention, causal or not, or why it is something else."""
+        """Describe softmax attention, causal or not, or why it differs."""
         host: Any = module
         trial = _tried(module)
         if trial.refusal:
@@ -109,14 +110,14 @@ class CopiedTimmAttention(TimmAttention):
         )
 
     def wrap(self, module: nn.Module, mixer: TokenMixer) -> SwappedAttention:
-        """See `SwappedCopy`."""
+        """Return a `SwappedCopy`."""
         return SwappedCopy(mixer, module, _tried(module).understood)
 
 
 def _tried(module: nn.Module) -> Trial:
-    """What running it showed, if nothing can be said against it before."""
+    """Run a trial unless the structure already rules out a replacement."""
     reason = _refusal(module)
-    if reason or place_of(module) is None:  # quantised: refused for that
+    if reason or place_of(module) is None:  # quantized modules are rejected elsewhere
         return Trial(reason)
     adapter = CopiedTimmAttention()
     trial = try_out(module, adapter.weights)

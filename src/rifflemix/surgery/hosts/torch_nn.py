@@ -1,4 +1,4 @@
-"""torch.nn.MultiheadAttention, alone or within torch.nn's transformer layers."""
+"""Adapter for torch.nn.MultiheadAttention, alone or in transformer layers of torch.nn."""
 
 from __future__ import annotations
 
@@ -27,19 +27,19 @@ from rifflemix.surgery.masks import check_causality, key_padding_mask, merge_pad
 from rifflemix.surgery.weights import HostWeights, Projection
 
 _OF_ANOTHER_SEQUENCE = ("cross", "encoder_attn", "multihead_attn")
-"""Words in the names that decoders give to attention to another sequence."""
+"""Words in attribute names that identify cross-attention in decoders."""
 _CROSS_AROUND = re.compile(r"cross_?att|encoder_attn", re.IGNORECASE)
 
 
 class SwappedMultiheadAttention(SwappedAttention):
-    """A mixer that is called as `torch.nn.MultiheadAttention` is.
+    """Mixer with the interface of `torch.nn.MultiheadAttention`.
 
-    The encoder layers of torch.nn look at the attributes below before they run a fused kernel on
-    the attention's weights; with these they call the module instead.
+    The encoder layers of torch.nn check the attributes below before they run a fused kernel on the
+    attention weights. These values make the layers call the module instead.
 
     Args:
-        mixer: what computes the outputs.
-        original: the attention that it replaces.
+        mixer: token mixer that computes the outputs.
+        original: attention module to replace.
     """
 
     _qkv_same_embed_dim = False
@@ -62,11 +62,13 @@ class SwappedMultiheadAttention(SwappedAttention):
         average_attn_weights: bool = True,
         is_causal: bool = False,
     ) -> tuple[Tensor, None]:
-        """The mixed tokens in the shape of `query`, and None in place of weights.
+        """Mix the tokens and return them in the shape of `query`.
+
+        The second return value is None instead of attention weights.
 
         Raises:
-            InputError: `need_weights=True`, other keys or values than the queries' tokens, nested
-                tensors, or a mask that says more than padding (and causality).
+            InputError: `need_weights` is True, or tensors are nested. Keys or values differ from
+                the queries. The mask expresses more than padding and causality.
         """
         if need_weights:
             raise bad_argument(
@@ -105,12 +107,15 @@ class SwappedMultiheadAttention(SwappedAttention):
 
 
 class TorchMultiheadAttention(Adapter):
-    """`torch.nn.MultiheadAttention`; the encoder's fast path and nested tensors go off."""
+    """Adapter for `torch.nn.MultiheadAttention`.
+
+    The fast path and nested tensors of the encoder are disabled.
+    """
 
     name = "torch.nn"
 
     def matches(self, module: nn.Module) -> bool:
-        """What has a forward of its own, by its class or by itself, computes something else."""
+        """Return whether a module uses the original `MultiheadAttention.forward`."""
         return (
             isinstance(module, nn.MultiheadAttention)
             and type(module).forward is nn.MultiheadAttention.forward
@@ -118,18 +123,21 @@ class TorchMultiheadAttention(Adapter):
         )
 
     def describe(self, module: nn.Module, parents: Sequence[nn.Module]) -> HostAttention:
-        """Whether it is causal, each call decides; by its name it is cross-attention."""
+        """Describe the attention. Each call decides about causality.
+
+        The attribute name identifies cross-attention.
+        """
         attention = cast(nn.MultiheadAttention, module)
         names = [name for name, child in parents[-1].named_children() if child is module]
         is_second = any(word in name.lower() for name in names for word in _OF_ANOTHER_SEQUENCE)
         if not any("self" in name.lower() for name in names):
             is_second = is_second or _is_wrapped_for_another_sequence(module, parents)
-        pools = "Pool" in type(parents[-1]).__name__  # a few learned tokens ask all others (SigLIP)
+        pools = "Pool" in type(parents[-1]).__name__  # learned queries attend to tokens (SigLIP)
         around: Any = type(parents[-1])
         refusal = ""
         if attention.bias_k is not None or attention.add_zero_attn:
             refusal = "it attends to keys that are no tokens (add_bias_kv or add_zero_attn)"
-        elif "base_layer" in names:  # as PEFT calls what its LoRA changes in every call
+        elif "base_layer" in names:  # PEFT's name for a module with LoRA
             refusal = "adapters are around it, which change its weights; merge them into it first"
         elif around.__module__.startswith("speechbrain."):
             refusal = (
@@ -153,11 +161,11 @@ class TorchMultiheadAttention(Adapter):
         )
 
     def wrap(self, module: nn.Module, mixer: TokenMixer) -> SwappedAttention:
-        """See `SwappedMultiheadAttention`."""
+        """Return a `SwappedMultiheadAttention`."""
         return SwappedMultiheadAttention(mixer, cast(nn.MultiheadAttention, module))
 
     def weights(self, module: nn.Module) -> HostWeights | None:
-        """`in_proj_weight` in thirds, and `out_proj`."""
+        """Read `in_proj_weight` in thirds, and `out_proj`."""
         attention = cast(nn.MultiheadAttention, module)
         if not attention._qkv_same_embed_dim:
             return None
@@ -169,7 +177,7 @@ class TorchMultiheadAttention(Adapter):
         return HostWeights(query, key, value, output)
 
     def parent_changes(self, module: nn.Module, parents: Sequence[nn.Module]) -> list[ParentChange]:
-        """An encoder would hand nested tensors to its layers."""
+        """Disable nested tensors in encoders around the module."""
         return [
             ParentChange(parent, "use_nested_tensor", False)
             for parent in parents
@@ -179,7 +187,7 @@ class TorchMultiheadAttention(Adapter):
 
 
 def _is_wrapped_for_another_sequence(module: nn.Module, parents: Sequence[nn.Module]) -> bool:
-    """Whether a module around this attention alone is called cross-attention."""
+    """Return whether a wrapper of this attention alone is named cross-attention."""
     *above, around = parents
     if sum(isinstance(part, nn.MultiheadAttention) for part in around.modules()) > 1:
         return False
@@ -188,14 +196,14 @@ def _is_wrapped_for_another_sequence(module: nn.Module, parents: Sequence[nn.Mod
 
 
 def _hides_class_token(parent: nn.Module) -> bool:
-    """Whether it is open_clip's text with a class token, and the mask of its older weights."""
+    """Return whether an open_clip text model uses the old class-token mask."""
     has_token = isinstance(getattr(parent, "cls_emb", None), Tensor)
     return has_token and not getattr(parent, "correct_cls_mask", True)
 
 
 @cache
 def _only_reads_weights(cls: Any, name: str) -> bool:
-    """Whether a class takes the weights of its attention `name` and nowhere calls it (WavLM)."""
+    """Return whether a class reads attention weights without calling the module (WavLM)."""
     if f"self.{name}.in_proj_weight" not in source_of(cls):
         return False
     written = [
@@ -205,7 +213,7 @@ def _only_reads_weights(cls: Any, name: str) -> bool:
 
 
 def _is_same(a: Tensor, b: Tensor) -> bool:
-    """Whether both are one tensor, or views that show the same numbers and hand on gradients."""
+    """Return whether two tensors share values and gradients (same tensor or views)."""
     if a is b:
         return True
     if a.is_meta or b.is_meta or not _memory_is_known():
@@ -221,12 +229,12 @@ def _memory_is_known() -> bool:
 
 
 def _base(x: Tensor) -> Tensor:
-    """The tensor that x is a view of, or x itself."""
+    """Return the tensor that `x` is a view of, or `x` itself."""
     return x if x._base is None else x._base
 
 
 def _others() -> InputError:
-    """Why other keys and values than the queries are refused."""
+    """Return the error for keys or values that differ from the queries."""
     if not _memory_is_known():
         return InputError(
             "key and value: expected the very tensor of query, got others; compiled graphs and "

@@ -1,8 +1,9 @@
-"""Self-attention of Hugging Face transformers, recognised by its structure.
+"""Self-attention of Hugging Face transformers, recognized by its structure.
 
-Since version 5 nearly all of its attention is written alike: `forward(hidden_states, ...)` returns
-`attn_output, attn_weights`, and four linear maps have one of a few sets of names. What is written
-so, and has no other parameters, can be replaced.
+Since version 5 nearly all attention modules of transformers have the same structure.
+`forward(hidden_states, ...)` returns `attn_output, attn_weights`, and the four projections have one
+of a few sets of names. rifflemix can replace modules with this structure and without other
+parameters.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ from rifflemix.surgery.masks import check_causality
 from rifflemix.surgery.triangles import is_square, is_triangle, triangles
 from rifflemix.surgery.weights import HostWeights
 
-# Some return a third value, which a mixer has not.
+# Modules that return a third value are not supported: mixers return two.
 _ENDS_IN = re.compile(
     r"return (attn_output|output|context_layer), (attn_weights(_reshaped)?|attention_probs)$",
     re.MULTILINE,
@@ -61,7 +62,7 @@ _OF_IMAGES = re.compile(r"height, width, _ = hidden_states.shape")
 _OF_ANOTHER_SEQUENCE = ("encoder_hidden_states", "key_value_states")
 _CROSS = re.compile(r"cross|encoder_attn|(?<![a-z])x_attn|pooling", re.IGNORECASE)
 _CROSS_AROUND = re.compile(r"cross_?att", re.IGNORECASE)
-# What hosts hand on beside the mask, which then does not say it.
+# Host models may pass the ends of packed sequences in these arguments instead of the mask.
 _OF_PACKED_SEQUENCES = ("cu_seq_lens_q", "cu_seq_lens_k", "seq_idx")
 CACHES = ("past_key_values", "layer_past", "cache")
 _KNOWN_ARGUMENTS = {
@@ -77,14 +78,14 @@ _KNOWN_ARGUMENTS = {
     *CACHES,
     *_OF_ANOTHER_SEQUENCE,
 }
-# A dropout after the output map is the host's, not the mixer's.
+# A dropout after the output projection belongs to the host module, not to the mixer.
 _DROPOUTS = ("resid_dropout", "residual_dropout", "out_drop", "projection_dropout")
 _BIASED = "it adds a bias of relative positions to its scores, and a token mixer has no scores"
 _IN_BLOCKS = (
     "it attends to some blocks of tokens alone (block_sparse); set attention_type='original_full' "
     "in the model's config, or in from_pretrained"
 )
-# They say `is_causal`, and heed nothing but the mask, which in cross-modal layers shows all tokens.
+# Classes with `is_causal` that use only the mask. In cross-modal layers it shows all tokens.
 _OF_MASKS_ALONE = {"BridgeTowerSelfAttention"}
 _WITH_BIAS = ("T5", "MT5", "UMT5", "LongT5", "SwitchTransformers", "Udop", "Pop2Piano")
 _REFUSED = {
@@ -100,14 +101,14 @@ _REFUSED = {
 
 
 class SwappedTransformersAttention(SwappedAttention):
-    """A mixer that is called as attention of transformers is, and returns (outputs, None).
+    """Mixer with the interface of transformers attention. It returns (outputs, None).
 
-    In generation the cache of the host holds the state of the mixer's stream in place of keys and
-    values; see `rifflemix.surgery.hosts.transformers_cache`.
+    During generation the cache of the host model contains the streaming state of the mixer instead
+    of keys and values. See `rifflemix.surgery.hosts.transformers_cache`.
 
     Args:
-        mixer: what computes the outputs.
-        original: the attention that it replaces.
+        mixer: token mixer that computes the outputs.
+        original: attention module to replace.
     """
 
     def __init__(self, mixer: TokenMixer, original: nn.Module) -> None:
@@ -123,11 +124,12 @@ class SwappedTransformersAttention(SwappedAttention):
         self.output_dropout = part
 
     def forward(self, hidden_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, None]:
-        """(B, N, C) tokens of the host -> the mixed tokens, and None in place of weights.
+        """Mix the tokens (B, N, C); return None instead of attention weights.
 
         Raises:
-            InputError: attention weights are asked for, or another sequence is given; a mask that
-                says more than padding and causality; a cache that cannot hold the mixer's state.
+            InputError: attention weights are requested, or another sequence is passed. The mask
+                expresses more than padding and causality. The cache cannot store the state of the
+                mixer.
         """
         arguments = {**dict(zip(self.names, args, strict=False)), **kwargs}
         self._check(arguments)
@@ -156,7 +158,7 @@ class SwappedTransformersAttention(SwappedAttention):
                     name, "None: a token mixer reads one sequence", "another sequence"
                 )
         check_not_packed(arguments)
-        # CLIP's encoder of text says so by the call, and gives a mask only where there is padding.
+        # CLIP's text encoder passes is_causal, and a mask only if there is padding.
         check_causality(arguments.get("is_causal"), self.mixer)
         if arguments.get("output_attentions") or weights_are_collected():
             raise bad_argument(
@@ -167,13 +169,16 @@ class SwappedTransformersAttention(SwappedAttention):
 
 
 class TransformersAttention(Adapter):
-    """Self-attention of transformers: BERT, ViT, GPT-2, Llama and what is written like them."""
+    """Adapter for self-attention of transformers: BERT, ViT, GPT-2, Llama and similar models."""
 
     name = "transformers"
     has_cache = True
 
     def matches(self, module: nn.Module) -> bool:
-        """A class of transformers, or derived from one, with a forward written as it knows."""
+        """Return whether a module has the known structure of transformers attention.
+
+        Derived classes also match.
+        """
         if forward_is_its_own(module):
             return False
         return _is_attention(_class(module)) and (
@@ -181,7 +186,7 @@ class TransformersAttention(Adapter):
         )
 
     def describe(self, module: nn.Module, parents: Sequence[nn.Module]) -> HostAttention:
-        """See `HostAttention`; positions that are lost are warned of."""
+        """Describe the attention, with warnings about lost features."""
         if _is_cross(module, parents):
             return HostAttention(dim=1, num_heads=1, cross=True)
         refusal = _refusal(module) or _unknown_arguments(module) or _unknown_parts(module)
@@ -205,17 +210,17 @@ class TransformersAttention(Adapter):
         )
 
     def wrap(self, module: nn.Module, mixer: TokenMixer) -> SwappedAttention:
-        """See `SwappedTransformersAttention`."""
+        """Return a `SwappedTransformersAttention`."""
         return SwappedTransformersAttention(mixer, module)
 
     def weights(self, module: nn.Module) -> HostWeights | None:
-        """Its maps; shared keys and values are repeated, and its scale is in the queries."""
+        """Read the projections with `read_weights`."""
         maps = maps_of(module)
         return None if maps is None else read_weights(module, maps)
 
 
 def check_not_packed(arguments: Mapping[str, Any]) -> None:
-    """Raise where a host says to its attention, beside the mask, where packed sequences end."""
+    """Raise if a host model passes the ends of packed sequences."""
     for name in _OF_PACKED_SEQUENCES:
         if arguments.get(name) is not None:
             raise bad_argument(
@@ -227,13 +232,16 @@ def check_not_packed(arguments: Mapping[str, Any]) -> None:
 
 
 def reads_positions(module: Any) -> bool:
-    """Whether the host's flash attention would tell packed sequences by their positions."""
+    """Return whether the host's flash attention detects packed sequences by positions."""
     implementation = getattr(getattr(module, "config", None), "_attn_implementation", None)
     return "flash" in str(implementation) and values_can_be_read()
 
 
 def check_one_sequence(positions: Tensor | None) -> None:
-    """Raise where positions (1, N) start again; other implementations are given a mask then."""
+    """Raise if positions (1, N) restart, since the sequence is then packed.
+
+    Other attention implementations receive a mask in this case.
+    """
     if positions is not None and positions.dim() == 2 and bool((positions.diff() != 1).any()):
         raise bad_argument(
             "position_ids",
@@ -244,9 +252,9 @@ def check_one_sequence(positions: Tensor | None) -> None:
 
 
 def weights_are_collected() -> bool:
-    """Whether a model of transformers is collecting attention weights right now.
+    """Return whether a transformers model is collecting attention weights.
 
-    Not every host tells its attention of `output_attentions`; hooks would collect them.
+    Some host models collect weights by hooks and do not pass `output_attentions` to the attention.
     """
     if torch.compiler.is_compiling():
         return False
@@ -261,7 +269,7 @@ def _class(module: nn.Module) -> Any:
 
 @cache
 def _is_attention(cls: Any) -> bool:
-    """Whether a class of modules is written as attention of transformers is."""
+    """Return whether a class has the structure of transformers attention."""
     if not any(base.__module__.startswith("transformers.models.") for base in cls.__mro__):
         return False
     if not forward_is_of(cls, "transformers"):
@@ -275,7 +283,7 @@ def _is_attention(cls: Any) -> bool:
 
 
 def _refusal(module: nn.Module) -> str:
-    """Why attention of this class cannot be replaced; empty if nothing is known against it."""
+    """Return why this class cannot be replaced, or an empty string."""
     names = class_names(module)
     if _OF_IMAGES.search(source_of(_class(module))):
         return "it reads images (B, H, W, C), no tokens (B, N, C)"
@@ -296,7 +304,10 @@ def _unknown_arguments(module: nn.Module) -> str:
 
 
 def _unknown_parts(module: nn.Module) -> str:
-    """A reason if it has parameters beside the four maps, a window, or weights elsewhere."""
+    """Return a reason for refusal if the structure is not supported.
+
+    Reasons are parameters other than the four projections, a window, and unreadable weights.
+    """
     maps = maps_of(module)
     if maps is None:
         return "its maps cannot be read"
@@ -318,7 +329,7 @@ def _unknown_parts(module: nn.Module) -> str:
 
 
 def _window(module: nn.Module) -> str:
-    """Why attention that sees only tokens nearby cannot be replaced; empty if it sees all."""
+    """Return why windowed attention cannot be replaced, or an empty string."""
     config = getattr(module, "config", None)
     window = getattr(module, "sliding_window", getattr(config, "sliding_window", None))
     if getattr(module, "attention_type", "") == "local":  # GPT-Neo
@@ -328,7 +339,7 @@ def _window(module: nn.Module) -> str:
             f"it sees a chunk of {getattr(config, 'attention_chunk_size', '?')} tokens; set this "
             "layer's type to full attention in the model's config if it need not"
         )
-    if not window or _sees_all(module):  # a window of 0 is none
+    if not window or _sees_all(module):  # a window of 0 means no window
         return ""
     mixed = getattr(config, "layer_types", getattr(config, "attention_types", None))
     setting = "sliding_window=None" if mixed is None else "this layer's type to full attention"
@@ -339,25 +350,25 @@ def _window(module: nn.Module) -> str:
 
 
 def _sees_all(module: nn.Module) -> bool:
-    """Whether the config says of this very layer that it sees all tokens."""
+    """Return whether the config defines full attention for this layer."""
     return _kind(module) == "full_attention"
 
 
 def _kind(module: nn.Module) -> str:
-    """The type that the config gives this very layer; empty if it gives none."""
+    """Return the layer type in the config, or an empty string."""
     kinds = getattr(getattr(module, "config", None), "layer_types", None) or ()
     index = getattr(module, "layer_idx", None)
     return str(kinds[index]) if index is not None and index < len(kinds) else ""
 
 
 def _are_biased(parents: Sequence[nn.Module]) -> bool:
-    """Whether a module around attention adds a bias of relative positions to its mask (BEiT)."""
+    """Return whether a parent adds relative position biases to the mask (BEiT)."""
     parts = (part for parent in parents for part in parent.children())
     return any(type(part).__name__.endswith("RelativePositionBias") for part in parts)
 
 
 def _is_causal(module: nn.Module) -> bool:
-    """Whether it says that it hides later tokens, by an attribute or by a mask of its own."""
+    """Return whether attributes or a mask buffer indicate causal attention."""
     said = getattr(module, "is_decoder", False)
     if type(module).__name__ not in _OF_MASKS_ALONE:
         said = said or getattr(module, "is_causal", False)
@@ -365,7 +376,7 @@ def _is_causal(module: nn.Module) -> bool:
 
 
 def _dropout(module: nn.Module) -> float:
-    """The probability with which it drops attention weights, under any of its names."""
+    """Return the dropout probability of attention weights, under any known name."""
     for name in ("attention_dropout", "attn_dropout", "dropout", "dropout_prob"):
         value = getattr(module, name, None)
         if value is not None:
@@ -374,7 +385,7 @@ def _dropout(module: nn.Module) -> float:
 
 
 def _is_cross(module: nn.Module, parents: Sequence[nn.Module]) -> bool:
-    """Whether it reads another sequence, by what it is or by what it is called in its layer."""
+    """Return whether the structure or name indicates cross-attention."""
     if getattr(module, "is_cross_attention", False) or _reads_two_widths(module):
         return True
     own, *around = _names_in_layer(module, parents)
@@ -383,7 +394,11 @@ def _is_cross(module: nn.Module, parents: Sequence[nn.Module]) -> bool:
 
 
 def _names_in_layer(module: nn.Module, parents: Sequence[nn.Module]) -> list[str]:
-    """Its name, and name and class of each module around it below the innermost numbered one."""
+    """Return the module's attribute name, and names around it in the layer.
+
+    For each module around it, the entry contains the class and attribute name. The innermost
+    numbered module ends the list.
+    """
     names: list[str] = []
     for inside, parent in zip([module, *reversed(parents)], reversed(parents), strict=False):
         name = next((name for name, child in parent.named_children() if child is inside), "")
@@ -394,7 +409,7 @@ def _names_in_layer(module: nn.Module, parents: Sequence[nn.Module]) -> list[str
 
 
 def _reads_two_widths(module: nn.Module) -> bool:
-    """Whether its keys are made of other channels than its queries."""
+    """Return whether keys and queries have different input widths."""
     maps = maps_of(module)
     parts = [] if maps is None else [getattr(module, name) for name in (maps.query, maps.key)]
     return len({part.in_features for part in parts if is_linear(part)}) > 1

@@ -1,6 +1,6 @@
-"""Generation in transformers: a layer of the host's cache that holds the state of a stream.
+"""Generation in transformers: a cache layer with the streaming state of a mixer.
 
-Imported when a swapped layer is given a cache, so that transformers is there already.
+This module is imported when a swapped layer receives a cache. transformers is then available.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ State = dict[str, Tensor]
 
 
 class StreamLayer(CacheLayerMixin):
-    """The state of one mixer's stream, which one layer has instead of keys and values.
+    """Cache layer with the streaming state of a mixer instead of keys and values.
 
     Attributes:
-        state: of the mixer after the tokens so far; None before the first, and for a mixer that
-            does not stream.
-        seen: tokens so far, padding counted.
-        padding: (B, P) bool of the first prompt, True = padding; None without any.
+        state: state of the mixer after the earlier tokens. None before the first token and for
+            mixers without streaming.
+        seen: number of earlier tokens, including padding.
+        padding: (B, P) bool of the first prompt, True = padding, or None.
     """
 
     is_compileable = False
@@ -40,47 +40,51 @@ class StreamLayer(CacheLayerMixin):
         self.seen = 0
         self.padding: Tensor | None = None
         self.is_initialized = True
-        self.keys = self.values = torch.empty(0)  # some hosts ask how many there are
+        self.keys = self.values = torch.empty(0)  # some host models read their length
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
-        """Nothing: the first prompt makes the state."""
+        """Do nothing: the first prompt creates the state."""
 
     def update(self, *args: Any, **kwargs: Any) -> Any:
-        """Raise: the replaced attention alone would call it."""
+        """Raise InputError: only the replaced attention calls this method."""
         raise InputError(
             "past_key_values: expected keys and values of the attention, got the state of a token "
             "mixer; start from a new cache after restore_attention"
         )
 
     def get_seq_length(self) -> int:
-        """Tokens so far."""
+        """Return the number of earlier tokens."""
         return self.seen
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        """Keys that a mask for so many new tokens has, and where they start."""
+        """Return the number of keys in a mask, and their offset.
+
+        Args:
+            query_length: number of new tokens.
+        """
         return self.seen + query_length, 0
 
     def get_max_length(self) -> int:
-        """Return -1, no maximum: the mixer itself refuses tokens past its `max_length`."""
+        """Return -1: the mixer itself rejects tokens after its `max_length`."""
         return -1
 
     get_max_cache_shape = get_max_length
     """Name of `get_max_length` in earlier versions of transformers."""
 
     def reset(self) -> None:
-        """Forget all tokens."""
+        """Remove all tokens."""
         self.state, self.seen, self.padding = None, 0, None
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
-        """Of each sequence, go on from the one that a beam chose."""
+        """Replace each sequence by the sequence that its beam selected."""
         self.batch_select_indices(beam_idx)
 
     def batch_select_indices(self, indices: Tensor) -> None:
-        """Keep these sequences, in this order."""
+        """Select sequences in the given order."""
         self._change_rows(lambda part: part.index_select(0, indices.to(part.device)))
 
     def batch_repeat_interleave(self, repeats: int) -> None:
-        """Each sequence so often."""
+        """Repeat each sequence."""
         self._change_rows(lambda part: part.repeat_interleave(repeats, 0))
 
     def _change_rows(self, change: Callable[[Tensor], Tensor]) -> None:
@@ -90,7 +94,10 @@ class StreamLayer(CacheLayerMixin):
             self.padding = change(self.padding)
 
     def crop(self, tokens_to_remove: int) -> None:
-        """Raise unless nothing is removed: a state cannot go back."""
+        """Raise InputError if tokens are removed.
+
+        A state cannot go back to an earlier token.
+        """
         if tokens_to_remove:
             raise InputError(
                 "the state of a token mixer cannot go back to an earlier token: assisted decoding "
@@ -98,10 +105,10 @@ class StreamLayer(CacheLayerMixin):
             )
 
     def offload(self) -> None:
-        """Nothing: a state stays where the mixer is."""
+        """Do nothing: the state stays on the device of the mixer."""
 
     def prefetch(self) -> None:
-        """Nothing, as `offload`."""
+        """Do nothing, as in `offload`."""
 
 
 def continue_stream(
@@ -112,20 +119,27 @@ def continue_stream(
     layer_index: int | None,
     hidden_anyway: bool = False,
 ) -> Tensor:
-    """Outputs (B, N, C) of the tokens x after those in the cache `past`, which takes them up.
+    """Compute outputs of new tokens after those in the cache.
+
+    The function updates the cache.
 
     Args:
-        mixer: causal; one that does not stream takes a whole prompt only.
+        mixer: causal mixer. A mixer without streaming accepts a whole prompt only. A mixer that is
+            not causal ignores the cache.
         x: (B, N, C) new tokens.
-        mask: of the host, for the tokens so far and these; earlier ones must be as they were.
-        past: a cache of transformers.
-        layer_index: index of the layer in the model, and so in the cache.
+        mask: mask of the host model for earlier and new tokens. The part for earlier tokens must
+            not change.
+        past: cache of transformers.
+        layer_index: index of the layer in the model and in the cache.
         hidden_anyway: see `padding_of`.
 
+    Returns:
+        (B, N, C) outputs of the new tokens.
+
     Raises:
-        InputError: a cache of fixed size, one that attention has filled, or one whose layer is
-            another module's too (FalconH1); more tokens for a mixer that does not stream; padding
-            among tokens after the prompt, or other padding than earlier calls had.
+        InputError: the cache has a fixed size, contains keys and values, or shares the layer with
+            another module (FalconH1). More tokens follow a prompt of a mixer without streaming.
+            Tokens after the prompt contain padding, or the padding of earlier tokens changed.
     """
     if not mixer.causal:
         mixed: Tensor = mixer(x, key_padding_mask=padding_of(mask, x, causal=False))
@@ -153,7 +167,7 @@ def continue_stream(
 
 
 def _check_earlier(layer: StreamLayer, padding: Tensor | None) -> None:
-    """Raise unless `padding` (B, K) is that of the first prompt, and none after it."""
+    """Raise unless `padding` (B, K) matches the first prompt's, without later padding."""
     if padding is layer.padding is None:
         return
     if padding is None:
@@ -184,7 +198,7 @@ def _prompt(mixer: TokenMixer, x: Tensor, padding: Tensor | None) -> tuple[Tenso
 
 
 def _stream_layer(past: Any, layer_index: int | None) -> StreamLayer:
-    """The layer of a cache that is this mixer's, put there at its first use."""
+    """Return the cache layer of this mixer; create it at first use."""
     past = getattr(past, "self_attention_cache", past)
     if layer_index is None:
         raise bad_argument("past_key_values", "None: the attention has no layer_idx", "a cache")

@@ -1,4 +1,4 @@
-"""Sequence lengths of models of transformers, from their embeddings and configs."""
+"""Sequence lengths of transformers models, from embeddings and configs."""
 
 from __future__ import annotations
 
@@ -6,28 +6,31 @@ from collections.abc import Sequence
 
 from torch import Tensor, nn
 
-# Models of time series have positions for the past and for the predicted values.
+# Time series models have positions for the past values and for the predicted values.
 _OF_SERIES = ("context_length", "prediction_length")
 
 
 def embeddings_around(parents: Sequence[nn.Module]) -> list[nn.Module]:
-    """Return the embeddings of the innermost model around the attention, or an empty list."""
+    """Return the embeddings of the innermost model around the attention.
+
+    The list is empty if no model has embeddings.
+    """
     found = (getattr(parent, "embeddings", None) for parent in reversed(parents))
     return [part for part in found if isinstance(part, nn.Module)][:1]
 
 
 def image_length(parents: Sequence[nn.Module]) -> int | None:
-    """Return the number of tokens of an image of the default size; None for other models."""
+    """Return the number of tokens of a default-size image, or None."""
     for embeddings in embeddings_around(parents):
         table = getattr(embeddings, "position_embeddings", None)
         if isinstance(table, Tensor) and table.dim() == 3:
-            registers = getattr(embeddings, "register_tokens", None)  # without a position
+            registers = getattr(embeddings, "register_tokens", None)  # these have no position
             return table.shape[1] + (0 if registers is None else registers.shape[1])
     return None
 
 
 def longest(parents: Sequence[nn.Module]) -> int | None:
-    """Return the maximum number of tokens of the innermost model that has one."""
+    """Return the token limit of the innermost model that has one."""
     for embeddings in embeddings_around(parents):
         table = getattr(embeddings, "position_embeddings", None)
         if isinstance(table, nn.Embedding):

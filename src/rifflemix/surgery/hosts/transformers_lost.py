@@ -1,4 +1,4 @@
-"""What attention of transformers does and a mixer in its place does not."""
+"""Features of transformers attention that a replacement loses."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ _NOTES = {
 
 
 def notes_of(module: nn.Module) -> tuple[str, ...]:
-    """What it computes that is no softmax attention, one sentence each."""
+    """Describe features that are not softmax attention, one sentence each."""
     note = _NOTES.get(type(module).__name__)
     return () if note is None else (note,)
 
 
 def lost(module: nn.Module) -> tuple[str, ...]:
-    """What a mixer does not do in its place, one sentence each."""
+    """Describe features that a mixer does not replace, one sentence each."""
     norms = [
         name
         for name, part in module.named_children()
@@ -67,13 +67,13 @@ def lost(module: nn.Module) -> tuple[str, ...]:
 
 
 def _has_two_widths(module: nn.Module) -> bool:
-    """Whether heads of values have another width than those of queries and keys."""
+    """Return whether value heads have another width than query and key heads."""
     width = getattr(module, "head_dim", None)
     return getattr(module, "v_head_dim", width) != width
 
 
 def _has_temperature(module: nn.Module) -> bool:
-    """Whether it multiplies queries by a number that grows with their position."""
+    """Return whether queries have a factor that grows with the position."""
     is_on = getattr(module, "attn_temperature_tuning", True) and not getattr(
         module, "use_rope", False
     )
@@ -81,7 +81,7 @@ def _has_temperature(module: nn.Module) -> bool:
 
 
 def _is_turned(module: nn.Module) -> bool:
-    """Whether it turns queries and keys by their positions."""
+    """Return whether queries and keys have rotary positions."""
     cls, config = type(module), getattr(module, "config", None)
     if getattr(module, "position_embedding_type", "rotary") != "rotary" or not is_rotary(cls):
         return False

@@ -1,4 +1,4 @@
-"""How attention of transformers holds its maps: their names, whether fused, and its scale."""
+"""Q/K/V/O projections of transformers attention: names, fused layouts and scale."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from rifflemix.surgery.weights import HostWeights, Projection
 
 
 class Maps(NamedTuple):
-    """Names of the query, key, value and output maps; one name for the three is a fused map.
+    """Names of the query, key, value and output projections.
 
-    The rows of a fused map are those of all queries, then all keys, then all values; with
-    `by_head` head after head, each with its query, key and value.
+    If the three input names are equal, the projection is fused. Its rows contain all queries, then
+    all keys, then all values. With `by_head`, each head has its query, key and value rows together.
     """
 
     query: str
@@ -26,12 +26,12 @@ class Maps(NamedTuple):
 
     @property
     def names(self) -> list[str]:
-        """Each once."""
+        """Return each name once."""
         return list(dict.fromkeys(name for name in self[:4] if name is not None))
 
     @property
     def fused(self) -> bool:
-        """Whether one map makes queries, keys and values."""
+        """Return whether one projection computes queries, keys and values."""
         return self.query == self.key
 
 
@@ -50,30 +50,33 @@ _KNOWN = (
     Maps("Wqkv", "Wqkv", "Wqkv", "Wo"),
     Maps("query_key_value", "query_key_value", "query_key_value", "dense", by_head=True),
 )
-# Their attribute `scaling` is not the factor of their scores: it is the usual one, which the
-# queries have already, or there is none.
+# In these classes the attribute `scaling` is not the factor of the scores. _SCALED_BEFORE: the
+# queries already have the usual factor. _UNSCALED: there is no factor.
 _SCALED_BEFORE = {"EsmSelfAttention", "EvollaSaProtSelfAttention"}
 _UNSCALED = {"GPTNeoSelfAttention"}
 
 
 def maps_of(module: nn.Module) -> Maps | None:
-    """The names of its maps, None where they are none that is known."""
+    """Return the projection names of a module, or None if unknown."""
     for maps in _KNOWN:
         if all(isinstance(getattr(module, name, None), nn.Module) for name in maps.names):
-            # StarCoder's: with a key for each head they lie head by head.
+            # StarCoder: with one key per head, the rows are grouped by head.
             by_head = maps.by_head or getattr(module, "multi_query", True) is False
             return maps._replace(by_head=by_head)
     return None
 
 
 def unreadable(module: nn.Module, maps: Maps) -> str:
-    """Why its maps cannot be read; empty if they can."""
+    """Return why the projections cannot be read, or an empty string."""
     parts = {name: getattr(module, name) for name in maps.names}
     return next((not_plain(name, part) for name, part in parts.items() if not _is_plain(part)), "")
 
 
 def read_weights(module: nn.Module, maps: Maps) -> HostWeights:
-    """Its maps; shared keys and values are repeated, and what it multiplies them by is in them."""
+    """Read the projections. Repeat shared keys and values.
+
+    All factors of queries, keys and values are multiplied into the weights.
+    """
     query, key, value = _separate(module, maps)
     width = len(query.weight) // num_heads(module, maps)
     shared, groups = len(key.weight) // width, len(query.weight) // len(key.weight)
@@ -88,7 +91,10 @@ def read_weights(module: nn.Module, maps: Maps) -> HostWeights:
 
 
 def num_heads(module: nn.Module, maps: Maps) -> int:
-    """Heads of the queries, which share those of the keys where the host says in which groups."""
+    """Return the number of query heads.
+
+    If no attribute contains it, multiply the key heads by the queries per key head.
+    """
     for name in ("num_heads", "num_attention_heads", "n_heads"):
         if isinstance(getattr(module, name, None), int):
             return int(getattr(module, name))
@@ -103,7 +109,7 @@ def _head_dim(module: nn.Module) -> int:
 
 
 def misshapen(module: nn.Module, maps: Maps) -> str:
-    """Why its queries are none of so many heads of one width; empty if they are."""
+    """Return why query rows do not match heads, or an empty string."""
     rows, heads = len(_separate(module, maps)[0].weight), num_heads(module, maps)
     width = getattr(module, "head_dim", rows // max(heads, 1))
     if rows == heads * width:
@@ -112,7 +118,7 @@ def misshapen(module: nn.Module, maps: Maps) -> str:
 
 
 def _scale(module: nn.Module, width: int) -> float:
-    """The factor of its scores."""
+    """Return the factor of the scores."""
     names = class_names(module)
     if names & _UNSCALED:
         return 1.0
@@ -127,14 +133,14 @@ def _is_plain(part: Any) -> bool:
 
 
 def _projection(module: nn.Module, name: str) -> Projection:
-    """A map as (out, in); transformers' own Conv1D has it the other way round."""
+    """Return a projection with weight (out, in), also for Conv1D (in, out)."""
     layer = getattr(module, name)
     weight = layer.weight if isinstance(layer, nn.Linear) else layer.weight.T
     return Projection(weight.detach(), None if layer.bias is None else layer.bias.detach())
 
 
 def _separate(module: nn.Module, maps: Maps) -> list[Projection]:
-    """The maps of queries, keys and values."""
+    """Return the projections of queries, keys and values."""
     if not maps.fused:
         query, key, value = (_projection(module, name) for name in maps[:3])
         if has_gate(type(module)):
@@ -147,7 +153,10 @@ def _separate(module: nn.Module, maps: Maps) -> list[Projection]:
 
 
 def _without_gate(part: Projection, width: int) -> Projection:
-    """The queries alone of a map that has, head after head, those of a query and of its gate."""
+    """Return the query rows of a projection with query and gate heads.
+
+    Query and gate heads alternate.
+    """
 
     def queries(t: Tensor) -> Tensor:
         heads: Tensor = t.unflatten(0, (-1, 2, width))
@@ -157,7 +166,7 @@ def _without_gate(part: Projection, width: int) -> Projection:
 
 
 def _rows(module: nn.Module, maps: Maps, t: Tensor) -> tuple[Tensor, ...]:
-    """The rows of queries, keys and values of a fused map."""
+    """Split a fused tensor into the rows of queries, keys and values."""
     if maps.by_head:
         heads = t.unflatten(0, (-1, 3, _head_dim(module)))
         return tuple(part.flatten(0, 1) for part in heads.unbind(1))
@@ -175,7 +184,7 @@ def _scaled(part: Projection, factor: float) -> Projection:
 
 
 def _repeated(part: Projection, heads: int, groups: int) -> Projection:
-    """Each of the heads as often as queries share it."""
+    """Repeat each head for all queries that share it."""
 
     def repeat(t: Tensor) -> Tensor:
         by_head: Tensor = t.unflatten(0, (heads, -1))

@@ -1,4 +1,4 @@
-"""Attention masks of transformers: every `attn_implementation` has its own form."""
+"""Attention masks of transformers, in the format of every `attn_implementation`."""
 
 from __future__ import annotations
 
@@ -13,18 +13,26 @@ from rifflemix.surgery.masks import key_padding_mask
 def padding_of(
     mask: Any, x: Tensor, *, causal: bool, seen: int = 0, hidden_anyway: bool = False
 ) -> Tensor | None:
-    """The padding of the tokens so far, (B, seen + N) bool, True = padding; None without any.
+    """Convert a mask of transformers to the padding of all tokens.
 
     Args:
-        mask: None; (B, N), 1 = keep (flash attention); bool (B, 1, N, N), True = attend (sdpa);
-            the same as floats that are added to scores (eager); a BlockMask (flex attention).
-        x: the tokens (B, N, C).
-        causal: the mixer hides later tokens.
-        seen: tokens before x, in a cache, whose keys the mask has too.
-        hidden_anyway: the host hides later tokens beside the mask (ImageGPT), which may show them.
+        mask: None, or a mask in one of these formats:
+
+            - flash attention: (B, N), 1 = keep
+            - sdpa: (B, 1, N, N) bool, True = attend
+            - eager: (B, 1, N, N) floats to add to the scores
+            - flex attention: a BlockMask
+        x: (B, N, C) tokens.
+        causal: whether the mixer hides later tokens.
+        seen: number of earlier tokens in a cache. The mask has keys for these too.
+        hidden_anyway: whether the host model also hides later tokens without the mask (ImageGPT).
+            The mask may then show them.
+
+    Returns:
+        (B, seen + N) bool, True = padding, or None if there is no padding.
 
     Raises:
-        InputError: a mask that says more than padding and causality.
+        InputError: the mask expresses more than padding and causality.
     """
     if mask is None:
         return None
@@ -49,7 +57,7 @@ def padding_of(
 
 
 def _dense(mask: Any, batch: int, x: Tensor) -> Tensor:
-    """A BlockMask of flex attention as bool (B, 1, Q, K)."""
+    """Convert a BlockMask of flex attention to bool (B, 1, Q, K)."""
     from torch.nn.attention.flex_attention import create_mask
 
     queries, keys = mask.seq_lengths

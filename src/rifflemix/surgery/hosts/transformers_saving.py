@@ -2,8 +2,8 @@
 
 transformers builds a model from its config alone and loads weights by name. It initializes missing
 weights at random and only logs a message. So rifflemix writes the swap into `quantization_config`,
-where transformers looks for changes to make before it loads weights. The weights file also has one
-tensor of a wrong shape for each replaced attention, so that programs without rifflemix fail.
+where transformers looks for changes to make before it loads weights. The weights file also contains
+one tensor of a wrong shape for each replaced attention, so that programs without rifflemix fail.
 
 The file uses the names of the model's own state_dict. transformers would rename weights by patterns
 of the model type, and these patterns also match names inside mixers.
@@ -30,7 +30,7 @@ _CONFIG = "quantization_config"
 
 
 class SavePretrained:
-    """`save_pretrained` of one swapped model, which writes the swap beside the weights.
+    """`save_pretrained` of one swapped model. It writes the swap next to the weights.
 
     Args:
         model: a `PreTrainedModel`.
@@ -42,14 +42,14 @@ class SavePretrained:
     def __call__(
         self, save_directory: Any, *, state_dict: Mapping[str, Tensor] | None = None, **options: Any
     ) -> Any:
-        """Save as `PreTrainedModel.save_pretrained` does, with `save_original_format=False`.
+        """Save the model like `PreTrainedModel.save_pretrained`, with `save_original_format=False`.
 
         Raises:
-            InputError: a mixer has no registry name or was changed after the swap, such as by a
-                parametrization; the weights are also quantized; `save_original_format=True`.
+            InputError: a mixer has no registry name or was changed after the swap, for example by a
+                parametrization. The weights are also quantized. `save_original_format` is True.
         """
         with without_wrappers(self.model) as model:
-            if not swapped_in(model):  # each was restored by itself
+            if not swapped_in(model):  # each layer was restored separately
                 cls: Any = type(model)
                 return cls.save_pretrained(model, save_directory, state_dict=state_dict, **options)
             return self._save(model, save_directory, state_dict, options)
@@ -83,7 +83,7 @@ class SavePretrained:
 
 
 class PushToHub:
-    """`push_to_hub` of one swapped model, with a card that says what was replaced.
+    """`push_to_hub` of one swapped model, with a card that describes the replacement.
 
     Args:
         model: a `PreTrainedModel`.
@@ -93,7 +93,7 @@ class PushToHub:
         self.model = model
 
     def __call__(self, repo_id: str, **options: Any) -> str:
-        """See `rifflemix.surgery.hub.pushing.push`."""
+        """Upload the model, see `rifflemix.surgery.hub.pushing.push`."""
         if not swapped_in(self.model):
             cls: Any = type(self.model)
             return str(cls.push_to_hub(self.model, repo_id, **options))
@@ -102,7 +102,10 @@ class PushToHub:
 
 
 def _is_quantised(config: Any) -> bool:
-    """Whether a config tells of quantised weights; a swap in it is that of the model it is from."""
+    """Return whether a config describes quantized weights.
+
+    A swap in the config belongs to the model that the config comes from, and does not count.
+    """
     found = getattr(config, _CONFIG, None)
     if isinstance(found, Mapping):
         return found.get("quant_method") != METHOD
@@ -110,11 +113,11 @@ def _is_quantised(config: Any) -> bool:
 
 
 def saving_changes(parents: Sequence[nn.Module]) -> list[ParentChange]:
-    """What makes models of transformers write the swap where they save themselves.
+    """Return the changes that make transformers models save the swap.
 
     Args:
-        parents: modules around attention of any host: many of those models hold torch.nn's, and
-            `TimmWrapperModel` holds timm's.
+        parents: modules around attention of any host library. Many transformers models contain
+            attention of torch.nn, and `TimmWrapperModel` contains attention of timm.
     """
     return [
         ParentChange(parent, name, method(parent))
@@ -125,12 +128,12 @@ def saving_changes(parents: Sequence[nn.Module]) -> list[ParentChange]:
 
 
 def swapped_in(model: nn.Module) -> dict[str, SwappedAttention]:
-    """The replaced attention of a model, by name."""
+    """Return the replaced attention modules of a model by name."""
     return {n: m for n, m in model.named_modules() if isinstance(m, SwappedAttention)}
 
 
 def replaced_weights(model: nn.Module) -> list[str]:
-    """The name of one weight of each replaced attention, a matrix if it has one, in the host."""
+    """Return one weight name per replaced attention, preferably of a matrix."""
     found = []
     for name, module in swapped_in(model).items():
         weights = [(n, p.dim()) for n, p in module.original.named_parameters() if p.numel() != 1]

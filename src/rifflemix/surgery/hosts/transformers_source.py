@@ -1,4 +1,7 @@
-"""What the source of a class, mostly of transformers, tells of its attention."""
+"""Properties of attention classes that rifflemix finds in their source code.
+
+Most of these classes are from transformers.
+"""
 
 from __future__ import annotations
 
@@ -15,12 +18,12 @@ _GATE = re.compile(r"query_states, gate = torch\.chunk\(\s*self\.q_proj\(")
 
 @cache
 def source_of(cls: Any) -> str:
-    """The text of its `forward`; empty where there is none."""
+    """Return the source code of `forward`, or an empty string."""
     return text_of(cls.forward)
 
 
 def text_of(part: Any) -> str:
-    """The text of a class or function; empty where there is none."""
+    """Return the source code of an object, or an empty string."""
     try:
         return inspect.getsource(part)
     except (OSError, TypeError):
@@ -29,36 +32,36 @@ def text_of(part: Any) -> str:
 
 @cache
 def arguments_of(cls: Any) -> tuple[str, ...]:
-    """Names of the arguments of its `forward`, but for the catch-all."""
+    """Return the argument names of `forward` without `**kwargs`."""
     parameters = inspect.signature(cls.forward).parameters.values()
     return tuple(p.name for p in parameters if p.kind is not p.VAR_KEYWORD)[1:]
 
 
 def is_rotary(cls: Any) -> bool:
-    """Whether it turns queries and keys by their positions."""
+    """Return whether queries and keys have rotary positions."""
     return _TURNS.search(source_of(cls)) is not None
 
 
 def is_rotary_by_window(cls: Any) -> bool:
-    """Whether its window says of a layer that it does so (Cohere 2, EXAONE 4)."""
+    """Return whether the window decides about rotary positions (Cohere 2, EXAONE 4)."""
     return _TURNS_BY_WINDOW.search(source_of(cls)) is not None
 
 
 def adds_positions(cls: Any) -> bool:
-    """Whether it adds positions to what queries and keys are made of (DETR)."""
+    """Return whether positions are added before the Q/K projections (DETR)."""
     return "hidden_states + position_embeddings" in source_of(cls)
 
 
 def grows_with_position(cls: Any) -> bool:
-    """Whether it multiplies queries by a number that grows with their position (Llama 4)."""
+    """Return whether queries have a position-dependent factor (Llama 4)."""
     return _TEMPERATURE.search(source_of(cls)) is not None
 
 
 def keeps_groups_apart(cls: Any) -> bool:
-    """Whether it splits the tokens, while it is trained, into groups that do not see each other."""
+    """Return whether tokens are split into separate groups during training."""
     return "self.config.group_detr" in source_of(cls)
 
 
 def has_gate(cls: Any) -> bool:
-    """Whether its query map makes, beside each query, a gate for what the query attends to."""
+    """Return whether the query projection also computes a gate for each output."""
     return _GATE.search(source_of(cls)) is not None

@@ -1,7 +1,7 @@
-"""What attention computes that nobody wrote for this library: a copy is run on random tokens.
+"""Trial runs of third-party attention on random tokens, to determine what it computes.
 
-The copy has random weights of the size that tells scores apart, since a layer may be new (its
-output map all zero, its scores all alike), or without memory.
+The trial uses a copy with random weights of a suitable scale. The weights of a new layer may be
+unsuitable (zero output projection, equal scores) or have no memory.
 """
 
 from __future__ import annotations
@@ -20,18 +20,19 @@ from rifflemix.surgery.adapters import place_of
 from rifflemix.surgery.triangles import triangles
 from rifflemix.surgery.weights import HostWeights, Projection
 
-_BATCH, _LENGTH = 2, 67  # unlike each other; a window of up to 64 tokens shows
+_BATCH, _LENGTH = 2, 67  # different numbers; long enough to detect windows of up to 64 tokens
 _SEED = 20
 
 
 class Trial(NamedTuple):
-    """What came of running attention.
+    """Result of a trial run.
 
     Attributes:
-        refusal: empty, or what it does that softmax attention of its maps does not.
-        causal: True: it hides later tokens; None: the argument `is_causal` decides.
-        understood: those of the arguments `attn_mask` and `is_causal` that mean to it what they
-            mean to `scaled_dot_product_attention`, bool masks and floats that are added alike.
+        refusal: difference from softmax attention with the same projections, or an empty string.
+        causal: True if the module hides later tokens, False if not. None if the argument
+            `is_causal` decides.
+        understood: arguments with the same meaning as in `scaled_dot_product_attention`. Possible
+            values are `attn_mask` (both bool masks and additive floats) and `is_causal`.
     """
 
     refusal: str
@@ -40,7 +41,7 @@ class Trial(NamedTuple):
 
 
 class _Sample(NamedTuple):
-    """A copy of attention, tokens for it, and what these are through its maps."""
+    """Copy of an attention module, with input tokens and their Q/K/V heads."""
 
     twin: Any
     x: Tensor
@@ -48,15 +49,20 @@ class _Sample(NamedTuple):
     output: Projection
 
     def gives(self, expected: Tensor, **arguments: Any) -> bool:
-        """Whether the copy, called with `arguments`, returns what is expected."""
+        """Return whether the copy returns `expected` for `arguments`."""
         try:
             found = self.twin.forward(self.x, **arguments)
-        except Exception:  # whatever a mask makes of another's code
+        except Exception:  # third-party code may raise anything for a mask
             return False
         return isinstance(found, Tensor) and _is_close(found, expected)
 
     def softmax(self, *, causal: bool = False, keep: Tensor | None = None) -> Tensor:
-        """(B, N, C) outputs of softmax attention; `keep` (B, 1, 1, N), True = attend."""
+        """Compute softmax attention (B, N, C) as a reference.
+
+        Args:
+            causal: whether to hide later tokens.
+            keep: (B, 1, 1, N) bool, True = attend, or None.
+        """
         length = self.x.shape[1]
         attend = torch.ones(length, length, dtype=torch.bool, device=self.x.device)
         attend = (attend.tril() if causal else attend)[None, None]
@@ -69,24 +75,25 @@ class _Sample(NamedTuple):
 
 
 def try_out(module: nn.Module, weights_of: Callable[[nn.Module], HostWeights]) -> Trial:
-    """Run a copy of attention that takes tokens (B, N, C), and say what it computes.
+    """Run a copy of an attention module and determine what it computes.
 
-    Nothing of the module changes: not its mode, gradients, hooks' counts or random numbers.
+    The module keeps its mode, gradients and hook counters, and the random state does not change.
 
     Args:
-        module: attention with `num_heads`, in floating point. Norms of queries and keys
-            (`q_norm`, `k_norm`) are taken out of the copy; `norm` may stand before the output map.
-        weights_of: reads its maps.
+        module: attention with `num_heads` and floating-point weights, for tokens (B, N, C). The
+            copy has no query and key norms (`q_norm`, `k_norm`). A module `norm` may precede the
+            output projection.
+        weights_of: function that reads the projections.
     """
     place = place_of(module)
     if place is None:
         raise ValueError("a trial needs weights in floating point")
     device = torch.device("cpu") if place[0].type == "meta" else place[0]
-    with _aside(device), device:  # whatever the default device
+    with _aside(device), device:  # ignore the default device
         try:
             sample = _sample(module, weights_of, device, place[1])
             found = sample.twin.forward(sample.x)
-        except Exception as error:  # another's code may raise anything
+        except Exception as error:  # third-party code may raise anything
             first = (str(error).splitlines() or [""])[0]
             return Trial(f"run on random tokens, it raises {type(error).__name__}: {first}")
         return _judge(sample, found)
@@ -112,7 +119,10 @@ def _judge(sample: _Sample, found: object) -> Trial:
 
 
 def _reads_masks(sample: _Sample, causal: bool) -> bool:
-    """Whether True in `attn_mask` is to attend, and floats are added to scores."""
+    """Return whether `attn_mask` has the usual meaning.
+
+    True must mean attend, and floats must be added to the scores.
+    """
     if "attn_mask" not in arguments_of(sample.twin):
         return False
     length = sample.x.shape[1]
@@ -130,7 +140,7 @@ def _sample(
     dtype: torch.dtype,
 ) -> _Sample:
     generator = torch.Generator("cpu").manual_seed(_SEED)
-    # What an earlier call has left behind, attention weights for instance, cannot be copied.
+    # Non-leaf tensors of an earlier call, such as attention weights, cannot be copied.
     left = (value for part in module.modules() for value in vars(part).values())
     memo: dict[int, Any] = {
         id(t): t.detach() for t in left if isinstance(t, Tensor) and not t.is_leaf
@@ -161,7 +171,10 @@ def _sample(
 
 
 def _is_close(found: Tensor, expected: Tensor) -> bool:
-    """Within the noise of the dtype, of outputs near 1; TF32 counts as noise, and NaN as far."""
+    """Return whether outputs are equal up to the noise of the dtype.
+
+    The outputs must have values near 1. TF32 differences count as noise. NaN is never close.
+    """
     if found.shape != expected.shape:
         return False
     noise = 0.1 if torch.finfo(expected.dtype).bits < 32 else 0.01
@@ -171,7 +184,7 @@ def _is_close(found: Tensor, expected: Tensor) -> bool:
 
 @contextmanager
 def _aside(device: torch.device) -> Iterator[None]:
-    """Without gradients, autocast, and effect on the random numbers of others."""
+    """Disable gradients and autocast, and keep the global random state."""
     devices = [device] if device.type == "cuda" else []
     with (
         torch.random.fork_rng(devices),
@@ -182,7 +195,10 @@ def _aside(device: torch.device) -> Iterator[None]:
 
 
 def arguments_of(module: nn.Module) -> dict[str, Any]:
-    """Arguments of its forward by name, with their defaults; `inspect.Parameter.empty` for none."""
+    """Return the arguments of `forward` with their defaults.
+
+    Arguments without a default have the value `inspect.Parameter.empty`.
+    """
     parameters = inspect.signature(module.forward).parameters.values()
     return {
         p.name: p.default for p in parameters if p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)

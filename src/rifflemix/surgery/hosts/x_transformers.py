@@ -1,7 +1,8 @@
-"""x-transformers: its plain attention, recognised by its parts; the library is never imported.
+"""Plain attention of x-transformers, recognized by its parts.
 
-Its `Attention` is one class for scores of dozens of kinds. What has only the four maps and leaves
-all of its switches off can be replaced; a switch that is on is named in the refusal.
+rifflemix never imports the library. Its class `Attention` has switches for dozens of variants.
+rifflemix can replace modules with only the four projections and without active switches. Otherwise,
+the refusal names each active switch.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from rifflemix.surgery.weights import HostWeights, Projection
 
 _MAPS = ("to_q", "to_k", "to_v", "to_out")
 _SIZES = {"heads", "kv_heads", "groups", "scale", "rotate_num_heads", "causal", "training"}
-# Numbers that count only where a switch beside them is on, and ways to lay out heads.
+# Values without effect unless a switch is on, and reshape operations for heads.
 _IDLE = {
     "laser_softclamp_value",
     "logit_softclamp_value",
@@ -67,11 +68,11 @@ _IGNORED = ("rotary_pos_emb", "context_rotary_pos_emb", "pos")
 
 
 class SwappedXAttention(SwappedAttention):
-    """A mixer that is called as attention of x-transformers is.
+    """Mixer with the interface of attention in x-transformers.
 
     Args:
-        mixer: what computes the outputs.
-        original: the attention that it replaces.
+        mixer: token mixer that computes the outputs.
+        original: attention module to replace.
     """
 
     can_cache_kv = False
@@ -87,11 +88,13 @@ class SwappedXAttention(SwappedAttention):
         causal: bool | None = None,
         **others: Any,
     ) -> Any:
-        """(B, N, C) tokens -> the mixed tokens; with `return_intermediates` and empty ones.
+        """Mix the tokens (B, N, C).
+
+        With `return_intermediates`, also return empty intermediates.
 
         Raises:
-            InputError: another sequence, a cache, or something that changes scores; a mask that
-                says more than padding and causality.
+            InputError: an argument is a context sequence or a cache, or changes the scores. The
+                mask expresses more than padding and causality.
         """
         for name, value in {"context": context, **others}.items():
             if value is not None and name not in _IGNORED:
@@ -110,7 +113,7 @@ class SwappedXAttention(SwappedAttention):
         self, x: Tensor, mask: Tensor | None, of_keys: Tensor | None, of_scores: Tensor | None
     ) -> Tensor | None:
         if of_scores is not None and of_scores.dim() == 3:
-            of_scores = of_scores.unsqueeze(0)  # heads come first here, not sequences
+            of_scores = of_scores.unsqueeze(0)  # the first dimension is heads, not sequences
         return merge_padding(
             *(
                 key_padding_mask(
@@ -126,19 +129,19 @@ class SwappedXAttention(SwappedAttention):
 
 
 class XTransformersAttention(Adapter):
-    """`Attention` of x-transformers with plain softmax scores."""
+    """Adapter for `Attention` of x-transformers with plain softmax scores."""
 
     name = "x-transformers"
 
     def matches(self, module: nn.Module) -> bool:
-        """The library's Attention with `attend` and the four maps, and its own forward."""
+        """Return whether a module is the library's own `Attention` with unchanged `forward`."""
         if not forward_is_of(type(module), "x_transformers") or forward_is_its_own(module):
-            return False  # others name the parts of their attention alike
+            return False  # other libraries use the same names for the parts
         parts = (*_MAPS, "attend")
         return "Attention" in class_names(module) and all(hasattr(module, part) for part in parts)
 
     def describe(self, module: nn.Module, parents: Sequence[nn.Module]) -> HostAttention:
-        """Which switches are on, as reasons; what is lost."""
+        """Describe the attention; active switches are reasons for refusal."""
         host: Any = module
         layers = next((part for part in reversed(parents) if hasattr(part, "layer_types")), None)
         if _is_cross(module, layers):
@@ -159,11 +162,11 @@ class XTransformersAttention(Adapter):
         )
 
     def wrap(self, module: nn.Module, mixer: TokenMixer) -> SwappedAttention:
-        """See `SwappedXAttention`."""
+        """Return a `SwappedXAttention`."""
         return SwappedXAttention(mixer, module)
 
     def weights(self, module: nn.Module) -> HostWeights | None:
-        """The four maps, keys and values repeated where queries share them."""
+        """Read the four projections; repeat keys and values that queries share."""
         host: Any = module
         query, key, value = (getattr(host, name).weight for name in _MAPS[:3])
         if host.groups > 1:
@@ -177,7 +180,7 @@ class XTransformersAttention(Adapter):
         )
 
     def parent_changes(self, module: nn.Module, parents: Sequence[nn.Module]) -> list[ParentChange]:
-        """`generate` computes every token from the whole sequence: nothing caches a state."""
+        """Disable the cache: `generate` computes every token from the whole sequence."""
         return [
             ParentChange(parent, "can_cache_kv", False)
             for parent in parents
@@ -186,7 +189,7 @@ class XTransformersAttention(Adapter):
 
 
 def _is_cross(module: nn.Module, layers: Any) -> bool:
-    """Whether it stands in a layer of type "c"."""
+    """Return whether a module belongs to a layer of type "c"."""
     if layers is None:
         return False
     kinds = zip(layers.layers, layers.layer_types, strict=False)
@@ -214,7 +217,7 @@ def _refusal(host: Any, layers: Any) -> str:
 
 
 def _switches(part: nn.Module, known: set[str]) -> list[str]:
-    """Names of what a module has on, beside what is known to be without effect."""
+    """Return the names of active attributes that are not in `known`."""
     values = {k: v for k, v in vars(part).items() if not k.startswith("_")}
     values |= dict(part.named_children()) | dict(part.named_parameters(recurse=False))
     return [k for k, v in values.items() if k not in known and not _is_off(v)]
@@ -225,6 +228,9 @@ def _is_off(value: Any) -> bool:
 
 
 def _tiled(weight: Tensor, heads: int, groups: int) -> Tensor:
-    """Heads 0, 1, 0, 1, ...: query head h reads key head h modulo their number."""
+    """Repeat the heads in the order 0, 1, 0, 1, ...
+
+    Query head h uses key head h modulo `heads`.
+    """
     by_head: Tensor = weight.unflatten(0, (heads, -1))
     return by_head.repeat(groups, 1, 1).flatten(0, 1)

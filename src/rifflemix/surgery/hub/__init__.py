@@ -1,1 +1,1 @@
-"""What transformers is told of us, by `rifflemix.register_hf`."""
+"""Extensions of transformers that `rifflemix.register_hf` registers."""

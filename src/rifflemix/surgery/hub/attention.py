@@ -1,8 +1,9 @@
-"""Mixers as attention implementations of transformers: `attn_implementation="rifflemix_linear"`.
+"""Mixers as attention implementations of transformers (`attn_implementation="rifflemix_linear"`).
 
-The host keeps its maps, positions and cache, and asks for what is between them. So this is for
-mixers that are an operator on queries, keys and values, with no weights of their own. Masks come
-through transformers' mask interface: without an entry there it hands on none, silently.
+The host model keeps its projections, positions and cache. The mixer replaces only the operator on
+queries, keys and values, so mixers with other weights are not supported. Each mixer also needs an
+entry in the mask interface of transformers. Without the entry transformers passes no mask and
+reports nothing.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from rifflemix.surgery.hosts.transformers_masks import padding_of
 
 PREFIX = "rifflemix_"
 SCHEDULED = (Butterfly, BigBird)
-"""Mixers that compute something else in every layer."""
+"""Mixers that compute a different function in every layer."""
 _MAPS = ("qkv", "proj")
 _KEPT = "_rifflemix_operator"
 _OWN = "attention of its own"
@@ -42,7 +43,7 @@ _SPARSE = (
     "hy_v4", "minimax_m3_vl_text", "mistral_large4_text", "qwen4_exp_text",
 )  # fmt: skip
 _REFUSED = {
-    **dict.fromkeys(("bigbird_pegasus", "git"), _OWN),  # in one part of two
+    **dict.fromkeys(("bigbird_pegasus", "git"), _OWN),  # in one of the two parts of the model
     "aimv2_text_model": _BY_MASK,
     "doge": "attention that adds to its mask",
     "gemma4_audio": _OWN,
@@ -52,7 +53,7 @@ _UNKNOWN = ("softcap", "s_aux", "position_bias", "cu_seq_lens_q", "cu_seq_lens_k
 
 
 def register_attention() -> None:
-    """Make every mixer without weights of its own known as "rifflemix_" and its name."""
+    """Register every mixer that is only an operator, as "rifflemix_" + name."""
     for name in usable_mixers():
         if is_operator(name):
             AttentionInterface.register(PREFIX + name, partial(attend, name))
@@ -60,11 +61,14 @@ def register_attention() -> None:
 
 
 def is_operator(name: str) -> bool:
-    """Whether a mixer is, but for one linear map in and one out, a function of q, k and v."""
+    """Return whether a mixer is a function of Q, K and V.
+
+    The mixer may have one input and one output projection, and no other weights or buffers.
+    """
     try:
-        with torch.device("meta"):  # where no random numbers are drawn
+        with torch.device("meta"):  # meta tensors do not consume random numbers
             mixer = create_mixer(name, 8, num_heads=2, max_length=16)
-    except InputError:  # a mixer of the user's that needs more
+    except InputError:  # a user's mixer that needs more arguments
         return False
     maps = [part.qkv for part in mixer.modules() if hasattr(part, "qkv")]
     owners = {key.rpartition(".")[0].rpartition(".")[2] for key in mixer.state_dict()}
@@ -86,30 +90,31 @@ def attend(
     is_causal: bool | None = None,
     **others: Any,
 ) -> tuple[Tensor, None]:
-    """The mixer `name` as transformers calls attention.
+    """Run a mixer with the interface of an attention function in transformers.
 
-    With a cache there are fewer queries than keys: outputs of the tokens before are then computed
-    and left out, which are right for any operator, and as long as the sequence.
+    With a cache there are fewer queries than keys. The function then computes the outputs of all
+    tokens, and returns only the outputs of new tokens. This is correct for every operator, but the
+    cost grows with the sequence length.
 
     Args:
-        name: of the mixer.
-        module: the host's attention, which also keeps the operator between calls.
+        name: name of the mixer.
+        module: attention module of the host model. It also stores the operator between calls.
         query: (B, H, Q, D).
-        key: (B, H or fewer, K, D); heads that queries share are repeated.
-        value: as `key`.
-        attention_mask: of `padding_alone`, or the caller's own (B, 1, Q, K).
-        scaling: of the scores; what differs from 1 / sqrt(D) goes into the queries.
-        dropout: probability of dropping a mixing weight, 0 outside of training.
-        is_causal: unset, as the module is.
-        others: what else the host hands on.
+        key: (B, H or fewer, K, D). Heads that several queries share are repeated.
+        value: same shape as `key`.
+        attention_mask: mask from `padding_alone`, or a mask of the caller (B, 1, Q, K).
+        scaling: factor of the scores. Queries are multiplied by its ratio to 1 / sqrt(D).
+        dropout: dropout probability of the mixing weights. It is 0 outside of training.
+        is_causal: whether to hide later tokens. Default: as in the module.
+        others: other arguments of the host model.
 
     Returns:
-        (B, Q, H, D), and None in place of weights.
+        (B, Q, H, D), and None instead of attention weights.
 
     Raises:
-        InputError: cross-attention; a mixer that sees both ways in a causal host; a mask that says
-            more than padding and causality; scores that are changed otherwise; attention weights
-            that are asked for.
+        InputError: the module is cross-attention, or is causal while the mixer is bidirectional.
+            The mask expresses more than padding and causality. The host model changes the scores in
+            other ways, or requests attention weights.
     """
     causal = _is_causal(module) if is_causal is None else bool(is_causal)
     _check(name, module, causal, query, key, value, others)
@@ -134,15 +139,18 @@ def padding_alone(
     attention_mask: Tensor | None = None,
     **options: Any,
 ) -> Tensor | None:
-    """The mask of transformers' mask interface: (B, K) bool, True = keep, or None.
+    """Create the mask for `attend` in the mask interface of transformers.
 
-    Where more than padding and causality is said (packed sequences, windows), all of it, (B, 1, Q,
-    K), which `attend` then refuses by name.
+    If the mask expresses more than padding and causality (packed sequences, windows), the function
+    returns all of it, (B, 1, Q, K). `attend` rejects such a mask with a specific message.
+
+    Returns:
+        (B, K) bool, True = keep; None without a mask; or the whole mask (B, 1, Q, K).
 
     Raises:
-        InputError: cross-attention; a cache of a fixed size, whose keys are not all tokens; a host
-            whose attention is its own, which would take this mask for one that is added to its
-            scores, or reads from the mask that it is causal.
+        InputError: the mask is for cross-attention. The cache has a fixed size, so some keys are
+            not tokens. The host model has its own attention code and would add the mask to its
+            scores. The host model is causal only through its mask.
     """
     both_ways = mask_function is bidirectional_mask_function
     _check_host(options.get("config"), mask_function is causal_mask_function)
@@ -181,7 +189,7 @@ def _check_host(config: Any, is_causal: bool) -> None:
     kind: Any = type(config)
     reason = None if torch.compiler.is_compiling() else _refusal(kind)
     if is_causal and getattr(config, "use_bidirectional_attention", None) in (True, "all"):
-        reason = _BY_MASK  # PaliGemma's text
+        reason = _BY_MASK  # the text model of PaliGemma
     if reason:
         raise bad_argument(
             "attn_implementation",
@@ -193,7 +201,10 @@ def _check_host(config: Any, is_causal: bool) -> None:
 
 @cache
 def _refusal(config: type) -> str | None:
-    """What the models of a config have that no implementation fits; None of the user's own."""
+    """Return why no implementation fits the models of a config.
+
+    The result is None for supported models and for models of users.
+    """
     models = [
         cls
         for cls in _derived(PreTrainedModel)
@@ -243,7 +254,10 @@ def _check(
 
 
 def _is_cross(module: Any, causal: bool) -> bool:
-    """Cross-attention of transformers: its own class, a flag, or a decoder's that is not causal."""
+    """Return whether a module of transformers is cross-attention.
+
+    The class name, a flag, or a decoder without causality indicates it.
+    """
     if "Cross" in type(module).__name__ or getattr(module, "is_cross_attention", False):
         return True
     return bool(getattr(module, "is_decoder", False)) and not causal
@@ -252,11 +266,11 @@ def _is_cross(module: Any, causal: bool) -> bool:
 def _operator(
     name: str, module: nn.Module, causal: bool, heads: int, width: int, dropout: float
 ) -> TokenMixer:
-    """The mixer between the host's maps, built once for each way in which it is called."""
+    """Return the mixer between the host's projections, cached per configuration."""
     form = (name, causal, heads, width, dropout)
     kept = getattr(module, _KEPT, None)
     if kept is None or kept[0] != form:
-        # In a tuple it is no part of the module: it has no weights, and state_dict stays as it was.
+        # A tuple keeps the mixer out of the submodules, so the state_dict does not change.
         kept = (form, _build(*form, module))
         setattr(module, _KEPT, kept)
     operator: TokenMixer = kept[1]
@@ -277,7 +291,7 @@ def _build(
         )
     layer = layer or 0
     longest = getattr(config, "max_position_embeddings", None)
-    with torch.device("meta"):  # the maps that are drawn go at once
+    with torch.device("meta"):  # the projections are replaced by identities below
         mixer = create_mixer(
             name,
             heads * width,
@@ -292,5 +306,5 @@ def _build(
         if hasattr(part, "qkv"):
             part.qkv, part.proj = nn.Identity(), nn.Identity()
         if isinstance(part, TokenMixer):
-            part.dim *= 3  # the channels that come in
+            part.dim *= 3  # the input is q, k and v concatenated
     return mixer

@@ -1,4 +1,4 @@
-"""Model cards: what a model on the hub is, and how it is loaded. Nothing that was not measured."""
+"""Model cards for the hub: architecture, loading and sources, without unmeasured claims."""
 
 from __future__ import annotations
 
@@ -34,17 +34,17 @@ random.
 Written by rifflemix {version}. This card says what the model is, not how good it is: write down
 here what it was trained on and what was measured.
 """
-_REPOSITORY = re.compile(r"[\w-][\w.-]*/[\w.-]+", re.ASCII)  # of the hub
+_REPOSITORY = re.compile(r"[\w-][\w.-]*/[\w.-]+", re.ASCII)  # "owner/name" on the hub
 _PLACE = "<this repository>"
 _HEADERS = ("Layer", "Mixer", "Heads", "Causal", "Options")
 
 
 def card_of_swap(model: Any, swap: Mapping[str, Any]) -> str:
-    """The card of a model of transformers in which attention was replaced.
+    """Return the model card of a transformers model with replaced attention.
 
     Args:
         model: a `PreTrainedModel`.
-        swap: see `rifflemix.surgery.describe_swap`.
+        swap: description from `rifflemix.surgery.describe_swap`.
     """
     layers = swap["layers"]
     names = list(dict.fromkeys(layer["mixer"] for layer in layers.values()))
@@ -66,7 +66,7 @@ def card_of_swap(model: Any, swap: Mapping[str, Any]) -> str:
 
 
 def card_of_preset(model: Any) -> str:
-    """The card of one of our own models.
+    """Return the model card of a rifflemix model.
 
     Args:
         model: a `rifflemix.surgery.hub.models.RifflemixPreTrainedModel`.

@@ -1,8 +1,9 @@
-"""Our own models for transformers' Auto classes: ToST, CSP, butterfly and all other presets.
+"""rifflemix models for the Auto classes of transformers: ToST, CSP, butterfly and all presets.
 
-`AutoConfig.for_model("rifflemix", preset="tost_tiny_16")` names one of `rifflemix.list_models()`;
-`AutoModelForImageClassification.from_config(config)` and the like build it. The preset itself is
-the attribute `model`, so that `rm.models.load_official(built.model, state_dict)` fills it.
+`AutoConfig.for_model("rifflemix", preset="tost_tiny_16")` selects a name of
+`rifflemix.list_models()`. `AutoModelForImageClassification.from_config(config)` and similar classes
+build the model. The attribute `model` contains the preset itself. To load official weights, call
+`rm.models.load_official(built.model, state_dict)`.
 """
 
 from __future__ import annotations
@@ -42,16 +43,16 @@ MODEL_TYPE = "rifflemix"
 
 
 class RifflemixConfig(PreTrainedConfig):
-    """A preset and the settings that differ from it.
+    """Preset with changed settings.
 
-    `num_labels` and `num_classes` are one number: what transformers is told comes first.
+    `num_labels` and `num_classes` are the same number. An explicit `num_labels` takes precedence.
 
     Args:
-        preset: one of `rifflemix.list_models()`.
-        settings: of `rifflemix.create_model`, as JSON has them.
+        preset: name in `rifflemix.list_models()`.
+        settings: arguments of `rifflemix.create_model` as JSON values.
 
     Raises:
-        InputError: an unknown preset or setting.
+        InputError: the preset or a setting is unknown.
     """
 
     model_type = MODEL_TYPE
@@ -70,13 +71,13 @@ class RifflemixConfig(PreTrainedConfig):
 
 
 class RifflemixPreTrainedModel(PreTrainedModel):
-    """A preset as transformers knows models.
+    """Preset with the interface of a transformers model.
 
     Args:
-        config: which preset, and its settings.
+        config: preset and settings.
 
     Raises:
-        InputError: settings out of range, or a preset that does not do what the class is for.
+        InputError: a setting is out of range, or the preset does not suit the task of the class.
     """
 
     config_class = RifflemixConfig
@@ -84,7 +85,7 @@ class RifflemixPreTrainedModel(PreTrainedModel):
     supports_gradient_checkpointing = True
     kind: ClassVar[type[Model]] = Model
     inputs: ClassVar[str] = ""
-    """What goes in, as the card of a preset says it; empty for any."""
+    """Required input type, as in the card of the preset; empty for any type."""
 
     def __init__(self, config: RifflemixConfig) -> None:
         super().__init__(config)
@@ -105,11 +106,14 @@ class RifflemixPreTrainedModel(PreTrainedModel):
         return create_model(self.config.preset, **self.config.settings)
 
     def init_weights(self) -> None:
-        """Nothing: `create_model` has drawn the weights."""
+        """Do nothing: `create_model` already initialized the weights."""
 
     @torch.no_grad()
     def initialize_weights(self) -> None:
-        """Draw what a file did not hold (a new head), and fill in numbers that no file holds."""
+        """Initialize tensors that were missing in the file.
+
+        Examples are a new head and constants.
+        """
         tensors = {**dict(self.model.named_parameters()), **dict(self.model.named_buffers())}
         missing = [n for n, t in tensors.items() if not getattr(t, "_is_hf_initialized", False)]
         if not missing:
@@ -125,7 +129,7 @@ class RifflemixPreTrainedModel(PreTrainedModel):
 
 
 class RifflemixModel(RifflemixPreTrainedModel):
-    """The vector that a classifier reads, of images or sequences."""
+    """Model without a head: it returns the features before the classifier."""
 
     _keys_to_ignore_on_load_unexpected = (r"^model\.head\.",)
 
@@ -147,9 +151,18 @@ class RifflemixModel(RifflemixPreTrainedModel):
         attention_mask: Tensor | None = None,
         token_type_ids: Tensor | None = None,
     ) -> BaseModelOutputWithPooling:
-        """(B, C) as `pooler_output`, of images (B, channels, height, width) or ids (B, N).
+        """Compute features of images or token ids.
 
-        `token_type_ids` are not used: the models know no segments.
+        `token_type_ids` are ignored, since the models have no segments.
+
+        Args:
+            pixel_values: (B, channels, height, width) images.
+            input_ids: (B, N) token ids. Pass either images or ids.
+            attention_mask: (B, N), 1 = token, 0 = padding.
+            token_type_ids: ignored.
+
+        Returns:
+            Features (B, C) as `pooler_output`.
         """
         if (pixel_values is None) == (input_ids is None):
             raise bad_argument("pixel_values and input_ids", "one of them", "both or none")
@@ -160,21 +173,26 @@ class RifflemixModel(RifflemixPreTrainedModel):
 
 
 class RifflemixForImageClassification(RifflemixPreTrainedModel):
-    """Images to classes, or to one number: ViTs of any mixer, ToST, Dimension Mixer."""
+    """Image classification or regression: ViTs with any mixer, ToST, Dimension Mixer."""
 
     main_input_name = "pixel_values"
     inputs = "images"
 
     @can_return_tuple  # type: ignore[untyped-decorator]
     def forward(self, pixel_values: Tensor, labels: Tensor | None = None) -> ImageClassifierOutput:
-        """(B, num_labels) logits of images (B, channels, height, width), and the loss of labels."""
+        """Compute logits (B, num_labels), and the loss if labels are given.
+
+        Args:
+            pixel_values: (B, channels, height, width) images.
+            labels: targets, or None.
+        """
         logits = self.model(pixel_values)
         loss = None if labels is None else self.loss_function(labels, logits, self.config)
         return ImageClassifierOutput(loss=loss, logits=logits)
 
 
 class RifflemixForSequenceClassification(RifflemixPreTrainedModel):
-    """Sequences of tokens to classes, or to one number: encoders of any mixer."""
+    """Sequence classification or regression: encoders with any mixer."""
 
     main_input_name = "input_ids"
     inputs = "tokens"
@@ -188,10 +206,13 @@ class RifflemixForSequenceClassification(RifflemixPreTrainedModel):
         token_type_ids: Tensor | None = None,
         labels: Tensor | None = None,
     ) -> SequenceClassifierOutput:
-        """(B, num_labels) logits of ids (B, N), and the loss of labels.
+        """Compute logits (B, num_labels), and the loss if labels are given.
 
-        `attention_mask` is 1 for tokens and 0 for padding. `token_type_ids` are not used: the
-        models know no segments.
+        Args:
+            input_ids: (B, N) token ids.
+            attention_mask: (B, N), 1 = token, 0 = padding.
+            token_type_ids: ignored, since the models have no segments.
+            labels: targets, or None.
         """
         logits = self.model(input_ids, **_padding(input_ids, attention_mask))
         loss = None if labels is None else self.loss_function(labels, logits, self.config)
@@ -199,7 +220,7 @@ class RifflemixForSequenceClassification(RifflemixPreTrainedModel):
 
 
 class RifflemixForCausalLM(RifflemixPreTrainedModel):
-    """Tokens to the next one. To generate, call `model.generate` of the preset in `model`."""
+    """Causal language model. To generate text, call `model.generate` of the preset in `model`."""
 
     main_input_name = "input_ids"
     inputs = "tokens"
@@ -212,7 +233,13 @@ class RifflemixForCausalLM(RifflemixPreTrainedModel):
         attention_mask: Tensor | None = None,
         labels: Tensor | None = None,
     ) -> CausalLMOutput:
-        """(B, N, V) logits of ids (B, N), and the mean loss of labels (B, N), -100 left out."""
+        """Compute logits (B, N, V), and the loss if labels are given.
+
+        Args:
+            input_ids: (B, N) token ids.
+            attention_mask: (B, N), 1 = token, 0 = padding.
+            labels: (B, N) targets, or None. The loss is the mean over labels other than -100.
+        """
         logits = self.model(input_ids, **_padding(input_ids, attention_mask))
         loss = None
         if labels is not None:
@@ -221,7 +248,7 @@ class RifflemixForCausalLM(RifflemixPreTrainedModel):
 
 
 def register_models() -> None:
-    """Make `model_type="rifflemix"` known to the Auto classes."""
+    """Register `model_type="rifflemix"` in the Auto classes."""
     AutoConfig.register(MODEL_TYPE, RifflemixConfig, exist_ok=True)
     for auto, cls in (
         (AutoModel, RifflemixModel),

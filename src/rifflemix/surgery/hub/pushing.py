@@ -1,4 +1,4 @@
-"""Models and their cards on the Hugging Face hub."""
+"""Upload models and model cards to the Hugging Face hub."""
 
 from __future__ import annotations
 
@@ -23,25 +23,25 @@ def push(
     max_shard_size: int | str = "50GB",
     tags: list[str] | None = None,
 ) -> str:
-    """Upload what `save_pretrained` writes, and a card where the repository has none.
+    """Upload a model, and a model card if the repository has none.
 
-    The arguments are those of `PreTrainedModel.push_to_hub`.
+    The arguments are the same as in `PreTrainedModel.push_to_hub`.
 
     Args:
-        model: has `save_pretrained` of transformers.
-        repo_id: "name" or "organisation/name"; made where it is not there yet.
-        card: the model card, Markdown with its metadata in front.
-        commit_message: first line of the commit.
-        commit_description: the rest of it.
-        private: whether a new repository is private; unset, as the organisation has it.
-        token: of the hub; unset, the one that is stored.
+        model: model with `save_pretrained` of transformers.
+        repo_id: "name" or "organization/name". The repository is created if it does not exist.
+        card: model card in Markdown, starting with the metadata.
+        commit_message: first line of the commit message.
+        commit_description: body of the commit message.
+        private: whether a new repository is private. Default: the setting of the organization.
+        token: token of the hub. Default: the stored token.
         revision: branch.
-        create_pr: open a pull request instead.
-        max_shard_size: bytes, or as "5GB": files of weights are split above it.
-        tags: further tags of a new card.
+        create_pr: whether to open a pull request instead of a commit.
+        max_shard_size: maximum size of a weights file, in bytes or as "5GB".
+        tags: additional tags of a new card.
 
     Returns:
-        The address of the commit.
+        URL of the commit.
     """
     from huggingface_hub import HfApi
 
@@ -63,6 +63,6 @@ def push(
 
 
 def with_tags(card: str, tags: list[str]) -> str:
-    """The card, with these among its tags."""
+    """Add tags to a model card."""
     more = "".join(f"\n- {tag}" for tag in tags if f"\n- {tag}\n" not in card)
     return card.replace("\ntags:", f"\ntags:{more}", 1)

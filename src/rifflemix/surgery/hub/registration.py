@@ -1,4 +1,4 @@
-"""Telling transformers of us."""
+"""Register rifflemix in transformers."""
 
 from __future__ import annotations
 
@@ -6,15 +6,18 @@ from rifflemix.errors import InputError
 
 
 def register_hf() -> None:
-    """Tell transformers of us: swapped models, mixers as attention implementations, our models.
+    """Register mixers, models and swapped models of rifflemix in transformers.
 
-    `from_pretrained` then makes the swap that a model was saved with;
-    `attn_implementation="rifflemix_linear"` and the like run a mixer between the maps of a host;
-    the Auto classes know `model_type="rifflemix"`.
+    After the call:
 
-    Call it once, before the first `from_pretrained`. It is done by itself only where
-    `rifflemix.surgery` is imported, or the first name of it used, after transformers: we import
-    nothing of a host, and so cannot tell transformers of us before it is there.
+    - `from_pretrained` loads models with replaced attention.
+    - `attn_implementation="rifflemix_linear"` and similar names use a mixer between the projections
+      of a host model.
+    - The Auto classes support `model_type="rifflemix"`.
+
+    Call the function once, before the first `from_pretrained`. The call is automatic only if
+    `rifflemix.surgery` is imported (or first used) after transformers. rifflemix never imports a
+    host library by itself.
 
     Raises:
         InputError: transformers is not installed.

@@ -1,6 +1,6 @@
-"""`from_pretrained` of models of transformers that were saved with their swap.
+"""`from_pretrained` for models of transformers that were saved with a swap.
 
-Imported by `rifflemix.register_hf`; the file itself tells transformers of the two classes.
+`rifflemix.register_hf` imports this file. The import registers the two classes in transformers.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from rifflemix.surgery.storage import apply_swap
 
 @register_quantization_config(METHOD)
 class SwapConfig(QuantizationConfigMixin):
-    """The swap as transformers reads it from a config.
+    """Swap in a config of transformers.
 
     Args:
-        swap: see `rifflemix.surgery.describe_swap`.
-        read: what else the config says; not used.
+        swap: description from `rifflemix.surgery.describe_swap`.
+        read: other values of the config, ignored.
     """
 
     def __init__(self, swap: Any = None, **read: Any) -> None:
@@ -39,22 +39,23 @@ class SwapConfig(QuantizationConfigMixin):
 
 @register_quantizer(METHOD)
 class SwapLoader(HfQuantizer):
-    """Makes the swap in a model that `from_pretrained` has built, before its weights come.
+    """Replace the attention in `from_pretrained`, before weights are loaded.
 
-    It goes when they are there: the model is not quantised, and trains as any other.
+    transformers treats the swap as a quantizer. `SwapLoader` removes itself after loading: the
+    model is not quantized and trains as usual.
     """
 
     def is_serializable(self) -> bool:
-        """Yes; saving goes through `SavePretrained`."""
+        """Return True. `SavePretrained` saves the model."""
         return True
 
     @property
     def is_trainable(self) -> bool:
-        """Yes."""
+        """Return True."""
         return True
 
     def update_weight_conversions(self, weight_conversions: list[Any], *_: Any) -> list[Any]:
-        """Keep the caller's `key_mapping` only; the file has the model's own names."""
+        """Keep only the caller's `key_mapping`; the file uses the model's names."""
         return weight_conversions[: len(weight_conversions) - self.num_conversions]
 
     def _process_model_before_weight_loading(self, model: Any, **_: Any) -> Any:
@@ -81,8 +82,9 @@ class SwapLoader(HfQuantizer):
 
 
 def _named_for(model: Any, swap: Mapping[str, Any]) -> dict[str, Any]:
-    """The swap in the names of `model`, which may be the body of the model that was saved, or have
-    it as its own body.
+    """Rename the layers of a swap for `model`.
+
+    `model` may be the body of the saved model, or contain the saved model as its body.
     """
     prefix = f"{model.base_model_prefix}."
     modules = dict(model.named_modules())
@@ -95,20 +97,21 @@ def _named_for(model: Any, swap: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _not_made_yet(model: nn.Module, swap: dict[str, Any]) -> dict[str, Any]:
-    """The swap without the layers that the model has replaced alike in its own `__init__`."""
+    """Remove the layers that the model already replaced in its `__init__`."""
     made = describe_swap(model)["layers"] if swapped_in(model) else {}
     layers = {name: layer for name, layer in swap["layers"].items() if made.get(name) != layer}
     return {**swap, "layers": layers}
 
 
 def _check_keys(model: Any, info: Any) -> None:
-    """Raise unless the weights of all mixers, and no others, were loaded.
+    """Raise unless exactly the weights of all mixers were loaded.
 
-    Takes the place of `_adjust_missing_and_unexpected_keys` of `model` while weights are loaded.
+    The function replaces `model._adjust_missing_and_unexpected_keys` while weights are loaded.
 
     Args:
-        model: the model with its swap.
-        info: `LoadStateDictInfo` of transformers; names of replaced attention are removed from it.
+        model: model with replaced attention.
+        info: `LoadStateDictInfo` of transformers. The function removes the names of replaced
+            attention.
     """
     del model._adjust_missing_and_unexpected_keys
     prefix = f"{model.base_model_prefix}."
@@ -138,7 +141,7 @@ def _check_keys(model: Any, info: Any) -> None:
 
 
 def _is_in(key: str, places: Collection[str]) -> bool:
-    """Return whether a key names a tensor of the mixer at one of these places."""
+    """Return whether a key belongs to a mixer at a listed place."""
     place, _, rest = key.rpartition(f".{LABEL}")
     if place in places and not rest:
         return True
@@ -146,9 +149,10 @@ def _is_in(key: str, places: Collection[str]) -> bool:
 
 
 def _show_original(module: SwappedAttention) -> None:
-    """Let the host initialise maps of the replaced attention, which have no memory here.
+    """Expose the projections of the replaced attention to `_init_weights`.
 
-    Some name them in the `_init_weights` of what is around it (BridgeTower, V-JEPA 2).
+    Some models initialize these projections from the module around them (BridgeTower, V-JEPA 2).
+    They have no memory here.
     """
     original = module.original
     parts = [*original.named_children(), *original.named_parameters(recurse=False)]
