@@ -111,5 +111,4 @@ class DampedEMA(nn.Module):
         return {"delta", "alpha", "beta", "gamma", "omega"}
 
     def extra_repr(self) -> str:
-        """The settings, for print(model)."""
         return f"dim={self.dim}, ema_dim={self.ema_dim}, bidirectional={self.bidirectional}"

@@ -72,7 +72,6 @@ class Crate(TokenMixer):
     def advance_stream(
         self, x_t: Tensor, state: dict[str, Tensor]
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """One token (B, C): attend to the cache and to itself."""
         w = self._split(self.in_proj(x_t.unsqueeze(1)))
         after = with_token(state, coordinates=w)
         seen = after["coordinates"]

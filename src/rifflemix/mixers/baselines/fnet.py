@@ -66,7 +66,6 @@ class FNet(TokenMixer):
         return y.real.to(x.dtype)
 
     def extra_repr(self) -> str:
-        """The settings, for print(model)."""
         return f"dim={self.dim}, norm={self.norm!r}"
 
 

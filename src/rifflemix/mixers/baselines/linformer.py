@@ -28,8 +28,8 @@ class Linformer(OrderedAttention):
         projected_length: projected keys k; None takes 256, or `max_length` if that is less.
         share_heads: one projection for all heads.
         share_kv: one projection for keys and values.
-        bias: add a bias to the query, key and value maps.
-        out_bias: add a bias to the output map.
+        bias: add a bias to the Q/K/V projections.
+        out_bias: add a bias to the output projection.
         shared: the other arguments of `TokenMixer`.
 
     Raises:
@@ -84,7 +84,6 @@ class Linformer(OrderedAttention):
         return masked_attention(q, k, v, dropout=self.dropout_p())
 
     def extra_repr(self) -> str:
-        """The settings, for print(model)."""
         return f"{super().extra_repr()}, projected_length={self.key_projection.shape[1]}"
 
 

@@ -121,7 +121,7 @@ class LongConv(TokenMixer):
         return kernel.mT * window
 
     def no_weight_decay(self) -> set[str]:
-        """Names of the parameters that weight decay should leave alone."""
+        """Return the names of the parameters that weight decay skips."""
         return {"log_width"}
 
 

@@ -348,11 +348,10 @@ class MegaLayer(TokenMixer):
         return self._attended(v, maps, mask), {"averages": averages, **cache}
 
     def no_weight_decay(self) -> set[str]:
-        """Names of the parameters that weight decay should leave alone."""
+        """Return the names of the parameters that weight decay skips."""
         return set() if self.mixing == "csp" else {"gamma", "beta", "rel_pos_bias.rel_pos_bias"}
 
     def extra_repr(self) -> str:
-        """The settings, for print(model)."""
         return (
             f"dim={self.dim}, z_dim={self.z_dim}, hidden_dim={self.hidden_dim}, "
             f"mixing={self.mixing}, attention_fn={self.attention_fn}, causal={self.causal}"

@@ -75,5 +75,4 @@ class TokenMLP(TokenMixer):
         return F.linear(hidden, take_first(self.fc2.weight, length, 0), bias)
 
     def extra_repr(self) -> str:
-        """The settings, for print(model)."""
         return f"{super().extra_repr()}, hidden_dim={self.hidden_dim}"

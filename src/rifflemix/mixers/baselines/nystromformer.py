@@ -39,8 +39,8 @@ class Nystromformer(OrderedAttention):
             with padding as zeros where it stands, as released, for the convolution too: outputs
             then depend on position and amount of padding.
         conv_kernel: width of the convolution, odd; None leaves it out.
-        bias: add a bias to the query, key and value maps.
-        out_bias: add a bias to the output map.
+        bias: add a bias to the Q/K/V projections.
+        out_bias: add a bias to the output projection.
         shared: the other arguments of `TokenMixer`.
 
     Raises:
@@ -155,5 +155,4 @@ class Nystromformer(OrderedAttention):
         return z
 
     def extra_repr(self) -> str:
-        """The settings, for print(model)."""
         return f"{super().extra_repr()}, num_landmarks={self.num_landmarks}"

@@ -40,7 +40,7 @@ class Reformer(TokenMixer):
             rounds find counts as often. Its causal form lets later tokens through and is refused.
         hash_seed: seed of the rotations.
         bias: add a bias to the query-key and value maps.
-        out_bias: add a bias to the output map.
+        out_bias: add a bias to the output projection.
         shared: the other arguments of `TokenMixer`.
 
     Raises:
@@ -129,7 +129,6 @@ class Reformer(TokenMixer):
         return heads.transpose(1, 2)
 
     def extra_repr(self) -> str:
-        """The settings, for print(model)."""
         return (
             f"{super().extra_repr()}, num_hashes={self.num_hashes}, "
             f"num_buckets={self.bucket_factors}, chunk_size={self.chunk_size}"

@@ -135,10 +135,9 @@ class S4(TokenMixer):
         return self._convolve_with(kernel, x), {"state": kernel.state_after(tokens)}
 
     def no_weight_decay(self) -> set[str]:
-        """Names of the parameters that weight decay should leave alone."""
+        """Return the names of the parameters that weight decay skips."""
         return {"log_dt", "log_A_real", "A_imag", "D"}
 
     def extra_repr(self) -> str:
-        """The settings, for print(model)."""
         size = 2 * self.A_imag.shape[1]
         return f"dim={self.dim}, state_size={size}, bidirectional={self.bidirectional}"

@@ -152,11 +152,10 @@ class S5(TokenMixer):
         return self._observed(states, 0), {"state": last.squeeze(1)}
 
     def no_weight_decay(self) -> set[str]:
-        """Names of the parameters that weight decay should leave alone."""
+        """Return the names of the parameters that weight decay skips."""
         return {"Lambda_re", "Lambda_im", "B", "D", "log_step"}
 
     def extra_repr(self) -> str:
-        """The settings, for print(model)."""
         size = 2 * len(self.Lambda_re)
         return f"dim={self.dim}, state_size={size}, bidirectional={self.bidirectional}"
 

@@ -24,8 +24,8 @@ class Sinkformer(MultiHeadMixer):
         dim: channels C; see `TokenMixer` for the shared arguments.
         num_iterations: row and column steps together, at least 1; the paper uses 3 and 5.
         epsilon: entropic regularisation; the scores are divided by it.
-        bias: add a bias to the query, key and value maps.
-        out_bias: add a bias to the output map.
+        bias: add a bias to the Q/K/V projections.
+        out_bias: add a bias to the output projection.
         shared: the other arguments of `TokenMixer`.
 
     Raises:
@@ -60,13 +60,11 @@ class Sinkformer(MultiHeadMixer):
         self.epsilon = check_positive("epsilon", epsilon)
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, key_padding_mask: Tensor | None) -> Tensor:
-        """See `MultiHeadMixer.attend`."""
         scores = q @ k.mT * (self.head_dim**-0.5 / self.epsilon)
         weights = balanced_attention(scores, self.num_iterations, key_padding_mask)
         return drop(weights, self.dropout_p()).to(v.dtype) @ v
 
     def extra_repr(self) -> str:
-        """The settings, for print(model)."""
         return f"{super().extra_repr()}, num_iterations={self.num_iterations}"
 
 

@@ -31,7 +31,7 @@ class Spade(OrderedAttention):
         ssm_every: give one in this many layers a state space, the bottom layer first; where unset,
             the bottom layer only, as published.
         state_size: numbers in the state of a channel of S4.
-        bias: add a bias to the query, key and value maps.
+        bias: add a bias to the Q/K/V projections.
         out_bias: add a bias to the output map of the attention.
         shared: the other arguments of `TokenMixer`.
 
@@ -94,7 +94,6 @@ class Spade(OrderedAttention):
         return y
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, key_padding_mask: Tensor | None) -> Tensor:
-        """See `MultiHeadMixer.attend`."""
         return window_attention(
             q,
             k,
@@ -152,5 +151,4 @@ class Spade(OrderedAttention):
         return new_cache(padding, keys=keys, values=values)
 
     def extra_repr(self) -> str:
-        """The settings, for print(model)."""
         return f"{super().extra_repr()}, radius={self.radius}"

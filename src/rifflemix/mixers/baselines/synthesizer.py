@@ -36,7 +36,7 @@ class Synthesizer(TokenMixer):
         keep_positions: scores of padded positions stay where they stand, masked, instead of those
             at the end; not with causal=True.
         bias: add a bias to the maps of queries, keys and values.
-        out_bias: add a bias to the output map.
+        out_bias: add a bias to the output projection.
         shared: the other arguments of `TokenMixer`.
 
     Raises:
@@ -176,7 +176,6 @@ class Synthesizer(TokenMixer):
     def advance_stream(
         self, x_t: Tensor, state: dict[str, Tensor]
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """One token (B, C): attend to the cache and to itself."""
         x = x_t.unsqueeze(1)
         q, k, v = self._project(x)
         new = {"values": v} if k is None else {"keys": k, "values": v}
@@ -198,7 +197,6 @@ class Synthesizer(TokenMixer):
         return y, new_cache(key_padding_mask, **new)
 
     def extra_repr(self) -> str:
-        """The settings, for print(model)."""
         return f"{super().extra_repr()}, mode={self.mode}, dot_product={self.dot_product}"
 
 

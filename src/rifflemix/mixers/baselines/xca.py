@@ -22,8 +22,8 @@ class XCA(MultiHeadMixer):
 
     Args:
         dim: channels C; see `TokenMixer` for the shared arguments.
-        bias: add a bias to the query, key and value maps.
-        out_bias: add a bias to the output map.
+        bias: add a bias to the Q/K/V projections.
+        out_bias: add a bias to the output projection.
         shared: the other arguments of `TokenMixer`.
 
     Source: El-Nouby et al. 2021, "XCiT: Cross-Covariance Image Transformers", section 3.2.
@@ -58,5 +58,5 @@ class XCA(MultiHeadMixer):
         return v @ weights.to(v.dtype).mT
 
     def no_weight_decay(self) -> set[str]:
-        """Names of the parameters that weight decay should leave alone."""
+        """Return the names of the parameters that weight decay skips."""
         return {"temperature"}
