@@ -20,7 +20,7 @@ _MOST_UNFACTORED = 128
 
 
 class Reformer(TokenMixer):
-    """LSH attention: each query attends to keys with the same or a neighboring random hash.
+    """LSH attention: each query attends to tokens near it in the order of a random hash.
 
     Queries and keys share one projection. The rotations of the hash are drawn once, from
     `hash_seed` and `layer_index`, and saved with the weights. The paper draws new rotations at
