@@ -26,8 +26,8 @@ class GaborFilter(nn.Module):
         shape: shape of the Gamma distribution of the initial gamma.
         reach: None for positions from -1 to 1: mu starts anywhere in this range, phi at 0. A
             number for positions from 0 (the present) to 1: mu starts between 0 and `reach`. The
-            released code counts these positions from 1 down to -1. To match it, gamma starts twice
-            as large and phi at other values.
+            released code counts these positions from 1 down to -1. To match it, the initial gamma
+            is twice as large and the initial phi depends on omega.
     """
 
     def __init__(

@@ -27,5 +27,5 @@ def both_directions(bidirectional: bool | None, causal: bool) -> bool:
 
 
 def random_log_steps(*shape: int) -> Tensor:
-    """Draw uniform logarithms of steps from 0.001 to 0.1, as in released code."""
+    """Draw logarithms of steps, uniform from log(0.001) to log(0.1), as in released code."""
     return torch.empty(shape).uniform_(math.log(_SHORTEST_STEP), math.log(_LONGEST_STEP))

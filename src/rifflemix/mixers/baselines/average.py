@@ -15,7 +15,7 @@ class AveragePooling(TokenMixer):
     """The mean of the valid tokens, or if causal the running mean, without parameters.
 
     This equals attention with equal scores. Sums use float32, or float64 for float64 inputs. The
-    sum in the streaming state is float64.
+    sum in the streaming state is float64 (float32 on MPS).
 
     Args:
         dim: channels C; see `TokenMixer` for the shared arguments. `num_heads` and `dropout`
@@ -23,7 +23,7 @@ class AveragePooling(TokenMixer):
         shared: the other arguments of `TokenMixer`.
 
     Source: Zhang et al. 2018, "Accelerating Neural Transformer via an Average Attention Network",
-    equation (1) (causal), without its feed-forward and gating layers.
+    equation (1) (causal only), without its feed-forward and gating layers.
     """
 
     card: ClassVar[MixerCard] = MixerCard(

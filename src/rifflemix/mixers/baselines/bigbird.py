@@ -205,7 +205,7 @@ def _seen_blocks(blocks: Tensor, last: Tensor, random: Tensor) -> Tensor:
 
 
 def _seen_keys(valid: Tensor, last: Tensor, random: RandomBlocks) -> Tensor:
-    """Return the mask of these keys, (B blocks, H, 1, keys) bool. Each block counts once."""
+    """Mask the keys of `_seen_blocks` so that no block counts twice: (B blocks, H, 1, keys)."""
     batch, blocks, size = valid.shape
     heads = random.chosen.shape[1]
     position = torch.arange(blocks, device=valid.device)

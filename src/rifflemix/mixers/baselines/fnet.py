@@ -19,7 +19,8 @@ class FNet(TokenMixer):
     """y = Re(F_tokens(F_channels(x))).
 
     With a padding mask, each sample is transformed over its valid tokens only (chirp z-transform),
-    so padding does not change the result. Computed in float32, or in float64 for float64 inputs.
+    so padding does not change the result. The transform uses float32, or float64 for float64
+    inputs.
 
     Args:
         dim: channels C; see `TokenMixer` for the shared arguments. `num_heads` and `dropout`

@@ -1,4 +1,4 @@
-"""Identity: a model without any mixing between tokens."""
+"""Identity: no mixing between tokens."""
 
 from __future__ import annotations
 

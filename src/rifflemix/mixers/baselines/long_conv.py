@@ -32,8 +32,8 @@ class LongConv(TokenMixer):
     does not depend on the length of the input. The mixer learns the logarithm of the width, so the
     width stays positive. The released code learns the width itself.
 
-    Causal kernels start as in the released code. Its unit of position is half the sequence, so its
-    width is twice the width here.
+    Causal kernels have the initial values of the released code. Its unit of position is half the
+    sequence, so its width is twice the width here.
 
     Args:
         dim: channels C; see `TokenMixer` for the shared arguments. `num_heads` is ignored.

@@ -215,7 +215,7 @@ class MegaLayer(TokenMixer):
     def _attended(
         self, v: Tensor, maps: tuple[Tensor, Tensor, Tensor, Tensor], mask: Tensor | None
     ) -> Tensor:
-        """Compute (B, N, 2 C): the gate u and the new value, from v and the maps of `_split`."""
+        """Compute the gate u and the new value, (B, N, 2 C), from v and the output of `_split`."""
         u, z, r, hx = maps
         if self.mixing == "csp":
             h = self.permutation(v, key_padding_mask=mask)

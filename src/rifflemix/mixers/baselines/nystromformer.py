@@ -36,9 +36,9 @@ class Nystromformer(OrderedAttention):
         pinv_init: scale of the first iterate. "per_matrix": the largest column sum of each matrix.
             "batch": the largest column sum in the batch, as in the released code. Outputs of a
             sample then depend on the other samples.
-        landmarks: tokens that the segments cover. "valid": the valid tokens. "all": all positions,
-            with zeros at padded positions, for the convolution too, as in the released code.
-            Outputs then depend on the position and amount of padding.
+        landmarks: tokens that the segments and the convolution cover. "valid": the valid tokens.
+            "all": all positions, with zeros at padded positions, as in the released code. Outputs
+            then depend on the position and amount of padding.
         conv_kernel: odd width of the convolution; None omits the convolution.
         bias: add a bias to the Q/K/V projections.
         out_bias: add a bias to the output projection.
@@ -120,8 +120,8 @@ class Nystromformer(OrderedAttention):
             middle = self._softmax(q_marks, k_marks)
             weights = first @ self._pseudo_inverse(middle)
         if key_padding_mask is not None and self.landmarks == "valid":
-            # With at most m valid tokens, each token is its own landmark and uses its row. The
-            # formula fails there because some landmarks may be empty.
+            # With at most m valid tokens, each token is its own landmark and uses the row of that
+            # landmark. The formula fails there because some landmarks may be empty.
             few = (~key_padding_mask).sum(1) <= self.num_landmarks
             weights = torch.where(few[:, None, None, None], members.mT.to(wide), weights)
         weights = drop(weights, self.dropout_p()).to(v.dtype)

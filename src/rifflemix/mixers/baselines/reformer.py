@@ -29,7 +29,7 @@ class Reformer(TokenMixer):
     Args:
         dim: channels C; see `TokenMixer` for the shared arguments. Dropout acts on the attention
             weights. With `causal=True` a query sees the last `chunk_size` earlier tokens of its
-            bucket. The paper's chunks are not causal: later tokens move their borders.
+            bucket. The paper's chunks are not used, because their borders depend on later tokens.
         num_hashes: rounds of hashing, at most 127.
         num_buckets: an even number, or several even factors that are hashed separately. Default:
             the power of two at or below 2 max_length / chunk_size, in two factors if above 128.

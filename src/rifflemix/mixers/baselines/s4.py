@@ -24,16 +24,16 @@ class S4(TokenMixer):
     """y = GLU(W gelu(SSM(x) + D x)), where SSM is a diagonal state space for each channel.
 
     h' = A h + x and SSM(x) = 2 Re(C h), discretized by zero-order hold with a learned step.
-    `forward` is a convolution by FFT. Streaming is a recurrence with constant memory. The initial
-    A[s] = -1/2 + i pi s is S4D-Lin. The S4D paper finds it equal to S4's diagonal plus low-rank
-    variant on the Long Range Arena. If bidirectional, a second C reads the later tokens.
+    `forward` uses a convolution by FFT. Streaming uses a recurrence with constant memory. The
+    initial A[s] = -1/2 + i pi s is S4D-Lin. In the S4D paper it is comparable to S4's diagonal plus
+    low-rank variant on the Long Range Arena. If bidirectional, a second C reads the later tokens.
     Parameters have the names of the released code.
 
     Args:
         dim: channels C; see `TokenMixer` for the shared arguments. `num_heads` and `dropout` are
             ignored.
-        state_size: numbers in the state of a channel. They are conjugate pairs, so half of them
-            are stored.
+        state_size: complex numbers in the state of a channel. They form conjugate pairs, so half
+            of them are stored.
         bidirectional: also read later tokens. Default: True unless `causal`.
         shared: the other arguments of `TokenMixer`.
 

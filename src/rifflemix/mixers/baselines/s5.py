@@ -27,15 +27,16 @@ class S5(TokenMixer):
     """y = g sigmoid(W g) with g = gelu(SSM(x)). All channels share one diagonal state space.
 
     h' = Lambda h + B x and SSM(x) = 2 Re(C h) + D x, discretized by zero-order hold with a learned
-    step for each number of the state. `forward` is a parallel scan over the tokens. Streaming is a
-    recurrence with constant memory. Lambda starts as the eigenvalues of the normal part of
+    step for each number of the state. `forward` uses a parallel scan over the tokens. Streaming
+    uses a recurrence with constant memory. Lambda starts as the eigenvalues of the normal part of
     HiPPO-LegS, in `num_blocks` copies. If bidirectional, a second C reads the states of a scan
     from the end. Parameters have the names of the released code.
 
     Args:
         dim: channels C; see `TokenMixer` for the shared arguments. `num_heads` and `dropout` are
             ignored.
-        state_size: numbers P in the state. They are conjugate pairs, so half of them are stored.
+        state_size: number P of complex numbers in the state. They form conjugate pairs, so half of
+            them are stored.
         num_blocks: copies J of the initial matrix. 2 J must divide `state_size`.
         bidirectional: also read later tokens. Default: True unless `causal`.
         shared: the other arguments of `TokenMixer`.

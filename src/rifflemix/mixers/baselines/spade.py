@@ -25,8 +25,8 @@ class Spade(OrderedAttention):
     state of S4.
 
     Args:
-        dim: channels C; see `TokenMixer` for the shared arguments. `layer_index` determines if the
-            layer has a state space. `dropout` acts on the attention weights.
+        dim: channels C; see `TokenMixer` for the shared arguments. `layer_index` decides whether
+            the layer has a state space. `dropout` acts on the attention weights.
         radius: tokens that a query sees on each side. Default: 64, or an eighth of `max_length` if
             that is less.
         ssm_every: period of the layers with a state space, starting at the bottom layer. Default:

@@ -235,7 +235,7 @@ class SparseTransformer(OrderedAttention):
     def _column_part(
         self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, stride: int
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Compute scores (B, N/l, H, l, N/l), values and mask of positions k l away, k != 0."""
+        """Compute the scores (B, N/l, H, l, N/l), values and mask of other keys in the column."""
         queries, keys, values = (_by_column(to_blocks(t, stride)) for t in (q, k, v))
         block = torch.arange(keys.shape[3], device=k.device)
         own, theirs = block.unsqueeze(1), block

@@ -32,8 +32,8 @@ class Synthesizer(TokenMixer):
             "factorized": the same as a product of (H, L, rank) and (H, rank, L). "dense": a
             two-layer network per head computes row n from token n.
         rank: rank of the factorized scores. Default: 32. Only for mode="factorized".
-        dot_product: add the scores to q k^T / sqrt(D) before the softmax. False needs no queries
-            and keys. The paper calls True a mixture with the vanilla scores.
+        dot_product: add the scores to q k^T / sqrt(D) before the softmax. With False there are no
+            queries and keys. The paper calls True a mixture with the vanilla scores.
         keep_positions: leave padding in place and mask its scores, instead of moving padding to
             the end. Not supported with causal=True.
         bias: add a bias to the Q/K/V projections.
@@ -121,7 +121,7 @@ class Synthesizer(TokenMixer):
             later = torch.ones(length, length, dtype=torch.bool, device=x.device).triu(1)
             scores = scores.masked_fill(later, -torch.inf)
         elif key_padding_mask is not None:
-            # A sequence with only padding keeps its keys, because a softmax over nothing is NaN.
+            # A sequence with only padding keeps its keys visible, because an empty softmax is NaN.
             hidden = key_padding_mask & ~key_padding_mask.all(dim=1, keepdim=True)
             scores = scores.masked_fill(hidden[:, None, None, :], -torch.inf)
         y = self._attend(q, k, v, scores, self.dropout if self.training else 0.0)
@@ -202,7 +202,7 @@ class Synthesizer(TokenMixer):
 
 def _rows(table: Tensor, positions: int | Tensor) -> Tensor:
     """Select rows of (H, rows, columns): at `positions`, or the first `positions` rows."""
-    if isinstance(positions, Tensor) and positions.dim():  # torch.jit.trace has tensor sizes
+    if isinstance(positions, Tensor) and positions.dim():  # sizes are tensors in torch.jit.trace
         return table[:, positions]
     return take_first(table, cast(int, positions), 1)
 
