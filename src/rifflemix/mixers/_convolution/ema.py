@@ -66,7 +66,7 @@ class DampedEMA(nn.Module):
         return self._averaged(self._kernel(), x)
 
     def fill(self, x: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Return `forward` and the averages after the tokens that `mask` (B, N) does not mark."""
+        """Run `forward`. Also return the averages after the unmasked tokens."""
         kernel = self._kernel()
         tokens, _ = last_tokens(x, mask, x.shape[1])
         return self._averaged(kernel, x), kernel.state_after(tokens)
@@ -84,7 +84,10 @@ class DampedEMA(nn.Module):
         return self._kernel().init_state(batch_size)
 
     def step(self, x_t: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
-        """Average one token (B, C) per sequence. Return its output (B, C) and the next state.
+        """Average one token (B, C) per sequence.
+
+        Returns:
+            The outputs (B, C) and the next state.
 
         Raises:
             InputError: wrong shape or dtype, or `bidirectional=True`.

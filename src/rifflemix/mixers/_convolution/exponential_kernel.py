@@ -63,7 +63,7 @@ class ExponentialKernel(NamedTuple):
         return self.weight.new_zeros(shape if self.phase is None else (*shape, 2))
 
     def state_after(self, x: Tensor) -> Tensor:
-        """Compute the state after tokens x (B, N, C). Padding must be first and zero."""
+        """Compute the state after tokens x (B, N, C), with zeros first as padding."""
         _, size = blocks_and_size(_BLOCK, x.shape[1])
         missing = missing_tokens(size, x.shape[1])
         blocks = F.pad(wide(x), (0, 0, missing, 0)).unflatten(1, (-1, size))
@@ -87,7 +87,11 @@ class ExponentialKernel(NamedTuple):
         return size * angle.cos(), size * angle.sin()
 
     def step(self, x_t: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
-        """Process one token (B, C) per sequence. Return its output (B, C) and the next state."""
+        """Process one token (B, C) per sequence.
+
+        Returns:
+            The outputs (B, C) and the next state.
+        """
         token = wide(x_t).unsqueeze(-1)
         ratio = self.log_ratio.exp()
         if self.phase is None or self.weight_imag is None:

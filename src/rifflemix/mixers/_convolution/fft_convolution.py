@@ -79,7 +79,15 @@ def _convolve(x: Tensor, kernel: Tensor) -> Tensor:
 
 @operator("rifflemix::circular_convolve")
 def circular_convolve(x: Tensor, kernel: Tensor) -> Tensor:
-    """Convolve x (B, N, C) with a kernel (C, M) of period M >= N; return the first N positions."""
+    """Compute N positions of a circular convolution of period M >= N.
+
+    Args:
+        x: (B, N, C) tokens.
+        kernel: (C, M) one period of the kernel of each channel.
+
+    Returns:
+        (B, N, C), the first N positions.
+    """
     if kernel.dim() != 2 or x.dim() != 3 or kernel.shape[0] != x.shape[2]:
         expected = f"shape (C, M) for x of {tuple(x.shape)}"
         raise bad_argument("kernel", expected, tuple(kernel.shape))
@@ -93,7 +101,16 @@ def circular_convolve(x: Tensor, kernel: Tensor) -> Tensor:
 
 @operator("rifflemix::circular_correlate")
 def circular_correlate(x: Tensor, y: Tensor, period: int) -> Tensor:
-    """Sum y[n] x[n - lag] over samples and n, for each lag below the period M: (C, M)."""
+    """Sum y[n] x[n - lag] over samples and n for each lag.
+
+    Args:
+        x: (B, N, C) tokens.
+        y: (B, N, C) tokens.
+        period: the period M >= N.
+
+    Returns:
+        (C, M), one sum per channel and lag below M.
+    """
     _check_operands(x, period)
     if y.shape != x.shape:
         raise bad_argument("y", f"shape {tuple(x.shape)} of x", tuple(y.shape))
@@ -115,7 +132,7 @@ def _check_operands(x: Tensor, period: int) -> None:
 
 
 def _channel_blocks(x: Tensor) -> list[slice]:
-    """Split the channels of (B, N, C) into blocks that fit in a CPU cache (GPU: one block)."""
+    """Split the channels of (B, N, C) into cache-sized blocks on a CPU."""
     batch, length, channels = x.shape
     if not x.numel():  # torch cannot transform empty tensors
         return []

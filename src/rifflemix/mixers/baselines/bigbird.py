@@ -173,7 +173,7 @@ def random_blocks(
 
 
 def _hash(keys: tuple[int, ...], head: Tensor, position: Tensor) -> Tensor:
-    """Return (H, blocks) int64 in [0, 2^32), equal on every device and for any block count."""
+    """Hash to (H, blocks) int64 in [0, 2^32), independent of device and block count."""
     start = 0  # hashed in Python: a compiler would repeat a long chain of tensor operations
     for key in keys:
         start = _scramble((start ^ key) + 0x9E3779B9 & _MASK)
@@ -205,7 +205,7 @@ def _seen_blocks(blocks: Tensor, last: Tensor, random: Tensor) -> Tensor:
 
 
 def _seen_keys(valid: Tensor, last: Tensor, random: RandomBlocks) -> Tensor:
-    """Mask the keys of `_seen_blocks` so that no block counts twice: (B blocks, H, 1, keys)."""
+    """Mask repeated and padded keys of `_seen_blocks`: (B blocks, H, 1, keys) bool."""
     batch, blocks, size = valid.shape
     heads = random.chosen.shape[1]
     position = torch.arange(blocks, device=valid.device)

@@ -94,7 +94,7 @@ class Crate(TokenMixer):
         return out
 
     def _bases(self) -> Tensor:
-        """Return the weight (C, C) of `in_proj`, or of a module that replaced it (adapters).
+        """Return the weight (C, C) of `in_proj` or its replacement, such as an adapter.
 
         Hooks that compute the weight already ran in the previous call of `in_proj`.
         """

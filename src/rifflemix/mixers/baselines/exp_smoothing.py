@@ -57,7 +57,7 @@ class ComplexSmoothing(nn.Module):
         return self._smooth(self.kernel(), x)
 
     def fill(self, x: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Return `forward` and the state after the tokens that `mask` (B, N) does not mark."""
+        """Run `forward`. Also return the state after the unmasked tokens."""
         kernel = self.kernel()
         tokens, _ = last_tokens(x, mask, x.shape[1])
         return self._smooth(kernel, x), kernel.state_after(tokens)
@@ -70,7 +70,11 @@ class ComplexSmoothing(nn.Module):
         return (y + wide(x) * wide(self.omega)).to(x.dtype)
 
     def step(self, x_t: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
-        """Smooth one token (B, C) per sequence. Return its output (B, C) and the next state."""
+        """Smooth one token (B, C) per sequence.
+
+        Returns:
+            The outputs (B, C) and the next state.
+        """
         y, state = self.kernel().step(x_t, state)
         return (y + wide(x_t) * wide(self.omega)).to(x_t.dtype), state
 

@@ -89,7 +89,7 @@ class Linformer(OrderedAttention):
 
 
 def _mixtures(projection: Tensor, x: Tensor) -> Tensor:
-    """Multiply (1 or H, k, N) by (B, H, N, D). A shared projection needs one product."""
+    """Multiply (1 or H, k, N) by (B, H, N, D), in one product if heads share it."""
     if len(projection) > 1:
         return projection @ x
     together = projection @ x.transpose(1, 2).flatten(2)

@@ -128,5 +128,5 @@ class LongConv(TokenMixer):
 
 
 def _first_taps(width: float, span: int) -> int:
-    """Count the lags at which the initial window of a causal kernel is at least 0.1."""
+    """Count the lags at which the initial causal window is at least 0.1."""
     return min(span, 1 + math.ceil(_END * width * (span - 1)))

@@ -115,7 +115,7 @@ class Longformer(OrderedAttention):
     def _attend_globally(
         self, q: Tensor, k: Tensor, v: Tensor, key_padding_mask: Tensor | None
     ) -> Tensor:
-        """Attend from global queries (B, H, G, D) to all valid tokens (if causal, earlier ones)."""
+        """Attend from global queries q (B, H, G, D) to valid, if causal not later, keys."""
         sees = self._not_later(q.shape[2], k.shape[2], k.device)
         if key_padding_mask is not None:
             sees = see_something(sees & ~key_padding_mask.unsqueeze(1)).unsqueeze(1)

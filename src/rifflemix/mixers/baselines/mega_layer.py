@@ -51,7 +51,7 @@ class RelativeBias(nn.Module):
         self.rel_pos_bias = nn.Parameter(torch.empty(2 * max_length - 1).normal_(std=0.02))
 
     def forward(self, length: int) -> Tensor:
-        """Return (length, length): the bias of distance j - i for query i and key j."""
+        """Return the bias of distance j - i for query i and key j."""
         positions = torch.arange(length, device=self.rel_pos_bias.device)
         return self.at(positions - positions.unsqueeze(1))
 
@@ -68,9 +68,10 @@ class MegaLayer(TokenMixer):
     projections of mx.
 
     This formula contains a residual connection. `forward` uses its input x as the residual stream.
-    In a block x + mixer(norm(x)), the gate u therefore chooses between norm(x) and the new value,
-    and does not act on the block's residual stream. `gated_residual` is the layer as published: the
-    gate acts on the residual stream. A MEGA host model calls it and adds no residual connection.
+    In a block x + mixer(norm(x)), the gate u therefore chooses between norm(x) and the new value.
+    It does not act on the residual stream of the block. `gated_residual` is the layer as published:
+    the gate acts on the residual stream. A MEGA host model calls it and adds no residual
+    connection.
 
     Valid tokens are moved to the front first, so distances, chunks and averages ignore padding.
     Parameters have the names of the released code.
@@ -311,7 +312,7 @@ class MegaLayer(TokenMixer):
     def _remembered(
         self, k: Tensor, v: Tensor, state: dict[str, Tensor]
     ) -> tuple[dict[str, Tensor], Tensor, Tensor | None]:
-        """Add a token to the cache. Return the cache, distances and mask of its entries."""
+        """Add a token to the cache; return the cache, distances and mask."""
         position = state["position"].view(-1, 1, 1)
         if self.chunk_size is None:
             cache = with_token(state, keys=k, values=v)
@@ -332,7 +333,7 @@ class MegaLayer(TokenMixer):
     def fill_stream(
         self, x: Tensor, key_padding_mask: Tensor | None
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """Return the outputs and a state: the averages and the cache of keys and values."""
+        """Return the outputs, and the averages with the cache of keys and values."""
         both, state = fill_valid_tokens(self._fill, x, key_padding_mask)
         gate, value = both.chunk(2, -1)
         return x + gate * (value - x), state

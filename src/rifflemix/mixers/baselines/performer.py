@@ -46,9 +46,9 @@ class Performer(LinearAttentionMixer):
         scale_exponent: queries and keys are divided by D to this power. The paper's 1/4 gives the
             scale of softmax attention. PyTorch code of the Long Range Arena divides twice (1/2).
             The ReLU features of the benchmark itself are not scaled (0).
-        padded_keys: "left_out" ignores padding. "zero" sets padded keys and values to zero and
-            counts them in the sum of the weights, as in the PyTorch code of the Long Range Arena.
-            Outputs then depend on the amount of padding.
+        padded_keys: "left_out" ignores padding. "zero" sets padded keys and values to zero, but
+            counts them in the sum of the weights. The PyTorch code of the Long Range Arena does
+            the same. Outputs then depend on the amount of padding.
         bias: add a bias to the Q/K/V projections.
         out_bias: add a bias to the output projection.
         shared: the other arguments of `TokenMixer`.

@@ -138,7 +138,10 @@ class Reformer(TokenMixer):
 
 
 def default_buckets(max_length: int | None, chunk_size: int) -> tuple[int, ...]:
-    """Choose buckets of half a chunk, in two factors if one needs too many hash columns."""
+    """Choose the buckets: half a chunk of tokens each.
+
+    Above 128 buckets, two factors need fewer hash columns.
+    """
     if max_length is None:
         return (_DEFAULT_BUCKETS,)
     bits = max(1, (2 * max_length // chunk_size).bit_length() - 1)

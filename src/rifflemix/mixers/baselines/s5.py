@@ -26,11 +26,11 @@ _LEAST_DECAY = 1e-4
 class S5(TokenMixer):
     """y = g sigmoid(W g) with g = gelu(SSM(x)). All channels share one diagonal state space.
 
-    h' = Lambda h + B x and SSM(x) = 2 Re(C h) + D x, discretized by zero-order hold with a learned
-    step for each number of the state. `forward` uses a parallel scan over the tokens. Streaming
-    uses a recurrence with constant memory. Lambda starts as the eigenvalues of the normal part of
-    HiPPO-LegS, in `num_blocks` copies. If bidirectional, a second C reads the states of a scan
-    from the end. Parameters have the names of the released code.
+    h' = Lambda h + B x and SSM(x) = 2 Re(C h) + D x. Zero-order hold discretizes them with a
+    learned step for each number of the state. `forward` uses a parallel scan over the tokens.
+    Streaming uses a recurrence with constant memory. Lambda starts as the eigenvalues of the normal
+    part of HiPPO-LegS, in `num_blocks` copies. If bidirectional, a second C reads the states of a
+    scan from the end. Parameters have the names of the released code.
 
     Args:
         dim: channels C; see `TokenMixer` for the shared arguments. `num_heads` and `dropout` are

@@ -106,7 +106,7 @@ class Spade(OrderedAttention):
         )
 
     def start_stream(self, batch_size: int, device: Any, dtype: Any) -> dict[str, Tensor]:
-        """Create the state of S4 and a cache that grows to `radius` keys and values."""
+        """Create the state of S4 and a cache that grows to `radius` tokens."""
         empty = torch.zeros(
             (batch_size, self.num_heads, 0, self.head_dim),
             device=device,

@@ -204,7 +204,7 @@ class SparseTransformer(OrderedAttention):
         extra: _ExtraKey | None,
         stride: int,
     ) -> Tensor:
-        """Apply one softmax to the scores of the window, the column i mod l and the extra key."""
+        """Apply one softmax over the window, the column i mod l and the extra key."""
         near, near_values, near_sees = self._window_part(q, k, v, mask, stride)
         far, far_values, far_sees = self._column_part(q, k, v, mask, stride)
         scores, sees = [near, far], [near_sees.expand_as(near), far_sees.expand_as(far)]
@@ -224,7 +224,7 @@ class SparseTransformer(OrderedAttention):
     def _window_part(
         self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, stride: int
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Compute the scores (B, N/l, H, l, keys) of the window, its values and its mask."""
+        """Compute scores (B, N/l, H, l, keys), values and mask of the window."""
         before, after = stride - 1, 0 if self.triangular else stride - 1
         reach = (int(before > 0), int(after > 0))
         keys, values = (with_neighbours(to_blocks(t, stride), *reach) for t in (k, v))
@@ -235,7 +235,7 @@ class SparseTransformer(OrderedAttention):
     def _column_part(
         self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, stride: int
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Compute the scores (B, N/l, H, l, N/l), values and mask of other keys in the column."""
+        """Compute scores (B, N/l, H, l, N/l), values and mask of other keys in the column."""
         queries, keys, values = (_by_column(to_blocks(t, stride)) for t in (q, k, v))
         block = torch.arange(keys.shape[3], device=k.device)
         own, theirs = block.unsqueeze(1), block

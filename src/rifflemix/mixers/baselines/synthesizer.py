@@ -129,7 +129,7 @@ class Synthesizer(TokenMixer):
         return out
 
     def _project(self, x: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor]:
-        """Return q, k and v, each (B, H, N, D). Without a dot product, q and k are None."""
+        """Return q, k (None without a dot product) and v, each (B, H, N, D)."""
         heads = self.qkv(x).unflatten(-1, (-1, self.num_heads, self.dim // self.num_heads))
         parts = heads.permute(2, 0, 3, 1, 4).unbind(0)
         return (parts[0], parts[1], parts[2]) if self.dot_product else (None, None, parts[0])
