@@ -1,1 +1,1 @@
-"""Parts that mixers with long convolutions and state spaces share."""
+"""Shared parts of mixers with long convolutions and state spaces."""

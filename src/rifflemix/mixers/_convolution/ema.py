@@ -1,4 +1,4 @@
-"""Damped exponential moving average in several dimensions per channel."""
+"""Damped exponential moving average with several dimensions per channel."""
 
 from __future__ import annotations
 
@@ -16,21 +16,22 @@ from rifflemix.mixers.padding import last_tokens
 
 
 class DampedEMA(nn.Module):
-    """SiLU(EMA(x) + omega x), every channel expanded into `ema_dim` damped moving averages.
+    """SiLU(EMA(x) + omega x) with `ema_dim` damped moving averages per channel.
 
     h[n] = q h[n - 1] + p beta x[n] and EMA(x)[n] = gamma . h[n] / sqrt(ema_dim), with
-    p = sigmoid(delta) and q = 1 - p sigmoid(alpha). In both directions a second set of parameters
-    runs from the last token back, and both include the current token. Parameters have the names
-    and shapes of the released code at the commit of the paper; later commits swap the roles of
-    alpha and delta, and let the second direction start at the next token.
+    p = sigmoid(delta) and q = 1 - p sigmoid(alpha). If bidirectional, a second set of parameters
+    runs backwards from the last token, and both directions include the current token.
+
+    Parameters have the names and shapes of the released code at the commit of the paper. Later
+    commits swap the roles of alpha and delta, and start the second direction at the next token.
 
     Args:
         dim: channels C.
         ema_dim: moving averages per channel.
-        bidirectional: average over later tokens too.
+        bidirectional: also average over later tokens.
 
     Raises:
-        InputError: a size under 1.
+        InputError: a size below 1.
 
     Source: Ma et al. 2023, "Mega: Moving Average Equipped Gated Attention", equations (3)-(5).
     """
@@ -49,10 +50,10 @@ class DampedEMA(nn.Module):
         self.omega = nn.Parameter(torch.randn(self.dim))
 
     def forward(self, x: Tensor) -> Tensor:
-        """Averages over each sequence.
+        """Average the tokens of each sequence.
 
         Args:
-            x: (B, N, C) tokens; padding stands last and is zero.
+            x: (B, N, C) tokens. Padding must be last and zero.
 
         Returns:
             (B, N, C).
@@ -65,7 +66,7 @@ class DampedEMA(nn.Module):
         return self._averaged(self._kernel(), x)
 
     def fill(self, x: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
-        """`forward`, and the averages after the tokens that `mask` (B, N) does not mark."""
+        """Run `forward`. Also return the averages after the unmasked tokens."""
         kernel = self._kernel()
         tokens, _ = last_tokens(x, mask, x.shape[1])
         return self._averaged(kernel, x), kernel.state_after(tokens)
@@ -79,14 +80,17 @@ class DampedEMA(nn.Module):
         return F.silu(y + tokens * wide(self.omega)).to(x.dtype)
 
     def init_state(self, batch_size: int) -> Tensor:
-        """(B, C, ema_dim) zeros: the averages before the first token."""
+        """Create the averages before the first token: (B, C, ema_dim) zeros."""
         return self._kernel().init_state(batch_size)
 
     def step(self, x_t: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
-        """One token (B, C) of each sequence: its output (B, C), and the next state.
+        """Average one token (B, C) per sequence.
+
+        Returns:
+            The outputs (B, C) and the next state.
 
         Raises:
-            InputError: wrong shape or dtype, or averages in both directions.
+            InputError: wrong shape or dtype, or `bidirectional=True`.
         """
         if self.bidirectional:
             raise bad_argument("bidirectional", "False to go step by step", True)
@@ -96,7 +100,7 @@ class DampedEMA(nn.Module):
         return F.silu(y + wide(x_t) * wide(self.omega)).to(x_t.dtype), state
 
     def _kernel(self) -> ExponentialKernel:
-        """Of C channels, or of C to the right and C to the left."""
+        """Build C kernels, or 2 C if bidirectional (forward first)."""
         p = wide(self.delta).squeeze(-1).sigmoid()
         q = 1.0 - p * wide(self.alpha).squeeze(-1).sigmoid()
         readout = wide(self.gamma) / math.sqrt(self.ema_dim)
@@ -107,9 +111,8 @@ class DampedEMA(nn.Module):
             raise bad_argument("x", f"{self.dim} channels", tuple(x.shape))
 
     def no_weight_decay(self) -> set[str]:
-        """The averages' coefficients are not weights of a map."""
+        """Return the names of the coefficients of the averages."""
         return {"delta", "alpha", "beta", "gamma", "omega"}
 
     def extra_repr(self) -> str:
-        """The settings, for print(model)."""
         return f"dim={self.dim}, ema_dim={self.ema_dim}, bidirectional={self.bidirectional}"

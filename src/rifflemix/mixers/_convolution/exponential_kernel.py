@@ -1,4 +1,4 @@
-"""Convolution kernels that are sums of exponentials, and the recurrence that equals them."""
+"""Convolution kernels as sums of exponentials, and the equivalent recurrence."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from rifflemix.mixers._convolution.fft_convolution import wide
 from rifflemix.mixers.padding import blocks_and_size, missing_tokens
 from rifflemix.ops.precision import without_autocast
 
-# An exponent is split into the start of a block and a position in it, so that a kernel of N values
-# takes memory for N / 64 + 64 powers of each ratio instead of N.
+# An exponent is split into the start of a block and a position in the block. A kernel of N values
+# then needs memory for N / 64 + 64 powers of each ratio instead of N.
 _BLOCK = 64
 
 
 class ExponentialKernel(NamedTuple):
-    """k[c, l] = sum over s of Re(w[c, s] exp(l a[c, s])), C channels of S exponentials each.
+    """k[c, l] = sum over s of Re(w[c, s] exp(l a[c, s])) for C channels of S exponentials.
 
-    Equal to the recurrence h[n] = exp(a) h[n - 1] + x[n], y[n] = sum over s of Re(w h[n]).
-    All in float32 or wider; imaginary parts are both given or both None.
+    Equivalent to the recurrence h[n] = exp(a) h[n - 1] + x[n], y[n] = sum over s of Re(w h[n]).
+    All tensors are float32 or wider. The imaginary parts are both given or both None.
 
     Attributes:
         log_ratio: (C, S) real parts of a, at most 0.
@@ -37,7 +37,7 @@ class ExponentialKernel(NamedTuple):
     weight_imag: Tensor | None = None
 
     def values(self, length: int) -> Tensor:
-        """(C, length): the kernel at l = 0 .. length - 1."""
+        """Compute the kernel (C, length) at l = 0 .. length - 1."""
         like = self.weight
         blocks, size = blocks_and_size(_BLOCK, length)
         positions = torch.arange(size, device=like.device, dtype=like.dtype)
@@ -50,7 +50,7 @@ class ExponentialKernel(NamedTuple):
             angle = starts.unsqueeze(-1) * self.phase.unsqueeze(-2)
             cos, sin = left * angle.cos(), left * angle.sin()
             real, imag = like.unsqueeze(-2), self.weight_imag.unsqueeze(-2)
-            # Re(u v) = Re u Re v - Im u Im v, as one product of matrices.
+            # Re(u v) = Re u Re v - Im u Im v, as one matrix product.
             left = torch.cat((cos * real - sin * imag, -cos * imag - sin * real), -1)
             angle = self.phase.unsqueeze(-1) * positions
             right = torch.cat((right * angle.cos(), right * angle.sin()), -2)
@@ -58,12 +58,12 @@ class ExponentialKernel(NamedTuple):
             return take_first((left @ right).flatten(-2), length, -1)
 
     def init_state(self, batch_size: int) -> Tensor:
-        """(B, C, S), or (B, C, S, 2) where ratios are complex: h before the first token."""
+        """Create h before the first token: (B, C, S), or (B, C, S, 2) for complex ratios."""
         shape = (batch_size, *self.weight.shape)
         return self.weight.new_zeros(shape if self.phase is None else (*shape, 2))
 
     def state_after(self, x: Tensor) -> Tensor:
-        """The state after tokens x (B, N, C); those that do not count are zero and stand first."""
+        """Compute the state after tokens x (B, N, C), with zeros first as padding."""
         _, size = blocks_and_size(_BLOCK, x.shape[1])
         missing = missing_tokens(size, x.shape[1])
         blocks = F.pad(wide(x), (0, 0, missing, 0)).unflatten(1, (-1, size))
@@ -78,7 +78,7 @@ class ExponentialKernel(NamedTuple):
         return torch.stack((real_cos - imag_sin, real_sin + imag_cos), -1)
 
     def _powers(self, exponents: Tensor) -> tuple[Tensor, ...]:
-        """(C, S, E): real and, if there are any, imaginary parts of the ratios to E exponents."""
+        """Raise the ratios to E exponents: real and (if complex) imaginary parts, (C, S, E)."""
         exponents = exponents.to(self.weight.dtype)
         size = (self.log_ratio.unsqueeze(-1) * exponents).exp()
         if self.phase is None:
@@ -87,7 +87,11 @@ class ExponentialKernel(NamedTuple):
         return size * angle.cos(), size * angle.sin()
 
     def step(self, x_t: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
-        """One token (B, C) of each sequence: its output (B, C), and the next state."""
+        """Process one token (B, C) per sequence.
+
+        Returns:
+            The outputs (B, C) and the next state.
+        """
         token = wide(x_t).unsqueeze(-1)
         ratio = self.log_ratio.exp()
         if self.phase is None or self.weight_imag is None:
@@ -101,5 +105,5 @@ class ExponentialKernel(NamedTuple):
 
 
 def _join_blocks(part: Tensor, power: Tensor) -> Tensor:
-    """(B, blocks, C, S) sums of each block, and how much of them is left: (C, S, blocks)."""
+    """Add the sums of each block (B, blocks, C, S), scaled by their decay (C, S, blocks)."""
     return torch.einsum("bkcs,csk->bcs", part, power)

@@ -1,7 +1,7 @@
 """Convolution along the tokens with kernels as long as the sequence, by fast Fourier transform.
 
-Complex numbers live only inside the two registered operators: torch.compile generates code for
-the real arithmetic around them. Transforms run in float32 or wider whatever the type of the tokens.
+Complex numbers occur only inside the two registered operators: torch.compile generates code for
+the real arithmetic around them. Transforms use float32 or wider for every dtype of the tokens.
 """
 
 from __future__ import annotations
@@ -25,25 +25,25 @@ _NUMBERS_IN_CACHE = 2**18
 
 
 def wide(x: Tensor) -> Tensor:
-    """`x` in float32, or as it is where it is wider."""
+    """Convert `x` to float32 unless it is wider."""
     return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
 def fft_convolution(
     x: Tensor, forward: Tensor, backward: Tensor | None = None, *, backward_from: str = "next"
 ) -> Tensor:
-    """Each channel convolved with a kernel as long as the sequence, in O(N log N) per channel.
+    """Convolve each channel with a kernel as long as the sequence.
 
     y[n] = sum over m <= n of forward[n - m] x[m], plus the sum over m >= n + s of
-    backward[m - n - s] x[m], where s is 0 if `backward` starts at the current token and 1 if at
-    the next. A transform mixes all positions: by rounding, and only so, a later token reaches
-    an earlier output.
+    backward[m - n - s] x[m]. The shift s is 0 for backward_from="present" and 1 for "next". The
+    cost is O(N log N) per channel. A transform mixes all positions, so a later token can change an
+    earlier output by rounding errors only.
 
     Args:
         x: (B, N, C) tokens.
         forward: (C, N) kernel over the current and the earlier tokens.
         backward: (C, N) kernel over the later tokens.
-        backward_from: "present" or "next".
+        backward_from: first token of `backward`: "present" (the current token) or "next".
 
     Returns:
         (B, N, C) in the dtype of x.
@@ -63,14 +63,14 @@ def fft_convolution(
         periodic = periodic + (later if FIRST_LAGS[backward_from] else later.roll(1, -1))
     tokens = wide(x)
     dtype = torch.promote_types(tokens.dtype, periodic.dtype)
-    # Transforms of torch.func and forward mode look into torch's operators, not into ours.
+    # torch.func and forward-mode AD support torch's operators but not this custom operator.
     convolve = circular_convolve if has_plain_autograd() else _convolve
     y: Tensor = convolve(tokens.to(dtype), periodic.to(dtype))
     return y.to(x.dtype)
 
 
 def _convolve(x: Tensor, kernel: Tensor) -> Tensor:
-    """`circular_convolve` in plain torch."""
+    """Compute `circular_convolve` in plain torch."""
     period = kernel.shape[1]
     spectrum = torch.fft.rfft(x.mT, n=period) * torch.fft.rfft(kernel)
     y: Tensor = torch.fft.irfft(spectrum, n=period)[..., : x.shape[1]].mT
@@ -79,7 +79,15 @@ def _convolve(x: Tensor, kernel: Tensor) -> Tensor:
 
 @operator("rifflemix::circular_convolve")
 def circular_convolve(x: Tensor, kernel: Tensor) -> Tensor:
-    """First N positions of the convolution of x (B, N, C) with a kernel (C, M) of period M >= N."""
+    """Compute N positions of a circular convolution of period M >= N.
+
+    Args:
+        x: (B, N, C) tokens.
+        kernel: (C, M) one period of the kernel of each channel.
+
+    Returns:
+        (B, N, C), the first N positions.
+    """
     if kernel.dim() != 2 or x.dim() != 3 or kernel.shape[0] != x.shape[2]:
         expected = f"shape (C, M) for x of {tuple(x.shape)}"
         raise bad_argument("kernel", expected, tuple(kernel.shape))
@@ -93,14 +101,23 @@ def circular_convolve(x: Tensor, kernel: Tensor) -> Tensor:
 
 @operator("rifflemix::circular_correlate")
 def circular_correlate(x: Tensor, y: Tensor, period: int) -> Tensor:
-    """(C, M): for each lag below the period M, the sum of y[n] x[n - lag] over samples and n."""
+    """Sum y[n] x[n - lag] over samples and n for each lag.
+
+    Args:
+        x: (B, N, C) tokens.
+        y: (B, N, C) tokens.
+        period: the period M >= N.
+
+    Returns:
+        (C, M), one sum per channel and lag below M.
+    """
     _check_operands(x, period)
     if y.shape != x.shape:
         raise bad_argument("y", f"shape {tuple(x.shape)} of x", tuple(y.shape))
     check_like("y", y, x, "x")
     lags = x.new_zeros((x.shape[2], period))
     for channels in _channel_blocks(x):
-        # A lazy conjugate would be lost: inside an operator torch.compile lets nothing resolve it.
+        # Not a lazy conjugate: torch.compile does not resolve it inside an operator.
         conjugate = torch.fft.rfft(x[..., channels].mT, n=period).conj_physical()
         spectrum = conjugate * torch.fft.rfft(y[..., channels].mT, n=period)
         lags[channels] = torch.fft.irfft(spectrum.sum(0), n=period)
@@ -115,9 +132,9 @@ def _check_operands(x: Tensor, period: int) -> None:
 
 
 def _channel_blocks(x: Tensor) -> list[slice]:
-    """All channels of (B, N, C) at once, or on a CPU as many as its cache has room for."""
+    """Split the channels of (B, N, C) into cache-sized blocks on a CPU."""
     batch, length, channels = x.shape
-    if not x.numel():  # torch transforms nothing of no size
+    if not x.numel():  # torch cannot transform empty tensors
         return []
     size = channels
     if x.device.type == "cpu":

@@ -1,4 +1,4 @@
-"""A small network that turns a relative position into the values of a convolution kernel."""
+"""A small network that maps relative positions to the values of a convolution kernel."""
 
 from __future__ import annotations
 
@@ -21,19 +21,20 @@ class GaborFilter(nn.Module):
     """exp(-(gamma (t - mu))^2 / 2) sin(omega t + phi) for each of several features.
 
     Args:
-        features: filters.
-        frequency: angular frequencies start uniform within 2 pi frequency gamma of 0.
-        shape: of the Gamma distribution that gamma starts from.
-        reach: None, where positions go from -1 to 1: centres start anywhere, phases at 0. A number,
-            where they go from 0, the present, to 1: centres start between 0 and it. The released
-            code counts these from 1 down to -1: gamma starts twice as large, phases differ.
+        features: number of filters.
+        frequency: scale of the initial omega: uniform within 2 pi frequency gamma of 0.
+        shape: shape of the Gamma distribution of the initial gamma.
+        reach: None for positions from -1 to 1: mu starts anywhere in this range, phi at 0. A
+            number for positions from 0 (the present) to 1: mu starts between 0 and `reach`. The
+            released code counts these positions from 1 down to -1. To match it, the initial gamma
+            is twice as large and the initial phi depends on omega.
     """
 
     def __init__(
         self, features: int, frequency: float, shape: float, reach: float | None = None
     ) -> None:
         super().__init__()
-        # Unchecked: a check of the values needs values, which the meta device has not.
+        # No validation, because tensors on the meta device have no values.
         shapes = torch.tensor(shape, dtype=wide_default())
         drawn = torch.distributions.Gamma(shapes, 1.0, validate_args=False).sample((features,))
         gamma = as_default(drawn if reach is None else 2.0 * drawn)
@@ -43,12 +44,12 @@ class GaborFilter(nn.Module):
         turns = torch.empty(features).uniform_(-1.0, 1.0)
         omega = 2.0 * math.pi * frequency * gamma * turns
         self.omega = nn.Parameter(omega)
-        # sin(w p) at p = 1 - 2 t is sin(w - 2 w t), which is sin(omega t - omega / 2).
+        # sin(w p) at p = 1 - 2 t is sin(omega t - omega / 2) for omega = -2 w.
         phi = torch.zeros(features) if reach is None else (-0.5 * omega).remainder(2.0 * math.pi)
         self.phi = nn.Parameter(phi)
 
     def forward(self, t: Tensor) -> Tensor:
-        """(L, 1) positions -> (L, features)."""
+        """Evaluate the filters: (L, 1) positions -> (L, features)."""
         window = torch.exp(-0.5 * (wide(self.gamma) * (t - wide(self.mu))).square())
         return window * torch.sin(wide(self.omega) * t + wide(self.phi))
 
@@ -57,11 +58,12 @@ class KernelNetwork(nn.Module):
     """Multiplicative anisotropic Gabor network: h = filter_0(t), h = filter_i(t) (W_i h + b_i).
 
     Args:
-        channels: kernels C.
+        channels: number C of kernels.
         features: width of the hidden layers.
-        num_layers: products with a filter.
+        num_layers: number of products with a filter.
         frequency: see `GaborFilter`.
-        num_taps: positions the kernels will be sampled at, over which their energy is spread.
+        num_taps: number of positions at which the kernels are sampled. The initial output weights
+            are scaled by 1 / sqrt(num_taps).
         reach: see `GaborFilter`.
 
     Raises:
@@ -71,7 +73,7 @@ class KernelNetwork(nn.Module):
     Kernel Sizes", section 3.2.
     """
 
-    keeps_start = True  # of its maps, in hosts that draw those of their mixers anew
+    keeps_start = True  # host models must not reinitialize its linear layers
 
     def __init__(
         self,
@@ -105,7 +107,7 @@ class KernelNetwork(nn.Module):
             self.output_linear.weight.mul_(1.0 / math.sqrt(num_taps))
 
     def forward(self, positions: Tensor) -> Tensor:
-        """(L,) positions in [-1, 1], float32 or wider -> (L, C)."""
+        """Compute the kernels: (L,) positions in [-1, 1], float32 or wider -> (L, C)."""
         t = positions.unsqueeze(-1)
         with without_autocast(t):
             h: Tensor = self.filters[0](t)

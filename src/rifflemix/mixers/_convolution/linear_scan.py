@@ -9,14 +9,14 @@ from rifflemix.mixers._convolution.complex_pair import ComplexPair
 
 
 def linear_scan(ratio: ComplexPair, inputs: ComplexPair) -> ComplexPair:
-    """h[n] = ratio h[n - 1] + inputs[n], with h[-1] = 0.
+    """Compute h[n] = ratio h[n - 1] + inputs[n], with h[-1] = 0.
 
-    Neighbours are joined in pairs, the recurrence over pairs is half as long, and the positions
-    between are filled in from it: O(N) work in O(log N) steps.
+    The scan joins neighbors in pairs, solves the recurrence over pairs (half as long) and fills in
+    the positions between them: O(N) work in O(log N) steps.
 
     Args:
         ratio: (P,) coefficients.
-        inputs: (B, N, P).
+        inputs: (B, N, P) inputs.
 
     Returns:
         (B, N, P) states.
@@ -43,7 +43,7 @@ def _positions(x: ComplexPair, index: slice) -> ComplexPair:
 
 
 def _interleave(even: Tensor, odd: Tensor) -> Tensor:
-    """Tokens 0, 2, ... and 1, 3, ... in order; `even` has as many as `odd`, or one more."""
+    """Merge tokens 0, 2, ... and 1, 3, ...; `even` has the length of `odd`, or one more."""
     count = odd.shape[1]
     pairs = torch.stack((even[:, :count], odd), 2).flatten(1, 2)
     return torch.cat((pairs, even[:, count:]), 1)

@@ -1,4 +1,4 @@
-"""What state spaces and moving averages have in common: their directions, and their first steps."""
+"""Shared parts of state spaces and moving averages: directions and initial steps."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ _SHORTEST_STEP, _LONGEST_STEP = 1e-3, 1e-1
 
 
 def both_directions(bidirectional: bool | None, causal: bool) -> bool:
-    """`bidirectional` where it is set, else unless `causal`.
+    """Return `bidirectional`, or `not causal` if it is None.
 
     Raises:
-        InputError: both.
+        InputError: `bidirectional` and `causal` are both True.
     """
     if bidirectional is None:
         return not causal
@@ -27,5 +27,5 @@ def both_directions(bidirectional: bool | None, causal: bool) -> bool:
 
 
 def random_log_steps(*shape: int) -> Tensor:
-    """Logarithms of steps from 0.001 to 0.1, uniform: where released code starts them."""
+    """Draw logarithms of steps, uniform from log(0.001) to log(0.1), as in released code."""
     return torch.empty(shape).uniform_(math.log(_SHORTEST_STEP), math.log(_LONGEST_STEP))

@@ -1,1 +1,1 @@
-"""The peers that the papers' tables compare with."""
+"""Baseline mixers from the comparison tables of the papers."""

@@ -1,4 +1,4 @@
-"""The average: every token receives the mean of all, the plainest mixing there is."""
+"""Average: every token receives the mean of all tokens."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from rifflemix.mixers.base import MixerCard, TokenMixer
 
 
 class AveragePooling(TokenMixer):
-    """The mean of the valid (if causal, of the earlier and own) tokens, without parameters.
+    """The mean of the valid tokens, or if causal the running mean, without parameters.
 
-    It is attention whose scores are all equal. Sums are taken in float32, or float64 for float64;
-    the sum in the state of a stream is float64.
+    This equals attention with equal scores. Sums use float32, or float64 for float64 inputs. The
+    sum in the streaming state is float64 (float32 on MPS).
 
     Args:
         dim: channels C; see `TokenMixer` for the shared arguments. `num_heads` and `dropout`
             are ignored.
         shared: the other arguments of `TokenMixer`.
 
-    Source: the causal form is Zhang et al. 2018, "Accelerating Neural Transformer via an Average
-    Attention Network", equation (1), without its feed-forward and gating layers.
+    Source: Zhang et al. 2018, "Accelerating Neural Transformer via an Average Attention Network",
+    equation (1) (causal only), without its feed-forward and gating layers.
     """
 
     card: ClassVar[MixerCard] = MixerCard(
@@ -43,7 +43,6 @@ class AveragePooling(TokenMixer):
         super().__init__(dim, **shared)
 
     def mix(self, x: Tensor, key_padding_mask: Tensor | None) -> Tensor:
-        """The mean at every position, or the running mean."""
         counted = torch.ones(x.shape[:2], dtype=torch.bool, device=x.device)
         if key_padding_mask is not None:
             counted = ~key_padding_mask
@@ -53,29 +52,28 @@ class AveragePooling(TokenMixer):
             mean = tokens.cumsum(1) / count.cumsum(1).clamp(min=1)
         else:
             mean = tokens.sum(1, keepdim=True) / count.sum(1, keepdim=True).clamp(min=1)
-            # A copy for each token: what comes after may write to it.
+            # One copy per token: later operations may write in place.
             mean = mean.repeat(1, x.shape[1], 1)
         return mean.to(x.dtype)
 
     def start_stream(self, batch_size: int, device: Any, dtype: Any) -> dict[str, Tensor]:
-        """The sum of the tokens so far."""
+        """Create the sum of the tokens so far."""
         wide = widest_float(device)
         return {"sum": torch.zeros(batch_size, self.dim, device=device, dtype=wide)}
 
     def advance_stream(
         self, x_t: Tensor, state: dict[str, Tensor]
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """One token (B, C): add it, and divide."""
         total = state["sum"] + x_t.to(widest_float(x_t.device))
         return (total / (state["position"] + 1).unsqueeze(-1)).to(x_t.dtype), {"sum": total}
 
     def fill_stream(
         self, x: Tensor, key_padding_mask: Tensor | None
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """The running mean, and the sum of all tokens; those that are padding are zero."""
+        """Return the running mean and the sum of all tokens. Padded tokens are zero."""
         return self.mix(x, key_padding_mask), {"sum": x.sum(1, dtype=widest_float(x.device))}
 
 
 def _sum_dtype(dtype: torch.dtype) -> torch.dtype:
-    """float64 keeps its precision, everything else is summed in float32."""
+    """Return float64 for float64, and float32 for narrower types."""
     return torch.promote_types(dtype, torch.float32)

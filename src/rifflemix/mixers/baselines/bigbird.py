@@ -1,4 +1,4 @@
-"""BigBird: each block of tokens sees its neighbours, the first and last block, and random ones."""
+"""BigBird: attention to neighboring blocks, the first and last block, and random blocks."""
 
 from __future__ import annotations
 
@@ -29,20 +29,20 @@ _Bits = TypeVar("_Bits", int, Tensor)
 class BigBird(OrderedAttention):
     """Block-sparse attention: window, global and random blocks under one softmax.
 
-    A block of queries sees the block before it, itself, the block after it, the first and the
-    last block, and `num_random` others. The first and the last block see all. Which others, is a
-    function of seed, layer, head, the block's position and the number of blocks of valid tokens; no
-    block is seen twice.
+    Each block of queries sees itself, the blocks before and after it, the first and last block,
+    and `num_random` random blocks. The first and last block see all blocks. No block counts twice.
+    The random blocks depend on the seed, the layer, the head, the position of the block and the
+    number of blocks with valid tokens.
 
     Args:
         dim: channels C; see `TokenMixer` for the shared arguments. Dropout acts on the attention
             weights.
         block_size: tokens b in a block; the last block may be shorter. Default: 64, or 1/32 of
-            `max_length` where that is less.
+            `max_length` if that is less.
         num_random: random blocks r per block and head.
         random_seed: seed of the random blocks.
-        bias: add a bias to the query, key and value maps.
-        out_bias: add a bias to the output map.
+        bias: add a bias to the Q/K/V projections.
+        out_bias: add a bias to the output projection.
         shared: the other arguments of `TokenMixer`.
 
     Raises:
@@ -80,7 +80,6 @@ class BigBird(OrderedAttention):
         self.random_seed = check_integer("random_seed", random_seed, 0, 2**31 - 1)
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, key_padding_mask: Tensor | None) -> Tensor:
-        """See `MultiHeadMixer.attend`."""
         length = q.shape[2]
         block = block_of(self.block_size, length)
         valid = valid_positions(q, key_padding_mask, block)
@@ -107,7 +106,7 @@ class BigBird(OrderedAttention):
     def _with_global_rows(
         self, y: Tensor, queries: Tensor, k: Tensor, v: Tensor, valid: Tensor, last: Tensor
     ) -> Tensor:
-        """The outputs (B, blocks, H, b, D), where the first and last block see all."""
+        """Replace the outputs of the first and last block in y (B, blocks, H, b, D)."""
         rows = torch.cat((queries[:, :1], _pick(queries, last)), 1)
         sees = see_something(take_first(valid.flatten(1), k.shape[2], 1)[:, None, None])
         seen = dropout_attention(
@@ -119,16 +118,15 @@ class BigBird(OrderedAttention):
         return torch.where(block == 0, first, y)
 
     def extra_repr(self) -> str:
-        """The settings, for print(model)."""
         return f"{super().extra_repr()}, block_size={self.block_size}, num_random={self.num_random}"
 
 
 class RandomBlocks(NamedTuple):
-    """Blocks that blocks see at random.
+    """Random key blocks for each query block.
 
     Attributes:
-        chosen: (B, H, blocks, r) int64.
-        exists: the same shape, bool: False = there were not enough blocks to draw from.
+        chosen: (B, H, blocks, r) int64 block indices.
+        exists: (B, H, blocks, r) bool. False if too few blocks were left to draw from.
     """
 
     chosen: Tensor
@@ -138,20 +136,20 @@ class RandomBlocks(NamedTuple):
 def random_blocks(
     num_valid: Tensor, num_blocks: int, heads: int, num_random: int, *, seed: int, layer: int
 ) -> RandomBlocks:
-    """Draw, for each block, distinct ones that are neither global nor in its window.
+    """Draw distinct blocks for each block, except global blocks and its window.
 
     Args:
-        num_valid: (B,) blocks that hold valid tokens, at least 1; draws are among them.
-        num_blocks: blocks to draw for.
-        heads: heads, each with its own draws.
+        num_valid: (B,) number of blocks with valid tokens, at least 1. Only these are drawn.
+        num_blocks: number of blocks to draw for.
+        heads: number of heads. Each head has its own draws.
         num_random: draws r per block and head.
-        seed: of the draws.
-        layer: layers draw differently.
+        seed: seed of the draws.
+        layer: index of the layer. Each layer has its own draws.
     """
     device = num_valid.device
     position = torch.arange(num_blocks, device=device)
     last = (num_valid - 1)[:, None]
-    # The blocks between the global ones are 1 ... last - 1; the window cuts a run out of them.
+    # The candidates are blocks 1 ... last - 1, except the consecutive blocks in the window.
     start = (position - 1).clamp(min=1)
     cut = (torch.minimum(position + 1, last - 1) - start + 1).clamp(min=0)
     candidates = ((last - 1).clamp(min=0) - cut).clamp(min=0)[:, None]  # (B, 1, blocks)
@@ -162,7 +160,7 @@ def random_blocks(
     for draw in range(num_random):
         left = candidates - draw
         pick = _hash((seed, layer, draw), head, position) * left.clamp(min=1) >> 32
-        if drawn:  # step over what is taken, from the lowest up
+        if drawn:  # skip the blocks already drawn, in ascending order
             for taken in torch.stack(drawn).sort(0).values:
                 pick = pick + (pick >= taken)
         drawn.append(pick)
@@ -175,27 +173,27 @@ def random_blocks(
 
 
 def _hash(keys: tuple[int, ...], head: Tensor, position: Tensor) -> Tensor:
-    """(H, blocks) int64 in [0, 2^32): the same on every device, for any number of blocks."""
-    start = 0  # hashed in Python: a compiler would write a long chain on tensors out many times
+    """Hash to (H, blocks) int64 in [0, 2^32), independent of device and block count."""
+    start = 0  # hashed in Python: a compiler would repeat a long chain of tensor operations
     for key in keys:
         start = _scramble((start ^ key) + 0x9E3779B9 & _MASK)
     return _scramble(start + head * 0x85EBCA6B + position * 0x9E3779B1 & _MASK)
 
 
 def _scramble(state: _Bits) -> _Bits:
-    """A bijection of 32-bit numbers that spreads every bit; products fit 63 bits."""
+    """Mix the bits of 32-bit numbers with a bijection. Products fit in 63 bits."""
     state = (state ^ state >> 16) * 0x21F0AAAD & _MASK
     state = (state ^ state >> 15) * 0x735A2D97 & _MASK
     return state ^ state >> 15
 
 
 def _pick(blocks: Tensor, index: Tensor) -> Tensor:
-    """(B, 1, ...) block index[b] of (B, blocks, ...)."""
+    """Select block index[b] of each sample: (B, blocks, ...) -> (B, 1, ...)."""
     return blocks.gather(1, index.view(-1, *(1,) * (blocks.dim() - 1)).expand_as(blocks[:, :1]))
 
 
 def _seen_blocks(blocks: Tensor, last: Tensor, random: Tensor) -> Tensor:
-    """Keys or values (B, blocks, H, keys, D) of window, first, last and random blocks."""
+    """Gather window, first, last and random blocks: (B, blocks, H, keys, D)."""
     window = with_neighbours(blocks, 1, 1)
     parts = [window, blocks[:, :1].expand_as(blocks), _pick(blocks, last).expand_as(blocks)]
     if random.shape[-1]:
@@ -207,13 +205,13 @@ def _seen_blocks(blocks: Tensor, last: Tensor, random: Tensor) -> Tensor:
 
 
 def _seen_keys(valid: Tensor, last: Tensor, random: RandomBlocks) -> Tensor:
-    """(B blocks, H, 1, keys) bool: which of those keys are there, each block but once."""
+    """Mask repeated and padded keys of `_seen_blocks`: (B blocks, H, 1, keys) bool."""
     batch, blocks, size = valid.shape
     heads = random.chosen.shape[1]
     position = torch.arange(blocks, device=valid.device)
     near = position.unsqueeze(1) + torch.arange(-1, 2, device=valid.device)
     last = last[:, None, None]
-    in_window = (near > 0) & (near < last)  # the first and last block are seen as such
+    in_window = (near > 0) & (near < last)  # the first and last block are added below
     window = with_neighbours(valid, 1, 1, dim=2) & in_window.repeat_interleave(size, 2)
     first = valid[:, :1].expand(-1, blocks, -1)
     final = (_pick(valid, last.flatten()) & (last > 0)).expand(-1, blocks, -1)

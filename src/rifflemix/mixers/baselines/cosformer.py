@@ -1,4 +1,4 @@
-"""cosFormer: linear attention with ReLU features that fade with distance."""
+"""cosFormer: linear attention with ReLU features and weights that decrease with distance."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from rifflemix.mixers.base import MixerCard
 class CosFormer(OrderedAttention, LinearAttentionMixer):
     """Linear attention with weights relu(q_i) relu(k_j) cos(pi (i - j) / 2M), M = `max_length`.
 
-    The cosine splits into products of cosines and sines of either position, which makes 2D features
-    per head. Positions count the valid tokens. With `causal=True` a token sees the tokens so far,
-    and `init_state` and `step` go token by token in constant memory. There are no weights that
-    dropout could drop.
+    The cosine is expanded into cosines and sines of the two positions, so each head has 2D
+    features. Positions count valid tokens only. With `causal=True` each token sees the tokens up
+    to itself, and `init_state` and `step` run with constant memory. Dropout has no effect: there
+    are no attention weights.
 
     Args:
-        dim: channels C; see `TokenMixer` for the shared arguments. `max_length` is needed: M is
-            the distance at which a weight has faded to 0.
-        keep_positions: positions count all tokens, padded ones too, instead of the valid ones.
-        bias: add a bias to the query, key and value maps.
-        out_bias: add a bias to the output map.
+        dim: channels C; see `TokenMixer` for the shared arguments. `max_length` is required: M is
+            the distance at which a weight reaches 0.
+        keep_positions: count padded tokens as positions too.
+        bias: add a bias to the Q/K/V projections.
+        out_bias: add a bias to the output projection.
         shared: the other arguments of `TokenMixer`.
 
     Source: Qin et al. 2022, "cosFormer: Rethinking Softmax in Attention", the cos-based
@@ -62,7 +62,7 @@ class CosFormer(OrderedAttention, LinearAttentionMixer):
     def features(
         self, q: Tensor, k: Tensor, key_padding_mask: Tensor | None, start: Tensor | None
     ) -> tuple[Tensor, Tensor]:
-        """Relu times cosine and sine of the position; see `LinearAttentionMixer.features`."""
+        """Multiply relu(x) by the cosine and the sine of the position."""
         q, k = torch.relu(q), torch.relu(k)
         if key_padding_mask is not None:
             k = torch.where(key_padding_mask[:, None, :, None], 0.0, k)
@@ -75,5 +75,5 @@ class CosFormer(OrderedAttention, LinearAttentionMixer):
         return torch.cat((q * cos, q * sin), -1), torch.cat((k * cos, k * sin), -1)
 
     def num_features_per_head(self) -> int:
-        """A cosine and a sine for each channel of the head."""
+        """Return 2 D: a cosine and a sine for each channel of the head."""
         return 2 * self.head_dim

@@ -15,16 +15,16 @@ from rifflemix.mixers.read_linear import ReadLinear
 
 
 class Crate(TokenMixer):
-    """Multi-head subspace self-attention: queries, keys and values are one projection.
+    """Multi-head subspace self-attention: one projection for queries, keys and values.
 
-    `in_proj` holds the bases U_1 ... U_H of the heads' subspaces, transposed. A head attends
-    among the tokens' coordinates in its subspace, and the same bases lift the result back.
-    The sparse coding half of a CRATE layer, ISTA, stands in the block around it.
+    `in_proj` contains the transposed bases U_1 ... U_H of the heads' subspaces. Each head attends
+    among the coordinates of the tokens in its subspace. The same bases map the result back. The
+    sparse coding half of a CRATE layer (ISTA) belongs to the block around the mixer.
 
     Args:
         dim: channels C; see `TokenMixer` for the shared arguments.
-        tied_output: lift with the bases themselves, as the derivation has it; False gives the
-            layer a free output map with a bias.
+        tied_output: use the bases as the output projection, as derived in the paper. False uses a
+            separate output projection with a bias.
         shared: the other arguments of `TokenMixer`.
 
     Source: Yu et al. 2023, "White-Box Transformers via Sparse Rate Reduction", the multi-head
@@ -49,7 +49,6 @@ class Crate(TokenMixer):
         self.out_proj = None if tied_output else nn.Linear(self.dim, self.dim)
 
     def mix(self, x: Tensor, key_padding_mask: Tensor | None) -> Tensor:
-        """Coordinates in each subspace, attention among them, and back."""
         return self._attend(self._split(self.in_proj(x)), key_padding_mask)
 
     def _attend(self, w: Tensor, key_padding_mask: Tensor | None) -> Tensor:
@@ -64,7 +63,7 @@ class Crate(TokenMixer):
         return self._lift(y.transpose(1, 2).flatten(2))
 
     def start_stream(self, batch_size: int, device: Any, dtype: Any) -> dict[str, Tensor]:
-        """An empty cache of coordinates; it grows by one token a step (not constant memory)."""
+        """Create an empty cache of coordinates. It grows by one token per step."""
         shape = (batch_size, self.num_heads, 0, self.dim // self.num_heads)
         empty = torch.zeros(shape, device=device, dtype=dtype)
         return {"coordinates": empty}
@@ -72,7 +71,6 @@ class Crate(TokenMixer):
     def advance_stream(
         self, x_t: Tensor, state: dict[str, Tensor]
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """One token (B, C): attend to the cache and to itself."""
         w = self._split(self.in_proj(x_t.unsqueeze(1)))
         after = with_token(state, coordinates=w)
         seen = after["coordinates"]
@@ -81,7 +79,7 @@ class Crate(TokenMixer):
     def fill_stream(
         self, x: Tensor, key_padding_mask: Tensor | None
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """`mix`, and the cache of all coordinates."""
+        """Return the outputs and a cache of all coordinates."""
         w = self._split(self.in_proj(x))
         return self._attend(w, key_padding_mask), new_cache(key_padding_mask, coordinates=w)
 
@@ -96,9 +94,9 @@ class Crate(TokenMixer):
         return out
 
     def _bases(self) -> Tensor:
-        """(C, C), the weight of `in_proj`, or of what has been put in its place, such as adapters.
+        """Return the weight (C, C) of `in_proj` or its replacement, such as an adapter.
 
-        Hooks that compute the weight have done so in the call before.
+        Hooks that compute the weight already ran in the previous call of `in_proj`.
         """
         if isinstance(self.in_proj, ReadLinear):
             return self.in_proj.weight

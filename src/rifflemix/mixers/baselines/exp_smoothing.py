@@ -1,4 +1,4 @@
-"""Complex exponential smoothing inside a gated two-layer map: the mixer of ETSMLP."""
+"""Complex exponential smoothing in a gated two-layer network: the mixer of ETSMLP."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ from rifflemix.mixers.base import MixerCard, TokenMixer
 from rifflemix.mixers.padding import fill_valid_tokens, last_tokens, mix_valid_tokens
 from rifflemix.ops.precision import as_default, wide_default
 
-# The released code's own values: the ring the smoothing factors start in, and the largest modulus
-# they may have.
+# Values of the released code: the ring of the initial smoothing factors, and their largest modulus.
 _LEAST_MODULUS, _GREATEST_MODULUS, _GREATEST_PHASE = 0.1, 0.9, math.pi
 _LARGEST_FACTOR = 0.9999
 
 
 class ComplexSmoothing(nn.Module):
-    """Re(h) + omega x with h[n] = f h[n - 1] + (1 - f) e^beta x[n], channel by channel.
+    """Re(h) + omega x with h[n] = f h[n - 1] + (1 - f) e^beta x[n], for each channel.
 
     The factor f = lambda^alpha is a complex number inside the unit circle. `log_delta` is the
-    logarithm of log lambda and `alpha` that of the exponent, so that log f = e^(log_delta + alpha).
-    In both directions a second set of parameters smooths from the last token back to the next.
+    logarithm of log lambda, and the parameter `alpha` is the logarithm of the exponent, so
+    log f = e^(log_delta + alpha). If bidirectional, a second set of parameters smooths backwards,
+    from the last token to the token after the current one.
 
     Args:
         dim: channels C.
-        bidirectional: smooth over later tokens too.
+        bidirectional: also smooth over later tokens.
 
     Source: see `ExpSmoothing`.
     """
@@ -53,11 +53,11 @@ class ComplexSmoothing(nn.Module):
         self.omega = nn.Parameter(torch.randn(dim))
 
     def forward(self, x: Tensor) -> Tensor:
-        """(B, N, C) with padding last and zero -> (B, N, C)."""
+        """Smooth tokens (B, N, C). Padding must be last and zero."""
         return self._smooth(self.kernel(), x)
 
     def fill(self, x: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
-        """`forward`, and the state after the tokens that `mask` (B, N) does not mark."""
+        """Run `forward`. Also return the state after the unmasked tokens."""
         kernel = self.kernel()
         tokens, _ = last_tokens(x, mask, x.shape[1])
         return self._smooth(kernel, x), kernel.state_after(tokens)
@@ -70,12 +70,16 @@ class ComplexSmoothing(nn.Module):
         return (y + wide(x) * wide(self.omega)).to(x.dtype)
 
     def step(self, x_t: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
-        """One token (B, C) of each sequence: its output (B, C), and the next state."""
+        """Smooth one token (B, C) per sequence.
+
+        Returns:
+            The outputs (B, C) and the next state.
+        """
         y, state = self.kernel().step(x_t, state)
         return (y + wide(x_t) * wide(self.omega)).to(x_t.dtype), state
 
     def kernel(self) -> ExponentialKernel:
-        """Of C channels, or of C to the right and C to the left, one exponential each."""
+        """Build C kernels, or 2 C if bidirectional (forward first), of one exponential each."""
         log_factor = ComplexPair.from_last(wide(self.log_delta) + wide(self.alpha)).exp()
         log_factor = ComplexPair(
             log_factor.real.clamp(max=math.log(_LARGEST_FACTOR)), log_factor.imag
@@ -86,28 +90,29 @@ class ComplexSmoothing(nn.Module):
         return ExponentialKernel(*(part.unsqueeze(-1) for part in parts))
 
     def no_weight_decay(self) -> set[str]:
-        """The smoothing's coefficients are not weights of a map."""
+        """Return the names of the smoothing coefficients."""
         return {"log_delta", "alpha", "beta", "omega"}
 
 
 class ExpSmoothing(TokenMixer):
-    """y = (W_o relu(smoothing(W_i x))) sigmoid(W_g x): the ETSMLP layer, with its gate.
+    """y = (W_o relu(smoothing(W_i x))) sigmoid(W_g x): the ETSMLP layer with its gate.
 
-    In a stream its memory is one complex number per hidden channel.
+    The streaming state is one complex number per hidden channel.
 
     Args:
         dim: channels C; see `TokenMixer` for the shared arguments. `num_heads` and `dropout` are
             ignored.
-        hidden_dim: channels that are smoothed, C where unset.
-        gate: have the sigmoid gate (ETSMLP-Gate); without it, plain ETSMLP.
-        bidirectional: smooth over later tokens too; where unset, unless `causal`.
+        hidden_dim: number of smoothed channels. Default: C.
+        gate: use the sigmoid gate (ETSMLP-Gate). False is plain ETSMLP.
+        bidirectional: also smooth over later tokens. Default: True unless `causal`.
         shared: the other arguments of `TokenMixer`.
 
     Raises:
-        InputError: a size under 1, or both directions with `causal=True`.
+        InputError: a size below 1, or `bidirectional=True` with `causal=True`.
 
     Source: Chu and Lin 2024, "Incorporating Exponential Smoothing into MLP: a Simple but Effective
-    Sequence Model", complex exponential smoothing and its gate, with the released code's choices.
+    Sequence Model", complex exponential smoothing and its gate, with the choices of the released
+    code.
     """
 
     card: ClassVar[MixerCard] = MixerCard(
@@ -144,7 +149,6 @@ class ExpSmoothing(TokenMixer):
                 nn.init.xavier_uniform_(linear.weight)
 
     def mix(self, x: Tensor, key_padding_mask: Tensor | None) -> Tensor:
-        """The smoothing over the valid tokens between the two maps, and the gate."""
         hidden = self._hidden(x, key_padding_mask)
         return self._read_out(
             mix_valid_tokens(lambda k, _: self.cets(k), hidden, key_padding_mask), x
@@ -161,20 +165,19 @@ class ExpSmoothing(TokenMixer):
         return y if self.g_proj is None else y * self.g_proj(x).sigmoid()
 
     def start_stream(self, batch_size: int, device: Any, dtype: Any) -> dict[str, Tensor]:
-        """The smoothed numbers, (B, hidden, 1, 2), float32 or wider."""
+        """Create the smoothed values (B, hidden, 1, 2) in float32 or wider."""
         return {"state": self.cets.kernel().init_state(batch_size).to(device)}
 
     def advance_stream(
         self, x_t: Tensor, state: dict[str, Tensor]
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """One token (B, C) into the smoothing, and its output."""
         y, after = self.cets.step(self.k_proj(x_t), state["state"])
         return self._read_out(y, x_t), {"state": after}
 
     def fill_stream(
         self, x: Tensor, key_padding_mask: Tensor | None
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """`mix`, and the smoothed numbers after the last token."""
+        """Return the outputs and the smoothed values after the last token."""
         hidden = self._hidden(x, key_padding_mask)
         y, state = fill_valid_tokens(self._fill, hidden, key_padding_mask)
         return self._read_out(y, x), state

@@ -18,15 +18,16 @@ NORMS = ("backward", "ortho")
 class FNet(TokenMixer):
     """y = Re(F_tokens(F_channels(x))).
 
-    With a padding mask the transform of each sample has the length of its own valid tokens, by
-    the chirp z-transform; padding of any amount leaves their result as it is. Computed in
-    float32, or float64 for float64.
+    With a padding mask, each sample is transformed over its valid tokens only (chirp z-transform),
+    so padding does not change the result. The transform uses float32, or float64 for float64
+    inputs.
 
     Args:
         dim: channels C; see `TokenMixer` for the shared arguments. `num_heads` and `dropout`
             are ignored.
-        norm: as in torch.fft. "backward" scales nothing, as in the paper, whose blocks normalise
-            after mixing; "ortho" divides by sqrt(N C), which suits blocks that normalise before.
+        norm: scale as in torch.fft. "backward" does not scale, as in the paper: its blocks
+            normalize after mixing. "ortho" divides by sqrt(N C) and suits blocks that normalize
+            before mixing.
         shared: the other arguments of `TokenMixer`.
 
     Raises:
@@ -51,7 +52,6 @@ class FNet(TokenMixer):
         self.norm = norm
 
     def mix(self, x: Tensor, key_padding_mask: Tensor | None) -> Tensor:
-        """The transform over the valid tokens."""
         return mix_valid_tokens(self._transform, x, key_padding_mask)
 
     def _transform(self, x: Tensor, key_padding_mask: Tensor | None) -> Tensor:
@@ -66,15 +66,14 @@ class FNet(TokenMixer):
         return y.real.to(x.dtype)
 
     def extra_repr(self) -> str:
-        """The settings, for print(model)."""
         return f"dim={self.dim}, norm={self.norm!r}"
 
 
 def fft_of_lengths(x: Tensor, lengths: Tensor) -> Tensor:
-    """Discrete Fourier transforms along axis 1, each sample's over its own first tokens.
+    """Compute Fourier transforms along dim 1 over the first tokens of each sample.
 
-    Bluestein's identity j k = (j^2 + k^2 - (k - j)^2) / 2 makes a transform of any length a
-    convolution with a chirp, which transforms of one length for all samples compute.
+    Bluestein's identity j k = (j^2 + k^2 - (k - j)^2) / 2 turns a transform of any length into a
+    convolution with a chirp. Transforms of one length for all samples compute this convolution.
 
     Args:
         x: (B, N, C) complex, zero from position lengths[b] on.
@@ -86,11 +85,11 @@ def fft_of_lengths(x: Tensor, lengths: Tensor) -> Tensor:
     tokens = x.shape[1]
     padded = 2 * tokens
     position = torch.arange(tokens, device=x.device)
-    # The phase pi j^2 / n is taken modulo 2 pi in integers, where nothing is rounded.
+    # The phase pi j^2 / n is reduced modulo 2 pi in integers to avoid rounding.
     period = 2 * lengths.unsqueeze(1)
     angle = (position.square() % period).to(x.real.dtype) / period * (2 * math.pi)
     chirp = torch.polar(torch.ones_like(angle), angle).unsqueeze(-1)
-    # Indices 0 ... N-1, one that is never reached, and -(N-1) ... -1 of the even chirp.
+    # The even chirp at indices 0 ... N-1, one unused value, and the indices -(N-1) ... -1.
     kernel = torch.cat((chirp, torch.zeros_like(chirp[:, :1]), chirp.flip(1)), dim=1)[:, :-1]
     spectrum = torch.fft.fft(x * chirp.conj(), n=padded, dim=1) * torch.fft.fft(kernel, dim=1)
     y: Tensor = torch.fft.ifft(spectrum, dim=1)[:, :tokens]

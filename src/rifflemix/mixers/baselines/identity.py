@@ -1,4 +1,4 @@
-"""The identity: what a model reaches whose tokens never meet."""
+"""Identity: no mixing between tokens."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from rifflemix.mixers.base import MixerCard, TokenMixer
 
 
 class Identity(TokenMixer):
-    """y = x, without parameters: the floor of every comparison.
+    """y = x, without parameters: the lower bound of every comparison.
 
     Args:
         dim: channels C; see `TokenMixer` for the shared arguments.
@@ -33,21 +33,17 @@ class Identity(TokenMixer):
         super().__init__(dim, **shared)
 
     def mix(self, x: Tensor, key_padding_mask: Tensor | None) -> Tensor:
-        """The tokens as they are."""
         return x
 
     def start_stream(self, batch_size: int, device: Any, dtype: Any) -> dict[str, Tensor]:
-        """Nothing to remember."""
         return {}
 
     def advance_stream(
         self, x_t: Tensor, state: dict[str, Tensor]
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """The token as it is."""
         return x_t, {}
 
     def fill_stream(
         self, x: Tensor, key_padding_mask: Tensor | None
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """The tokens as they are."""
         return x, {}

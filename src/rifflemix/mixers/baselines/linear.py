@@ -17,20 +17,20 @@ from rifflemix.mixers.base import MixerCard
 class LinearAttention(LinearAttentionMixer):
     """Linear attention with features elu(x) + 1, not scaled by 1 / sqrt(D).
 
-    With `causal=True` a token sees the sums over the tokens so far, and `init_state` and `step`
-    go token by token in constant memory. There are no weights that dropout could drop.
+    With `causal=True` each token sees the sums over the tokens up to itself. `init_state` and
+    `step` then run with constant memory. Dropout has no effect: there are no attention weights.
 
     Args:
         dim: channels C; see `TokenMixer` for the shared arguments.
-        normalize: divide by the sum of the weights; False divides by the root of the number of
-            valid tokens instead, as one widely used benchmark of efficient attention does. Such
-            sums grow with the features: in float16 those beyond 65,504 are infinite.
-        bias: add a bias to the query, key and value maps.
-        out_bias: add a bias to the output map.
+        normalize: divide by the sum of the weights. False divides by the square root of the
+            number of valid tokens, as one widely used benchmark of efficient attention does.
+            These sums grow with the features: in float16, values above 65,504 become infinite.
+        bias: add a bias to the Q/K/V projections.
+        out_bias: add a bias to the output projection.
         shared: the other arguments of `TokenMixer`.
 
     Raises:
-        InputError: `normalize=False` with `causal=True`, which is not defined.
+        InputError: `normalize=False` with `causal=True`. This combination is not defined.
 
     Source: Katharopoulos et al. 2020, "Transformers are RNNs: Fast Autoregressive Transformers
     with Linear Attention", equations (4)-(7); causal: (8)-(12), (16)-(20).
@@ -68,18 +68,16 @@ class LinearAttention(LinearAttentionMixer):
     def features(
         self, q: Tensor, k: Tensor, key_padding_mask: Tensor | None, start: Tensor | None
     ) -> tuple[Tensor, Tensor]:
-        """Elu + 1 of both; see `LinearAttentionMixer.features`."""
+        """Apply elu(x) + 1 to queries and keys."""
         q, k = elu_plus_one(q), elu_plus_one(k)
         if key_padding_mask is not None:
             k = torch.where(key_padding_mask[:, None, :, None], 0.0, k)
         return q, k
 
     def num_features_per_head(self) -> int:
-        """One feature for each channel of the head."""
         return self.head_dim
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, key_padding_mask: Tensor | None) -> Tensor:
-        """See `MultiHeadMixer.attend`."""
         if self.normalize:
             return super().attend(q, k, v, key_padding_mask)
         q, k = self.features(q, k, key_padding_mask, None)

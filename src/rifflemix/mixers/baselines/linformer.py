@@ -17,26 +17,27 @@ _INIT_STD = 0.02
 
 
 class Linformer(OrderedAttention):
-    """Attention to k projected keys and values, learned mixtures over the positions of the tokens.
+    """Attention to k learned linear combinations of the keys and values over the positions.
 
-    Shorter sequences use the first columns of the projection; positions count the valid tokens, or,
-    with `keep_positions`, all of them.
+    Shorter sequences use the first columns of the projection. Positions count the valid tokens, or
+    all tokens with `keep_positions`.
 
     Args:
-        dim: channels C; see `TokenMixer` for the shared arguments. `max_length` is needed: it is
+        dim: channels C; see `TokenMixer` for the shared arguments. `max_length` is required: it is
             the width of the projection.
-        projected_length: projected keys k; None takes 256, or `max_length` if that is less.
-        share_heads: one projection for all heads.
-        share_kv: one projection for keys and values.
-        bias: add a bias to the query, key and value maps.
-        out_bias: add a bias to the output map.
+        projected_length: number k of projected keys. Default: 256, or `max_length` if that is
+            less.
+        share_heads: use one projection for all heads.
+        share_kv: use one projection for keys and values.
+        bias: add a bias to the Q/K/V projections.
+        out_bias: add a bias to the output projection.
         shared: the other arguments of `TokenMixer`.
 
     Raises:
-        InputError: `projected_length` under 1.
+        InputError: `projected_length` below 1.
 
     Source: Wang et al. 2020, "Linformer: Self-Attention with Linear Complexity", equation (7)
-    and its sharing of parameters.
+    and its parameter sharing.
     """
 
     card: ClassVar[MixerCard] = MixerCard(
@@ -72,7 +73,7 @@ class Linformer(OrderedAttention):
             self.value_projection = nn.Parameter(_INIT_STD * torch.randn(shape))
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, key_padding_mask: Tensor | None) -> Tensor:
-        """See `MultiHeadMixer.attend`; padded keys and values add nothing to the mixtures."""
+        """Attend to the projected keys and values. Padding adds nothing to them."""
         if key_padding_mask is not None:
             padded = key_padding_mask[:, None, :, None]
             k, v = k.masked_fill(padded, 0.0), v.masked_fill(padded, 0.0)
@@ -84,12 +85,11 @@ class Linformer(OrderedAttention):
         return masked_attention(q, k, v, dropout=self.dropout_p())
 
     def extra_repr(self) -> str:
-        """The settings, for print(model)."""
         return f"{super().extra_repr()}, projected_length={self.key_projection.shape[1]}"
 
 
 def _mixtures(projection: Tensor, x: Tensor) -> Tensor:
-    """(1 or H, k, N) times (B, H, N, D): (B, H, k, D); heads that share it are one product."""
+    """Multiply (1 or H, k, N) by (B, H, N, D), in one product if heads share it."""
     if len(projection) > 1:
         return projection @ x
     together = projection @ x.transpose(1, 2).flatten(2)

@@ -16,22 +16,22 @@ from rifflemix.ops.dropout.unchecked import dropout_attention
 
 
 class LocalAttention(OrderedAttention):
-    """Every block of `block_size` valid tokens attends to itself, and blocks never meet.
+    """Softmax attention inside blocks of `block_size` valid tokens.
 
-    The Long Range Arena code pads by a whole block where none is needed and cuts blocks by a
-    reshape that makes them strided; here blocks are contiguous, as the text has it.
+    The Long Range Arena code adds a whole block of padding even if the length needs no padding.
+    Its reshape also makes the blocks strided. Here blocks are contiguous, as the paper describes.
 
     Args:
         dim: channels C; see `TokenMixer` for the shared arguments. Dropout acts on the attention
             weights.
         block_size: tokens b in a block; the last block may be shorter. Default: 64, or an eighth
-            of `max_length` where that is less. The Long Range Arena takes 50 for texts.
-        bias: add a bias to the query, key and value maps.
-        out_bias: add a bias to the output map.
+            of `max_length` if that is less. The Long Range Arena uses 50 for texts.
+        bias: add a bias to the Q/K/V projections.
+        out_bias: add a bias to the output projection.
         shared: the other arguments of `TokenMixer`.
 
     Raises:
-        InputError: `block_size` under 1.
+        InputError: `block_size` below 1.
 
     Source: Tay et al. 2021, "Long Range Arena", section 3.2 (local attention).
     """
@@ -62,7 +62,6 @@ class LocalAttention(OrderedAttention):
         self.block_size = check_integer("block_size", block_size, 1)
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, key_padding_mask: Tensor | None) -> Tensor:
-        """See `MultiHeadMixer.attend`."""
         return block_attention(
             q,
             k,
@@ -74,7 +73,7 @@ class LocalAttention(OrderedAttention):
         )
 
     def start_stream(self, batch_size: int, device: Any, dtype: Any) -> dict[str, Tensor]:
-        """Room for the keys and values of one block: of constant size."""
+        """Create buffers of constant size for the keys and values of one block."""
         shape = (batch_size, self.num_heads, self.block_size, self.head_dim)
         empty = torch.zeros(shape, device=device, dtype=dtype)
         return {"keys": empty, "values": empty}
@@ -82,7 +81,7 @@ class LocalAttention(OrderedAttention):
     def advance_stream(
         self, x_t: Tensor, state: dict[str, Tensor]
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """One token (B, C): attend to itself and the earlier tokens of its block."""
+        """Attend to the token itself and the earlier tokens of its block."""
         q, k, v = self.split(self.qkv(x_t.unsqueeze(1)))
         slots = torch.arange(self.block_size, device=x_t.device)
         slot = (state["position"] % self.block_size).view(-1, 1, 1, 1)
@@ -92,10 +91,9 @@ class LocalAttention(OrderedAttention):
         return self.proj(y.transpose(1, 2).flatten(1)), {"keys": keys, "values": values}
 
     def remember(self, k: Tensor, v: Tensor, key_padding_mask: Tensor | None) -> dict[str, Tensor]:
-        """The newest key and value of every slot of a block."""
+        """Return the newest key and value for every position of a block."""
         slots = newest_in_slots(k, key_padding_mask, self.block_size, dim=2)
         return {"keys": take_tokens(k, slots, 2), "values": take_tokens(v, slots, 2)}
 
     def extra_repr(self) -> str:
-        """The settings, for print(model)."""
         return f"{super().extra_repr()}, block_size={self.block_size}"

@@ -1,4 +1,4 @@
-"""Global convolution with a kernel that a small network generates: the mixer of CCNN."""
+"""Global convolution with a kernel from a small network: the mixer of CCNN."""
 
 from __future__ import annotations
 
@@ -17,30 +17,33 @@ from rifflemix.mixers.padding import mix_valid_tokens
 from rifflemix.ops.dropout.unchecked import dropout as drop
 
 _FIRST_WIDTH = 0.075
-# The mean of the window parameter of the network's first filters.
+# Mean of the initial window parameter gamma of the first filters.
 _MEAN_GAMMA = 6.0
-# Of causal kernels at the start: how many widths of the window the filters' centres reach, and
-# where the window has fallen to a tenth, beyond which the released code has no taps.
+# Initial causal kernels, in window widths: the range of the filter centers, and the lag at which
+# the window falls to 0.1. The taps of the released code end at this lag.
 _REACH, _END = 1.667, math.sqrt(2.0 * math.log(10.0))
 
 
 class LongConv(TokenMixer):
-    """y = gelu(W_2 gelu(W_1 (k * x))): the branch of a CCNN block, by FFT.
+    """y = gelu(W_2 gelu(W_1 (k * x))): the branch of a CCNN block, computed by FFT.
 
     The kernel k of each channel is a function of the relative position t = lag / max_length in
-    (-1, 1): a network of Gabor filters times a Gaussian window exp(-(t / width)^2 / 2) of learned
-    width. It is thus the same for every length of input. Windows stay positive by a logarithm,
-    where the released code learns the width itself. Causal kernels start as there: it counts
-    positions in halves of the sequence, and a width of its own is twice one of ours.
+    (-1, 1): a network of Gabor filters times a Gaussian window exp(-(t / width)^2 / 2). The kernel
+    does not depend on the length of the input. The mixer learns the logarithm of the width, so the
+    width stays positive. The released code learns the width itself.
+
+    Causal kernels have the initial values of the released code. Its unit of position is half the
+    sequence, so its width is twice the width here.
 
     Args:
-        dim: channels C; see `TokenMixer` for the shared arguments. `num_heads` has no use;
+        dim: channels C; see `TokenMixer` for the shared arguments. `num_heads` is ignored.
             `dropout` acts between W_1 and W_2, as in the paper's block.
         features: width of the kernel network.
-        kernel_layers: products with a filter in the kernel network.
-        frequency: scale of the filters' first frequencies; the paper tunes it task by task. Where
-            unset, `max_length` / 12, or / 24 if causal: below one half turn per token.
-        width: first width of the window, in units of `max_length`.
+        kernel_layers: number of products with a filter in the kernel network.
+        frequency: scale of the initial filter frequencies. The paper tunes it for each task.
+            Default: `max_length` / 12, or `max_length` / 24 if causal, for less than one half turn
+            per token.
+        width: initial width of the window, in units of `max_length`.
         shared: the other arguments of `TokenMixer`.
 
     Raises:
@@ -86,7 +89,7 @@ class LongConv(TokenMixer):
             num_taps=_first_taps(width, self.span) if self.causal else 2 * self.span - 1,
             reach=_REACH * width if self.causal else None,
         )
-        # One number, but not a scalar: FSDP2 shards none.
+        # Shape (1,) because FSDP2 cannot shard scalars.
         self.log_width = nn.Parameter(torch.full((1,), math.log(width)))
         self.bias = nn.Parameter(torch.zeros(self.dim))
         self.pointwise = nn.Linear(self.dim, self.dim)
@@ -96,7 +99,6 @@ class LongConv(TokenMixer):
             nn.init.zeros_(linear.bias)
 
     def mix(self, x: Tensor, key_padding_mask: Tensor | None) -> Tensor:
-        """The convolution over the valid tokens, then two maps, token by token."""
         y = mix_valid_tokens(self._convolve, x, key_padding_mask)
         y = drop(F.gelu(self.pointwise(y)), self.dropout if self.training else 0.0)
         return F.gelu(self.proj(y))
@@ -107,7 +109,7 @@ class LongConv(TokenMixer):
         return (y + wide(self.bias)).to(x.dtype)
 
     def _kernels(self, length: int) -> tuple[Tensor, Tensor | None]:
-        """(C, N) over lags 0 .. N - 1, and (C, N) over lags 0 (where it is zero) .. -(N - 1)."""
+        """Sample (C, N) at lags 0 .. N - 1, and (C, N) at 0 (set to zero) .. -(N - 1)."""
         lags = torch.arange(length, device=self.bias.device, dtype=wide(self.bias).dtype)
         forward = self._sampled(lags)
         if self.causal:
@@ -121,10 +123,10 @@ class LongConv(TokenMixer):
         return kernel.mT * window
 
     def no_weight_decay(self) -> set[str]:
-        """Names of the parameters that weight decay should leave alone."""
+        """Return the names of the parameters that weight decay skips."""
         return {"log_width"}
 
 
 def _first_taps(width: float, span: int) -> int:
-    """The lags at which a causal kernel's first window is a tenth or more."""
+    """Count the lags at which the initial causal window is at least 0.1."""
     return min(span, 1 + math.ceil(_END * width * (span - 1)))

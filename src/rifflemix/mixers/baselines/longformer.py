@@ -1,4 +1,4 @@
-"""Longformer: sliding-window attention with a few global tokens that have maps of their own."""
+"""Longformer: sliding-window attention, and global tokens with separate projections."""
 
 from __future__ import annotations
 
@@ -15,26 +15,27 @@ from rifflemix.ops.dropout.unchecked import dropout_attention
 
 
 class Longformer(OrderedAttention):
-    """Each token sees a window around it and the global tokens; those see, and are seen by, all.
+    """Attention of each token to a window around it and to a few global tokens.
 
-    What a global token sees goes through its own query, key and value maps (`global_qkv`); what
-    others see of it goes through the usual ones. The first `num_global` valid tokens are global.
+    The first `num_global` valid tokens are global: they see all tokens, and all tokens see them.
+    Attention from global tokens uses separate Q/K/V projections (`global_qkv`). Attention from all
+    other tokens uses the usual projections, for global keys too.
 
     Args:
         dim: channels C; see `TokenMixer` for the shared arguments. Dropout acts on the attention
-            weights. With `causal=True` the windows end at their token, and global tokens too see
-            earlier ones only.
-        window: tokens w in a window, the token itself, w // 2 before it and (w - 1) // 2 after.
-            Default: 129, or a quarter of `max_length` and one where that is less. The Long Range
-            Arena and the paper take 512.
-        num_global: tokens from the first on that are global, such as a class token; 0 for none,
-            then there are no maps for them.
-        bias: add a bias to the query, key and value maps.
-        out_bias: add a bias to the output map.
+            weights. With `causal=True` the windows end at their token, and global tokens see no
+            later tokens.
+        window: tokens w in a window: the token itself, w // 2 before it and (w - 1) // 2 after it.
+            Default: 129, or a quarter of `max_length` plus 1 if that is less. The Long Range
+            Arena and the paper use 512.
+        num_global: number of global tokens at the start, such as a class token. With 0 there are
+            no separate projections.
+        bias: add a bias to the Q/K/V projections.
+        out_bias: add a bias to the output projection.
         shared: the other arguments of `TokenMixer`.
 
     Raises:
-        InputError: `window` under 1 or `num_global` under 0.
+        InputError: `window` below 1 or `num_global` below 0.
 
     Source: Beltagy et al. 2020, "Longformer: The Long-Document Transformer", section 3.1, without
     dilation.
@@ -69,7 +70,7 @@ class Longformer(OrderedAttention):
         self.global_qkv = nn.Linear(self.dim, 3 * self.inner_dim, bias=bias) if num_global else None
 
     def mix_in_order(self, x: Tensor, key_padding_mask: Tensor | None) -> Tensor:
-        """As `OrderedAttention`, with maps of their own for what the global tokens see."""
+        """Project, attend and project, with `global_qkv` for the outputs of global tokens."""
         y = self.attend(*self.split(self.qkv(x)), key_padding_mask)
         if self.global_qkv is not None:
             q, k, v = self.split(self.global_qkv(x))
@@ -79,7 +80,7 @@ class Longformer(OrderedAttention):
         return out
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, key_padding_mask: Tensor | None) -> Tensor:
-        """See `MultiHeadMixer.attend`: what all but the global tokens see."""
+        """Attend to windows and global keys. `mix_in_order` replaces the global outputs."""
         return window_attention(
             q,
             k,
@@ -92,7 +93,7 @@ class Longformer(OrderedAttention):
         )
 
     def _not_in_windows(self, k: Tensor, key_padding_mask: Tensor | None) -> Tensor | None:
-        """Padding, and the global tokens, which are seen beside the window: not twice."""
+        """Mask padding and global tokens, because `_global_keys` already adds global tokens."""
         if not self.num_global:
             return key_padding_mask
         is_global = torch.arange(k.shape[2], device=k.device) < self.num_global
@@ -114,17 +115,16 @@ class Longformer(OrderedAttention):
     def _attend_globally(
         self, q: Tensor, k: Tensor, v: Tensor, key_padding_mask: Tensor | None
     ) -> Tensor:
-        """The global tokens, (B, H, G, D), see all valid (if causal, earlier) tokens."""
+        """Attend from global queries q (B, H, G, D) to valid, if causal not later, keys."""
         sees = self._not_later(q.shape[2], k.shape[2], k.device)
         if key_padding_mask is not None:
             sees = see_something(sees & ~key_padding_mask.unsqueeze(1)).unsqueeze(1)
         return dropout_attention(q, k, v, mask=sees, dropout_p=self.dropout_p())
 
     def _not_later(self, queries: int, keys: int, device: torch.device) -> Tensor:
-        """(queries, keys) bool: all, or if causal those not later than the query."""
+        """Return a (queries, keys) mask: True, or if causal False for later keys."""
         everything = torch.ones(queries, keys, dtype=torch.bool, device=device)
         return everything.tril() if self.causal else everything
 
     def extra_repr(self) -> str:
-        """The settings, for print(model)."""
         return f"{super().extra_repr()}, window={self.window}, num_global={self.num_global}"

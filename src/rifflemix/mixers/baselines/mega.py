@@ -1,4 +1,4 @@
-"""MEGA: attention of one head, gated, over an exponential moving average."""
+"""MEGA: gated single-head attention over an exponential moving average."""
 
 from __future__ import annotations
 
@@ -12,23 +12,24 @@ from rifflemix.mixers.baselines.mega_layer import MegaLayer
 class Mega(MegaLayer):
     """MEGA with attention over the whole sequence, or with CSP instead of attention.
 
-    See `MegaLayer` for the formula, the residual connection in it, and the options.
+    See `MegaLayer` for the formula, its residual connection and the options.
 
     Args:
         dim: channels C.
-        z_dim: channels of queries and keys, max(1, C // 2) where unset.
-        hidden_dim: channels of the values, 2 C where unset.
+        z_dim: channels of queries and keys. Default: max(1, C // 2).
+        hidden_dim: channels of the values. Default: 2 C.
         ema_dim: moving averages per channel.
-        bidirectional: average over later tokens too; where unset, unless `causal`.
+        bidirectional: also average over later tokens. Default: True unless `causal`.
         attention_fn: "softmax" or "laplace".
         hidden_dropout: probability of dropping an entry of the values.
-        layer_dropout: the same for the moving average and for the new value under the gate.
-        mixing: "attention" or "csp"; MEGA-CSP has no causal form and no streams.
+        layer_dropout: probability of dropping an entry of the moving average and the new value.
+        mixing: "attention" or "csp". "csp" supports neither `causal=True` nor streaming.
         csp_options: options of `CSP` for mixing="csp".
-        shared: the other arguments of `TokenMixer`; `max_length` sizes the position bias.
+        shared: the other arguments of `TokenMixer`. `max_length` sets the size of the position
+            bias.
 
     Raises:
-        InputError: an option out of range, or two that exclude each other.
+        InputError: an option out of range, or two options that exclude each other.
 
     Source: Ma et al. 2023, equations (3)-(14); laplace: (16).
     """

@@ -14,23 +14,23 @@ _FEWEST_CHUNKS = 8
 
 
 class MegaChunk(MegaLayer):
-    """MEGA whose attention stays inside chunks; its moving average crosses them.
+    """MEGA with attention inside chunks and a moving average across chunks.
 
-    Chunks are laid out over the valid tokens; the last one may be shorter. A stream keeps keys
-    and values of the current chunk only: its memory is bounded. See `MegaLayer` for the formula
-    and the residual connection in it.
+    Chunks cover the valid tokens; the last chunk may be shorter. The streaming state contains keys
+    and values of the current chunk only, so its memory is bounded. See `MegaLayer` for the formula
+    and its residual connection.
 
     Args:
         dim: channels C.
-        chunk_size: tokens in a chunk, which the position bias is made for. Default: 128, as
-            published, or an eighth of `max_length` where that is less.
-        z_dim: channels of queries and keys, max(1, C // 2) where unset.
-        hidden_dim: channels of the values, 2 C where unset.
+        chunk_size: tokens in a chunk. It sets the size of the position bias. Default: 128, as
+            published, or an eighth of `max_length` if that is less.
+        z_dim: channels of queries and keys. Default: max(1, C // 2).
+        hidden_dim: channels of the values. Default: 2 C.
         ema_dim: moving averages per channel.
-        bidirectional: average over later tokens too; where unset, unless `causal`.
+        bidirectional: also average over later tokens. Default: True unless `causal`.
         attention_fn: "softmax" or "laplace".
         hidden_dropout: probability of dropping an entry of the values.
-        layer_dropout: the same for the moving average and for the new value under the gate.
+        layer_dropout: probability of dropping an entry of the moving average and the new value.
         shared: the other arguments of `TokenMixer`.
 
     Raises:
@@ -52,7 +52,7 @@ class MegaChunk(MegaLayer):
         no_onnx=NO_ONNX,
     )
 
-    # CSP instead of attention goes over the whole sequence: chunks would have no effect.
+    # CSP mixes the whole sequence, so chunks would have no effect.
     fixed_options = frozenset({"mixing", "csp_options"})
 
     def __init__(

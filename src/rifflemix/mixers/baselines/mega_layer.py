@@ -1,4 +1,4 @@
-"""The layer behind MEGA and MEGA-chunk."""
+"""The shared layer of MEGA and MEGA-chunk."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class RelativeBias(nn.Module):
     """A learned bias for each distance between two of at most `max_length` tokens.
 
     Args:
-        max_length: most tokens.
+        max_length: maximum number of tokens.
     """
 
     def __init__(self, max_length: int) -> None:
@@ -51,49 +51,52 @@ class RelativeBias(nn.Module):
         self.rel_pos_bias = nn.Parameter(torch.empty(2 * max_length - 1).normal_(std=0.02))
 
     def forward(self, length: int) -> Tensor:
-        """(length, length): for query i and key j the bias of the distance j - i."""
+        """Return the bias of distance j - i for query i and key j."""
         positions = torch.arange(length, device=self.rel_pos_bias.device)
         return self.at(positions - positions.unsqueeze(1))
 
     def at(self, distance: Tensor) -> Tensor:
-        """The bias of each of the distances, int64 of any shape, from query to key."""
+        """Return the bias of each distance from query to key (int64, any shape)."""
         return self.rel_pos_bias[distance + self.max_length - 1]
 
 
 class MegaLayer(TokenMixer):
-    """MEGA's layer without its norm: moving average, attention of one head, two gates.
+    """MEGA layer without its norm: moving average, single-head attention and two gates.
 
     mx = EMA(x), v = silu(W_v x), z = silu(W mx), q and k = gamma z + beta, h = attention(q, k) v,
-    y = x + u (silu(hx + W_h (h r)) - x), with u = sigmoid, r = silu and hx linear in mx.
+    y = x + u (silu(hx + W_h (h r)) - x). The gate u (sigmoid), r (silu) and hx (no activation) are
+    projections of mx.
 
-    The residual connection is in that formula. `forward` takes what it is given for the residual
-    stream too, so that in a block x + mixer(norm(x)) the gate u chooses between norm(x) and the
-    new value, and the stream passes beside it. `gated_residual` is the layer as published, where
-    the gate is on the stream itself: a host of MEGA's own calls it and adds nothing.
+    This formula contains a residual connection. `forward` uses its input x as the residual stream.
+    In a block x + mixer(norm(x)), the gate u therefore chooses between norm(x) and the new value.
+    It does not act on the residual stream of the block. `gated_residual` is the layer as published:
+    the gate acts on the residual stream. A MEGA host model calls it and adds no residual
+    connection.
 
-    Valid tokens are moved together first: distances, chunks and averages are those of the valid
-    sequence. Parameters have the names of the released code.
+    Valid tokens are moved to the front first, so distances, chunks and averages ignore padding.
+    Parameters have the names of the released code.
 
     Args:
-        dim: channels C; see `TokenMixer` for the shared arguments. `num_heads` has no use: MEGA
-            has one head. `dropout` drops attention weights; the others of the paper follow.
-        chunk_size: tokens within which attention stays; None for all of `max_length`.
-        z_dim: channels of queries and keys, max(1, C // 2) where unset.
-        hidden_dim: channels of the values, 2 C where unset.
+        dim: channels C; see `TokenMixer` for the shared arguments. `num_heads` has no effect: MEGA
+            has one head. `dropout` acts on the attention weights.
+        chunk_size: tokens in an attention chunk; None for attention over all tokens.
+        z_dim: channels of queries and keys. Default: max(1, C // 2).
+        hidden_dim: channels of the values. Default: 2 C.
         ema_dim: moving averages per channel.
-        bidirectional: average over later tokens too; where unset, unless `causal`.
-        attention_fn: "softmax" (of q k / sqrt(z_dim) + bias) or "laplace" (elementwise, of q k
-            over the number of keys in view, + bias).
-        mixing: "attention", or "csp" to permute the values instead; there are then no queries, keys
-            and position bias.
-        hidden_dropout: probability of dropping an entry of v; not with mixing="csp", as released.
-        layer_dropout: the same for the moving average and for the new value.
+        bidirectional: also average over later tokens. Default: True unless `causal`.
+        attention_fn: "softmax" of q k / sqrt(z_dim) + bias, or "laplace", elementwise, of
+            q k / (number of visible keys) + bias.
+        mixing: "attention", or "csp" to permute the values instead. "csp" has no queries, keys or
+            position bias.
+        hidden_dropout: probability of dropping an entry of v. No effect with mixing="csp", as in
+            the released code.
+        layer_dropout: probability of dropping an entry of the moving average and the new value.
         csp_options: options of `CSP` for mixing="csp": num_groups, group_size, shift, order, pad,
             layout, heads.
         shared: the other arguments of `TokenMixer`.
 
     Raises:
-        InputError: an option out of range, or two that exclude each other.
+        InputError: an option out of range, or two options that exclude each other.
 
     Source: Ma et al. 2023, equations (3)-(14); laplace: (16); mixing="csp": Yuan and Xu,
     "Towards Better Multi-head Attention via Channel-wise Sample Permutation", section 4.
@@ -166,24 +169,24 @@ class MegaLayer(TokenMixer):
         )
 
     def mix(self, x: Tensor, key_padding_mask: Tensor | None) -> Tensor:
-        """The layer with x itself as the residual stream."""
+        """Apply the layer with x as the residual stream."""
         return self._gate(x, x, key_padding_mask)
 
     def gated_residual(
         self, x: Tensor, residual: Tensor, *, key_padding_mask: Tensor | None = None
     ) -> Tensor:
-        """The layer on normed tokens, with the residual stream under its gate.
+        """Apply the layer with its gate on a separate residual stream.
 
         Args:
-            x: (B, N, C) tokens, normed in a pre-norm block.
-            residual: (B, N, C) the stream they were taken from.
+            x: (B, N, C) tokens, normalized in a pre-norm block.
+            residual: (B, N, C) residual stream of these tokens.
             key_padding_mask: (B, N) bool, True = padding.
 
         Returns:
-            (B, N, C), the stream after the layer; as it was at padded positions.
+            (B, N, C) residual stream after the layer, unchanged at padded positions.
 
         Raises:
-            InputError: wrong shape, dtype or device, or N over `max_length`.
+            InputError: wrong shape, dtype or device, or N above `max_length`.
         """
         self._check_input(x, key_padding_mask)
         check_tokens("residual", residual)
@@ -203,7 +206,7 @@ class MegaLayer(TokenMixer):
         return residual + gate * (value - residual)
 
     def _gate_and_value(self, x: Tensor, mask: Tensor | None) -> Tensor:
-        """(B, N, 2 C): the gate u and what it lets in; padding stands last."""
+        """Compute (B, N, 2 C): the gate u and the new value. Padding is last."""
         v = F.silu(self.v_proj(x))
         return self._attended(v, self._moved(self.move(x)), mask)
 
@@ -213,7 +216,7 @@ class MegaLayer(TokenMixer):
     def _attended(
         self, v: Tensor, maps: tuple[Tensor, Tensor, Tensor, Tensor], mask: Tensor | None
     ) -> Tensor:
-        """(B, N, 2 C): the gate u and what it lets in, from values and maps of the average."""
+        """Compute the gate u and the new value, (B, N, 2 C), from v and the output of `_split`."""
         u, z, r, hx = maps
         if self.mixing == "csp":
             h = self.permutation(v, key_padding_mask=mask)
@@ -225,7 +228,7 @@ class MegaLayer(TokenMixer):
         return torch.cat((u, drop(value, self.layer_dropout if self.training else 0.0)), -1)
 
     def _split(self, mx: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """The maps of the moving average: u, z, r (activated) and hx (not yet)."""
+        """Project the moving average to u, z, r (activated) and hx (not activated)."""
         sizes = [self.dim, self.z_dim, self.hidden_dim, self.dim]
         u, z, r, hx = self.mx_proj(mx).split(sizes, -1)
         return u.sigmoid(), F.silu(z), F.silu(r), hx
@@ -235,7 +238,7 @@ class MegaLayer(TokenMixer):
         return q, k
 
     def _attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
-        """(B, N, z) queries and keys and (B, N, h) values -> (B, N, h), chunk by chunk."""
+        """Attend within chunks: (B, N, z) queries and keys, (B, N, h) values -> (B, N, h)."""
         length = q.shape[1]
         size, missing = length, 0
         if self.chunk_size is not None:
@@ -252,20 +255,20 @@ class MegaLayer(TokenMixer):
         return take_first(self._weigh(q, k, v, bias, visible).flatten(1, 2), length, 1)
 
     def _visible(self, size: int, mask: Tensor | None, device: torch.device) -> Tensor | None:
-        """The keys that a query sees, broadcasting to (B, chunks, size, size); None for all."""
+        """Return a mask of visible keys, broadcastable to (B, chunks, size, size), or None."""
         if self.causal:
-            # Padding stands last, where no valid token looks.
+            # Padding is last, so no valid token sees it.
             return torch.ones(size, size, dtype=torch.bool, device=device).tril()
         if mask is None:
             return None
         chunks: Tensor = mask.unflatten(1, (-1, 1, size))
-        # A chunk of nothing but padding sees itself: a softmax over nothing would be NaN.
+        # A chunk with only padding sees itself, because a softmax over nothing is NaN.
         return ~chunks | chunks.all(-1, keepdim=True)
 
     def _weigh(
         self, q: Tensor, k: Tensor, v: Tensor, bias: Tensor, visible: Tensor | None
     ) -> Tensor:
-        """Attention of (..., Q, z) to (..., K, z), with a bias that broadcasts to (..., Q, K)."""
+        """Attend from (..., Q, z) to (..., K, z), with a bias broadcastable to (..., Q, K)."""
         dropout = self.dropout if self.training else 0.0
         if self.attention_fn == "softmax":
             if visible is not None:
@@ -279,7 +282,7 @@ class MegaLayer(TokenMixer):
         return drop(weights, dropout) @ v
 
     def start_stream(self, batch_size: int, device: Any, dtype: Any) -> dict[str, Tensor]:
-        """The moving averages, and a cache: of all tokens, or of constant size for a chunk."""
+        """Create the moving averages and a cache: growing, or of constant size with chunks."""
         empty = torch.zeros(
             batch_size,
             self.chunk_size or 0,
@@ -296,7 +299,6 @@ class MegaLayer(TokenMixer):
     def advance_stream(
         self, x_t: Tensor, state: dict[str, Tensor]
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """One token (B, C): into the averages and the cache, then attention to the cache."""
         mx, averages = self.move.step(x_t, state["averages"])
         u, z, r, hx = self._split(mx)
         q, k = self._queries_and_keys(z)
@@ -310,7 +312,7 @@ class MegaLayer(TokenMixer):
     def _remembered(
         self, k: Tensor, v: Tensor, state: dict[str, Tensor]
     ) -> tuple[dict[str, Tensor], Tensor, Tensor | None]:
-        """The cache with one more token, how far each is from it, and which of them it sees."""
+        """Add a token to the cache; return the cache, distances and mask."""
         position = state["position"].view(-1, 1, 1)
         if self.chunk_size is None:
             cache = with_token(state, keys=k, values=v)
@@ -331,7 +333,7 @@ class MegaLayer(TokenMixer):
     def fill_stream(
         self, x: Tensor, key_padding_mask: Tensor | None
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """`mix`, the averages after it, and the cache of its keys and values."""
+        """Return the outputs, and the averages with the cache of keys and values."""
         both, state = fill_valid_tokens(self._fill, x, key_padding_mask)
         gate, value = both.chunk(2, -1)
         return x + gate * (value - x), state
@@ -348,11 +350,10 @@ class MegaLayer(TokenMixer):
         return self._attended(v, maps, mask), {"averages": averages, **cache}
 
     def no_weight_decay(self) -> set[str]:
-        """Names of the parameters that weight decay should leave alone."""
+        """Return the names of the parameters that weight decay skips."""
         return set() if self.mixing == "csp" else {"gamma", "beta", "rel_pos_bias.rel_pos_bias"}
 
     def extra_repr(self) -> str:
-        """The settings, for print(model)."""
         return (
             f"dim={self.dim}, z_dim={self.z_dim}, hidden_dim={self.hidden_dim}, "
             f"mixing={self.mixing}, attention_fn={self.attention_fn}, causal={self.causal}"
@@ -360,6 +361,6 @@ class MegaLayer(TokenMixer):
 
 
 def _laplace(scores: Tensor) -> Tensor:
-    """The normal distribution function of mean sqrt(1 / 2) and variance 1 / (4 pi)."""
+    """Evaluate the normal CDF with mean sqrt(1 / 2) and variance 1 / (4 pi)."""
     deviation = math.sqrt(1.0 / (4.0 * math.pi))
     return 0.5 * (1.0 + torch.erf((scores - math.sqrt(0.5)) / (deviation * math.sqrt(2.0))))

@@ -15,20 +15,20 @@ from rifflemix.ops.dropout.unchecked import dropout as drop
 
 
 class TokenMLP(TokenMixer):
-    """y[:, c] = W_2 gelu(W_1 x[:, c]) over tokens, the same two maps for every channel c.
+    """y[:, c] = W_2 gelu(W_1 x[:, c]) over tokens, with W_1 and W_2 shared by all channels c.
 
-    Each position has its own weights: shorter inputs use those of the first N positions, and a
-    padded position adds nothing.
+    Each position has its own weights. Shorter inputs use the weights of the first N positions.
+    Padded positions add nothing.
 
     Args:
-        dim: channels C; see `TokenMixer` for the shared arguments. `max_length` is needed: it is
-            the width of the maps. Dropout acts on the hidden values.
-        hidden_dim: hidden values D_S per channel; None takes C / 2, as the paper's models have.
-        bias: add a bias to both maps.
+        dim: channels C; see `TokenMixer` for the shared arguments. `max_length` is required: it is
+            the width of W_1 and W_2. Dropout acts on the hidden values.
+        hidden_dim: hidden values D_S per channel. Default: C / 2, as in the paper's models.
+        bias: add a bias to both linear layers.
         shared: the other arguments of `TokenMixer`.
 
     Raises:
-        InputError: `hidden_dim` under 1, or no `max_length`.
+        InputError: `hidden_dim` below 1, or no `max_length`.
 
     Source: Tolstikhin et al. 2021, "MLP-Mixer: An all-MLP Architecture for Vision", equation (1).
     """
@@ -55,12 +55,11 @@ class TokenMLP(TokenMixer):
         self.fc2 = ReadLinear(self.hidden_dim, self.positions, bias=bias)
 
     def mix(self, x: Tensor, key_padding_mask: Tensor | None) -> Tensor:
-        """The MLP over the positions at hand; padded ones hold zeros."""
         hidden = drop(F.gelu(self._to_hidden(x.mT)), self.dropout if self.training else 0.0)
         return self._to_tokens(hidden, x.shape[1]).mT
 
     def _to_hidden(self, tokens: Tensor) -> Tensor:
-        """`fc1` of the first N positions: (B, C, N) -> (B, C, D_S)."""
+        """Apply `fc1` to the first N positions: (B, C, N) -> (B, C, D_S)."""
         length = tokens.shape[2]
         if is_its_weight(self.fc1):
             return F.linear(tokens, take_first(self.fc1.weight, length, 1), self.fc1.bias)
@@ -68,12 +67,11 @@ class TokenMLP(TokenMixer):
         return hidden
 
     def _to_tokens(self, hidden: Tensor, length: int) -> Tensor:
-        """`fc2` to the first N positions: (B, C, D_S) -> (B, C, N)."""
+        """Apply `fc2` and keep the first N positions: (B, C, D_S) -> (B, C, N)."""
         if not is_its_weight(self.fc2):
             return take_first(self.fc2(hidden), length, 2)
         bias = None if self.fc2.bias is None else take_first(self.fc2.bias, length, 0)
         return F.linear(hidden, take_first(self.fc2.weight, length, 0), bias)
 
     def extra_repr(self) -> str:
-        """The settings, for print(model)."""
         return f"{super().extra_repr()}, hidden_dim={self.hidden_dim}"

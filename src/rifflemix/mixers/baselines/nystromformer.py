@@ -1,4 +1,4 @@
-"""Nystromformer: softmax attention approximated through landmarks."""
+"""Nystromformer: softmax attention approximated with landmarks."""
 
 from __future__ import annotations
 
@@ -21,30 +21,31 @@ LANDMARKS = ("valid", "all")
 
 
 class Nystromformer(OrderedAttention):
-    """Attention by the Nystrom method: softmax(q K~) pinv(softmax(Q~ K~)) softmax(Q~ k) v.
+    """Nystrom approximation of attention: softmax(q K~) pinv(softmax(Q~ K~)) softmax(Q~ k) v.
 
-    The landmarks Q~, K~ are the means of m segments of the queries and keys: segment s holds the
-    tokens n with floor(n m / N) = s, which are N / m each where that divides. Sequences of at
-    most m tokens get exact softmax attention, which is what the formula then means. A depthwise
-    convolution of the values over the tokens is added.
+    The landmarks Q~, K~ are the means of m segments of the queries and keys. Segment s contains the
+    tokens n with floor(n m / N) = s: N / m tokens if m divides N. Sequences of at most m tokens use
+    exact softmax attention, because the formula equals it. A depthwise convolution of the values
+    over the tokens is added to the output.
 
     Args:
-        dim: channels C; see `TokenMixer` for the shared arguments. Dropout drops weights of the
-            first factor.
-        num_landmarks: landmarks m.
-        pinv_iterations: steps of the iteration for the pseudo-inverse; 6 in the paper.
-        pinv_init: what scales its start: the largest column sum of each matrix ("per_matrix"),
-            or of all matrices of the batch ("batch", as released, which couples the samples).
-        landmarks: which tokens the segments are cut from: the "valid" ones, or "all" positions,
-            with padding as zeros where it stands, as released, for the convolution too: outputs
-            then depend on position and amount of padding.
-        conv_kernel: width of the convolution, odd; None leaves it out.
-        bias: add a bias to the query, key and value maps.
-        out_bias: add a bias to the output map.
+        dim: channels C; see `TokenMixer` for the shared arguments. Dropout acts on the product of
+            the first two factors.
+        num_landmarks: number m of landmarks.
+        pinv_iterations: iterations for the pseudo-inverse; 6 in the paper.
+        pinv_init: scale of the first iterate. "per_matrix": the largest column sum of each matrix.
+            "batch": the largest column sum in the batch, as in the released code. Outputs of a
+            sample then depend on the other samples.
+        landmarks: tokens that the segments and the convolution cover. "valid": the valid tokens.
+            "all": all positions, with zeros at padded positions, as in the released code. Outputs
+            then depend on the position and amount of padding.
+        conv_kernel: odd width of the convolution; None omits the convolution.
+        bias: add a bias to the Q/K/V projections.
+        out_bias: add a bias to the output projection.
         shared: the other arguments of `TokenMixer`.
 
     Raises:
-        InputError: an unknown name, an even kernel, or a number under 1.
+        InputError: an unknown name, an even kernel, or a number below 1.
 
     Source: Xiong et al. 2021, "Nystromformer: A Nystrom-Based Algorithm for Approximating
     Self-Attention", section 3, Algorithm 1.
@@ -95,7 +96,6 @@ class Nystromformer(OrderedAttention):
         )
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, key_padding_mask: Tensor | None) -> Tensor:
-        """See `MultiHeadMixer.attend`; padding stands last."""
         if key_padding_mask is not None:
             padded = key_padding_mask[:, None, :, None]
             q, k, v = (torch.where(padded, 0.0, t) for t in (q, k, v))
@@ -112,7 +112,7 @@ class Nystromformer(OrderedAttention):
     ) -> Tensor:
         wide = torch.promote_types(q.dtype, torch.float32)
         members = self._segments(q.shape[2], key_padding_mask, q.device)
-        # The pseudo-inverse magnifies errors: everything around it stays in float32.
+        # The pseudo-inverse magnifies errors: all steps around it use float32 or wider.
         with without_autocast(q):
             means = members.to(wide) / members.sum(-1, keepdim=True).clamp_min(1)
             q_marks, k_marks = means @ q.to(wide), means @ k.to(wide)
@@ -120,8 +120,8 @@ class Nystromformer(OrderedAttention):
             middle = self._softmax(q_marks, k_marks)
             weights = first @ self._pseudo_inverse(middle)
         if key_padding_mask is not None and self.landmarks == "valid":
-            # With at most m valid tokens each is a landmark itself and takes that one's row;
-            # landmarks may then be empty, and what the formula gives is of no use.
+            # With at most m valid tokens, each token is its own landmark and uses the row of that
+            # landmark. The formula fails there because some landmarks may be empty.
             few = (~key_padding_mask).sum(1) <= self.num_landmarks
             weights = torch.where(few[:, None, None, None], members.mT.to(wide), weights)
         weights = drop(weights, self.dropout_p()).to(v.dtype)
@@ -130,7 +130,7 @@ class Nystromformer(OrderedAttention):
         )
 
     def _segments(self, length: int, key_padding_mask: Tensor | None, device: Any) -> Tensor:
-        """Bool, (B or 1, 1, m, N): which tokens belong to each landmark."""
+        """Return the tokens of each landmark as (B or 1, 1, m, N) bool."""
         position = torch.arange(length, device=device)
         marks = torch.arange(self.num_landmarks, device=device).unsqueeze(-1)
         if key_padding_mask is None or self.landmarks == "all":
@@ -143,7 +143,7 @@ class Nystromformer(OrderedAttention):
         return torch.softmax(q @ k_marks.mT / math.sqrt(self.head_dim), dim=-1)
 
     def _pseudo_inverse(self, a: Tensor) -> Tensor:
-        """The Moore-Penrose inverse of (..., m, m), approximately, by matrix products only."""
+        """Approximate the Moore-Penrose inverse of (..., m, m) with matrix products only."""
         largest = a.sum(-2).amax(-1)[..., None, None]
         if self.pinv_init == "batch":
             largest = largest.amax()
@@ -155,5 +155,4 @@ class Nystromformer(OrderedAttention):
         return z
 
     def extra_repr(self) -> str:
-        """The settings, for print(model)."""
         return f"{super().extra_repr()}, num_landmarks={self.num_landmarks}"

@@ -19,42 +19,47 @@ KERNELS = ("softmax", "relu")
 PADDED_KEYS = ("left_out", "zero")
 _SOFTMAX_OFFSET = 1e-4
 _RELU_OFFSET = 1e-3
-# Exponents of causal keys end here: exp(...) stays in float32's reach, sums of many included.
+# Upper limit for exponents of causal keys: sums of many exp(...) must stay in float32's range.
 _LARGEST_EXPONENT = 60.0
 
 
 class Performer(LinearAttentionMixer):
-    """Linear attention whose features approximate softmax attention, or ReLU features.
+    """Linear attention with features that approximate softmax attention, or with ReLU features.
 
-    Features of the softmax kernel are exp(w x - |x|^2 / 2), x scaled by D^-1/4, for the rows w
-    of a random projection, plus a small offset. To keep the exponentials in range, a query's
-    largest product is taken off, which changes nothing, and the largest product of all valid
-    keys of a head, against which the offset is measured. A causal form cannot know that one:
-    there nothing is taken off, and exponents over 60 count as 60. There are no weights that
-    dropout could drop.
+    The softmax kernel has one feature for each row w of a random projection:
+    exp(w x - |x|^2 / 2) plus a small offset, with x scaled by D^-1/4. Two maxima are subtracted
+    from the exponents to keep them in range:
+
+    - for a query: its largest product w x;
+    - for a key: the largest product of all valid keys of the head.
+
+    The offset is relative to these maxima. Otherwise they do not change the result. With
+    `causal=True` the maximum over the keys is not known in advance: nothing is subtracted from
+    keys, and exponents above 60 are clamped to 60. Dropout has no effect: there are no attention
+    weights.
 
     Args:
         dim: channels C; see `TokenMixer` for the shared arguments.
         kernel: "softmax", or "relu" for features relu(w x) + 0.001.
-        num_features: rows M of the random projection. None means D ln D for the softmax kernel,
-            and for the ReLU kernel no projection at all: x itself stands for w x.
+        num_features: rows M of the random projection. None means D ln D for the softmax kernel.
+            For the ReLU kernel, None means no projection: x replaces w x.
         scale_exponent: queries and keys are divided by D to this power. The paper's 1/4 gives the
-            scale of softmax attention. PyTorch code of the Long Range Arena divides twice, which
-            is 1/2; the benchmark's own ReLU features are not scaled: 0.
-        padded_keys: padding is "left_out", or its keys and values are "zero" and count in the sum
-            of the weights, as in the PyTorch code of the Long Range Arena: outputs then depend on
-            the amount of padding.
-        bias: add a bias to the query, key and value maps.
-        out_bias: add a bias to the output map.
+            scale of softmax attention. PyTorch code of the Long Range Arena divides twice (1/2).
+            The ReLU features of the benchmark itself are not scaled (0).
+        padded_keys: "left_out" ignores padding. "zero" sets padded keys and values to zero, but
+            counts them in the sum of the weights. The PyTorch code of the Long Range Arena does
+            the same. Outputs then depend on the amount of padding.
+        bias: add a bias to the Q/K/V projections.
+        out_bias: add a bias to the output projection.
         shared: the other arguments of `TokenMixer`.
 
     Attributes:
-        projection: (M, D) buffer shared by the heads, drawn from torch's random numbers when the
-            layer is built, saved with the weights, and redrawn by `redraw_projection`; None
-            without a projection.
+        projection: (M, D) buffer shared by the heads, or None without a projection. It is drawn
+            from torch's random numbers in the constructor and saved with the weights.
+            `redraw_projection` replaces it.
 
     Raises:
-        InputError: an unknown name, `num_features` under 1, `scale_exponent` under 0, or
+        InputError: an unknown name, `num_features` below 1, `scale_exponent` below 0, or
             padded_keys="zero" with causal=True.
 
     Source: Choromanski et al. 2021, "Rethinking Attention with Performers", Lemma 1,
@@ -72,7 +77,7 @@ class Performer(LinearAttentionMixer):
         streaming=True,
         permutation_equivariant=True,
     )
-    # Only keeps a sequence without valid tokens from 0 / 0: the features have their own offset.
+    # Only prevents 0 / 0 in a sequence without valid tokens: the features have an offset.
     epsilon = 1e-12
 
     projection: Tensor | None
@@ -108,10 +113,10 @@ class Performer(LinearAttentionMixer):
         self.register_buffer("projection", drawn)
 
     def redraw_projection(self, generator: torch.Generator | None = None) -> None:
-        """Draw the random projection anew, from `generator` or torch's default one.
+        """Draw a new random projection from `generator` or torch's default generator.
 
         Raises:
-            InputError: the layer has no projection.
+            InputError: the mixer has no projection.
         """
         if self.projection is None:
             raise bad_argument("num_features", "a number of random features to redraw", None)
@@ -120,7 +125,6 @@ class Performer(LinearAttentionMixer):
         self.projection.copy_(drawn)
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, key_padding_mask: Tensor | None) -> Tensor:
-        """See `MultiHeadMixer.attend`."""
         if key_padding_mask is not None and self.padded_keys == "zero":
             padded = key_padding_mask[:, None, :, None]
             k, v = torch.where(padded, 0.0, k), torch.where(padded, 0.0, v)
@@ -130,11 +134,11 @@ class Performer(LinearAttentionMixer):
     def features(
         self, q: Tensor, k: Tensor, key_padding_mask: Tensor | None, start: Tensor | None
     ) -> tuple[Tensor, Tensor]:
-        """Features in float32 or float64; see `LinearAttentionMixer.features`."""
+        """Compute the features in float32 or float64."""
         padded = None if key_padding_mask is None else key_padding_mask[:, None, :, None]
         wide = torch.promote_types(q.dtype, torch.float32)
         scale = self.head_dim**-self.scale_exponent
-        with without_autocast(q):  # exponents need more than 8 bits
+        with without_autocast(q):  # exponents need more than 8 bits of precision
             q, k = q.to(wide) * scale, k.to(wide) * scale
             if self.kernel == "softmax":
                 q, k = self._query_features(q), self._key_features(k, padded)
@@ -143,7 +147,7 @@ class Performer(LinearAttentionMixer):
         return q, k if padded is None else torch.where(padded, 0.0, k)
 
     def num_features_per_head(self) -> int:
-        """Rows of the projection, or the channels of the head without one."""
+        """Return the rows of the projection, or D without a projection."""
         return self.head_dim if self.projection is None else self.projection.shape[0]
 
     def _projected(self, x: Tensor) -> Tensor:
@@ -171,7 +175,6 @@ class Performer(LinearAttentionMixer):
         return _exponential_features(k, products, products.amax((-1, -2), keepdim=True))
 
     def extra_repr(self) -> str:
-        """The settings, for print(model)."""
         features = self.num_features_per_head()
         return f"{super().extra_repr()}, kernel={self.kernel}, num_features={features}"
 
@@ -185,15 +188,15 @@ def _exponential_features(x: Tensor, products: Tensor, largest: Tensor | None) -
 def orthogonal_projection(
     num_features: int, head_dim: int, *, generator: torch.Generator | None = None
 ) -> Tensor:
-    """Rows distributed like standard normal vectors, orthogonal to each other in blocks of D.
+    """Draw standard normal rows that are orthogonal within blocks of D.
 
     Args:
         num_features: rows M.
         head_dim: columns D.
-        generator: where randomness comes from; torch's default generator if None.
+        generator: random number generator. Default: torch's default generator.
 
     Returns:
-        (M, D) of torch's default dtype.
+        (M, D) in torch's default dtype.
 
     Source: Choromanski et al. 2021, section 2.4.
     """
@@ -206,7 +209,7 @@ def orthogonal_projection(
     }
     normal = torch.randn(blocks, head_dim, head_dim, **kind)
     q, r = torch.linalg.qr(normal)
-    # The factorisation fixes signs of q by its own rule; those of r make it uniform again.
+    # qr chooses the signs of q; the signs of r's diagonal make q uniformly distributed again.
     rows = (q * r.diagonal(dim1=-2, dim2=-1).sign().unsqueeze(-2)).mT.flatten(0, 1)
     norms = torch.linalg.vector_norm(
         torch.randn(num_features, head_dim, **kind), dim=1, keepdim=True

@@ -20,27 +20,29 @@ _MOST_UNFACTORED = 128
 
 
 class Reformer(TokenMixer):
-    """LSH attention: queries double as keys, and meet those that a random hash puts near them.
+    """LSH attention: each query attends to tokens near it in the order of a random hash.
 
-    The rotations of the hash are drawn once, from `hash_seed` and `layer_index`, and kept with
-    the weights; the paper draws new ones at every call.
+    Queries and keys share one projection. The rotations of the hash are drawn once, from
+    `hash_seed` and `layer_index`, and saved with the weights. The paper draws new rotations at
+    every call.
 
     Args:
         dim: channels C; see `TokenMixer` for the shared arguments. Dropout acts on the attention
             weights. With `causal=True` a query sees the last `chunk_size` earlier tokens of its
-            bucket: chunks, as the paper cuts them, have borders that later tokens move.
+            bucket. The paper's chunks are not used, because their borders depend on later tokens.
         num_hashes: rounds of hashing, at most 127.
-        num_buckets: even, or several even factors of the number, each hashed by itself. Default:
-            the power of two at or below 2 max_length / chunk_size, in two factors above 128; 64
-            without `max_length`.
-        chunk_size: tokens in a chunk; a query sees its own and the one before. Default: 64, or an
-            eighth of `max_length` where that is less.
-        compat: "none" for the paper's equations; "hf" for the well-known PyTorch code: chunks
-            look back in a ring through all rounds, padding included, and a key that several
-            rounds find counts as often. Its causal form lets later tokens through and is refused.
+        num_buckets: an even number, or several even factors that are hashed separately. Default:
+            the power of two at or below 2 max_length / chunk_size, in two factors if above 128.
+            Without `max_length`: 64.
+        chunk_size: tokens in a chunk. A query sees its own and the previous chunk. Default: 64, or
+            an eighth of `max_length` if that is less.
+        compat: "none" follows the paper's equations. "hf" follows the well-known PyTorch code:
+            chunks look back in a ring through all rounds, including padding, and a key found in
+            several rounds counts several times. "hf" does not support `causal=True` because that
+            code leaks later tokens.
         hash_seed: seed of the rotations.
-        bias: add a bias to the query-key and value maps.
-        out_bias: add a bias to the output map.
+        bias: add a bias to the query-key and value projections.
+        out_bias: add a bias to the output projection.
         shared: the other arguments of `TokenMixer`.
 
     Raises:
@@ -90,7 +92,7 @@ class Reformer(TokenMixer):
         self.register_buffer("rotations", self._draw_rotations(hash_seed))
 
     def _check_buckets(self, num_buckets: int | Sequence[int] | None) -> tuple[int, ...]:
-        """The factors of the number of buckets."""
+        """Return the factors of the number of buckets."""
         if num_buckets is None:
             return default_buckets(self.max_length, self.chunk_size)
         single = isinstance(num_buckets, int)
@@ -100,16 +102,16 @@ class Reformer(TokenMixer):
         return factors
 
     def _draw_rotations(self, seed: int) -> Tensor:
-        """(H, D, rounds, half the sum of the factors), normal."""
+        """Draw normal numbers (H, D, rounds, half the sum of the factors)."""
         seed = check_integer("hash_seed", seed, 0, 2**32 - 1)
         generator = torch.Generator().manual_seed(seed * 2**31 + self.layer_index)
         columns = sum(self.bucket_factors) // 2
         shape = (self.num_heads, self.dim // self.num_heads, self.num_hashes, columns)
-        # The generator draws on the CPU only, whatever the default device.
+        # The generator only draws on the CPU, even if torch's default device is another one.
         return torch.empty(shape).copy_(torch.randn(shape, generator=generator, device="cpu"))
 
     def mix(self, x: Tensor, key_padding_mask: Tensor | None) -> Tensor:
-        """Hash, attend within chunks of tokens sorted by bucket, join the rounds."""
+        """Hash, attend within chunks of tokens sorted by bucket, and join the rounds."""
         qk, v = (self._split(t) for t in (self.qk(x), self.value(x)))
         y = lsh_attention(
             qk,
@@ -129,7 +131,6 @@ class Reformer(TokenMixer):
         return heads.transpose(1, 2)
 
     def extra_repr(self) -> str:
-        """The settings, for print(model)."""
         return (
             f"{super().extra_repr()}, num_hashes={self.num_hashes}, "
             f"num_buckets={self.bucket_factors}, chunk_size={self.chunk_size}"
@@ -137,7 +138,10 @@ class Reformer(TokenMixer):
 
 
 def default_buckets(max_length: int | None, chunk_size: int) -> tuple[int, ...]:
-    """Half a chunk to a bucket; two factors where one would take many columns to hash."""
+    """Choose the buckets: half a chunk of tokens each.
+
+    Above 128 buckets, two factors need fewer hash columns.
+    """
     if max_length is None:
         return (_DEFAULT_BUCKETS,)
     bits = max(1, (2 * max_length // chunk_size).bit_length() - 1)

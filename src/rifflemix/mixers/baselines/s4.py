@@ -1,4 +1,4 @@
-"""S4 in its diagonal form, S4D-Lin: every channel has its own state space."""
+"""S4 in its diagonal variant, S4D-Lin: every channel has its own state space."""
 
 from __future__ import annotations
 
@@ -23,21 +23,22 @@ from rifflemix.ops.precision import as_default
 class S4(TokenMixer):
     """y = GLU(W gelu(SSM(x) + D x)), where SSM is a diagonal state space for each channel.
 
-    h' = A h + x, SSM(x) = 2 Re(C h), discretised by zero-order hold with a learned step: a
-    convolution by FFT in parallel, a recurrence of constant memory in a stream. This is S4D-Lin,
-    A[s] = -1/2 + i pi s at the start, which the S4D paper finds level with S4's diagonal plus
-    low-rank form on the Long Range Arena. In both directions a second C reads the later tokens.
+    h' = A h + x and SSM(x) = 2 Re(C h), discretized by zero-order hold with a learned step.
+    `forward` uses a convolution by FFT. Streaming uses a recurrence with constant memory. The
+    initial A[s] = -1/2 + i pi s is S4D-Lin. In the S4D paper it is comparable to S4's diagonal plus
+    low-rank variant on the Long Range Arena. If bidirectional, a second C reads the later tokens.
     Parameters have the names of the released code.
 
     Args:
         dim: channels C; see `TokenMixer` for the shared arguments. `num_heads` and `dropout` are
             ignored.
-        state_size: numbers in the state of a channel, half of them stored (conjugates pair).
-        bidirectional: read later tokens too; where unset, unless `causal`.
+        state_size: complex numbers in the state of a channel. They form conjugate pairs, so half
+            of them are stored.
+        bidirectional: also read later tokens. Default: True unless `causal`.
         shared: the other arguments of `TokenMixer`.
 
     Raises:
-        InputError: an odd `state_size`, or both directions with `causal=True`.
+        InputError: an odd `state_size`, or `bidirectional=True` with `causal=True`.
 
     Source: Gu et al. 2022, "On the Parameterization and Initialization of Diagonal State Space
     Models", equations (3), (4) and (9) and section 4; S4: Gu et al. 2022, "Efficiently Modeling
@@ -75,13 +76,12 @@ class S4(TokenMixer):
         counts = as_default(torch.arange(pairs))
         self.A_imag = nn.Parameter(math.pi * counts.repeat(self.dim, 1))
         directions = 2 if self.bidirectional else 1
-        # The two parts of standard complex normal numbers.
+        # Real and imaginary parts of standard complex normal numbers.
         self.C = nn.Parameter(torch.randn(directions, self.dim, pairs, 2) / math.sqrt(2.0))
         self.D = nn.Parameter(torch.randn(self.dim))
         self.output_linear = nn.Linear(self.dim, 2 * self.dim)
 
     def mix(self, x: Tensor, key_padding_mask: Tensor | None) -> Tensor:
-        """The convolution over the valid tokens, then the gate, token by token."""
         return self._read_out(mix_valid_tokens(self._convolve, x, key_padding_mask), x)
 
     def _convolve(self, x: Tensor, mask: Tensor | None) -> Tensor:
@@ -94,7 +94,7 @@ class S4(TokenMixer):
         return fft_convolution(wide(x), forward, backward, backward_from="next")
 
     def _kernel(self) -> ExponentialKernel:
-        """Of C channels, or of C to the right and C to the left."""
+        """Build C kernels, or 2 C if bidirectional (forward first)."""
         dt = wide(self.log_dt).exp().unsqueeze(-1)
         a = ComplexPair(-wide(self.log_A_real).exp(), wide(self.A_imag))
         exponent = a.scaled(dt)
@@ -112,20 +112,19 @@ class S4(TokenMixer):
         return F.glu(self.output_linear(F.gelu(y)), -1)
 
     def start_stream(self, batch_size: int, device: Any, dtype: Any) -> dict[str, Tensor]:
-        """The states of all channels, (B, C, state_size / 2, 2), float32 or wider."""
+        """Create the states (B, C, state_size / 2, 2) in float32 or wider."""
         return {"state": self._kernel().init_state(batch_size).to(device)}
 
     def advance_stream(
         self, x_t: Tensor, state: dict[str, Tensor]
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """One token (B, C) into the states, and its output."""
         y, after = self._kernel().step(x_t, state["state"])
         return self._read_out(y, x_t), {"state": after}
 
     def fill_stream(
         self, x: Tensor, key_padding_mask: Tensor | None
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """`mix`, and the states that its recurrence would end in."""
+        """Return the outputs and the states after the last token."""
         y, state = fill_valid_tokens(self._fill, x, key_padding_mask)
         return self._read_out(y, x), state
 
@@ -135,10 +134,9 @@ class S4(TokenMixer):
         return self._convolve_with(kernel, x), {"state": kernel.state_after(tokens)}
 
     def no_weight_decay(self) -> set[str]:
-        """Names of the parameters that weight decay should leave alone."""
+        """Return the names of the parameters that weight decay skips."""
         return {"log_dt", "log_A_real", "A_imag", "D"}
 
     def extra_repr(self) -> str:
-        """The settings, for print(model)."""
         size = 2 * self.A_imag.shape[1]
         return f"dim={self.dim}, state_size={size}, bidirectional={self.bidirectional}"

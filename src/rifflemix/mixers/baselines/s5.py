@@ -1,4 +1,4 @@
-"""S5: one state space with many inputs and outputs, run by a scan."""
+"""S5: one state space with many inputs and outputs, computed by a scan."""
 
 from __future__ import annotations
 
@@ -19,29 +19,30 @@ from rifflemix.mixers.base import MixerCard, TokenMixer
 from rifflemix.mixers.padding import fill_valid_tokens, last_tokens, mix_valid_tokens
 from rifflemix.ops.precision import as_default, wide_default, without_autocast
 
-# The least damping: a state space whose eigenvalues cross the imaginary axis blows up.
+# Minimum damping: a state space diverges if its eigenvalues cross the imaginary axis.
 _LEAST_DECAY = 1e-4
 
 
 class S5(TokenMixer):
-    """y = g sigmoid(W g) with g = gelu(SSM(x)), where all channels share one diagonal state space.
+    """y = g sigmoid(W g) with g = gelu(SSM(x)). All channels share one diagonal state space.
 
-    h' = Lambda h + B x, SSM(x) = 2 Re(C h) + D x, discretised by zero-order hold with a learned
-    step for each number of the state; a parallel scan over the tokens, a recurrence of constant
-    memory in a stream. Lambda starts as the eigenvalues of the normal part of HiPPO-LegS, in
-    `num_blocks` copies. In both directions a second C reads the states of a scan from the end.
-    Parameters have the names of the released code.
+    h' = Lambda h + B x and SSM(x) = 2 Re(C h) + D x. Zero-order hold discretizes them with a
+    learned step for each number of the state. `forward` uses a parallel scan over the tokens.
+    Streaming uses a recurrence with constant memory. Lambda starts as the eigenvalues of the normal
+    part of HiPPO-LegS, in `num_blocks` copies. If bidirectional, a second C reads the states of a
+    scan from the end. Parameters have the names of the released code.
 
     Args:
         dim: channels C; see `TokenMixer` for the shared arguments. `num_heads` and `dropout` are
             ignored.
-        state_size: numbers P in the state, half of them stored (conjugates pair).
-        num_blocks: copies J of the initial matrix; 2 J divides `state_size`.
-        bidirectional: read later tokens too; where unset, unless `causal`.
+        state_size: number P of complex numbers in the state. They form conjugate pairs, so half of
+            them are stored.
+        num_blocks: copies J of the initial matrix. 2 J must divide `state_size`.
+        bidirectional: also read later tokens. Default: True unless `causal`.
         shared: the other arguments of `TokenMixer`.
 
     Raises:
-        InputError: sizes that do not fit, or both directions with `causal=True`.
+        InputError: sizes that do not fit, or `bidirectional=True` with `causal=True`.
 
     Source: Smith et al. 2023, "Simplified State Space Layers for Sequence Modeling", equations
     (2), (3), (5) and (6), section 3.2 and appendix B.1.
@@ -92,11 +93,10 @@ class S5(TokenMixer):
         self.out2 = nn.Linear(self.dim, self.dim)
 
     def mix(self, x: Tensor, key_padding_mask: Tensor | None) -> Tensor:
-        """The scan over the valid tokens, then the gate, token by token."""
         return self._read_out(mix_valid_tokens(self._scan, x, key_padding_mask), x)
 
     def _scan(self, x: Tensor, mask: Tensor | None) -> Tensor:
-        """2 Re(C h) of all positions; the scans run one after the other in the same state space."""
+        """Compute 2 Re(C h) at all positions. Both directions use the same state space."""
         ratio, inputs = self._discretised(x)
         y = self._observed(linear_scan(ratio, inputs), 0)
         if self.bidirectional:
@@ -105,7 +105,7 @@ class S5(TokenMixer):
         return y
 
     def _discretised(self, x: Tensor) -> tuple[ComplexPair, ComplexPair]:
-        """exp(Lambda step), (P / 2,), and the tokens (..., C) as they enter the state."""
+        """Return exp(Lambda step) (P / 2,) and the state inputs of the tokens (..., C)."""
         eigenvalues = ComplexPair(
             wide(self.Lambda_re).clamp(max=-_LEAST_DECAY), wide(self.Lambda_im)
         )
@@ -127,14 +127,13 @@ class S5(TokenMixer):
         return out
 
     def start_stream(self, batch_size: int, device: Any, dtype: Any) -> dict[str, Tensor]:
-        """The state, (B, P / 2, 2), float32 or wider."""
+        """Create the state (B, P / 2, 2) in float32 or wider."""
         like = wide(self.Lambda_re)
         return {"state": torch.zeros(batch_size, len(like), 2, device=device, dtype=like.dtype)}
 
     def advance_stream(
         self, x_t: Tensor, state: dict[str, Tensor]
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """One token (B, C) into the state, and its output."""
         ratio, token = self._discretised(x_t)
         after = ratio.times(ComplexPair.from_last(state["state"])).plus(token)
         return self._read_out(self._observed(after, 0), x_t), {"state": after.stacked()}
@@ -142,7 +141,7 @@ class S5(TokenMixer):
     def fill_stream(
         self, x: Tensor, key_padding_mask: Tensor | None
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """`mix`, and the state that its scan ends with."""
+        """Return the outputs and the state after the last token."""
         y, state = fill_valid_tokens(self._fill, x, key_padding_mask)
         return self._read_out(y, x), state
 
@@ -152,17 +151,16 @@ class S5(TokenMixer):
         return self._observed(states, 0), {"state": last.squeeze(1)}
 
     def no_weight_decay(self) -> set[str]:
-        """Names of the parameters that weight decay should leave alone."""
+        """Return the names of the parameters that weight decay skips."""
         return {"Lambda_re", "Lambda_im", "B", "D", "log_step"}
 
     def extra_repr(self) -> str:
-        """The settings, for print(model)."""
         size = 2 * len(self.Lambda_re)
         return f"dim={self.dim}, state_size={size}, bidirectional={self.bidirectional}"
 
 
 def _hippo_eigenvalues(state_size: int, num_blocks: int) -> tuple[Tensor, Tensor]:
-    """Half of the eigenvalues (P / 2,), one of each conjugate pair, and eigenvectors (P, P / 2).
+    """Compute eigenvalues (P / 2,), one per conjugate pair, and eigenvectors (P, P / 2).
 
     The normal part of HiPPO-LegS is -1/2 I plus a skew-symmetric matrix S; i S is Hermitian.
     """

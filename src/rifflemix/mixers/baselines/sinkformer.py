@@ -14,22 +14,22 @@ from rifflemix.ops.dropout.unchecked import dropout as drop
 
 
 class Sinkformer(MultiHeadMixer):
-    """Attention balanced by Sinkhorn steps in the log domain.
+    """Attention with weights balanced by Sinkhorn steps in the log domain.
 
-    The scores q k^T / sqrt(D) are scaled by rows and columns in turn, rows first, so one step is
-    softmax attention. An odd number of steps ends on rows, whose weights then sum to 1; an even
-    number ends on columns.
+    The weights exp(q k^T / sqrt(D)) are normalized over rows and columns in turn, rows first. One
+    step is softmax attention. After an odd number of steps each row sums to 1. After an even
+    number each column sums to 1.
 
     Args:
         dim: channels C; see `TokenMixer` for the shared arguments.
-        num_iterations: row and column steps together, at least 1; the paper uses 3 and 5.
-        epsilon: entropic regularisation; the scores are divided by it.
-        bias: add a bias to the query, key and value maps.
-        out_bias: add a bias to the output map.
+        num_iterations: total number of row and column steps, at least 1; the paper uses 3 and 5.
+        epsilon: entropic regularization; the scores are divided by it.
+        bias: add a bias to the Q/K/V projections.
+        out_bias: add a bias to the output projection.
         shared: the other arguments of `TokenMixer`.
 
     Raises:
-        InputError: no iteration, or an epsilon that is not above 0.
+        InputError: `num_iterations` below 1, or `epsilon` not above 0.
 
     Source: Sander et al. 2022, "Sinkformers: Transformers with Doubly Stochastic Attention",
     section 3.
@@ -60,36 +60,35 @@ class Sinkformer(MultiHeadMixer):
         self.epsilon = check_positive("epsilon", epsilon)
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, key_padding_mask: Tensor | None) -> Tensor:
-        """See `MultiHeadMixer.attend`."""
         scores = q @ k.mT * (self.head_dim**-0.5 / self.epsilon)
         weights = balanced_attention(scores, self.num_iterations, key_padding_mask)
         return drop(weights, self.dropout_p()).to(v.dtype) @ v
 
     def extra_repr(self) -> str:
-        """The settings, for print(model)."""
         return f"{super().extra_repr()}, num_iterations={self.num_iterations}"
 
 
-# Stands for the log of zero. Finite, so that a row or column without a valid entry gives zeros
-# and zero gradients where -inf would give NaN.
+# Finite replacement for log(0): a row or column without a valid entry gives zeros and zero
+# gradients. -inf would give NaN.
 _LOG_ZERO = -1e30
 
 
 def balanced_attention(
     scores: Tensor, num_iterations: int, key_padding_mask: Tensor | None = None
 ) -> Tensor:
-    """exp(scores), scaled to sum to 1 along rows and columns in turn, rows first.
+    """Normalize exp(scores) over rows and columns in turn, rows first.
 
-    The sums run over valid tokens, each sample by itself, and no test for convergence ends the
-    steps early: that would couple the samples of a batch.
+    The sums cover the valid tokens of one sample. There is no convergence test: early stopping
+    would make the samples of a batch depend on each other.
 
     Args:
-        scores: (B, H, N, N), rows queries, columns keys.
-        num_iterations: row and column steps together.
-        key_padding_mask: (B, N) bool, True = padding; such rows and columns come out as zeros.
+        scores: (B, H, N, N), one row per query and one column per key.
+        num_iterations: total number of row and column steps.
+        key_padding_mask: (B, N) bool, True = padding. Padded rows and columns are zero in the
+            result.
 
     Returns:
-        (B, H, N, N), float32 or float64: N times the transport plan of uniform marginals 1 / N.
+        (B, H, N, N), float32 or float64: N times the transport plan with uniform marginals 1 / N.
     """
     log_weights = scores.to(torch.promote_types(scores.dtype, torch.float32))
     empty = None
@@ -99,7 +98,7 @@ def balanced_attention(
         log_weights = log_weights.masked_fill(empty, _LOG_ZERO)
     for step in range(num_iterations - 1):
         log_weights = log_weights.log_softmax(dim=-2 if step % 2 else -1)
-        if empty is not None:  # a row or column without a valid entry has become uniform
+        if empty is not None:  # rows and columns without a valid entry became uniform
             log_weights = log_weights.masked_fill(empty, _LOG_ZERO)
     weights = log_weights.softmax(dim=-1 if num_iterations % 2 else -2)
     return weights if empty is None else weights.masked_fill(empty, 0.0)

@@ -1,4 +1,4 @@
-"""Softmax attention, the row every table is measured against."""
+"""Softmax attention: the reference for every comparison."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from rifflemix.mixers.base import MixerCard
 
 
 class SoftmaxAttention(MultiHeadMixer):
-    """Multi-head softmax attention through torch's scaled_dot_product_attention.
+    """Multi-head softmax attention with torch's scaled_dot_product_attention.
 
     Args:
         dim: channels C; see `TokenMixer` for the shared arguments.
-        bias: add a bias to the query, key and value maps.
-        out_bias: add a bias to the output map; as `bias` where unset.
-        shared: `inner_dim`, see `MultiHeadMixer`, and the arguments of `TokenMixer`.
+        bias: add a bias to the Q/K/V projections.
+        out_bias: add a bias to the output projection. Default: the value of `bias`.
+        shared: the other arguments of `MultiHeadMixer`, such as `inner_dim`, and of `TokenMixer`.
 
     Source: Vaswani et al. 2017, "Attention Is All You Need", equation (1).
     """
@@ -51,7 +51,6 @@ class SoftmaxAttention(MultiHeadMixer):
         super().__init__(dim, bias=bias, out_bias=out_bias, **shared)
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, key_padding_mask: Tensor | None) -> Tensor:
-        """Attention of every token to every valid (and, if causal, earlier) token."""
         return masked_attention(
             q,
             k,
@@ -62,7 +61,7 @@ class SoftmaxAttention(MultiHeadMixer):
         )
 
     def start_stream(self, batch_size: int, device: Any, dtype: Any) -> dict[str, Tensor]:
-        """An empty key-value cache; it grows by one token a step (not constant memory)."""
+        """Create an empty key-value cache. It grows by one token per step."""
         shape = (batch_size, self.num_heads, 0, self.head_dim)
         empty = torch.zeros(shape, device=device, dtype=dtype)
         return {"keys": empty, "values": empty}
@@ -70,11 +69,10 @@ class SoftmaxAttention(MultiHeadMixer):
     def advance_stream(
         self, x_t: Tensor, state: dict[str, Tensor]
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """One token (B, C): attend to the cache and to itself."""
         q, k, v = self.split(self.qkv(x_t.unsqueeze(1)))
         after = with_token(state, keys=k, values=v)
         return self.proj(attend_to_cache(q, after["keys"], after["values"], after)), after
 
     def remember(self, k: Tensor, v: Tensor, key_padding_mask: Tensor | None) -> dict[str, Tensor]:
-        """All keys and values."""
+        """Return a cache of all keys and values."""
         return new_cache(key_padding_mask, keys=k, values=v)

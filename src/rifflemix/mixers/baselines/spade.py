@@ -1,4 +1,4 @@
-"""SPADE: a state space for what is far beside local attention for what is near."""
+"""SPADE: a state space for distant tokens and local attention for near tokens."""
 
 from __future__ import annotations
 
@@ -20,26 +20,27 @@ from rifflemix.mixers.padding import last_tokens
 class Spade(OrderedAttention):
     """y = W [LN(S4(x)), LN(local attention(x))] in the bottom layer, local attention above it.
 
-    Local attention is a sliding window over `radius` tokens on either side, of the past only
-    with `causal=True`; a stream then keeps the keys and values of one window, and S4's state.
+    Local attention is a sliding window over `radius` tokens on each side, or on the left side only
+    with `causal=True`. The streaming state contains the keys and values of one window, and the
+    state of S4.
 
     Args:
-        dim: channels C; see `TokenMixer` for the shared arguments. `layer_index` says which layer
-            this is. `dropout` drops attention weights.
-        radius: tokens that a query sees on either side. Default: 64, or an eighth of
-            `max_length` where that is less.
-        ssm_every: give one in this many layers a state space, the bottom layer first; where unset,
+        dim: channels C; see `TokenMixer` for the shared arguments. `layer_index` decides whether
+            the layer has a state space. `dropout` acts on the attention weights.
+        radius: tokens that a query sees on each side. Default: 64, or an eighth of `max_length` if
+            that is less.
+        ssm_every: period of the layers with a state space, starting at the bottom layer. Default:
             the bottom layer only, as published.
-        state_size: numbers in the state of a channel of S4.
-        bias: add a bias to the query, key and value maps.
-        out_bias: add a bias to the output map of the attention.
+        state_size: numbers in the state of each S4 channel.
+        bias: add a bias to the Q/K/V projections.
+        out_bias: add a bias to the output projection of the attention.
         shared: the other arguments of `TokenMixer`.
 
     Raises:
         InputError: an option out of range.
 
     Source: Zuo et al. 2022, "Efficient Long Sequence Modeling via State Space Augmented
-    Transformer", section 3; the relative position bias of its local attention is left out.
+    Transformer", section 3, without the relative position bias of its local attention.
     """
 
     card: ClassVar[MixerCard] = MixerCard(
@@ -55,7 +56,7 @@ class Spade(OrderedAttention):
         thread_sums="the gradients of the LayerNorms",
         no_onnx=NO_ONNX,
     )
-    fixed_options: ClassVar[frozenset[str]] = frozenset({"keep_positions"})  # S4 moves padding
+    fixed_options: ClassVar[frozenset[str]] = frozenset({"keep_positions"})  # S4 moves padding last
 
     def __init__(
         self,
@@ -81,20 +82,19 @@ class Spade(OrderedAttention):
             self.aggregate = nn.Linear(2 * self.dim, self.dim)
 
     def mix(self, x: Tensor, key_padding_mask: Tensor | None) -> Tensor:
-        """Local attention and, where this layer has one, the state space beside it."""
+        """Combine local attention with the state space, if this layer has a state space."""
         local = super().mix(x, key_padding_mask)
         if self.ssm is None:
             return local
         return self._combine(self.ssm.mix(x, key_padding_mask), local)
 
     def _combine(self, far: Tensor, near: Tensor) -> Tensor:
-        """(..., C) outputs of the state space and of the attention -> (..., C)."""
+        """Combine the outputs (..., C) of the state space and the attention."""
         both = torch.cat((self.norm_global(far), self.norm_local(near)), -1)
         y: Tensor = self.aggregate(both)
         return y
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, key_padding_mask: Tensor | None) -> Tensor:
-        """See `MultiHeadMixer.attend`."""
         return window_attention(
             q,
             k,
@@ -106,7 +106,7 @@ class Spade(OrderedAttention):
         )
 
     def start_stream(self, batch_size: int, device: Any, dtype: Any) -> dict[str, Tensor]:
-        """The state of S4, and a cache of keys and values that grows up to `radius` tokens."""
+        """Create the state of S4 and a cache that grows to `radius` tokens."""
         empty = torch.zeros(
             (batch_size, self.num_heads, 0, self.head_dim),
             device=device,
@@ -118,7 +118,6 @@ class Spade(OrderedAttention):
     def advance_stream(
         self, x_t: Tensor, state: dict[str, Tensor]
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """One token (B, C): attend to the window it closes, and into the state space."""
         q, k, v = self.split(self.qkv(x_t.unsqueeze(1)))
         window = with_token(state, keys=k, values=v)
         keys, values = window["keys"], window["values"]
@@ -138,7 +137,7 @@ class Spade(OrderedAttention):
     def fill_stream(
         self, x: Tensor, key_padding_mask: Tensor | None
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """`mix`, and both states after it."""
+        """Return the outputs, and the cache with the state of S4."""
         near, state = super().fill_stream(x, key_padding_mask)
         if self.ssm is None:
             return near, state
@@ -146,11 +145,10 @@ class Spade(OrderedAttention):
         return self._combine(far, near), {**state, **state_after}
 
     def remember(self, k: Tensor, v: Tensor, key_padding_mask: Tensor | None) -> dict[str, Tensor]:
-        """The last `radius` keys and values."""
+        """Return a cache of the last `radius` keys and values."""
         keys, padding = last_tokens(k, key_padding_mask, self.radius, dim=2)
         values, _ = last_tokens(v, key_padding_mask, self.radius, dim=2)
         return new_cache(padding, keys=keys, values=values)
 
     def extra_repr(self) -> str:
-        """The settings, for print(model)."""
         return f"{super().extra_repr()}, radius={self.radius}"

@@ -1,6 +1,4 @@
-"""Sparse Transformer: attention to the own block and to summary columns, or to strided
-positions.
-"""
+"""Sparse Transformer: attention to a block and summary columns, or to strided positions."""
 
 from __future__ import annotations
 
@@ -35,12 +33,12 @@ _STRIDE = 128
 
 
 class _ExtraKey(NamedTuple):
-    """A key that all queries see unless it is padding: that of the class token.
+    """The key and value of the class token. All queries see them unless the token is padding.
 
     Attributes:
         key: (B, H, 1, D).
         value: (B, H, 1, D).
-        padded: (B, 1) bool, True = padding; None where nothing is.
+        padded: (B, 1) bool, True = padding; None without a padding mask.
     """
 
     key: Tensor
@@ -48,45 +46,46 @@ class _ExtraKey(NamedTuple):
     padded: Tensor | None
 
     def seen(self) -> Tensor:
-        """(B, 1) bool."""
+        """Return (B, 1) bool, True = visible."""
         if self.padded is None:
             return torch.ones(len(self.key), 1, dtype=torch.bool, device=self.key.device)
         return ~self.padded
 
 
 class SparseTransformer(OrderedAttention):
-    """Softmax attention over the union of the two parts of a factorised pattern.
+    """Softmax attention over the union of both parts of a factorized pattern.
 
-    With stride l, query i sees key j when
+    With stride l, query i sees key j if
 
-    - "fixed": both are in one block of l tokens, or j mod l is 0 or one of the last
-      `num_summary`, the columns that sum up j's block for all others;
+    - "fixed": both are in one block of l tokens, or j is in a summary column: j mod l is 0 or one
+      of the last `num_summary` values. Summary columns represent their block for all other blocks.
     - "strided": |i - j| < l, or i - j is a multiple of l.
 
-    With `causal` or `triangular`, j <= i besides. Every head has the whole union.
+    `causal` and `triangular` also require j <= i. Every head uses the whole union.
 
     Args:
         dim: channels C; see `TokenMixer` for the shared arguments. Dropout acts on the attention
             weights.
         pattern: "fixed" or "strided".
-        stride: l. Default: the power of two at or above sqrt(max_length), which makes the cost
-            O(N^1.5); 128 without `max_length`. A stride that does not grow with N costs O(N^2).
-        num_summary: c, summary columns at the end of a block, below l. Default: 4, less for
-            strides under 16. Only for the fixed pattern. The paper takes 8 to 32 for strides of
-            128 and 256; the Long Range Arena l = 50, c = 10, which is a fifth of all keys.
-        triangular: see only earlier keys although `causal` is False, as the Long Range Arena
-            does when it classifies.
-        cls_token: the first token sees all and is seen by all; the pattern is laid out over the
-            tokens after it. Not for `causal=True`: the first token would see later ones.
-        bias: add a bias to the query, key and value maps.
-        out_bias: add a bias to the output map.
+        stride: l. Default: the power of two at or above sqrt(max_length), for a cost of O(N^1.5).
+            Without `max_length`: 128. A stride that does not grow with N costs O(N^2).
+        num_summary: c, number of summary columns at the end of a block, below l. Only for
+            pattern="fixed". Default: 4, less for strides below 16. The paper uses 8 to 32 for
+            strides of 128 and 256. The Long Range Arena uses l = 50, c = 10: a fifth of all keys.
+        triangular: hide later keys even if `causal` is False, as the Long Range Arena does for
+            classification.
+        cls_token: the first token sees all tokens, and all tokens see it. The pattern covers the
+            tokens after it. Not supported with `causal=True`: the first token would see later
+            tokens.
+        bias: add a bias to the Q/K/V projections.
+        out_bias: add a bias to the output projection.
         shared: the other arguments of `TokenMixer`.
 
     Raises:
         InputError: an unknown pattern, a number out of range, or `cls_token` with `causal`.
 
     Source: Child et al. 2019, "Generating Long Sequences with Sparse Transformers", sections 4.2
-    and 4.3. Column 0 is in the Long Range Arena's mask, not in the paper.
+    and 4.3. Column 0 comes from the Long Range Arena's mask, not from the paper.
     """
 
     card: ClassVar[MixerCard] = MixerCard(
@@ -136,7 +135,6 @@ class SparseTransformer(OrderedAttention):
         return check_integer("num_summary", num_summary, 0, self.stride - 1)
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, key_padding_mask: Tensor | None) -> Tensor:
-        """See `MultiHeadMixer.attend`."""
         if not self.cls_token:
             return self._attend_pattern(q, k, v, key_padding_mask, None)
         first = masked_attention(
@@ -159,8 +157,8 @@ class SparseTransformer(OrderedAttention):
         mask: Tensor | None,
         extra: _ExtraKey | None,
     ) -> Tensor:
-        """Attention over the pattern, and to one key beside it that all queries see."""
-        stride = block_of(self.stride, q.shape[2])  # shorter sequences are one block either way
+        """Attend over the pattern and to one extra key that all queries see."""
+        stride = block_of(self.stride, q.shape[2])  # a shorter sequence is one block
         if self.pattern == "strided":
             return self._attend_strided(q, k, v, mask, extra, stride)
         return block_attention(
@@ -182,7 +180,7 @@ class SparseTransformer(OrderedAttention):
         extra: _ExtraKey | None,
         stride: int,
     ) -> SharedKeys:
-        """The summary columns of all blocks, which every other block sees."""
+        """Collect the summary columns of all blocks for the queries of other blocks."""
         columns = sorted({0, *range(stride - min(self.num_summary, stride), stride)})
         picked = [to_blocks(t, stride)[:, :, :, columns] for t in (k, v)]
         keys, values = (t.transpose(1, 2).flatten(2, 3) for t in picked)
@@ -206,7 +204,7 @@ class SparseTransformer(OrderedAttention):
         extra: _ExtraKey | None,
         stride: int,
     ) -> Tensor:
-        """One softmax over the scores of the window, the column i mod l, and the extra key."""
+        """Apply one softmax over the window, the column i mod l and the extra key."""
         near, near_values, near_sees = self._window_part(q, k, v, mask, stride)
         far, far_values, far_sees = self._column_part(q, k, v, mask, stride)
         scores, sees = [near, far], [near_sees.expand_as(near), far_sees.expand_as(far)]
@@ -226,7 +224,7 @@ class SparseTransformer(OrderedAttention):
     def _window_part(
         self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, stride: int
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Scores (B, N/l, H, l, keys) of the window, its values, and which are seen."""
+        """Compute scores (B, N/l, H, l, keys), values and mask of the window."""
         before, after = stride - 1, 0 if self.triangular else stride - 1
         reach = (int(before > 0), int(after > 0))
         keys, values = (with_neighbours(to_blocks(t, stride), *reach) for t in (k, v))
@@ -237,7 +235,7 @@ class SparseTransformer(OrderedAttention):
     def _column_part(
         self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, stride: int
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Scores (B, N/l, H, l, N/l) of the positions a multiple of l away, the own one aside."""
+        """Compute scores (B, N/l, H, l, N/l), values and mask of other keys in the column."""
         queries, keys, values = (_by_column(to_blocks(t, stride)) for t in (q, k, v))
         block = torch.arange(keys.shape[3], device=k.device)
         own, theirs = block.unsqueeze(1), block
@@ -247,10 +245,9 @@ class SparseTransformer(OrderedAttention):
         return _by_column(queries @ keys.mT), values, sees
 
     def extra_repr(self) -> str:
-        """The settings, for print(model)."""
         return f"{super().extra_repr()}, pattern={self.pattern!r}, stride={self.stride}"
 
 
 def _by_column(x: Tensor) -> Tensor:
-    """(B, blocks, H, l, D) to (B, l, H, blocks, D) and back: positions of one column together."""
+    """Group positions by column: (B, blocks, H, l, D) -> (B, l, H, blocks, D) or back."""
     return x.transpose(1, 3)

@@ -1,4 +1,4 @@
-"""Synthesizer: attention whose scores are learned, not products of queries and keys."""
+"""Synthesizer: attention with learned scores instead of products of queries and keys."""
 
 from __future__ import annotations
 
@@ -22,25 +22,26 @@ MODES = ("random", "factorized", "dense")
 class Synthesizer(TokenMixer):
     """Softmax attention over synthetic scores, alone or added to the scaled dot product.
 
-    Scores of shorter sequences are the first rows and columns; positions count the valid tokens.
+    Shorter sequences use the first rows and columns of the scores. Positions count the valid
+    tokens.
 
     Args:
-        dim: channels C; see `TokenMixer` for the shared arguments. `max_length` L is needed: the
-            scores are laid out over it.
-        mode: where the scores come from. "random": a parameter (H, L, L), whatever the input;
-            "factorized": the same as a product of (H, L, rank) and (H, rank, L); "dense": row n
-            is computed from token n, by a two-layer network per head.
-        rank: of the factorised scores; None takes 32. Only for mode "factorized".
-        dot_product: add the scores to q k^T / sqrt(D), under one softmax. False needs no queries
-            and keys. The paper calls True a mixture with the vanilla scores.
-        keep_positions: scores of padded positions stay where they stand, masked, instead of those
-            at the end; not with causal=True.
-        bias: add a bias to the maps of queries, keys and values.
-        out_bias: add a bias to the output map.
+        dim: channels C; see `TokenMixer` for the shared arguments. `max_length` L is required: it
+            is the size of the scores.
+        mode: source of the scores. "random": a parameter (H, L, L), independent of the input.
+            "factorized": the same as a product of (H, L, rank) and (H, rank, L). "dense": a
+            two-layer network per head computes row n from token n.
+        rank: rank of the factorized scores. Default: 32. Only for mode="factorized".
+        dot_product: add the scores to q k^T / sqrt(D) before the softmax. With False there are no
+            queries and keys. The paper calls True a mixture with the vanilla scores.
+        keep_positions: leave padding in place and mask its scores, instead of moving padding to
+            the end. Not supported with causal=True.
+        bias: add a bias to the Q/K/V projections.
+        out_bias: add a bias to the output projection.
         shared: the other arguments of `TokenMixer`.
 
     Raises:
-        InputError: an unknown mode, a rank that does not fit it, or keep_positions with
+        InputError: an unknown mode, a rank that does not fit the mode, or keep_positions with
             causal=True.
 
     Source: Tay et al. 2021, "Synthesizer: Rethinking Self-Attention for Transformer Models",
@@ -99,7 +100,6 @@ class Synthesizer(TokenMixer):
             self.score_bias = nn.Parameter(torch.zeros(heads, 1, length))
 
     def mix(self, x: Tensor, key_padding_mask: Tensor | None) -> Tensor:
-        """Attention by the synthetic scores, on the valid tokens moved together."""
         if self.keep_positions:
             return self._mix(x, key_padding_mask)
         return mix_valid_tokens(self._mix, x, key_padding_mask)
@@ -117,11 +117,11 @@ class Synthesizer(TokenMixer):
     ) -> Tensor:
         length = x.shape[1]
         scores = self._scores(x, length, length)
-        if self.causal:  # padding stands last, where no valid token looks
+        if self.causal:  # padding is last, so no valid token sees it
             later = torch.ones(length, length, dtype=torch.bool, device=x.device).triu(1)
             scores = scores.masked_fill(later, -torch.inf)
         elif key_padding_mask is not None:
-            # A sequence of padding only would have nowhere to look: its outputs do not matter.
+            # A sequence with only padding keeps its keys visible, because an empty softmax is NaN.
             hidden = key_padding_mask & ~key_padding_mask.all(dim=1, keepdim=True)
             scores = scores.masked_fill(hidden[:, None, None, :], -torch.inf)
         y = self._attend(q, k, v, scores, self.dropout if self.training else 0.0)
@@ -129,15 +129,15 @@ class Synthesizer(TokenMixer):
         return out
 
     def _project(self, x: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor]:
-        """Queries and keys, None without a dot product, and values, each (B, H, N, D)."""
+        """Return q, k (None without a dot product) and v, each (B, H, N, D)."""
         heads = self.qkv(x).unflatten(-1, (-1, self.num_heads, self.dim // self.num_heads))
         parts = heads.permute(2, 0, 3, 1, 4).unbind(0)
         return (parts[0], parts[1], parts[2]) if self.dot_product else (None, None, parts[0])
 
     def _scores(self, x: Tensor, positions: int | Tensor, stop: int) -> Tensor:
-        """Scores (B or 1, H, N, stop) of tokens x for keys before `stop`.
+        """Compute scores (B or 1, H, N, stop) of tokens x for keys before `stop`.
 
-        `positions` are those of the tokens, or how many there are from the first on.
+        `positions` contains the positions of the tokens, or is their number from position 0 on.
         """
         if self.mode == "random":
             return take_first(_rows(self.scores, positions), stop, 2).unsqueeze(0)
@@ -149,10 +149,10 @@ class Synthesizer(TokenMixer):
         return heads.transpose(1, 2) @ weight + bias
 
     def _newest_scores(self, x: Tensor, state: dict[str, Tensor], position: Tensor) -> Tensor:
-        """Scores (B, H, 1, L) of one token each, x (B, 1, C) at position (B,), for the cache."""
+        """Compute scores (B, H, 1, L) of x (B, 1, C) at position (B,) for the cached keys."""
         count = state["values"].shape[2]
         scores = self._scores(x, position, count)
-        if self.mode != "dense":  # one row a sequence: (1, H, B, columns)
+        if self.mode != "dense":  # one row per sequence: (1, H, B, columns)
             scores = scores.permute(2, 1, 0, 3)
         seen = visible(state)
         if seen is None:
@@ -168,7 +168,7 @@ class Synthesizer(TokenMixer):
         return dropout_attention(q, k, v, mask=scores, dropout_p=dropout_p)
 
     def start_stream(self, batch_size: int, device: Any, dtype: Any) -> dict[str, Tensor]:
-        """An empty key-value cache; it grows by one token a step (not constant memory)."""
+        """Create an empty key-value cache. It grows by one token per step."""
         shape = (batch_size, self.num_heads, 0, self.dim // self.num_heads)
         empty = torch.zeros(shape, device=device, dtype=dtype)
         return {"keys": empty, "values": empty} if self.dot_product else {"values": empty}
@@ -176,7 +176,6 @@ class Synthesizer(TokenMixer):
     def advance_stream(
         self, x_t: Tensor, state: dict[str, Tensor]
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """One token (B, C): attend to the cache and to itself."""
         x = x_t.unsqueeze(1)
         q, k, v = self._project(x)
         new = {"values": v} if k is None else {"keys": k, "values": v}
@@ -188,7 +187,7 @@ class Synthesizer(TokenMixer):
     def fill_stream(
         self, x: Tensor, key_padding_mask: Tensor | None
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """`mix`, and the cache of all keys and values, those of padding last."""
+        """Return the outputs and a cache of all keys and values, with padding last."""
         return fill_valid_tokens(self._fill, x, key_padding_mask)
 
     def _fill(self, x: Tensor, key_padding_mask: Tensor | None) -> tuple[Tensor, dict[str, Tensor]]:
@@ -198,18 +197,17 @@ class Synthesizer(TokenMixer):
         return y, new_cache(key_padding_mask, **new)
 
     def extra_repr(self) -> str:
-        """The settings, for print(model)."""
         return f"{super().extra_repr()}, mode={self.mode}, dot_product={self.dot_product}"
 
 
 def _rows(table: Tensor, positions: int | Tensor) -> Tensor:
-    """Rows (H, rows, columns) at positions, or all before one."""
-    if isinstance(positions, Tensor) and positions.dim():  # torch.jit.trace makes sizes tensors
+    """Select rows of (H, rows, columns): at `positions`, or the first `positions` rows."""
+    if isinstance(positions, Tensor) and positions.dim():  # sizes are tensors in torch.jit.trace
         return table[:, positions]
     return take_first(table, cast(int, positions), 1)
 
 
 def _xavier(heads: int, rows: int, columns: int) -> nn.Parameter:
-    """Xavier-uniform matrices, one per head."""
+    """Create one Xavier-uniform matrix per head."""
     bound = (6.0 / (rows + columns)) ** 0.5
     return nn.Parameter(torch.empty(heads, rows, columns).uniform_(-bound, bound))

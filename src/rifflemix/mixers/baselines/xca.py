@@ -15,15 +15,16 @@ from rifflemix.ops.precision import sum_of_products
 
 
 class XCA(MultiHeadMixer):
-    """Cross-covariance attention: per head, channels attend to channels, in linear time.
+    """Cross-covariance attention: the channels of each head attend to each other.
 
-    Queries and keys are scaled to unit norm over the valid tokens, channel by channel; the
-    D x D map softmax(temperature * q^T k) then mixes the channels of every token's value.
+    The cost is linear in N. Each channel of the queries and keys is scaled to unit norm over the
+    valid tokens. The D x D matrix softmax(temperature * q^T k) then mixes the channels of each
+    value.
 
     Args:
         dim: channels C; see `TokenMixer` for the shared arguments.
-        bias: add a bias to the query, key and value maps.
-        out_bias: add a bias to the output map.
+        bias: add a bias to the Q/K/V projections.
+        out_bias: add a bias to the output projection.
         shared: the other arguments of `TokenMixer`.
 
     Source: El-Nouby et al. 2021, "XCiT: Cross-Covariance Image Transformers", section 3.2.
@@ -46,11 +47,11 @@ class XCA(MultiHeadMixer):
         self.temperature = nn.Parameter(torch.ones(self.num_heads, 1, 1))
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, key_padding_mask: Tensor | None) -> Tensor:
-        """See `MultiHeadMixer.attend`: a (D, D) softmax map per head, over key channels."""
+        """Mix channels with a (D, D) softmax over the key channels of each head."""
         if key_padding_mask is not None:
             padded = key_padding_mask[:, None, :, None]
             q, k = torch.where(padded, 0.0, q), torch.where(padded, 0.0, k)
-        # Zeros, as where all is padding, have no direction, and float16 has no 1e-12.
+        # Prevents 0 / 0 if all tokens are padding. float16 cannot represent 1e-12.
         smallest = max(1e-12, torch.finfo(q.dtype).tiny)
         q, k = (F.normalize(t, dim=-2, eps=smallest) for t in (q, k))
         scores = sum_of_products(q, k) * self.temperature
@@ -58,5 +59,5 @@ class XCA(MultiHeadMixer):
         return v @ weights.to(v.dtype).mT
 
     def no_weight_decay(self) -> set[str]:
-        """Names of the parameters that weight decay should leave alone."""
+        """Return the names of the parameters that weight decay skips."""
         return {"temperature"}
