@@ -44,7 +44,7 @@ def enlarge_grid(table: Tensor, positions: int) -> Tensor:
     Raises:
         InputError: N or `positions` has a different form.
 
-    Source: Sapkota and Bhattarai, Dimension Mixer, procedure for Path-X.
+    Source: Sapkota and Bhattarai, Dimension Mixer, the steps to Path-X.
     """
     for first in (0, 1):
         before, after = (math.isqrt(max(rows - first, 0)) for rows in (len(table), positions))
