@@ -17,8 +17,8 @@ NORMS = ("pre", "post")
 class Block(nn.Module):
     """A token mixer and a feed-forward branch, each with a norm and a residual connection.
 
-    "pre": x += path(g1 * drop(mixer(LN(x)))); x += path(g2 * mlp(LN(x))). "post":
-    x = LN(x + path(g1 * drop(mixer(x)))); x = LN(x + path(g2 * mlp(x))).
+    - "pre": x += path(g1 * drop(mixer(LN(x)))); x += path(g2 * mlp(LN(x))).
+    - "post": x = LN(x + path(g1 * drop(mixer(x)))); x = LN(x + path(g2 * mlp(x))).
 
     Args:
         mixer: a module (B, N, C) -> (B, N, C) that accepts `key_padding_mask`.
@@ -88,7 +88,7 @@ class Block(nn.Module):
         return x + self._fed_forward(self.norm2(x))
 
     def step(self, x_t: Tensor, state: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
-        """Map the next token, (B, C) to (B, C), and return the next state of the mixer.
+        """Map the next token (B, C) and return the next state.
 
         Use it in evaluation mode, with norm="pre" and a mixer that supports streaming.
         """
@@ -97,7 +97,7 @@ class Block(nn.Module):
         return x_t + self._fed_forward(self.norm2(x_t)), state
 
     def prefill(self, x: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
-        """Map the first tokens, (B, N, C) to (B, N, C), and return the state for `step`."""
+        """Map the first tokens (B, N, C) and return the state for `step`."""
         mixed, state = self.mixer.prefill(self.norm1(x))
         x = x + self.scale1(mixed)
         return x + self._fed_forward(self.norm2(x)), state

@@ -156,7 +156,10 @@ class BlockResMLP(BlockMLP):
             raise bad_argument("block_dims", "a last width like the first", tuple(block_dims))
 
     def forward(self, x: Tensor, in_stride: int = 1, out_stride: int = 1) -> Tensor:
-        """Map (..., n) to (..., n). Both strides must be equal for the residual connection."""
+        """Map (..., n) to (..., n).
+
+        Both strides must be equal: the residual connection needs the same feature order.
+        """
         if in_stride != out_stride:
             raise bad_argument("out_stride", f"in_stride = {in_stride}", out_stride)
         return x + super().forward(x, in_stride, out_stride)
@@ -304,7 +307,7 @@ def _one_by_one(x: Tensor, steps: _Steps) -> Tensor:
 
 
 def _as_maps(steps: _Steps) -> list[BlockMap] | None:
-    """Return the steps for `block_mlp`; None if it does not support one or one has hooks."""
+    """Return the steps for `block_mlp`; None for hooks or unsupported modules."""
     maps: list[BlockMap] = []
     for layer, in_stride, out_stride in steps:
         if compat.hooks_of(layer):
@@ -320,7 +323,7 @@ def _as_maps(steps: _Steps) -> list[BlockMap] | None:
 
 
 def _activation(layer: nn.Module) -> str | None:
-    """Return the name of an activation in `block_mlp`; None if it is not supported."""
+    """Return the name of an activation in `block_mlp`, if supported."""
     if type(layer) is nn.GELU and layer.approximate == "none":
         return "gelu"
     return "elu" if type(layer) is nn.ELU and layer.alpha == 1.0 else None

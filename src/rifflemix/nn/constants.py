@@ -22,7 +22,7 @@ class KeepsConstants(nn.Module):
     """Values of the constants on the CPU, by name."""
 
     def keep_constants(self, compute: Callable[[], Mapping[str, Tensor | None]]) -> None:
-        """Register the tensors of `compute`, by name, as buffers on the default device."""
+        """Register the tensors of `compute` as buffers on the default device."""
         device = torch.get_default_device()
         with torch.device("cpu"):
             computed = compute()

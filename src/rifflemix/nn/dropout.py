@@ -25,5 +25,5 @@ class Dropout(nn.Dropout):
         super().__init__(check_probability("dropout", p))
 
     def forward(self, x: Tensor) -> Tensor:
-        """Drop elements of `x`, of any shape and floating-point dtype; identity in evaluation."""
+        """Drop elements of `x`, of any shape and floating-point dtype."""
         return dropout(x, self.p) if self.training else x

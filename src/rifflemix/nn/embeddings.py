@@ -59,7 +59,7 @@ def input_embedding(
     std: float = 1.0,
     level_scale: Sequence[float] | None = None,
 ) -> nn.Module:
-    """Build the layer that embeds token ids or input vectors in `dim` channels.
+    """Build a layer that embeds token ids or vectors in `dim` channels.
 
     Args:
         vocab_size: number of token ids; None for vectors.
@@ -93,7 +93,7 @@ def input_embedding(
 
 
 def number_of_ids(embedding: Any) -> int:
-    """Return the number of ids of an embedding, also inside an adapter (LoRA)."""
+    """Return the number of ids of an embedding or LoRA adapter."""
     rows = getattr(embedding, "num_embeddings", None)
     return len(embedding.weight) if rows is None else int(rows)
 

@@ -33,7 +33,7 @@ class PatchEmbedding(nn.Module):
         self.proj = nn.Linear(self.patch_height * self.patch_width * in_channels, dim)
 
     def forward(self, images: Tensor) -> Tensor:
-        """Map (B, channels, height, width) to (B, N, C), patches in row-major order."""
+        """Map images (B, channels, height, width) to tokens (B, N, C), row-major."""
         patches = images.unflatten(3, (-1, self.patch_width))
         patches = patches.unflatten(2, (-1, self.patch_height))
         axes = (0, 2, 4, 3, 5, 1) if self.order == "hwc" else (0, 2, 4, 1, 3, 5)
@@ -44,10 +44,10 @@ class PatchEmbedding(nn.Module):
 class ConvPatchEmbedding(nn.Module):
     """Embed patches with 3x3 convolutions of stride 2, batch norm and GELU.
 
-    Each convolution halves the image. The last convolution has `dim` channels, and each other one
-    has half the channels of the next: 16x16 patches need C/8, C/4, C/2 and C channels. There is no
-    GELU after the last convolution. The papers train with batch norm over all devices: use
-    `torch.nn.SyncBatchNorm.convert_sync_batchnorm`.
+    Each convolution halves the image. The last convolution has `dim` channels, and each earlier one
+    has half the channels of the next. For example, 16x16 patches need C/8, C/4, C/2 and C channels.
+    There is no GELU after the last convolution. The papers train with batch norm over all devices:
+    use `torch.nn.SyncBatchNorm.convert_sync_batchnorm`.
 
     Args:
         in_channels: channels of the image.

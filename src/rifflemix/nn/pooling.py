@@ -71,7 +71,10 @@ class Pooling(nn.Module):
         self.max_length = max_length
 
     def forward(self, x: Tensor, key_padding_mask: Tensor | None = None) -> Tensor:
-        """Map (B, N, C) tokens and a (B, N) bool mask, True = padding, to (B, C)."""
+        """Pool (B, N, C) tokens to (B, C).
+
+        `key_padding_mask` is (B, N) bool, True = padding.
+        """
         if self.kind == "cls":
             return x[:, 0]
         if self.kind == "position_mean":

@@ -31,7 +31,10 @@ class PositionEmbedding(nn.Module):
         self.table = nn.Parameter(torch.empty(shape).normal_(std=std))
 
     def forward(self, x: Tensor, positions: Tensor | None = None) -> Tensor:
-        """Map (B, N, C) to (B, N, C); `positions` is (B, N) int64, by default 0 to N - 1."""
+        """Add positions to (B, N, C) tokens.
+
+        `positions` is a (B, N) int64 tensor, by default 0 to N - 1 in each sequence.
+        """
         return _add_positions(x, self.table, positions)
 
     def no_weight_decay(self) -> set[str]:
@@ -72,7 +75,10 @@ class SinusoidalPositions(KeepsConstants):
         self.keep_constants(lambda: {"table": waves(first + max_length, dim)[first:]})
 
     def forward(self, x: Tensor, positions: Tensor | None = None) -> Tensor:
-        """Map (B, N, C) to (B, N, C); `positions` is (B, N) int64, by default 0 to N - 1."""
+        """Add positions to (B, N, C) tokens.
+
+        `positions` is a (B, N) int64 tensor, by default 0 to N - 1 in each sequence.
+        """
         return _add_positions(x, self.table, positions)
 
 
@@ -108,7 +114,10 @@ def valid_positions(key_padding_mask: Tensor) -> Tensor:
 
 
 def packed_positions(lengths: Sequence[int], device: torch.device) -> Tensor:
-    """Return each token's position in its own sequence of a packed batch, (1, N) int64."""
+    """Return the positions of a packed batch, (1, N) int64.
+
+    Positions start from 0 in each sequence.
+    """
     size = torch.tensor(lengths, device="cpu")
     starts = (size.cumsum(0) - size).repeat_interleave(size)
     return (torch.arange(len(starts), device="cpu") - starts).unsqueeze(0).to(device)

@@ -82,7 +82,7 @@ _DESCRIBED, _DIMS = 3, 6  # numbers of tensors and dimensions to compare
 
 
 def shard_sequence(model: _M, mesh: DeviceMesh) -> _M:
-    """Split the tokens of a model over the processes of a mesh, in place.
+    """Split the tokens of a model over a device mesh, in place.
 
     All processes of the mesh call this function. Afterwards, all processes call the model and
     `backward` together. Each process passes its own shard (`shard_tokens`) of the same batch and of
@@ -90,9 +90,9 @@ def shard_sequence(model: _M, mesh: DeviceMesh) -> _M:
     own shard. Pooled outputs are equal on all processes.
 
     Weights and buffers are copied from rank 0. Gradients are averaged over the processes of the
-    mesh. They equal the gradients of one device in two cases: every process computes the mean loss
-    of all tokens (`mean_over_tokens`), or the mean loss of its shard. To add data parallelism, then
-    wrap the model in DistributedDataParallel over another dimension of the mesh.
+    mesh. They equal the gradients of one device if every process computes the mean loss of all
+    tokens (`mean_over_tokens`), or the mean loss of its shard. For data parallelism, wrap the model
+    afterwards in DistributedDataParallel over another dimension of the mesh.
 
     Args:
         model: an `Encoder`, `GPT` or `ViT`, or a mixer. Also a user's module: apart from mixers and
@@ -104,11 +104,12 @@ def shard_sequence(model: _M, mesh: DeviceMesh) -> _M:
         The model.
 
     Raises:
-        InputError: the mesh has more than one dimension or does not contain this process. Or the
-            model has no mixer, a mixer or setting without a sharded variant, batch normalization,
-            or parameters that FSDP has sharded. The model does not change in these cases. Later
-            calls of the model raise for shards of different shapes, for a `fully_shard` mesh
-            without all processes of the sequence, and for FullyShardedDataParallel (FSDP1).
+        InputError: the mesh has several dimensions or does not contain this process. Or the model
+            has no mixer, or a mixer or setting without a sharded variant. Or the model has batch
+            normalization other than SyncBatchNorm, or is sharded by FSDP. The model does not change
+            in these cases. Later calls of the model raise for shards of different shapes, for a
+            `fully_shard` mesh without all processes of the sequence, and for FSDP1
+            (FullyShardedDataParallel).
     """
     if not isinstance(model, nn.Module):
         raise bad_argument("model", "a torch.nn.Module", type(model).__name__)
@@ -136,7 +137,7 @@ def check_sharded_form(model: nn.Module) -> None:
 
 
 def _planned(model: nn.Module) -> tuple[list[tuple[nn.Module, type[nn.Module]]], int]:
-    """Return the modules to change with their new classes, and the number of class tokens."""
+    """Return modules with their new classes, and the number of class tokens."""
     changes = list(_changes(model))
     return changes, _class_tokens(changes)
 

@@ -17,7 +17,7 @@ from rifflemix.parallel.shards import SequenceGroup
 
 
 class ShardedLayer(nn.Module):
-    """A layer that gets the tokens of this process and knows the group of the sequence."""
+    """A layer that gets the tokens of this process and has the group of the sequence."""
 
     sequence: SequenceGroup
 
@@ -43,7 +43,7 @@ class ShardedSinusoidalPositions(ShardedLayer, SinusoidalPositions):
 
 
 def _own_positions(x: Tensor, sequence: SequenceGroup, max_length: int) -> Tensor:
-    """Return the positions of this process's tokens in the whole sequence, (n,) int64."""
+    """Return the positions of this process's tokens, (n,) int64."""
     shards = sequence.shards(x.shape[1])
     if shards.length > max_length:
         raise bad_argument(
@@ -59,12 +59,12 @@ class ShardedClassToken(ShardedLayer, ClassToken):
     """Rank 0 prepends the class token to its shard."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """Map (B, n, C) to (B, 1 + n, C) on rank 0 and to (B, n, C) on other ranks."""
+        """Map (B, n, C) to (B, 1 + n, C) on rank 0 only."""
         return with_class_token(self.token, x, self.sequence)
 
 
 def with_class_token(token: Tensor, x: Tensor, sequence: SequenceGroup) -> Tensor:
-    """Prepend the token (1, 1, C) to (B, n, C) on rank 0 only.
+    """Prepend the class token to (B, n, C) on rank 0 only.
 
     The token is in the graph of all processes, because averaging needs a gradient from each.
     """
@@ -76,7 +76,10 @@ class ShardedPooling(ShardedLayer, Pooling):
     """Pool the whole sequence to one vector, equal on all processes."""
 
     def forward(self, x: Tensor, key_padding_mask: Tensor | None = None) -> Tensor:
-        """Map (B, n, C) tokens and a (B, n) bool mask, True = padding, to (B, C)."""
+        """Pool (B, n, C) tokens to (B, C).
+
+        `key_padding_mask` is (B, n) bool, True = padding.
+        """
         shards = self.sequence.shards(x.shape[1])
         if self.kind == "cls":
             return shards.from_first(x[:, 0])
@@ -93,7 +96,7 @@ class ShardedPooling(ShardedLayer, Pooling):
         return total / shards.total(valid.sum(1, keepdim=True).to(x.dtype)).clamp(min=1.0)
 
     def _maximum(self, x: Tensor, valid: Tensor) -> Tensor:
-        """Return the maximum of the valid tokens. Tied tokens share the gradient equally."""
+        """Return the maximum of valid tokens; ties share the gradient equally."""
         shards = self.sequence.shards(x.shape[1])
         kept = x.detach().masked_fill(~valid.unsqueeze(-1), -math.inf)
         largest = shards.gather_each(kept.amax(dim=1)).amax(0)
@@ -107,7 +110,7 @@ class ShardedPatchEmbedding(ShardedLayer, PatchEmbedding):
     """Every process gets the whole image and embeds its share of the patches."""
 
     def forward(self, images: Tensor) -> Tensor:
-        """Map (B, channels, height, width) to (B, n, C), patches in row-major order."""
+        """Map images (B, channels, height, width) to this process's tokens (B, n, C)."""
         size = self.sequence.size
         in_row = images.shape[3] // self.patch_width
         patches = in_row * (images.shape[2] // self.patch_height)

@@ -44,7 +44,7 @@ def sequence_group(mesh: DeviceMesh) -> SequenceGroup:
 
 
 def shard_tokens(x: Tensor, mesh: DeviceMesh, *, dim: int = 1) -> Tensor:
-    """Return this process's shard of a tensor that is equal on all processes.
+    """Return this process's shard of a tensor.
 
     Args:
         x: ids (B, N), vectors, labels or a mask, equal on all processes.

@@ -15,7 +15,7 @@ class ShardedModel(ShardedLayer):
     """A rifflemix model with inputs and activations split along the tokens."""
 
     def class_tokens(self) -> int:
-        """Return the number of tokens that rank 0 has in addition to its share."""
+        """Return the number of additional tokens on rank 0."""
         return 0
 
     def cannot_shard(self) -> str:

@@ -44,7 +44,7 @@ class ShardedSliceformer(ShardedPermutation, Sliceformer):
     """Sliceformer: each process sorts its share of the channels."""
 
     def permute(self, v: Tensor, mask: Tensor | None, *, with_index: bool = False) -> Permuted:
-        """Sort the whole sequence; the index contains positions in the whole sequence."""
+        """Sort the whole sequence; the index contains global positions."""
         shards = self.shards(v.shape[1])
         num_channels = v.shape[2]
         columns, mask = shards.to_channels(v), shards.gather_mask(mask)
@@ -79,10 +79,10 @@ class Near(NamedTuple):
 
 
 def near_groups(mixer: CSP, shards: Shards) -> Near | None:
-    """Plan how each process computes its own groups, if groups and shifts are short.
+    """Plan the exchange of boundary tokens for short groups and shifts.
 
-    Returns None if whole channels need no more communication: a process then sends nearly all of
-    its tokens twice. Also returns None in a compiled graph, where the shifts cannot be read.
+    The exchange of whole channels sends nearly all tokens of a process twice. Returns None if this
+    is not more, and in a compiled graph, because the shifts cannot be read there.
     """
     length = shards.length
     if torch.compiler.is_compiling():
@@ -110,7 +110,7 @@ class ShardedCSP(ShardedPermutation, CSP):
     """
 
     def permute(self, v: Tensor, mask: Tensor | None, *, with_index: bool = False) -> Permuted:
-        """Shift and sort the whole sequence; the index contains positions in the whole sequence."""
+        """Shift and sort the whole sequence; the index contains global positions."""
         shards = self.shards(v.shape[1])
         near = near_groups(self, shards) if mask is None else None
         if near is not None:
@@ -168,14 +168,14 @@ class ShardedCSP(ShardedPermutation, CSP):
         return torch.cat(values, 2), torch.cat(indices, 2) if with_index else None
 
     def _with_reference(self, share: range) -> list[int]:
-        """Return the channels of a share, after the reference channel if they need it."""
+        """Return the channels of a share, after their reference channel if necessary."""
         width = self.inner_dim // self.heads
         if self.order != "reference" or not share or share.start % width == 0:
             return list(share)
         return [share.start // width * width, *share]
 
     def _runs_of_heads(self, share: range) -> list[tuple[slice, int]]:
-        """Return slices of `_with_reference(share)`: parts of one head or several whole heads."""
+        """Return slices of `_with_reference(share)`: part of a head, or whole heads."""
         places = self._with_reference(share)
         if self.order != "reference":
             return [(slice(0, len(places)), 1)] if places else []
@@ -188,14 +188,14 @@ class ShardedCSP(ShardedPermutation, CSP):
         return runs
 
     def _ends_of_runs(self, share: range, width: int) -> list[int]:
-        """Return the ends of the share's first head, its last whole head and the share."""
+        """Return the ends of the first head, last whole head and share."""
         first_end = min(-(-share.start // width) * width, share.stop)
         last_start = max(share.stop // width * width, first_end)
         return sorted({first_end, last_start, share.stop} - {share.start})
 
 
 def last_valid_before(v: Tensor, mask: Tensor | None, count: int, shards: Shards) -> Tensor:
-    """Return the last `count` valid tokens of each sequence before this process's tokens.
+    """Return the last `count` valid tokens from earlier processes, per sequence.
 
     Missing tokens are zeros. Without padding and for `count` up to n, only the previous process
     sends tokens.

@@ -88,7 +88,7 @@ class Shards:
         return all_to_all(rows, received, sent, self.group).sum(0)
 
     def gather(self, x: Tensor, dim: int = 1) -> Tensor:
-        """Gather the tokens of all processes on each; `x` has this process's tokens along `dim`."""
+        """Gather `x` of all processes along `dim`, on each process."""
         longest = max(self.lengths)
         rows = x.movedim(dim, 0)
         rows = F.pad(rows, (0, 0) * (x.dim() - 1) + (0, longest - len(rows)))
@@ -101,11 +101,11 @@ class Shards:
         return all_gather(x.unsqueeze(0), self.group)
 
     def gather_mask(self, mask: Tensor | None) -> Tensor | None:
-        """Gather a padding mask: map (B, n) on each process to (B, N)."""
+        """Gather padding masks (B, n) of all processes to (B, N)."""
         return None if mask is None else self.gather(mask.to(torch.uint8)).bool()
 
     def from_first(self, x: Tensor) -> Tensor:
-        """Broadcast `x` of rank 0. Other processes pass a tensor of the same shape."""
+        """Broadcast `x` of rank 0; all shapes must be equal."""
         here = torch.tensor(self.rank == 0, device=x.device)
         return self.total(x.masked_fill(~here, 0.0))
 
@@ -133,13 +133,16 @@ class Shards:
         return self._transpose(x, widths, 2, list(self.lengths), 1)
 
     def to_tokens(self, y: Tensor, widths: list[int]) -> Tensor:
-        """Undo `to_channels`: map (B, N, c) to (B, n, C); process i has `widths[i]` channels."""
+        """Undo `to_channels`: map (B, N, c) to (B, n, C).
+
+        Process i has `widths[i]` channels.
+        """
         return self._transpose(y, list(self.lengths), 1, widths, 2)
 
     def _transpose(
         self, x: Tensor, cut: list[int], cut_dim: int, joined: list[int], joined_dim: int
     ) -> Tensor:
-        """Split (B, ., .) along `cut_dim` and join the received parts along `joined_dim`."""
+        """Split `x` along `cut_dim` and join received parts along `joined_dim`."""
         batch, own = len(x), cut[self.rank]
         packed = torch.cat([part.flatten() for part in x.split(cut, cut_dim)])
         sent = [batch * size * x.shape[joined_dim] for size in cut]

@@ -22,7 +22,7 @@ class ShardedSinkhorn(ShardedMixer, Sinkhorn):
     """Sparse Sinkhorn attention: each process sorts and attends in its share of the heads."""
 
     def cannot_shard(self) -> str:
-        """Report settings that need more than block sums to compare or pool tokens."""
+        """Report settings that need more than the sums of blocks."""
         if self.rotate_heads:
             return "rotate_heads=True"
         if self.sorter.net is None:
@@ -57,7 +57,7 @@ class ShardedSinkhorn(ShardedMixer, Sinkhorn):
     def _attend_share(
         self, blocks: Tensor, sort: Tensor, hidden: Tensor | None, heads: slice
     ) -> Tensor:
-        """Attend in some heads: map joined queries, keys and values (B, N, c) to (B, N, c)."""
+        """Attend in some heads; `blocks` contains queries, keys and values (B, N, c)."""
         count = heads.stop - heads.start
         null_kv = None
         if self.sorter.options.null_kv:
@@ -73,7 +73,7 @@ class ShardedSinkhorn(ShardedMixer, Sinkhorn):
     def _sort(
         self, x: Tensor, mask: Tensor | None, hidden: Tensor | None, num_blocks: int, shards: Shards
     ) -> Tensor:
-        """Compute the sort matrix (B, H, R, n) of all heads from the tokens of all processes."""
+        """Compute the sort matrix (B, H, R, n) of the whole sequence."""
         net = self.sorter.net
         if net is None:
             raise AssertionError("refused by cannot_shard")
@@ -82,7 +82,10 @@ class ShardedSinkhorn(ShardedMixer, Sinkhorn):
         return self.sorter.from_scores(scores, hidden)
 
     def _pooled(self, x: Tensor, mask: Tensor | None, num_blocks: int, shards: Shards) -> Tensor:
-        """Run `rifflemix.ops.pool_blocks` on the whole sequence, valid tokens first: (B, n, C)."""
+        """Pool the blocks of the whole sequence, valid tokens first: (B, n, C).
+
+        Same result as `rifflemix.ops.pool_blocks`.
+        """
         if mask is None:
             slots = torch.arange(shards.length, device=x.device).expand(len(x), -1)
         else:

@@ -27,7 +27,7 @@ class ShardedSoftmax(ShardedAttention, SoftmaxAttention):
 def _sees(
     padded: Tensor | None, causal: bool, shards: Shards, device: torch.device
 ) -> Tensor | None:
-    """Return the attention mask, (B or 1, 1, n or 1, N) bool; None for no mask.
+    """Return the mask, (B or 1, 1, n or 1, N) bool, or None.
 
     A query without any valid key attends to itself if causal, else to all keys. Only padded
     queries can have no valid key.

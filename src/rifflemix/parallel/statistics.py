@@ -99,7 +99,7 @@ class ShardedLinear(ShardedAttention, LinearAttention):
     """
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, key_padding_mask: Tensor | None) -> Tensor:
-        """Attend, with sums and their norm in one exchange; the norm is the last channel."""
+        """Attend. One exchange contains the sums and, as last channel, their norm."""
         shards = self.shards(q.shape[2])
         q, k = self.features(q, k, key_padding_mask, None)
         wide = torch.promote_types(v.dtype, torch.float32)

@@ -54,7 +54,10 @@ class ShardedGrouped(ShardedGroups, Grouped):
 
 
 def _padded(x: Tensor, mask: Tensor | None, wanted: list[Tensor], shards: Shards) -> Tensor | None:
-    """Mark wanted positions that are padding or after the last token, (B, wanted) bool."""
+    """Mark wanted positions that are padding or after the last token.
+
+    Returns a (B, positions) bool tensor, or None if there are no such positions.
+    """
     if mask is not None:
         return shards.exchange((~mask).to(torch.uint8), wanted) == 0
     if sum(map(len, wanted)) == shards.length:
