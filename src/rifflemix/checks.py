@@ -22,7 +22,7 @@ _NUMBERS = (numbers.Real, torch.SymInt, torch.SymFloat)
 
 
 def check_tokens(name: str, x: Tensor, *, rank: int = 3, layout: str = "(B, N, C)") -> None:
-    """Raise InputError unless `x` is a dense floating-point tensor of the given rank."""
+    """Raise unless `x` is a dense floating-point tensor with `rank` dimensions."""
     if isinstance(x, Tensor) and not x.is_nested and x.dim() != rank:
         raise bad_argument(name, f"shape {layout}", tuple(x.shape))
     if (
@@ -35,7 +35,10 @@ def check_tokens(name: str, x: Tensor, *, rank: int = 3, layout: str = "(B, N, C
 
 
 def check_padding_mask(mask: Tensor | None, x: Tensor, token_dim: int = 1) -> None:
-    """Raise unless `mask` is None or a (B, N) bool tensor on x's device; True = padding."""
+    """Raise unless `mask` is None or a valid padding mask of `x`.
+
+    A valid mask is a (B, N) bool tensor on the device of `x`, True = padding.
+    """
     if mask is None:
         return
     expected = (x.shape[0], x.shape[token_dim])
@@ -52,10 +55,10 @@ def check_padding_mask(mask: Tensor | None, x: Tensor, token_dim: int = 1) -> No
 def check_integer(
     name: str, value: Any, minimum: int | None = None, maximum: int | None = None
 ) -> int:
-    """Return `value` as an int; raise unless it is an integer within the bounds.
+    """Return an integer as an int; raise if out of bounds.
 
-    Python and NumPy integers are accepted. Without a maximum, the value must fit in 64 bits, like
-    sizes in torch. Symbolic integers of a traced graph are returned unchanged.
+    Python and NumPy integers are accepted; other types raise. Without a maximum, the value must
+    fit in 64 bits, like sizes in torch. Symbolic integers of a traced graph do not change.
     """
     number = _as_integer(value)
     if maximum is None and type(number) is int and not -(2**63) <= number < 2**63:
@@ -75,7 +78,10 @@ def check_integer(
 
 
 def check_integers(name: str, values: Any, minimum: int | None = None) -> tuple[int, ...]:
-    """Return a sequence, 1-d array or 1-d tensor of integers as a tuple of ints."""
+    """Return a sequence of integers as a tuple of ints.
+
+    One-dimensional arrays and tensors are also accepted.
+    """
     if isinstance(values, Tensor) and not values.is_meta:
         values = values.tolist()
     if isinstance(values, str | bytes | Tensor) or not hasattr(values, "__iter__"):
@@ -84,7 +90,7 @@ def check_integers(name: str, values: Any, minimum: int | None = None) -> tuple[
 
 
 def check_divides(name: str, divisor: Any, length: int, of_what: str, hint: str = "") -> int:
-    """Return `divisor` as an int; raise unless it is positive and divides `length`."""
+    """Return `divisor` as an int; raise unless a positive divisor of `length`."""
     number = check_integer(name, divisor)
     if number < 1 or length % number:
         raise bad_argument(name, f"a divisor of {of_what} = {length}", number, hint)
@@ -123,7 +129,7 @@ def check_bool(name: str, value: Any) -> bool:
 
 
 def check_dense(name: str, x: Tensor) -> None:
-    """Raise InputError if a tensor is nested or its layout is not strided (sparse)."""
+    """Raise InputError for a nested tensor or a layout other than strided."""
     if x.is_nested:
         raise bad_argument(name, "a dense tensor", "a nested tensor")
     if x.layout != torch.strided:
@@ -131,7 +137,10 @@ def check_dense(name: str, x: Tensor) -> None:
 
 
 def check_floating(name: str, x: Any, layout: object) -> None:
-    """Raise unless `x` is a dense floating-point tensor. `layout` is the shape in messages."""
+    """Raise unless `x` is a dense floating-point tensor.
+
+    `layout` is the expected shape in messages.
+    """
     if not isinstance(x, Tensor):
         raise bad_argument(name, f"a tensor of shape {layout}", type(x).__name__)
     if x.is_nested:
@@ -150,7 +159,10 @@ def check_float_dtype(name: str, dtype: torch.dtype) -> None:
 
 
 def check_like_parameters(name: str, x: Tensor, layer: nn.Module) -> None:
-    """Raise unless `x` has the device and, without autocast, the dtype of the parameters."""
+    """Raise unless `x` has the device and dtype of the layer's parameters.
+
+    With autocast, dtypes may differ, except if one of them is float64.
+    """
     parameter = next(layer.parameters(), None)
     if parameter is None:
         return
@@ -169,7 +181,10 @@ def check_like_parameters(name: str, x: Tensor, layer: nn.Module) -> None:
 
 
 def check_like(name: str, tensor: Tensor, like: Tensor, like_name: str) -> None:
-    """Raise unless `tensor` has the device and, without autocast, the dtype of `like`."""
+    """Raise unless `tensor` has the device and dtype of `like`.
+
+    With autocast, dtypes may differ.
+    """
     if tensor.device != like.device:
         raise bad_argument(name, f"device {like.device} of {like_name}", tensor.device)
     if tensor.dtype != like.dtype and not autocast_enabled(like.device.type):
@@ -177,7 +192,10 @@ def check_like(name: str, tensor: Tensor, like: Tensor, like_name: str) -> None:
 
 
 def is_number(value: Any) -> bool:
-    """Return whether `value` is a real number (Python, NumPy or symbolic) and not a bool."""
+    """Return whether `value` is a Python, NumPy or symbolic real number.
+
+    A bool is not a number.
+    """
     return isinstance(value, _NUMBERS) and not isinstance(value, bool)
 
 
@@ -212,7 +230,7 @@ def _as_float(value: Any) -> float:
 
 
 def autocast_enabled(device_type: str) -> bool:
-    """Return whether autocast is on for a device type; False if it has no autocast."""
+    """Return whether autocast is available and enabled for a device type."""
     return torch.amp.is_autocast_available(device_type) and torch.is_autocast_enabled(device_type)
 
 

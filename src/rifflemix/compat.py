@@ -31,7 +31,10 @@ is_batch: Callable[[Tensor], bool] = torch._C._functorch.is_legacy_batchedtensor
 
 
 def values_can_be_read() -> bool:
-    """Return whether tensor values can be read: no compiling, exporting, tracing or torch.func."""
+    """Return whether tensors have readable values.
+
+    They have none while a graph is compiled, exported or traced, and inside torch.func transforms.
+    """
     traced = torch.jit._trace.is_tracing()
     return not (torch.compiler.is_compiling() or traced or in_function_transform())
 
@@ -85,7 +88,7 @@ def becomes_onnx() -> bool:
 
 
 def statically_known_true(condition: bool | torch.SymBool) -> bool:
-    """Return whether a condition is true. If sizes are symbolic, it must be true for all sizes."""
+    """Return whether a condition is true, for all values of symbolic sizes."""
     if not _dynamo_traces() and not isinstance(condition, torch.SymBool):
         return bool(condition)
     from torch.fx.experimental.symbolic_shapes import statically_known_true as is_known
@@ -94,7 +97,7 @@ def statically_known_true(condition: bool | torch.SymBool) -> bool:
 
 
 def is_known(size: int | torch.SymInt) -> bool:
-    """Return whether a size is a number and not a symbol of a traced graph."""
+    """Return whether a size is a number and not symbolic."""
     if not _dynamo_traces() and not isinstance(size, torch.SymInt):
         return True
     from torch.fx.experimental.symbolic_shapes import has_static_value
@@ -103,7 +106,7 @@ def is_known(size: int | torch.SymInt) -> bool:
 
 
 def as_constant(size: int | torch.SymInt) -> int:
-    """Return a size as an int. A traced graph is then valid for this size only."""
+    """Return a size as an int, and specialize traced graphs to it."""
     if not _dynamo_traces() and not isinstance(size, torch.SymInt):
         return int(size)
     from torch.fx.experimental.symbolic_shapes import guard_scalar
@@ -112,7 +115,10 @@ def as_constant(size: int | torch.SymInt) -> int:
 
 
 def as_operand(size: int, device: torch.device) -> int | Tensor:
-    """Return a size for tensor arithmetic: an int, or a 0-d tensor if symbolic (for ONNX)."""
+    """Return a size as an operand: an int, or a 0-d tensor.
+
+    ONNX needs the tensor for symbolic sizes.
+    """
     return size if is_known(size) else torch.full((), size, device=device)
 
 
@@ -186,7 +192,7 @@ def attention_on_cpu() -> tuple[Any, Any]:
 
 
 def shapes_only() -> AbstractContextManager[Any]:
-    """Return a context in which tensors have shapes and dtypes but no values (fake tensors)."""
+    """Return a context with fake tensors: shapes and dtypes without values."""
     from torch._subclasses.fake_tensor import FakeTensorMode  # it imports sympy
 
     return FakeTensorMode()
@@ -198,7 +204,7 @@ def is_to_empty(function: Callable[..., Any]) -> bool:
 
 
 def has_values(tensor: Tensor) -> bool:
-    """Return whether a tensor has values: not on the meta device, nor inside `shapes_only`."""
+    """Return whether a tensor has values: not a meta or fake tensor."""
     return type(tensor).__name__ != "FakeTensor" and not tensor.is_meta
 
 
@@ -236,13 +242,16 @@ class OperatorWatch(TorchDispatchMode):
 
 
 def storage_key(tensor: Tensor) -> int:
-    """Return a key that all tensors with the same storage share while the storage exists."""
+    """Return an equal key for all tensors with the same storage.
+
+    It is valid while the storage exists.
+    """
     key: int = tensor.untyped_storage()._cdata
     return key
 
 
 def fused_attention_node(y: Tensor) -> Any:
-    """Return the autograd node if `y` comes from fused attention on the CPU, else None."""
+    """Return the autograd node of fused CPU attention behind `y`, or None."""
     node = y.grad_fn
     is_fused = node is not None and node.name() == "ScaledDotProductFlashAttentionForCpuBackward0"
     return node if is_fused else None
@@ -261,7 +270,7 @@ def fused_attention_inputs() -> tuple[Tensor, Tensor, Tensor, Tensor | None, boo
 
 
 def memory_changes(record: profile) -> list[int]:
-    """Return the bytes that torch's CPU allocator allocated (+) and freed (-), in time order.
+    """Return bytes allocated (+) and freed (-) on the CPU, in order.
 
     Args:
         record: a finished profile made with `profile_memory=True`.
@@ -310,7 +319,7 @@ def all_gather(x: Tensor, group: Any) -> Tensor:
 
 
 def all_to_all(x: Tensor, received: list[int], sent: list[int], group: Any) -> Tensor:
-    """Exchange entries of `x` along dim 0 with all processes of a group.
+    """Exchange entries of `x` along dim 0 between all processes.
 
     Args:
         x: (sum of `sent`, ...), ordered by receiving process.
@@ -331,7 +340,7 @@ def all_to_all(x: Tensor, received: list[int], sent: list[int], group: Any) -> T
 
 
 def fsdp_processes(model: nn.Module) -> list[list[int]]:
-    """Return the ranks over which FSDP2 averages gradients, one list for each mesh.
+    """Return the ranks over which FSDP2 averages gradients, for each mesh.
 
     The list is empty if FSDP2 shards nothing inside the model. Meshes of enclosing modules are
     included after the first call, if FSDP2 shards a submodule of the model separately.
@@ -348,7 +357,10 @@ def fsdp_processes(model: nn.Module) -> list[list[int]]:
 
 
 def fsdp_holds(model: nn.Module) -> bool:
-    """Return whether FSDP1 or FSDP2, inside or around a model, manages its parameters."""
+    """Return whether FSDP1 or FSDP2 manages parameters of a model.
+
+    FSDP may be inside or around the model.
+    """
     return any(getattr(part, "_is_fsdp_managed_module", False) for part in model.modules())
 
 
@@ -370,7 +382,7 @@ def first_fsdp_holds(model: nn.Module) -> bool:
 
 
 def sent_bytes(operator: Any, args: tuple[Any, ...], rank: int, size: int) -> float:
-    """Return the bytes of floating-point data that a process sends in an operator, or 0.
+    """Return the bytes of floating-point data that an operator sends.
 
     Args:
         operator: first argument of `OperatorWatch.saw`.

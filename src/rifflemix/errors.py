@@ -47,13 +47,16 @@ _NO_MEMORY = re.compile("out ?of ?memory|can(?:no|')t allocate memory", re.IGNOR
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Return whether an error means out of memory. Torch reports this only in the message."""
+    """Return whether an error means out of memory.
+
+    Torch may raise a plain RuntimeError, so the check also reads the message.
+    """
     told = f"{type(error).__name__}: {error}" if isinstance(error, RuntimeError | OSError) else ""
     return isinstance(error, MemoryError) or _NO_MEMORY.search(told) is not None
 
 
 def bad_argument(name: str, expected: str, got: object, hint: str = "") -> InputError:
-    """Return the error for argument `name`. `hint` is the advice to the user."""
+    """Return the error for argument `name`; `hint` advises the user."""
     sentence = f"{name}: expected {expected}, got {_in_a_line(got)}"
     return InputError(f"{sentence}; {hint}" if hint else sentence)
 
@@ -86,14 +89,14 @@ _OTHER_WORDS = {
 
 
 def same_name(name: object, known: Iterable[str]) -> str | None:
-    """Find the known name that is equal up to case, hyphens or alias."""
+    """Find the known name equal up to case, hyphens or alias."""
     plain = {_plain(other): other for other in known}
     word = _plain(name)
     return plain.get(word) or plain.get(_OTHER_WORDS.get(word, word))
 
 
 def nearest_names(name: object, known: Iterable[str]) -> list[str]:
-    """Return at most three known names close to `name`, the most likely first."""
+    """Return at most three similar known names, the most likely first."""
     plain = {_plain(other): other for other in sorted(known)}
     same = same_name(name, plain.values())
     if same is not None:
@@ -106,7 +109,7 @@ def _plain(name: object) -> str:
 
 
 def _in_a_line(value: object) -> str:
-    """Shorten a value, for instance a printed tensor, to one line of at most 500 characters."""
+    """Shorten a value to one line, for instance a printed tensor."""
     try:
         text = " ".join(str(value).split())
     except ValueError:  # Python refuses to print very long integers
@@ -136,7 +139,7 @@ def unknown_name(
 
 
 def unregistered_name(kind: str, name: object, known: Iterable[str]) -> InputError:
-    """Return `unknown_name` with advice to register the user's own mixer, task or model."""
+    """Return `unknown_name` with advice to register user-defined names."""
     more = "One of your own is registered first: import its module, or pass --plugin FILE.py"
     return unknown_name(kind, name, known, more=more)
 

@@ -57,7 +57,10 @@ def sealed(value: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def check_seal(value: Any) -> None:
-    """Raise ValueError if the checksum of an object is wrong. An object without one passes."""
+    """Raise ValueError if an object has a wrong checksum.
+
+    Objects without a checksum pass.
+    """
     if not isinstance(value, dict) or SEAL not in value:
         return
     if value[SEAL] != content_hash(value):
@@ -107,7 +110,7 @@ _KINDS = {int: "a whole number", float: "a finite number", str: "a text", bool: 
 
 @functools.cache
 def _entries(kind: Any) -> Mapping[str, Any]:
-    """Return the entries of a TypedDict or dataclass with their types; {} for other types."""
+    """Return the entry types of a TypedDict or dataclass, else {}."""
     is_one = typing.is_typeddict(kind) or dataclasses.is_dataclass(kind)
     return typing.get_type_hints(kind) if is_one else {}
 

@@ -17,23 +17,27 @@ _WRAPPERS = ("__func__", "__wrapped__", "fget", "fset", "func")
 
 
 def is_outside(definition: Any) -> bool:
-    """Return whether a class or function is from a plugin file, another package or a notebook."""
+    """Return whether a class or function is defined outside of rifflemix.
+
+    Plugin files, other packages and notebooks are outside.
+    """
     module = defined_in(definition)
     return not module.startswith("rifflemix.") or module.startswith("rifflemix.plugins.")
 
 
 def code_hash(definition: Any) -> str:
-    """Hash a function or class, its base classes and the definitions that they use (sha256).
+    """Hash a function or class with the definitions that it uses (sha256).
 
-    Includes functions, classes and simple values that the code refers to by name in the same
-    package or notebook. With the same Python version, equal code has an equal hash.
+    Includes base classes, and the functions, classes and simple values of the same package or
+    notebook that the code refers to by name. With the same Python version, equal code has an equal
+    hash.
     """
     text = "\n".join(_Reader(_package(defined_in(definition))).read(definition))
     return hashlib.sha256(text.encode()).hexdigest()
 
 
 def outside_classes(cls: type) -> list[type]:
-    """Return a class and its base classes, except classes of rifflemix, torch and Python."""
+    """Return a class and its bases, except rifflemix, torch and Python classes."""
     return [
         of
         for of in cls.__mro__
@@ -81,7 +85,7 @@ class _Reader:
                 yield from self._used(value)
 
     def _used(self, value: Any) -> Iterator[str]:
-        """Yield the parts of a used value if it is simple or from the package."""
+        """Yield the parts of a simple value or a package definition."""
         is_ours = callable(value) and _package(defined_in(value)) == self.package
         if is_ours or _is_plain(value):
             yield from self.read(value)
@@ -114,7 +118,7 @@ def _values_in(function: FunctionType) -> Iterator[Any]:
 
 
 def _values_of(module: ModuleType, code: CodeType, package: str) -> Iterator[Any]:
-    """Yield the attributes that code may use from a module of the same package."""
+    """Yield the attributes that code may use from a module."""
     if _package(module.__name__) == package:
         yield from (vars(module)[name] for name in code.co_names if name in vars(module))
 
@@ -137,7 +141,7 @@ def _code_parts(code: CodeType) -> Iterator[str]:
 
 
 def _is_plain(value: Any) -> bool:
-    """Return whether a value is simple or a nonempty container of simple values.
+    """Return whether a value is simple or contains only simple values.
 
     Empty mutable containers do not count, because they may fill up later.
     """

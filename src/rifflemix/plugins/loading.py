@@ -76,7 +76,7 @@ def plugin_files() -> dict[str, str]:
 
 
 def file_of(definition: Any) -> str | None:
-    """Return the name of the plugin file that defines a class or function, or None."""
+    """Return the plugin file that defines a class or function, or None."""
     module = defined_in(definition)
     for file in _loaded:
         if module == _module_name(file):
@@ -85,13 +85,13 @@ def file_of(definition: Any) -> str | None:
 
 
 def plugin_place(error: BaseException) -> str | None:
-    """Return the file and line of the innermost plugin frame of an error, or None."""
+    """Return file and line of an error's innermost plugin frame."""
     place = place_in(error, list(map(str, _loaded)))
     return None if place is None else f"plugin {place}"
 
 
 def place_in(error: BaseException, files: Collection[str]) -> str | None:
-    """Return the file and line of the innermost frame of an error in `files`, or None."""
+    """Return file and line of an error's innermost frame in `files`."""
     trace, place = error.__traceback__, None
     for name, line in _PLACE.findall(_told_there(error)):
         place = f"{name}, line {line}" if name in files else place
@@ -104,7 +104,7 @@ def place_in(error: BaseException, files: Collection[str]) -> str | None:
 
 
 def note_registration() -> None:
-    """Count a registration. `load_plugin` uses the count to detect files that register nothing."""
+    """Count a registration, for `load_plugin` to detect files that register nothing."""
     global _registrations
     _registrations += 1
 
@@ -145,7 +145,7 @@ def _run(file: Path, name: str) -> None:
 
 
 def first_line(error: BaseException) -> str:
-    """Return the first line of an error's message, also if its `__str__` fails."""
+    """Return the first line of an error's message, even if `__str__` fails."""
     try:
         return (str(error) or "no message").splitlines()[0][:500]
     except Exception:
@@ -159,7 +159,7 @@ def in_a_line(error: BaseException) -> str:
 
 
 def _told_there(error: BaseException) -> str:
-    """Return the traceback text of a DataLoader worker's error; empty for other errors."""
+    """Return the traceback text of a DataLoader worker's error, else nothing."""
     return str(error) if _IN_PROCESS.match(first_line(error)) else ""
 
 

@@ -38,12 +38,12 @@ def check_new_name(kind: str, name: Any, value: Any, known: Mapping[str, Any]) -
 
 
 def same_definition(one: Any, other: Any) -> bool:
-    """Return whether two classes, functions or instances have the same module and name."""
+    """Return whether two definitions or instances have the same module and name."""
     return _place(one) == _place(other)
 
 
 def defined_in(value: Any) -> str:
-    """Return the module of a class or function, or of an instance's class."""
+    """Return the module of a definition or of an instance's class."""
     return _place(value)[0]
 
 

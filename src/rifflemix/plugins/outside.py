@@ -34,14 +34,14 @@ class Outside:
         self._broken: dict[str, str] = {}
 
     def names(self) -> list[str]:
-        """Return all names: registered names, then names of unused entry points."""
+        """Return the registered names, then the other names of entry points."""
         load_inherited()
         known = list(self._known())
         points = self._entry_points()
         return known + [n for n in points if n not in known and n not in self._broken]
 
     def usable(self) -> list[str]:
-        """Return the names that can be imported. Warn once about each other name."""
+        """Return the importable names; warn once about each other name."""
         for name in self.names():
             try:
                 self.look_up(name)
@@ -50,7 +50,7 @@ class Outside:
         return self.names()
 
     def look_up(self, name: Any) -> None:
-        """Register `name` from a plugin file of the parent process or from an entry point.
+        """Register `name` from a parent's plugin file or an entry point.
 
         Unknown names are ignored.
 
@@ -83,7 +83,7 @@ class Outside:
         self._broken.clear()
 
     def _load(self, point: EntryPoint) -> str | None:
-        """Load and register an entry point. Return the reason if this fails, else None."""
+        """Load and register an entry point; return the reason for a failure."""
         try:
             found = point.load()
             # The import already registers decorated definitions.
@@ -113,7 +113,7 @@ class Outside:
         return self._points
 
     def _owner(self, point: EntryPoint) -> str:
-        """Return the other owner of an entry point's name, or an empty string."""
+        """Return another owner of the entry point's name, or an empty string."""
         if self._points and point.name in self._points:
             return _package(self._points[point.name])
         if point.name not in self._known():

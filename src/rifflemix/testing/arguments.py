@@ -34,7 +34,7 @@ BAD_SETTINGS: dict[str, tuple[dict[str, Any], str]] = {
 
 
 def bad_settings_are_named(form: Form) -> None:
-    """Check that the constructor raises for arguments with a wrong value or type."""
+    """Check that the constructor rejects arguments with wrong values or types."""
     good = {"dim": DIM, "num_heads": HEADS, "max_length": MAX_LENGTH}
     for what, (change, named) in BAD_SETTINGS.items():
         try:
@@ -44,7 +44,7 @@ def bad_settings_are_named(form: Form) -> None:
 
 
 def bad_inputs_are_named(form: Form) -> None:
-    """Check that `forward` reports expected and given inputs itself, without torch errors."""
+    """Check that `forward` reports wrong inputs before torch raises an error."""
     mixer = form.build(dtype=torch.float32)
     x = torch.randn(2, 4, DIM)
     calls: dict[str, tuple[Any, Any, str]] = {

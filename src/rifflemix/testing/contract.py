@@ -144,7 +144,7 @@ PROPERTIES = (
 
 
 def check_mixer(cls: type[TokenMixer], *, onnx: bool = False) -> None:
-    """Check a mixer class against the contract, in every variant that its card supports.
+    """Check all supported variants of a mixer class against the contract.
 
     Args:
         cls: a subclass of `TokenMixer` with a `card`. Registration is not necessary.

@@ -98,7 +98,7 @@ def require_refusal(run: Callable[[], Any], *words: str) -> None:
 
 @contextmanager
 def seeded() -> Any:
-    """Return a context with a fixed random seed. The random state outside does not change."""
+    """Fix the random seed in a context, and restore the state afterwards."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         yield

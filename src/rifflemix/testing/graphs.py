@@ -46,9 +46,9 @@ def compiles_to_one_graph(form: Form, *, backend: str = "aot_eager", masked: boo
 
 
 def exports(form: Form) -> None:
-    """Check that one exported program supports every length, or the card gives a reason.
+    """Check that one exported program supports every length, or `one_length` is set.
 
-    If the card gives a reason, the export must fail for dynamic lengths and work for one length.
+    If `card.one_length` is set, dynamic lengths must fail and one length must work.
     """
     mixer = form.build(dtype=torch.float32)
     why, found = form.card.one_length, _failure(lambda: _require_any_length(form, mixer))
@@ -62,7 +62,7 @@ def exports(form: Form) -> None:
 
 
 def runs_as_onnx(form: Form) -> None:
-    """Check that onnxruntime gives eager's values, or the card gives a reason."""
+    """Check onnxruntime against eager: equal values, or failure if `card.no_onnx` is set."""
     for package in ("onnxscript", "onnxruntime"):  # a missing package is not a failure of the mixer
         importlib.import_module(package)
     mixer = form.build(dtype=torch.float32)
@@ -74,7 +74,7 @@ def runs_as_onnx(form: Form) -> None:
 
 
 def _failure(check: Callable[[], None]) -> str | None:
-    """Return why a check failed, from any type of error, or None if it passed."""
+    """Return why a check failed, or None if it passed."""
     try:
         check()
     except Exception as error:
@@ -99,7 +99,7 @@ def _require_onnx(form: Form, mixer: TokenMixer) -> None:
 
 
 def _program(form: Form, mixer: TokenMixer, *, any_length: bool) -> torch.export.ExportedProgram:
-    """Export a mixer with torch.export, with a mask if the mixer supports masks."""
+    """Export a mixer with torch.export, with a mask if supported."""
     x, keywords = _batch(form, SIZE)
     shapes = _any_size("x", *keywords) if any_length else None
     return torch.export.export(mixer, (x,), keywords, dynamic_shapes=shapes, strict=False)
@@ -134,7 +134,7 @@ def _in_onnxruntime(form: Form, mixer: TokenMixer, *, any_length: bool) -> Calla
 
 
 def _any_size(*names: str) -> dict[str, Any]:
-    """Return dynamic shapes: a symbol for the batch size and one for the length."""
+    """Return dynamic shapes with a symbolic batch size and length."""
     axes = {0: torch.export.Dim("B", max=16), 1: torch.export.Dim("N", max=MAX_LENGTH)}
     return dict.fromkeys(names, axes)
 
@@ -149,7 +149,7 @@ def _require_same(
 
 
 def _batch(form: Form, size: tuple[int, int]) -> tuple[Tensor, dict[str, Tensor]]:
-    """Return tokens, and a mask of the last tokens of the first sequence if supported."""
+    """Return tokens and, if supported, a mask with right padding."""
     batch, length = size
     x = torch.randn(batch, length, DIM)
     if not form.card.padding:

@@ -24,7 +24,10 @@ def samples_of_a_batch_do_not_meet(form: Form) -> None:
 
 
 def masked_tokens() -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield tokens, some with ties, and masks with many padding patterns."""
+    """Yield tokens, some with ties, and masks.
+
+    Padding is left, right, everywhere except one token, alternating, random, full or absent.
+    """
     index = torch.arange(20)
     rows = (index < 7, index >= 12, index != 9, index % 2 == 0, torch.rand(20) < 0.4)
     yield tokens(5, 20), torch.stack(rows)
@@ -34,7 +37,7 @@ def masked_tokens() -> Iterator[tuple[Tensor, Tensor]]:
 
 
 def require_padding_reaches_nothing(mixer: TokenMixer, x: Tensor, mask: Tensor) -> None:
-    """Check that values at padded positions change no valid output and no gradient."""
+    """Check that values at padded positions change no output and no gradient."""
     results = []
     for fill in (0.0, 1e3, float("nan")):
         inputs = x.masked_fill(mask.unsqueeze(-1), fill).requires_grad_()
@@ -57,7 +60,7 @@ def require_padding_reaches_nothing(mixer: TokenMixer, x: Tensor, mask: Tensor) 
 
 
 def padded_places_reach_nothing(form: Form) -> None:
-    """Check that valid outputs and gradients ignore values at padded positions, even NaN."""
+    """Check outputs and gradients with many masks and padding values, including NaN."""
     mixer = form.build()
     for x, mask in masked_tokens():
         require_padding_reaches_nothing(mixer, x, mask)
@@ -91,7 +94,7 @@ def amount_of_padding_changes_nothing(form: Form) -> None:
 
 
 def longer_neighbours_change_nothing(form: Form) -> None:
-    """Check that a sample gives the same outputs alone and with samples of other lengths."""
+    """Check that samples of other lengths do not change a sample's outputs."""
     mixer = form.build()
     lengths = torch.tensor([19, 37, 5, 64, 1])
     x = tokens(len(lengths), int(lengths.max()))
@@ -104,7 +107,10 @@ def longer_neighbours_change_nothing(form: Form) -> None:
 
 
 def place_of_padding_changes_nothing(form: Form) -> None:
-    """Check that left or inner padding changes outputs exactly if the card declares it."""
+    """Check that left or inner padding matters exactly if `by_position` is set.
+
+    For causal variants, it must not matter.
+    """
     mixer, x, index = form.build(), tokens(1, 21), torch.arange(32)
 
     def outputs(padding: Tensor) -> Tensor:
@@ -139,7 +145,7 @@ def padding_is_refused(form: Form) -> None:
 
 
 def outputs_ignore_later_tokens(form: Form) -> None:
-    """Check that outputs do not change if later tokens change or are removed.
+    """Check that changing or removing later tokens does not change outputs.
 
     Removal is not checked if `card.layout_over_length` is set: outputs may then depend on length.
     """
@@ -170,7 +176,7 @@ LAYOUTS: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 def layout_in_memory_changes_nothing(form: Form) -> None:
-    """Check that the memory layout of tokens and masks does not change outputs."""
+    """Check that the memory layout of inputs does not change outputs."""
     mixer, x, mask = form.build(), tokens(3, 14), torch.rand(3, 14) < 0.3
     for key_padding_mask in form.masks(mask):
         expected = mixer(x, key_padding_mask=key_padding_mask)
@@ -186,7 +192,7 @@ def causal_is_refused(form: Form) -> None:
 
 
 def card_tells_permutation_equivariance(form: Form) -> None:
-    """Check that permuted tokens give permuted outputs exactly if the card declares it."""
+    """Check permutation equivariance against the card."""
     mixer = form.build()
     x, order = tokens(2, 16, DIM), torch.randperm(16)
     equivariant = torch.allclose(mixer(x[:, order]), mixer(x)[:, order], atol=1e-9)
@@ -195,7 +201,7 @@ def card_tells_permutation_equivariance(form: Form) -> None:
 
 
 def card_tells_permutation_invariance(form: Form) -> None:
-    """Check that permuted tokens give equal outputs exactly if the card declares it."""
+    """Check permutation invariance against the card."""
     mixer = form.build()
     x, order = tokens(2, 16, DIM), torch.randperm(16)
     invariant = torch.allclose(mixer(x[:, order]), mixer(x), atol=1e-9)

@@ -60,7 +60,7 @@ class Roundings(TorchDispatchMode):
 
 
 def rounding_error(mixer: TokenMixer, x: Tensor, dtype: torch.dtype) -> Tensor:
-    """Measure the absolute error of float64 outputs from rounding, (draws, B, N, C).
+    """Measure the absolute rounding error of outputs, (draws, B, N, C) float64.
 
     Parameters, inputs and the results of all operators are perturbed by independent roundings. The
     low-precision code of the mixer does not run, so its errors are not part of the result.
@@ -76,7 +76,7 @@ def rounding_error(mixer: TokenMixer, x: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def moved(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """Perturb values by a relative error of up to half the epsilon of `dtype`."""
+    """Perturb values by a relative error of up to eps / 2."""
     if not x.is_floating_point():
         return x
     return x * (1 + torch.finfo(dtype).eps / 2 * (2 * torch.rand_like(x) - 1))
@@ -84,7 +84,7 @@ def moved(x: Tensor, dtype: torch.dtype) -> Tensor:
 
 @torch.no_grad()
 def low_precision_follows_float64(form: Form) -> None:
-    """Check that rounding explains the errors of float32 and bfloat16 outputs.
+    """Check that rounding explains the errors in float32 and bfloat16.
 
     Tokens and parameters are exact in the dtype, but not in a narrower dtype. Errors of successive
     roundings add up like a random walk, so the tolerance has a square root. The check compares

@@ -12,7 +12,7 @@ from rifflemix.testing.forms import DIM, Form, require, require_close, tokens
 
 
 def state_dict_holds_everything(form: Form) -> None:
-    """Check that a new mixer with the same state_dict, and a copy, give identical outputs.
+    """Check that loading a state_dict or copying a mixer gives identical outputs.
 
     A forward pass must not create parameters: an optimizer would not train them, and a new mixer
     could not load them.

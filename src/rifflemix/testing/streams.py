@@ -21,7 +21,10 @@ from rifflemix.testing.forms import (
 
 
 def steps_equal_the_parallel_form(form: Form) -> None:
-    """Check that steps give the outputs of the whole sequence and keep old states unchanged."""
+    """Check that steps give the outputs of the whole sequence.
+
+    A step must not change the state that it gets.
+    """
     mixer = form.build()
     x = tokens(3, 21)
     state = mixer.init_state(3, device=x.device, dtype=x.dtype)
@@ -36,7 +39,7 @@ def steps_equal_the_parallel_form(form: Form) -> None:
 
 
 def prefill_equals_steps(form: Form) -> None:
-    """Check that `prefill` gives the outputs of `forward` and a valid state for `step`.
+    """Check that `prefill` gives `forward`'s outputs and a state for `step`.
 
     Without padding, the state equals the state after the same number of steps. With padding, each
     sequence continues as it does alone and without padding.
@@ -86,7 +89,7 @@ def states_have_a_row_for_each_sequence(form: Form) -> None:
 
 
 def streams_keep_their_dtype(form: Form) -> None:
-    """Check that `step` and `prefill` do not change the dtypes of tokens and states."""
+    """Check that `step` and `prefill` keep the dtypes of tokens and states."""
     for dtype in (torch.bfloat16, torch.float64):
         mixer = form.build(dtype=dtype)
         start = mixer.init_state(2, dtype=dtype)
@@ -121,14 +124,14 @@ def _continued(
 def _require_continuation(
     mixer: TokenMixer, x: Tensor, later: Tensor, state: dict[str, Tensor]
 ) -> None:
-    """Check that steps from a state after `x` give the outputs of the whole sequence."""
+    """Check that steps after `x` give the outputs of the whole sequence."""
     y, _ = _continued(mixer, later, dict(state))
     whole = mixer(torch.cat((x, later), 1))[:, x.shape[1] :]
     require_close(y, whole, "steps after prefill", atol=1e-10, rtol=1e-8)
 
 
 def steps_check_their_input(form: Form) -> None:
-    """Check the errors for wrong channels, an empty batch and a wrong state."""
+    """Check the errors for wrong channels, batch sizes and states."""
     mixer = form.build()
     state = mixer.init_state(2, dtype=torch.float64)
     wide = torch.randn(2, DIM, dtype=torch.float64)
@@ -140,7 +143,7 @@ def steps_check_their_input(form: Form) -> None:
 
 
 def foreign_states_are_refused(form: Form) -> None:
-    """Check that `step` rejects a state with other names, axes or kinds of numbers."""
+    """Check that `step` rejects states with wrong names, axes or types."""
     mixer = form.build()
     _, state = mixer.prefill(tokens(2, 5))
     for what, foreign in _foreign(state).items():
