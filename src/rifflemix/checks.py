@@ -16,13 +16,13 @@ from rifflemix.compat import sizes_are_tensors
 from rifflemix.errors import InputError, bad_argument
 
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
-"""The dtypes that operators compute with. Torch has narrower ones, for storage alone."""
-# Tuples of types, not unions of them: torch 2.8 cannot trace those.
+"""Dtypes that operators support. Narrower dtypes of torch are for storage only."""
+# Tuples of types: torch 2.8 cannot trace unions of types.
 _NUMBERS = (numbers.Real, torch.SymInt, torch.SymFloat)
 
 
 def check_tokens(name: str, x: Tensor, *, rank: int = 3, layout: str = "(B, N, C)") -> None:
-    """Raise unless `x` is a floating-point tensor of the given rank."""
+    """Raise unless `x` is a dense floating-point tensor with `rank` dimensions."""
     if isinstance(x, Tensor) and not x.is_nested and x.dim() != rank:
         raise bad_argument(name, f"shape {layout}", tuple(x.shape))
     if (
@@ -35,7 +35,10 @@ def check_tokens(name: str, x: Tensor, *, rank: int = 3, layout: str = "(B, N, C
 
 
 def check_padding_mask(mask: Tensor | None, x: Tensor, token_dim: int = 1) -> None:
-    """Raise unless `mask` is None or a (B, N) bool tensor on x's device; True marks padding."""
+    """Raise unless `mask` is None or a valid padding mask of `x`.
+
+    A valid mask is a (B, N) bool tensor on the device of `x`, True = padding.
+    """
     if mask is None:
         return
     expected = (x.shape[0], x.shape[token_dim])
@@ -52,10 +55,10 @@ def check_padding_mask(mask: Tensor | None, x: Tensor, token_dim: int = 1) -> No
 def check_integer(
     name: str, value: Any, minimum: int | None = None, maximum: int | None = None
 ) -> int:
-    """`value` as an int; raise unless it is an integer of Python or NumPy within the bounds.
+    """Return an integer as an int; raise if out of bounds.
 
-    Without a maximum it has to fit in 64 bits, as torch's sizes do. A symbolic integer, which
-    stands for any size in a traced graph, is passed on as it is.
+    Python and NumPy integers are accepted; other types raise. Without a maximum, the value must
+    fit in 64 bits, like sizes in torch. Symbolic integers of a traced graph do not change.
     """
     number = _as_integer(value)
     if maximum is None and type(number) is int and not -(2**63) <= number < 2**63:
@@ -75,7 +78,10 @@ def check_integer(
 
 
 def check_integers(name: str, values: Any, minimum: int | None = None) -> tuple[int, ...]:
-    """`values`, a sequence, a one-dimensional array or tensor of integers, as a tuple of ints."""
+    """Return a sequence of integers as a tuple of ints.
+
+    One-dimensional arrays and tensors are also accepted.
+    """
     if isinstance(values, Tensor) and not values.is_meta:
         values = values.tolist()
     if isinstance(values, str | bytes | Tensor) or not hasattr(values, "__iter__"):
@@ -84,7 +90,7 @@ def check_integers(name: str, values: Any, minimum: int | None = None) -> tuple[
 
 
 def check_divides(name: str, divisor: Any, length: int, of_what: str, hint: str = "") -> int:
-    """`divisor` as an int; raise unless it is a positive integer that divides `length`."""
+    """Return `divisor` as an int; raise unless a positive divisor of `length`."""
     number = check_integer(name, divisor)
     if number < 1 or length % number:
         raise bad_argument(name, f"a divisor of {of_what} = {length}", number, hint)
@@ -92,7 +98,7 @@ def check_divides(name: str, divisor: Any, length: int, of_what: str, hint: str 
 
 
 def check_layer(layer_index: Any, num_layers: Any) -> tuple[int, int]:
-    """Both as ints; raise unless `layer_index` counts one of `num_layers` from 0."""
+    """Return both as ints; raise unless 0 <= `layer_index` < `num_layers`."""
     layers = check_integer("num_layers", num_layers, 1)
     index = check_integer("layer_index", layer_index)
     if not 0 <= index < layers:
@@ -101,7 +107,7 @@ def check_layer(layer_index: Any, num_layers: Any) -> tuple[int, int]:
 
 
 def check_positive(name: str, value: Any) -> float:
-    """`value`; raise unless it is a finite number above 0."""
+    """Return `value`; raise unless it is a finite number above 0."""
     end = sys.float_info.max if type(value) is int else math.inf
     if not is_number(value) or not 0 < value < end:
         raise bad_argument(name, "a finite number above 0", shown(value))
@@ -109,21 +115,21 @@ def check_positive(name: str, value: Any) -> float:
 
 
 def check_probability(name: str, value: Any) -> float:
-    """`value`; raise unless it is a number in [0, 1)."""
+    """Return `value`; raise unless it is a number in [0, 1)."""
     if not is_number(value) or not 0.0 <= value < 1.0:
         raise bad_argument(name, "a probability in [0, 1)", shown(value))
     return _as_float(value)
 
 
 def check_bool(name: str, value: Any) -> bool:
-    """`value`; raise unless it is True or False."""
+    """Return `value`; raise unless it is True or False."""
     if not isinstance(value, bool):
         raise bad_argument(name, "True or False", shown(value))
     return value
 
 
 def check_dense(name: str, x: Tensor) -> None:
-    """Raise for a tensor whose numbers do not lie as strides say: a nested or sparse one."""
+    """Raise InputError for a nested tensor or a layout other than strided."""
     if x.is_nested:
         raise bad_argument(name, "a dense tensor", "a nested tensor")
     if x.layout != torch.strided:
@@ -131,7 +137,10 @@ def check_dense(name: str, x: Tensor) -> None:
 
 
 def check_floating(name: str, x: Any, layout: object) -> None:
-    """Raise unless `x` is a floating-point tensor; `layout` says of which shape it should be."""
+    """Raise unless `x` is a dense floating-point tensor.
+
+    `layout` is the expected shape in messages.
+    """
     if not isinstance(x, Tensor):
         raise bad_argument(name, f"a tensor of shape {layout}", type(x).__name__)
     if x.is_nested:
@@ -142,7 +151,7 @@ def check_floating(name: str, x: Any, layout: object) -> None:
 
 
 def check_float_dtype(name: str, dtype: torch.dtype) -> None:
-    """Raise unless operators compute with this dtype."""
+    """Raise InputError unless operators support this dtype."""
     if not dtype.is_floating_point:
         raise bad_argument(name, "a floating-point dtype", dtype)
     if dtype not in FLOATS:
@@ -150,7 +159,10 @@ def check_float_dtype(name: str, dtype: torch.dtype) -> None:
 
 
 def check_like_parameters(name: str, x: Tensor, layer: nn.Module) -> None:
-    """Raise unless `x` has the dtype (autocast aside) and device of the layer's parameters."""
+    """Raise unless `x` has the device and dtype of the layer's parameters.
+
+    With autocast, dtypes may differ, except if one of them is float64.
+    """
     parameter = next(layer.parameters(), None)
     if parameter is None:
         return
@@ -161,7 +173,7 @@ def check_like_parameters(name: str, x: Tensor, layer: nn.Module) -> None:
         raise bad_argument(name, f"the mixer's device {parameter.device}", x.device, hint)
     if x.dtype == parameter.dtype:
         return
-    is_cast = torch.float64 not in (x.dtype, parameter.dtype)  # which autocast leaves alone
+    is_cast = torch.float64 not in (x.dtype, parameter.dtype)  # autocast does not cast float64
     if not (is_cast and autocast_enabled(x.device.type)):
         raise bad_argument(
             name, f"the mixer's dtype {parameter.dtype}", x.dtype, "cast one of the two"
@@ -169,7 +181,10 @@ def check_like_parameters(name: str, x: Tensor, layer: nn.Module) -> None:
 
 
 def check_like(name: str, tensor: Tensor, like: Tensor, like_name: str) -> None:
-    """Raise unless `tensor` has the device and, autocast aside, the dtype of `like`."""
+    """Raise unless `tensor` has the device and dtype of `like`.
+
+    With autocast, dtypes may differ.
+    """
     if tensor.device != like.device:
         raise bad_argument(name, f"device {like.device} of {like_name}", tensor.device)
     if tensor.dtype != like.dtype and not autocast_enabled(like.device.type):
@@ -177,19 +192,22 @@ def check_like(name: str, tensor: Tensor, like: Tensor, like_name: str) -> None:
 
 
 def is_number(value: Any) -> bool:
-    """Whether `value` is a real number of Python, NumPy or a traced graph, and no bool."""
+    """Return whether `value` is a Python, NumPy or symbolic real number.
+
+    A bool is not a number.
+    """
     return isinstance(value, _NUMBERS) and not isinstance(value, bool)
 
 
 def shown(value: Any) -> str:
-    """`value` in an error: short, and a text in quotes."""
+    """Return a short text of `value` for a message; strings are quoted."""
     if isinstance(value, Tensor) and value.is_nested:
         return "a nested tensor"
     if isinstance(value, Tensor):
         return f"a tensor of shape {tuple(value.shape)}"
     try:
         return reprlib.repr(value)
-    except ValueError:  # Python writes no number of so many digits
+    except ValueError:  # Python refuses to print very long integers
         return "a number of thousands of digits"
 
 
@@ -206,13 +224,13 @@ def _as_integer(value: Any) -> int | None:
 
 
 def _as_float(value: Any) -> float:
-    """`value` as a float, unless it is symbolic; torch does not take all of NumPy's numbers."""
+    """Convert to float unless symbolic: torch does not accept all NumPy numbers."""
     known = isinstance(value, (float, torch.SymInt, torch.SymFloat))
     return cast(float, value) if known else float(value)
 
 
 def autocast_enabled(device_type: str) -> bool:
-    """Whether autocast is on for a kind of device; torch raises for those that have none."""
+    """Return whether autocast is available and enabled for a device type."""
     return torch.amp.is_autocast_available(device_type) and torch.is_autocast_enabled(device_type)
 
 

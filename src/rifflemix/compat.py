@@ -1,7 +1,7 @@
-"""What torch lacks, and every private or version-dependent use of it: a new one is met here.
+"""Workarounds for torch: private and version-dependent APIs. Add new ones here.
 
-Names that torch implements in C are handed on as they are: they stand in paths where a call of
-Python's more would be felt, and torch's compiler knows them by what they are.
+C functions of torch are assigned without a wrapper: a Python call would slow down hot paths, and
+torch.compile recognizes these functions by identity.
 """
 
 from __future__ import annotations
@@ -23,21 +23,24 @@ _F = TypeVar("_F", bound=Callable[..., Any])
 
 _dynamo_traces: Callable[[], bool] = torch.compiler.is_dynamo_compiling
 in_function_transform: Callable[[], bool] = torch._C._are_functorch_transforms_active
-"""Whether a transform of torch.func (vmap, grad, jvp) is at work."""
+"""Return whether a torch.func transform (vmap, grad, jvp) is active."""
 is_zerotensor: Callable[[Tensor], bool] = Tensor._is_zerotensor
-"""Whether a tensor is nothing but zeros, and has no memory for them."""
+"""Return whether a tensor is a zero tensor without memory (torch's ZeroTensor)."""
 is_batch: Callable[[Tensor], bool] = torch._C._functorch.is_legacy_batchedtensor
-"""Whether a tensor stands for several, as gradients do under `is_grads_batched`."""
+"""Return whether a tensor is a legacy batched tensor, as gradients with `is_grads_batched`."""
 
 
 def values_can_be_read() -> bool:
-    """Whether tensors have values now: no graph is being compiled, exported, traced or mapped."""
+    """Return whether tensors have readable values.
+
+    They have none while a graph is compiled, exported or traced, and inside torch.func transforms.
+    """
     traced = torch.jit._trace.is_tracing()
     return not (torch.compiler.is_compiling() or traced or in_function_transform())
 
 
 def operators_are_watched() -> bool:
-    """Whether a compiler, profiler, dispatch mode or transform has to see torch's operators."""
+    """Return whether a compiler, profiler, dispatch mode or transform records torch operators."""
     return (
         torch.compiler.is_compiling()
         or torch._C._autograd._profiler_enabled()
@@ -49,15 +52,15 @@ def operators_are_watched() -> bool:
 
 
 def has_plain_autograd() -> bool:
-    """Whether neither torch.func's transforms nor forward-mode differentiation are at work.
+    """Return whether torch.func transforms and forward-mode differentiation are both inactive.
 
-    Both need operators that torch knows from the inside; a level of forward mode is -1 outside.
+    Both need torch's own operators. The forward-mode level is -1 if the mode is inactive.
     """
     return not in_function_transform() and forward_ad._current_level < 0
 
 
 def hooks_of(module: nn.Module) -> list[Callable[..., Any]]:
-    """What a call of `module` runs beside its forward and its backward."""
+    """Return the forward and backward hooks that a call of `module` runs."""
     return [
         *module._forward_hooks.values(),
         *module._forward_pre_hooks.values(),
@@ -67,25 +70,25 @@ def hooks_of(module: nn.Module) -> list[Callable[..., Any]]:
 
 
 sizes_are_tensors: Callable[[], bool] = torch.jit._trace.is_tracing
-"""Whether torch.jit.trace is at work, which makes a tensor of one number of every size."""
+"""Return whether torch.jit.trace is active. It turns every size into a 0-d tensor."""
 
 
 def leaves_package() -> bool:
-    """Whether a graph is being made that will run where this package is not: exported or traced."""
+    """Return whether a graph is exported or traced, to run without rifflemix."""
     return torch.compiler.is_exporting() or sizes_are_tensors()
 
 
 def becomes_onnx() -> bool:
-    """Whether a graph is being made for ONNX."""
+    """Return whether a graph is exported to ONNX."""
     return leaves_package() and torch.onnx.is_in_onnx_export()
 
 
-# The compiler's own functions take a second to import, and outside a graph nobody needs them. Under
-# torch.jit.trace sizes are tensors of one number each.
+# Importing the compiler takes a second, so these functions import it only inside a graph. Under
+# torch.jit.trace, sizes are 0-d tensors.
 
 
 def statically_known_true(condition: bool | torch.SymBool) -> bool:
-    """Whether a condition holds, and for every size of a traced graph where sizes are symbols."""
+    """Return whether a condition is true, for all values of symbolic sizes."""
     if not _dynamo_traces() and not isinstance(condition, torch.SymBool):
         return bool(condition)
     from torch.fx.experimental.symbolic_shapes import statically_known_true as is_known
@@ -94,7 +97,7 @@ def statically_known_true(condition: bool | torch.SymBool) -> bool:
 
 
 def is_known(size: int | torch.SymInt) -> bool:
-    """Whether a size is a number, and no symbol that stands for any size in a traced graph."""
+    """Return whether a size is a number and not symbolic."""
     if not _dynamo_traces() and not isinstance(size, torch.SymInt):
         return True
     from torch.fx.experimental.symbolic_shapes import has_static_value
@@ -103,7 +106,7 @@ def is_known(size: int | torch.SymInt) -> bool:
 
 
 def as_constant(size: int | torch.SymInt) -> int:
-    """The number that a size is now; a traced graph then holds for this number alone."""
+    """Return a size as an int, and specialize traced graphs to it."""
     if not _dynamo_traces() and not isinstance(size, torch.SymInt):
         return int(size)
     from torch.fx.experimental.symbolic_shapes import guard_scalar
@@ -112,33 +115,36 @@ def as_constant(size: int | torch.SymInt) -> int:
 
 
 def as_operand(size: int, device: torch.device) -> int | Tensor:
-    """A size to reckon with tensors: a number, or a tensor of a symbol, which ONNX has no other."""
+    """Return a size as an operand: an int, or a 0-d tensor.
+
+    ONNX needs the tensor for symbolic sizes.
+    """
     return size if is_known(size) else torch.full((), size, device=device)
 
 
 def stable_order(x: Tensor, dim: int) -> Tensor:
-    """The indices that sort `x`, of equal values the first one first."""
-    # ONNX has no other sort than one that is stable, and torch finds it only if not asked for one.
+    """Return the indices that sort `x` along `dim`, in a stable order."""
+    # The only sort of ONNX is stable, and the exporter supports it only without stable=True.
     if becomes_onnx():
         return x.sort(dim=dim).indices
     return x.sort(dim=dim, stable=True).indices
 
 
 def widest_float(device: torch.device) -> torch.dtype:
-    """The dtype for sums that a stream continues without end: float64, which MPS lacks."""
+    """Return the dtype of long streaming sums: float64, or float32 on MPS."""
     return torch.float32 if device.type == "mps" else torch.float64
 
 
 def elu_into(x: Tensor, out: Tensor) -> Tensor:
-    """Write elu(x) to a tensor of any layout, which torch.nn.functional.elu does not offer."""
+    """Write elu(x) into `out`, of any layout. torch.nn.functional.elu has no `out` argument."""
     y: Tensor = torch.ops.aten.elu.out(x, out=out)
     return y
 
 
 def take_first(table: Tensor, length: int, dim: int) -> Tensor:
-    """The first `length` entries along `dim`, also where the length is a symbol.
+    """Return the first `length` entries along `dim`; `length` may be symbolic.
 
-    A slice of symbolic length would be compiled or exported for every length but that of the whole.
+    A slice of symbolic length would compile or export for every length except the full one.
     """
     if is_known(length):
         return table.narrow(dim, 0, length)
@@ -146,27 +152,27 @@ def take_first(table: Tensor, length: int, dim: int) -> Tensor:
 
 
 def running_count(flags: Tensor, dim: int) -> Tensor:
-    """Count the flags up to each place along `dim`.
+    """Count the true flags up to and including each position along `dim`.
 
     The sum runs along the first axis. Otherwise torch.export compares strides N and N^2 of a batch
-    of one, and for sizes with a maximum in them it cannot tell that they differ.
+    of one. It cannot prove that they differ if the sizes contain a maximum.
     """
     return flags.movedim(dim, 0).cumsum(0).movedim(0, dim)
 
 
 def constant_for_compiler(function: _F) -> _F:
-    """Mark a function of constants whose result, not whose steps, belongs into a traced graph.
+    """Mark a function of constants: traced graphs store only its result.
 
-    It does what `torch.compiler.assume_constant_result` does, which would import the compiler.
+    Same effect as `torch.compiler.assume_constant_result`, without importing the compiler.
     """
     function._dynamo_marked_constant = True  # type: ignore[attr-defined]
     return function
 
 
 def outside_graphs(function: _F) -> _F:
-    """Have torch.compile leave a function, and all that it calls, as it is: its graph ends there.
+    """Exclude a function, and everything it calls, from torch.compile (a graph break).
 
-    It does what `torch.compiler.disable` does, and imports the compiler only while it is at work.
+    Same effect as `torch.compiler.disable`, but imports the compiler only during compilation.
     """
 
     @functools.wraps(function)
@@ -177,7 +183,7 @@ def outside_graphs(function: _F) -> _F:
 
 
 def attention_on_cpu() -> tuple[Any, Any]:
-    """The operators behind `scaled_dot_product_attention` on a CPU, forward and backward."""
+    """Return the forward and backward operators of fused attention on the CPU."""
     aten = torch.ops.aten
     return (
         aten._scaled_dot_product_flash_attention_for_cpu,
@@ -186,42 +192,42 @@ def attention_on_cpu() -> tuple[Any, Any]:
 
 
 def shapes_only() -> AbstractContextManager[Any]:
-    """Inside, new tensors have shapes and types but no values, and operators compute only those."""
+    """Return a context with fake tensors: shapes and dtypes without values."""
     from torch._subclasses.fake_tensor import FakeTensorMode  # it imports sympy
 
     return FakeTensorMode()
 
 
 def is_to_empty(function: Callable[..., Any]) -> bool:
-    """Return whether a function that `Module._apply` got is the function of `Module.to_empty`."""
+    """Return whether the argument of `Module._apply` comes from `Module.to_empty`."""
     return getattr(function, "__qualname__", "").startswith("Module.to_empty.")
 
 
 def has_values(tensor: Tensor) -> bool:
-    """Whether a tensor has values; within `shapes_only`, and on the device meta, it has none."""
+    """Return whether a tensor has values: not a meta or fake tensor."""
     return type(tensor).__name__ != "FakeTensor" and not tensor.is_meta
 
 
 class UnknownShape(Exception):
-    """The shape of an operator's result depends on values, which are not there."""
+    """The output shape of an operator depends on values, and the tensors have none."""
 
 
 class OperatorWatch(TorchDispatchMode):
-    """Inside, `saw` is told of every operator that ran, also of those of a backward pass.
+    """Context that calls `saw` after every operator, also in backward passes.
 
-    Within `shapes_only` tensors have no values: a number that is read from one is 1, a flag False.
+    Tensors inside `shapes_only` have no values: reading a number returns 1, reading a bool False.
 
     Raises:
-        UnknownShape: from an operator such as `nonzero`.
+        UnknownShape: if the output shape depends on values, as for `nonzero`.
     """
 
     def saw(self, operator: Any, args: tuple[Any, ...], options: dict[str, Any], out: Any) -> None:
-        """An operator ran."""
+        """Override this method: it receives every operator, its inputs and its output."""
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        """What torch calls for each operator."""
+        """Run an operator and pass it to `saw`."""
         if func is torch.ops.aten._local_scalar_dense.default:
             return False if args[0].dtype is torch.bool else 1
         options = kwargs or {}
@@ -236,20 +242,23 @@ class OperatorWatch(TorchDispatchMode):
 
 
 def storage_key(tensor: Tensor) -> int:
-    """The same for all tensors that share their memory, while it lives."""
+    """Return an equal key for all tensors with the same storage.
+
+    It is valid while the storage exists.
+    """
     key: int = tensor.untyped_storage()._cdata
     return key
 
 
 def fused_attention_node(y: Tensor) -> Any:
-    """The node of autograd behind torch's fused attention on a CPU; None behind anything else."""
+    """Return the autograd node of fused CPU attention behind `y`, or None."""
     node = y.grad_fn
     is_fused = node is not None and node.name() == "ScaledDotProductFlashAttentionForCpuBackward0"
     return node if is_fused else None
 
 
 def fused_attention_inputs() -> tuple[Tensor, Tensor, Tensor, Tensor | None, bool]:
-    """Queries, keys, values, mask and is_causal of the `fused_attention_node` that runs now."""
+    """Return queries, keys, values, mask and is_causal of the running `fused_attention_node`."""
     node: Any = torch._C._current_autograd_node()
     return (
         node._saved_query,
@@ -261,7 +270,7 @@ def fused_attention_inputs() -> tuple[Tensor, Tensor, Tensor, Tensor | None, boo
 
 
 def memory_changes(record: profile) -> list[int]:
-    """Bytes that torch's CPU allocator handed out (+) and took back (-), in order of time.
+    """Return bytes allocated (+) and freed (-) on the CPU, in order.
 
     Args:
         record: a finished profile made with `profile_memory=True`.
@@ -276,7 +285,7 @@ def memory_changes(record: profile) -> list[int]:
 
 
 def has_differentiable_collectives() -> bool:
-    """Whether this torch knows the gradients of its functional collectives, all-reduce included."""
+    """Return whether torch's functional collectives, including all-reduce, have gradients."""
     if not torch.distributed.is_available():
         return False
     from torch.distributed import _functional_collectives as collectives
@@ -284,13 +293,13 @@ def has_differentiable_collectives() -> bool:
     return hasattr(collectives, "all_reduce_backward")
 
 
-# The waiting forms of torch's functional collectives: compilers trace them, and autograd knows them
-# (the gradient of a sum is the sum of the gradients, of an exchange the exchange back). Their
-# asynchronous tensors are of a class that no kernel of ours takes.
+# Functional collectives, followed by a wait. Compilers trace them, and they have gradients: an
+# all-reduce for an all-reduce, the reverse exchange for an all-to-all. The wait is necessary:
+# kernels of rifflemix do not accept asynchronous collective tensors.
 
 
 def all_reduce(x: Tensor, group: Any) -> Tensor:
-    """The sum of `x` over the processes of a group."""
+    """Sum `x` over the processes of a group."""
     from torch.distributed import _functional_collectives as collectives
 
     operator = torch.ops._c10d_functional.all_reduce
@@ -299,7 +308,7 @@ def all_reduce(x: Tensor, group: Any) -> Tensor:
 
 
 def all_gather(x: Tensor, group: Any) -> Tensor:
-    """(A, ...) of each process of a group, one after the other: (processes * A, ...)."""
+    """Concatenate (A, ...) of all processes of a group: (processes * A, ...)."""
     from torch.distributed import _functional_collectives as collectives
 
     operator = torch.ops._c10d_functional.all_gather_into_tensor
@@ -310,16 +319,16 @@ def all_gather(x: Tensor, group: Any) -> Tensor:
 
 
 def all_to_all(x: Tensor, received: list[int], sent: list[int], group: Any) -> Tensor:
-    """Rows of `x` to each process of a group, as many as `sent` says; all rows that came from each.
+    """Exchange entries of `x` along dim 0 between all processes.
 
     Args:
-        x: (sum of `sent`, ...).
-        received: rows that come from each process.
-        sent: rows that go to each.
-        group: the processes.
+        x: (sum of `sent`, ...), ordered by receiving process.
+        received: number of entries from each process.
+        sent: number of entries for each process.
+        group: process group.
 
     Returns:
-        (sum of `received`, ...).
+        (sum of `received`, ...), ordered by sending process.
     """
     from torch.distributed import _functional_collectives as collectives
 
@@ -331,10 +340,10 @@ def all_to_all(x: Tensor, received: list[int], sent: list[int], group: Any) -> T
 
 
 def fsdp_processes(model: nn.Module) -> list[list[int]]:
-    """The processes over which FSDP2 averages the gradients of a model, of each of its meshes.
+    """Return the ranks over which FSDP2 averages gradients, for each mesh.
 
-    Those of modules around the model are among them, once it was called and where it has modules
-    that were sharded by themselves. Empty where FSDP2 has not sharded anything in the model.
+    The list is empty if FSDP2 shards nothing inside the model. Meshes of enclosing modules are
+    included after the first call, if FSDP2 shards a submodule of the model separately.
     """
     if not torch.distributed.is_available():
         return []
@@ -348,15 +357,18 @@ def fsdp_processes(model: nn.Module) -> list[list[int]]:
 
 
 def fsdp_holds(model: nn.Module) -> bool:
-    """Whether FSDP, the first or the second, around a model or inside, has its parameters."""
+    """Return whether FSDP1 or FSDP2 manages parameters of a model.
+
+    FSDP may be inside or around the model.
+    """
     return any(getattr(part, "_is_fsdp_managed_module", False) for part in model.modules())
 
 
 def first_fsdp_holds(model: nn.Module) -> bool:
-    """Whether FullyShardedDataParallel, the first FSDP, has parameters of a model.
+    """Return whether FullyShardedDataParallel (FSDP1) manages parameters of a model.
 
-    It is seen from the outside in calls that are differentiated: there parameters are tensors that
-    were computed, or none at all.
+    An FSDP1 wrapper around the model is visible only in calls with gradients. The parameters are
+    then missing, or they are not leaf tensors.
     """
     if not fsdp_holds(model):
         return False
@@ -370,16 +382,16 @@ def first_fsdp_holds(model: nn.Module) -> bool:
 
 
 def sent_bytes(operator: Any, args: tuple[Any, ...], rank: int, size: int) -> float:
-    """Bytes of floating-point numbers that a process sends by an operator; 0 if it sends none.
+    """Return the bytes of floating-point data that an operator sends.
 
     Args:
-        operator: as `OperatorWatch.saw` is told it.
-        args: its arguments.
-        rank: the process in the group.
-        size: processes of the group. An all-reduce and a gathering send what a ring of them would.
+        operator: first argument of `OperatorWatch.saw`.
+        args: arguments of the operator.
+        rank: rank of the process in the group.
+        size: number of processes. All-reduce, all-gather and reduce-scatter count as rings.
 
     Raises:
-        NotImplementedError: another collective than this package uses.
+        NotImplementedError: a collective that rifflemix does not use.
     """
     names = torch.ops._c10d_functional
     if not str(operator).startswith("_c10d_functional") or not args[0].is_floating_point():
@@ -400,15 +412,16 @@ def sent_bytes(operator: Any, args: tuple[Any, ...], rank: int, size: int) -> fl
 
 
 def runs_on_gpu(event: Any) -> bool:
-    """Whether an average of a profile, `record.key_averages()`, is of a GPU's kernel."""
+    """Return whether an entry of `record.key_averages()` is a GPU kernel."""
     return bool(event.device_type == DeviceType.CUDA)
 
 
 @contextmanager
 def evaluation_mode(model: Any) -> Iterator[None]:
-    """Inside, a model is in evaluation mode; then each module is in the mode that it was in.
+    """Return a context in which a model is in evaluation mode.
 
-    `model.train()` would put all of them into training, those too that somebody froze.
+    Each module then returns to its previous mode. `model.train()` would also set frozen modules to
+    training.
     """
     modes = [(module, module.training) for module in model.modules()]
     model.eval()

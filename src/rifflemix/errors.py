@@ -1,4 +1,4 @@
-"""The one kind of error that a caller can cause, and helpers that phrase it in one sentence."""
+"""`InputError`, the error for wrong arguments, files and settings, and helpers to build it."""
 
 from __future__ import annotations
 
@@ -9,15 +9,16 @@ from collections.abc import Iterable
 
 from rifflemix.text import terminal_text
 
-_LONGEST = 500  # characters of what came, in a sentence
-_MOST_NAMES = 150  # names in one; there are more recipes, and a user's table may have more columns
+_LONGEST = 500  # characters of a value that a message quotes
+_MOST_NAMES = 150  # names that a message lists; recipes and table columns can be more
 
 
 class InputError(ValueError):
-    """A bad argument, file or setting: one sentence that says what, expected, got and what to do.
+    """A bad argument, file or setting.
 
-    The command line prints it without a traceback and exits with code 2. The message is one line
-    without control characters, whatever names and texts from outside it quotes.
+    The message is one line: the name, the expected value, the given value and what to do. Line
+    breaks and control characters in quoted names and texts are replaced. The command line prints
+    the message without a traceback and exits with code 2.
     """
 
     def __init__(self, message: object = "") -> None:
@@ -25,13 +26,13 @@ class InputError(ValueError):
 
 
 class RunFailed(InputError):
-    """A run that started well and came to nothing; the command line exits with code 1."""
+    """A run that started and then failed. The command line exits with code 1."""
 
 
 class InputWarning(UserWarning):
-    """A file, data set or package of the user works only in part.
+    """A user's file, data set or package works only in part.
 
-    The command line prints it as one sentence.
+    The message is one line. The command line prints only this line.
     """
 
     def __init__(self, message: object = "") -> None:
@@ -46,18 +47,21 @@ _NO_MEMORY = re.compile("out ?of ?memory|can(?:no|')t allocate memory", re.IGNOR
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether the machine or a device had no memory left, which torch tells in words alone."""
+    """Return whether an error means out of memory.
+
+    Torch may raise a plain RuntimeError, so the check also reads the message.
+    """
     told = f"{type(error).__name__}: {error}" if isinstance(error, RuntimeError | OSError) else ""
     return isinstance(error, MemoryError) or _NO_MEMORY.search(told) is not None
 
 
 def bad_argument(name: str, expected: str, got: object, hint: str = "") -> InputError:
-    """The error for argument `name`; `hint` says what to do about it."""
+    """Return the error for argument `name`; `hint` advises the user."""
     sentence = f"{name}: expected {expected}, got {_in_a_line(got)}"
     return InputError(f"{sentence}; {hint}" if hint else sentence)
 
 
-# What others call the same: torch, timm, transformers, einops-style attention packages.
+# Aliases in torch, timm, transformers and einops-style attention packages.
 _OTHER_WORDS = {
     "attention": "softmax",
     "self_attention": "softmax",
@@ -85,14 +89,14 @@ _OTHER_WORDS = {
 
 
 def same_name(name: object, known: Iterable[str]) -> str | None:
-    """The known name that differs in capitals or hyphens only, or is what others call the same."""
+    """Find the known name equal up to case, hyphens or alias."""
     plain = {_plain(other): other for other in known}
     word = _plain(name)
     return plain.get(word) or plain.get(_OTHER_WORDS.get(word, word))
 
 
 def nearest_names(name: object, known: Iterable[str]) -> list[str]:
-    """At most three of the known names that may be meant, the likeliest first."""
+    """Return at most three similar known names, the most likely first."""
     plain = {_plain(other): other for other in sorted(known)}
     same = same_name(name, plain.values())
     if same is not None:
@@ -105,10 +109,10 @@ def _plain(name: object) -> str:
 
 
 def _in_a_line(value: object) -> str:
-    """What came, which may be a tensor over many lines, as part of a sentence."""
+    """Shorten a value to one line, for instance a printed tensor."""
     try:
         text = " ".join(str(value).split())
-    except ValueError:  # Python writes no number of so many digits
+    except ValueError:  # Python refuses to print very long integers
         text = "a number of thousands of digits"
     return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."
 
@@ -116,10 +120,10 @@ def _in_a_line(value: object) -> str:
 def unknown_name(
     kind: str, name: object, known: Iterable[str], listed: str = "", more: str = ""
 ) -> InputError:
-    """The error for a name that is in no list, with the nearest names, or all of a few.
+    """Return the error for an unknown name, with the nearest known names.
 
-    `listed` is the command that lists them, for those that are too many for a sentence; `more` is
-    another sentence.
+    If no known name is near, the message lists all known names, or two of them if there are too
+    many. `listed` is the command that lists them all. `more` is appended as a last sentence.
     """
     names = sorted(known)
     near = [_as_shown(n) for n in nearest_names(name, names)]
@@ -135,23 +139,23 @@ def unknown_name(
 
 
 def unregistered_name(kind: str, name: object, known: Iterable[str]) -> InputError:
-    """`unknown_name` of what people register themselves, also before they load what was saved."""
+    """Return `unknown_name` with advice to register user-defined names."""
     more = "One of your own is registered first: import its module, or pass --plugin FILE.py"
     return unknown_name(kind, name, known, more=more)
 
 
 def _as_shown(name: str) -> str:
-    """A name as it is, in quotes where it could not be seen."""
+    """Return a name, in quotes if it is empty or has outer spaces."""
     return name if name and name == name.strip() else repr(name)
 
 
 def require_packages(what: str, extra: str, *names: str) -> None:
-    """Raise unless the packages of an extra that `what` needs are installed.
+    """Raise InputError unless all packages that `what` needs are installed.
 
     Args:
-        what: what they are needed for; begins the sentence.
-        extra: of this package, that brings them.
-        names: as they are imported.
+        what: feature that needs the packages; the message starts with it.
+        extra: extra of rifflemix that installs the packages.
+        names: import names of the packages.
     """
     missing = [name for name in names if importlib.util.find_spec(name) is None]
     if missing:
@@ -161,7 +165,7 @@ def require_packages(what: str, extra: str, *names: str) -> None:
 
 
 def check_choice(name: str, value: object, choices: Iterable[str]) -> None:
-    """Raise unless `value` is one of `choices`."""
+    """Raise InputError unless `value` is one of `choices`."""
     options = list(choices)
     if not isinstance(value, str) or value not in options:
         near = nearest_names(value, options)

@@ -1,4 +1,4 @@
-"""JSON values: texts that are parsed strictly, checks of types, checksums of what was written."""
+"""JSON values: strict parsing, type checks and checksums."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 SEAL = "sha256"
-_DEEPEST = 64  # what we write nests less than ten deep
+_DEEPEST = 64  # files of rifflemix have fewer than ten levels
 
 
 def parse_json(text: str | bytes) -> Any:
-    """The value of a JSON text; the one place where JSON is read.
+    """Parse a JSON text. All of rifflemix reads JSON with this function.
 
     Raises:
-        ValueError: it is not JSON, has a key twice, nests deeper than any file of ours, or holds
-            half of a surrogate pair, which could not be written again.
+        ValueError: the text is not JSON, has a duplicate key, has more than 64 levels, or contains
+            a lone surrogate, which cannot be encoded.
     """
     try:
         value = json.loads(text, object_pairs_hook=_with_each_key_once)
@@ -47,17 +47,20 @@ def _parts(value: Any) -> Iterable[Any]:
     if isinstance(value, list):
         return value
     if isinstance(value, str):
-        value.encode()  # half of a surrogate pair is no text
+        value.encode()  # raises for a lone surrogate
     return ()
 
 
 def sealed(value: Mapping[str, Any]) -> dict[str, Any]:
-    """A JSON object with a new checksum of its entries, which `check_seal` compares."""
+    """Add a checksum of the entries to a JSON object, for `check_seal`."""
     return {**value, SEAL: content_hash(value)}
 
 
 def check_seal(value: Any) -> None:
-    """Raise ValueError where a sealed object is not what was written; one without a seal passes."""
+    """Raise ValueError if an object has a wrong checksum.
+
+    Objects without a checksum pass.
+    """
     if not isinstance(value, dict) or SEAL not in value:
         return
     if value[SEAL] != content_hash(value):
@@ -65,20 +68,20 @@ def check_seal(value: Any) -> None:
 
 
 def content_hash(value: Mapping[str, Any]) -> str:
-    """The checksum of a JSON object's entries, except a checksum among them."""
+    """Return the checksum of a JSON object's entries, except the checksum entry."""
     unsealed = {name: entry for name, entry in value.items() if name != SEAL}
     return hashlib.sha256(json.dumps(unsealed, sort_keys=True).encode()).hexdigest()
 
 
 def check_json(value: Any, kind: Any, name: str) -> None:
-    """Raise ValueError unless a JSON value is of a type.
+    """Raise ValueError unless a JSON value has the given type.
 
     Args:
-        value: what was read.
-        kind: int, float (a finite number), str, bool, Any, list[...], dict[str, ...], one of these
-            or None, or a TypedDict or dataclass, whose entries must all be there; others are
-            passed over.
-        name: what the sentence calls the value.
+        value: the parsed value.
+        kind: int, float (a finite number), str, bool, Any, list[...], dict[str, ...], or one of
+            these or None. Also a TypedDict or dataclass: the value needs all of its entries, and
+            extra entries are ignored.
+        name: name of the value in the message.
     """
     origin, parts = typing.get_origin(kind), typing.get_args(kind)
     if kind is Any:
@@ -107,13 +110,13 @@ _KINDS = {int: "a whole number", float: "a finite number", str: "a text", bool: 
 
 @functools.cache
 def _entries(kind: Any) -> Mapping[str, Any]:
-    """The entries of a TypedDict or dataclass, and their types; of other types none."""
+    """Return the entry types of a TypedDict or dataclass, else {}."""
     is_one = typing.is_typeddict(kind) or dataclasses.is_dataclass(kind)
     return typing.get_type_hints(kind) if is_one else {}
 
 
 def _is_plain(value: Any, kind: Any) -> bool:
-    """Whether `value` is a plain one of type `kind`; a bool is no number."""
+    """Return whether `value` has exactly type `kind`; a bool is not a number."""
     if kind is float:
         return type(value) in (int, float) and abs(value) <= sys.float_info.max
     return type(value) is kind

@@ -1,1 +1,1 @@
-"""Small layers shared by the models."""
+"""Small layers that several models share."""

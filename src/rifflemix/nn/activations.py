@@ -17,14 +17,14 @@ _LAYERS: dict[str, Callable[[], nn.Module]] = {
 }
 
 ACTIVATIONS = tuple(_LAYERS)
-"""gelu is the exact one, gelu_tanh its approximation."""
+"""Names of the activations: gelu is exact, gelu_tanh is the tanh approximation."""
 
 
 def activation_layer(name: str) -> nn.Module:
-    """The activation `name`, one of `ACTIVATIONS`.
+    """Build the activation `name`, one of `ACTIVATIONS`.
 
     Raises:
-        InputError: another name.
+        InputError: `name` is not in `ACTIVATIONS`.
     """
     check_choice("activation", name, ACTIVATIONS)
     return _LAYERS[name]()

@@ -1,4 +1,4 @@
-"""The residual block of most models: a mixer, then a feed-forward branch."""
+"""The residual block of most models: a token mixer, then a feed-forward branch."""
 
 from __future__ import annotations
 
@@ -15,27 +15,27 @@ NORMS = ("pre", "post")
 
 
 class Block(nn.Module):
-    """A mixer and a feed-forward branch, each with its norm and residual connection.
+    """A token mixer and a feed-forward branch, each with a norm and a residual connection.
 
-    "pre": x += path(g1 * drop(mixer(LN(x)))); x += path(g2 * mlp(LN(x))). "post":
-    x = LN(x + path(g1 * drop(mixer(x)))); x = LN(x + path(g2 * mlp(x))).
+    - "pre": x += path(g1 * drop(mixer(LN(x)))); x += path(g2 * mlp(LN(x))).
+    - "post": x = LN(x + path(g1 * drop(mixer(x)))); x = LN(x + path(g2 * mlp(x))).
 
     Args:
-        mixer: a module (B, N, C) -> (B, N, C) that takes `key_padding_mask`.
+        mixer: a module (B, N, C) -> (B, N, C) that accepts `key_padding_mask`.
         mlp: the feed-forward branch.
         dim: channels C.
-        dropout: probability in [0, 1) after the mixer.
+        dropout: dropout probability in [0, 1) after the mixer.
         norm: "pre" or "post".
-        norm_eps: what the norms add to a variance.
-        norm_bias: give the norms a bias.
-        layer_scale: g1 and g2 at the start, learned for each channel; None leaves them out.
+        norm_eps: constant that the norms add to the variance.
+        norm_bias: add a bias to the norms.
+        layer_scale: initial value of the learned channel factors g1 and g2; None for no factors.
         drop_path: probability in [0, 1) of dropping a branch, per sample.
 
     Raises:
-        InputError: an option out of range.
+        InputError: an argument is out of range.
     """
 
-    mixer: Any  # a token mixer, or any module that is called like one
+    mixer: Any  # a token mixer, or any module with the same call signature
 
     def __init__(
         self,
@@ -69,15 +69,16 @@ class Block(nn.Module):
         key_padding_mask: Tensor | None = None,
         cu_seqlens: Tensor | None = None,
     ) -> Tensor:
-        """(B, N, C) -> (B, N, C).
+        """Map (B, N, C) to (B, N, C).
 
         Args:
-            x: tokens.
+            x: (B, N, C) tokens.
             key_padding_mask: (B, N) bool, True = padding.
-            cu_seqlens: the sequences of one packed row, as `TokenMixer.forward` takes them.
+            cu_seqlens: offsets of the sequences in a packed batch, see `TokenMixer.forward`.
 
         Raises:
-            InputError: as the mixer, or a packed row where branches drop for whole sequences.
+            InputError: the mixer does not accept an input, or `cu_seqlens` is given in training
+                with `drop_path` above 0.
         """
         if self.is_post_norm:
             x = self.norm1(x + self._mixed(x, key_padding_mask, cu_seqlens))
@@ -87,16 +88,16 @@ class Block(nn.Module):
         return x + self._fed_forward(self.norm2(x))
 
     def step(self, x_t: Tensor, state: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
-        """(B, C) -> (B, C): one token after those in the mixer's state, and the next state.
+        """Map the next token (B, C) and return the next state.
 
-        For "pre" blocks whose mixer streams, outside training.
+        Use it in evaluation mode, with norm="pre" and a mixer that supports streaming.
         """
         mixed, state = self.mixer.step(self.norm1(x_t), state)
         x_t = x_t + self.scale1(mixed)
         return x_t + self._fed_forward(self.norm2(x_t)), state
 
     def prefill(self, x: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
-        """(B, N, C) -> (B, N, C): the first tokens at once, and the state for `step`; as there."""
+        """Map the first tokens (B, N, C) and return the state for `step`."""
         mixed, state = self.mixer.prefill(self.norm1(x))
         x = x + self.scale1(mixed)
         return x + self._fed_forward(self.norm2(x)), state

@@ -1,4 +1,4 @@
-"""Butterfly structure as layers: block-diagonal maps, and MLPs of them."""
+"""Layers with butterfly structure: block-diagonal linear layers and block MLPs."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from rifflemix.checks import check_integer, check_integers, check_positive
 from rifflemix.errors import bad_argument, check_choice
 from rifflemix.ops.butterfly import BlockMap, block_linear, block_mlp, butterfly_strides
 
-# Modules in the order that they run in, each with its in_stride and out_stride.
+# Modules in order of execution, each with its in_stride and out_stride.
 _Steps = list[tuple[nn.Module, int, int]]
 
 
 class BlockLinear(nn.Module):
-    """A linear map whose matrix is block-diagonal.
+    """A linear layer with a block-diagonal matrix.
 
     Args:
         blocks: number of blocks.
-        in_features: features per block that come in.
-        out_features: features per block that go out.
+        in_features: input features per block.
+        out_features: output features per block.
         bias: add a bias.
-        init: "uniform", U(-1/sqrt(in), 1/sqrt(in)) for weight and bias, which the paper's runs
-            used; "randn", N(0, 1) for both, as the paper's pseudocode prints; or "identity", with
-            zero bias, for square blocks.
+        init: initialization. "uniform" draws weight and bias from U(-1/sqrt(in), 1/sqrt(in)), as
+            in the paper's runs. "randn" draws both from N(0, 1), as in the paper's pseudocode.
+            "identity" sets square blocks to the identity and the bias to zero.
 
     Source: Dimension Mixer, Algorithm 2.
     """
@@ -54,7 +54,7 @@ class BlockLinear(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Draw the parameters anew."""
+        """Initialize the parameters again."""
         width = self.weight.shape[1]
         for parameter in self.parameters():
             if self.init == "uniform":
@@ -68,22 +68,22 @@ class BlockLinear(nn.Module):
                 self.weight.diagonal(dim1=1, dim2=2).fill_(1.0)
 
     def forward(self, x: Tensor, in_stride: int = 1, out_stride: int = 1) -> Tensor:
-        """(..., blocks * in_features) -> (..., blocks * out_features); see `block_linear`."""
+        """Map (..., blocks * in_features) to (..., blocks * out_features); see `block_linear`."""
         return block_linear(x, self.weight, self.bias, in_stride=in_stride, out_stride=out_stride)
 
     def extra_repr(self) -> str:
-        """The settings, for print(model)."""
         blocks, width, out = self.weight.shape
         return f"blocks={blocks}, in_features={width}, out_features={out}"
 
 
 class BlockMLP(nn.Module):
-    """An MLP per block of features, side by side: no activation after the last map.
+    """A separate MLP for each block of features, without an activation after the last layer.
 
     Args:
-        num_features: n features in.
-        block_dims: features per block, layer by layer, such as (a, r a, a); the first divides n.
-        activation: module class between the maps.
+        num_features: number of input features n.
+        block_dims: features per block before and after each linear layer, such as (a, r a, a).
+            The first number must divide n.
+        activation: module class between the linear layers.
         init: see `BlockLinear`.
 
     Source: Dimension Mixer, Algorithm 2.
@@ -112,19 +112,19 @@ class BlockMLP(nn.Module):
         self.layers = nn.Sequential(*layers[:-1])
 
     def forward(self, x: Tensor, in_stride: int = 1, out_stride: int = 1) -> Tensor:
-        """(..., n) -> (..., blocks * last width).
+        """Map (..., n) to (..., blocks * block_dims[-1]).
 
         Args:
-            x: the features.
-            in_stride: of the first map, see `block_linear`.
-            out_stride: of the last map.
+            x: (..., n) features.
+            in_stride: input stride of the first linear layer, see `block_linear`.
+            out_stride: output stride of the last linear layer.
         """
         steps = self.steps(in_stride, out_stride)
         maps = _as_maps(steps)
         return _one_by_one(x, steps) if maps is None else block_mlp(x, maps)
 
     def steps(self, in_stride: int, out_stride: int) -> _Steps:
-        """The modules inside, each with its two strides, in the order that they run in."""
+        """Return the modules in order of execution, each with in_stride and out_stride."""
         last = len(self.layers) - 1
         return [
             (layer, in_stride if i == 0 else 1, out_stride if i == last else 1)
@@ -133,12 +133,13 @@ class BlockMLP(nn.Module):
 
 
 class BlockResMLP(BlockMLP):
-    """A `BlockMLP` that adds each block to its result; the released one has ELU inside.
+    """A `BlockMLP` with a residual connection around each block.
 
     Args:
-        num_features: n features in and out.
-        block_dims: features per block, layer by layer; the last width equals the first.
-        activation: module class between the maps.
+        num_features: number of input and output features n.
+        block_dims: features per block before and after each linear layer. The first number must
+            divide n, and the last must equal the first.
+        activation: module class between the linear layers; ELU as in the released code.
         init: see `BlockLinear`.
     """
 
@@ -155,14 +156,17 @@ class BlockResMLP(BlockMLP):
             raise bad_argument("block_dims", "a last width like the first", tuple(block_dims))
 
     def forward(self, x: Tensor, in_stride: int = 1, out_stride: int = 1) -> Tensor:
-        """(..., n) -> (..., n); both strides are equal, so that blocks meet their own features."""
+        """Map (..., n) to (..., n).
+
+        Both strides must be equal: the residual connection needs the same feature order.
+        """
         if in_stride != out_stride:
             raise bad_argument("out_stride", f"in_stride = {in_stride}", out_stride)
         return x + super().forward(x, in_stride, out_stride)
 
 
 class _ButterflyStack(nn.Module):
-    """Maps of n features applied one after the other, each in the order of its stride."""
+    """Layers of n features in sequence, one for each butterfly stride."""
 
     def __init__(self, num_features: int, block: int, make: Callable[[], nn.Module]) -> None:
         super().__init__()
@@ -186,21 +190,21 @@ class _ButterflyStack(nn.Module):
         return x
 
     def extra_repr(self) -> str:
-        """The settings, for print(model)."""
         return f"block={self.block}, strides={self.strides}"
 
 
 class ButterflyMLP(_ButterflyStack):
-    """Block MLPs along a complete butterfly: every output feature depends on every input one.
+    """Block MLPs in a complete butterfly: every output feature depends on every input feature.
 
-    There is no activation between the butterfly layers, as each is an MLP itself.
+    There is no activation between the butterfly layers, because each is an MLP.
 
     Args:
-        num_features: n.
-        block: a, features per block; a divisor of n.
-        expansion: r, so that int(r a) features per block are hidden.
-        activation: module class inside the block MLPs; unset, GELU, or ELU with `residual`.
-        residual: add each block to its result (`BlockResMLP`).
+        num_features: number of features n.
+        block: features per block a, a divisor of n.
+        expansion: expansion ratio r; the hidden layer of a block has int(r a) features.
+        activation: module class inside the block MLPs. The default is GELU, or ELU with
+            `residual`.
+        residual: add a residual connection around each block (`BlockResMLP`).
         init: see `BlockLinear`.
 
     Source: Dimension Mixer, section 3.1 and Algorithm 2.
@@ -228,11 +232,11 @@ class ButterflyMLP(_ButterflyStack):
 
 
 class ButterflyLinear(_ButterflyStack):
-    """A product of butterfly factors without bias; it starts as the identity.
+    """A product of butterfly factors without bias, initialized to the identity.
 
     Args:
-        num_features: n.
-        block: a, features per block; a divisor of n.
+        num_features: number of features n.
+        block: features per block a, a divisor of n.
 
     Source: Dimension Mixer, section 3.1 (the linear special case).
     """
@@ -246,16 +250,16 @@ class ButterflyLinear(_ButterflyStack):
 
 
 class ButterflyLinearMLP(nn.Module):
-    """An MLP n -> r n -> n whose two maps are products of two block-diagonal ones (Monarch).
+    """An MLP n -> r n -> n with Monarch layers: products of two block-diagonal matrices.
 
-    The paper's baseline for `ButterflyMLP`.
+    It is the paper's baseline for `ButterflyMLP`.
 
     Args:
-        num_features: n, the square of `block`.
-        block: a, features per block.
-        expansion: r, an integer.
-        activation: module class between the two maps. The class that was released has ELU and the
-            paper's MLP-Mixer runs left it so, where the other MLPs use GELU.
+        num_features: number of features n, the square of `block`.
+        block: features per block a.
+        expansion: expansion ratio r, an integer.
+        activation: module class between the two Monarch layers. ELU is the default of the released
+            class and of the paper's MLP-Mixer runs. Other MLPs in these runs use GELU.
         init: see `BlockLinear`.
 
     Source: Dimension Mixer, section 4 (Butterfly-Linear); Dao et al. 2022, Monarch.
@@ -303,7 +307,7 @@ def _one_by_one(x: Tensor, steps: _Steps) -> Tensor:
 
 
 def _as_maps(steps: _Steps) -> list[BlockMap] | None:
-    """The maps of one `block_mlp`; None if it does not know one, or one has hooks."""
+    """Return the steps for `block_mlp`; None for hooks or unsupported modules."""
     maps: list[BlockMap] = []
     for layer, in_stride, out_stride in steps:
         if compat.hooks_of(layer):
@@ -319,7 +323,7 @@ def _as_maps(steps: _Steps) -> list[BlockMap] | None:
 
 
 def _activation(layer: nn.Module) -> str | None:
-    """What `block_mlp` calls it; None if it does not know it."""
+    """Return the name of an activation in `block_mlp`, if supported."""
     if type(layer) is nn.GELU and layer.approximate == "none":
         return "gelu"
     return "elu" if type(layer) is nn.ELU and layer.alpha == 1.0 else None

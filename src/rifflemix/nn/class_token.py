@@ -1,4 +1,4 @@
-"""A learned token in front of the sequence, from which a classifier reads."""
+"""A learned class token in front of the sequence."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from rifflemix.checks import check_integer
 
 
 class ClassToken(nn.Module):
-    """Prepends one learned token, normal at the start.
+    """Prepend one learned token to each sequence.
 
     Args:
         dim: channels C.
-        std: its deviation at the start.
+        std: standard deviation of the normal initialization.
 
     Source: Dosovitskiy et al. 2021, equation (1).
     """
@@ -23,9 +23,9 @@ class ClassToken(nn.Module):
         self.token = nn.Parameter(torch.empty(1, 1, check_integer("dim", dim, 1)).normal_(std=std))
 
     def forward(self, x: Tensor) -> Tensor:
-        """(B, N, C) -> (B, 1 + N, C)."""
+        """Map (B, N, C) to (B, 1 + N, C)."""
         return torch.cat((self.token.to(x.dtype).expand(x.shape[0], -1, -1), x), dim=1)
 
     def no_weight_decay(self) -> set[str]:
-        """A token is not a weight of a map: it is not decayed."""
+        """Return the parameter without weight decay: the token."""
         return {"token"}

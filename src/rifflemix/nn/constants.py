@@ -1,4 +1,4 @@
-"""Buffers that follow from a module's settings, and are in no file."""
+"""Buffers that are computed from a module's settings and not stored in checkpoints."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from torch import Tensor, nn
 
 
 class KeepsConstants(nn.Module):
-    """A module with constants that are right in whatever memory it is given.
+    """A module that restores its constant buffers after `to_empty` and loading.
 
-    Models too large to be built twice are built on the meta device; then `to_empty` gives them
-    memory that holds anything, or `load_state_dict(assign=True)` the tensors of a file. Neither
-    knows of buffers that no file holds.
+    Large models are built on the meta device. Then `to_empty` allocates uninitialized memory, or
+    `load_state_dict(assign=True)` assigns the tensors of a checkpoint. Both leave non-persistent
+    buffers without values.
     """
 
     _constants: Mapping[str, Tensor] = MappingProxyType({})
-    """On the CPU, by name; none in a subclass that keeps none."""
+    """Values of the constants on the CPU, by name."""
 
     def keep_constants(self, compute: Callable[[], Mapping[str, Tensor | None]]) -> None:
-        """Register what `compute` returns, by name, as buffers on the default device."""
+        """Register the tensors of `compute` as buffers on the default device."""
         device = torch.get_default_device()
         with torch.device("cpu"):
             computed = compute()
@@ -32,7 +32,7 @@ class KeepsConstants(nn.Module):
             self.register_buffer(name, on_device, persistent=False)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
-        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]  # torch gives it no types
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]  # not annotated in torch
         with torch.no_grad():
             for name, value in self._constants.items():
                 buffer = self.get_buffer(name)

@@ -1,4 +1,4 @@
-"""Stochastic depth: whole residual branches dropped in training."""
+"""Stochastic depth: drop whole residual branches in training."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from rifflemix.checks import check_probability
 
 
 class DropPath(nn.Module):
-    """In training, sets a sample to zero with probability `p` and divides the others by 1 - p.
+    """In training, zero each sample with probability `p` and divide the others by 1 - p.
 
     Args:
         p: probability in [0, 1).
@@ -28,5 +28,4 @@ class DropPath(nn.Module):
         return x * (kept / (1.0 - self.p))
 
     def extra_repr(self) -> str:
-        """The probability, for print(model)."""
         return f"p={self.p}"

@@ -9,21 +9,21 @@ from rifflemix.ops.dropout.unchecked import dropout
 
 
 class Dropout(nn.Dropout):
-    """In training, sets elements to zero with probability `p` and divides the others by 1 - p.
+    """In training, zero each element with probability `p` and divide the others by 1 - p.
 
-    torch's layer by `rifflemix.ops.dropout`: on a CPU all threads draw, and what is dropped does
-    not depend on how many there are.
+    A `torch.nn.Dropout` that runs `rifflemix.ops.dropout`. On a CPU, all threads draw random
+    numbers, and the result does not depend on the number of threads.
 
     Args:
         p: probability in [0, 1).
 
     Raises:
-        InputError: `p` out of range.
+        InputError: `p` is out of range.
     """
 
     def __init__(self, p: float) -> None:
         super().__init__(check_probability("dropout", p))
 
     def forward(self, x: Tensor) -> Tensor:
-        """Of any shape and floating-point dtype; the same outside training."""
+        """Drop elements of `x`, of any shape and floating-point dtype."""
         return dropout(x, self.p) if self.training else x

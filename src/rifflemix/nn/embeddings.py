@@ -1,4 +1,4 @@
-"""From token ids or vectors to channels."""
+"""Embeddings of token ids and input vectors."""
 
 from __future__ import annotations
 
@@ -13,18 +13,19 @@ from rifflemix.errors import bad_argument
 
 
 class ValueEmbedding(nn.Module):
-    """Token ids read as numbers: ((id / (vocab_size - 1) - mean) / std) times a vector, plus one.
+    """Embed token ids as numbers: weight * (id / (vocab_size - 1) - mean) / std + bias.
 
-    For gray pixels, whose id is their level. The vectors start normal, with deviation 1 and 0.1.
+    Use it for gray pixels: an id is then a gray level. The vectors `weight` and `bias` are
+    initialized from a normal distribution with standard deviation 1 and 0.1.
 
     Args:
         vocab_size: number of ids.
         dim: channels C.
-        mean: taken off the levels, which lie between 0 and 1.
-        std: the levels are divided by it.
+        mean: subtracted from the levels in [0, 1].
+        std: divisor of the levels.
 
     Raises:
-        InputError: a size or `std` out of range.
+        InputError: a size or `std` is out of range.
 
     Source: Ma et al. 2023 (MEGA), the embedding of the released code for pixels.
     """
@@ -41,13 +42,12 @@ class ValueEmbedding(nn.Module):
         nn.init.normal_(self.proj.bias, std=0.1)
 
     def forward(self, ids: Tensor) -> Tensor:
-        """(...) int64 -> (..., C)."""
+        """Map (...) int64 to (..., C)."""
         levels = (ids.to(self.proj.weight.dtype) / self.top - self.mean) / self.std
         y: Tensor = self.proj(levels.unsqueeze(-1))
         return y
 
     def extra_repr(self) -> str:
-        """The settings, for print(model)."""
         return f"levels={self.top + 1}, mean={self.mean}, std={self.std}"
 
 
@@ -59,17 +59,18 @@ def input_embedding(
     std: float = 1.0,
     level_scale: Sequence[float] | None = None,
 ) -> nn.Module:
-    """The layer that turns tokens or vectors (exactly one of the two) into `dim` channels.
+    """Build a layer that embeds token ids or vectors in `dim` channels.
 
     Args:
-        vocab_size: number of token ids.
-        in_channels: features per vector.
+        vocab_size: number of token ids; None for vectors.
+        in_channels: features per vector; None for token ids.
         dim: channels C.
-        std: deviation of a table of token vectors at the start.
-        level_scale: mean and deviation of a `ValueEmbedding`; None for a table.
+        std: standard deviation of an initial embedding table.
+        level_scale: mean and standard deviation of a `ValueEmbedding`; None for a table.
 
     Raises:
-        InputError: both or none of the two, or a value out of range.
+        InputError: `vocab_size` and `in_channels` are both given or both None, or a value is out
+            of range.
     """
     if (vocab_size is None) == (in_channels is None):
         raise bad_argument(
@@ -92,15 +93,15 @@ def input_embedding(
 
 
 def number_of_ids(embedding: Any) -> int:
-    """Rows of an embedding, or of the one that an adapter stands around (LoRA)."""
+    """Return the number of ids of an embedding or LoRA adapter."""
     rows = getattr(embedding, "num_embeddings", None)
     return len(embedding.weight) if rows is None else int(rows)
 
 
 def table_of(embedding: Any) -> Tensor:
-    """(V, C), the vectors that an embedding gives for all of its ids.
+    """Return the embedding vectors of all ids, (V, C).
 
-    Adapters act in a call, and a quantised embedding has its numbers in a method.
+    Adapters and quantized embeddings are called with all ids: their weight is not the table.
     """
     weight: Any = embedding.weight
     if isinstance(embedding, nn.Embedding):

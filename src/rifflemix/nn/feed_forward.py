@@ -10,15 +10,15 @@ from rifflemix.nn.dropout import Dropout
 
 
 class FeedForward(nn.Module):
-    """Linear, activation, dropout, Linear, dropout, token by token.
+    """Apply linear, activation, dropout, linear, dropout to each token.
 
     Args:
-        dim: channels C in and out.
-        hidden_dim: channels between the two maps.
-        dropout: probability in [0, 1).
-        hidden_dropout: probability after the activation; unset, `dropout`.
+        dim: input and output channels C.
+        hidden_dim: channels between the two linear layers.
+        dropout: dropout probability in [0, 1).
+        hidden_dropout: dropout probability after the activation, by default `dropout`.
         activation: one of `rifflemix.nn.activations.ACTIVATIONS`.
-        bias: add a bias to both maps.
+        bias: add a bias to both linear layers.
     """
 
     def __init__(

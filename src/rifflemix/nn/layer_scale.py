@@ -9,11 +9,11 @@ from rifflemix.checks import check_integer, check_positive
 
 
 class LayerScale(nn.Module):
-    """Multiplies channel c by a learned factor.
+    """Multiply each channel by a learned factor.
 
     Args:
         dim: channels C.
-        initial: every factor at the start.
+        initial: initial value of all factors.
 
     Source: Touvron et al. 2021, "Going Deeper with Image Transformers", LayerScale.
     """

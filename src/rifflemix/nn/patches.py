@@ -1,4 +1,4 @@
-"""From images to sequences of patch tokens."""
+"""Patch embeddings of images."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from rifflemix.errors import bad_argument, check_choice
 
 
 class PatchEmbedding(nn.Module):
-    """A linear map of each non-overlapping patch.
+    """Apply a linear layer to each non-overlapping patch.
 
     Args:
         in_channels: channels of the image.
         dim: channels C of a token.
         patch_size: height and width of a patch.
-        order: of the features of a patch, "hwc" (row, column, channel) or "chw" (channel, row,
-            column: that of `torch.nn.Unfold`).
+        order: order of the features of a patch: "hwc" (row, column, channel), or "chw" (channel,
+            row, column) as in `torch.nn.Unfold`.
 
     Source: Dosovitskiy et al. 2021, equation (1).
     """
@@ -33,7 +33,7 @@ class PatchEmbedding(nn.Module):
         self.proj = nn.Linear(self.patch_height * self.patch_width * in_channels, dim)
 
     def forward(self, images: Tensor) -> Tensor:
-        """(B, channels, height, width) -> (B, N, C), patches row by row."""
+        """Map images (B, channels, height, width) to tokens (B, N, C), row-major."""
         patches = images.unflatten(3, (-1, self.patch_width))
         patches = patches.unflatten(2, (-1, self.patch_height))
         axes = (0, 2, 4, 3, 5, 1) if self.order == "hwc" else (0, 2, 4, 1, 3, 5)
@@ -42,19 +42,21 @@ class PatchEmbedding(nn.Module):
 
 
 class ConvPatchEmbedding(nn.Module):
-    """3x3 convolutions of stride 2 with batch norm, GELU between them; each halves the image.
+    """Embed patches with 3x3 convolutions of stride 2, batch norm and GELU.
 
-    The last has `dim` channels, every one before it half of the next: 16x16 patches go through
-    C/8, C/4, C/2, C. `torch.nn.SyncBatchNorm.convert_sync_batchnorm` gives the norm over all
-    devices that the papers train with.
+    Each convolution halves the image. The last convolution has `dim` channels, and each earlier one
+    has half the channels of the next. For example, 16x16 patches need C/8, C/4, C/2 and C channels.
+    There is no GELU after the last convolution. The papers train with batch norm over all devices:
+    use `torch.nn.SyncBatchNorm.convert_sync_batchnorm`.
 
     Args:
         in_channels: channels of the image.
         dim: channels C of a token.
-        patch_size: a power of two of at least 2.
+        patch_size: height and width of a patch, a power of two of at least 2.
 
     Raises:
-        InputError: another `patch_size`, or a `dim` too small to be halved so often.
+        InputError: `patch_size` is not a power of two of at least 2, or `dim` is below
+            patch_size / 2.
 
     Source: El-Nouby et al. 2021 (XCiT) and their released code.
     """
@@ -72,7 +74,7 @@ class ConvPatchEmbedding(nn.Module):
         self.proj = nn.Sequential(*stages[:-1])
 
     def forward(self, images: Tensor) -> Tensor:
-        """(B, channels, height, width) -> (B, C, height / patch_size, width / patch_size)."""
+        """Map (B, channels, H, W) to (B, C, H / patch_size, W / patch_size)."""
         tokens: Tensor = self.proj(images)
         return tokens
 

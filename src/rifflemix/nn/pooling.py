@@ -1,4 +1,4 @@
-"""From tokens to one vector."""
+"""Pooling of tokens to one vector per sequence."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ POOLINGS = ("mean", "max", "cls", "length_mean", "position_mean")
 
 
 def masked_mean(x: Tensor, key_padding_mask: Tensor | None = None) -> Tensor:
-    """Mean over the valid tokens.
+    """Compute the mean over the valid tokens.
 
     Args:
         x: (B, N, C) tokens.
@@ -30,7 +30,7 @@ def masked_mean(x: Tensor, key_padding_mask: Tensor | None = None) -> Tensor:
 
 
 def masked_max(x: Tensor, key_padding_mask: Tensor | None = None) -> Tensor:
-    """Largest value of each channel over the valid tokens.
+    """Compute the maximum of each channel over the valid tokens.
 
     Args:
         x: (B, N, C) tokens.
@@ -46,18 +46,22 @@ def masked_max(x: Tensor, key_padding_mask: Tensor | None = None) -> Tensor:
 
 
 class Pooling(nn.Module):
-    """One vector for each sequence of tokens.
+    """Pool the tokens of each sequence to one vector.
 
     Args:
-        kind: "mean" over the valid tokens; "max" over them, channel by channel; "cls", the first
-            token; "length_mean", the sum of the valid tokens over `max_length`, which is the
-            mean of a sequence that was padded to `max_length`, as in the LRA code of
-            Nystromformer and Skyformer; "position_mean" over all positions, padded ones with what
-            they hold, as in the LRA's JAX code.
-        max_length: most tokens.
+        kind: one of these poolings:
+
+            - "mean": mean of the valid tokens.
+            - "max": maximum of each channel over the valid tokens.
+            - "cls": the first token.
+            - "length_mean": sum of the valid tokens divided by `max_length`, as in the LRA code of
+              Nystromformer and Skyformer.
+            - "position_mean": mean over all positions, including the values at padded positions,
+              as in the LRA's JAX code.
+        max_length: maximum number of tokens.
 
     Raises:
-        InputError: another kind.
+        InputError: `kind` is not one of these.
     """
 
     def __init__(self, kind: str, max_length: int) -> None:
@@ -67,7 +71,10 @@ class Pooling(nn.Module):
         self.max_length = max_length
 
     def forward(self, x: Tensor, key_padding_mask: Tensor | None = None) -> Tensor:
-        """(B, N, C) and (B, N) bool, True = padding -> (B, C)."""
+        """Pool (B, N, C) tokens to (B, C).
+
+        `key_padding_mask` is (B, N) bool, True = padding.
+        """
         if self.kind == "cls":
             return x[:, 0]
         if self.kind == "position_mean":
@@ -81,5 +88,4 @@ class Pooling(nn.Module):
         return x.sum(dim=1) / self.max_length
 
     def extra_repr(self) -> str:
-        """The settings, for print(model)."""
         return self.kind

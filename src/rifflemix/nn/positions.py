@@ -14,15 +14,15 @@ from rifflemix.nn.constants import KeepsConstants
 
 
 class PositionEmbedding(nn.Module):
-    """Adds a learned embedding of each token's position, normal at the start.
+    """Add a learned position embedding to each token.
 
     Args:
-        max_length: most tokens.
+        max_length: maximum number of tokens.
         dim: channels C.
-        std: deviation at the start.
+        std: standard deviation of the normal initialization.
 
     Raises:
-        InputError: `max_length` under 1, or more tokens than that in `forward`.
+        InputError: `max_length` is below 1, or `forward` gets more tokens than `max_length`.
     """
 
     def __init__(self, max_length: int, dim: int, *, std: float = 0.02) -> None:
@@ -31,31 +31,34 @@ class PositionEmbedding(nn.Module):
         self.table = nn.Parameter(torch.empty(shape).normal_(std=std))
 
     def forward(self, x: Tensor, positions: Tensor | None = None) -> Tensor:
-        """(B, N, C) -> (B, N, C); `positions` (B, N) int64 are the positions if not 0 to N - 1."""
+        """Add positions to (B, N, C) tokens.
+
+        `positions` is a (B, N) int64 tensor, by default 0 to N - 1 in each sequence.
+        """
         return _add_positions(x, self.table, positions)
 
     def no_weight_decay(self) -> set[str]:
-        """Positions are not weights of a map: they are not decayed."""
+        """Return the parameter without weight decay: the position table."""
         return {"table"}
 
 
 class SinusoidalPositions(KeepsConstants):
-    """Adds fixed waves of geometrically growing length.
+    """Add fixed sinusoids of geometrically increasing wavelength to the tokens.
 
-    With `interleaved`, channels 2i and 2i + 1 hold sin(n w_i) and cos(n w_i) for token n, with
-    w_i = 10000^(-2i / C). Without, channels i and i + floor(C/2) hold them, with
-    w_i = 10000^(-i / (floor(C/2) - 1)), and the last of an odd number of channels stays as it is.
+    If `interleaved`, channels 2i and 2i + 1 of token n get sin(n w_i) and cos(n w_i), with
+    w_i = 10000^(-2i / C). Otherwise channels i and i + floor(C/2) get these values, with
+    w_i = 10000^(-i / (floor(C/2) - 1)). If C is odd, the last channel does not change.
 
     Args:
-        max_length: most tokens.
+        max_length: maximum number of tokens.
         dim: channels C.
         first: number n of the first token; fairseq counts tokens from 2.
-        interleaved: the layout of the paper and of the Long Range Arena's JAX code; False is
-            Tensor2Tensor's.
+        interleaved: True for the layout of the paper and of the Long Range Arena's JAX code, False
+            for the layout of Tensor2Tensor.
 
     Raises:
-        InputError: `max_length` under 1 or `first` under 0, or more tokens than `max_length` in
-            `forward`.
+        InputError: `max_length` is below 1, `first` is below 0, or `forward` gets more tokens than
+            `max_length`.
 
     Source: Vaswani et al. 2017, "Attention Is All You Need", section 3.5.
     """
@@ -72,14 +75,17 @@ class SinusoidalPositions(KeepsConstants):
         self.keep_constants(lambda: {"table": waves(first + max_length, dim)[first:]})
 
     def forward(self, x: Tensor, positions: Tensor | None = None) -> Tensor:
-        """(B, N, C) -> (B, N, C); `positions` (B, N) int64 are the positions if not 0 to N - 1."""
+        """Add positions to (B, N, C) tokens.
+
+        `positions` is a (B, N) int64 tensor, by default 0 to N - 1 in each sequence.
+        """
         return _add_positions(x, self.table, positions)
 
 
 def sinusoids(length: int, dim: int) -> Tensor:
-    """The (length, dim) table of `SinusoidalPositions` in two halves, float32."""
+    """Return the float32 (length, dim) table of `SinusoidalPositions`, not interleaved."""
     half = dim // 2
-    # Said of the type, since torch's default one may hold no more than 8 bits of an angle.
+    # float32, because the default dtype may be bfloat16, which has only 8 bits for an angle.
     channels = torch.arange(half, dtype=torch.float32)
     rates = torch.exp(channels * (-math.log(10_000.0) / max(half - 1, 1)))
     angles = torch.arange(length).unsqueeze(1) * rates
@@ -88,7 +94,7 @@ def sinusoids(length: int, dim: int) -> Tensor:
 
 
 def interleaved_sinusoids(length: int, dim: int) -> Tensor:
-    """The (length, dim) table of `SinusoidalPositions` with `interleaved`, float32."""
+    """Return the float32 (length, dim) table of interleaved `SinusoidalPositions`."""
     channels = torch.arange(0, dim, 2, dtype=torch.float64)
     rates = torch.exp(channels * (-math.log(10_000.0) / dim))
     angles = torch.arange(length, dtype=torch.float64).unsqueeze(1) * rates
@@ -96,16 +102,22 @@ def interleaved_sinusoids(length: int, dim: int) -> Tensor:
 
 
 def valid_positions(key_padding_mask: Tensor) -> Tensor:
-    """(B, N) int64: how many valid tokens stand before each, whatever padding is among them.
+    """Count the valid tokens before each token, as its position.
 
     Args:
-        key_padding_mask: (B, N) bool, True = padding; padded positions get a position in range.
+        key_padding_mask: (B, N) bool, True = padding.
+
+    Returns:
+        (B, N) int64. Values at padded positions are also in the range of positions.
     """
     return ((~key_padding_mask).cumsum(1) - 1).clamp(min=0)
 
 
 def packed_positions(lengths: Sequence[int], device: torch.device) -> Tensor:
-    """(1, N) int64: the position of each token of a packed row in its own sequence."""
+    """Return the positions of a packed batch, (1, N) int64.
+
+    Positions start from 0 in each sequence.
+    """
     size = torch.tensor(lengths, device="cpu")
     starts = (size.cumsum(0) - size).repeat_interleave(size)
     return (torch.arange(len(starts), device="cpu") - starts).unsqueeze(0).to(device)

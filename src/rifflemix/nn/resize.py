@@ -1,4 +1,4 @@
-"""Images brought to another size."""
+"""Resizing of images and of position tables."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from rifflemix.errors import bad_argument
 
 
 class Resize(nn.Module):
-    """Bilinear interpolation that keeps the corner pixels where they are.
+    """Resize images by bilinear interpolation with aligned corner pixels.
 
     Args:
-        size: height and width that come out.
+        size: height and width of the output.
     """
 
     def __init__(self, size: tuple[int, int]) -> None:
@@ -23,29 +23,28 @@ class Resize(nn.Module):
         self.size = size
 
     def forward(self, images: Tensor) -> Tensor:
-        """(B, channels, H, W) -> (B, channels, height, width)."""
+        """Map (B, channels, H, W) to (B, channels, height, width)."""
         return F.interpolate(images, size=self.size, mode="bilinear", align_corners=True)
 
     def extra_repr(self) -> str:
-        """The size, for print(model)."""
         return f"size={self.size}"
 
 
 def enlarge_grid(table: Tensor, positions: int) -> Tensor:
-    """A table of the positions of a square image for a larger one, each taken from the nearest.
+    """Enlarge the position table of a square image by nearest-neighbor interpolation.
 
     Args:
-        table: (N, C), N = S^2, rows of the image first; or N = S^2 + 1, where the first row is
-            that of a class token and stays as it is.
-        positions: the new N, (k S)^2 or (k S)^2 + 1.
+        table: (N, C) in row-major order of the image, with N = S^2. Or N = S^2 + 1: the first
+            entry then belongs to a class token and does not change.
+        positions: new number of entries, (k S)^2 or (k S)^2 + 1.
 
     Returns:
         (positions, C).
 
     Raises:
-        InputError: N or `positions` is another number.
+        InputError: N or `positions` has a different form.
 
-    Source: Sapkota and Bhattarai, Dimension Mixer, the way to Path-X.
+    Source: Sapkota and Bhattarai, Dimension Mixer, the steps to Path-X.
     """
     for first in (0, 1):
         before, after = (math.isqrt(max(rows - first, 0)) for rows in (len(table), positions))
@@ -57,6 +56,6 @@ def enlarge_grid(table: Tensor, positions: int) -> Tensor:
 
 
 def _enlarged(table: Tensor, side: int, times: int) -> Tensor:
-    """(side^2, C) -> ((times side)^2, C)."""
+    """Map (side^2, C) to ((times side)^2, C)."""
     grid = table.reshape(side, side, -1)
     return grid.repeat_interleave(times, 0).repeat_interleave(times, 1).flatten(0, 1)

@@ -1,4 +1,4 @@
-"""One sequence over several devices: a model that holds the tokens of its process only."""
+"""Sequence parallelism of a model: each process has a shard of the tokens."""
 
 from __future__ import annotations
 
@@ -75,38 +75,41 @@ _LAYERS: Mapping[type[nn.Module], type[nn.Module]] = {
     SinusoidalPositions: layers.ShardedSinusoidalPositions,
 }
 SHARDED_MIXERS = tuple(sorted(cls.card.name for cls in _MIXERS if issubclass(cls, TokenMixer)))
-"""Registry names of the mixers that `shard_sequence` takes."""
+"""Registry names of the mixers that `shard_sequence` supports."""
 
 _M = TypeVar("_M", bound=nn.Module)
-_DESCRIBED, _DIMS = 3, 6  # tensors, and dimensions of each, that are compared between processes
+_DESCRIBED, _DIMS = 3, 6  # numbers of tensors and dimensions to compare
 
 
 def shard_sequence(model: _M, mesh: DeviceMesh) -> _M:
-    """Split the tokens of a model's sequences over the processes of a mesh, in place.
+    """Split the tokens of a model over a device mesh, in place.
 
-    From here on, every process calls the model with its own shard (`shard_tokens`) of the same
-    batch, also of `key_padding_mask`, and all call it, and `backward`, together. What comes out for
-    each token is of its own tokens; what is pooled is the same on all. A `ViT` takes whole images.
+    All processes of the mesh call this function. Afterwards, all processes call the model and
+    `backward` together. Each process passes its own shard (`shard_tokens`) of the same batch and of
+    its `key_padding_mask`; a `ViT` needs whole images. Outputs for tokens belong to the process's
+    own shard. Pooled outputs are equal on all processes.
 
-    Weights and buffers become those of the first process. A gradient is the mean over the processes
-    of the mesh of what each calls its loss: that of one device, where they all compute the mean
-    loss of all tokens (`mean_over_tokens`) or each that of its own. Wrap the model in
-    DistributedDataParallel over another dimension of the mesh, after this.
+    Weights and buffers are copied from rank 0. Gradients are averaged over the processes of the
+    mesh. They equal the gradients of one device if every process computes the mean loss of all
+    tokens (`mean_over_tokens`), or the mean loss of its shard. For data parallelism, wrap the model
+    afterwards in DistributedDataParallel over another dimension of the mesh.
 
     Args:
-        model: an `Encoder`, `GPT` or `ViT`, a mixer, or modules of your own that work token by
-            token around mixers and layers of `rifflemix.nn`; its parameters and names stay.
-        mesh: of one dimension; each of its processes calls this.
+        model: an `Encoder`, `GPT` or `ViT`, or a mixer. Also a user's module: apart from mixers and
+            layers of `rifflemix.nn`, its layers must act on each token separately. Parameters and
+            their names do not change.
+        mesh: a one-dimensional mesh.
 
     Returns:
         The model.
 
     Raises:
-        InputError: a mesh of more dimensions, or without this process; a model without mixers, with
-            mixers or settings that have no sharded form, with batch normalisation, or sharded by
-            FSDP already; nothing is changed then. From calls of the model: shards of different
-            shapes, parameters that `fully_shard` was given too small a mesh for, or
-            FullyShardedDataParallel (FSDP1).
+        InputError: the mesh has several dimensions or does not contain this process. Or the model
+            has no mixer, or a mixer or setting without a sharded variant. Or the model has batch
+            normalization other than SyncBatchNorm, or is sharded by FSDP. The model does not change
+            in these cases. Later calls of the model raise for shards of different shapes, for a
+            `fully_shard` mesh without all processes of the sequence, and for FSDP1
+            (FullyShardedDataParallel).
     """
     if not isinstance(model, nn.Module):
         raise bad_argument("model", "a torch.nn.Module", type(model).__name__)
@@ -129,18 +132,18 @@ def shard_sequence(model: _M, mesh: DeviceMesh) -> _M:
 
 
 def check_sharded_form(model: nn.Module) -> None:
-    """Raise InputError where `shard_sequence` would refuse a model, whatever the mesh."""
+    """Raise InputError if `shard_sequence` does not support a model on any mesh."""
     _planned(model)
 
 
 def _planned(model: nn.Module) -> tuple[list[tuple[nn.Module, type[nn.Module]]], int]:
-    """Every module that gets another class, with that class, and the number of class tokens."""
+    """Return modules with their new classes, and the number of class tokens."""
     changes = list(_changes(model))
     return changes, _class_tokens(changes)
 
 
 def _changes(model: nn.Module) -> Iterator[tuple[nn.Module, type[nn.Module]]]:
-    """Every module that gets another class, and that class."""
+    """Yield the modules to change and their new classes."""
     mixers = 0
     for name, module in _outer_modules(model, ""):
         where = f" in {name}" if name else ""
@@ -175,7 +178,7 @@ def _changes(model: nn.Module) -> Iterator[tuple[nn.Module, type[nn.Module]]]:
 
 
 def _outer_modules(module: nn.Module, name: str) -> Iterator[tuple[str, nn.Module]]:
-    """All modules but those inside mixers, each once."""
+    """Yield each module once, except modules inside mixers."""
     seen: set[int] = set()
     todo = [(name, module)]
     while todo:
@@ -214,7 +217,7 @@ def _title(module: nn.Module) -> str:
 
 
 def _class_tokens(changes: list[tuple[nn.Module, type[nn.Module]]]) -> int:
-    """How many class tokens stand in front of a sequence."""
+    """Count the class tokens in front of a sequence."""
     count = 0
     for module, sharded in changes:
         if isinstance(module, Encoder):
@@ -228,9 +231,9 @@ def _class_tokens(changes: list[tuple[nn.Module, type[nn.Module]]]) -> int:
 def _check_shapes(
     sequence: SequenceGroup, module: nn.Module, args: tuple[Any, ...], options: dict[str, Any]
 ) -> None:
-    """Raise, on all processes, unless all have inputs of the same shapes.
+    """Raise on all processes unless all have inputs of the same shapes.
 
-    A traced graph cannot ask.
+    Compiled graphs skip the check.
     """
     tensors = [value for value in (*args, *options.values()) if isinstance(value, Tensor)]
     if torch.compiler.is_compiling() or not tensors:

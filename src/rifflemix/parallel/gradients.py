@@ -1,4 +1,4 @@
-"""Gradients of a model whose sequence is in shards: the mean over the processes that share it."""
+"""Gradients of a sharded model: the mean over the processes of the sequence."""
 
 from __future__ import annotations
 
@@ -16,14 +16,15 @@ _MARK = "is_averaged_over_sequence"
 
 
 def average_gradients(sequence: SequenceGroup, model: nn.Module) -> None:
-    """Average the gradients of all parameters, where that is not done already.
+    """Register hooks that average the gradients of parameters without such a hook.
 
-    FSDP2 replaces parameters, and with them what is registered here; it averages over the processes
-    of its own mesh, which must be enough. What FSDP1 makes of parameters has a hook here or not,
-    by its settings. A copy of a model has new parameters, too.
+    FSDP2 replaces parameters and loses their hooks. It averages over its own mesh, so the mesh must
+    contain all processes of the sequence. FSDP1 is not supported: depending on its settings, it
+    loses the hooks. A copied model has new parameters and needs new hooks.
 
     Raises:
-        InputError: the mesh of FSDP2 leaves processes of the sequence out, or FSDP1.
+        InputError: FSDP1 manages parameters, or the mesh of FSDP2 does not contain all processes
+            of the sequence.
     """
     if first_fsdp_holds(model):
         raise bad_argument(
@@ -47,7 +48,7 @@ def average_gradients(sequence: SequenceGroup, model: nn.Module) -> None:
 def check_gradients(
     sequence: SequenceGroup, model: nn.Module, args: tuple[Any, ...], options: dict[str, Any]
 ) -> None:
-    """`average_gradients` before a call of the model that may be differentiated."""
+    """Run `average_gradients` before a model call with gradients enabled."""
     if torch.is_grad_enabled() and not torch.compiler.is_compiling():
         average_gradients(sequence, model)
 

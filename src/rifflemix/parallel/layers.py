@@ -1,4 +1,4 @@
-"""Layers around the mixers that do not work token by token: positions, class token, pooling."""
+"""Sharded layers around the mixers: positions, class token, patches, pooling, drop path."""
 
 from __future__ import annotations
 
@@ -17,33 +17,33 @@ from rifflemix.parallel.shards import SequenceGroup
 
 
 class ShardedLayer(nn.Module):
-    """A layer that gets this process's tokens, and knows who holds the others."""
+    """A layer that gets the tokens of this process and has the group of the sequence."""
 
     sequence: SequenceGroup
 
 
 class ShardedPositionEmbedding(ShardedLayer, PositionEmbedding):
-    """Every process adds its own rows of the table."""
+    """Every process adds position embeddings to its shard."""
 
     def forward(self, x: Tensor, positions: Tensor | None = None) -> Tensor:
-        """See `PositionEmbedding.forward`; given positions are taken as they are."""
+        """Add positions; `positions` count from the start of the whole sequence."""
         if positions is None:
             positions = _own_positions(x, self.sequence, len(self.table))
         return super().forward(x, positions)
 
 
 class ShardedSinusoidalPositions(ShardedLayer, SinusoidalPositions):
-    """Every process adds its own rows of the table."""
+    """Every process adds position embeddings to its shard."""
 
     def forward(self, x: Tensor, positions: Tensor | None = None) -> Tensor:
-        """See `SinusoidalPositions.forward`; given positions are taken as they are."""
+        """Add positions; `positions` count from the start of the whole sequence."""
         if positions is None:
             positions = _own_positions(x, self.sequence, len(self.table))
         return super().forward(x, positions)
 
 
 def _own_positions(x: Tensor, sequence: SequenceGroup, max_length: int) -> Tensor:
-    """(n,) int64, where this process's tokens (B, n, C) are in the whole sequence."""
+    """Return the positions of this process's tokens, (n,) int64."""
     shards = sequence.shards(x.shape[1])
     if shards.length > max_length:
         raise bad_argument(
@@ -56,27 +56,30 @@ def _own_positions(x: Tensor, sequence: SequenceGroup, max_length: int) -> Tenso
 
 
 class ShardedClassToken(ShardedLayer, ClassToken):
-    """The first process puts the token in front of its own."""
+    """Rank 0 prepends the class token to its shard."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """(B, n, C) -> (B, 1 + n, C) on the first process, (B, n, C) on the others."""
+        """Map (B, n, C) to (B, 1 + n, C) on rank 0 only."""
         return with_class_token(self.token, x, self.sequence)
 
 
 def with_class_token(token: Tensor, x: Tensor, sequence: SequenceGroup) -> Tensor:
-    """The token (1, 1, C) in front of (B, n, C) on the first process; on the others none of it.
+    """Prepend the class token to (B, n, C) on rank 0 only.
 
-    They all differentiate it: a gradient that one process has alone could not be averaged.
+    The token is in the graph of all processes, because averaging needs a gradient from each.
     """
     count = 1 if sequence.rank == 0 else 0
     return torch.cat((token.to(x.dtype).expand(len(x), -1, -1)[:, :count], x), dim=1)
 
 
 class ShardedPooling(ShardedLayer, Pooling):
-    """One vector of the whole sequence, the same on every process."""
+    """Pool the whole sequence to one vector, equal on all processes."""
 
     def forward(self, x: Tensor, key_padding_mask: Tensor | None = None) -> Tensor:
-        """(B, n, C) and (B, n) bool, True = padding -> (B, C)."""
+        """Pool (B, n, C) tokens to (B, C).
+
+        `key_padding_mask` is (B, n) bool, True = padding.
+        """
         shards = self.sequence.shards(x.shape[1])
         if self.kind == "cls":
             return shards.from_first(x[:, 0])
@@ -93,7 +96,7 @@ class ShardedPooling(ShardedLayer, Pooling):
         return total / shards.total(valid.sum(1, keepdim=True).to(x.dtype)).clamp(min=1.0)
 
     def _maximum(self, x: Tensor, valid: Tensor) -> Tensor:
-        """The largest valid values; their gradient goes to all tokens that have them alike."""
+        """Return the maximum of valid tokens; ties share the gradient equally."""
         shards = self.sequence.shards(x.shape[1])
         kept = x.detach().masked_fill(~valid.unsqueeze(-1), -math.inf)
         largest = shards.gather_each(kept.amax(dim=1)).amax(0)
@@ -104,10 +107,10 @@ class ShardedPooling(ShardedLayer, Pooling):
 
 
 class ShardedPatchEmbedding(ShardedLayer, PatchEmbedding):
-    """Every process gets the whole image, and makes tokens of its own patches."""
+    """Every process gets the whole image and embeds its share of the patches."""
 
     def forward(self, images: Tensor) -> Tensor:
-        """(B, channels, height, width) -> (B, n, C), patches row by row."""
+        """Map images (B, channels, height, width) to this process's tokens (B, n, C)."""
         size = self.sequence.size
         in_row = images.shape[3] // self.patch_width
         patches = in_row * (images.shape[2] // self.patch_height)
@@ -126,7 +129,7 @@ class ShardedPatchEmbedding(ShardedLayer, PatchEmbedding):
 
 
 class ShardedDropPath(ShardedLayer, DropPath):
-    """A sample loses a branch on all processes or on none: the first one draws."""
+    """Drop a branch of a sample on all processes or on no process; rank 0 draws."""
 
     def forward(self, x: Tensor) -> Tensor:
         """(B, ...) -> (B, ...)."""

@@ -1,4 +1,4 @@
-"""From a mesh of devices to the processes of a sequence, and from tensors to their shards."""
+"""Functions on a device mesh: shard and gather tokens, average over tokens."""
 
 from __future__ import annotations
 
@@ -15,10 +15,11 @@ from rifflemix.parallel.shards import SequenceGroup
 
 
 def sequence_group(mesh: DeviceMesh) -> SequenceGroup:
-    """The processes of a mesh of one dimension, of which this must be one.
+    """Return the processes of a one-dimensional mesh as a `SequenceGroup`.
 
     Raises:
-        InputError: anything else, or a torch whose collectives have no gradients.
+        InputError: `mesh` is not a one-dimensional mesh with this process, or the collectives of
+            this torch version have no gradients.
     """
     if not isinstance(mesh, DeviceMesh):
         raise bad_argument("mesh", "a torch.distributed DeviceMesh", shown(mesh))
@@ -43,18 +44,18 @@ def sequence_group(mesh: DeviceMesh) -> SequenceGroup:
 
 
 def shard_tokens(x: Tensor, mesh: DeviceMesh, *, dim: int = 1) -> Tensor:
-    """The own shard of a tensor that all processes of a mesh have whole.
+    """Return this process's shard of a tensor.
 
     Args:
-        x: ids (B, N), vectors, labels or a mask: the same on all processes.
-        mesh: of one dimension, as for `shard_sequence`.
-        dim: where the tokens are.
+        x: ids (B, N), vectors, labels or a mask, equal on all processes.
+        mesh: one-dimensional mesh, as for `shard_sequence`.
+        dim: dimension of the tokens.
 
     Returns:
-        Its tokens along `dim`, N over the processes; a view.
+        A view of N / processes tokens along `dim`.
 
     Raises:
-        InputError: a number of tokens that the processes do not divide, or another mesh.
+        InputError: the number of processes does not divide N, or `mesh` is not one-dimensional.
     """
     sequence = sequence_group(mesh)
     length = x.shape[_token_dim(x, dim)]
@@ -71,15 +72,17 @@ def shard_tokens(x: Tensor, mesh: DeviceMesh, *, dim: int = 1) -> Tensor:
 
 
 def gather_tokens(x: Tensor, mesh: DeviceMesh, *, dim: int = 1) -> Tensor:
-    """Undo `shard_tokens`: the tokens of all processes, on each. It has a gradient.
+    """Gather the tokens of all processes on each process (inverse of `shard_tokens`).
+
+    The operation is differentiable.
 
     Args:
-        x: (B, n, ...) this process's shard, of the same shape on all.
-        mesh: of one dimension, as for `shard_sequence`.
-        dim: where the tokens are.
+        x: (B, n, ...) shard of this process, of the same shape on all processes.
+        mesh: one-dimensional mesh, as for `shard_sequence`.
+        dim: dimension of the tokens.
 
     Raises:
-        InputError: another mesh.
+        InputError: `mesh` is not one-dimensional.
     """
     dim = _token_dim(x, dim)
     return sequence_group(mesh).shards(x.shape[dim]).gather(x, dim)
@@ -88,18 +91,18 @@ def gather_tokens(x: Tensor, mesh: DeviceMesh, *, dim: int = 1) -> Tensor:
 def mean_over_tokens(
     values: Tensor, mesh: DeviceMesh, *, key_padding_mask: Tensor | None = None
 ) -> Tensor:
-    """The mean of one number for each token, for instance a loss, over a sequence in shards.
+    """Average one number per token, for instance a loss, over all shards.
 
     Args:
-        values: (B, n) of this process's tokens.
-        mesh: of one dimension, as for `shard_sequence`.
-        key_padding_mask: (B, n) bool, True = padding, which does not count.
+        values: (B, n) numbers for the tokens of this process.
+        mesh: one-dimensional mesh, as for `shard_sequence`.
+        key_padding_mask: (B, n) bool, True = padding; padding is excluded from the mean.
 
     Returns:
-        A scalar, the same on all processes: the mean over all valid tokens of all sequences.
+        The mean over the valid tokens of all sequences, a scalar that is equal on all processes.
 
     Raises:
-        InputError: another shape or mesh.
+        InputError: `values` is not (B, n), or `mesh` is not one-dimensional.
     """
     if not isinstance(values, Tensor) or values.dim() != 2:
         got = tuple(values.shape) if isinstance(values, Tensor) else type(values).__name__

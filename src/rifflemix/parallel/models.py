@@ -1,4 +1,4 @@
-"""The models whose forward pass holds more than layers that `parallel.layers` knows."""
+"""Sharded models with code that depends on the whole sequence."""
 
 from __future__ import annotations
 
@@ -12,56 +12,54 @@ from rifflemix.parallel.statistics import valid_before
 
 
 class ShardedModel(ShardedLayer):
-    """A model of this package whose inputs and activations are split along the tokens."""
+    """A rifflemix model with inputs and activations split along the tokens."""
 
     def class_tokens(self) -> int:
-        """Tokens that the first process holds besides its share."""
+        """Return the number of additional tokens on rank 0."""
         return 0
 
     def cannot_shard(self) -> str:
-        """What of the model's settings has no sharded form, and why; empty if nothing."""
+        """Return the setting that has no sharded variant, or an empty string."""
         return ""
 
 
 class ShardedEncoder(ShardedModel, Encoder):
-    """The encoder: the class token is with the first process, the pooled vector with all."""
+    """The encoder: rank 0 has the class token, all processes have the pooled vector."""
 
     def class_tokens(self) -> int:
-        """One where the head reads a class token."""
+        """Return 1 if the head reads a class token."""
         return int(self.cls is not None)
 
     def cannot_shard(self) -> str:
-        """A shard that is filled up to `max_length` would not be a shard."""
+        """Report `padding` other than "batch": shards cannot be padded to `max_length`."""
         return "" if self.padding == "batch" else f"padding={self.padding!r}"
 
     def with_class_token(
         self, token: Tensor, x: Tensor, key_padding_mask: Tensor | None
     ) -> tuple[Tensor, Tensor | None]:
-        """See `SequenceClassifier.with_class_token`."""
         if self.sequence.rank == 0:
             return super().with_class_token(token, x, key_padding_mask)
         return with_class_token(token, x, self.sequence), key_padding_mask
 
 
 class ShardedGPT(ShardedModel, GPT):
-    """The language model: logits of this process's tokens."""
+    """The language model: returns the logits of this process's tokens."""
 
     def positions_of(self, key_padding_mask: Tensor) -> Tensor:
-        """See `GPT.positions_of`; valid tokens of earlier processes count."""
+        """Return positions that include the valid tokens of earlier processes."""
         here = super().positions_of(key_padding_mask)
         shards = self.sequence.shards(key_padding_mask.shape[1])
         return here + valid_before(here, key_padding_mask, shards).unsqueeze(1)
 
 
 class ShardedViT(ShardedModel, ViT):
-    """The vision transformer: whole images come in, the pooled vector is with all processes."""
+    """The vision transformer: needs whole images; all processes have the pooled vector."""
 
     def class_tokens(self) -> int:
-        """One where the head reads a class token."""
+        """Return 1 if the head reads a class token."""
         return int(self.pool == "cls")
 
     def pooled(self, x: Tensor) -> Tensor:
-        """See `ViT.pooled`."""
         shards = self.sequence.shards(x.shape[1])
         if self.pool == "cls":
             return shards.from_first(x[:, 0])

@@ -1,8 +1,8 @@
-"""Channel-wise permutations of a sequence in shards: whole channels go to one process each.
+"""Sharded channel-wise permutations: each process permutes whole channels.
 
-One all-to-all brings all tokens of a share of the channels together, one brings them back. What
-reaches a few tokens only asks the processes beside for these: the causal forms, and CSP in short
-groups with short shifts.
+One all-to-all collects all tokens of a share of the channels, and a second one returns them.
+Variants with a short reach exchange only boundary tokens with adjacent processes: the causal
+variants, and CSP with short groups and shifts.
 """
 
 from __future__ import annotations
@@ -24,10 +24,9 @@ from rifflemix.parallel.shards import Shards
 
 
 class ShardedPermutation(ShardedMixer, PermutedValues):
-    """Value map, permutation of the whole sequence, output map."""
+    """Value projection, permutation of the whole sequence, output projection."""
 
     def mix(self, x: Tensor, key_padding_mask: Tensor | None) -> Tensor:
-        """See `PermutedValues.mix`."""
         if self.windows is None:
             return super().mix(x, key_padding_mask)
         v, windows = self.value(x), self.windows
@@ -42,10 +41,10 @@ class ShardedPermutation(ShardedMixer, PermutedValues):
 
 
 class ShardedSliceformer(ShardedPermutation, Sliceformer):
-    """Sliceformer: every process sorts its share of the channels."""
+    """Sliceformer: each process sorts its share of the channels."""
 
     def permute(self, v: Tensor, mask: Tensor | None, *, with_index: bool = False) -> Permuted:
-        """See `Sliceformer.permute`; the index holds positions in the whole sequence."""
+        """Sort the whole sequence; the index contains global positions."""
         shards = self.shards(v.shape[1])
         num_channels = v.shape[2]
         columns, mask = shards.to_channels(v), shards.gather_mask(mask)
@@ -64,13 +63,13 @@ class ShardedSliceformer(ShardedPermutation, Sliceformer):
 
 
 class Near(NamedTuple):
-    """Short groups of a sequence in shards, and the tokens that they are made of.
+    """Short groups of a sharded sequence, and the tokens that each process needs for them.
 
     Attributes:
-        size: tokens of a group; the last of all may have fewer.
-        back: how many steps back each channel of a token comes from, or, below 0, ahead.
-        groups: the tokens of all groups that hold tokens of a process, for each.
-        reach: the tokens, modulo N, that these are made of.
+        size: tokens per group; the last group may have fewer.
+        back: backward shift of each channel in tokens; negative for a forward shift.
+        groups: for each process, the positions of all groups that contain its tokens.
+        reach: for each process, the positions, modulo N, of the tokens shifted into these groups.
     """
 
     size: int
@@ -80,16 +79,16 @@ class Near(NamedTuple):
 
 
 def near_groups(mixer: CSP, shards: Shards) -> Near | None:
-    """How each process makes its own groups, where groups and shifts are short.
+    """Plan the exchange of boundary tokens for short groups and shifts.
 
-    None where that is not less to send than whole channels, of which a process sends nearly all
-    of its tokens twice, and in a traced graph, which cannot read the steps.
+    The exchange of whole channels sends nearly all tokens of a process twice. Returns None if this
+    is not more, and in a compiled graph, because the shifts cannot be read there.
     """
     length = shards.length
     if torch.compiler.is_compiling():
         return None
     size, steps = mixer.size_and_steps(length)
-    half = length // 2  # more than that back is less ahead
+    half = length // 2  # longer backward shifts are shorter forward shifts
     back = [(step + half) % length - half for step in steps]
     groups = []
     for start, here in zip(shards.starts(), shards.lengths, strict=True):
@@ -104,13 +103,14 @@ def near_groups(mixer: CSP, shards: Shards) -> Near | None:
 
 
 class ShardedCSP(ShardedPermutation, CSP):
-    """CSP: every process permutes its share of the channels, or all of its groups.
+    """CSP: each process permutes its share of the channels, or all channels of its groups.
 
-    In reference order, the reference channel of a head in whose midst a share starts comes along.
+    With order="reference", a share that starts inside a head also gets the head's reference
+    channel.
     """
 
     def permute(self, v: Tensor, mask: Tensor | None, *, with_index: bool = False) -> Permuted:
-        """See `CSP.permute`; the index holds positions in the whole sequence."""
+        """Shift and sort the whole sequence; the index contains global positions."""
         shards = self.shards(v.shape[1])
         near = near_groups(self, shards) if mask is None else None
         if near is not None:
@@ -124,7 +124,7 @@ class ShardedCSP(ShardedPermutation, CSP):
         return shards.to_tokens(y[..., first:], widths), back
 
     def _permute_near(self, v: Tensor, shards: Shards, near: Near, *, with_index: bool) -> Permuted:
-        """`permute`, all channels of the own groups by each process."""
+        """Run `permute` on all channels of this process's groups."""
         if not self.pad:
             self._check_groups_fill(shards.length)
         group, most = near.groups[shards.rank], max(near.back)
@@ -132,7 +132,7 @@ class ShardedCSP(ShardedPermutation, CSP):
         x = shards.exchange(v, list(positions))
         back = torch.tensor(near.back, device=v.device)
         if most > min(near.back):
-            # What goes round is not among the groups.
+            # Tokens that wrap around are outside of the groups.
             x, _ = unchecked.circular_shift(x, back - most)
         x, mask = x[:, : len(group)], None
         if missing := -len(group) % near.size:
@@ -148,7 +148,7 @@ class ShardedCSP(ShardedPermutation, CSP):
     def permute_groups(
         self, v: Tensor, steps: Tensor | None, groups: int, mask: Tensor | None, with_index: bool
     ) -> Permuted:
-        """See `CSP.permute_groups`; `v` has this process's channels, `steps` are of all."""
+        """Permute this process's channels `v`; `steps` contains the shifts of all channels."""
         share = self.sequence.shards(1 + self.sequence.extra).shares(self.inner_dim)[
             self.sequence.rank
         ]
@@ -168,14 +168,14 @@ class ShardedCSP(ShardedPermutation, CSP):
         return torch.cat(values, 2), torch.cat(indices, 2) if with_index else None
 
     def _with_reference(self, share: range) -> list[int]:
-        """The channels of a share, with the reference channel that they need in front."""
+        """Return the channels of a share, after their reference channel if necessary."""
         width = self.inner_dim // self.heads
         if self.order != "reference" or not share or share.start % width == 0:
             return list(share)
         return [share.start // width * width, *share]
 
     def _runs_of_heads(self, share: range) -> list[tuple[slice, int]]:
-        """Places in `_with_reference(share)` that hold a part of one head, or some whole ones."""
+        """Return slices of `_with_reference(share)`: part of a head, or whole heads."""
         places = self._with_reference(share)
         if self.order != "reference":
             return [(slice(0, len(places)), 1)] if places else []
@@ -188,22 +188,23 @@ class ShardedCSP(ShardedPermutation, CSP):
         return runs
 
     def _ends_of_runs(self, share: range, width: int) -> list[int]:
-        """Channels at which the head that a share starts in ends, the last whole one, the share."""
+        """Return the ends of the first head, last whole head and share."""
         first_end = min(-(-share.start // width) * width, share.stop)
         last_start = max(share.stop // width * width, first_end)
         return sorted({first_end, last_start, share.stop} - {share.start})
 
 
 def last_valid_before(v: Tensor, mask: Tensor | None, count: int, shards: Shards) -> Tensor:
-    """The last `count` valid tokens of each sequence before this process's own, zeros before these.
+    """Return the last `count` valid tokens from earlier processes, per sequence.
 
-    Without padding, and where `count` is at most n, only the process before is asked.
+    Missing tokens are zeros. Without padding and for `count` up to n, only the previous process
+    sends tokens.
 
     Args:
-        v: (B, n, C) this process's tokens.
+        v: (B, n, C) tokens of this process.
         mask: (B, n) bool, True = padding.
-        count: how many.
-        shards: who holds which tokens.
+        count: number of tokens.
+        shards: shards of the sequence.
 
     Returns:
         (B, count, C).
@@ -211,7 +212,7 @@ def last_valid_before(v: Tensor, mask: Tensor | None, count: int, shards: Shards
     whole = shards.gather_mask(mask)
     if whole is None:
         return shards.exchange(v, [range(start - count, start) for start in shards.starts()])
-    # Tokens of all sequences as the rows of one, which each want from other places.
+    # Join all sequences into one, because each needs tokens at different positions.
     order = stable_order(whole.to(torch.uint8), 1)
     valid = (~whole).cumsum(1)
     starts = torch.tensor(shards.starts(), device=v.device)

@@ -1,4 +1,4 @@
-"""What all sharded modules have: they know the processes that hold their sequence."""
+"""Base classes of sharded mixers."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from rifflemix.parallel.shards import SequenceGroup, Shards
 
 
 class ShardedMixer(TokenMixer):
-    """A mixer whose `mix` gets this process's tokens, and mixes those of the whole sequence.
+    """A mixer that gets the tokens of this process and mixes the whole sequence.
 
-    A mixer in a model becomes one by changing its class, as `torch.distributed.fsdp.fully_shard`
-    does it: parameters, buffers and their names stay.
+    `shard_sequence` changes the class of a mixer in place, as `fully_shard` of torch does.
+    Parameters, buffers and their names do not change.
     """
 
     sequence: SequenceGroup
 
     def shards(self, length: int) -> Shards:
-        """Who holds what where this process holds `length` tokens.
+        """Return the shards of a sequence if this process has `length` tokens.
 
         Raises:
-            InputError: all of them are more than `max_length`.
+            InputError: all shards together have more than `max_length` tokens.
         """
         shards = self.sequence.shards(length)
         if self.max_length is not None and shards.length > self.max_length:
@@ -36,11 +36,11 @@ class ShardedMixer(TokenMixer):
         return shards
 
     def cannot_shard(self) -> str:
-        """What of this mixer's settings has no sharded form, and why; empty if nothing."""
+        """Return the setting that has no sharded variant, or an empty string."""
         return ""
 
     def mix_packed(self, x: Tensor, segments: Segments) -> Tensor:
-        """Refused: sequences of a row would end in the midst of a shard."""
+        """Raise InputError: packed sequences would end in the middle of a shard."""
         raise bad_argument("cu_seqlens", "None where sequences are split over processes", "offsets")
 
     def _check_streams(self) -> None:
@@ -50,10 +50,10 @@ class ShardedMixer(TokenMixer):
 
 
 class ShardedAttention(ShardedMixer):
-    """One with queries, keys and values."""
+    """A sharded mixer with queries, keys and values."""
 
     padded_queries: str
 
     def cannot_shard(self) -> str:
-        """The mean of all values, padded ones included, is not made for shards."""
+        """Report padded_queries='mean': the mean of all values is not implemented for shards."""
         return "padded_queries='mean'" if self.padded_queries == "mean" else ""

@@ -1,9 +1,8 @@
-"""One sequence over several processes: who holds which tokens, and how they are exchanged.
+"""Shards of a sequence: which process has which tokens, and how processes exchange them.
 
-All methods that exchange something are collective: every process of the group calls them, in the
-same order. They have gradients, by the convention of torch.distributed: what is differentiated is
-the sum over the processes of what each calls its loss. A result keeps its graph where it is zero,
-since the processes exchange gradients together, too.
+Methods that exchange data are collective: all processes of the group call them in the same order.
+Gradients follow the convention of torch.distributed: they belong to the sum of the losses of all
+processes. Results that are zero keep their graph, because backward passes are collective too.
 """
 
 from __future__ import annotations
@@ -22,13 +21,13 @@ from rifflemix.compat import all_gather, all_reduce, all_to_all
 
 @dataclass(frozen=True)
 class SequenceGroup:
-    """The processes that hold one sequence, each as many of its tokens as the others.
+    """The processes of one sequence. Each has the same number of its tokens.
 
     Attributes:
-        group: of torch.distributed.
-        rank: this process among them.
-        size: how many there are.
-        extra: tokens that the first process holds besides, in front: a class token.
+        group: process group of torch.distributed.
+        rank: rank of this process in the group.
+        size: number of processes.
+        extra: number of additional tokens in front on rank 0, for a class token.
     """
 
     group: Any
@@ -37,24 +36,24 @@ class SequenceGroup:
     extra: int = 0
 
     def shards(self, length: int) -> Shards:
-        """Who holds what where this process holds `length` tokens, the extra ones included."""
+        """Return the shards if this process has `length` tokens, including extra tokens."""
         each = length - self.extra if self.rank == 0 else length
         lengths = (each + self.extra, *[each] * (self.size - 1))
         return Shards(self.group, self.rank, lengths)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
-        """A copy of a model talks to the same processes."""
+        """Return self: a copied model uses the same process group."""
         return self
 
 
 @dataclass(frozen=True)
 class Shards:
-    """A sequence of N tokens in runs of some length, one for each process of a group.
+    """A sequence of N tokens, split into one contiguous shard for each process of a group.
 
     Attributes:
-        group: of torch.distributed.
-        rank: this process among them.
-        lengths: tokens of each.
+        group: process group of torch.distributed.
+        rank: rank of this process in the group.
+        lengths: number of tokens of each process.
     """
 
     group: Any
@@ -63,25 +62,25 @@ class Shards:
 
     @property
     def length(self) -> int:
-        """Tokens N of all processes."""
+        """Total number of tokens N."""
         return sum(self.lengths)
 
     @property
     def here(self) -> int:
-        """Tokens of this process."""
+        """Number of tokens of this process."""
         return self.lengths[self.rank]
 
     @property
     def offset(self) -> int:
-        """Tokens of all processes before this one."""
+        """Number of tokens of all earlier processes."""
         return sum(self.lengths[: self.rank])
 
     def total(self, x: Tensor) -> Tensor:
-        """The sum of `x` over the processes, the same on each."""
+        """Sum `x` over all processes."""
         return all_reduce(x, self.group)
 
     def total_before(self, x: Tensor) -> Tensor:
-        """The sum of `x` over the processes before this one: zeros on the first."""
+        """Sum `x` over the earlier processes; zeros on rank 0."""
         later = len(self.lengths) - 1 - self.rank
         sent = [0] * (self.rank + 1) + [1] * later
         received = [1] * self.rank + [0] * (later + 1)
@@ -89,7 +88,7 @@ class Shards:
         return all_to_all(rows, received, sent, self.group).sum(0)
 
     def gather(self, x: Tensor, dim: int = 1) -> Tensor:
-        """The tokens of all processes, on each: `x` holds this one's along `dim`."""
+        """Gather `x` of all processes along `dim`, on each process."""
         longest = max(self.lengths)
         rows = x.movedim(dim, 0)
         rows = F.pad(rows, (0, 0) * (x.dim() - 1) + (0, longest - len(rows)))
@@ -98,30 +97,33 @@ class Shards:
         return torch.cat(kept).movedim(0, dim)
 
     def gather_each(self, x: Tensor) -> Tensor:
-        """`x` of every process, the same shape on all: (processes, ...)."""
+        """Stack `x` of all processes, (processes, ...); shapes must be equal."""
         return all_gather(x.unsqueeze(0), self.group)
 
     def gather_mask(self, mask: Tensor | None) -> Tensor | None:
-        """A padding mask (B, n) of this process's tokens -> (B, N) of all."""
+        """Gather padding masks (B, n) of all processes to (B, N)."""
         return None if mask is None else self.gather(mask.to(torch.uint8)).bool()
 
     def from_first(self, x: Tensor) -> Tensor:
-        """The first process's `x`, on all of them; of the others only the shape counts."""
+        """Broadcast `x` of rank 0; all shapes must be equal."""
         here = torch.tensor(self.rank == 0, device=x.device)
         return self.total(x.masked_fill(~here, 0.0))
 
     def shares(self, count: int) -> list[range]:
-        """Which of `count` things each process takes: as many as the others, or one more."""
+        """Split range(count) over the processes as evenly as possible."""
         each, more = divmod(count, len(self.lengths))
         starts = [each * rank + min(rank, more) for rank in range(len(self.lengths) + 1)]
         return [range(start, stop) for start, stop in pairwise(starts)]
 
     def to_channels(self, x: Tensor, wanted: Sequence[Sequence[int]] | None = None) -> Tensor:
-        """From the own tokens (B, n, C) to all tokens of some of the channels, (B, N, c).
+        """Exchange own tokens of all channels for all tokens of some channels.
 
         Args:
-            x: this process's tokens.
-            wanted: the channels for each process; unset, `shares`.
+            x: (B, n, C) tokens of this process.
+            wanted: channels for each process, by default `shares`.
+
+        Returns:
+            (B, N, c), with the c channels of this process.
         """
         shares = self.shares(x.shape[2])
         if wanted is not None and list(map(list, wanted)) != list(map(list, shares)):
@@ -131,13 +133,16 @@ class Shards:
         return self._transpose(x, widths, 2, list(self.lengths), 1)
 
     def to_tokens(self, y: Tensor, widths: list[int]) -> Tensor:
-        """Undo `to_channels`: (B, N, c) -> (B, n, C), where each process holds so many channels."""
+        """Undo `to_channels`: map (B, N, c) to (B, n, C).
+
+        Process i has `widths[i]` channels.
+        """
         return self._transpose(y, list(self.lengths), 1, widths, 2)
 
     def _transpose(
         self, x: Tensor, cut: list[int], cut_dim: int, joined: list[int], joined_dim: int
     ) -> Tensor:
-        """Cut (B, ., .) along one dimension for the processes; join what comes along the other."""
+        """Split `x` along `cut_dim` and join received parts along `joined_dim`."""
         batch, own = len(x), cut[self.rank]
         packed = torch.cat([part.flatten() for part in x.split(cut, cut_dim)])
         sent = [batch * size * x.shape[joined_dim] for size in cut]
@@ -148,15 +153,15 @@ class Shards:
         return torch.cat(parts, joined_dim)
 
     def exchange(self, x: Tensor, wanted: Sequence[Sequence[int] | Tensor]) -> Tensor:
-        """Tokens by their positions, from wherever they are.
+        """Fetch tokens by position from all processes.
 
         Args:
-            x: (B, n, ...) this process's tokens.
-            wanted: the positions that each process wants, in any order; all processes know all of
-                them. At a position below 0, or from N on, stand zeros.
+            x: (B, n, ...) tokens of this process.
+            wanted: positions for each process, in any order; equal on all processes. Positions
+                below 0 or at least N give zeros.
 
         Returns:
-            (B, tokens that this process wants, ...).
+            (B, len(wanted[rank]), ...).
         """
         starts = torch.tensor([*self.starts(), self.length])
         lists = [torch.as_tensor(positions).contiguous() for positions in wanted]
@@ -173,5 +178,5 @@ class Shards:
         return out.index_copy(0, torch.cat(order).to(x.device), arrived).movedim(0, 1)
 
     def starts(self) -> list[int]:
-        """The position of the first token of each process."""
+        """Return the position of the first token of each process."""
         return [0, *accumulate(self.lengths)][:-1]

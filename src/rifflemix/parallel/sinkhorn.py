@@ -1,8 +1,8 @@
-"""Sparse Sinkhorn attention of a sequence in shards: whole heads go to one process each.
+"""Sharded sparse Sinkhorn attention: each process computes a share of the heads.
 
-Blocks are sorted by the sums of their tokens, which all processes add up together. One all-to-all
-brings queries, keys and values of all tokens of a share of the heads together, one brings the
-outputs back.
+Blocks are sorted by the sums of their tokens, added up over all processes. An all-to-all sends
+queries, keys and values of all tokens to the process of each head. A second all-to-all returns the
+outputs.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from rifflemix.parallel.shards import Shards
 
 
 class ShardedSinkhorn(ShardedMixer, Sinkhorn):
-    """Sparse Sinkhorn attention: every process sorts and attends in its share of the heads."""
+    """Sparse Sinkhorn attention: each process sorts and attends in its share of the heads."""
 
     def cannot_shard(self) -> str:
-        """What compares or pools tokens otherwise than by the sums of blocks."""
+        """Report settings that need more than the sums of blocks."""
         if self.rotate_heads:
             return "rotate_heads=True"
         if self.sorter.net is None:
@@ -30,7 +30,6 @@ class ShardedSinkhorn(ShardedMixer, Sinkhorn):
         return "sortcut with top_k" if self.sorter.shared else ""
 
     def mix(self, x: Tensor, key_padding_mask: Tensor | None) -> Tensor:
-        """See `Sinkhorn.mix`."""
         shards = self.shards(x.shape[1])
         mask = shards.gather_mask(key_padding_mask)
         shares = shards.shares(self.num_heads)
@@ -50,7 +49,7 @@ class ShardedSinkhorn(ShardedMixer, Sinkhorn):
         return out
 
     def _channels(self, share: range) -> list[int]:
-        """Where the query, key and value map has the channels of some heads."""
+        """Return the output channels of the QKV projection for some heads."""
         width, parts = self.dim // self.num_heads, 2 if self.tie_kv else 3
         own = range(share.start * width, share.stop * width)
         return [part * self.dim + channel for part in range(parts) for channel in own]
@@ -58,13 +57,13 @@ class ShardedSinkhorn(ShardedMixer, Sinkhorn):
     def _attend_share(
         self, blocks: Tensor, sort: Tensor, hidden: Tensor | None, heads: slice
     ) -> Tensor:
-        """Queries, keys and values (B, N, c) of some heads, one after the other -> (B, N, c)."""
+        """Attend in some heads; `blocks` contains queries, keys and values (B, N, c)."""
         count = heads.stop - heads.start
         null_kv = None
         if self.sorter.options.null_kv:
             null_kv = (self.null_key[heads], self.null_value[heads])
         if not count:
-            # Nothing to do, and yet all parameters have gradients here, as on the others.
+            # No heads here, but the parameters need gradients as on other processes.
             return blocks + sum((part.sum() for part in null_kv or ()), sort.sum())
         split = blocks.unflatten(2, (-1, count, self.dim // self.num_heads))
         parts = split.permute(2, 0, 3, 1, 4).unbind(0)
@@ -74,7 +73,7 @@ class ShardedSinkhorn(ShardedMixer, Sinkhorn):
     def _sort(
         self, x: Tensor, mask: Tensor | None, hidden: Tensor | None, num_blocks: int, shards: Shards
     ) -> Tensor:
-        """The sort matrix (B, H, R, n) of all heads, from the tokens of all processes."""
+        """Compute the sort matrix (B, H, R, n) of the whole sequence."""
         net = self.sorter.net
         if net is None:
             raise AssertionError("refused by cannot_shard")
@@ -83,7 +82,10 @@ class ShardedSinkhorn(ShardedMixer, Sinkhorn):
         return self.sorter.from_scores(scores, hidden)
 
     def _pooled(self, x: Tensor, mask: Tensor | None, num_blocks: int, shards: Shards) -> Tensor:
-        """`rifflemix.ops.pool_blocks` of the whole sequence, valid tokens first: (B, n, C)."""
+        """Pool the blocks of the whole sequence, valid tokens first: (B, n, C).
+
+        Same result as `rifflemix.ops.pool_blocks`.
+        """
         if mask is None:
             slots = torch.arange(shards.length, device=x.device).expand(len(x), -1)
         else:

@@ -1,4 +1,4 @@
-"""Softmax attention of a sequence in shards, to compare with: own queries, everybody's keys."""
+"""Sharded softmax attention, a baseline: queries of this process, keys of all processes."""
 
 from __future__ import annotations
 
@@ -12,14 +12,12 @@ from rifflemix.parallel.shards import Shards
 
 
 class ShardedSoftmax(ShardedAttention, SoftmaxAttention):
-    """Softmax attention: keys and values of all tokens are gathered on every process.
+    """Softmax attention: every process gathers the keys and values of all tokens.
 
-    torch's own context parallelism does the same in its all-gather form, but needs the attention
-    kernels of GPUs.
+    The all-gather variant of torch's context parallelism does the same, but needs GPU kernels.
     """
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, key_padding_mask: Tensor | None) -> Tensor:
-        """See `MultiHeadMixer.attend`."""
         shards = self.shards(q.shape[2])
         keys, values = shards.gather(torch.cat((k, v), -1), 2).chunk(2, -1)
         sees = _sees(shards.gather_mask(key_padding_mask), self.causal, shards, q.device)
@@ -29,9 +27,10 @@ class ShardedSoftmax(ShardedAttention, SoftmaxAttention):
 def _sees(
     padded: Tensor | None, causal: bool, shards: Shards, device: torch.device
 ) -> Tensor | None:
-    """(B or 1, 1, n or 1, N) bool, which keys a query may attend to; None for all.
+    """Return the mask, (B or 1, 1, n or 1, N) bool, or None.
 
-    A query that would see no key, which only padded ones are, sees itself, or all.
+    A query without any valid key attends to itself if causal, else to all keys. Only padded
+    queries can have no valid key.
     """
     valid = None if padded is None else ~padded[:, None, None]
     if not causal:

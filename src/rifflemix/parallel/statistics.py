@@ -1,4 +1,4 @@
-"""Mixers whose tokens meet in sums over all of them: a sequence in shards adds up its sums."""
+"""Sharded mixers based on sums over tokens: processes add up their sums."""
 
 from __future__ import annotations
 
@@ -20,30 +20,30 @@ from rifflemix.parallel.shards import Shards
 
 
 class ShardedIdentity(ShardedMixer, Identity):
-    """Tokens do not meet: nothing is sent."""
+    """Identity: tokens do not interact, so processes exchange no data."""
 
 
 class ShardedTSSA(ShardedMixer, TSSA):
-    """Token statistics: two sums of H (D + 1) numbers at most, of all processes or of earlier ones.
+    """TSSA: exchanges two sums of at most H (D + 1) numbers.
 
-    The form in both directions runs in plain torch. The causal form runs twice: for the sums of the
-    memberships, which later processes need, and for the outputs.
+    Sums are over all processes, or over earlier processes if causal. The bidirectional variant runs
+    in plain torch. The causal variant runs twice: first for the membership sums that later
+    processes need, then for the outputs.
     """
 
     def cannot_shard(self) -> str:
-        """Memberships that are taken anew need the tokens of all processes before."""
+        """Report `renormalize_every`: it needs the tokens of all earlier processes."""
         every = self.renormalize_every
         return "" if every is None else f"renormalize_every={every!r}"
 
     def mix(self, x: Tensor, key_padding_mask: Tensor | None) -> Tensor:
-        """See `TSSA.mix`."""
         p = self.dropout if self.training else 0.0
         y, _ = self._sharded_statistics(self.project(x), key_padding_mask, p)
         out: Tensor = self.out_proj(y.transpose(1, 2).flatten(2))
         return out
 
     def membership(self, x: Tensor, *, key_padding_mask: Tensor | None = None) -> Tensor:
-        """See `TSSA.membership`; of this process's tokens."""
+        """Return the memberships of this process's tokens, see `TSSA.membership`."""
         self._check_input(x, key_padding_mask)
         if key_padding_mask is not None:
             x = x.masked_fill(key_padding_mask.unsqueeze(-1), 0.0)
@@ -63,7 +63,7 @@ class ShardedTSSA(ShardedMixer, TSSA):
             total=shards.total,
         )
         if dropout_p:
-            # One gate for all tokens, wherever they are.
+            # One gate for the tokens of all processes.
             ones = w.new_ones((*w.shape[:2], 1, w.shape[3]), dtype=membership.dtype)
             y = (y * shards.from_first(dropout(ones, dropout_p))).to(y.dtype)
         return y, membership
@@ -93,10 +93,13 @@ class ShardedTSSA(ShardedMixer, TSSA):
 
 
 class ShardedLinear(ShardedAttention, LinearAttention):
-    """Linear attention: one sum of H D (D + 1) numbers, of all processes or of earlier ones."""
+    """Linear attention: exchanges one sum of H D (D + 1) numbers.
+
+    The sum is over all processes, or over earlier processes if causal.
+    """
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, key_padding_mask: Tensor | None) -> Tensor:
-        """See `MultiHeadMixer.attend`; sums and their norms go together, the norm last."""
+        """Attend. One exchange contains the sums and, as last channel, their norm."""
         shards = self.shards(q.shape[2])
         q, k = self.features(q, k, key_padding_mask, None)
         wide = torch.promote_types(v.dtype, torch.float32)
@@ -119,10 +122,13 @@ class ShardedLinear(ShardedAttention, LinearAttention):
 
 
 class ShardedAverage(ShardedMixer, AveragePooling):
-    """The average: one sum of C + 1 numbers, of all processes or of earlier ones."""
+    """Average pooling: exchanges one sum of C + 1 numbers.
+
+    The sum is over all processes, or over earlier processes if causal.
+    """
 
     def mix(self, x: Tensor, key_padding_mask: Tensor | None) -> Tensor:
-        """See `AveragePooling.mix`; the tokens and their number are added up together."""
+        """Average, with tokens and their count in one exchange."""
         shards = self.shards(x.shape[1])
         tokens = x.to(accumulation_dtype(x.dtype))
         counted = torch.ones_like(tokens[..., :1])
@@ -137,7 +143,7 @@ class ShardedAverage(ShardedMixer, AveragePooling):
 
 
 def valid_before(x: Tensor, mask: Tensor | None, shards: Shards) -> Tensor:
-    """(B,) int64: how many valid tokens of each sequence the processes before this one hold."""
+    """Count the valid tokens of each sequence on earlier processes, (B,) int64."""
     if mask is None:
         return torch.full((len(x),), shards.offset, device=x.device)
     return shards.total_before((~mask).sum(1))

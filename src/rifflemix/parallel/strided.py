@@ -1,6 +1,6 @@
-"""Mixing in strided groups of a sequence in shards: whole groups go to one process each.
+"""Sharded mixing in strided groups: each process mixes whole groups.
 
-One all-to-all brings the tokens of a group together, whatever the stride, one brings them back.
+For any stride, one all-to-all collects the tokens of the groups and a second one returns them.
 """
 
 from __future__ import annotations
@@ -17,10 +17,9 @@ from rifflemix.parallel.shards import Shards
 
 
 class ShardedGroups(ShardedMixer, StridedGroups):
-    """Every process mixes its share of the groups, or one more than another."""
+    """Each process mixes its share of the groups. Shares differ by one group at most."""
 
     def mix(self, x: Tensor, key_padding_mask: Tensor | None) -> Tensor:
-        """See `StridedGroups.mix`."""
         shards = self.shards(x.shape[1])
         block, stride, missing = self.groups(shards.length)
         positions = torch.arange(shards.length + missing).unsqueeze(0)
@@ -33,7 +32,7 @@ class ShardedGroups(ShardedMixer, StridedGroups):
         padded = _padded(x, key_padding_mask, wanted, shards)
         if padded is not None:
             padded = padded.reshape(by_group)
-            # As where there are no shards: no mask hides a whole group, which goes in as zeros.
+            # As without shards: a fully padded group is not masked, and its tokens are zeros.
             padded = padded & ~padded.all(dim=1, keepdim=True)
         y = self.mix_group(tokens, key_padding_mask=padded)
         y = y.reshape(len(x), len(wanted[shards.rank]), self.dim)
@@ -43,19 +42,22 @@ class ShardedGroups(ShardedMixer, StridedGroups):
 
 
 class ShardedButterfly(ShardedGroups, Butterfly):
-    """Butterfly attention: every process attends in its share of the groups."""
+    """Butterfly attention: each process attends in its share of the groups."""
 
     def cannot_shard(self) -> str:
-        """A random order would need a table of all tokens on every process."""
+        """Report token_order='random': it needs a table of all tokens on every process."""
         return "" if self.token_rank is None else "token_order='random'"
 
 
 class ShardedGrouped(ShardedGroups, Grouped):
-    """Grouped mixing: every process mixes its share of the groups."""
+    """Grouped mixing: each process mixes its share of the groups."""
 
 
 def _padded(x: Tensor, mask: Tensor | None, wanted: list[Tensor], shards: Shards) -> Tensor | None:
-    """(B, positions wanted here) bool: which of them are padding, or behind the last token."""
+    """Mark wanted positions that are padding or after the last token.
+
+    Returns a (B, positions) bool tensor, or None if there are no such positions.
+    """
     if mask is not None:
         return shards.exchange((~mask).to(torch.uint8), wanted) == 0
     if sum(map(len, wanted)) == shards.length:

@@ -1,4 +1,4 @@
-"""Mixers, tasks and models of other people: files of theirs, and packages that name them."""
+"""Third-party mixers, tasks and models, from --plugin files and entry points."""
 
 from rifflemix.plugins.code import code_hash, is_outside, outside_classes
 from rifflemix.plugins.loading import (

@@ -1,4 +1,4 @@
-"""A hash of code that lies in no plugin file, such as a class of a notebook's cell."""
+"""Hashes of code outside of plugin files, such as a class in a notebook cell."""
 
 from __future__ import annotations
 
@@ -17,24 +17,27 @@ _WRAPPERS = ("__func__", "__wrapped__", "fget", "fset", "func")
 
 
 def is_outside(definition: Any) -> bool:
-    """Whether a class or function is from a plugin's file, another package or a notebook."""
+    """Return whether a class or function is defined outside of rifflemix.
+
+    Plugin files, other packages and notebooks are outside.
+    """
     module = defined_in(definition)
     return not module.startswith("rifflemix.") or module.startswith("rifflemix.plugins.")
 
 
 def code_hash(definition: Any) -> str:
-    """sha256 of a function or class, of the classes it inherits from, and of what they use.
+    """Hash a function or class with the definitions that it uses (sha256).
 
-    They use functions, classes and simple values by their names, as far as these are of the same
-    package or notebook. The same wherever and whenever the same lines are run, by one version of
-    Python.
+    Includes base classes, and the functions, classes and simple values of the same package or
+    notebook that the code refers to by name. With the same Python version, equal code has an equal
+    hash.
     """
     text = "\n".join(_Reader(_package(defined_in(definition))).read(definition))
     return hashlib.sha256(text.encode()).hexdigest()
 
 
 def outside_classes(cls: type) -> list[type]:
-    """A class and those it inherits from, without those of the package, torch and Python."""
+    """Return a class and its bases, except rifflemix, torch and Python classes."""
     return [
         of
         for of in cls.__mro__
@@ -43,10 +46,10 @@ def outside_classes(cls: type) -> list[type]:
 
 
 class _Reader:
-    """Reads what definitions consist of, as text; each once.
+    """Reader of the parts of definitions as text. It reads each definition once.
 
     Args:
-        package: whose functions and classes are read where another one uses them.
+        package: top-level package of the used functions and classes to read.
     """
 
     def __init__(self, package: str) -> None:
@@ -54,7 +57,7 @@ class _Reader:
         self._seen: list[Any] = []
 
     def read(self, value: Any) -> Iterator[str]:
-        """The parts of a class, function, property or simple value; of others none."""
+        """Yield the parts of a class, function, property or simple value."""
         if isinstance(value, type):
             for cls in outside_classes(value):
                 yield from self._class(cls)
@@ -82,7 +85,7 @@ class _Reader:
                 yield from self._used(value)
 
     def _used(self, value: Any) -> Iterator[str]:
-        """The parts of what another definition uses, if it is simple or of the package."""
+        """Yield the parts of a simple value or a package definition."""
         is_ours = callable(value) and _package(defined_in(value)) == self.package
         if is_ours or _is_plain(value):
             yield from self.read(value)
@@ -99,11 +102,11 @@ def _package(module: str) -> str:
 
 
 def _values_in(function: FunctionType) -> Iterator[Any]:
-    """Defaults, what a function holds of the functions around it, and the globals it uses."""
+    """Yield the defaults, closure values and used globals of a function."""
     yield from function.__defaults__ or ()
     yield from (function.__kwdefaults__ or {}).values()
     for cell in function.__closure__ or ():
-        with suppress(ValueError):  # not yet filled
+        with suppress(ValueError):  # empty cell
             yield cell.cell_contents
     known = function.__globals__
     for code in _codes(function.__code__):
@@ -115,13 +118,13 @@ def _values_in(function: FunctionType) -> Iterator[Any]:
 
 
 def _values_of(module: ModuleType, code: CodeType, package: str) -> Iterator[Any]:
-    """What code may use of a module of the same package."""
+    """Yield the attributes that code may use from a module."""
     if _package(module.__name__) == package:
         yield from (vars(module)[name] for name in code.co_names if name in vars(module))
 
 
 def _codes(code: CodeType) -> Iterator[CodeType]:
-    """Code, and that of functions in it."""
+    """Yield a code object and its nested code objects."""
     yield code
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
@@ -138,7 +141,10 @@ def _code_parts(code: CodeType) -> Iterator[str]:
 
 
 def _is_plain(value: Any) -> bool:
-    """Whether a value is simple, or made of such: an empty list may be one that fills with time."""
+    """Return whether a value is simple or contains only simple values.
+
+    Empty mutable containers do not count, because they may fill up later.
+    """
     if isinstance(value, dict):
         return bool(value) and all(_is_plain(part) for part in (*value, *value.values()))
     if isinstance(value, list | set):
@@ -152,7 +158,7 @@ def _plain_text(value: Any) -> str:
     if isinstance(value, dict):
         return repr(sorted(map(_plain_text, value.items())))
     if isinstance(value, set | frozenset):
-        return repr(sorted(map(_plain_text, value)))  # sets have no order of their own
+        return repr(sorted(map(_plain_text, value)))  # sets are unordered
     if isinstance(value, list | tuple):
         return repr([*map(_plain_text, value)])
     return repr(value)

@@ -1,7 +1,7 @@
 """Python files that register mixers, tasks or models: `--plugin mine.py`.
 
-A file becomes the module `rifflemix.plugins.file_mine`. Its path is left in the environment, so
-that processes started from here can unpickle what it defines and know the names it registers.
+The file `mine.py` becomes the module `rifflemix.plugins.file_mine`. An environment variable stores
+its path. Child processes can then unpickle its classes and look up the names that it registers.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from rifflemix.plugins.names import defined_in
 
 _VARIABLE = "RIFFLEMIX_PLUGINS"
 _PREFIX = "rifflemix.plugins.file_"
-# How torch's loader brings errors of its processes, and a line of their tracebacks.
+# Start of an error from a DataLoader worker process, and a line of its traceback.
 _IN_PROCESS = re.compile(r"Caught \w+ in DataLoader worker process \d")
 _PLACE = re.compile(r'^  File "(.+)", line (\d+), in ', re.MULTILINE)
 
@@ -35,10 +35,10 @@ _registrations = 0
 def load_plugin(path: str | os.PathLike[str]) -> None:
     """Run a Python file that registers mixers, tasks or models.
 
-    Loading the same content again does nothing; a file that was changed is run again.
+    Loading an unchanged file again has no effect. A changed file runs again.
 
     Raises:
-        InputError: no Python file, one that raises, or one that registers nothing.
+        InputError: the path is not a Python file, or the file raises an error or registers nothing.
     """
     file = _python_file(path)
     sha256 = _sha256(file)
@@ -64,19 +64,19 @@ def load_plugin(path: str | os.PathLike[str]) -> None:
 
 
 def load_inherited() -> None:
-    """Load the files that the process that started this one had loaded."""
+    """Load the plugin files of the parent process."""
     for file in _announced():
         if file not in _loaded and _module_name(file) not in sys.modules:
             load_plugin(file)
 
 
 def plugin_files() -> dict[str, str]:
-    """File name -> sha256 of each file that is loaded."""
+    """Return the name and sha256 of each loaded file."""
     return {file.name: sha256 for file, sha256 in sorted(_loaded.items())}
 
 
 def file_of(definition: Any) -> str | None:
-    """The name of the plugin's file of a class or function; None for one of no such file."""
+    """Return the plugin file that defines a class or function, or None."""
     module = defined_in(definition)
     for file in _loaded:
         if module == _module_name(file):
@@ -85,13 +85,13 @@ def file_of(definition: Any) -> str | None:
 
 
 def plugin_place(error: BaseException) -> str | None:
-    """File and line of a plugin where an error passed last; None where it passed none."""
+    """Return file and line of an error's innermost plugin frame."""
     place = place_in(error, list(map(str, _loaded)))
     return None if place is None else f"plugin {place}"
 
 
 def place_in(error: BaseException, files: Collection[str]) -> str | None:
-    """File and line where an error passed last of those files; None where it passed none."""
+    """Return file and line of an error's innermost frame in `files`."""
     trace, place = error.__traceback__, None
     for name, line in _PLACE.findall(_told_there(error)):
         place = f"{name}, line {line}" if name in files else place
@@ -104,13 +104,13 @@ def place_in(error: BaseException, files: Collection[str]) -> str | None:
 
 
 def note_registration() -> None:
-    """Count one more registration: by this the files that register nothing are told."""
+    """Count a registration, for `load_plugin` to detect files that register nothing."""
     global _registrations
     _registrations += 1
 
 
 def _python_file(path: str | os.PathLike[str]) -> Path:
-    from rifflemix.files import user_path  # needs torch, which `--help` does without
+    from rifflemix.files import user_path  # imports torch; `--help` runs without it
 
     file = user_path("plugin", path).absolute()
     if file.suffix != ".py" or not file.is_file() or os.pathsep in str(file):
@@ -134,7 +134,7 @@ def _run(file: Path, name: str) -> None:
         raise InputError(f"plugin {file}: {error}") from error
     except KeyboardInterrupt:
         raise
-    except BaseException as error:  # the file may hold any code
+    except BaseException as error:  # the file may contain any code
         reason = f"{type(error).__name__}: {first_line(error)}"
         if isinstance(error, ImportError):
             reason += "; a plugin is one file: what it imports is installed or on PYTHONPATH"
@@ -145,7 +145,7 @@ def _run(file: Path, name: str) -> None:
 
 
 def first_line(error: BaseException) -> str:
-    """What the error of other people's code says, which may fail to say anything."""
+    """Return the first line of an error's message, even if `__str__` fails."""
     try:
         return (str(error) or "no message").splitlines()[0][:500]
     except Exception:
@@ -153,13 +153,13 @@ def first_line(error: BaseException) -> str:
 
 
 def in_a_line(error: BaseException) -> str:
-    """The type of such an error and what it says."""
+    """Return the type and message of an error in one line."""
     there = _told_there(error).rstrip().splitlines()
     return there[-1][:500] if there else f"{type(error).__name__}: {first_line(error)}"
 
 
 def _told_there(error: BaseException) -> str:
-    """Of an error of a process that loads samples, its traceback; of others nothing."""
+    """Return the traceback text of a DataLoader worker's error, else nothing."""
     return str(error) if _IN_PROCESS.match(first_line(error)) else ""
 
 
@@ -184,27 +184,24 @@ def _restore(value: str | None) -> None:
 
 
 class _Loader(SourceLoader):
-    """Reads a file anew: nothing is kept beside it."""
+    """Loader that always compiles the source: it writes no bytecode file."""
 
     def __init__(self, file: Path) -> None:
         self.file = file
 
     def get_filename(self, fullname: str) -> str:
-        """The path of the file."""
         return str(self.file)
 
     def get_data(self, path: str | bytes) -> bytes:
-        """The content of the file."""
         return Path(os.fsdecode(path)).read_bytes()
 
 
 class _Finder(MetaPathFinder):
-    """Finds the modules of the announced files, also when an object of theirs is unpickled."""
+    """Finder of the modules of announced plugin files, also for unpickling."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """The module of a file that is announced."""
         if fullname.startswith(_PREFIX):
             for file in _announced():
                 if _module_name(file) == fullname:

@@ -1,4 +1,4 @@
-"""Names of what is registered from outside."""
+"""Names of user-defined mixers, tasks and models."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,63}")
 
 
 def check_new_name(kind: str, name: Any, value: Any, known: Mapping[str, Any]) -> None:
-    """Raise unless `name` can be given to `value`.
+    """Raise InputError unless `value` can be registered as `name`.
 
-    A class or function that is defined again, in a notebook's cell or a file that was changed, may
-    take the place of its earlier self.
+    A class or function can be registered again after a new definition, for instance in a notebook
+    cell or a changed file.
 
     Args:
         kind: "mixer", "task" or "model".
-        name: what its card says.
-        value: what is to be registered.
-        known: what has been registered.
+        name: name in the card.
+        value: definition to register.
+        known: registered definitions by name.
 
     Raises:
-        InputError: no name that commands, files and folders can hold, or one that is taken.
+        InputError: `name` is not valid in commands and file names, or another definition has it.
     """
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         raise bad_argument(
@@ -38,12 +38,12 @@ def check_new_name(kind: str, name: Any, value: Any, known: Mapping[str, Any]) -
 
 
 def same_definition(one: Any, other: Any) -> bool:
-    """Whether two classes, functions or instances come from one place in one module."""
+    """Return whether two definitions or instances have the same module and name."""
     return _place(one) == _place(other)
 
 
 def defined_in(value: Any) -> str:
-    """The module of a class or function, or of the class of an instance."""
+    """Return the module of a definition or of an instance's class."""
     return _place(value)[0]
 
 

@@ -1,6 +1,6 @@
-"""What packages name in their entry points `rifflemix.mixers`, `.tasks` and `.models`.
+"""Entry points of third-party packages: `rifflemix.mixers`, `.tasks` and `.models`.
 
-The names are listed without an import. A package is imported when one of its names is first used.
+Listing names does not import a package. The first use of a name imports its package.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from rifflemix.plugins.names import defined_in
 
 
 class Outside:
-    """The entry points of one kind, and what a registry needs of them.
+    """The entry points of one kind, for its registry.
 
     Args:
         kind: "mixer", "task" or "model".
-        known: name -> what is registered; the registry's own.
-        register: registers what an entry point names.
+        known: returns the registered definitions by name.
+        register: adds the definition of an entry point to the registry.
     """
 
     def __init__(
@@ -34,14 +34,14 @@ class Outside:
         self._broken: dict[str, str] = {}
 
     def names(self) -> list[str]:
-        """All that can be asked for: what is registered, then what only an entry point names."""
+        """Return the registered names, then the other names of entry points."""
         load_inherited()
         known = list(self._known())
         points = self._entry_points()
         return known + [n for n in points if n not in known and n not in self._broken]
 
     def usable(self) -> list[str]:
-        """Those of `names` that can be imported; the others are warned of, once."""
+        """Return the importable names; warn once about each other name."""
         for name in self.names():
             try:
                 self.look_up(name)
@@ -50,10 +50,12 @@ class Outside:
         return self.names()
 
     def look_up(self, name: Any) -> None:
-        """Register what has this name, where an entry point or a parent's file does.
+        """Register `name` from a parent's plugin file or an entry point.
+
+        Unknown names are ignored.
 
         Raises:
-            InputError: its package cannot be imported, or names something else.
+            InputError: the package cannot be imported, or it registers another name.
         """
         known = self._known()
         if not isinstance(name, str) or name in known:
@@ -72,22 +74,22 @@ class Outside:
         )
 
     def registered(self) -> None:
-        """Take note of a registration."""
+        """Count a registration, see `note_registration`."""
         note_registration()
 
     def forget(self) -> None:
-        """Look for entry points again when the next name is asked for."""
+        """Clear the cached entry points, so that the next request searches again."""
         self._points = None
         self._broken.clear()
 
     def _load(self, point: EntryPoint) -> str | None:
-        """Why an entry point cannot be used; None where it can."""
+        """Load and register an entry point; return the reason for a failure."""
         try:
             found = point.load()
-            # The import alone registers what has a decorator.
+            # The import already registers decorated definitions.
             if point.name not in self._known():
                 self._register(found)
-        except Exception as error:  # a package may hold any code
+        except Exception as error:  # a package may contain any code
             text = first_line(error)
             return text if isinstance(error, InputError) else f"{type(error).__name__}: {text}"
         if point.name not in self._known():
@@ -111,7 +113,7 @@ class Outside:
         return self._points
 
     def _owner(self, point: EntryPoint) -> str:
-        """Who has the name of an entry point already; empty where it is free, or its own."""
+        """Return another owner of the entry point's name, or an empty string."""
         if self._points and point.name in self._points:
             return _package(self._points[point.name])
         if point.name not in self._known():

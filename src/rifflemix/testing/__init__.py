@@ -1,6 +1,6 @@
-"""The contract of mixers as a function, for those of this package and for your own.
+"""Correctness checks for all token mixers, including third-party mixers.
 
-`check_mixer(cls)` needs torch and nothing else: call it from any test.
+`check_mixer(cls)` only needs torch: call it from any test.
 """
 
 from rifflemix.testing.contract import PROPERTIES, Property, check_mixer

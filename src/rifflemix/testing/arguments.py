@@ -1,4 +1,4 @@
-"""Bad arguments: refused in a sentence that names them."""
+"""Bad arguments: errors that name the argument."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ BAD_SETTINGS: dict[str, tuple[dict[str, Any], str]] = {
 
 
 def bad_settings_are_named(form: Form) -> None:
-    """The constructor refuses what is out of range or of a wrong kind."""
+    """Check that the constructor rejects arguments with wrong values or types."""
     good = {"dim": DIM, "num_heads": HEADS, "max_length": MAX_LENGTH}
     for what, (change, named) in BAD_SETTINGS.items():
         try:
@@ -44,7 +44,7 @@ def bad_settings_are_named(form: Form) -> None:
 
 
 def bad_inputs_are_named(form: Form) -> None:
-    """`forward` says what was expected and what came, and lets no error of torch through."""
+    """Check that `forward` reports wrong inputs before torch raises an error."""
     mixer = form.build(dtype=torch.float32)
     x = torch.randn(2, 4, DIM)
     calls: dict[str, tuple[Any, Any, str]] = {

@@ -1,4 +1,4 @@
-"""The contract: every property, where it applies, and the one call that checks them all."""
+"""The contract of mixers: all properties, and a function that checks them."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ def _always(_: Form) -> bool:
 
 @dataclass(frozen=True)
 class Property:
-    """One thing every mixer must do, or refuse.
+    """A behavior that every mixer needs, or an error that it must raise.
 
     Attributes:
-        holds: raises AssertionError with what was found unless it holds for a form.
-        applies: whether a form, by its card, is asked for it.
+        holds: check function; it raises AssertionError if a variant of a mixer fails.
+        applies: returns whether the card of a variant requires the property.
     """
 
     holds: Callable[[Form], None]
@@ -39,13 +39,13 @@ class Property:
 
     @property
     def name(self) -> str:
-        """The property as a sentence with underscores."""
+        """Name of the check function: a sentence with underscores."""
         return self.holds.__name__
 
     def check(self, form: Form) -> None:
-        """Raise AssertionError, "mixer: property: what was found", unless it holds.
+        """Raise AssertionError, "mixer: property: reason", if the property fails.
 
-        An error that the mixer raises where it should not is a failure of the property, too.
+        Unexpected errors of the mixer are also failures.
         """
         try:
             with seeded():
@@ -140,20 +140,20 @@ PROPERTIES = (
     Property(graphs.runs_as_onnx),
     Property(graphs.compiles_to_one_graph),
 )
-"""In the order in which they are checked: what explains the others comes first."""
+"""Properties in checking order. Properties that explain other failures come first."""
 
 
 def check_mixer(cls: type[TokenMixer], *, onnx: bool = False) -> None:
-    """Check a mixer class against the contract of all mixers, in every form its card offers.
+    """Check all supported variants of a mixer class against the contract.
 
     Args:
-        cls: a subclass of `TokenMixer` with a `card`; it need not be registered.
-        onnx: also run it in onnxruntime, which takes seconds and needs onnx, onnxscript and
-            onnxruntime.
+        cls: a subclass of `TokenMixer` with a `card`. Registration is not necessary.
+        onnx: also check the results in onnxruntime. This takes some seconds and needs onnx,
+            onnxscript and onnxruntime.
 
     Raises:
-        AssertionError: "mixer: property: what was found", for the first property that fails.
-        InputError: not a class of mixers with a card.
+        AssertionError: "mixer: property: reason", for the first property that fails.
+        InputError: `cls` is not a mixer class with a card.
     """
     given: Any = cls
     is_mixer = isinstance(given, type) and issubclass(given, TokenMixer)

@@ -1,4 +1,4 @@
-"""A mixer class as the contract sees it: built in one form, filled with seeded numbers."""
+"""Variants of a mixer class for the checks, built with seeded parameters."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ MAX_LENGTH = 64
 
 @dataclass(frozen=True)
 class Form:
-    """One way to build a mixer class: in both directions, or causal.
+    """A variant of a mixer class: bidirectional or causal.
 
     Attributes:
-        mixer: the class.
-        causal: what it is built with.
+        mixer: the mixer class.
+        causal: value of its `causal` argument.
     """
 
     mixer: type[TokenMixer]
@@ -31,18 +31,18 @@ class Form:
 
     @property
     def card(self) -> MixerCard:
-        """The card of the class."""
+        """Card of the mixer class."""
         return self.mixer.card
 
     def __str__(self) -> str:
         return f"{self.card.name}-causal" if self.causal else self.card.name
 
     def masks(self, key_padding_mask: Tensor) -> tuple[Tensor | None, ...]:
-        """No mask, and the one given where the card says that the mixer takes masks."""
+        """Return None and, if the mixer supports masks, `key_padding_mask`."""
         return (None, key_padding_mask) if self.card.padding else (None,)
 
     def new(self, dim: int = DIM, *, num_heads: int = HEADS, **settings: Any) -> TokenMixer:
-        """The mixer as its class makes it, for up to `MAX_LENGTH` tokens."""
+        """Build the mixer with its own initialization, for up to `MAX_LENGTH` tokens."""
         return self.mixer(
             dim, num_heads=num_heads, max_length=MAX_LENGTH, causal=self.causal, **settings
         )
@@ -50,7 +50,10 @@ class Form:
     def build(
         self, dim: int = DIM, *, num_heads: int = HEADS, dtype: torch.dtype = torch.float64
     ) -> TokenMixer:
-        """The same for evaluation: parameters that start at zero or one matter too."""
+        """Build the mixer for evaluation, with noise added to all parameters.
+
+        With the noise, parameters initialized to 0 or 1 also affect the results.
+        """
         torch.manual_seed(7)
         mixer = self.new(dim, num_heads=num_heads)
         with torch.no_grad():
@@ -60,17 +63,17 @@ class Form:
 
 
 def forms_of(mixer: type[TokenMixer]) -> list[Form]:
-    """Every form the card of a class offers."""
+    """Return all variants that the card of a class supports."""
     return [Form(mixer, causal) for causal in ((False, True) if mixer.card.causal else (False,))]
 
 
 def tokens(batch: int, length: int, dim: int = DIM) -> Tensor:
-    """(B, N, C) float64 tokens."""
+    """Return random float64 tokens, (B, N, C)."""
     return torch.randn(batch, length, dim, dtype=torch.float64)
 
 
 def require(condition: bool, message: str) -> None:
-    """Raise AssertionError unless the condition holds."""
+    """Raise AssertionError with `message` unless the condition is true."""
     if not condition:
         raise AssertionError(message)
 
@@ -83,7 +86,7 @@ def require_close(actual: Any, expected: Any, what: str, *, atol: float, rtol: f
 
 
 def require_refusal(run: Callable[[], Any], *words: str) -> None:
-    """Raise AssertionError unless `run` raises a ValueError that says all the words."""
+    """Raise AssertionError unless `run` raises a ValueError that contains all words."""
     try:
         run()
     except ValueError as error:
@@ -95,7 +98,7 @@ def require_refusal(run: Callable[[], Any], *words: str) -> None:
 
 @contextmanager
 def seeded() -> Any:
-    """The same random numbers inside, whatever came before; nothing is changed outside."""
+    """Fix the random seed in a context, and restore the state afterwards."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         yield

@@ -1,4 +1,4 @@
-"""Compilers: one graph, the same numbers."""
+"""Compilers and exporters: one graph, same values as eager."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from rifflemix.mixers.base import TokenMixer
 from rifflemix.testing.forms import DIM, MAX_LENGTH, Form, require, require_close
 
 SIZE = (3, 24)
-"""Sequences and tokens that a program is made from."""
+"""Number of sequences and tokens of the example inputs for export."""
 OTHER_SIZES = ((2, 17), (1, 1), (5, 33), (2, MAX_LENGTH))
 
 
 def compiles_to_one_graph(form: Form, *, backend: str = "aot_eager", masked: bool = True) -> None:
-    """torch.compile(fullgraph=True) gives eager's values and gradients, with and without a mask.
+    """Check values and gradients of torch.compile(fullgraph=True) against eager.
 
     Args:
-        form: what to build.
-        backend: of torch.compile.
-        masked: whether to try a mask, too.
+        form: variant of the mixer.
+        backend: backend of torch.compile.
+        masked: also check inputs with a mask.
     """
     torch.compiler.reset()
     mixer = form.build(dtype=torch.float32)
@@ -38,7 +38,7 @@ def compiles_to_one_graph(form: Form, *, backend: str = "aot_eager", masked: boo
         for run in (mixer, compiled):
             inputs = x.clone().requires_grad_()
             with warnings.catch_warnings():
-                warnings.simplefilter("ignore", DeprecationWarning)  # of torch's compiler itself
+                warnings.simplefilter("ignore", DeprecationWarning)  # raised inside torch
                 y = run(inputs, key_padding_mask=key_padding_mask)
             gradients = torch.autograd.grad(y.square().sum(), [inputs, *used], allow_unused=True)
             results.append((y.detach(), *gradients))
@@ -46,9 +46,9 @@ def compiles_to_one_graph(form: Form, *, backend: str = "aot_eager", masked: boo
 
 
 def exports(form: Form) -> None:
-    """One program of torch.export serves every number of tokens, or the card says why not.
+    """Check that one exported program supports every length, or `one_length` is set.
 
-    What the card says is tried too; then a program of one length has to do.
+    If `card.one_length` is set, dynamic lengths must fail and one length must work.
     """
     mixer = form.build(dtype=torch.float32)
     why, found = form.card.one_length, _failure(lambda: _require_any_length(form, mixer))
@@ -62,8 +62,8 @@ def exports(form: Form) -> None:
 
 
 def runs_as_onnx(form: Form) -> None:
-    """The exported program gives eager's values in onnxruntime, or the card says why not."""
-    for package in ("onnxscript", "onnxruntime"):  # a missing one is no finding about the mixer
+    """Check onnxruntime against eager: equal values, or failure if `card.no_onnx` is set."""
+    for package in ("onnxscript", "onnxruntime"):  # a missing package is not a failure of the mixer
         importlib.import_module(package)
     mixer = form.build(dtype=torch.float32)
     why, found = form.card.no_onnx, _failure(lambda: _require_onnx(form, mixer))
@@ -74,12 +74,12 @@ def runs_as_onnx(form: Form) -> None:
 
 
 def _failure(check: Callable[[], None]) -> str | None:
-    """Why a check failed, with whatever error a compiler has for it; None where it holds."""
+    """Return why a check failed, or None if it passed."""
     try:
         check()
     except Exception as error:
         cause: BaseException = error
-        while cause.__cause__ is not None:  # exporters wrap what happened in what they were doing
+        while cause.__cause__ is not None:  # exporters wrap the original error
             cause = cause.__cause__
         return str(cause).strip() or type(cause).__name__
     return None
@@ -99,19 +99,19 @@ def _require_onnx(form: Form, mixer: TokenMixer) -> None:
 
 
 def _program(form: Form, mixer: TokenMixer, *, any_length: bool) -> torch.export.ExportedProgram:
-    """What torch.export makes of a mixer, with a mask where it takes one."""
+    """Export a mixer with torch.export, with a mask if supported."""
     x, keywords = _batch(form, SIZE)
     shapes = _any_size("x", *keywords) if any_length else None
     return torch.export.export(mixer, (x,), keywords, dynamic_shapes=shapes, strict=False)
 
 
 def _in_onnxruntime(form: Form, mixer: TokenMixer, *, any_length: bool) -> Callable[..., Tensor]:
-    """A function of tensors that runs a mixer as ONNX."""
+    """Return a function that runs a mixer in onnxruntime."""
     runtime = importlib.import_module("onnxruntime")
     x, keywords = _batch(form, SIZE)
     shapes = _any_size("x", *keywords) if any_length else None
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of exporters about themselves
+        warnings.simplefilter("ignore")  # from the exporters' own code
         made: Any = torch.onnx.export(
             mixer,
             (x,),
@@ -134,7 +134,7 @@ def _in_onnxruntime(form: Form, mixer: TokenMixer, *, any_length: bool) -> Calla
 
 
 def _any_size(*names: str) -> dict[str, Any]:
-    """Dynamic shapes of tensors: a symbol for the batch, and one for the tokens."""
+    """Return dynamic shapes with a symbolic batch size and length."""
     axes = {0: torch.export.Dim("B", max=16), 1: torch.export.Dim("N", max=MAX_LENGTH)}
     return dict.fromkeys(names, axes)
 
@@ -149,7 +149,7 @@ def _require_same(
 
 
 def _batch(form: Form, size: tuple[int, int]) -> tuple[Tensor, dict[str, Tensor]]:
-    """Tokens, and the keyword of a mask that hides the last ones of the first sequence."""
+    """Return tokens and, if supported, a mask with right padding."""
     batch, length = size
     x = torch.randn(batch, length, DIM)
     if not form.card.padding:

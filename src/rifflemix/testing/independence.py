@@ -1,4 +1,4 @@
-"""Independence of samples, of padding, of order, and of the past from the future."""
+"""Independence of other samples, padding, token order, memory layout and later tokens."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ LENGTHS_AND_PADDING = ((1, 1), (1, 11), (6, 3), (17, 1), (17, 11))
 
 
 def samples_of_a_batch_do_not_meet(form: Form) -> None:
-    """f(cat(a, b)) = cat(f(a), f(b))."""
+    """Check that f(cat(a, b)) = cat(f(a), f(b)) along the batch."""
     mixer = form.build()
     for length in (1, 2, 7, 24):
         a, b = tokens(2, length), tokens(3, length)
@@ -24,7 +24,10 @@ def samples_of_a_batch_do_not_meet(form: Form) -> None:
 
 
 def masked_tokens() -> Iterator[tuple[Tensor, Tensor]]:
-    """Tokens, some with ties, and masks: none, all, the ends, one valid token, any pattern."""
+    """Yield tokens, some with ties, and masks.
+
+    Padding is left, right, everywhere except one token, alternating, random, full or absent.
+    """
     index = torch.arange(20)
     rows = (index < 7, index >= 12, index != 9, index % 2 == 0, torch.rand(20) < 0.4)
     yield tokens(5, 20), torch.stack(rows)
@@ -34,7 +37,7 @@ def masked_tokens() -> Iterator[tuple[Tensor, Tensor]]:
 
 
 def require_padding_reaches_nothing(mixer: TokenMixer, x: Tensor, mask: Tensor) -> None:
-    """Valid outputs and all gradients are the same whatever stands in padded positions."""
+    """Check that values at padded positions change no output and no gradient."""
     results = []
     for fill in (0.0, 1e3, float("nan")):
         inputs = x.masked_fill(mask.unsqueeze(-1), fill).requires_grad_()
@@ -57,21 +60,21 @@ def require_padding_reaches_nothing(mixer: TokenMixer, x: Tensor, mask: Tensor) 
 
 
 def padded_places_reach_nothing(form: Form) -> None:
-    """Valid outputs and all gradients do not depend on what padded positions hold, NaN included."""
+    """Check outputs and gradients with many masks and padding values, including NaN."""
     mixer = form.build()
     for x, mask in masked_tokens():
         require_padding_reaches_nothing(mixer, x, mask)
 
 
 def padded_outputs_are_zero(form: Form) -> None:
-    """Where the mask says padding, outputs are exactly zero."""
+    """Check that outputs at padded positions are exactly zero."""
     mixer = form.build()
     for x, mask in masked_tokens():
         require(not bool(mixer(x, key_padding_mask=mask)[mask].any()), "a padded output is not 0")
 
 
 def a_mask_without_padding_changes_nothing(form: Form) -> None:
-    """All False is no mask."""
+    """Check that an all-False mask gives the same outputs as no mask."""
     mixer = form.build()
     for length in (1, 5, 16):
         x, mask = tokens(2, length), torch.zeros(2, length, dtype=torch.bool)
@@ -80,7 +83,7 @@ def a_mask_without_padding_changes_nothing(form: Form) -> None:
 
 
 def amount_of_padding_changes_nothing(form: Form) -> None:
-    """More padding after the tokens changes none of their outputs."""
+    """Check that right padding does not change valid outputs."""
     mixer = form.build()
     for length, extra in LENGTHS_AND_PADDING:
         x = tokens(2, length)
@@ -91,7 +94,7 @@ def amount_of_padding_changes_nothing(form: Form) -> None:
 
 
 def longer_neighbours_change_nothing(form: Form) -> None:
-    """A sample gives the same alone as among samples of other lengths, shorter and longer."""
+    """Check that samples of other lengths do not change a sample's outputs."""
     mixer = form.build()
     lengths = torch.tensor([19, 37, 5, 64, 1])
     x = tokens(len(lengths), int(lengths.max()))
@@ -104,7 +107,10 @@ def longer_neighbours_change_nothing(form: Form) -> None:
 
 
 def place_of_padding_changes_nothing(form: Form) -> None:
-    """Padding before and between the tokens changes their outputs only where the card says why."""
+    """Check that left or inner padding matters exactly if `by_position` is set.
+
+    For causal variants, it must not matter.
+    """
     mixer, x, index = form.build(), tokens(1, 21), torch.arange(32)
 
     def outputs(padding: Tensor) -> Tensor:
@@ -133,15 +139,15 @@ def _place_matters(why: str, same: bool) -> str:
 
 
 def padding_is_refused(form: Form) -> None:
-    """A mixer whose card says padding=False takes no mask."""
+    """Check that a mixer with padding=False in its card rejects a mask."""
     mixer, mask = form.build(), torch.zeros(2, 5, dtype=torch.bool)
     require_refusal(lambda: mixer(tokens(2, 5), key_padding_mask=mask), "key_padding_mask")
 
 
 def outputs_ignore_later_tokens(form: Form) -> None:
-    """No output moves when any later token changes, at every position, or when there is none.
+    """Check that changing or removing later tokens does not change outputs.
 
-    Of a mixer that lays something out over the length (its card says so), only the first.
+    Removal is not checked if `card.layout_over_length` is set: outputs may then depend on length.
     """
     mixer = form.build()
     length = 37
@@ -166,11 +172,11 @@ LAYOUTS: dict[str, Callable[[Tensor], Tensor]] = {
     "every second token of a longer row": lambda x: x.repeat_interleave(2, 1)[:, ::2],
     "channels apart": lambda x: x.transpose(1, -1).contiguous().transpose(1, -1),
 }
-"""Ways to have the same numbers in memory, of (B, N, C) and of (B, N)."""
+"""Memory layouts of equal tensors, for (B, N, C) and (B, N)."""
 
 
 def layout_in_memory_changes_nothing(form: Form) -> None:
-    """Tokens and masks give the same wherever in memory their numbers lie."""
+    """Check that the memory layout of inputs does not change outputs."""
     mixer, x, mask = form.build(), tokens(3, 14), torch.rand(3, 14) < 0.3
     for key_padding_mask in form.masks(mask):
         expected = mixer(x, key_padding_mask=key_padding_mask)
@@ -181,12 +187,12 @@ def layout_in_memory_changes_nothing(form: Form) -> None:
 
 
 def causal_is_refused(form: Form) -> None:
-    """A mixer whose card says causal=False is not built causal."""
+    """Check that a mixer with causal=False in its card rejects `causal=True`."""
     require_refusal(lambda: Form(form.mixer, causal=True).new(), "causal: expected False")
 
 
 def card_tells_permutation_equivariance(form: Form) -> None:
-    """Permuted tokens give permuted outputs exactly where the card says so."""
+    """Check permutation equivariance against the card."""
     mixer = form.build()
     x, order = tokens(2, 16, DIM), torch.randperm(16)
     equivariant = torch.allclose(mixer(x[:, order]), mixer(x)[:, order], atol=1e-9)
@@ -195,7 +201,7 @@ def card_tells_permutation_equivariance(form: Form) -> None:
 
 
 def card_tells_permutation_invariance(form: Form) -> None:
-    """Permuted tokens give the same outputs exactly if the card declares it."""
+    """Check permutation invariance against the card."""
     mixer = form.build()
     x, order = tokens(2, 16, DIM), torch.randperm(16)
     invariant = torch.allclose(mixer(x[:, order]), mixer(x), atol=1e-9)

@@ -1,4 +1,4 @@
-"""Numbers: low precision against float64, gradients against differences."""
+"""Numerics: low precision against float64, gradients against finite differences."""
 
 from __future__ import annotations
 
@@ -19,38 +19,38 @@ from rifflemix.testing.forms import DIM, Form, require, require_close, tokens
 
 DRAWS = 8
 ROUNDINGS = 16
-"""Roundings in a row within one operator, at most. The measured error has one for each operator."""
+"""Maximum number of successive roundings in an operator. `rounding_error` has one per operator."""
 QUANTILES = ((0.5, 0.55), (0.9, 0.95))
-"""Of the errors and, a step further out against chance, of what they may be."""
+"""Quantiles of the errors, each with a higher quantile of the allowed error."""
 
 
 class Roundings(TorchDispatchMode):
-    """Inside, every operator rounds its float64 results to `dtype`, up or down at random.
+    """Context in which operators round float64 results to `dtype`, randomly up or down.
 
-    An operator that only moves numbers changes nothing, because a number that `dtype` holds stays.
+    Numbers that `dtype` represents exactly do not change, so moving numbers adds no error.
     """
 
     def __init__(self, dtype: torch.dtype) -> None:
-        super().__init__()  # type: ignore[no-untyped-call] # torch's own is not annotated
+        super().__init__()  # type: ignore[no-untyped-call] # not annotated in torch
         kept = round(-math.log2(torch.finfo(dtype).eps))
-        self.dropped = 1 << (52 - kept)  # of the 52 bits behind the first bit of a float64
+        self.dropped = 1 << (52 - kept)  # of the 52 stored mantissa bits of a float64
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        """Run an operator and round what it computed: new tensors, and those it wrote to."""
+        """Run an operator and round its new and in-place results."""
         out = func(*args, **(kwargs or {}))
         returns = func._schema.returns
         results = [out] if len(returns) == 1 else list(out or ())
         for at, (result, described) in enumerate(zip(results, returns, strict=True)):
             alias = described.alias_info
             if not isinstance(result, Tensor) or (alias is not None and not alias.is_write):
-                continue  # no tensor, or a view
+                continue  # not a tensor, or a view
             results[at] = result.copy_(self.round(result)) if alias else self.round(result)
         return results[0] if len(returns) == 1 else type(out)(results) if returns else out
 
     def round(self, x: Tensor) -> Tensor:
-        """Numbers next to those of `x`: bits that the dtype lacks go, or carry over at random."""
+        """Round `x` stochastically to the mantissa bits of the dtype."""
         if x.dtype == torch.complex128:
             return torch.view_as_complex(self.round(torch.view_as_real(x).contiguous()))
         if x.dtype != torch.float64:
@@ -60,10 +60,10 @@ class Roundings(TorchDispatchMode):
 
 
 def rounding_error(mixer: TokenMixer, x: Tensor, dtype: torch.dtype) -> Tensor:
-    """How far roundings to `dtype` move the float64 outputs: (draws, B, N, C), absolute.
+    """Measure the absolute rounding error of outputs, (draws, B, N, C) float64.
 
-    The parameters, the input and the result of every operator are moved by independent roundings.
-    No code for low precision runs, so none can excuse itself.
+    Parameters, inputs and the results of all operators are perturbed by independent roundings. The
+    low-precision code of the mixer does not run, so its errors are not part of the result.
     """
     exact = mixer(x)
     errors = []
@@ -76,7 +76,7 @@ def rounding_error(mixer: TokenMixer, x: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def moved(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """Values off by up to half a unit in the last place of `dtype`."""
+    """Perturb values by a relative error of up to eps / 2."""
     if not x.is_floating_point():
         return x
     return x * (1 + torch.finfo(dtype).eps / 2 * (2 * torch.rand_like(x) - 1))
@@ -84,11 +84,11 @@ def moved(x: Tensor, dtype: torch.dtype) -> Tensor:
 
 @torch.no_grad()
 def low_precision_follows_float64(form: Form) -> None:
-    """float32 and bfloat16 are off by what their roundings explain, not by more.
+    """Check that rounding explains the errors in float32 and bfloat16.
 
-    Tokens and parameters are such that the type, and no narrower one, holds them exactly. Errors of
-    roundings in a row add up like a random walk, hence the root. Quantiles are compared, for a sort
-    may swap values that round to the same number.
+    Tokens and parameters are exact in the dtype, but not in a narrower dtype. Errors of successive
+    roundings add up like a random walk, so the tolerance has a square root. The check compares
+    quantiles, because a sort may swap values that round to the same number.
     """
     for dtype in (torch.float32, torch.bfloat16):
         mixer, x = form.build(), tokens(4, 48).to(dtype)
@@ -108,12 +108,12 @@ def low_precision_follows_float64(form: Form) -> None:
 
 
 def gradients_equal_numerical_ones(form: Form, *, every_element: bool = False) -> None:
-    """Gradients of input and parameters are those of differences in float64.
+    """Check gradients of inputs and parameters against float64 finite differences.
 
     Args:
-        form: what to build.
-        every_element: look at each element of the Jacobian, not at a random direction in it;
-            of fewer channels, since that is a forward pass for each parameter.
+        form: variant of the mixer.
+        every_element: check every element of the Jacobian instead of a random direction. The mixer
+            then has fewer channels, because each parameter needs forward passes.
     """
     dim = 4 if every_element else 8
     mixer = form.build(dim, num_heads=2)
@@ -132,23 +132,23 @@ def gradients_equal_numerical_ones(form: Form, *, every_element: bool = False) -
 
 
 def forward_derivative(mixer: TokenMixer, x: Tensor, direction: Tensor, weights: Tensor) -> Tensor:
-    """How the weighted sum of the outputs changes along a direction, as torch.func.jvp has it."""
+    """Compute the derivative of the weighted outputs in a direction with torch.func.jvp."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # of torch about itself
+        warnings.simplefilter("ignore", DeprecationWarning)  # raised inside torch
         tangent: Tensor = torch.func.jvp(mixer, (x,), (direction,))[1]
     return (tangent * weights).sum()
 
 
 def functional_gradient(mixer: TokenMixer, x: Tensor, direction: Tensor, weights: Tensor) -> Tensor:
-    """The same as torch.func.grad has it."""
+    """Compute the same derivative with torch.func.grad."""
     gradient: Tensor = torch.func.grad(lambda x: (mixer(x) * weights).sum())(x)
     return (gradient * direction).sum()
 
 
 def transforms_agree_or_are_refused(form: Form) -> None:
-    """What torch.func's jvp and grad give is the gradient, where torch does not refuse them.
+    """Check torch.func.jvp and torch.func.grad against autograd, if torch supports them.
 
-    With torch's plain attention: its fused one has no forward mode.
+    Uses the math backend of attention, because fused attention has no forward mode.
     """
     mixer = form.build(8, num_heads=2).requires_grad_(False)
     x, direction, weights = (tokens(2, 6, 8) for _ in range(3))
@@ -159,13 +159,13 @@ def transforms_agree_or_are_refused(form: Form) -> None:
         try:
             with sdpa_kernel(SDPBackend.MATH):
                 found = derivative(mixer, x, direction, weights)
-        except RuntimeError:  # as torch refuses what it cannot differentiate
+        except RuntimeError:  # not supported by torch
             continue
         require_close(found, expected, derivative.__name__, atol=1e-5, rtol=1e-4)
 
 
 def a_graph_changes_no_gradient(form: Form) -> None:
-    """Gradients with create_graph=True are those without: of a pass, and of a stream."""
+    """Check that create_graph=True does not change gradients, also in streaming."""
     dropping = form.new(dropout=0.2).double().train()
     x, mask = tokens(2, 13), torch.zeros(2, 13, dtype=torch.bool)
     mask[0, 9:] = True
@@ -179,7 +179,7 @@ def a_graph_changes_no_gradient(form: Form) -> None:
 
 
 def _streamed(mixer: TokenMixer, x: Tensor) -> Tensor:
-    """Outputs where all but the last three tokens are the prompt."""
+    """Prefill all tokens except the last three, then run three steps."""
     y, state = mixer.prefill(x[:, :-3])
     outputs = [y]
     for x_t in x[:, -3:].unbind(1):
@@ -202,7 +202,7 @@ def _require_same_with_a_graph(
 
 
 def every_parameter_is_used(form: Form) -> None:
-    """No dead weights: every parameter has a gradient."""
+    """Check that every parameter has a nonzero gradient."""
     mixer = form.build()
     mixer(tokens(2, 64, DIM).requires_grad_()).square().sum().backward()
     dead = [name for name, p in mixer.named_parameters() if p.grad is None or not p.grad.any()]

@@ -1,4 +1,4 @@
-"""Packed sequences: each gives what it gives alone."""
+"""Packed batches: each sequence gives the same outputs as alone."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ ROWS = ((5, 1, 0, 17, 5, 64, 2, 1, 33, 0, 17), (7, 7, 7), (24,), (0, 0, 3))
 
 
 def packed_sequences_do_not_meet(form: Form) -> None:
-    """Outputs and all gradients of several sequences in one row are those of each alone."""
+    """Check that packed sequences have the same outputs and gradients as alone."""
     mixer = form.build()
     for lengths, dtype in zip(ROWS, (torch.int32, torch.int64) * 2, strict=True):
         row = tokens(1, sum(lengths))
@@ -29,13 +29,13 @@ def packed_sequences_do_not_meet(form: Form) -> None:
 
 
 def packing_is_refused(form: Form) -> None:
-    """A mixer whose card says packed=False takes no cu_seqlens."""
+    """Check that a mixer with packed=False in its card rejects cu_seqlens."""
     mixer, bounds = form.build(), torch.tensor((0, 2, 5))
     require_refusal(lambda: mixer(tokens(1, 5), cu_seqlens=bounds), "cu_seqlens: expected None")
 
 
 def _with_gradients(mixer: TokenMixer, x: Tensor, y: Tensor) -> tuple[Tensor | None, ...]:
-    """Outputs, and the gradients of `x` and all parameters."""
+    """Return the outputs and the gradients of `x` and all parameters."""
     weights = torch.linspace(-1, 1, y.numel(), dtype=y.dtype).view_as(y)
     leaves = [x, *mixer.parameters()]
     return y.detach(), *torch.autograd.grad((y * weights).sum(), leaves, allow_unused=True)

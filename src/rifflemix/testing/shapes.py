@@ -1,4 +1,4 @@
-"""Shapes, dtypes and devices: what comes out looks like what went in."""
+"""Shapes, dtypes and devices: outputs match inputs."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ LENGTHS = (1, 2, 3, 7, 16, 33, MAX_LENGTH)
 
 
 def card_is_complete(form: Form) -> None:
-    """The card names the mixer and its cost, and does not contradict itself."""
+    """Check that the card is complete and consistent."""
     card = form.card
     for field in ("name", "title", "paper", "equations", "complexity"):
         require(bool(getattr(card, field)), f"card.{field} is empty")
@@ -20,7 +20,10 @@ def card_is_complete(form: Form) -> None:
 
 
 def shape_and_dtype_are_kept(form: Form) -> None:
-    """(B, N, C) in, (B, N, C) of the same dtype out, finite, for every N up to max_length."""
+    """Check that outputs are finite and have the inputs' shape and dtype.
+
+    Lengths range from 1 to max_length.
+    """
     for dtype in DTYPES:
         mixer = form.build(dtype=dtype)
         for length in LENGTHS:
@@ -32,7 +35,7 @@ def shape_and_dtype_are_kept(form: Form) -> None:
 
 
 def no_samples_are_mixed_to_none(form: Form) -> None:
-    """A batch of none has outputs and gradients, with and without a mask."""
+    """Check outputs and gradients of an empty batch, with and without mask."""
     mixer = form.build()
     for mask in form.masks(torch.zeros(0, 16, dtype=torch.bool)):
         x = tokens(0, 16).requires_grad_()
@@ -43,7 +46,7 @@ def no_samples_are_mixed_to_none(form: Form) -> None:
 
 
 def shapes_are_known_without_memory(form: Form) -> None:
-    """The mixer can be built and run on the meta device."""
+    """Check that the mixer runs on the meta device."""
     with torch.device("meta"):
         mixer = form.new()
         y = mixer(torch.empty(2, 16, DIM))
@@ -51,7 +54,10 @@ def shapes_are_known_without_memory(form: Form) -> None:
 
 
 def builds_with_few_arguments(form: Form) -> None:
-    """`dim` is enough, and `max_length` where the card needs it, which is then asked for."""
+    """Check that `dim` is enough, plus `max_length` if the card needs it.
+
+    Without a needed `max_length`, the constructor must raise.
+    """
     if form.card.needs_max_length:
         require_refusal(lambda: form.mixer(16), "max_length")
     mixer = form.mixer(16, max_length=32 if form.card.needs_max_length else None)

@@ -1,4 +1,4 @@
-"""State and chance: weights that come back, seeds that repeat, inputs that stay as they are."""
+"""State and randomness: state_dict, seeds, and inputs that stay unchanged."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ from rifflemix.testing.forms import DIM, Form, require, require_close, tokens
 
 
 def state_dict_holds_everything(form: Form) -> None:
-    """Another mixer with the same state_dict gives the same outputs, bit for bit; so does a copy.
+    """Check that loading a state_dict or copying a mixer gives identical outputs.
 
-    What a forward pass makes, no optimiser would train and no new mixer could load.
+    A forward pass must not create parameters: an optimizer would not train them, and a new mixer
+    could not load them.
     """
     mixer = form.build()
     torch.manual_seed(99)
@@ -31,7 +32,7 @@ def state_dict_holds_everything(form: Form) -> None:
 
 
 def outputs_and_gradients(mixer: TokenMixer, x: Tensor) -> list[Tensor]:
-    """The results of one forward and backward pass."""
+    """Return the outputs and gradients of one forward and backward pass."""
     inputs = x.clone().requires_grad_()
     y = mixer(inputs)
     used = [inputs, *(p for p in mixer.parameters() if p.requires_grad)]
@@ -40,13 +41,13 @@ def outputs_and_gradients(mixer: TokenMixer, x: Tensor) -> list[Tensor]:
 
 
 def require_same(first: list[Tensor], second: list[Tensor], what: str) -> None:
-    """Raise AssertionError unless two passes agree bit for bit."""
+    """Raise AssertionError unless the results of two passes are identical."""
     same = len(first) == len(second) and all(map(torch.equal, first, second))
     require(same, f"{what} gives other outputs or gradients")
 
 
 def same_seed_gives_the_same(form: Form) -> None:
-    """Built and trained under one seed, dropout included: the same bits."""
+    """Check that one seed gives identical mixers, outputs and gradients, with dropout."""
 
     def run() -> list[Tensor]:
         torch.manual_seed(3)
@@ -57,7 +58,7 @@ def same_seed_gives_the_same(form: Form) -> None:
 
 
 def evaluation_repeats(form: Form) -> None:
-    """In eval nothing is left to chance, the order of equal values included."""
+    """Check that evaluation is deterministic, including the order of equal values."""
     mixer = form.build(dtype=torch.float32)
     x = torch.randn(2, 30, DIM).round()
     first = outputs_and_gradients(mixer, x)
@@ -66,9 +67,9 @@ def evaluation_repeats(form: Form) -> None:
 
 @torch.no_grad()
 def training_without_dropout_is_evaluation(form: Form) -> None:
-    """A mixer that drops nothing gives in training what it gives in eval.
+    """Check that outputs in training and evaluation are equal without dropout.
 
-    Where its card names what else it draws, its outputs may change with the seed.
+    If the card names other training noise, outputs may depend on the seed.
     """
     mixer, x = form.build(), tokens(2, 30)
     expected = mixer(x.clone())
@@ -83,7 +84,7 @@ def training_without_dropout_is_evaluation(form: Form) -> None:
 
 @torch.no_grad()
 def inputs_are_left_alone(form: Form) -> None:
-    """Neither tokens nor mask are written to."""
+    """Check that a mixer does not write to its tokens or mask."""
     mixer = form.build()
     x, mask = tokens(2, 9), torch.rand(2, 9) < 0.4
     for used in form.masks(mask.clone()):

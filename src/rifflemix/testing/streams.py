@@ -1,4 +1,4 @@
-"""Token by token: streaming mixers give what they give at once."""
+"""Streaming: decoding steps give the same outputs as the whole sequence."""
 
 from __future__ import annotations
 
@@ -21,7 +21,10 @@ from rifflemix.testing.forms import (
 
 
 def steps_equal_the_parallel_form(form: Form) -> None:
-    """`step` after `step` gives the outputs of the whole sequence, and leaves old states alone."""
+    """Check that steps give the outputs of the whole sequence.
+
+    A step must not change the state that it gets.
+    """
     mixer = form.build()
     x = tokens(3, 21)
     state = mixer.init_state(3, device=x.device, dtype=x.dtype)
@@ -36,10 +39,10 @@ def steps_equal_the_parallel_form(form: Form) -> None:
 
 
 def prefill_equals_steps(form: Form) -> None:
-    """`prefill` gives the outputs of `forward` and a state that `step` goes on from.
+    """Check that `prefill` gives `forward`'s outputs and a state for `step`.
 
-    Without padding it is the state of as many steps; with padding each sequence goes on as if it
-    had been alone, without its padding.
+    Without padding, the state equals the state after the same number of steps. With padding, each
+    sequence continues as it does alone and without padding.
     """
     mixer = form.build()
     later = tokens(5, 9)
@@ -74,7 +77,7 @@ def _prefill_leaves_padding_out(mixer: TokenMixer, later: Tensor) -> None:
 
 
 def states_have_a_row_for_each_sequence(form: Form) -> None:
-    """Rows of a state's tensors, selected and repeated, are the state of those sequences."""
+    """Check that indexing a state along dim 0 selects and repeats sequences."""
     mixer = form.build()
     x, rows = tokens(3, 12), torch.tensor([2, 0, 0, 1])
     _, state = mixer.prefill(x[:, :5])
@@ -86,10 +89,7 @@ def states_have_a_row_for_each_sequence(form: Form) -> None:
 
 
 def streams_keep_their_dtype(form: Form) -> None:
-    """Steps give the dtype of their tokens, and the state of a stream keeps the types of its start.
-
-    So does the state after `prefill`.
-    """
+    """Check that `step` and `prefill` keep the dtypes of tokens and states."""
     for dtype in (torch.bfloat16, torch.float64):
         mixer = form.build(dtype=dtype)
         start = mixer.init_state(2, dtype=dtype)
@@ -124,14 +124,14 @@ def _continued(
 def _require_continuation(
     mixer: TokenMixer, x: Tensor, later: Tensor, state: dict[str, Tensor]
 ) -> None:
-    """Steps from a state after x give what the whole sequence gives."""
+    """Check that steps after `x` give the outputs of the whole sequence."""
     y, _ = _continued(mixer, later, dict(state))
     whole = mixer(torch.cat((x, later), 1))[:, x.shape[1] :]
     require_close(y, whole, "steps after prefill", atol=1e-10, rtol=1e-8)
 
 
 def steps_check_their_input(form: Form) -> None:
-    """Wrong channels, an empty batch and a state of something else are refused by name."""
+    """Check the errors for wrong channels, batch sizes and states."""
     mixer = form.build()
     state = mixer.init_state(2, dtype=torch.float64)
     wide = torch.randn(2, DIM, dtype=torch.float64)
@@ -143,7 +143,7 @@ def steps_check_their_input(form: Form) -> None:
 
 
 def foreign_states_are_refused(form: Form) -> None:
-    """A state with other names, axes or kinds of numbers than the mixer's own is refused."""
+    """Check that `step` rejects states with wrong names, axes or types."""
     mixer = form.build()
     _, state = mixer.prefill(tokens(2, 5))
     for what, foreign in _foreign(state).items():
@@ -168,7 +168,7 @@ def _foreign(state: dict[str, Tensor]) -> dict[str, Any]:
 
 
 def streams_end_at_max_length(form: Form) -> None:
-    """`step` and `prefill` refuse what `forward` refuses: a token past `max_length`."""
+    """Check that `step` and `prefill` reject tokens after `max_length`."""
     mixer = form.build()
     x = tokens(2, MAX_LENGTH + 1)
     require_refusal(lambda: mixer.prefill(x), "max_length")
@@ -177,5 +177,5 @@ def streams_end_at_max_length(form: Form) -> None:
 
 
 def streaming_is_refused(form: Form) -> None:
-    """A form that cannot stream says so, naming the mixer."""
+    """Check that the error of a variant without streaming names the mixer."""
     require_refusal(lambda: form.build().init_state(2), form.card.name)
