@@ -31,8 +31,8 @@ TRAININGS = {
     "train": "train --task digits --task-option patch_size=2 --mixer csp --max-steps 12",
     "compare": "compare --task digits --task-option patch_size=4 --mixers tssa,softmax --seeds 1 "
     "--lr 0.001,0.003 --max-steps 6",
-    "seq2seq": "train --task sort --mixer sinkhorn --max-steps 3 --batch-size 4 --dim 16 --layers 1 "
-    "--task-option num_train=40 --task-option num_validation=8 --task-option num_test=8",
+    "seq2seq": "train --task sort --mixer sinkhorn --max-steps 3 --batch-size 4 --dim 16 "
+    "--layers 1 --task-option num_train=40 --task-option num_validation=8 --task-option num_test=8",
 }
 
 Facts = dict[str, str]
