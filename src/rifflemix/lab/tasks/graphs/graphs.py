@@ -138,8 +138,13 @@ class GraphRegression(NumberTask):
         """Pad graphs to the largest graph of the batch and stack them.
 
         Returns:
-            inputs (B, N, F), key_padding_mask (B, N), distances (B, N, N) with -1 and path_edges
-            (B, N, N, L, E) with 0 at padded positions, and labels (B,) float32.
+            A batch with these entries:
+
+            - inputs (B, N, F), 0 at padded positions.
+            - key_padding_mask (B, N).
+            - distances (B, N, N), -1 at padded positions.
+            - path_edges (B, N, N, L, E), 0 at padded positions.
+            - labels (B,) float32.
         """
         graphs = [graph for graph, _ in samples]
         sizes = torch.tensor([len(graph["inputs"]) for graph in graphs])

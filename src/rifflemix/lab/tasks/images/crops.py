@@ -14,7 +14,7 @@ from torch.nn import functional
 def crop_flip(
     images: Tensor, black: Sequence[float], draws: Sequence[np.random.Generator]
 ) -> Tensor:
-    """Crop each image at random after padding, and flip half of the images.
+    """Crop each padded image at random and flip it with probability 1/2.
 
     Args:
         images: (B, channels, height, width).
@@ -34,7 +34,12 @@ def crop_flip(
 
 
 def resized_crop_flip(image: Tensor, generator: np.random.Generator) -> Tensor:
-    """Resize a random rectangle of an image (channels, height, width), and maybe flip it."""
+    """Resize a random rectangle of an image and flip it with probability 1/2.
+
+    Args:
+        image: (channels, height, width).
+        generator: random generator.
+    """
     top, left, height, width = random_rectangle(image.shape[1], image.shape[2], generator)
     crop = image[:, top : top + height, left : left + width]
     resized = functional.interpolate(

@@ -1,4 +1,4 @@
-"""Handwritten digits that ship with the package. A model trains in seconds."""
+"""Real handwritten digits that ship with the package. A model trains in seconds."""
 
 from __future__ import annotations
 

@@ -46,8 +46,11 @@ def folder_listing(root: Path) -> Listing | None:
         The listing, or None if there are no class folders.
 
     Raises:
-        InputError: a part has two folders, a folder without images or a folder of an unknown
-            class, val has no class folders, or a folder with images is neither part nor class.
+        InputError: the folders are inconsistent:
+
+            - A part has two folders, a folder without images or a folder of an unknown class.
+            - The folder val has no class folders.
+            - A folder with images is neither part nor class.
     """
     parts = find_parts(root)
     _check_beside(root, parts)

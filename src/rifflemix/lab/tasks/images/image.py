@@ -178,7 +178,10 @@ def _decode_hub(color: str, splits: Any, progress: Progress) -> Arrays:
 
 
 def _colored(images: NDArray[np.uint8], color: str) -> NDArray[np.uint8]:
-    """Return RGB images unchanged, or (M, 32, 32) gray as rounded ITU-R 601 luma."""
+    """Convert RGB images to `color`.
+
+    Gray is (M, 32, 32) ITU-R 601 luma with rounding.
+    """
     if color == "rgb":
         return images
     # Convert in pieces: four-byte copies of the whole set need over 700 MB.

@@ -87,8 +87,8 @@ def read_image(path: Path, size: int, share: float, color: str) -> NDArray[np.ui
         uint8 image: (size, size, 3) for "rgb", (size, size) for "gray".
 
     Raises:
-        InputError: the file is missing, damaged or not in one of `FORMATS`, has over
-            `MOST_PIXELS` pixels or over 8 bits per channel, or Pillow is not installed.
+        InputError: Pillow is not installed, or the file is missing, damaged, in another format or
+            too large. The limits are `FORMATS`, `MOST_PIXELS` and 8 bits per channel.
     """
     with opened_image(path) as image:
         return _square(image, size, share, color)
@@ -114,8 +114,9 @@ def opened_image(
     """Open and check an image file. Pillow decodes the pixels on first access.
 
     Raises:
-        InputError: the file is missing, damaged or not in one of `formats`, has over `most_bytes`
-            bytes, `MOST_PIXELS` pixels or 8 bits per channel, or Pillow is not installed.
+        InputError: Pillow is not installed, or the file is missing, damaged, in another format or
+            too large. The limits are `formats`, `most_bytes`, `MOST_PIXELS` pixels and 8 bits per
+            channel.
     """
     try:
         from PIL import Image, UnidentifiedImageError

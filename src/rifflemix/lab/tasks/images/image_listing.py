@@ -62,7 +62,7 @@ class Listing:
         return total.hexdigest()
 
     def splits(self) -> tuple[dict[str, list[Entry]], str]:
-        """Return the images of each split, and a note on the origin of the splits.
+        """Return the images of each split, and a note on their origin.
 
         The order is shuffled and fixed. It depends only on the names of the images.
 
@@ -72,8 +72,8 @@ class Listing:
         | one | part of the training images | the other part |
         | zero | a tenth of each class | a tenth of each class |
 
-        With one other part, validation has the same number of images per class as test, but at
-        most a tenth of the training images of the class.
+        With one other part, validation has the same number of images per class as that part, up to
+        a tenth of the training images of the class.
         """
         parts = {part: sorted(entries, key=_position) for part, entries in self.parts.items()}
         held_out = [part for part in ("validation", "test") if part in parts]
@@ -151,7 +151,7 @@ def class_folders(folder: Path) -> list[str]:
 
 
 def image_files(folder: Path) -> Iterator[os.DirEntry[str]]:
-    """Yield the image files in a folder and in its subfolders, one level deep."""
+    """Yield the image files in a folder and its direct subfolders."""
     return (entry for entry in _within(folder) if is_image(entry))
 
 
@@ -165,7 +165,7 @@ def _within(folder: Path) -> Iterator[os.DirEntry[str]]:
 
 
 def is_image(entry: os.DirEntry[str]) -> bool:
-    """Check for an image file by the suffix of its name or its signature."""
+    """Check for an image file by its suffix or signature."""
     if not entry.is_file():
         return False
     return entry.name.lower().endswith(SUFFIXES) or begins_as_image(Path(entry.path))

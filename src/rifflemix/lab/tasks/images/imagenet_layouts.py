@@ -154,7 +154,7 @@ def _listing(base: _Base, held_out: tuple[Entry, ...]) -> Listing:
 
 
 def _flat_labels(data_dir: Path, base: Path) -> dict[str, str]:
-    """Read the synset of each image in a flat val folder, by name without suffix."""
+    """Read the synset by image name, without suffix, for a flat val folder."""
     above = dict.fromkeys((base, data_dir, data_dir / "ILSVRC", *base.parents[:3]))
     for folder in above:
         if (folder / SOLUTION).is_file():

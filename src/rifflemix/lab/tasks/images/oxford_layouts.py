@@ -114,7 +114,10 @@ def _entries(base: Path, images: Sequence[tuple[str, int]]) -> tuple[Entry, ...]
 
 
 def _listed_pets(path: Path, breeds: dict[int, str]) -> list[tuple[str, int]]:
-    """Read the image and label of each line, and store the label names in `breeds`."""
+    """Read the image and label of each line.
+
+    The function also stores the name of each label in `breeds`.
+    """
     found: dict[str, int] = {}
     for number, line in read_text_lines(path):
         if line.startswith("#"):

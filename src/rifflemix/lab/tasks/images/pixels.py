@@ -78,7 +78,7 @@ class ImageStack(Protocol):
     def __getitem__(self, row: int, /) -> NDArray[np.uint8]: ...
 
     def content(self, rows: NDArray[np.int64], /) -> Iterator[bytes]:
-        """Yield the bytes of each image in `rows`, or a hash of the bytes."""
+        """Yield the bytes of each image in `rows`, or their hash."""
         ...
 
 
@@ -172,12 +172,12 @@ class WholeImages(Task):
 
     Attributes:
         image_shape: channels, height and width of an image.
-        augmentation: random change of the training images. `augmentations.py` documents
-            "rand_augment" and "deit".
+        augmentation: random change of the training images. For "rand_augment" and "deit", see
+            `rifflemix.lab.tasks.images.augmentations`.
 
             - "none": no change.
-            - "crop_flip": a random crop of the image with 4 black pixels of padding, mirrored
-              with probability 1/2.
+            - "crop_flip": a random crop of the image with 4 black pixels of padding per side,
+              mirrored with probability 1/2.
             - "resized_crop_flip": a random rectangle of 8 to 100 % of the area, with an aspect
               ratio of 3/4 to 4/3. The rectangle is resized to the full image and mirrored with
               probability 1/2.
@@ -407,7 +407,7 @@ def check_parts(
 def hub_parts(
     splits: Any, title: str, image: str, label: str, progress: Progress
 ) -> dict[str, tuple[NDArray[np.uint8], NDArray[Any]]]:
-    """Decode the image and label columns of each part of a Hugging Face data set."""
+    """Decode images and labels of each part of a Hugging Face data set."""
     parts = {}
     for part in PARTS:
         rows = splits[part]

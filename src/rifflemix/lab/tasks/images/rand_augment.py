@@ -81,7 +81,11 @@ class Moving(NamedTuple):
 
 
 def to_picture(levels: Tensor) -> Picture:
-    """Convert integer levels (channels, height, width) from 0 to 255 to a Pillow image."""
+    """Convert levels to a gray or color Pillow image.
+
+    Args:
+        levels: (channels, height, width) integer values from 0 to 255.
+    """
     pixels = levels.byte().permute(1, 2, 0).numpy()
     return Image.fromarray(np.ascontiguousarray(pixels.squeeze(2) if len(levels) == 1 else pixels))
 

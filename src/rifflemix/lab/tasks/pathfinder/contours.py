@@ -20,7 +20,7 @@ Floats = NDArray[np.float32]
 Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]
 
-# Directions are integer parts of a turn. A table gives equal vectors on every processor.
+# Directions are integer parts of a turn. A table gives the same vectors on every CPU.
 _TURN = 4096
 _ANGLES = np.arange(_TURN) * (2 * math.pi / _TURN)
 _DIRECTIONS = np.stack([np.cos(_ANGLES), np.sin(_ANGLES)], axis=1).astype(np.float32)
@@ -71,7 +71,10 @@ class Scene:
 
     @property
     def lag(self) -> int:
-        """Number of its latest dashes that a contour may approach below the clearance."""
+        """Number of latest dashes that do not block the next dash.
+
+        The next dash may be closer to these dashes than the clearance.
+        """
         return 2 + int(self.clearance // (self.paddle_length + self.gap))
 
     @property
@@ -81,7 +84,7 @@ class Scene:
 
     @property
     def look_ahead(self) -> float:
-        """Distance from the head of a dash to the next head straight ahead, in dash lengths."""
+        """Distance between the heads of two dashes in a line, in dash lengths."""
         return 1 + self.gap / self.paddle_length
 
     @property
@@ -266,7 +269,7 @@ class _Layout:
         return _Occupied.empty(self._scene, len(self._rows))
 
     def _two_apart(self, joined: _Contours, discs: Floats) -> tuple[Floats, _Occupied]:
-        """Lay out two contours that begin like the two ends of `joined`, and their grid."""
+        """Lay out two contours with the ends of `joined`, and return their grid."""
         scene = self._scene
         ends = joined.begun(), joined.begun_from_end()
         grid = self._nothing()
@@ -422,7 +425,15 @@ class _Pen:
 
 
 def _along(dashes: Floats, scene: Scene) -> Floats:
-    """Sample points (..., P, 2) on dashes (..., 2, 2), at most half a clearance apart."""
+    """Sample points on dashes, at most half a clearance apart.
+
+    Args:
+        dashes: (..., 2, 2) both ends of each dash.
+        scene: settings of the images.
+
+    Returns:
+        Points (..., P, 2).
+    """
     part = _parts(1 + math.ceil(2 * scene.paddle_length / scene.clearance))
     points: Floats = dashes[..., :1, :] + (dashes[..., 1:, :] - dashes[..., :1, :]) * part
     return points
@@ -434,7 +445,7 @@ def _parts(count: int) -> Floats:
 
 
 def _spread_alike(one: Floats, other: Floats, discs: Floats, scene: Scene) -> Bools:
-    """Check that two layouts have similar distances from the image center and the discs."""
+    """Check that two layouts spread similarly around the image center and the discs."""
     middle = discs.mean(axis=1)[:, None]
     most = np.float32(_ALIKE * scene.extent)
     positions = one.mean(axis=2), other.mean(axis=2)
@@ -453,7 +464,7 @@ def _lengths(vectors: Floats) -> Floats:
 
 
 def _discs_are_clear(dashes: Floats, discs: Floats, scene: Scene) -> Bools:
-    """Check the distance of the discs, and that the contour avoids its last disc."""
+    """Check that the discs are apart and the contour avoids its last disc."""
     apart = np.square(discs[:, 0] - discs[:, 1]).sum(axis=-1) >= scene.disc_distance**2
     earlier = _along(dashes[:, : -scene.lag], scene).reshape(len(dashes), -1, 2)
     squares = np.square(earlier - discs[:, 1:]).sum(axis=-1)

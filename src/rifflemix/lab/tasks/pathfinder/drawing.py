@@ -79,7 +79,12 @@ def _light(segments: Floats, radius: float, size: int) -> NDArray[np.float64]:
 
 
 def _distance(points: Floats, ends: Floats) -> Floats:
-    """Compute the distance of points (M, P, P, 2) from segments (M, 1, 1, 2, 2)."""
+    """Compute the distances of points from segments.
+
+    Args:
+        points: (M, P, P, 2).
+        ends: (M, 1, 1, 2, 2) both ends of each segment.
+    """
     points = points.astype(np.float32)
     start, along = ends[..., 0, :], ends[..., 1, :] - ends[..., 0, :]
     offset = points - start

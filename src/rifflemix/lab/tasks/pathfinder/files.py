@@ -58,7 +58,7 @@ class Release:
 
 
 def find_release(data_dir: Path | None, size: int, preset: str) -> Release | None:
-    """Find a set in `data_dir`: a folder or the archive of the Long Range Arena."""
+    """Find a set in `data_dir`, as a folder or in the published archive."""
     if data_dir is None:
         return None
     for part in _FOLDERS:
@@ -134,7 +134,7 @@ def read_gray_png(path: Path, size: int) -> NDArray[np.uint8]:
 
 
 def read_lists(root: Path) -> list[Entry]:
-    """Read the path and label of every image in the metadata lists, in order.
+    """Read path and label of every image in the metadata lists, in order.
 
     Raises:
         InputError: a list is damaged, or contains an image twice.
@@ -157,7 +157,7 @@ def read_lists(root: Path) -> list[Entry]:
 
 
 def _lines(path: Path) -> list[list[str]]:
-    """Split each line of a text file (as published), or read an array of strings."""
+    """Read the fields of each line, from published text or a string array."""
     with reading(path):
         content = read_bytes(path, _MOST_LIST)
         if content.startswith(b"\x93NUMPY"):
