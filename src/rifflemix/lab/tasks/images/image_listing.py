@@ -72,8 +72,8 @@ class Listing:
         | one | part of the training images | the other part |
         | zero | a tenth of each class | a tenth of each class |
 
-        With one other part, validation has the same number of images per class as that part, up to
-        a tenth of the training images of the class.
+        With one other part, validation copies the number of images per class of that part, up to a
+        tenth of the training images of the class.
         """
         parts = {part: sorted(entries, key=_position) for part, entries in self.parts.items()}
         held_out = [part for part in ("validation", "test") if part in parts]
