@@ -1,1 +1,1 @@
-"""Properties of molecules."""
+"""Regression tasks on molecules."""

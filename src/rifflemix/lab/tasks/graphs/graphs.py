@@ -1,4 +1,4 @@
-"""Graphs with a number each: what regression tasks on molecules are made of."""
+"""Splits, shortest paths and batches for regression on graphs of molecules."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ from rifflemix.lab.tasks.graphs.smiles import BOND_FEATURES, WIDTH
 
 Integers = NDArray[np.int64]
 
-# Axes that count nodes, axes after them, and what fills padded positions.
+# Number of node axes, number of axes after them, and fill value of padded positions.
 _LAYOUTS = {"inputs": (1, 1, 0), "distances": (2, 0, -1), "path_edges": (2, 2, 0)}
 
 
 @dataclass(frozen=True, eq=False)
 class GraphSplit:
-    """Some rows of decoded molecules (`rifflemix.lab.tasks.graphs.smiles.decode_molecules`).
+    """Molecules of one split, selected from the result of `decode_molecules`.
 
     Attributes:
-        arrays: the decoded arrays by name.
-        rows: which molecules, in order.
-        path_length: edges of each shortest path that are given.
+        arrays: decoded arrays by name.
+        rows: indices of the molecules, in order.
+        path_length: maximum number of edges to store per shortest path.
     """
 
     arrays: Mapping[str, Array]
@@ -39,11 +39,14 @@ class GraphSplit:
     path_length: int
 
     def __len__(self) -> int:
-        """Number of molecules."""
         return len(self.rows)
 
     def __getitem__(self, index: int) -> Sample:
-        """Nodes (N, 9) int64, distances (N, N) int64 and path_edges (N, N, L, 3); the target."""
+        """Return a molecule and its target.
+
+        The molecule has nodes "inputs" (N, 9) int64, "distances" (N, N) int64 and "path_edges"
+        (N, N, L, 3) int32.
+        """
         atoms, bonds, target = self._molecule(int(self.rows[index]))
         offsets = 1 + WIDTH * np.arange(atoms.shape[1])
         distances, path_edges = graph_paths(len(atoms), bonds, self.path_length)
@@ -55,12 +58,11 @@ class GraphSplit:
         return parts, target
 
     def targets(self) -> NDArray[np.float64]:
-        """(M,) targets, in order."""
+        """Return the targets (M,), in order."""
         values: NDArray[np.float64] = self.arrays["targets"].values[self.rows].astype(np.float64)
         return values
 
     def digest(self) -> bytes:
-        """Hash of every atom, bond and target, in order."""
         total = hashlib.blake2b(digest_size=16)
         for row in self.rows.tolist():
             atoms, bonds, target = self._molecule(row)
@@ -80,16 +82,19 @@ class GraphSplit:
 def graph_paths(
     num_nodes: int, bonds: NDArray[np.uint16], path_length: int
 ) -> tuple[Integers, NDArray[np.int32]]:
-    """Distances in an undirected graph, and the edges of a shortest path between any two nodes.
+    """Compute distances and shortest paths in an undirected graph.
 
     Args:
-        num_nodes: nodes N.
-        bonds: (E, 5): both ends of an edge and its features.
-        path_length: edges L of a path that are given.
+        num_nodes: number of nodes N.
+        bonds: (E, 5) both ends of each edge and its three features.
+        path_length: maximum number of edges L to return per path.
 
     Returns:
-        (N, N) int64 edges on a shortest path, -1 where there is none; and (N, N, L, 3) int32 ids
-        of the features of its edge 1, 2, ... from the first node on, 0 after the end.
+        Two arrays:
+
+        - (N, N) int64 number of edges on a shortest path, -1 if there is no path.
+        - (N, N, L, 3) int32 feature ids of edge 1, 2, ... of the path from the first node to the
+          second, 0 after the end.
 
     Raises:
         InputError: SciPy is missing.
@@ -102,7 +107,8 @@ def graph_paths(
     adjacent = (edge_ids[:, :, 0] > 0).astype(np.float64)
     lengths, before = shortest_path(adjacent, unweighted=True, return_predecessors=True)
     distances = np.where(np.isinf(lengths), -1, lengths).astype(np.int64)
-    # before[j, i] is the node before i on the way from j: the next one on the way from i to j.
+    # before[j, i] is the predecessor of i on the path from j to i. The graph is undirected, so it
+    # is also the next node on the path from i to j.
     path_edges = np.zeros((num_nodes, num_nodes, path_length, BOND_FEATURES), dtype=np.int32)
     goal = np.broadcast_to(np.arange(num_nodes), (num_nodes, num_nodes))
     here = goal.T.copy()
@@ -126,14 +132,19 @@ def _shortest_path() -> Any:
 
 @dataclass(frozen=True, eq=False)
 class GraphRegression(NumberTask):
-    """A task that gives a number to each graph."""
+    """Regression task with one target number per graph."""
 
     def collate(self, samples: Sequence[Sample]) -> Batch:
-        """Graphs padded to the largest among them.
+        """Pad graphs to the largest graph of the batch and stack them.
 
         Returns:
-            inputs (B, N, F), key_padding_mask (B, N), distances (B, N, N) with -1 and path_edges
-            (B, N, N, L, E) with 0 at padded positions, and labels (B,) float32.
+            A batch with these entries:
+
+            - inputs (B, N, F), 0 at padded positions.
+            - key_padding_mask (B, N).
+            - distances (B, N, N), -1 at padded positions.
+            - path_edges (B, N, N, L, E), 0 at padded positions.
+            - labels (B,) float32.
         """
         graphs = [graph for graph, _ in samples]
         sizes = torch.tensor([len(graph["inputs"]) for graph in graphs])

@@ -1,4 +1,4 @@
-"""Properties of molecules from their SMILES: ESOL, FreeSolv and PCQM4M."""
+"""Regression of molecular properties from SMILES: ESOL, FreeSolv and PCQM4M."""
 
 from __future__ import annotations
 
@@ -33,15 +33,15 @@ _LAYOUT = (
 
 @dataclass(frozen=True)
 class Molecules(FileTask):
-    """A table of SMILES with one number each.
+    """Regression task over a table of SMILES with one number each.
 
     Attributes:
-        card: of the task.
-        files: names the table may have, or paths to it below the data folder.
-        smiles: column of the SMILES.
-        target: column of the number.
+        card: description of the task.
+        files: possible names of the table, or paths below the data folder.
+        smiles: name of the column with the SMILES.
+        target: name of the column with the target.
         metric: "rmse" or "mae".
-        get_it: where the table comes from.
+        get_it: download instructions for the table.
     """
 
     card: TaskCard
@@ -52,25 +52,22 @@ class Molecules(FileTask):
     get_it: str
 
     def check(self, options: Options) -> None:
-        """A rule, and sizes."""
         check_choice("split", options["split"], SPLIT_RULES)
         check_integer(options, "path_length", 1, 64)
         if options["max_rows"] is not None:
             check_integer(options, "max_rows", 10)
 
     def key(self, options: Options) -> tuple[object, ...]:
-        """The options that shape the molecules and their splits."""
         return _VERSION, options["split"], options["max_rows"]
 
     def forms(self, options: Options) -> Sequence[Form]:
-        """The table under each of its names."""
+        """List the table under each of its possible names."""
         read = partial(self._decode, options)
         return [Form("{table}", {"table": name}, read) for name in self.files]
 
     def build(
         self, request: Request, source: Source, arrays: Mapping[str, Array]
     ) -> GraphRegression:
-        """The task over graphs."""
         path_length = int(request.options["path_length"])
         split_of = np.asarray(arrays["split_of"].values)
         splits = {

@@ -1,4 +1,4 @@
-"""Molecules from SMILES as arrays of atoms and bonds, by RDKit."""
+"""Decode SMILES to arrays of atoms and bonds with RDKit."""
 
 from __future__ import annotations
 
@@ -22,12 +22,15 @@ from rifflemix.lab.tasks.data_io.files import Arrays, damaged, reading
 ATOM_FEATURES = 9
 BOND_FEATURES = 3
 WIDTH = 512
-"""Value v of feature f is id 1 + WIDTH f + v; id 0 is padding, or no bond."""
+"""Number of ids per feature.
+
+Value v of feature f has id 1 + WIDTH * f + v. Id 0 is padding or a missing bond.
+"""
 
 SPLIT_RULES = ("random", "scaffold")
 _MOST_ATOMS = 1_024
 _LONGEST_SMILES = 16_384
-_HELD_OUT = 10  # one part in ten for validation, one for the test
+_HELD_OUT = 10  # one tenth for validation, one tenth for test
 
 _HYBRIDIZATIONS = ("SP", "SP2", "SP3", "SP3D", "SP3D2")
 _CHIRALITIES = ("CHI_UNSPECIFIED", "CHI_TETRAHEDRAL_CW", "CHI_TETRAHEDRAL_CCW", "CHI_OTHER")
@@ -36,10 +39,13 @@ _STEREOS = ("STEREONONE", "STEREOZ", "STEREOE", "STEREOCIS", "STEREOTRANS", "STE
 
 
 def read_csv(path: Path, smiles: str, target: str) -> Generator[tuple[int, str, float]]:
-    """Line number, SMILES and target of each row of a .csv or .csv.gz that has a target.
+    """Read the rows with a target from a .csv or .csv.gz file.
+
+    Yields:
+        Line number, SMILES and target of each row.
 
     Raises:
-        InputError: a damaged file, a missing column, or a target that is no number.
+        InputError: the file is damaged, a column is missing, or a target is not a number.
     """
     with reading(path), closing(read_csv_lines(path)) as lines:
         rows = csv.DictReader(lines, strict=True)
@@ -57,14 +63,20 @@ def read_csv(path: Path, smiles: str, target: str) -> Generator[tuple[int, str, 
 def decode_molecules(
     path: Path, rows: Iterable[tuple[int, str, float]], rule: str, progress: Progress
 ) -> Arrays:
-    """Atoms, bonds, targets and splits of molecules, end to end.
+    """Decode molecules and assign them to splits.
 
     Returns:
-        atoms (A, 9) uint8 and bonds (E, 5) uint16, the two ends within the molecule and three
-        features; atom_ends and bond_ends (M,) int64; targets (M,) float32; split_of (M,) uint8.
+        Arrays that concatenate all molecules:
+
+        - "atoms" (A, 9) uint8.
+        - "bonds" (E, 5) uint16: both ends within the molecule, and three features.
+        - "atom_ends" and "bond_ends" (M,) int64: end of each molecule in "atoms" and "bonds".
+        - "targets" (M,) float32.
+        - "split_of" (M,) uint8: see `split_groups`.
 
     Raises:
-        InputError: RDKit is missing, or a SMILES is none.
+        InputError: RDKit is missing, there are fewer than ten molecules, a molecule is too large,
+            or a SMILES is invalid.
     """
     chem = _rdkit()
     atoms, bonds = bytearray(), bytearray()
@@ -105,11 +117,19 @@ def decode_molecules(
 
 
 def split_groups(groups: Sequence[str], rule: str) -> Any:
-    """(M,) uint8: 0 train, 1 validation, 2 test, in 80 / 10 / 10 %; a group stays together.
+    """Assign groups of molecules to 80 / 10 / 10 % splits.
 
-    "random" takes groups in the order of a hash of their name, so that the file's order does not
-    count; "scaffold" takes the largest first, as MoleculeNet does, so that validation and test
-    hold rare scaffolds. A group that fits nowhere goes to train.
+    All members of a group go to the same split. A group that does not fit into any split goes to
+    train.
+
+    Args:
+        groups: name of the group of each molecule.
+        rule: order of the groups. "random" sorts by a hash of the name, so the order of the file
+            has no effect. "scaffold" begins with the largest group, as in MoleculeNet, so
+            validation and test contain rare scaffolds.
+
+    Returns:
+        (M,) uint8: 0 train, 1 validation, 2 test.
     """
     members: dict[str, list[int]] = defaultdict(list)
     for index, name in enumerate(groups):
@@ -129,7 +149,7 @@ def split_groups(groups: Sequence[str], rule: str) -> Any:
 
 
 def _group(chem: Any, molecule: Any, rule: str) -> str:
-    """Molecules with the same name are never in two splits."""
+    """Name the group of a molecule: its canonical SMILES or its scaffold."""
     if rule == "random":
         name: str = chem.MolToSmiles(molecule)
         return name
@@ -139,7 +159,7 @@ def _group(chem: Any, molecule: Any, rule: str) -> str:
 
 
 def _atom_features(atom: Any) -> tuple[int, ...]:
-    """The nine features that the Open Graph Benchmark gives to atoms."""
+    """Compute the nine atom features of the Open Graph Benchmark."""
     return (
         min(atom.GetAtomicNum(), 119) - 1 if atom.GetAtomicNum() > 0 else 118,
         _position(str(atom.GetChiralTag()), _CHIRALITIES),
@@ -154,7 +174,7 @@ def _atom_features(atom: Any) -> tuple[int, ...]:
 
 
 def _bond_features(bond: Any) -> tuple[int, ...]:
-    """The three features that the Open Graph Benchmark gives to bonds."""
+    """Compute the three bond features of the Open Graph Benchmark."""
     return (
         _position(str(bond.GetBondType()), _BONDS),
         _position(str(bond.GetStereo()), _STEREOS),
@@ -163,11 +183,11 @@ def _bond_features(bond: Any) -> tuple[int, ...]:
 
 
 def _position(name: str, known: Sequence[str]) -> int:
-    """Its position in `known`, or the position after them."""
+    """Return the index of `name` in `known`, or `len(known)` if it is missing."""
     return known.index(name) if name in known else len(known)
 
 
-# Errors are squared in float32.
+# The loss squares errors in float32.
 _LARGEST = math.sqrt(float(np.finfo(np.float32).max))
 
 
@@ -189,5 +209,5 @@ def _rdkit() -> Any:
         raise InputError(
             "reading molecules needs RDKit, which is not installed; pip install 'rifflemix[graph]'"
         ) from error
-    log.DisableLog("rdApp.*")  # what cannot be read is told by our own error
+    log.DisableLog("rdApp.*")  # decode_molecules reports invalid SMILES
     return chem

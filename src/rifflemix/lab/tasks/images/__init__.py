@@ -1,1 +1,1 @@
-"""Tasks on images: as pixels, patches, numbers or whole."""
+"""Image tasks: pixels, patches, byte values or whole images."""

@@ -1,4 +1,4 @@
-"""How training images are changed at random with Pillow: crops, mirror images, RandAugment."""
+"""Random augmentations with Pillow: crops, flips, RandAugment and random erasing."""
 
 from __future__ import annotations
 
@@ -23,31 +23,37 @@ _ATTEMPTS = 10
 
 
 def for_fine_tuning(levels: Tensor, generator: np.random.Generator) -> Tensor:
-    """A random rectangle of an image, resized (bilinear), mirrored or not, and RandAugment of it.
+    """Apply a random crop, a random flip and RandAugment to an image.
+
+    The crop is a random rectangle, resized with bilinear interpolation. RandAugment applies two
+    operations of strength 14.
 
     Args:
-        levels: (channels, height, width) whole numbers from 0 to 255, floating-point; 1 or 3
-            channels.
-        generator: draws everything.
+        levels: (channels, height, width) integer values from 0 to 255 in a floating-point tensor,
+            with 1 or 3 channels.
+        generator: random generator.
 
     Returns:
         Levels of the same shape.
 
-    Source: the released fine-tuning of Yu et al. 2024, "White-Box Transformers via Sparse Rate
-    Reduction", with two changes of strength 14.
+    Source: the released fine-tuning code of Yu et al. 2024, "White-Box Transformers via Sparse
+    Rate Reduction".
     """
     image = _cropped(levels, generator, Image.Resampling.BILINEAR)
     return to_levels(rand_augment(image, generator))
 
 
 def for_deit(levels: Tensor, generator: np.random.Generator, mean: Sequence[int]) -> Tensor:
-    """As `for_fine_tuning`, but bicubic, with DeiT's RandAugment; `erase` belongs to it.
+    """Apply the random crop, random flip and RandAugment of DeiT.
+
+    Unlike `for_fine_tuning`, this uses bicubic interpolation and `rand_augment_increasing`. DeiT
+    also needs `erase`, as a separate step on the normalized image.
 
     Args:
-        levels: (channels, height, width) whole numbers from 0 to 255, floating-point; 1 or 3
-            channels.
-        generator: draws everything.
-        mean: level of each channel that fills what comes in from outside.
+        levels: (channels, height, width) integer values from 0 to 255 in a floating-point tensor,
+            with 1 or 3 channels.
+        generator: random generator.
+        mean: fill level of each channel for pixels from outside the image.
 
     Returns:
         Levels of the same shape.
@@ -71,13 +77,15 @@ def _cropped(
 
 
 def erase(image: Tensor, generator: np.random.Generator) -> Tensor:
-    """A quarter of the time, replace a rectangle of 2 to 33 % of the area by normal noise.
+    """Replace a random rectangle by normal noise with probability 1/4.
+
+    The rectangle covers 2 to 33 % of the area.
 
     Args:
-        image: (channels, height, width), normalised.
-        generator: draws everything.
+        image: (channels, height, width), normalized.
+        generator: random generator.
 
-    Source: Zhong et al. 2020, "Random Erasing Data Augmentation", algorithm 1, with noise.
+    Source: Zhong et al. 2020, "Random Erasing Data Augmentation", algorithm 1, with normal noise.
     """
     if generator.random() >= 0.25:
         return image

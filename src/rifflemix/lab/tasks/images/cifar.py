@@ -1,4 +1,4 @@
-"""The binary versions of CIFAR-10 and CIFAR-100: records of labels and planes of color."""
+"""Readers for the binary versions of CIFAR-10 and CIFAR-100."""
 
 from __future__ import annotations
 
@@ -16,7 +16,10 @@ from rifflemix.lab.tasks.data_io.file_task import Form, Paths
 from rifflemix.lab.tasks.data_io.files import Arrays, damaged, reading
 
 Finish = Callable[[Mapping[str, tuple[NDArray[np.uint8], NDArray[np.uint8]]], str], Arrays]
-"""Arrays from the images (M, 32, 32, 3) and labels (M, L) of each part, and where they are from."""
+"""Function from parts and the name of their source to arrays.
+
+Each part has images (M, 32, 32, 3) and labels (M, L).
+"""
 
 
 @dataclass(frozen=True)
@@ -24,11 +27,11 @@ class BinaryVersion:
     """The binary version of a data set.
 
     Attributes:
-        title: of the data set.
-        folder: in which its files are.
-        archive: in which that folder is published.
-        files: part -> file -> how many records it has.
-        label_bytes: labels L of a record.
+        title: name of the data set.
+        folder: name of the folder with the files.
+        archive: name of the published archive that contains the folder.
+        files: number of records by part and file name.
+        label_bytes: number of labels L per record, one byte each.
     """
 
     title: str
@@ -38,7 +41,7 @@ class BinaryVersion:
     label_bytes: int
 
     def forms(self, finish: Finish, folders: Sequence[str]) -> tuple[Form, Form]:
-        """The files in one of `folders`, or the archive."""
+        """List both formats: the files in one of `folders`, and the archive."""
         files = {name: name for names in self.files.values() for name in names}
         read = partial(self._read_files, finish)
         return (
@@ -68,7 +71,10 @@ class BinaryVersion:
         return self._finish(finish, content, path)
 
     def _records(self, path: Path, name: str, content: bytes) -> Arrays:
-        """Images and labels of one file: labels first, then planes of red, green and blue."""
+        """Decode the images and labels of one file.
+
+        A record has its labels first, then a red, a green and a blue plane.
+        """
         count = next(names[name] for names in self.files.values() if name in names)
         size = self.label_bytes + 3 * 32 * 32
         if len(content) != count * size:
@@ -89,12 +95,20 @@ class BinaryVersion:
 
 
 def channels_last(planes: NDArray[np.uint8]) -> NDArray[np.uint8]:
-    """Planes of red, green and blue, 3,072 bytes an image in any shape, as (M, 32, 32, 3)."""
+    """Convert red, green and blue planes to (M, 32, 32, 3).
+
+    Args:
+        planes: 3,072 bytes per image, in any shape.
+    """
     return np.ascontiguousarray(planes.reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1))
 
 
 def holds_pickles(data_dir: Path, *names: str) -> str:
-    """Why a folder is not enough where it has one of these names, or its .tar.gz; else empty."""
+    """Explain why a folder with pickled data cannot be used.
+
+    Returns:
+        The reason, or an empty string if the folder has none of `names` (or NAME.tar.gz).
+    """
     if any((data_dir / f"{name}{ending}").exists() for name in names for ending in ("", ".tar.gz")):
         return "the python version there holds pickles, which can run code and are not read"
     return ""

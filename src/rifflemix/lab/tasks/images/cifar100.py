@@ -1,4 +1,4 @@
-"""CIFAR-100: whole color images, or their patches as vectors."""
+"""CIFAR-100 as whole color images or patch vectors."""
 
 from __future__ import annotations
 
@@ -43,12 +43,12 @@ _CLASSES = 100
 _SHAPE = (32, 32, 3)
 # Pixel mean and standard deviation of the 50,000 training images.
 _SCALE = PixelScale(top=255, mean=(0.5071, 0.4867, 0.4408), std=(0.2675, 0.2565, 0.2761))
-# The standard deviation within an image, on average, as Dimension Mixer's code has both.
+# Mean, and average standard deviation within an image, from the code of Dimension Mixer.
 _PER_IMAGE = PixelScale(top=255, mean=(0.5071, 0.4865, 0.4409), std=(0.2009, 0.1984, 0.2023))
 
 
 class Cifar100(FileTask):
-    """CIFAR-100 with its 100 fine labels, from its binary version or the Hugging Face hub."""
+    """CIFAR-100 with 100 fine labels, from its binary version or the Hugging Face hub."""
 
     card = TaskCard(
         name="cifar100",
@@ -69,31 +69,27 @@ class Cifar100(FileTask):
     get_it = f"{_BINARY.archive} from https://www.cs.toronto.edu/~kriz/cifar.html"
 
     def check(self, options: Options) -> None:
-        """Patches that fit, a layout and a scale."""
         check_one_of(options, "patch_size", (1, 2, 4, 8, 16))
         check_layout(options)
         scale_of(options, _SCALE, _PER_IMAGE)
 
     def forms(self, options: Options) -> Sequence[Form]:
-        """The binary version, unpacked or not."""
+        """List the binary version, unpacked and packed."""
         return _BINARY.forms(_fine, (_BINARY.folder,))
 
     def why_not(self, data_dir: Path, options: Options) -> str:
-        """The version with pickles."""
         return holds_pickles(data_dir, "cifar-100-python")
 
     def remote_source(self, options: Options) -> Source:
-        """From the Hugging Face hub."""
         return hub_source(_HUB, _decode_hub, partial(self.missing, options))
 
     def build(self, request: Request, source: Source, arrays: Mapping[str, Array]) -> Task:
-        """The task, validation carved from the training images."""
         scale = scale_of(request.options, _SCALE, _PER_IMAGE)
         return carved_task(self.card, request.options, arrays, scale, source.description, _CLASSES)
 
 
 def _fine(parts: Mapping[str, tuple[NDArray[Any], NDArray[Any]]], name: str) -> Arrays:
-    """Images and fine labels, which come second, behind the coarse ones."""
+    """Select the fine labels, the second of the two label columns."""
     chosen = {part: (images, labels[:, 1]) for part, (images, labels) in parts.items()}
     return check_parts(name, chosen, _SHAPE, _CLASSES)
 

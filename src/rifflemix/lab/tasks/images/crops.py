@@ -1,4 +1,4 @@
-"""Random crops of training images, and mirror images."""
+"""Random crops and flips of training images."""
 
 from __future__ import annotations
 
@@ -14,7 +14,13 @@ from torch.nn import functional
 def crop_flip(
     images: Tensor, black: Sequence[float], draws: Sequence[np.random.Generator]
 ) -> Tensor:
-    """Images (B, channels, height, width); `black` is the darkest value by channel."""
+    """Crop each padded image at random and flip it with probability 1/2.
+
+    Args:
+        images: (B, channels, height, width).
+        black: value of a black pixel in each channel. It fills 4 pixels of padding per side.
+        draws: one random generator per image.
+    """
     height, width = images.shape[2:]
     padded = np.empty((*images.shape[:2], height + 8, width + 8), np.float32)
     padded[:] = np.asarray(black, np.float32)[:, None, None]
@@ -28,7 +34,12 @@ def crop_flip(
 
 
 def resized_crop_flip(image: Tensor, generator: np.random.Generator) -> Tensor:
-    """One image (channels, height, width)."""
+    """Resize a random rectangle of an image and flip it with probability 1/2.
+
+    Args:
+        image: (channels, height, width).
+        generator: random generator.
+    """
     top, left, height, width = random_rectangle(image.shape[1], image.shape[2], generator)
     crop = image[:, top : top + height, left : left + width]
     resized = functional.interpolate(
@@ -40,7 +51,11 @@ def resized_crop_flip(image: Tensor, generator: np.random.Generator) -> Tensor:
 def random_rectangle(
     height: int, width: int, generator: np.random.Generator
 ) -> tuple[int, int, int, int]:
-    """Top, left, height and width of a random part of an image; the whole where none fits."""
+    """Draw a random rectangle of an image.
+
+    Returns:
+        Top, left, height and width. This is the whole image if ten attempts do not fit.
+    """
     for _ in range(10):
         area = height * width * generator.uniform(0.08, 1.0)
         ratio = math.exp(generator.uniform(math.log(3 / 4), math.log(4 / 3)))

@@ -1,4 +1,4 @@
-"""Real handwritten digits that ship with the package: no download, trains in seconds."""
+"""Real handwritten digits that ship with the package. A model trains in seconds."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from rifflemix.lab.tasks.images.pixels import PixelScale, pixel_task
 
 _FILE = Path(__file__).parent / "files" / "digits.npz"
 _SHA256 = "b2dab7b501728c22e9119ad76740b2e17c77a231e42d1e592380d90886f1a05e"
-# Mean and standard deviation of the training split's pixels.
+# Mean and standard deviation of the training pixels.
 _SCALE = PixelScale(top=16, mean=(0.3054,), std=(0.3759,))
 
 
 class Digits(GeneratedTask):
-    """UCI Optical Recognition of Handwritten Digits, 8x8 pixels with 17 levels."""
+    """UCI Optical Recognition of Handwritten Digits: 8x8 pixels with 17 gray levels."""
 
     takes_seed = False
     card = TaskCard(
@@ -48,7 +48,7 @@ class Digits(GeneratedTask):
     at_hand = "ships with the package"
 
     def load(self, request: Request) -> Task:
-        """The task; its file is checked against a known sha256."""
+        """Load the task and check the sha256 of its file."""
         check_one_of(request.options, "patch_size", (1, 2, 4))
         check_sha256(_FILE, _SHA256)
         with np.load(_FILE, allow_pickle=False) as arrays:

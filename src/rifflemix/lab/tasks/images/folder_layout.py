@@ -1,4 +1,4 @@
-"""Any classification folder: which folders are its parts, which its classes, what is left out."""
+"""List the parts and classes of any classification folder, and the files left out."""
 
 from __future__ import annotations
 
@@ -25,25 +25,32 @@ _PART_OF = {
 }  # fmt: skip
 _EITHER = "eval"
 _WORDS = (*_PART_OF, _EITHER, "evaluation")
-# test1, train_images, ValSet: as good as the word alone.
+# test1, train_images and ValSet count like the word alone.
 _LIKE_A_PART = re.compile(
     rf"[\W\d_]*({'|'.join(_WORDS)})[\W\d_]*(sets?|data|images?|imgs?|splits?)?[\W\d_]*"
 )
 
 
 def folder_is_there(root: Path) -> bool:
-    """Whether a folder, or the train folder in it, looks classified."""
+    """Check for class folders in a folder or its train folder."""
     return _looks_classified(find_parts(root).get("train", root))
 
 
 def folder_listing(root: Path) -> Listing | None:
-    """A classification folder: train/CLASS/*, val/CLASS/*, test/CLASS/*, or CLASS/* alone.
+    """List a classification folder.
 
-    A test part without folders of classes has no labels, and is left out.
+    The layout is train/CLASS/*, val/CLASS/* and test/CLASS/*, or CLASS/* alone. A test part
+    without class folders has no labels, so it is left out.
+
+    Returns:
+        The listing, or None if there are no class folders.
 
     Raises:
-        InputError: a part has two folders, a folder without images, or of no class; val has no
-            folders; a folder with images is neither a part nor a class.
+        InputError: the folders are inconsistent:
+
+            - A part has two folders, a folder without images or a folder of an unknown class.
+            - The folder val has no class folders.
+            - A folder with images is neither part nor class.
     """
     parts = find_parts(root)
     _check_beside(root, parts)
@@ -73,9 +80,10 @@ def folder_listing(root: Path) -> Listing | None:
 
 
 def find_parts(root: Path) -> dict[str, Path]:
-    """The folders train, val and test of a root, under any of their usual names, in any case.
+    """Find the folders train, val and test below a root.
 
-    `eval` is the test part; where there is another one, it is the validation part.
+    The usual variants of these names count too, in any case. `eval` is the test part, or the
+    validation part if there is another test folder.
 
     Raises:
         InputError: two folders are the same part.
@@ -96,13 +104,16 @@ def find_parts(root: Path) -> dict[str, Path]:
 
 
 def _looks_classified(folder: Path) -> bool:
-    """Whether a folder holds two folders or more, and all of them hold images."""
+    """Check that a folder has two or more subfolders, all with images."""
     names = class_folders(folder)
     return len(names) > 1 and all(any(image_files(folder / name)) for name in names)
 
 
 def _check_beside(root: Path, parts: Mapping[str, Path]) -> None:
-    """Raise where a folder with images is neither part nor class, or a part would be a class."""
+    """Raise if a folder with images is neither part nor class.
+
+    Also raise if a folder with the name of a part would become a class.
+    """
     names = class_folders(root)
     if "train" not in parts:
         for name in _like_parts(names):
@@ -128,7 +139,11 @@ def _check_beside(root: Path, parts: Mapping[str, Path]) -> None:
 
 
 def _like_parts(names: Sequence[str]) -> list[str]:
-    """Those that look like names of parts: by themselves, or since they speak of several parts."""
+    """Return the names that look like parts of a data set.
+
+    If the names mention two or more different parts, every mention counts. Otherwise a name counts
+    only if it consists of one part word and filler.
+    """
     told = {}
     for name in names:
         words = set(re.findall("[a-z]+", name.lower())) & set(_WORDS)
@@ -140,7 +155,7 @@ def _like_parts(names: Sequence[str]) -> list[str]:
 
 
 def _loose_images(folders: Collection[Path]) -> list[str]:
-    """Images that lie in a root or a part, in no folder of a class."""
+    """List images directly in a root or a part, outside any class folder."""
     return [
         entry.path
         for folder in sorted(folders)

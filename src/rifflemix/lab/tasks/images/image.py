@@ -1,4 +1,4 @@
-"""CIFAR-10 as a sequence: 1,024 gray pixels (the Long Range Arena's Image task), or patches."""
+"""CIFAR-10 as 1,024 gray pixels (Image of the Long Range Arena), patches or whole images."""
 
 from __future__ import annotations
 
@@ -56,14 +56,14 @@ _SCALES = {
     "gray": PixelScale(top=255, mean=(0.4809,), std=(0.2392,)),
     "rgb": PixelScale(top=255, mean=(0.4914, 0.4822, 0.4465), std=(0.2470, 0.2435, 0.2616)),
 }
-# The standard deviation within an image, on average: what much released code divides by.
+# Average standard deviation within an image, as in much released code.
 _PER_IMAGE = PixelScale(top=255, mean=(0.4914, 0.4822, 0.4465), std=(0.2023, 0.1994, 0.2010))
-# Images undone from their differences at once.
+# Number of images to convert at a time.
 _PIECE = 5000
 
 
 class Image(FileTask):
-    """CIFAR-10, from its binary version, .npz.xz archives or the Hugging Face hub."""
+    """CIFAR-10 from its binary version, .npz.xz archives or the Hugging Face hub."""
 
     card = TaskCard(
         name="image",
@@ -94,18 +94,19 @@ class Image(FileTask):
     get_it = f"{_BINARY.archive} from https://www.cs.toronto.edu/~kriz/cifar.html"
 
     def check(self, options: Options) -> None:
-        """Patches that fit, a color, a layout and a scale."""
         check_one_of(options, "patch_size", (1, 2, 4, 8, 16))
         check_choice("color", options["color"], _SCALES)
         check_layout(options)
         _scale(options)
 
     def key(self, options: Options) -> tuple[object, ...]:
-        """The color."""
         return (options["color"],)
 
     def forms(self, options: Options) -> Sequence[Form]:
-        """The binary version, unpacked or not, or an archive, which may be gray."""
+        """List the binary version, unpacked or packed, and the .npz.xz archives.
+
+        The gray archive is listed only for gray images.
+        """
         color = str(options["color"])
         binary = _BINARY.forms(partial(_colored_parts, color), (_BINARY.folder, "."))
         gray = Form(_GRAY, {"all": _GRAY}, _decode_gray, note=_APPROXIMATE)
@@ -113,7 +114,6 @@ class Image(FileTask):
         return (*binary, rgb) if color == "rgb" else (*binary, gray, rgb)
 
     def why_not(self, data_dir: Path, options: Options) -> str:
-        """The version with pickles, or no color."""
         if options["color"] == "rgb" and (data_dir / _GRAY).is_file():
             gray = f"{_GRAY} there has no color, and {_RGB} is missing"
         else:
@@ -121,13 +121,11 @@ class Image(FileTask):
         return holds_pickles(data_dir, "cifar-10-batches-py", "cifar-10-python") or gray
 
     def remote_source(self, options: Options) -> Source:
-        """From the Hugging Face hub."""
         color = str(options["color"])
         explain = partial(self.missing, options)
         return hub_source(_HUB, partial(_decode_hub, color), explain, color)
 
     def build(self, request: Request, source: Source, arrays: Mapping[str, Array]) -> Task:
-        """The task, validation carved from the training images."""
         scale = _scale(request.options)
         return carved_task(self.card, request.options, arrays, scale, source.description)
 
@@ -152,7 +150,10 @@ def _decode_gray(paths: Paths, progress: Progress) -> Arrays:
 
 
 def _decode_rgb(color: str, paths: Paths, progress: Progress) -> Arrays:
-    """Images that are stored as differences mod 256, along plane, row and column."""
+    """Decode images stored as differences along plane, row and column.
+
+    The differences are modulo 256.
+    """
     path = paths["all"]
     progress(f"decoding {path.name}", 0, None)
     content = read_npz(path)
@@ -177,10 +178,13 @@ def _decode_hub(color: str, splits: Any, progress: Progress) -> Arrays:
 
 
 def _colored(images: NDArray[np.uint8], color: str) -> NDArray[np.uint8]:
-    """(M, 32, 32, 3) as it is, or (M, 32, 32) gray by ITU-R 601 luma with rounding."""
+    """Convert RGB images to `color`.
+
+    Gray is (M, 32, 32) ITU-R 601 luma with rounding.
+    """
     if color == "rgb":
         return images
-    # In pieces, because four-byte copies of the whole set would take over 700 MB.
+    # Convert in pieces: four-byte copies of the whole set need over 700 MB.
     gray = np.empty(images.shape[:3], dtype=np.uint8)
     for start in range(0, len(images), _PIECE):
         red, green, blue = np.moveaxis(images[start : start + _PIECE].astype(np.uint32), -1, 0)

@@ -1,4 +1,4 @@
-"""CIFAR-10 number by number: each of an image's 3,072 is predicted from those before."""
+"""CIFAR-10 as next-byte prediction: each image is a sequence of 3,072 bytes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from rifflemix.lab.tasks.text.next_token import NextTokenTask
 from rifflemix.lab.tasks.text.vocabulary import Vocabulary
 
 START = 256
-"""The token from which the first number is predicted."""
+"""Start token: the input for the prediction of the first byte."""
 
 _WHOLE: Mapping[str, Any] = {
     "patch_size": 1,
@@ -34,28 +34,29 @@ _LENGTH = 32 * 32 * 3
 
 @dataclass(frozen=True, eq=False)
 class ByteSplit:
-    """Some of a stack of images, in a given order, as sequences.
+    """Images of one split as byte sequences.
 
     Attributes:
         images: (M, 32, 32, 3) uint8.
-        rows: which of them belong to the split, in order.
+        rows: indices of the images in the split, in order.
     """
 
     images: ImageStack
     rows: NDArray[np.int64]
 
     def __len__(self) -> int:
-        """Number of images."""
         return len(self.rows)
 
     def __getitem__(self, index: int) -> Sample:
-        """Inputs and labels (3072,) int64: rows first, red, green and blue of a pixel together."""
+        """Return inputs and labels, both (3072,) int64.
+
+        Pixels are in row order. The red, green and blue values of a pixel are adjacent.
+        """
         image = self.images[int(self.rows[index])]
         labels = torch.from_numpy(image.reshape(-1).astype(np.int64))
         return torch.cat((torch.tensor([START]), labels[:-1])), labels
 
     def digest(self) -> bytes:
-        """Hash of the images, in order."""
         total = hashlib.blake2b(b"image bytes", digest_size=16)
         for content in self.images.content(self.rows):
             total.update(content)
@@ -63,7 +64,7 @@ class ByteSplit:
 
 
 class ImageBytes(Image):
-    """Images of CIFAR-10 as a text of numbers."""
+    """CIFAR-10 images as byte sequences."""
 
     card = TaskCard(
         name="image_bytes",
@@ -82,11 +83,10 @@ class ImageBytes(Image):
     )
 
     def check(self, options: Options) -> None:
-        """Check that the images are in color: every channel has its number."""
+        """Raise unless the images are in color. A sequence has one byte per channel."""
         check_choice("color", options["color"], ("rgb",))
 
     def build(self, request: Request, source: Source, arrays: Mapping[str, Array]) -> Task:
-        """The task over sequences of numbers."""
         whole = replace(request, options={**request.options, **_WHOLE})
         images = super().build(whole, source, arrays)
         vocabulary = Vocabulary("byte", (*(bytes([value]) for value in range(START)), b""))
@@ -110,5 +110,5 @@ class ImageBytes(Image):
 
 
 def _bytes_of(split: Split) -> ByteSplit:
-    pixels = cast(PixelSplit, split)  # what `Image` makes
+    pixels = cast(PixelSplit, split)  # `Image.build` creates PixelSplit
     return ByteSplit(pixels.images, pixels.rows)

@@ -1,4 +1,4 @@
-"""Decoding image files with Pillow: one size, checked before anything large is unpacked."""
+"""Decode image files to one size with Pillow, after checks of size and depth."""
 
 from __future__ import annotations
 
@@ -22,15 +22,16 @@ if TYPE_CHECKING:
     from PIL import Image
 
 FORMATS = ("JPEG", "PNG", "BMP", "PPM", "TIFF", "WEBP", "GIF")
-"""Formats that are read, by Pillow's names; a file's content decides, not its name."""
+"""Supported formats, by Pillow's names. The content of a file counts, not its name."""
 
 SUFFIXES = (
     ".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".bmp", ".ppm", ".pgm", ".pbm", ".pnm", ".tif",
     ".tiff", ".webp", ".gif",
 )  # fmt: skip
-"""Endings, in any case, of files that are taken for images whatever they hold."""
+"""Suffixes of image files, in any case. The listing does not check their content."""
 
-# Those of BMP and PPM are two letters, with which texts begin too, and TIFF's are raw photographs'.
+# BMP and PPM are absent because text files can begin with their two-letter signatures. TIFF is
+# absent because raw photographs share its signature.
 _SIGNATURE = re.compile(rb"\xff\xd8\xff|\x89PNG\r\n\x1a\n|GIF8[79]a|RIFF.{4}WEBP", re.DOTALL)
 
 # The largest image of ImageNet has 61 million pixels.
@@ -43,14 +44,14 @@ _EIGHT_BIT = ("1", "L", "LA", "La", "P", "PA", "RGB", "RGBA", "RGBa", "RGBX", "C
 
 @dataclass(frozen=True)
 class FileMaker:
-    """Decodes the images of a list; see `ImageMaker`.
+    """Decoder of listed image files; an `ImageMaker`.
 
     Attributes:
-        root: folder of all paths.
-        paths: of the images, below `root`.
-        labels: of each.
-        size: height and width of what is made.
-        share: of the shorter side that is kept.
+        root: folder that contains all paths.
+        paths: paths of the images below `root`.
+        labels: label of each image.
+        size: height and width of the decoded images.
+        share: share of the shorter side to keep.
         color: "rgb" or "gray".
     """
 
@@ -62,7 +63,7 @@ class FileMaker:
     color: str
 
     def __call__(self, first: int, count: int) -> tuple[NDArray[np.uint8], NDArray[np.uint16]]:
-        """Images (count, size, size[, 3]) and labels (count,) from number `first` on."""
+        """Return `count` images (count, size, size[, 3]) and labels (count,) from `first` on."""
         chosen = slice(first, first + count)
         images = [
             read_image(self.root / path, self.size, self.share, self.color)
@@ -72,30 +73,32 @@ class FileMaker:
 
 
 def read_image(path: Path, size: int, share: float, color: str) -> NDArray[np.uint8]:
-    """The middle square of an image, resized (bicubic, antialiased).
+    """Read the middle square of an image and resize it.
+
+    Resizing is bicubic and antialiased.
 
     Args:
-        path: the file; its orientation tag is not applied, transparency is dropped.
+        path: path of the file. Its orientation tag and transparency are ignored.
         size: height and width of the result.
-        share: how much of the shorter side the square has, over 0 and at most 1.
+        share: side of the square as a share of the shorter side, over 0 and at most 1.
         color: "rgb" or "gray" (ITU-R 601 luma).
 
     Returns:
-        (size, size, 3), or (size, size) gray, uint8.
+        uint8 image: (size, size, 3) for "rgb", (size, size) for "gray".
 
     Raises:
-        InputError: the file is missing, damaged, no image of `FORMATS`, has over `MOST_PIXELS`
-            pixels or over 8 bits a channel, or Pillow is not there.
+        InputError: Pillow is not installed, or the file is missing, damaged, in another format or
+            too large. The limits are `FORMATS`, `MOST_PIXELS` and 8 bits per channel.
     """
     with opened_image(path) as image:
         return _square(image, size, share, color)
 
 
 def begins_as_image(path: Path) -> bool:
-    """Whether a file, whatever its name, begins as JPEG, PNG, GIF or WebP files do.
+    """Check for the signature of a JPEG, PNG, GIF or WebP file.
 
     Raises:
-        InputError: it cannot be read.
+        InputError: the file cannot be read.
     """
     try:
         with path.open("rb") as stream:
@@ -108,11 +111,12 @@ def begins_as_image(path: Path) -> bool:
 def opened_image(
     path: Path, formats: tuple[str, ...] = FORMATS, most_bytes: int = _MOST_BYTES
 ) -> Iterator[Image.Image]:
-    """An image file, opened and checked; Pillow decodes its pixels when they are asked for.
+    """Open and check an image file. Pillow decodes the pixels on first access.
 
     Raises:
-        InputError: the file is missing, damaged, no image of `formats`, has over `most_bytes`
-            bytes, over `MOST_PIXELS` pixels or over 8 bits a channel, or Pillow is not there.
+        InputError: Pillow is not installed, or the file is missing, damaged, in another format or
+            too large. The limits are `formats`, `most_bytes`, `MOST_PIXELS` pixels and 8 bits per
+            channel.
     """
     try:
         from PIL import Image, UnidentifiedImageError
@@ -121,7 +125,7 @@ def opened_image(
             "to read image files, install Pillow: pip install 'rifflemix[images]'"
         ) from None
     with reading(path), warnings.catch_warnings():
-        # Of pictures that are large or have odd metadata: what matters is checked here.
+        # Pillow warns about large images and odd metadata. `_check` covers the relevant cases.
         warnings.simplefilter("ignore")
         content = read_bytes(path, most_bytes)
         try:
@@ -146,7 +150,7 @@ def _check(path: Path, image: Image.Image, content: bytes) -> None:
 
 
 def _bits(path: Path, image: Image.Image, content: bytes) -> int:
-    """Bits of a channel in the file: Pillow tells only what it would cut them to."""
+    """Return the bits per channel in the file. Pillow reports only the reduced depth."""
     from PIL.TiffImagePlugin import TiffImageFile
 
     if image.format == "PNG":
@@ -172,7 +176,7 @@ def _square(image: Image.Image, size: int, share: float, color: str) -> NDArray[
     width, height = image.size
     side = share * min(width, height)
     left, top = (width - side) / 2, (height - side) / 2
-    # Palettes and bits cannot be resized, and transparent colors would be mixed by their weight.
+    # Pillow cannot resize palettes and bits, and would weight colors by their transparency.
     pixels = image if image.mode in ("L", "RGB") else image.convert("RGBA").convert("RGB")
     square = pixels.resize(
         (size, size), Image.Resampling.BICUBIC, box=(left, top, left + side, top + side)

@@ -1,4 +1,4 @@
-"""Folders of labelled images: any classification folder, and data sets of published layouts."""
+"""Tasks over folders of labeled images: your own folders and published data sets."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ from rifflemix.lab.tasks.images.pixels import (
 )
 from rifflemix.lab.tasks.images.real_labels import real_test
 
-# Those of gray are the means of the three.
+# Gray: the mean over the three color channels.
 _SCALES = {
     "rgb": IMAGENET_SCALE,
     "gray": PixelScale(top=255, mean=(0.449,), std=(0.226,)),
@@ -74,15 +74,16 @@ _PREPROCESSING = (
 
 @dataclass(frozen=True)
 class ImageFolder:
-    """A task whose images lie in folders.
+    """A task that reads image files from folders.
 
     Attributes:
-        card: what it is.
-        find: lists the images in a data folder; None where they are not there.
-        is_there: whether the data folder holds them, without listing them.
-        looked_for: what the data folder may hold.
-        get_it: where the data comes from.
-        patch_size: of sequences, where it is unset.
+        card: description of the task.
+        find: function that lists the images in a data folder. It returns None if the folder does
+            not contain the data set.
+        is_there: function that checks for the data set without listing its images.
+        looked_for: files and folders that the data folder may contain.
+        get_it: download instructions.
+        patch_size: default patch size of the layout "sequence".
     """
 
     card: TaskCard
@@ -93,7 +94,7 @@ class ImageFolder:
     patch_size: int
 
     def load(self, request: Request) -> Task:
-        """The task; images are decoded to the cache when first read."""
+        """Load the task. The first call decodes the images to the cache."""
         options = self._options(request)
         listing = self._listing(request.data_dir)
         entries, note = listing.splits()
@@ -121,23 +122,22 @@ class ImageFolder:
         return self._with_further_tests(task, request, listing, entries["test"])
 
     def status(self, data_dir: Path | None) -> TaskStatus:
-        """Whether `data_dir` looks like it; the images are not listed."""
+        """Check for the data set in `data_dir` without listing its images."""
         if data_dir is None or not self.is_there(data_dir):
             return absent(self.card, data_dir)
         return TaskStatus(self.card.name, True, f"{self.card.title} in {data_dir}")
 
     def prepared(self, request: Request) -> Path | None:
-        """The folder of decoded images."""
         return self._folder(self._listing(request.data_dir), self._options(request))
 
     def _with_further_tests(
         self, task: Task, request: Request, listing: Listing, tested: Sequence[Entry]
     ) -> Task:
-        """The task, to be tested on what option further_tests says."""
+        """Add the test sets that the option further_tests selects."""
         return task
 
     def _options(self, request: Request) -> dict[str, Any]:
-        """Checked, with the patch size filled in."""
+        """Check the options and fill in the patch size."""
         options = dict(request.options)
         size = check_integer(options, "size", 8, 4096)
         check_choice("color", options["color"], _SCALES)
@@ -202,7 +202,7 @@ class ImageFolder:
 
 
 class _ImageNet(ImageFolder):
-    """ImageNet, whose validation images have other labels too."""
+    """ImageNet with the optional ReaL labels of its validation images."""
 
     def _options(self, request: Request) -> dict[str, Any]:
         if (further := request.options["further_tests"]) not in ("", "real"):
@@ -224,7 +224,7 @@ class _ImageNet(ImageFolder):
 
 
 def _told(listing: Listing) -> str:
-    """What was found: how many images, of which classes, and what was left out."""
+    """Describe the images, the classes and the files left out."""
     count, names = len(listing.classes), [in_a_note(name) for name in listing.classes]
     if count > _MOST_NAMES:
         names = [*names[: _MOST_NAMES - 1], f"{count - _MOST_NAMES + 1:,} more"]

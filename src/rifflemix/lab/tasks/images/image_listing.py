@@ -1,4 +1,4 @@
-"""Labelled image files in folders: what is there, and which split each belongs to."""
+"""Lists of labeled image files in folders, and their splits."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _DEEP = (".png", ".ppm", ".pgm", ".tif", ".tiff")
 
 
 class Entry(NamedTuple):
-    """One image: its path below the root, its label, the size of its file and when it changed."""
+    """One image: path below the root, label, file size in bytes, time of change in ns."""
 
     path: str
     label: int
@@ -33,10 +33,10 @@ class Listing:
     """The images of a data set.
 
     Attributes:
-        root: folder of all paths.
-        classes: names of the classes; label k is classes[k].
-        parts: images of "train" and, where the data set has them, "validation" and "test".
-        left_out: a clause on what lies among the images and is not read; empty without any.
+        root: folder that contains all paths.
+        classes: names of the classes. Label k is classes[k].
+        parts: images of "train", and of "validation" and "test" if the data set has these parts.
+        left_out: note on files among the images that are not read, or an empty string.
     """
 
     root: Path
@@ -45,10 +45,11 @@ class Listing:
     left_out: str = ""
 
     def key(self) -> str:
-        """Changes when an image is added, removed, renamed, relabelled or written again.
+        """Return a hash of the classes and images.
 
-        Copies from before images of 16 bits were refused may hold them cut to 8: of formats that
-        know 16 bits they are made again.
+        The hash changes if an image is added, removed, renamed, relabeled or rewritten. A suffix
+        in the hash discards old caches of formats with 16 bits per channel. These caches can
+        contain images that were cut to 8 bits.
         """
         names = "|".join(self.classes).encode(errors="surrogateescape")
         total = hashlib.blake2b(names, digest_size=12)
@@ -61,12 +62,18 @@ class Listing:
         return total.hexdigest()
 
     def splits(self) -> tuple[dict[str, list[Entry]], str]:
-        """The images of each split, in a fixed shuffled order, and where the splits come from.
+        """Return the images of each split, and a note on their origin.
 
-        All depends on the names of the images alone. Where the data set has one part beside its
-        training images, that is the test split, and validation takes as many images of each
-        class as the test split has from the training ones, but at most a tenth; without any such
-        part, a tenth of each class is for validation and a tenth for test.
+        The order is shuffled and fixed. It depends only on the names of the images.
+
+        | parts next to "train" | validation | test |
+        | --- | --- | --- |
+        | two | the validation part | the test part |
+        | one | part of the training images | the other part |
+        | zero | a tenth of each class | a tenth of each class |
+
+        With one other part, validation copies the number of images per class of that part, up to a
+        tenth of the training images of the class.
         """
         parts = {part: sorted(entries, key=_position) for part, entries in self.parts.items()}
         held_out = [part for part in ("validation", "test") if part in parts]
@@ -102,7 +109,7 @@ def _counts(entries: Iterable[Entry]) -> dict[int, int]:
 
 
 def _carved(entries: list[Entry], counts: Mapping[int, int]) -> tuple[list[Entry], list[Entry]]:
-    """So many of each class, the first ones, and the others."""
+    """Split off the first `counts[label]` images of each class."""
     left = dict(counts)
     taken, others = [], []
     for entry in entries:
@@ -115,10 +122,10 @@ def _carved(entries: list[Entry], counts: Mapping[int, int]) -> tuple[list[Entry
 
 
 def visible(folder: Path) -> list[os.DirEntry[str]]:
-    """What lies in a folder, by name; hidden files and what systems leave behind do not count.
+    """List a folder by name, without hidden files and system files.
 
     Raises:
-        InputError: the folder cannot be read, or a link in it leads nowhere.
+        InputError: the folder cannot be read, or contains a broken link.
     """
     try:
         with os.scandir(folder) as found:
@@ -139,17 +146,17 @@ def _is_hidden(name: str) -> bool:
 
 
 def class_folders(folder: Path) -> list[str]:
-    """Names of the folders in a folder, in order; none where it is no folder."""
+    """List the subfolders by name. The list is empty if `folder` is not a folder."""
     return [e.name for e in visible(folder) if e.is_dir()] if folder.is_dir() else []
 
 
 def image_files(folder: Path) -> Iterator[os.DirEntry[str]]:
-    """Image files in a folder and in the folders in it, not deeper."""
+    """Yield the image files in a folder and its direct subfolders."""
     return (entry for entry in _within(folder) if is_image(entry))
 
 
 def _within(folder: Path) -> Iterator[os.DirEntry[str]]:
-    """What lies in a folder and in the folders in it."""
+    """Yield the files of a folder, and the entries of its subfolders."""
     for entry in visible(folder):
         if entry.is_dir():
             yield from visible(Path(entry.path))
@@ -158,14 +165,14 @@ def _within(folder: Path) -> Iterator[os.DirEntry[str]]:
 
 
 def is_image(entry: os.DirEntry[str]) -> bool:
-    """Whether it is an image file by the ending of its name, or by how it begins."""
+    """Check for an image file by its suffix or signature."""
     if not entry.is_file():
         return False
     return entry.name.lower().endswith(SUFFIXES) or begins_as_image(Path(entry.path))
 
 
 def holds_images(folder: Path) -> bool:
-    """Whether a file in a folder, however deep, is named as an image."""
+    """Check for files with an image suffix in a folder, at any depth."""
     for _, folders, names in os.walk(folder):
         folders[:] = [name for name in folders if not _is_hidden(name)]
         if any(name.lower().endswith(SUFFIXES) and not _is_hidden(name) for name in names):
@@ -174,30 +181,30 @@ def holds_images(folder: Path) -> bool:
 
 
 def entry_of(root: Path, path: str, label: int, stat: os.stat_result) -> Entry:
-    """An image at `path`, somewhere below `root`."""
+    """Create the entry of the image at `path`, below `root`."""
     name = os.path.relpath(path, root).replace(os.sep, "/")
     return Entry(name, label, stat.st_size, stat.st_mtime_ns)
 
 
 def in_a_note(name: str) -> str:
-    """A file's name as results can hold it: printable, and not too long."""
+    """Convert a file name to a short, printable string for results."""
     shown = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in name)
     return shown if len(shown) <= _MOST_SHOWN else f"{shown[:_MOST_SHOWN]}..."
 
 
 class Labelled(NamedTuple):
-    """The images of a part, and paths of what else lies among them."""
+    """The images of a part, and the paths of other files among them."""
 
     entries: tuple[Entry, ...]
     others: tuple[str, ...]
 
 
 def labelled(root: Path, folder: Path, classes: tuple[str, ...]) -> Labelled:
-    """The images in the folders of a part, labelled by the names of the folders.
+    """List the images of a part, labeled by the names of their folders.
 
     Raises:
-        InputError: a folder of no class, one without images, or with images deeper than they are
-            looked for.
+        InputError: a folder has an unknown class, has no images, or has images more than one
+            level deep.
     """
     entries: list[Entry] = []
     others: list[str] = []

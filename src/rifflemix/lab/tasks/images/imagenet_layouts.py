@@ -1,4 +1,4 @@
-"""The folders in which ImageNet, Tiny-ImageNet and Dogs vs. Cats keep images and labels."""
+"""Folder layouts of ImageNet, Tiny-ImageNet and Dogs vs. Cats."""
 
 from __future__ import annotations
 
@@ -38,25 +38,28 @@ _PETS = ("cat", "dog")
 
 
 class _Base(NamedTuple):
-    """The folder of "train" and "val", and the classes of train."""
+    """The folder that contains "train" and "val", and the classes of "train"."""
 
     folder: Path
     classes: tuple[str, ...]
 
 
 def imagenet_is_there(data_dir: Path) -> bool:
-    """Whether a folder has ImageNet's classes."""
+    """Check for the 1,000 classes of ImageNet in a folder."""
     base = _base(data_dir, _IMAGENET_FOLDERS)
     return base is not None and len(base.classes) == IMAGENET_CLASSES
 
 
 def imagenet_listing(data_dir: Path) -> Listing | None:
-    """ImageNet: train/nXXXXXXXX/*, and val with such folders or flat.
+    """List ImageNet: train/nXXXXXXXX/*, and val/nXXXXXXXX/* or a flat val.
 
-    The labels of a flat val are read from `SOLUTION` or from `ANNOTATIONS`, beside or above it.
+    The labels of a flat val come from `SOLUTION` or `ANNOTATIONS`, next to val or above it.
+
+    Returns:
+        The listing, or None if there are no class folders.
 
     Raises:
-        InputError: there are not 1,000 classes, or labels are missing or damaged, or do not fit
+        InputError: there are not 1,000 classes, or the labels are missing, damaged or do not fit
             the images.
     """
     base = _base(data_dir, _IMAGENET_FOLDERS)
@@ -70,16 +73,22 @@ def imagenet_listing(data_dir: Path) -> Listing | None:
 
 
 def tiny_is_there(data_dir: Path) -> bool:
-    """Whether a folder has Tiny-ImageNet's classes."""
+    """Check for the 200 classes of Tiny-ImageNet in a folder."""
     base = _base(data_dir, _TINY_FOLDERS)
     return base is not None and len(base.classes) == TINY_CLASSES
 
 
 def tiny_listing(data_dir: Path) -> Listing | None:
-    """Tiny-ImageNet: train/nXXXXXXXX/images/*, val/images/* with `TINY_LABELS`, or val by class.
+    """List Tiny-ImageNet.
+
+    The training images are in train/nXXXXXXXX/images/*. The validation images are in val/images/*
+    with labels in `TINY_LABELS`, or in a folder for each class.
+
+    Returns:
+        The listing, or None if there are no class folders.
 
     Raises:
-        InputError: there are not 200 classes, or labels are missing or damaged, or do not fit
+        InputError: there are not 200 classes, or the labels are missing, damaged or do not fit
             the images.
     """
     base = _base(data_dir, _TINY_FOLDERS)
@@ -95,12 +104,12 @@ def tiny_listing(data_dir: Path) -> Listing | None:
 
 
 def dogs_are_there(data_dir: Path) -> bool:
-    """Whether a folder has the training images of Dogs vs. Cats."""
+    """Check for the training images of Dogs vs. Cats in a folder."""
     return _dogs_folder(data_dir) is not None
 
 
 def dogs_listing(data_dir: Path) -> Listing | None:
-    """Dogs vs. Cats: train/cat.0.jpg, train/dog.0.jpg and so on."""
+    """List Dogs vs. Cats: train/cat.0.jpg, train/dog.0.jpg and so on."""
     folder = _dogs_folder(data_dir)
     if folder is None:
         return None
@@ -121,7 +130,7 @@ def _dogs_folder(data_dir: Path) -> Path | None:
 
 
 def _base(data_dir: Path, parts: Sequence[str]) -> _Base | None:
-    """The first of the folders whose "train" holds folders of synsets."""
+    """Find the first folder with synset folders in its "train" folder."""
     for part in parts:
         folder = data_dir / part
         names = class_folders(folder / "train")
@@ -145,7 +154,7 @@ def _listing(base: _Base, held_out: tuple[Entry, ...]) -> Listing:
 
 
 def _flat_labels(data_dir: Path, base: Path) -> dict[str, str]:
-    """Synset of each image of a flat val folder, by the name without its ending."""
+    """Read the synset by image name, without suffix, for a flat val folder."""
     above = dict.fromkeys((base, data_dir, data_dir / "ILSVRC", *base.parents[:3]))
     for folder in above:
         if (folder / SOLUTION).is_file():
@@ -195,7 +204,7 @@ def _tiny_labels(path: Path) -> dict[str, str]:
 
 
 def _by_name(base: _Base, folder: Path, names: Mapping[str, str]) -> tuple[Entry, ...]:
-    """The images in a folder, labelled by their names without the ending."""
+    """List the images in a folder, labeled by their names without suffix."""
     labels = {name: label for label, name in enumerate(base.classes)}
     entries = []
     for found in image_files(folder):

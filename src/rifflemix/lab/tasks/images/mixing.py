@@ -1,4 +1,4 @@
-"""Mixtures of images and of their labels: mixup and CutMix."""
+"""Mixup and CutMix for images and labels."""
 
 from __future__ import annotations
 
@@ -19,25 +19,29 @@ def mix_images(
     mixup: float,
     cutmix: float,
 ) -> tuple[Tensor, Tensor]:
-    """Mix each image of a batch with the one as far from the batch's other end.
+    """Mix each image with its counterpart in the reversed batch.
+
+    If both `mixup` and `cutmix` are positive, each is used with probability 1/2.
 
     Args:
         images: (B, channels, height, width).
         labels: (B,) int64 below `num_classes`.
-        generator: draws what all images of the batch share: which way, how much, which rectangle.
-        num_classes: columns of the mixed labels.
-        mixup: parameter of the Beta distribution of a weighted mean; 0 for rectangles alone.
-        cutmix: that of the area of a rectangle of the other image; 0 for means alone.
+        generator: random generator. All images of the batch share the method, the mixing weight
+            and the rectangle.
+        num_classes: number of columns of the mixed labels.
+        mixup: parameter of the Beta distribution of the mixing weight. Pass 0 to use CutMix only.
+        cutmix: parameter of the Beta distribution of the area that an image keeps. A rectangle
+            of the other image replaces the rest. Pass 0 to use mixup only.
 
     Returns:
         Images of the same shape, and (B, num_classes) float32 probabilities.
 
-    Source: Zhang et al. 2018, "mixup", equation 1; Yun et al. 2019, "CutMix", equations 1 and 2,
-    with the share of the rectangle that lies within the image.
+    Source: Zhang et al. 2018, "mixup", equation 1; Yun et al. 2019, "CutMix", equations 1 and 2.
+    The label weights use only the part of the rectangle inside the image.
     """
     cuts = cutmix > 0 and (mixup == 0 or bool(generator.integers(2)))
     kind = cutmix if cuts else mixup
-    share = float(generator.beta(kind, kind))  # of the image itself
+    share = float(generator.beta(kind, kind))  # weight of the image itself
     others, classes = images.flip(0), functional.one_hot(labels, num_classes).float()
     if cuts:
         rows, columns = _rectangle(images.shape[2], images.shape[3], share, generator)
@@ -53,7 +57,10 @@ def mix_images(
 def _rectangle(
     height: int, width: int, share: float, generator: np.random.Generator
 ) -> tuple[slice, slice]:
-    """Rows and columns about a random pixel that leave `share` of an image, or more at its edge."""
+    """Draw the rows and columns of a rectangle around a random pixel.
+
+    The rest of the image is `share` of its area, or more if the rectangle crosses the edge.
+    """
     side = math.sqrt(1.0 - share)
     return _part(height, int(side * height), generator), _part(width, int(side * width), generator)
 

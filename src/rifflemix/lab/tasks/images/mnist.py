@@ -1,4 +1,4 @@
-"""MNIST: 784 gray pixels as tokens, or patches as vectors."""
+"""MNIST as 784 gray pixels, patches or whole images."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ _SCALE = PixelScale(top=255, mean=(0.1307,), std=(0.3081,))
 
 
 class Mnist(FileTask):
-    """MNIST, from its idx files or one .npz.xz archive."""
+    """MNIST from its idx files, an .npz.xz archive or the Hugging Face hub."""
 
     card = TaskCard(
         name="mnist",
@@ -63,12 +63,11 @@ class Mnist(FileTask):
     get_it = "the four idx files from https://yann.lecun.com/exdb/mnist or a mirror of it"
 
     def check(self, options: Options) -> None:
-        """Patches that fit, and a layout."""
         check_one_of(options, "patch_size", (1, 2, 4, 7, 14))
         check_layout(options)
 
     def forms(self, options: Options) -> Sequence[Form]:
-        """The published files, or one archive."""
+        """List the idx files and the .npz.xz archive."""
         folders, endings = (".", "MNIST/raw"), ("", ".gz")
         return (
             Form("MNIST idx files", _IDX, _decode_idx, folders, endings),
@@ -76,11 +75,9 @@ class Mnist(FileTask):
         )
 
     def remote_source(self, options: Options) -> Source:
-        """From the Hugging Face hub."""
         return hub_source(_HUB, _decode_hub, partial(self.missing, options))
 
     def build(self, request: Request, source: Source, arrays: Mapping[str, Array]) -> Task:
-        """The task, validation carved from the training images."""
         return carved_task(self.card, request.options, arrays, _SCALE, source.description)
 
 

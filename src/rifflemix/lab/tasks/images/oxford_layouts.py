@@ -1,4 +1,4 @@
-"""The folders in which Oxford's Flowers-102 and Pets keep images, labels and splits."""
+"""Folder layouts of Oxford Flowers-102 and Oxford-IIIT Pet."""
 
 from __future__ import annotations
 
@@ -28,16 +28,18 @@ _PET = re.compile(r"([^\s/\\]+)_\d+ (\d+) [12] \d+")
 
 
 def flowers_are_there(data_dir: Path) -> bool:
-    """Whether a folder has the images and splits of Flowers-102."""
+    """Check for the images and splits of Flowers-102 in a folder."""
     return _base(data_dir, _FLOWER_FOLDERS, ("jpg", FLOWER_SPLITS)) is not None
 
 
 def flowers_listing(data_dir: Path) -> Listing | None:
-    """Flowers-102: jpg/image_00001.jpg and so on, with `FLOWER_LABELS` and `FLOWER_SPLITS`.
+    """List Flowers-102: jpg/image_00001.jpg and so on.
+
+    The labels come from `FLOWER_LABELS`, the splits from `FLOWER_SPLITS`.
 
     Raises:
-        InputError: SciPy is not there, a file is damaged, an image is missing, or the two files
-            do not fit each other.
+        InputError: SciPy is not installed, a file is damaged, an image is missing, or the labels
+            do not fit the splits.
     """
     base = _base(data_dir, _FLOWER_FOLDERS, ("jpg", FLOWER_SPLITS))
     if base is None:
@@ -61,12 +63,12 @@ def flowers_listing(data_dir: Path) -> Listing | None:
 
 
 def pets_are_there(data_dir: Path) -> bool:
-    """Whether a folder has the images and lists of Oxford-IIIT Pet."""
+    """Check for the images and lists of Oxford-IIIT Pet in a folder."""
     return _base(data_dir, _PET_FOLDERS, ("images", *PET_LISTS.values())) is not None
 
 
 def pets_listing(data_dir: Path) -> Listing | None:
-    """Oxford-IIIT Pet: images/NAME.jpg, with the lists of `PET_LISTS`.
+    """List Oxford-IIIT Pet: images/NAME.jpg, with the lists in `PET_LISTS`.
 
     Raises:
         InputError: a list is damaged or lacks one of the 37 breeds, or an image is missing.
@@ -89,7 +91,7 @@ def pets_listing(data_dir: Path) -> Listing | None:
 
 
 def _base(data_dir: Path, folders: Sequence[str], names: Sequence[str]) -> Path | None:
-    """The first of the folders that has all of the names."""
+    """Find the first folder that contains all names."""
     for folder in (data_dir / part for part in folders):
         if all((folder / name).exists() for name in names):
             return folder
@@ -97,7 +99,6 @@ def _base(data_dir: Path, folders: Sequence[str], names: Sequence[str]) -> Path 
 
 
 def _entries(base: Path, images: Sequence[tuple[str, int]]) -> tuple[Entry, ...]:
-    """The images at these paths below `base`, with these labels."""
     found = []
     for name, label in images:
         path = base / name
@@ -113,7 +114,10 @@ def _entries(base: Path, images: Sequence[tuple[str, int]]) -> tuple[Entry, ...]
 
 
 def _listed_pets(path: Path, breeds: dict[int, str]) -> list[tuple[str, int]]:
-    """Image and label of each line; `breeds` gets the name of each label."""
+    """Read the image and label of each line.
+
+    The function also stores the name of each label in `breeds`.
+    """
     found: dict[str, int] = {}
     for number, line in read_text_lines(path):
         if line.startswith("#"):
@@ -129,12 +133,12 @@ def _listed_pets(path: Path, breeds: dict[int, str]) -> list[tuple[str, int]]:
 
 
 def _numbers(path: Path, names: Sequence[str]) -> Mapping[str, NDArray[np.int64]]:
-    """Variables of a MATLAB file that hold whole numbers, each as a row.
+    """Read integer variables of a MATLAB file as flat arrays.
 
     Raises:
-        InputError: the file is missing or damaged, or has no such variables.
+        InputError: the file is missing or damaged, or lacks one of the variables.
     """
-    read_bytes(path, _MOST_MATRIX)  # missing, unreadable, or far larger than the published one
+    read_bytes(path, _MOST_MATRIX)  # reports missing, unreadable and oversized files
     found = _matrices(path, names)
     rows = {}
     for name in names:
@@ -152,6 +156,6 @@ def _matrices(path: Path, names: Sequence[str]) -> dict[str, Any]:
 
     try:
         found: dict[str, Any] = loadmat(path, variable_names=list(names))
-    except Exception as error:  # SciPy raises whatever its parser stumbles over
+    except Exception as error:  # the parser of SciPy raises any exception
         raise damaged(path, "it is no file of MATLAB") from error
     return found

@@ -1,4 +1,4 @@
-"""Images as token sequences (one token a pixel, or one vector a patch), or as images."""
+"""Image tasks over pixel tokens, patch vectors or whole images."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ _BY_PILLOW = ("rand_augment", "deit")
 STATISTICS = ("data", "per_image", "imagenet")
 _TOP = 5
 PARTS = ("train", "test")
-"""The parts of image data sets; validation samples are taken from the first."""
+"""Parts of an image data set. Validation samples come from "train"."""
 
 
 @dataclass(frozen=True)
 class PixelScale:
-    """The scale from pixel values to floats: (value / top - mean) / std, by channel."""
+    """Normalization of pixel values: (value / top - mean) / std, per channel."""
 
     top: int
     mean: tuple[float, ...]
@@ -41,22 +41,22 @@ class PixelScale:
 
 
 IMAGENET_SCALE = PixelScale(top=255, mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225))
-"""By mean and standard deviation of ImageNet's training images, as everyone has them."""
+"""The usual mean and standard deviation of ImageNet's training images."""
 
 
 def scale_of(
     options: Mapping[str, Any], data: PixelScale, per_image: PixelScale | None
 ) -> PixelScale:
-    """The scale that option "statistics" names.
+    """Return the scale that the option "statistics" selects.
 
     Args:
         options: resolved options.
-        data: mean and standard deviation of all pixels.
-        per_image: with the standard deviation within an image, on average; None for gray images,
-            which have the first alone.
+        data: scale with the mean and standard deviation of all pixels.
+        per_image: scale with the average standard deviation within an image. Pass None for gray
+            images, because they support only "data".
 
     Raises:
-        InputError: another name, or not "data" for gray images.
+        InputError: the name is unknown, or is not "data" for gray images.
     """
     name = options["statistics"]
     check_choice("statistics", name, STATISTICS)
@@ -68,7 +68,7 @@ def scale_of(
 
 
 class ImageStack(Protocol):
-    """Images (height, width) or (height, width, channels) uint8 of one size, by number."""
+    """Indexable uint8 images of one size: (height, width) or (height, width, channels)."""
 
     @property
     def row_shape(self) -> tuple[int, ...]:
@@ -78,21 +78,22 @@ class ImageStack(Protocol):
     def __getitem__(self, row: int, /) -> NDArray[np.uint8]: ...
 
     def content(self, rows: NDArray[np.int64], /) -> Iterator[bytes]:
-        """For each of these images, its bytes or a hash of them."""
+        """Yield the bytes of each image in `rows`, or their hash."""
         ...
 
 
 @dataclass(frozen=True, eq=False)
 class PixelSplit:
-    """Some of a stack of images, in a given order.
+    """Images of one split, selected from a stack of images.
 
     Attributes:
         images: (M, height, width) or (M, height, width, channels) uint8, all images of the file.
         labels: (M,) unsigned integers.
-        rows: which of them belong to the split, in order.
-        patch_size: 1 on gray images gives tokens; else vectors of patch_size**2 * channels
-            floats, rows of the patch first, channels last. None gives whole images.
-        scale: how pixels of vectors and of whole images are normalised.
+        rows: indices of the images in the split, in order.
+        patch_size: side of a patch. Size 1 on gray images gives tokens. All other sizes give
+            vectors of patch_size**2 * channels floats, rows of the patch first and channels last.
+            None gives whole images.
+        scale: normalization of patch vectors and whole images.
     """
 
     images: ImageStack
@@ -102,19 +103,18 @@ class PixelSplit:
     scale: PixelScale
 
     def __len__(self) -> int:
-        """Number of images."""
         return len(self.rows)
 
     def __getitem__(self, index: int) -> Sample:
-        """An image and its label.
+        """Return an image and its label.
 
-        The image is (N,) int64 pixels or (N, F) float32 patches, rows first, or whole, float32
-        of shape (channels, height, width).
+        The image has one of three forms: (N,) int64 pixels, (N, F) float32 patches, or a whole
+        image of shape (channels, height, width) in float32. Pixels and patches are in row order.
         """
         return self.__getitems__([index])[0]
 
     def __getitems__(self, indices: Sequence[int]) -> list[Sample]:
-        """Several samples at once, as torch's loader asks for them: faster than one by one."""
+        """Return several samples at once. The data loader of torch uses this fast path."""
         rows = [int(self.rows[index]) for index in indices]
         inputs = self._inputs(np.stack([self.images[row] for row in rows]))
         labels = [int(self.labels.values[row]) for row in rows]
@@ -129,7 +129,6 @@ class PixelSplit:
         return torch.from_numpy(cut_patches(planes.transpose(0, 2, 3, 1), self.patch_size))
 
     def digest(self) -> bytes:
-        """Hash of the split's pixels and labels, in order."""
         total = hashlib.blake2b(digest_size=16)
         for start in range(0, len(self.rows), 4096):
             rows = self.rows[start : start + 4096]
@@ -139,7 +138,7 @@ class PixelSplit:
         return total.digest()
 
     def _planes(self, pixels: NDArray[np.uint8]) -> NDArray[np.float32]:
-        """(B, height, width, channels) pixels, as (B, channels, height, width) normalised."""
+        """Normalize (B, height, width, channels) pixels to (B, channels, height, width)."""
         mean, std = np.asarray([self.scale.mean, self.scale.std], np.float32)[:, :, None, None]
         planes = np.ascontiguousarray(pixels.transpose(0, 3, 1, 2)).astype(np.float32)
         planes /= np.float32(self.scale.top)
@@ -149,11 +148,14 @@ class PixelSplit:
 
 
 def cut_patches(images: NDArray[np.float32], size: int) -> NDArray[np.float32]:
-    """Patches (..., N, size**2 * channels) of images (..., height, width, channels), rows first.
+    """Cut images into square patches, in row order.
 
     Args:
-        images: their height and width are multiples of `size`.
+        images: (..., height, width, channels). Height and width are multiples of `size`.
         size: side of a patch.
+
+    Returns:
+        Patches (..., N, size**2 * channels).
     """
     *several, height, width, channels = images.shape
     grid = images.reshape(*several, height // size, size, width // size, size, channels)
@@ -169,14 +171,19 @@ class WholeImages(Task):
     """A task over whole images (B, channels, height, width).
 
     Attributes:
-        image_shape: channels, height, width.
-        augmentation: what happens to training images: "none", or "crop_flip", a crop at a random
-            position of the image with 4 black pixels around it, and a mirror image half of the
-            time; or "resized_crop_flip", a rectangle of 8 to 100 % of the area at a random
-            position, with sides in a ratio of 3/4 to 4/3, resized to the whole, and mirrored
-            likewise; or "rand_augment", the latter and two changes of RandAugment; or "deit",
-            DeiT's; see `rifflemix.lab.tasks.images.augmentations` for both.
-        black, white: value of a black and of a white pixel by channel.
+        image_shape: channels, height and width of an image.
+        augmentation: random change of the training images. For "rand_augment" and "deit", see
+            `rifflemix.lab.tasks.images.augmentations`.
+
+            - "none": no change.
+            - "crop_flip": a random crop of the image with 4 black pixels of padding per side,
+              mirrored with probability 1/2.
+            - "resized_crop_flip": a random rectangle of 8 to 100 % of the area, with an aspect
+              ratio of 3/4 to 4/3. The rectangle is resized to the full image and mirrored with
+              probability 1/2.
+            - "rand_augment": "resized_crop_flip" and two RandAugment operations.
+            - "deit": the augmentation of DeiT.
+        black, white: value of a black and of a white pixel in each channel.
     """
 
     image_shape: tuple[int, int, int] = (1, 1, 1)
@@ -185,7 +192,7 @@ class WholeImages(Task):
     white: tuple[float, ...] = (1.0,)
 
     def metrics(self, outputs: Tensor, batch: Batch) -> dict[str, tuple[float, int]]:
-        """Those of every classification; "top5_accuracy" too where there are over five classes."""
+        """Add "top5_accuracy" to the metrics if there are more than five classes."""
         found = super().metrics(outputs, batch)
         if self.num_classes > _TOP:
             labels = batch["labels"]
@@ -194,7 +201,7 @@ class WholeImages(Task):
         return found
 
     def augment(self, batch: Batch, seeds: Sequence[int]) -> Batch:
-        """Training images changed at random, each by its own seed."""
+        """Apply the augmentation to each training image with its own seed."""
         if self.augmentation == "none":
             return batch
         images, draws = batch["inputs"], [np.random.default_rng(seed) for seed in seeds]
@@ -210,13 +217,13 @@ class WholeImages(Task):
         return {**batch, "inputs": _each(by_pillow.erase, changed, draws)}
 
     def _as_levels(self, change: Change, images: Tensor, draws: Draws) -> Tensor:
-        """Images changed as whole levels from 0 to 255."""
+        """Apply `change` to images in integer levels from 0 to 255."""
         black, white = (images.new_tensor(v).view(-1, 1, 1) for v in (self.black, self.white))
         levels = ((images - black) * (255.0 / (white - black))).round().clamp(0, 255)
         return _each(change, levels, draws) * ((white - black) / 255.0) + black
 
     def mix(self, batch: Batch, seed: int, *, mixup: float, cutmix: float) -> Batch:
-        """Images mixed with each other; labels become (B, num_classes) float32 probabilities."""
+        """Mix images. Labels become (B, num_classes) float32 probabilities."""
         images, labels = mix_images(
             batch["inputs"],
             batch["labels"],
@@ -242,19 +249,19 @@ def pixel_task(
     data_source: str,
     num_classes: int = 10,
 ) -> Task:
-    """A task over images.
+    """Create a task over images.
 
     Args:
-        card: of the task.
-        options: resolved options; "patch_size", "layout" and "augment" are read here.
+        card: description of the task.
+        options: resolved options. The function reads "patch_size", "layout" and "augment".
         splits: images, labels and rows of each split, as in `PixelSplit`.
-        scale: how pixels of vectors are normalised, with one mean for each channel.
-        split_note: where the validation split comes from.
-        data_source: where the pixels come from.
-        num_classes: labels are 0 to num_classes - 1.
+        scale: normalization of patch vectors and whole images, with one mean per channel.
+        split_note: origin of the validation split.
+        data_source: origin of the pixels.
+        num_classes: number of classes. Labels are 0 to num_classes - 1.
 
     Raises:
-        InputError: a split without images, or options that contradict each other.
+        InputError: a split has no images, or options contradict each other.
     """
     for name, (_, _, rows) in splits.items():
         if len(rows) == 0:
@@ -282,10 +289,10 @@ def pixel_task(
 
 
 def _with_pillow(augmentation: str) -> ModuleType:
-    """The module of those that change images with Pillow.
+    """Import the augmentations that need Pillow.
 
     Raises:
-        InputError: Pillow is not there.
+        InputError: Pillow is not installed.
     """
     try:
         from rifflemix.lab.tasks.images import augmentations
@@ -297,7 +304,7 @@ def _with_pillow(augmentation: str) -> ModuleType:
 
 
 def check_layout(options: Mapping[str, Any]) -> None:
-    """Raise unless "layout" and "augment" are ones that `pixel_task` knows."""
+    """Raise if `pixel_task` does not support the options "layout" and "augment"."""
     check_choice("layout", options["layout"], LAYOUTS)
     check_choice("augment", options["augment"], AUGMENTATIONS)
     if options["augment"] in _BY_PILLOW:
@@ -345,7 +352,10 @@ def carved_task(
     data_source: str,
     num_classes: int = 10,
 ) -> Task:
-    """A task from `check_parts` arrays, validation carved from the end of the training part."""
+    """Create a task from arrays of `check_parts`.
+
+    Validation is the last 10 % of the training part.
+    """
     stack = (arrays["train_images"], arrays["train_labels"])
     held_out = (arrays["test_images"], arrays["test_labels"])
     for labels in (stack[1], held_out[1]):
@@ -377,10 +387,13 @@ def check_parts(
     shape: tuple[int, ...],
     num_classes: int = 10,
 ) -> Arrays:
-    """Arrays "train_images", "train_labels" and so on of parts that hold images and labels.
+    """Check the images and labels of all parts.
+
+    Returns:
+        Arrays named "train_images", "train_labels" and so on.
 
     Raises:
-        InputError: images other than (M, *shape) uint8, labels other than (M,) integers under
+        InputError: images are not (M, *shape) uint8, or labels are not (M,) integers below
             num_classes.
     """
     arrays: Arrays = {}
@@ -394,7 +407,7 @@ def check_parts(
 def hub_parts(
     splits: Any, title: str, image: str, label: str, progress: Progress
 ) -> dict[str, tuple[NDArray[np.uint8], NDArray[Any]]]:
-    """Images and labels of each part of a data set of the hub, from the columns of these names."""
+    """Decode images and labels of each part of a Hugging Face data set."""
     parts = {}
     for part in PARTS:
         rows = splits[part]
@@ -405,7 +418,7 @@ def hub_parts(
 
 
 def decode_npz_parts(path: Path, shape: tuple[int, ...]) -> Arrays:
-    """`check_parts` of an .npz.xz archive of train_x, train_y, test_x and test_y."""
+    """Read and check an .npz.xz archive with train_x, train_y, test_x and test_y."""
     content = read_npz(path)
     parts = {part: (content.get(f"{part}_x"), content.get(f"{part}_y")) for part in PARTS}
     return check_parts(str(path), parts, shape)

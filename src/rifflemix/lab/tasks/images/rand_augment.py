@@ -1,9 +1,11 @@
-"""RandAugment: some operations on an image, drawn from a list, all of one strength.
+"""RandAugment: random operations on an image, with a given strength.
 
-`rand_augment` is the paper's with fourteen operations, as torchvision has it;
-`rand_augment_increasing` is DeiT's with fifteen, all of which change an image more with more
-strength, as timm has it. Both draw from the same operations, which are Pillow's; they differ in
-how far a strength goes and in how a moved image is sampled.
+- `rand_augment`: the paper's version with fourteen operations, as in torchvision.
+- `rand_augment_increasing`: DeiT's version with fifteen operations, as in timm. If an operation
+  depends on the strength, a greater strength changes the image more.
+
+Both use the same Pillow operations. They differ in the effect of a strength and in the
+interpolation of moved images.
 """
 
 from __future__ import annotations
@@ -23,16 +25,16 @@ Picture = Image.Image
 def rand_augment(
     image: Picture, generator: np.random.Generator, *, changes: int = 2, strength: float = 14
 ) -> Picture:
-    """Apply `changes` operations to an image, each drawn anew.
+    """Apply `changes` random operations to an image, drawn with replacement.
 
     Args:
-        image: gray or color.
-        generator: draws the operations and their signs.
-        changes: how many.
-        strength: of all, from 0 to 30.
+        image: gray or color image.
+        generator: random generator for the operations and their signs.
+        changes: number of operations.
+        strength: strength of all operations, from 0 to 30.
 
     Returns:
-        An image of the same size; what comes in from outside is black.
+        An image of the same size. Pixels from outside the image are black.
 
     Source: Cubuk et al. 2020, "RandAugment", section 3 and its list of transformations.
     """
@@ -47,18 +49,19 @@ def rand_augment(
 def rand_augment_increasing(
     image: Picture, generator: np.random.Generator, mean: Sequence[int]
 ) -> Picture:
-    """Draw two operations, leave each out half of the time, and apply what remains.
+    """Apply two random operations to an image, each with probability 1/2.
 
     Args:
-        image: gray or color.
-        generator: draws the operations, their signs and strengths: 9 of 10, deviating by 0.5.
-        mean: level of each channel that fills what comes in from outside.
+        image: gray or color image.
+        generator: random generator for the operations, their signs and their strengths. A
+            strength has mean 9 (of 10) and standard deviation 0.5.
+        mean: fill level of each channel for pixels from outside the image.
 
     Returns:
         An image of the same size.
 
-    Source: Touvron et al. 2021, "Training data-efficient image transformers", table 9, as its
-    release has it: "rand-m9-mstd0.5-inc1" of timm.
+    Source: Touvron et al. 2021, "Training data-efficient image transformers", table 9. The
+    released code uses "rand-m9-mstd0.5-inc1" of timm.
     """
     moving = Moving(Image.Resampling.BICUBIC, mean[0] if len(mean) == 1 else tuple(mean))
     for _ in range(2):
@@ -71,20 +74,24 @@ def rand_augment_increasing(
 
 
 class Moving(NamedTuple):
-    """How pixels between pixels are found, and the level of what comes in from outside."""
+    """Interpolation of moved images, and the fill level of pixels from outside."""
 
     resampling: Image.Resampling
     fill: Any
 
 
 def to_picture(levels: Tensor) -> Picture:
-    """(channels, height, width) whole numbers from 0 to 255, gray or color, for Pillow."""
+    """Convert levels to a gray or color Pillow image.
+
+    Args:
+        levels: (channels, height, width) integer values from 0 to 255.
+    """
     pixels = levels.byte().permute(1, 2, 0).numpy()
     return Image.fromarray(np.ascontiguousarray(pixels.squeeze(2) if len(levels) == 1 else pixels))
 
 
 def to_levels(image: Picture) -> Tensor:
-    """The inverse of `to_picture`, float32."""
+    """Invert `to_picture`. The result is float32."""
     pixels = np.array(image, dtype=np.float32).reshape(image.height, image.width, -1)
     return torch.from_numpy(np.ascontiguousarray(pixels.transpose(2, 0, 1)))
 
@@ -94,14 +101,17 @@ def _drawn(scale: Mapping[str, Amount], generator: np.random.Generator) -> str:
 
 
 def _shifted(image: Picture, across: float, down: float, moving: Moving) -> Picture:
-    """Moved by pixels; by whole ones where none are found between them."""
+    """Shift an image by pixels. Nearest-neighbor sampling truncates to whole pixels."""
     if moving.resampling is Image.Resampling.NEAREST:
         across, down = int(across), int(down)
     return _moved(image, (1.0, 0.0, across, 0.0, 1.0, down), moving)
 
 
 def _posterized(image: Picture, bits: float) -> Picture:
-    """The highest bits kept; of none, which Pillow refuses, all is black."""
+    """Keep the highest bits of each level.
+
+    Zero bits give a black image, because Pillow does not support zero bits.
+    """
     return ImageOps.posterize(image, int(bits)) if bits else image.point(lambda level: 0)
 
 
@@ -122,27 +132,27 @@ OPERATIONS: dict[str, Operation] = {
     "auto_contrast": lambda image, _, __: ImageOps.autocontrast(image),
     "equalize": lambda image, _, __: ImageOps.equalize(image),
     "invert": lambda image, _, __: ImageOps.invert(image),
-    # Degrees about the centre, against the clock.
+    # Degrees around the center, counterclockwise.
     "rotate": lambda image, degrees, m: image.rotate(degrees, m.resampling, fillcolor=m.fill),
-    # Bits that are kept.
+    # Number of bits to keep.
     "posterize": lambda image, bits, _: _posterized(image, bits),
-    # Level from which on an image becomes its negative.
+    # Levels from this level on are inverted.
     "solarize": lambda image, level, _: ImageOps.solarize(image, int(level)),
     # Added to levels below 128.
     "solarize_add": lambda image, more, _: _dark_raised(image, more),
-    # Factors: 0 is gray, flat, black or smooth; 1 leaves the image.
+    # Factors: 0 gives a gray, flat, black or smooth image; 1 keeps the image.
     "color": lambda image, factor, _: ImageEnhance.Color(image).enhance(factor),
     "contrast": lambda image, factor, _: ImageEnhance.Contrast(image).enhance(factor),
     "brightness": lambda image, factor, _: ImageEnhance.Brightness(image).enhance(factor),
     "sharpness": lambda image, factor, _: ImageEnhance.Sharpness(image).enhance(factor),
-    # Shift of a row or column for each pixel of its position.
+    # Shift of a row or column per pixel of its position.
     "shear_x": lambda image, slope, m: _moved(image, (1.0, slope, 0.0, 0.0, 1.0, 0.0), m),
     "shear_y": lambda image, slope, m: _moved(image, (1.0, 0.0, 0.0, slope, 1.0, 0.0), m),
-    # Shares of the width and of the height.
+    # Shift as a share of the width or height.
     "translate_x": lambda image, part, m: _shifted(image, part * image.width, 0.0, m),
     "translate_y": lambda image, part, m: _shifted(image, 0.0, part * image.height, m),
 }
-"""By name: what changes an image by an amount."""
+"""Operations by name. Each changes an image by a given amount."""
 
 Amount = Callable[[float, float], float]
 
@@ -172,7 +182,7 @@ RAND_AUGMENT: dict[str, Amount] = {
     "auto_contrast": _nothing,
     "equalize": _nothing,
     "rotate": _angle,
-    "solarize": lambda share, sign: math.ceil(255 - 255 * share - 1e-6),  # rounded numbers
+    "solarize": lambda share, sign: math.ceil(255 - 255 * share - 1e-6),  # 1e-6: rounding errors
     "color": _factor,
     "posterize": lambda share, sign: 8 - round(4 * share),
     "contrast": _factor,
@@ -183,7 +193,7 @@ RAND_AUGMENT: dict[str, Amount] = {
     "translate_x": _part,
     "translate_y": _part,
 }
-"""By operation: its amount for a strength from 0 to 1 and a sign."""
+"""Amount of each operation for a strength from 0 to 1 and a sign."""
 
 INCREASING: dict[str, Amount] = {
     "auto_contrast": _nothing,
@@ -202,4 +212,4 @@ INCREASING: dict[str, Amount] = {
     "translate_x": lambda share, sign: sign * 0.45 * share,
     "translate_y": lambda share, sign: sign * 0.45 * share,
 }
-"""As `RAND_AUGMENT`, with DeiT's operations."""
+"""Amounts for the operations of DeiT, in the form of `RAND_AUGMENT`."""

@@ -1,4 +1,4 @@
-"""ReaL: all the labels that people gave ImageNet's validation images, of which none or several fit.
+"""ReaL labels: all classes that fit each validation image of ImageNet (zero, one or more).
 
 Source: Beyer et al. 2020, Are we done with ImageNet?
 """
@@ -26,13 +26,13 @@ _NUMBER = re.compile(r"ILSVRC2012_val_(\d{8})")
 
 @dataclass(frozen=True, eq=False)
 class SeveralLabels:
-    """Some images of a split, each with all classes that fit it.
+    """Images of a split, each labeled with all classes that fit.
 
     Attributes:
-        split: the images, and labels that are not used.
-        rows: which of them.
-        labels: of each the classes, at least one.
-        num_classes: K.
+        split: split with the images. Its labels are not used.
+        rows: indices of the images in `split`.
+        labels: classes of each image, at least one.
+        num_classes: number of classes K.
     """
 
     split: Split
@@ -41,18 +41,17 @@ class SeveralLabels:
     num_classes: int
 
     def __len__(self) -> int:
-        """Number of images."""
         return len(self.rows)
 
     def __getitem__(self, index: int) -> Sample:
-        """An image and (K,) float32 probabilities, equal for all classes that fit."""
+        """Return an image and (K,) float32 probabilities, equal for all classes that fit."""
         image, _ = self.split[self.rows[index]]
         labels = torch.zeros(self.num_classes)
         labels[list(self.labels[index])] = 1 / len(self.labels[index])
         return image, labels
 
     def digest(self) -> bytes:
-        """Hash of the whole split and of which images have which labels."""
+        """Return a hash of the whole split, the chosen images and their labels."""
         chosen = repr((list(self.rows), [list(classes) for classes in self.labels]))
         return hashlib.blake2b(self.split.digest() + chosen.encode(), digest_size=16).digest()
 
@@ -60,17 +59,16 @@ class SeveralLabels:
 def real_test(
     split: Split, names: Sequence[str], folders: Sequence[Path], num_classes: int
 ) -> SeveralLabels:
-    """The images of a split that have ReaL labels.
+    """Select the images of a split that have ReaL labels.
 
     Args:
-        split: ImageNet's validation images.
-        names: of each the path.
-        folders: folders that may hold the labels.
-        num_classes: K.
+        split: validation images of ImageNet.
+        names: path of each image.
+        folders: folders to search for the labels.
+        num_classes: number of classes K.
 
     Raises:
-        InputError: the labels are missing or damaged, or the images have other names than
-            ImageNet's.
+        InputError: the labels are missing or damaged, or an image is not named as in ImageNet.
     """
     path = next((f / REAL_FILE for f in folders if (f / REAL_FILE).is_file()), None)
     if path is None:
@@ -84,7 +82,7 @@ def real_test(
 
 
 def _read(path: Path, num_classes: int) -> list[list[int]]:
-    """The classes of each image, in the order of their numbers."""
+    """Read the classes of each image, in the order of the image numbers."""
     content = read_bytes(path)
     with reading(path):
         labels = parse_json(content.decode())

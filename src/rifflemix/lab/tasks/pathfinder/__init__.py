@@ -1,1 +1,1 @@
-"""Dashed contours, drawn by our own generator or read from files."""
+"""Pathfinder tasks: images of dashed contours, generated or read from files."""

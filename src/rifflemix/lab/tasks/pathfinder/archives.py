@@ -1,4 +1,4 @@
-"""Unpacking chosen files of an archive: plain files of bounded size, inside the target only."""
+"""Unpack selected plain files of an archive, with limits on their size and location."""
 
 from __future__ import annotations
 
@@ -15,18 +15,20 @@ _LARGEST_FILE = 1 << 24
 
 
 def unpack(archive: Path, target: Path, wanted: re.Pattern[str], progress: Progress) -> None:
-    """Unpack the files of a .tar.gz whose names match; `target` appears whole, or not at all.
+    """Unpack the matching files of a .tar.gz archive.
+
+    `target` appears complete or not at all.
 
     Args:
-        archive: the file.
-        target: folder that does not exist yet.
-        wanted: matched against the whole name of a member; its first group is the path below
-            `target`, and must not be able to leave it.
-        progress: told how many files are unpacked.
+        archive: path of the archive.
+        target: folder to create.
+        wanted: pattern for the whole name of a member. Its first group is the path below
+            `target`, and must not lead outside.
+        progress: callback for the number of unpacked files.
 
     Raises:
-        InputError: the archive is damaged, a wanted member is a link or too large, the target
-            cannot be written, or nothing in the archive is wanted.
+        InputError: the archive is damaged, a matching member is a link or too large, the target
+            cannot be written, or no member matches.
     """
     try:
         target.parent.mkdir(parents=True, exist_ok=True)

@@ -1,6 +1,6 @@
-"""Contours of dashes that touch neither each other nor themselves, for many images at once.
+"""Contours of dashes without contact or self-contact, for many images at once.
 
-All images are worked on in step, but each draws from its own stream and sees only itself.
+The images advance together. Each image uses its own random stream and is independent of the others.
 """
 
 from __future__ import annotations
@@ -20,39 +20,39 @@ Floats = NDArray[np.float32]
 Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]
 
-# Directions are whole parts of a turn, read off a table: the same on every processor.
+# Directions are integer parts of a turn. A table gives the same vectors on every CPU.
 _TURN = 4096
 _ANGLES = np.arange(_TURN) * (2 * math.pi / _TURN)
 _DIRECTIONS = np.stack([np.cos(_ANGLES), np.sin(_ANGLES)], axis=1).astype(np.float32)
 
-_STARTS = 32  # positions looked at for a contour to begin
-_BENDS = 6  # bends looked at for it to go on
-_TRIES = 8  # times a contour is begun again before the whole image is
-_ROUNDS = 500  # times an image is begun again
-_NEIGHBOURHOOD = 0.5  # of a contour's length: how far from a disc the contour beside begins
-_ALIKE = 0.06  # of a contour's length: by how much the spread of the two answers may differ
-_CELLS = 4  # cells of the grid of occupied positions in one clearance
+_STARTS = 32  # candidate positions for the start of a contour
+_BENDS = 6  # candidate bends for the next dash
+_TRIES = 8  # attempts at a contour before the image restarts
+_ROUNDS = 500  # attempts at an image
+_NEIGHBOURHOOD = 0.5  # largest distance from a disc to the start of the second contour, / extent
+_ALIKE = 0.06  # largest difference in spread between the two layouts, / extent
+_CELLS = 4  # grid cells of occupied positions per clearance
 
 
 @dataclass(frozen=True)
 class Scene:
-    """The contents of the images; lengths in pixels.
+    """Settings of the generated images. Lengths are in pixels.
 
     Attributes:
         size: height and width of the image.
-        contour_length: dashes of each of the two long contours.
-        num_distractors: short contours.
-        distractor_length: dashes of each.
-        paddle_length: of a dash.
-        paddle_thickness: of a dash.
-        gap: between a dash and the next of its contour.
-        clearance: least distance between the middle lines of two contours, kept on a grid of
-            quarters of it.
-        continuity: larger is straighter: a bend is at most 60 degrees / continuity.
-        contrast: brightness of a dash where the discs have 1; over 1, thin dashes stand out.
-        marker_radius: of the two discs.
-        disc_distance: least distance between the two discs.
-        border: width of the frame that stays free.
+        contour_length: number of dashes in each of the two long contours.
+        num_distractors: number of short contours.
+        distractor_length: number of dashes in each short contour.
+        paddle_length: length of a dash.
+        paddle_thickness: thickness of a dash.
+        gap: distance between two consecutive dashes of a contour.
+        clearance: minimum distance between the middle lines of two contours. A grid with cells of
+            a quarter of the clearance enforces it.
+        continuity: straightness. A bend is at most 60 degrees / continuity.
+        contrast: brightness of a dash relative to a disc. Over 1, thin dashes are more visible.
+        marker_radius: radius of the two discs.
+        disc_distance: minimum distance between the two discs.
+        border: width of the empty frame.
     """
 
     size: int
@@ -71,27 +71,30 @@ class Scene:
 
     @property
     def lag(self) -> int:
-        """A contour may be nearer than the clearance to this many of its own last dashes."""
+        """Number of latest dashes that do not block the next dash.
+
+        The next dash may be closer to these dashes than the clearance.
+        """
         return 2 + int(self.clearance // (self.paddle_length + self.gap))
 
     @property
     def max_bend(self) -> int:
-        """Largest bend between two dashes, in parts of a turn."""
+        """Maximum bend between two dashes, in units of 1 / 4,096 turn."""
         return round(_TURN / 6 / self.continuity)
 
     @property
     def look_ahead(self) -> float:
-        """From the head of a dash to where the next would end, in dashes."""
+        """Distance between the heads of two dashes in a line, in dash lengths."""
         return 1 + self.gap / self.paddle_length
 
     @property
     def extent(self) -> float:
-        """How far a long contour can reach in the image."""
+        """Maximum extent of a long contour in the image."""
         return min(self.size, self.contour_length * (self.paddle_length + self.gap))
 
     @property
     def disc_clearance(self) -> float:
-        """Least distance between the middle of a disc and other contours."""
+        """Minimum distance between the center of a disc and other contours."""
         return self.marker_radius + self.clearance / 2
 
 
@@ -100,8 +103,8 @@ class Pictures(NamedTuple):
 
     Attributes:
         dashes: (S, T, 2, 2) both ends of every dash, as x and y.
-        discs: (S, 2, 2) middle of both discs.
-        labels: (S,) 1 where both discs are on one contour.
+        discs: (S, 2, 2) centers of both discs.
+        labels: (S,) 1 if both discs are on one contour, else 0.
     """
 
     dashes: Floats
@@ -110,30 +113,30 @@ class Pictures(NamedTuple):
 
 
 class _Contours(NamedTuple):
-    """One contour in each of S images: both ends of its dashes, and their directions.
+    """One contour in each of S images.
 
     Attributes:
-        dashes: (S, L, 2, 2).
-        directions: (S, L).
+        dashes: (S, L, 2, 2) both ends of every dash.
+        directions: (S, L) directions of the dashes.
     """
 
     dashes: Floats
     directions: Ints
 
     def begun(self) -> _Contours:
-        """The first dash only."""
+        """Return the first dash of each contour."""
         return _Contours(self.dashes[:, :1], self.directions[:, :1])
 
     def begun_from_end(self) -> _Contours:
-        """The last dash only, walked backwards."""
+        """Return the last dash of each contour, reversed."""
         turned = (self.directions[:, -1:] + _TURN // 2) % _TURN
         return _Contours(self.dashes[:, -1:, ::-1], turned)
 
 
 class _Occupied:
-    """Grids, one an image, of the positions that are too close to what is there already.
+    """Grids of blocked positions, one grid per image.
 
-    Around the image the grids have room for what is blocked at its edge.
+    Each grid has a margin around the image for cells that are blocked near the edge.
     """
 
     def __init__(self, scene: Scene, grids: Bools) -> None:
@@ -145,31 +148,31 @@ class _Occupied:
 
     @classmethod
     def empty(cls, scene: Scene, count: int) -> _Occupied:
-        """Nothing is there yet."""
+        """Create grids without blocked positions."""
         return cls(scene, np.zeros((count, _side(scene) ** 2), dtype=bool))
 
     def of(self, images: Ints) -> _Occupied:
-        """A copy for some of the images."""
+        """Copy the grids of the given images."""
         return _Occupied(self._scene, self._grids[images])
 
     def put(self, images: Ints, other: _Occupied, positions: Ints) -> None:
-        """Take the grids at `positions` of another."""
+        """Replace the grids of `images` by the grids at `positions` of `other`."""
         self._grids[images] = other._grids[positions]
 
     def free(self, points: Floats) -> Bools:
-        """Whether points (S, ..., 2) are inside the frame and far enough from everything."""
+        """Check which points (S, ..., 2) are inside the frame and not blocked."""
         low, high = self._scene.border, self._scene.size - self._scene.border
         x, y = points[..., 0], points[..., 1]
         inside = (x >= low) & (x <= high) & (y >= low) & (y <= high)
         return inside & ~self._grids.reshape(-1)[self._cells(points)]
 
     def block(self, points: Floats, radius: float) -> None:
-        """Keep others `radius` away from points (S, ..., 2)."""
+        """Block all positions within `radius` of points (S, ..., 2)."""
         around = _disc_cells(radius / float(self._cell), self._side)
         self._grids.reshape(-1)[self._cells(points)[..., None] + around] = True
 
     def _cells(self, points: Floats) -> Ints:
-        """Where points (S, ..., 2) lie in the grids, all flat; those outside lie at the edge."""
+        """Return flat grid indices of points (S, ..., 2), clipped to the image."""
         cells = (points / self._cell).astype(np.int64) + self._room
         np.clip(cells, self._room, self._side - 1 - self._room, out=cells)
         first = np.arange(len(points)).reshape(-1, *(1,) * (points.ndim - 2)) * self._side**2
@@ -187,7 +190,10 @@ def _side(scene: Scene) -> int:
 
 @functools.cache
 def _disc_cells(radius: float, side: int) -> Ints:
-    """(K,) steps to the cells that a disc of this radius around a cell touches, rows of `side`."""
+    """Return the (K,) flat offsets from a cell to the cells within `radius`.
+
+    A row of the grid has `side` cells.
+    """
     steps = np.arange(-math.ceil(radius), math.ceil(radius) + 1)
     x, y = np.meshgrid(steps, steps)
     within = x * x + y * y <= radius * radius
@@ -196,16 +202,19 @@ def _disc_cells(radius: float, side: int) -> Ints:
 
 
 def draw_scenes(streams: Streams, count: int, scene: Scene) -> Pictures:
-    """The dashes and discs of `count` images.
+    """Lay out the dashes and discs of `count` images.
 
-    Both answers are laid out for each image: a long contour between the two discs with a second
-    one beside it, and two long contours that begin at the same discs with the same dashes but go
-    elsewhere. An image is kept where both are possible, and shows the one that its label asks
-    for: so the discs and the dashes under them are alike in both classes. For the same reason
-    the second contour begins not far from a disc, and both answers have to spread alike.
+    Each image gets two layouts with the same discs and the same dashes under the discs:
+
+    - Label 1: a long contour joins the discs, and a second long contour is next to it.
+    - Label 0: two long contours begin at the discs and end elsewhere.
+
+    An image is kept only if both layouts are possible. Its label then selects the layout.
+    Therefore the discs and the dashes under them have the same distribution in both classes. For
+    the same reason, the second contour begins near a disc, and both layouts have a similar spread.
 
     Raises:
-        InputError: hardly any image can be laid out.
+        InputError: the contours almost never fit into the image.
     """
     rows = np.arange(count)
     labels = (streams.draw(rows, 1)[:, 0] & np.uint64(1)).astype(np.uint8)
@@ -229,14 +238,18 @@ def draw_scenes(streams: Streams, count: int, scene: Scene) -> Pictures:
 
 
 class _Layout:
-    """One attempt at each of some images; `alive` tells where all has gone well so far."""
+    """One attempt at the layout of some images. `alive` marks images without a failure."""
 
     def __init__(self, streams: Streams, rows: Ints, scene: Scene) -> None:
         self._streams, self._rows, self._scene = streams, rows, scene
         self.alive = np.ones(len(rows), dtype=bool)
 
     def images(self, is_joined: Bools) -> tuple[Floats, Floats]:
-        """Dashes (S, T, 2, 2) and discs (S, 2, 2) of images with the two discs joined or not."""
+        """Lay out images with the two discs joined or apart.
+
+        Returns:
+            Dashes (S, T, 2, 2) and discs (S, 2, 2).
+        """
         scene = self._scene
         joined = self._grow(self._nothing(), scene.contour_length, marked=True)
         discs = np.stack([joined.dashes[:, 0, 0], joined.dashes[:, -1, 1]], axis=1)
@@ -256,7 +269,7 @@ class _Layout:
         return _Occupied.empty(self._scene, len(self._rows))
 
     def _two_apart(self, joined: _Contours, discs: Floats) -> tuple[Floats, _Occupied]:
-        """Two contours that begin like both ends of one, and what they occupy."""
+        """Lay out two contours with the ends of `joined`, and return their grid."""
         scene = self._scene
         ends = joined.begun(), joined.begun_from_end()
         grid = self._nothing()
@@ -272,7 +285,7 @@ class _Layout:
     def _one_beside(
         self, joined: _Contours, discs: Floats, apart: Floats
     ) -> tuple[Floats, _Occupied]:
-        """A contour with a second one, together spread like two apart, and what they occupy."""
+        """Add a second contour to `joined`, with the spread of `apart`. Also return the grid."""
         beside, grid = np.zeros_like(apart), self._nothing()
         grid.block(_along(joined.dashes, self._scene), self._scene.clearance)
         grid.block(discs, self._scene.disc_clearance)
@@ -298,14 +311,14 @@ class _Layout:
         marked: bool = False,
         near: Floats | None = None,
     ) -> _Contours:
-        """One more contour in each image that is alive; its cells are then occupied.
+        """Add a contour to each image that is alive, and block its positions.
 
         Args:
-            occupied: what it may not touch.
-            length: dashes.
-            begun: its first dash.
-            marked: it begins with a disc.
-            near: (S, K, 2) positions, not far from one of which it begins.
+            occupied: grids of blocked positions. The contour avoids them, then they are updated.
+            length: number of dashes.
+            begun: first dash, or None for a random first dash.
+            marked: whether the contour begins at a disc.
+            near: (S, K, 2) positions. The contour begins near one of them.
         """
         count = len(self._rows)
         dashes = np.zeros((count, length, 2, 2), dtype=np.float32)
@@ -333,7 +346,7 @@ class _Layout:
 
 
 class _Pen:
-    """One try at a contour in each of some images."""
+    """One attempt at a contour in each of some images."""
 
     def __init__(
         self, streams: Streams, rows: Ints, scene: Scene, occupied: _Occupied, length: int
@@ -345,14 +358,14 @@ class _Pen:
         self.alive = np.ones(len(rows), dtype=bool)
 
     def begin(self) -> None:
-        """The first dash, anywhere."""
+        """Draw the first dash at a random position."""
         low, high = self._scene.border, self._scene.size - self._scene.border
         random = self._streams.uniform(self._rows, 3 * _STARTS).reshape(-1, _STARTS, 3)
         tails = random[..., :2] * np.float32(high - low) + np.float32(low)
         self._choose(0, tails, (random[..., 2] * np.float32(_TURN)).astype(np.int64))
 
     def begin_near(self, positions: Floats) -> None:
-        """The first dash, in the neighbourhood of one of positions (S, K, 2)."""
+        """Draw the first dash near one of the positions (S, K, 2)."""
         random = self._streams.uniform(self._rows, 4 * _STARTS).reshape(-1, _STARTS, 4)
         chosen = (random[..., 0] * np.float32(positions.shape[1])).astype(np.int64)
         centres = positions[np.arange(len(positions))[:, None], chosen]
@@ -362,11 +375,14 @@ class _Pen:
         self._choose(0, centres + around * distance, directions)
 
     def begin_with(self, dashes: Floats, directions: Ints) -> None:
-        """The first dash, given: (S, 2, 2) and (S,)."""
+        """Set the first dash: ends (S, 2, 2) and directions (S,)."""
         self.dashes[:, 0], self.directions[:, 0] = dashes, directions
 
     def go_on(self, start_clearance: float) -> None:
-        """The other dashes; what is far enough behind becomes an obstacle to the contour itself."""
+        """Draw the remaining dashes.
+
+        A dash at least `Scene.lag` steps back becomes an obstacle to the contour itself.
+        """
         scene, length = self._scene, self.dashes.shape[1]
         random = self._streams.uniform(self._rows, (length - 1) * _BENDS)
         bends = (random * np.float32(2 * scene.max_bend + 1)).astype(np.int64) - scene.max_bend
@@ -385,9 +401,15 @@ class _Pen:
             self._occupy(step)
 
     def _choose(self, step: int, tails: Floats, directions: Ints) -> None:
-        """The first dash that fits, of tails (S, K, 2) and directions (S, K).
+        """Choose the first candidate dash that fits.
 
-        One with room for another dash straight ahead goes before: fewer contours get stuck.
+        Candidates with room for another dash straight ahead come first, because fewer contours
+        then reach a dead end.
+
+        Args:
+            step: index of the dash in the contour.
+            tails: (S, K, 2) start points of the candidates.
+            directions: (S, K) directions of the candidates.
         """
         heads = tails + _DIRECTIONS[directions] * np.float32(self._scene.paddle_length)
         dashes = np.stack([tails, heads], axis=2)
@@ -403,7 +425,15 @@ class _Pen:
 
 
 def _along(dashes: Floats, scene: Scene) -> Floats:
-    """Points (..., P, 2) on dashes (..., 2, 2), half a clearance apart or less."""
+    """Sample points on dashes, at most half a clearance apart.
+
+    Args:
+        dashes: (..., 2, 2) both ends of each dash.
+        scene: settings of the images.
+
+    Returns:
+        Points (..., P, 2).
+    """
     part = _parts(1 + math.ceil(2 * scene.paddle_length / scene.clearance))
     points: Floats = dashes[..., :1, :] + (dashes[..., 1:, :] - dashes[..., :1, :]) * part
     return points
@@ -415,7 +445,7 @@ def _parts(count: int) -> Floats:
 
 
 def _spread_alike(one: Floats, other: Floats, discs: Floats, scene: Scene) -> Bools:
-    """Whether the dashes of two answers are about as far from the image's centre and the discs."""
+    """Check that two layouts spread similarly around the image center and the discs."""
     middle = discs.mean(axis=1)[:, None]
     most = np.float32(_ALIKE * scene.extent)
     positions = one.mean(axis=2), other.mean(axis=2)
@@ -434,7 +464,7 @@ def _lengths(vectors: Floats) -> Floats:
 
 
 def _discs_are_clear(dashes: Floats, discs: Floats, scene: Scene) -> Bools:
-    """Whether the discs are apart, and the contour between them does not come back to its end."""
+    """Check that the discs are apart and the contour avoids its last disc."""
     apart = np.square(discs[:, 0] - discs[:, 1]).sum(axis=-1) >= scene.disc_distance**2
     earlier = _along(dashes[:, : -scene.lag], scene).reshape(len(dashes), -1, 2)
     squares = np.square(earlier - discs[:, 1:]).sum(axis=-1)

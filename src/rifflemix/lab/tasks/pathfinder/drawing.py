@@ -1,4 +1,4 @@
-"""Smooth drawing of dashes and discs into many small gray images at once."""
+"""Antialiased drawing of dashes and discs into batches of gray images."""
 
 from __future__ import annotations
 
@@ -15,17 +15,18 @@ _PIXELS_AT_ONCE = 1 << 22
 def draw_images(
     dashes: Floats, discs: Floats, *, size: int, thickness: float, radius: float, contrast: float
 ) -> NDArray[np.uint8]:
-    """Gray images of dashes and discs; a pixel is as bright as the part of it that is covered.
+    """Draw dashes and discs into gray images.
 
-    A dash thinner than a pixel has as much light as its area.
+    The brightness of a pixel is the share of its area that a shape covers. The total brightness of
+    a dash is proportional to its area, even if the dash is thinner than a pixel.
 
     Args:
         dashes: (S, T, 2, 2) both ends of each dash, round caps included, as x and y in pixels.
-        discs: (S, D, 2) their middles.
+        discs: (S, D, 2) centers of the discs.
         size: height and width of the images.
-        thickness: of a dash.
-        radius: of a disc.
-        contrast: brightness of a dash where that of a disc is 1; what is over white is white.
+        thickness: thickness of a dash.
+        radius: radius of a disc.
+        contrast: brightness of a dash relative to a disc. Values over white are clipped.
 
     Returns:
         (S, size, size) uint8, black 0 and white 255.
@@ -41,7 +42,7 @@ def draw_images(
 
 
 def _shortened(dashes: Floats, radius: float) -> Floats:
-    """The middle lines of dashes whose round caps end where the dashes do."""
+    """Shorten dashes to make room for their round caps."""
     middle = dashes.mean(axis=2, keepdims=True)
     half = dashes - middle
     length = np.sqrt(np.square(half).sum(axis=-1, keepdims=True))
@@ -50,11 +51,20 @@ def _shortened(dashes: Floats, radius: float) -> Floats:
 
 
 def _light(segments: Floats, radius: float, size: int) -> NDArray[np.float64]:
-    """Covered part of each pixel (S * size * size,) by segments (S, T, 2, 2) of this radius."""
+    """Compute the covered share of each pixel.
+
+    Args:
+        segments: (S, T, 2, 2) both ends of each segment.
+        radius: half of the thickness of a segment.
+        size: height and width of the images.
+
+    Returns:
+        (S * size * size,) sums over all segments.
+    """
     count = len(segments)
     ends = segments.reshape(-1, 1, 1, 2, 2)
     reach = radius + 0.5
-    # Every segment is drawn in a square of pixels that has room for the longest.
+    # Each segment is drawn in a square of pixels that fits the longest segment.
     extent = float(np.abs(ends[..., 0, :] - ends[..., 1, :]).max(initial=0))
     side = math.ceil(extent + 2 * reach) + 1
     corner = np.floor(ends.min(axis=3) - np.float32(reach)).astype(np.int64)
@@ -69,7 +79,12 @@ def _light(segments: Floats, radius: float, size: int) -> NDArray[np.float64]:
 
 
 def _distance(points: Floats, ends: Floats) -> Floats:
-    """Distance of points (M, P, P, 2) from segments (M, 1, 1, 2, 2)."""
+    """Compute the distances of points from segments.
+
+    Args:
+        points: (M, P, P, 2).
+        ends: (M, 1, 1, 2, 2) both ends of each segment.
+    """
     points = points.astype(np.float32)
     start, along = ends[..., 0, :], ends[..., 1, :] - ends[..., 0, :]
     offset = points - start

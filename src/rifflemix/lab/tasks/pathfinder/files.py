@@ -1,4 +1,4 @@
-"""The Long Range Arena's Pathfinder folders: metadata lists and PNG images, read with checks."""
+"""Reader of the Pathfinder folders of the Long Range Arena: metadata lists and PNG images."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from rifflemix.lab.tasks.pathfinder.archives import unpack
 from rifflemix.locks import delete_leftovers
 
 DAMAGED = frozenset({"pathfinder32/curv_baseline/imgs/0/sample_172.png"})
-"""Files of the published archive that are empty; they are left out."""
+"""Empty files of the published archive. They are left out."""
 
 _FOLDERS = (".", "lra_release", "lra_release/lra_release")
 _ARCHIVES = ("lra_release.gz", "lra_release.tar.gz")
@@ -30,7 +30,7 @@ _IMAGES = re.compile(r"imgs/\d+")
 _FILE = re.compile(r"sample_\d+\.png")
 
 Entry = tuple[str, int]
-"""Path of an image below its set's folder, and its label."""
+"""Path of an image below the folder of its set, and its label."""
 
 
 @dataclass(frozen=True)
@@ -39,10 +39,10 @@ class Release:
 
     Attributes:
         size: height and width of the images.
-        preset: name of the set's folder.
-        root: the folder of "metadata" and "imgs"; where it will be, once it is unpacked.
-        archive: what it is still packed in, if anything.
-        folder: where its decoded images are kept.
+        preset: name of the folder of the set.
+        root: folder that contains "metadata" and "imgs". It may not be unpacked yet.
+        archive: archive to unpack, or None if the set is already a folder.
+        folder: cache folder of the decoded images.
     """
 
     size: int
@@ -53,12 +53,12 @@ class Release:
 
     @property
     def name(self) -> str:
-        """The name of the set in messages."""
+        """Name of the set in messages."""
         return f"pathfinder{self.size}/{self.preset}"
 
 
 def find_release(data_dir: Path | None, size: int, preset: str) -> Release | None:
-    """The set in `data_dir`, as a folder or in the whole archive of the Long Range Arena."""
+    """Find a set in `data_dir`, as a folder or in the published archive."""
     if data_dir is None:
         return None
     for part in _FOLDERS:
@@ -77,13 +77,13 @@ def find_release(data_dir: Path | None, size: int, preset: str) -> Release | Non
 def load_release(
     card: TaskCard, release: Release, counts: Mapping[str, int], request: Request
 ) -> tuple[dict[str, ShardedImages], str]:
-    """The splits of a set, and a sentence on where they come from.
+    """Load the splits of a set, and a note on their origin.
 
-    Four fifths of the images are for training and a tenth each for validation and test, by a
-    hash of their names.
+    A hash of the names selects 80 % of the images for training, 10 % for validation and 10 % for
+    test.
 
     Raises:
-        InputError: a list or an image is damaged or missing, or too few are there.
+        InputError: a list or an image is damaged or missing, or there are too few images.
     """
     _unpack(release, request)
     entries = read_lists(release.root)
@@ -108,24 +108,24 @@ def load_release(
 
 @dataclass(frozen=True)
 class PngMaker:
-    """Decodes images of a list."""
+    """Decoder of listed images."""
 
     root: Path
     size: int
     entries: tuple[Entry, ...]
 
     def __call__(self, first: int, count: int) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
-        """Images (count, size, size) and labels (count,) from number `first` on."""
+        """Return images (count, size, size) and labels (count,) from number `first` on."""
         chosen = self.entries[first : first + count]
         images = [read_gray_png(self.root / path, self.size) for path, _ in chosen]
         return np.stack(images), np.array([label for _, label in chosen], dtype=np.uint8)
 
 
 def read_gray_png(path: Path, size: int) -> NDArray[np.uint8]:
-    """A square gray PNG image.
+    """Read a square gray PNG image.
 
     Raises:
-        InputError: the file is missing or damaged or of another size, or Pillow is not there.
+        InputError: the file is missing, damaged or of another size, or Pillow is not installed.
     """
     with opened_image(path, ("PNG",), _MOST_PNG) as image:
         if image.size != (size, size):
@@ -134,10 +134,10 @@ def read_gray_png(path: Path, size: int) -> NDArray[np.uint8]:
 
 
 def read_lists(root: Path) -> list[Entry]:
-    """Path and label of every image that the set's metadata lists, in order.
+    """Read path and label of every image in the metadata lists, in order.
 
     Raises:
-        InputError: a list is damaged, or names an image twice.
+        InputError: a list is damaged, or contains an image twice.
     """
     entries: dict[str, int] = {}
     for path in sorted((root / "metadata").glob("*.npy"), key=lambda path: (len(path.name), path)):
@@ -157,7 +157,7 @@ def read_lists(root: Path) -> list[Entry]:
 
 
 def _lines(path: Path) -> list[list[str]]:
-    """The fields of each line: of text, as published, or of an array of strings."""
+    """Read the fields of each line, from published text or a string array."""
     with reading(path):
         content = read_bytes(path, _MOST_LIST)
         if content.startswith(b"\x93NUMPY"):

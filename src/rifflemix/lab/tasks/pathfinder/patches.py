@@ -1,4 +1,4 @@
-"""Pathfinder's images in square patches, one vector each."""
+"""Pathfinder images as vectors of square patches."""
 
 from __future__ import annotations
 
@@ -16,27 +16,28 @@ PATCH_SIZES = (1, 2, 4, 8, 16)
 
 @dataclass(frozen=True, eq=False)
 class PatchedImages:
-    """Images whose tokens are patches.
+    """Split with patch vectors instead of pixel tokens.
 
     Attributes:
-        images: their pixels as tokens.
-        patch_size: side of a patch; it divides the side of the images.
+        images: split with pixels as tokens.
+        patch_size: side of a patch. It must divide the side of the images.
     """
 
     images: ShardedImages
     patch_size: int
 
     def __len__(self) -> int:
-        """Number of images."""
         return len(self.images)
 
     def __getitem__(self, index: int) -> Sample:
-        """The patches (N, patch_size**2) float32, black 0 and white 1, rows first; the label."""
+        """Return the patches of an image, and its label.
+
+        The patches are (N, patch_size**2) float32 in row order, with black 0 and white 1.
+        """
         pixels, label = self.images[index]
         side = math.isqrt(len(pixels))
         image = pixels.to(torch.float32).div_(255).view(side, side, 1)
         return torch.from_numpy(cut_patches(image.numpy(), self.patch_size)), label
 
     def digest(self) -> bytes:
-        """Hash of the split's pixels and labels, in order."""
         return self.images.digest()

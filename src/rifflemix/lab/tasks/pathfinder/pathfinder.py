@@ -1,7 +1,7 @@
-"""Pathfinder and Path-X of the Long Range Arena: are two discs joined by a dashed contour?
+"""Pathfinder and Path-X of the Long Range Arena: does a dashed contour join two discs?
 
 Source: Linsley et al., Learning long-range spatial dependencies with horizontal gated recurrent
-units (2018); Tay et al., Long Range Arena (2021), which names the settings of its four sizes.
+units (2018). The settings of the four sizes come from Tay et al., Long Range Arena (2021).
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from rifflemix.lab.tasks.pathfinder.files import find_release, load_release
 from rifflemix.lab.tasks.pathfinder.patches import PATCH_SIZES, PatchedImages
 
 PRESETS = {"curv_baseline": 6, "curv_contour_length_9": 9, "curv_contour_length_14": 14}
-"""Dashes of a long contour in each of the Long Range Arena's three sets, easy to hard."""
+"""Dashes per long contour in the three sets of the Long Range Arena, easy to hard."""
 
 CURRICULUM: dict[str, tuple[str, dict[str, Any]]] = {
     "32": ("pathfinder32", {"preset": "curv_contour_length_14"}),
@@ -46,12 +46,12 @@ CURRICULUM: dict[str, tuple[str, dict[str, Any]]] = {
     "128-d20": ("pathfinder128", {"num_distractors": 20, "gap": [2.0, 3.0], "contrast": 0.73}),
     "128": ("pathx", {"preset": "curv_contour_length_14"}),
 }
-"""Task and options of the seven steps to Path-X; the four in the middle are generated there, too.
+"""Task and options of the seven steps to Path-X.
 
-Source: Dimension Mixer, Table 6.
+The paper also generates the four steps in the middle. Source: Dimension Mixer, Table 6.
 """
 
-# Part of the cache's folder names: raised when the generator gives other images.
+# Part of the cache folder names. Increase it when the generated images change.
 _VERSION = 2
 _WHAT = "generating {title}, {split}"
 
@@ -62,9 +62,9 @@ class _Look:
 
     Attributes:
         paddle_length, paddle_thickness, continuity, contrast: see `Scene`.
-        gaps: one of them is drawn for each image; see `Scene.gap`.
+        gaps: values of `Scene.gap`. Each image uses one of them, drawn at random.
         marker_radius, disc_distance, border: see `Scene`.
-        distractor_dashes: dashes of all distractors together.
+        distractor_dashes: total number of dashes in all distractors.
     """
 
     paddle_length: float
@@ -78,7 +78,7 @@ class _Look:
     distractor_dashes: int
 
 
-# Contrast at 32 pixels: paddles 0.75 times snakes 2, as that generator multiplies the two.
+# Contrast at 32 pixels is 0.75 (paddles) times 2 (snakes): the original generator multiplies them.
 _LOOKS = {
     32: _Look(2.0, 0.5, (1.0,), 1.0, 1.5, 1.5, 7.0, 1.0, 20),
     64: _Look(5.0, 1.0, (1.0,), 1.8, 0.8, 2.5, 12.0, 1.0, 22),
@@ -93,11 +93,14 @@ _GENERATOR_OPTIONS = ("contour_length", "num_distractors", "gap", *_NUMBERS)
 
 @dataclass(frozen=True)
 class PathfinderMaker:
-    """Generates images; each depends on the seed, the split, its number and the scenes alone.
+    """Generator of images by number.
+
+    Each image depends only on its number, the seed, the split and the scenes.
 
     Attributes:
-        scenes: one of them is drawn for each image; alike but for the gaps.
-        seed: of all images.
+        scenes: scenes that differ only in the gap and its clearance. Each image uses one of them,
+            drawn at random.
+        seed: seed of all images.
         part: number of the split.
     """
 
@@ -106,7 +109,7 @@ class PathfinderMaker:
     part: int
 
     def __call__(self, first: int, count: int) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
-        """Images (count, size, size) and labels (count,) from number `first` on."""
+        """Return images (count, size, size) and labels (count,) from number `first` on."""
         streams = Streams(self.seed, self.part, np.arange(first, first + count))
         kinds = np.zeros(count, dtype=np.int64)
         if len(self.scenes) > 1:
@@ -172,7 +175,7 @@ class Pathfinder(GeneratedTask):
         )
 
     def load(self, request: Request) -> Task:
-        """The task; generating or reading continues where it stopped."""
+        """Load the task. Generating or reading resumes after an interruption."""
         patch_size = check_one_of(request.options, "patch_size", PATCH_SIZES)
         check_choice("preset", request.options["preset"], PRESETS)
         counts = {name: request.count(name) for name in SPLITS}
@@ -204,7 +207,7 @@ class Pathfinder(GeneratedTask):
         )
 
     def status(self, data_dir: Path | None) -> TaskStatus:
-        """Always available: what is not there is generated."""
+        """Report the task as available. Missing images are generated."""
         found = [find_release(data_dir, self.size, preset) for preset in PRESETS]
         names = [release.preset for release in found if release]
         if names:
@@ -212,7 +215,6 @@ class Pathfinder(GeneratedTask):
         return self.status_of_kept(cache_root() / f"pathfinder{self.size}")
 
     def prepared(self, request: Request) -> Path:
-        """The folder of generated or decoded images."""
         check_one_of(request.options, "patch_size", PATCH_SIZES)
         check_choice("preset", request.options["preset"], PRESETS)
         release = find_release(request.data_dir, self.size, str(request.options["preset"]))
@@ -238,7 +240,7 @@ class Pathfinder(GeneratedTask):
         return splits
 
     def _folder(self, scenes: tuple[Scene, ...], seed: int) -> Path:
-        # Path-X and Pathfinder-128 are the same images and share them.
+        # Path-X and Pathfinder-128 use the same images, so they share the folder.
         fields = zip(*(asdict(scene).values() for scene in scenes), strict=True)
         values = "-".join("+".join(dict.fromkeys(f"{v:g}" for v in each)) for each in fields)
         return (
@@ -253,17 +255,17 @@ def _patched(splits: Mapping[str, ShardedImages], patch_size: int) -> dict[str, 
 
 
 def scenes_of(size: int, options: Mapping[str, Any]) -> tuple[Scene, ...]:
-    """The scenes of an image size: the preset's, changed by the options that are set.
+    """Create the scenes for an image size from a preset and options.
 
     Args:
         size: 32, 64, 128 or 256.
-        options: "preset" and the options of the generator; None stands for the preset's.
+        options: "preset" and the options of the generator. None selects the value of the preset.
 
     Returns:
-        A scene for each gap.
+        One scene per gap.
 
     Raises:
-        InputError: an option out of range.
+        InputError: an option is out of range.
     """
     look = _LOOKS[size]
     preset = PRESETS[str(options["preset"])]
@@ -292,7 +294,7 @@ def scenes_of(size: int, options: Mapping[str, Any]) -> tuple[Scene, ...]:
             num_distractors=number,
             distractor_length=short,
             gap=gap,
-            # Contours are never as near to each other as the dashes of one are.
+            # Two contours keep a greater distance than the dashes of one contour.
             clearance=gap + max(gap, values["paddle_thickness"]),
             marker_radius=look.marker_radius,
             disc_distance=look.disc_distance,
