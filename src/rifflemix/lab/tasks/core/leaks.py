@@ -1,4 +1,4 @@
-"""Samples of a split whose inputs an earlier split holds too."""
+"""Detection of inputs that occur in more than one split."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from rifflemix.lab.tasks.core.base import SPLITS
 
 
 def leaks(hashes: Mapping[str, Iterable[int]]) -> str:
-    """A clause on samples whose inputs an earlier split holds; empty without any.
+    """Describe samples with the inputs of an earlier split. Empty if there are no such samples.
 
     Args:
-        hashes: of the inputs of each split.
+        hashes: Hashes of the inputs of each split.
     """
     seen: set[int] = set()
     told = []
