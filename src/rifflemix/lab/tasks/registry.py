@@ -145,7 +145,10 @@ def usable_tasks() -> list[str]:
 
 
 def task_card(name: str) -> TaskCard:
-    """Return the card of a registered task. For an unknown name, suggest the nearest."""
+    """Return the card of a registered task.
+
+    For an unknown name, suggest the nearest.
+    """
     builder = _builder(name)
     seed = {"seed": 0} if getattr(builder, "takes_seed", False) else {}
     card = builder.card
@@ -160,7 +163,9 @@ def load_task(
     progress: Progress | None = None,
     **options: Any,
 ) -> Task:
-    """Load a task: read, decode or generate its data, and cache the result.
+    """Load a task from files, a download or a generator.
+
+    Decoded and generated data is cached for later calls.
 
     Args:
         name: Name from `list_tasks()`.
@@ -212,7 +217,7 @@ def prepare_task(
 
 
 def card_of(task: Task) -> TaskCard:
-    """Return the card of a loaded task, from the task or from the registry."""
+    """Return the card of a loaded task."""
     return task.card or task_card(task.name)
 
 
@@ -222,7 +227,9 @@ def _known_card(task: Task) -> TaskCard | None:
 
 
 def task_status(name: str, data_dir: Path | str | None = None) -> TaskStatus:
-    """Report whether the data is in `data_dir`, built in, or needs a download.
+    """Report whether the data of a task is available.
+
+    The data can be in `data_dir`, built in, or cached. Otherwise it needs a download.
 
     Raises:
         InputError: Unknown name, or the folder does not exist.

@@ -126,7 +126,7 @@ class TaskCard:
 
     @property
     def is_generative(self) -> bool:
-        """True if the model must be causal, because it predicts tokens from the tokens before."""
+        """True if the model must be causal, to predict the next token."""
         return self.output in ("next_token", "sequence")
 
     def backbone_for(self, options: Mapping[str, Any]) -> str:
@@ -137,7 +137,7 @@ class TaskCard:
 
 @dataclass(frozen=True)
 class TaskStatus:
-    """Availability of a task now, and details on the data that was found or is missing."""
+    """Availability of a task, and details on its data."""
 
     name: str
     available: bool
@@ -162,7 +162,7 @@ class Split(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class FirstSamples:
-    """First `most` samples of a split, or all samples if the split is shorter."""
+    """First `most` samples of a split. A shorter split is complete."""
 
     split: Split
     most: int
@@ -241,7 +241,10 @@ class Task(OwnData):
         return self.splits[name] if name in SPLITS else self.further_tests[name]
 
     def collate(self, samples: Sequence[Sample]) -> Batch:
-        """Stack samples into a batch. If the task pads, pad to the longest sample."""
+        """Stack samples into a batch.
+
+        If the task pads, pad to the longest sample.
+        """
         labels = _labels([label for _, label in samples], self.num_classes)
         # Split pairs into sequences, so that both members are padded to one length.
         inputs = [
@@ -255,7 +258,10 @@ class Task(OwnData):
         return {**batch, "labels": labels}
 
     def _stack(self, inputs: Sequence[Tensor]) -> Batch:
-        """Stack sequences. If the task pads, pad to the longest and add a mask."""
+        """Stack sequences.
+
+        If the task pads, pad to the longest and add a mask.
+        """
         if not self.padding:
             return {"inputs": torch.stack(list(inputs))}
         lengths = torch.tensor([len(tokens) for tokens in inputs])
@@ -341,7 +347,7 @@ def _labels(labels: Sequence[Any], num_classes: int) -> Tensor:
 
 @dataclass(frozen=True)
 class Request:
-    """Request for the data of a task, with checked names and defaults filled in.
+    """Request for the data of a task, with checked and complete options.
 
     Attributes:
         data_dir: Folder of the data files, never written to. None if the caller gave no folder.
@@ -376,7 +382,10 @@ class TaskBuilder(Protocol):
         ...
 
     def load(self, request: Request) -> Task:
-        """Load the task. Decode or generate its data unless the cache contains the result."""
+        """Load the task.
+
+        Decode or generate its data unless the cache contains the result.
+        """
         ...
 
     def status(self, data_dir: Path | None) -> TaskStatus:
@@ -384,12 +393,15 @@ class TaskBuilder(Protocol):
         ...
 
     def prepared(self, request: Request) -> Path | None:
-        """Return the cache folder of the decoded or generated data, or None without a cache."""
+        """Return the cache folder of the data, or None without a cache."""
         ...
 
 
 def check_integer(options: Mapping[str, Any], name: str, low: int, high: int | None = None) -> int:
-    """Return option `name`. Raise unless it is an integer from `low` to `high`."""
+    """Return option `name`.
+
+    Raise unless it is an integer from `low` to `high`.
+    """
     value = options[name]
     if isinstance(value, bool) or not isinstance(value, int):
         raise bad_argument(name, "an integer", repr(value))
@@ -418,7 +430,7 @@ def check_one_of(options: Mapping[str, Any], name: str, choices: Sequence[int]) 
 
 
 def content_order(rows: Sequence[bytes], salt: str) -> NDArray[np.int64]:
-    """Return a fixed shuffle that depends only on the content of the rows.
+    """Return a fixed shuffle that depends only on row contents.
 
     The original order, the file and the library do not matter. Equal rows stay adjacent.
     """

@@ -69,7 +69,7 @@ class FunctionTask(GeneratedTask):
         return replace(task, name=self.card.name, options=dict(request.options), card=card)
 
     def _card_of_kind(self, task: Task) -> TaskCard:
-        """Return the own card, with the model settings of a registered task's card."""
+        """Return the own card with model settings of a registered card."""
         known = self._card_of(task)
         if known is None:
             return self.card

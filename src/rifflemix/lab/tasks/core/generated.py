@@ -29,14 +29,14 @@ class GeneratedTask:
         return None
 
     def status_of_kept(self, folder: Path) -> TaskStatus:
-        """Report the task as available and list the generated data in a cache folder."""
+        """Report the task as available and list its generated data."""
         kept = sorted(path.name for path in folder.glob("generated-*"))
         detail = f"kept: {', '.join(kept)}" if kept else "none kept yet"
         return TaskStatus(self.card.name, True, f"{self.at_hand}, {detail}")
 
 
 def refuse_generator_options(request: Request, names: Iterable[str]) -> None:
-    """Raise if the caller sets a seed or generator options together with files."""
+    """Raise if a request combines files with a seed or generator options."""
     for name in ("seed", *names):
         if name in request.given:
             raise bad_argument(

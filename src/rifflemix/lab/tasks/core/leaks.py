@@ -8,7 +8,9 @@ from rifflemix.lab.tasks.core.base import SPLITS
 
 
 def leaks(hashes: Mapping[str, Iterable[int]]) -> str:
-    """Describe samples with the inputs of an earlier split. Empty if there are no such samples.
+    """Describe samples with the inputs of an earlier split.
+
+    Empty if there are no such samples.
 
     Args:
         hashes: Hashes of the inputs of each split.

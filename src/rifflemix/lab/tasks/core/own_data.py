@@ -38,7 +38,7 @@ class OwnData:
         layout: str = "sequence",
         name: str = "arrays",
     ) -> Task:
-        """Create a task from samples and labels in memory: NumPy, torch, pandas, lists.
+        """Create a task from arrays (NumPy, torch, pandas) or lists.
 
         Shape and type of `x` determine the kind of samples:
 
@@ -108,7 +108,7 @@ class OwnData:
         config: str | None = None,
         **options: Any,
     ) -> Task:
-        """Create a task from a data set of the Hugging Face hub at one commit.
+        """Create a task from a Hugging Face data set at one commit.
 
         Args:
             name: Repository as owner/name.
@@ -137,7 +137,7 @@ class OwnData:
         split: Any = DEFAULT_SPLIT,
         **options: Any,
     ) -> Task:
-        """Create a task from a table with a header: .csv, .tsv or .jsonl.
+        """Create a task from a .csv, .tsv or .jsonl table with header.
 
         The file can be compressed as .gz or .xz.
 
@@ -162,7 +162,7 @@ class OwnData:
 
     @classmethod
     def from_folder(cls, path: str | PathLike[str], **options: Any) -> Task:
-        """Create a task from a folder of .npz files, .jsonl files or images.
+        """Create a task from a folder of .npz, .jsonl or image files.
 
         Args:
             path: Folder with train.npz or train.jsonl and optional further splits, or with one

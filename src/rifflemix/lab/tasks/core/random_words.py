@@ -16,7 +16,9 @@ _FACTORS = (np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB))
 
 
 class Streams:
-    """One stream of 64-bit words per sample. A stream does not depend on the other samples.
+    """One stream of 64-bit words per sample.
+
+    A stream does not depend on the other samples.
 
     Args:
         seed: Integer from 0 to 2**64 - 1.
@@ -49,7 +51,7 @@ class Streams:
 
 
 def mix(words: Words) -> Words:
-    """Apply the last step of SplitMix64, a bijection that mixes all 64 bits."""
+    """Mix all 64 bits with the last step of SplitMix64, a bijection."""
     words = (words ^ (words >> np.uint64(30))) * _FACTORS[0]
     words = (words ^ (words >> np.uint64(27))) * _FACTORS[1]
     return words ^ (words >> np.uint64(31))

@@ -26,7 +26,7 @@ def share_moments(right: Tensor, parts: Tensor) -> dict[str, tuple[float, int]]:
 
 
 def share_deviation(share: float, means: Mapping[str, float]) -> float | None:
-    """Compute the standard error of a share times the root of the sample count.
+    """Compute the standard error of a share times sqrt(number of samples).
 
     Return None without moments. Samples are drawn together with all their parts. The error is the
     linearized error of a ratio of two sums (Cochran 1977, Sampling Techniques, chapter 6).

@@ -41,7 +41,10 @@ _SAVE_SEQUENCES = (
 
 
 def open_data(path: Path) -> IO[bytes]:
-    """Open a file. Decompress it during reading if its name ends in .gz or .xz."""
+    """Open a file.
+
+    Decompress it during reading if its name ends in .gz or .xz.
+    """
     check_regular(path)
     if path.suffix == ".gz":
         return cast(IO[bytes], gzip.open(path, "rb"))
@@ -111,7 +114,7 @@ def _read(path: Path, stream: IO[bytes], most: int) -> bytes:
 
 
 def read_lines(path: Path) -> Iterator[tuple[int, bytes]]:
-    """Read the number (from 1) and content of each line, without its line feed.
+    """Read number (from 1) and content of each line, without line feed.
 
     Raises:
         InputError: The file is missing or damaged, or a line exceeds 64 MiB.
@@ -126,7 +129,7 @@ def read_lines(path: Path) -> Iterator[tuple[int, bytes]]:
 
 
 def read_text_lines(path: Path) -> Iterator[tuple[int, str]]:
-    """Read the number and UTF-8 text of each line that is not blank."""
+    """Read the number and UTF-8 text of each non-blank line."""
     for number, line in read_lines(path):
         with reading(path):
             text = line.decode("utf-8").rstrip("\r")
@@ -135,7 +138,7 @@ def read_text_lines(path: Path) -> Iterator[tuple[int, str]]:
 
 
 def read_csv_lines(path: Path) -> Generator[str]:
-    """Read lines of a UTF-8 text with their line ends, as the csv module expects.
+    """Read UTF-8 lines with their line ends, for the csv module.
 
     A quoted field can contain line ends.
 
@@ -177,7 +180,10 @@ def read_npz(path: Path) -> Arrays:
 
 
 def read_npy(path: Path, content: bytes) -> NDArray[Any]:
-    """Read the array of a .npy file. Raise if its header does not match its size."""
+    """Read the array of a .npy file.
+
+    Raise if its header does not match its size.
+    """
     with reading(path):
         stream = io.BytesIO(content)
         version = npy.read_magic(stream)
@@ -240,7 +246,7 @@ def read_tar_members(path: Path, wanted: Callable[[str], bool]) -> Iterator[tupl
 def tar_members(
     path: Path,
 ) -> Iterator[tuple[tarfile.TarInfo, Callable[[], IO[bytes] | None]]]:
-    """Iterate once over a .tar.gz: each member and a function that opens it.
+    """Iterate over .tar.gz members and functions that open them, in one pass.
 
     Raises:
         InputError: The archive is damaged or exceeds the size limit.
@@ -255,11 +261,17 @@ def tar_members(
 
 
 class _Header(tarfile.TarInfo):
-    """Tar header with a size limit. tarfile reads long names and extended headers of any size."""
+    """Tar header with a size limit.
+
+    tarfile alone reads long names and extended headers of any size.
+    """
 
     @classmethod
     def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> Self:
-        """Read a header. Raise if it announces a long name or extended header that is too large."""
+        """Read a header.
+
+        Raise if it announces a long name or extended header that is too large.
+        """
         header = super().frombuf(buf, encoding, errors)
         if header.type in _LONG and header.size > _MOST_HEADER:
             raise tarfile.ReadError(f"a header of {header.size:,} bytes")

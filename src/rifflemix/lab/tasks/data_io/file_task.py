@@ -50,7 +50,7 @@ class Form:
     note: str = ""
 
     def choices(self, data_dir: Path) -> Iterator[dict[str, list[Path]]]:
-        """List the possible paths of each part per folder, the most likely first."""
+        """List possible paths of each part per folder, the most likely first."""
         for folder in self.folders:
             yield {
                 part: [
@@ -99,15 +99,21 @@ class FileTask(ABC):
         return ()
 
     def remote_source(self, options: Options) -> Source | None:
-        """Return the download to use without a data folder, or None if there is no download."""
+        """Return the download of the data, or None if it has none."""
         return None
 
     def why_not(self, data_dir: Path, options: Options) -> str:
-        """Explain why the files in a data folder are insufficient. Empty without an explanation."""
+        """Explain why the files in a data folder are insufficient.
+
+        Empty without an explanation.
+        """
         return ""
 
     def load(self, request: Request) -> Task:
-        """Create the task. Decode the files to the cache on the first call."""
+        """Create the task.
+
+        Decode the files to the cache on the first call.
+        """
         source = self.source(request)
         return self.build(request, source, load_source(self.card, source, request))
 
@@ -163,7 +169,7 @@ def find_source(
     key: tuple[object, ...] = (),
     incomplete: Callable[[Path, str, Paths], InputError] = incomplete_data,
 ) -> Source | None:
-    """Return the first format that is complete in a folder, or None without any file.
+    """Return the first complete format in a folder, or None without files.
 
     Args:
         forms: Supported formats.

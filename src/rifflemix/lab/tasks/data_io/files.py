@@ -35,7 +35,10 @@ _CONTENTS = "contents.json"
 
 
 class Array:
-    """Array in memory, or mapped from a .npy file. A mapped array is pickled as its path."""
+    """Array in memory, or mapped from a .npy file.
+
+    A mapped array is pickled as its path.
+    """
 
     def __init__(self, source: NDArray[Any] | Path) -> None:
         if isinstance(source, Path):
@@ -95,7 +98,7 @@ def cache_root() -> Path:
 
 
 def stat_key(paths: Iterable[Path], *extra: object) -> str:
-    """Compute a cache key that changes when a file is moved, resized or rewritten."""
+    """Compute a cache key from path, size and modification time of files."""
     total = hashlib.blake2b(repr(extra).encode(), digest_size=12)
     for path in paths:
         stat = path.stat()
@@ -120,7 +123,9 @@ def load_source(card: TaskCard, source: Source, request: Request) -> dict[str, A
 def cached_arrays(
     folder: Path, make: Callable[[], Arrays], *, must_keep: bool = False
 ) -> dict[str, Array]:
-    """Map arrays from `folder`. If the folder is incomplete, make and store the arrays first.
+    """Map arrays from `folder`.
+
+    If the folder is incomplete, make and store the arrays first.
 
     Args:
         folder: Folder that contains only these arrays.
@@ -152,7 +157,9 @@ def cannot_keep(folder: Path, error: OSError) -> InputError:
 
 
 def load_arrays(folder: Path, *, is_trusted: bool = False) -> dict[str, Array] | None:
-    """Load the arrays from `store_arrays`. Return None if they are missing or damaged.
+    """Load the arrays from `store_arrays`.
+
+    Return None if they are missing or damaged.
 
     Args:
         folder: Folder of the arrays.
@@ -207,7 +214,7 @@ def store_arrays(folder: Path, arrays: Arrays) -> None:
 
 @contextmanager
 def reading(path: Path) -> Iterator[None]:
-    """Convert decoding errors of a data file to one-sentence InputErrors with its path."""
+    """Convert decoding errors of a data file to InputErrors with its path."""
     try:
         yield
     except InputError:
@@ -270,7 +277,7 @@ def damaged(path: Path, why: str) -> InputError:
 def missing_data(
     card: TaskCard, data_dir: Path | None, looked_for: Sequence[str], get_it: str, why: str = ""
 ) -> InputError:
-    """Return the error for missing data: the missing files, their source and the flag to use."""
+    """Return the error for missing data, with instructions to get it."""
     where = f"in {data_dir}" if data_dir else "without --data-dir"
     reason = f" ({why})" if why else ""
     return InputError(

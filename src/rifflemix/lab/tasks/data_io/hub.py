@@ -93,7 +93,7 @@ def hub_source(
 def _fetch(
     data: HubData, folder: Path, progress: Progress, explain: Callable[[str], InputError]
 ) -> dict[str, str]:
-    """Download the file of each split into a folder and return the paths."""
+    """Download the file of each split and return the paths."""
     paths = {}
     for split, remote in data.remotes().items():
         path = folder / f"{split}.parquet"

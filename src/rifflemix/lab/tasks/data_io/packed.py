@@ -115,7 +115,7 @@ def pack(rows: Iterable[tuple[bytes, int]]) -> Arrays:
 
 
 def pack_parts(parts: Mapping[str, Iterable[tuple[bytes, int]]]) -> Arrays:
-    """Pack several parts, with the part name as a prefix of each array name."""
+    """Pack several parts, with part names as prefixes of array names."""
     return {
         f"{part}_{name}": values
         for part, rows in parts.items()
@@ -124,5 +124,5 @@ def pack_parts(parts: Mapping[str, Iterable[tuple[bytes, int]]]) -> Arrays:
 
 
 def packed_rows(arrays: Mapping[str, Array], prefix: str = "") -> PackedRows:
-    """Wrap the arrays of `pack`, or of one part of `pack_parts` with `prefix` "part_"."""
+    """Wrap arrays of `pack`, or of a `pack_parts` part with `prefix` "part_"."""
     return PackedRows(*(arrays[f"{prefix}{name}"] for name in ("tokens", "ends", "labels")))

@@ -126,7 +126,7 @@ def _lost(folder: Path) -> InputError:
 def prepare_shards(
     folder: Path, make: ImageMaker, count: int, progress: Progress, what: str
 ) -> tuple[tuple[Array, ...], tuple[Array, ...]]:
-    """Make missing images and map images 0 to `count` - 1 from `folder`.
+    """Map images 0 to `count` - 1 from `folder`. Make missing images.
 
     If another process makes the same images, wait for it. An interrupted run keeps complete shards.
 
@@ -182,7 +182,10 @@ def _whole_shards(
     *,
     by_image: bool,
 ) -> list[_Shard]:
-    """Return the shards of images 0 to `count` - 1. Make missing shards."""
+    """Return the shards of images 0 to `count` - 1.
+
+    Make missing shards.
+    """
     delete_leftovers(folder)
     shards = [
         _Shard(folder, start, min(length, count - start), length, by_image)
@@ -224,7 +227,10 @@ class _Shard:
     by_image: bool
 
     def stored(self) -> Path | None:
-        """Return the path of the shard, or None. A stored shard may be longer than `count`."""
+        """Return the path of the shard, or None.
+
+        A stored shard may be longer than `count`.
+        """
         for path in self.folder.glob(f"{self._number}-*"):
             if int(path.name.rpartition("-")[2]) >= self.count:
                 return path
@@ -245,7 +251,10 @@ class _Shard:
         return (arrays["images"], arrays["labels"]) if arrays else None
 
     def make(self, make: ImageMaker) -> str:
-        """Make and store the shard. Return an error message, or an empty text."""
+        """Make and store the shard.
+
+        Return an error message, or an empty text.
+        """
         try:
             images, labels = make(self.start, self.count)
             arrays = {"images": images, "labels": labels, "digests": _digests(images)}
@@ -274,7 +283,10 @@ def _digest(image: NDArray[np.uint8]) -> bytes:
 
 
 class _Work(Dataset[str]):
-    """Data set of shards to make. Item access makes a shard and returns its error message."""
+    """Data set of shards to make.
+
+    Item access makes a shard and returns its error message.
+    """
 
     def __init__(self, shards: list[_Shard], make: ImageMaker) -> None:
         self._shards, self._make = shards, make
@@ -287,7 +299,7 @@ class _Work(Dataset[str]):
 
 
 def _run(shards: list[_Shard], make: ImageMaker) -> Iterator[str]:
-    """Make all shards in one process per core, or in this process if one is enough."""
+    """Make all shards, with one worker process per core."""
     processes = min(len(shards), _cores())
     workers = processes if processes > 1 else 0
     # The workers of a DataLoader always end with this process.
@@ -331,7 +343,10 @@ def waiting_for(folder: Path, progress: Progress, what: str) -> Iterator[None]:
 
 
 def check_room(folder: Path, size: int) -> None:
-    """Raise unless the disk of `folder` has room for the missing part of `size` bytes."""
+    """Raise unless the disk has room for the missing images.
+
+    All images together need `size` bytes. Stored images are subtracted.
+    """
     needed = size
     for path in folder.glob("*/*/*.npy"):  # shards from `store_arrays`
         with contextlib.suppress(OSError):

@@ -59,7 +59,10 @@ class Expressions(NamedTuple):
 
 
 class _Level(NamedTuple):
-    """Nodes at one depth of all trees. The children of a node are adjacent in the next level."""
+    """Nodes at one depth of all trees.
+
+    The children of a node are adjacent in the next level.
+    """
 
     tree: Ints
     num_args: Ints
@@ -182,7 +185,7 @@ _ID_OF_BYTE = _id_of_byte()
 
 
 def _grow(draw: Draw, grammar: Grammar) -> list[_Level]:
-    """Grow all trees at once and return the levels of trees with a valid length."""
+    """Grow all trees at once. Return the levels of valid trees."""
     tree: Ints = np.arange(_ROOTS)
     length: Ints = np.zeros(_ROOTS, dtype=np.int64)
     levels: list[_Level] = []
@@ -205,7 +208,10 @@ def _grow(draw: Draw, grammar: Grammar) -> list[_Level]:
 
 
 def _draw_level(draw: Draw, tree: Ints, max_args: int) -> _Level:
-    """Draw random nodes from one 64-bit word each. If `max_args` is 0, all are digits."""
+    """Draw random nodes from one 64-bit word each.
+
+    If `max_args` is 0, all are digits.
+    """
     words = draw(len(tree))
     high, low = words >> np.uint64(32), words & np.uint64(0xFFFFFFFF)
     args = 2 + (high * np.uint64(max(max_args - 1, 1)) >> np.uint64(32)).astype(np.int64)
@@ -237,7 +243,7 @@ def _evaluate(levels: list[_Level]) -> Expressions:
 
 
 def _measure(levels: list[_Level]) -> tuple[list[Ints], Ints]:
-    """Compute sizes of all subtrees per level and values of the roots, from the leaves up."""
+    """Compute subtree sizes per level and root values, from leaves to root."""
     sizes: list[Ints] = []
     below_size = below_value = np.zeros(0, dtype=np.int64)
     for level in reversed(levels):
@@ -254,7 +260,7 @@ def _measure(levels: list[_Level]) -> tuple[list[Ints], Ints]:
 
 
 def _apply_groups(operator: Ints, values: Ints, first: Ints, args: Ints) -> Ints:
-    """Apply each operator to its group of `args` values from index `first` on."""
+    """Apply each operator to its `args` values from index `first` on."""
     group = np.repeat(np.arange(len(args)), args)
     ordered = np.sort(group * 10 + values) % 10
     last = first + args - 1

@@ -213,7 +213,10 @@ def _belongs(split: str, digest: bytes) -> bool:
 def _count_rows(
     rows: Iterator[tuple[bytes, int]], split: str, done: int, total: int, progress: Progress
 ) -> Iterator[tuple[bytes, int]]:
-    """Iterate over the rows of the shard from row `done` on. Raise if rows are missing."""
+    """Iterate over the rows of the shard from row `done` on.
+
+    Raise if rows are missing.
+    """
     end = min(done + _SHARD, total)
     for row in itertools.islice(rows, end - done):
         if done % _REPORT_EVERY == 0:

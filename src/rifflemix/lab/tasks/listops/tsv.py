@@ -19,7 +19,9 @@ _FOLDERS = (".", "listops-1000", "lra_release/listops-1000")
 
 
 def find_tsv(data_dir: Path | None) -> Source | None:
-    """Find the three files in `data_dir` or in a subfolder of the Long Range Arena's archive.
+    """Find the three files of the Long Range Arena.
+
+    They are in `data_dir`, or in a subfolder as in the Long Range Arena's archive.
 
     Raises:
         InputError: Some of the three files are missing.

@@ -72,9 +72,9 @@ class OwnSplit:
         return len(self.rows)
 
     def __getitem__(self, index: int) -> Sample:
-        """Return tokens (N,) int64, vectors (N, F) or an image (C, H, W), and the label.
+        """Return a sample and its label.
 
-        Vectors and images are float32.
+        Samples are tokens (N,) int64, vectors (N, F) float32 or an image (C, H, W) float32.
         """
         row = int(self.rows[index])
         values, label = self.samples[row], self.labels[row].item()
@@ -92,9 +92,10 @@ class OwnSplit:
         return total.digest()
 
     def _image(self, pixels: NDArray[np.float32]) -> NDArray[np.float32]:
-        """Return patches (N, size * size * C), or the whole image (C, H, W).
+        """Convert an image to patches or to channels-first layout.
 
-        Patches are ordered row by row. Their channels are last.
+        The result is (N, size * size * C) or, for whole images, (C, H, W). Patches are ordered row
+        by row. Their channels are last.
         """
         height, width, channels = pixels.shape
         size = self.patch_size
@@ -155,7 +156,10 @@ def from_arrays(
 
 
 def _note(samples: Samples, division: Division, most: int | None, origin: Origin) -> str:
-    """Describe the origin and problems of the splits. Warn about duplicates across splits."""
+    """Describe the origin and problems of the splits.
+
+    Warn about duplicates across splits.
+    """
     notes = [origin.split_note or division.note]
     hashes = [hash(content) for content in contents(samples)]
     doubles = leaks({name: (hashes[row] for row in rows) for name, rows in division.rows.items()})

@@ -59,7 +59,10 @@ def check_none_missing(name: str, labels: Sequence[Any], where: Where) -> None:
 
 
 def read_numbers(name: str, values: Iterable[Any], where: Where, hint: str = "") -> list[float]:
-    """Parse a column of numbers. Raise at the first invalid cell and append `hint`."""
+    """Parse a column of numbers.
+
+    Raise at the first invalid cell and append `hint`.
+    """
     numbers = []
     for row, value in enumerate(values):
         text = str(value).strip()
@@ -73,8 +76,9 @@ def read_numbers(name: str, values: Iterable[Any], where: Where, hint: str = "")
 
 
 def are_numbers(texts: Sequence[str]) -> bool:
-    """Return whether all texts are integers, or all are numbers and some have a point.
+    """Return whether all texts are integers or decimal numbers.
 
+    Decimal numbers need at least one text with a decimal point.
     Codes such as 007 are not integers.
     """
     return _are_whole(texts) or (
@@ -91,7 +95,10 @@ def _have_points(texts: Sequence[str]) -> bool:
 
 
 def _check_written_alike(name: str, texts: Sequence[str], where: Where) -> None:
-    """Raise if two texts are the same number, such as versions 1.1 and 1.10."""
+    """Raise if two texts equal one number, such as 1.1 and 1.10.
+
+    Such texts are probably versions or chapters.
+    """
     seen: dict[float, str] = {}
     for row, text in enumerate(texts):
         number = float(text)

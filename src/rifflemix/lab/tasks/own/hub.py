@@ -108,7 +108,10 @@ def _pixels(images: list[Any]) -> Any:
 
 
 def _channels(image: Any) -> Any:
-    """Convert an image to numbers (H, W, C). Palette images become RGB or RGBA."""
+    """Convert an image to numbers (H, W, C).
+
+    Palette images become RGB or RGBA.
+    """
     mode = getattr(image, "mode", None)
     if mode in ("P", "PA"):
         image = image.convert("RGBA" if "transparency" in image.info or mode == "PA" else "RGB")

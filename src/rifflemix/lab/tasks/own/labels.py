@@ -69,7 +69,10 @@ def _as_array(y: Any, count: int) -> NDArray[Any]:
 
 
 def _check_sizes(labels: list[Any]) -> None:
-    """Raise at integers that need more than 64 bits. NumPy would convert them to floats."""
+    """Raise at integers that need more than 64 bits.
+
+    NumPy would convert them to floats.
+    """
     for number, label in enumerate(labels):
         if isinstance(label, int) and not -(2**63) <= label < 2**63:
             raise bad_argument(
@@ -79,7 +82,10 @@ def _check_sizes(labels: list[Any]) -> None:
 
 
 def _check_truths(labels: list[Any]) -> None:
-    """Raise if bools and numbers are mixed. NumPy would convert the bools to 0 and 1."""
+    """Raise if bools and numbers are mixed.
+
+    NumPy would convert the bools to 0 and 1.
+    """
     for number, label in enumerate(labels):
         if isinstance(label, bool) != isinstance(labels[0], bool):
             raise bad_argument(

@@ -101,7 +101,7 @@ def split_name(name: str) -> str:
 
 
 def _check_same(parts: Mapping[str, Part]) -> None:
-    """Raise if some parts have lengths or groups and other parts do not."""
+    """Raise if only some parts have lengths or groups."""
     for name in ("lengths", "groups"):
         lack = [where for where, part in parts.items() if getattr(part, name) is None]
         if 0 < len(lack) < len(parts):
@@ -123,7 +123,7 @@ def _check_counts(parts: Mapping[str, Part]) -> None:
 
 
 def _check_alike(parts: Mapping[str, Part], options: Mapping[str, Any]) -> None:
-    """Raise if one part has integers (tokens or pixels) and another part has floats."""
+    """Raise if parts mix integers (tokens or pixels) and floats."""
     asked = ("x", "y") if options.get("kind", "auto") == "auto" else ("x",)
     for name in asked:
         types = {where: _type(getattr(part, name)) for where, part in parts.items()}
@@ -154,7 +154,7 @@ def _check_sizes(parts: Mapping[str, Part]) -> None:
 
 
 def _type(values: Any) -> str:
-    """Return the type of the values, or an empty text for mixed types.
+    """Return the type of the values, or "" for mixed types.
 
     Other checks report mixed types.
     """
@@ -194,7 +194,10 @@ def _held_out(
 
 
 def _joined(values: Sequence[Any]) -> Any:
-    """Join arrays of one type into an array. Join other values into a list."""
+    """Join arrays of one type into an array.
+
+    Join other values into a list.
+    """
     if any(value is None for value in values):
         return None
     if len(values) == 1:

@@ -28,7 +28,9 @@ def ending(file: Path) -> str:
 
 
 def table_rows(file: Path) -> Iterator[tuple[int, Mapping[str, Any]]]:
-    """Read the rows of a .csv, .tsv or .jsonl file: line number and values by column.
+    """Read line number and values by column of each row.
+
+    The file is a .csv, .tsv or .jsonl file.
 
     Raises:
         InputError: A row is unreadable, or its columns differ from the header.

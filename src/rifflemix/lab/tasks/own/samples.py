@@ -44,7 +44,7 @@ class Samples:
         return len(self.ends)
 
     def __getitem__(self, row: int) -> NDArray[Any]:
-        """Return tokens (N,), vectors (N, F) or pixels (1, H, W, C) of a sample."""
+        """Return tokens (N,), vectors (N, F) or pixels (1, H, W, C)."""
         start = int(self.ends[row - 1]) if row else 0
         values: NDArray[Any] = self.values[start : int(self.ends[row])]
         return values
@@ -94,7 +94,10 @@ def as_numpy(values: Any) -> Any:
 
 
 def plain_array(values: Any) -> NDArray[Any]:
-    """Convert values to an array. Return a 0-d array if their shapes differ."""
+    """Convert values to an array.
+
+    Return a 0-d array if their shapes differ.
+    """
     try:
         return np.asarray(as_numpy(values))
     except ValueError:
@@ -136,7 +139,10 @@ def _as_array(x: Any) -> NDArray[Any] | None:
 
 
 def _check_ids(rows: Sequence[Any], joined: NDArray[Any]) -> None:
-    """Raise if NumPy converted integers to floats because no 64-bit type fits all."""
+    """Raise if NumPy converted integers to floats.
+
+    NumPy does so if no 64-bit type fits all integers.
+    """
     if joined.dtype.kind == "f" and all(map(_are_whole, rows)):
         raise bad_argument(
             "x", f"tokens from 0 to {_MOST_IDS - 1:,}", f"{joined.max():.3g} among the numbers",
@@ -151,7 +157,10 @@ def _are_whole(values: Any) -> bool:
 
 
 def _numbers(cells: NDArray[Any]) -> NDArray[Any]:
-    """Convert an object array to numbers. Raise at the first cell that is not a number."""
+    """Convert an object array to numbers.
+
+    Raise at the first cell that is not a number.
+    """
     for index, value in np.ndenumerate(cells):
         if not is_number(value) and not isinstance(value, bool | np.bool_):
             raise bad_argument(

@@ -205,7 +205,7 @@ def _by_group(
 
 
 def _check(rows: Rows, labels: Labels, groups: NDArray[np.int64] | None) -> None:
-    """Raise if a split is empty, splits share a group, or a class has no training sample."""
+    """Raise for empty splits, shared groups and untrained classes."""
     for name in SPLITS:
         if len(rows[name]) == 0:
             raise bad_argument(

@@ -109,7 +109,9 @@ def table_parts(
 
 
 def read_table(file: Path, wanted: Sequence[str], *, empty: Any = "") -> Table:
-    """Read columns of a table. Every row needs a value in each column.
+    """Read columns of a table.
+
+    Every row needs a value in each column.
 
     Args:
         file: Path of the table.

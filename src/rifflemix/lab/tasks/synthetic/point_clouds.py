@@ -135,7 +135,7 @@ def _draw_all(request: Request, part: int, count: int, num_points: int, noise: f
 
 
 def _posed(points: Points, rng: Generator) -> Points:
-    """Center the points, scale the largest distance to 1, and rotate at random."""
+    """Center the points, scale to radius 1, and rotate at random."""
     points = points - points.mean(axis=0)
     points = points / np.linalg.norm(points, axis=1).max()
     # The Q factor of a Gaussian matrix with fixed signs is a uniformly distributed rotation.
@@ -178,13 +178,13 @@ def _on_octahedron(rng: Generator, count: int) -> Points:
 
 
 def _around(radius: Points, height: Points, rng: Generator) -> Points:
-    """Draw points with given distances from the axis and heights, at random angles."""
+    """Draw points at given axis distances and heights, with random angles."""
     angle = rng.uniform(0, 2 * np.pi, len(radius))
     return np.stack((radius * np.cos(angle), radius * np.sin(angle), height), axis=1)
 
 
 def _on_cylinder(rng: Generator, count: int) -> Points:
-    """Draw points on a closed cylinder with a height of 1 to 3 radii."""
+    """Draw points on a closed cylinder, 1 to 3 radii high."""
     tall = rng.uniform(1, 3)
     on_side = rng.random(count) < tall / (tall + 1)  # areas: side 2 pi h, both lids 2 pi
     radius = np.where(on_side, 1.0, np.sqrt(rng.random(count)))
@@ -193,7 +193,7 @@ def _on_cylinder(rng: Generator, count: int) -> Points:
 
 
 def _on_cone(rng: Generator, count: int) -> Points:
-    """Draw points on a closed cone with a height of 1 to 3 radii."""
+    """Draw points on a closed cone, 1 to 3 radii high."""
     tall = rng.uniform(1, 3)
     slope = np.hypot(1, tall)
     on_side = rng.random(count) < slope / (slope + 1)  # areas: side pi s, base pi
@@ -202,7 +202,7 @@ def _on_cone(rng: Generator, count: int) -> Points:
 
 
 def _on_torus(rng: Generator, count: int) -> Points:
-    """Draw points on a torus with tube radius 0.2 to 0.5 and ring radius 1."""
+    """Draw points on a torus: ring radius 1, tube radius 0.2 to 0.5."""
     tube = rng.uniform(0.2, 0.5)
     angle = np.empty(0)
     while len(angle) < count:  # rejection sampling, because the outer side is larger
@@ -214,7 +214,7 @@ def _on_torus(rng: Generator, count: int) -> Points:
 
 
 def _on_helix(rng: Generator, count: int) -> Points:
-    """Draw points on a helix with two to four turns and a height of 1 to 3 radii."""
+    """Draw points on a helix: two to four turns, 1 to 3 radii high."""
     turns, tall = rng.uniform(2, 4), rng.uniform(1, 3)
     along = rng.random(count)
     angle = 2 * np.pi * turns * along

@@ -67,7 +67,10 @@ class Sorting(GeneratedTask):
     at_hand = "generated"
 
     def load(self, request: Request) -> Task:
-        """Generate the data and create the task, in a second or two. Nothing is cached."""
+        """Generate the data and create the task, in a second or two.
+
+        Nothing is cached.
+        """
         length = check_integer(request.options, "max_length", 1)
         test_length = check_integer(request.options, "test_max_length", 1)
         symbols = max(length, test_length)
@@ -112,7 +115,7 @@ class SymbolSplit:
         return len(self.ends)
 
     def __getitem__(self, index: int) -> Sample:
-        """Return the tokens of a sequence and of the sorted sequence, (N,) int64.
+        """Return tokens (N,) int64 of a sequence and of the sorted sequence.
 
         Both contain an end token.
         """
@@ -144,7 +147,7 @@ class SequenceWriter(Protocol):
         end_token: int,
         should_stop: Callable[[], bool],
     ) -> Tensor:
-        """Read tokens (B, N) and write tokens (B, M) with M at most `max_new_tokens`."""
+        """Read tokens (B, N) and write up to `max_new_tokens` tokens (B, M)."""
         ...
 
 
@@ -197,7 +200,7 @@ class SortingTask(Task):
         return int((batch["labels"] != _UNCOUNTED).sum().item())
 
     def metrics(self, outputs: Tensor, batch: Batch) -> dict[str, tuple[float, int]]:
-        """Compute sum and count of the loss, the token accuracy and the sequence metrics."""
+        """Compute sum and count of loss, token accuracy and sequence metrics."""
         self._check_outputs(outputs, batch)
         labels, likeliest = batch["labels"], outputs.argmax(dim=2)
         counted = labels != _UNCOUNTED
@@ -256,7 +259,10 @@ class FreeRunningSortingTask(SortingTask):
     def writing_metrics(
         self, model: SequenceWriter, batch: Batch, should_stop: Callable[[], bool]
     ) -> dict[str, tuple[float, int]]:
-        """Compute sum and count of the metric. Decode up to the longest target of the batch."""
+        """Compute sum and count of the metric.
+
+        Decode up to the longest target of the batch.
+        """
         labels = batch["labels"]
         written = model.decode(
             batch["inputs"],

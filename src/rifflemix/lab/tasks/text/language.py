@@ -160,7 +160,7 @@ def resolve_windows(options: Options) -> dict[str, Any]:
 def check_tokens(
     card: TaskCard, source: Source, texts: Mapping[str, Array], vocabulary: Vocabulary
 ) -> None:
-    """Raise InputError for a text of fewer than 2 tokens, or invalid cached token ids."""
+    """Raise for texts of fewer than 2 tokens and invalid cached ids."""
     for name, tokens in texts.items():
         check_ids(source_folder(card, source), f"{name} tokens", tokens.values, len(vocabulary))
         if len(tokens.values) < 2:
@@ -200,7 +200,10 @@ def next_token_task(
 
 
 def _unknown(level: str, arrays: Mapping[str, Array], num_tokens: int) -> str:
-    """Describe words or characters that the training text lacks. Empty for bytes and BPE."""
+    """Describe words or characters that the training text lacks.
+
+    Empty for bytes and BPE.
+    """
     if level not in ("word", "character"):
         return ""
     is_new = np.bincount(arrays["train"].values, minlength=num_tokens) == 0
@@ -215,7 +218,7 @@ def _unknown(level: str, arrays: Mapping[str, Array], num_tokens: int) -> str:
 
 
 class PennTreebank(Language):
-    """Mikolov's Penn Treebank: one sentence per line, in lower case, with 10,000 distinct words."""
+    """Mikolov's Penn Treebank: lower-case sentences, one per line, with 10,000 distinct words."""
 
     card = TaskCard(
         name="ptb",
@@ -285,7 +288,7 @@ class Shakespeare(Language):
     split_note = "the first 90 % are for training, the next 5 % for validation"
 
     def texts(self, parts: Mapping[str, str]) -> Texts:
-        """Split the text in order: 90 % train, 5 % validation and 5 % test."""
+        """Split the text in order: 90, 5 and 5 %."""
         text = parts["all"]
         first, second = len(text) * 90 // 100, len(text) * 95 // 100
         return {"train": text[:first], "validation": text[first:second], "test": text[second:]}

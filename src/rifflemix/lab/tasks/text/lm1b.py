@@ -32,7 +32,7 @@ _VOCABULARY_SENTENCES = 63_000
 
 @dataclass(frozen=True)
 class _Files:
-    """Files of the benchmark: training shards in order, held-out shards, published word list."""
+    """Files of the benchmark: training shards, held-out shards, word list."""
 
     train: tuple[Path, ...]
     validation: Path
@@ -113,7 +113,9 @@ class LM1B(Language):
 
 
 def _find(data_dir: Path) -> _Files | None:
-    """Find the shards in their published layout or in one folder. Return None without shards.
+    """Find the shards in their published layout or in one folder.
+
+    Return None without shards.
 
     Raises:
         InputError: The folder contains training shards but no held-out shards.
@@ -138,7 +140,10 @@ def _held_out_shard(folder: Path, number: int) -> Path:
 
 
 def _training_shards(folder: Path) -> tuple[Path, ...]:
-    """Return shards 1 to 99 in order. Shard 0 is the source of the held-out text."""
+    """Return shards 1 to 99 in order.
+
+    Shard 0 is the source of the held-out text.
+    """
     numbered = {
         int(match[1]): path
         for path in sorted(folder.iterdir())

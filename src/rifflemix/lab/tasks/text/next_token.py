@@ -26,13 +26,13 @@ _PROPORTIONAL = ("loss", "bits_per_byte", "bits_per_character", "nats_per_word")
 
 @dataclass(frozen=True, eq=False)
 class WindowSplit:
-    """Text cut into windows of equal length. Every token except the first is predicted once.
+    """Text cut into windows of equal length.
 
-    A window contains `length` inputs and the next token of each input. Windows start `stride`
-    tokens apart. Tokens that an earlier window predicted are not counted again. If `stride` =
-    `length`, the windows are disjoint chunks of the text. With a smaller stride, every window
-    after the first has at least `length` - `stride` tokens of context. The last window starts
-    early enough to be full.
+    Every token except the first is predicted once. A window contains `length` inputs and the next
+    token of each input. Windows start `stride` tokens apart. Tokens that an earlier window
+    predicted are not counted again. If `stride` = `length`, the windows are disjoint chunks of the
+    text. With a smaller stride, every window after the first has at least `length` - `stride`
+    tokens of context. The last window starts early enough to be full.
 
     Attributes:
         tokens: (T,) integers, T at least 2.
@@ -48,7 +48,10 @@ class WindowSplit:
         return 1 + max(0, -(-(self._predicted - self.length) // self.stride))
 
     def __getitem__(self, index: int) -> Sample:
-        """Return inputs (N,) and labels (N,) int64. The label of an uncounted token is -100."""
+        """Return inputs (N,) and labels (N,) int64.
+
+        The label of an uncounted token is -100.
+        """
         if not 0 <= index < len(self):
             raise IndexError("window out of range")
         length = min(self.length, self._predicted)
@@ -95,7 +98,10 @@ class NextTokenTask(Task):
     is_text: bool = True
 
     def collate(self, samples: Sequence[Sample]) -> Batch:
-        """Stack inputs and labels (B, N). All windows of a split have equal length."""
+        """Stack inputs and labels (B, N).
+
+        All windows of a split have equal length.
+        """
         return {
             "inputs": torch.stack([inputs for inputs, _ in samples]),
             "labels": torch.stack([torch.as_tensor(labels) for _, labels in samples]),
@@ -118,7 +124,7 @@ class NextTokenTask(Task):
         return int((batch["labels"] != UNCOUNTED).sum().item())
 
     def metrics(self, outputs: Tensor, batch: Batch) -> dict[str, tuple[float, int]]:
-        """Compute sum and count of every mean metric over the counted tokens of a batch."""
+        """Compute sum and count of every mean metric over counted tokens."""
         self._check_outputs(outputs, batch)
         counted = batch["labels"] != UNCOUNTED
         labels, logits = batch["labels"][counted], outputs[counted].float()
@@ -186,7 +192,10 @@ def _moments(nats: Tensor, counted: Tensor) -> dict[str, tuple[float, int]]:
 
 
 def _slope(metric: str, means: Mapping[str, float]) -> float | None:
-    """Compute the derivative of a metric by the loss, or None if it does not depend on the loss."""
+    """Compute the derivative of a metric by the loss.
+
+    Return None if the metric is not a function of the loss.
+    """
     if metric == "perplexity":
         return means[metric]
     if metric in _PROPORTIONAL and means["loss"]:

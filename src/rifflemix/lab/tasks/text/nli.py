@@ -118,7 +118,9 @@ class MultiNLI(SNLI):
         super().check(options)
 
     def parts(self, rows: Parts, options: Options) -> Parts:
-        """Hold out training pairs for validation. The development sets are the test split.
+        """Hold out training pairs for validation.
+
+        The development sets are the test split.
 
         Raises:
             InputError: There is only one training pair.

@@ -40,7 +40,7 @@ _LEAST = {"train": 2 * _MOST_HELD_OUT, "test": 2}
 
 
 def _places(folder: str, *names: str) -> tuple[str, ...]:
-    """List the possible paths of a file: in the subfolder or in the data folder."""
+    """List possible paths of a file, in the subfolder or data folder."""
     return tuple(f"{place}{name}" for place in (f"{folder}/", "") for name in names)
 
 
@@ -170,7 +170,10 @@ class OpenWebText(FileTask):
 
 
 class _TokenFile(Array):
-    """Slice of a file of little-endian 16-bit token ids. It is pickled as its path."""
+    """Slice of a file of little-endian 16-bit token ids.
+
+    It is pickled as its path.
+    """
 
     def __init__(self, path: Path, start: int, stop: int) -> None:
         self.path, self.start, self.stop = path, start, stop
@@ -206,7 +209,7 @@ def _further(options: Options) -> list[str]:
 
 
 def _encode(paths: Mapping[str, Path], progress: Progress) -> Arrays:
-    """Return the vocabulary, tokens of further texts, and sizes and hashes of the token files."""
+    """Return vocabulary, tokens of further texts, and token file sizes and hashes."""
     vocabulary = _vocabulary(paths["tokenizer"])
     arrays: Arrays = {}
     for part in ("train", "test"):

@@ -180,7 +180,7 @@ def encode_papers(papers: Sequence[bytes], vocab_size: int, skip_common: int) ->
 
 
 def families(papers: Sequence[Words]) -> NDArray[np.int64]:
-    """Assign papers that share at least a fifth of their text to the same family.
+    """Assign papers that share a fifth of their text to one family.
 
     Two copies or versions of a paper in training and test would reveal the answer to a model.
     """
@@ -219,7 +219,10 @@ def _content_words(paper: bytes) -> list[str]:
 
 
 def _split(order: NDArray[np.int64], family: NDArray[np.int64]) -> dict[str, list[int]]:
-    """Divide families into splits. Validation and test get at least a tenth of the papers each."""
+    """Divide families into splits.
+
+    Validation and test get at least a tenth of the papers each.
+    """
     members = defaultdict(list)
     for paper in order.tolist():
         members[int(family[paper])].append(paper)

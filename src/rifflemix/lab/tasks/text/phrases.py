@@ -13,7 +13,7 @@ _RUN = 6
 
 
 def cut_sentences(rows: Sequence[Row]) -> tuple[list[Row], list[Row]]:
-    """Hold out 1 in 20 sentences, and drop training phrases that reveal them.
+    """Hold out 1 in 20 sentences and drop phrases that reveal them.
 
     A sentence is a phrase that is not part of a longer phrase. A training phrase is kept if some
     sentence contains it that shares no six consecutive words with held-out sentences. Phrases that
@@ -38,7 +38,10 @@ def cut_sentences(rows: Sequence[Row]) -> tuple[list[Row], list[Row]]:
 
 
 def _holders(phrases: set[str]) -> dict[str, list[str]]:
-    """Map each phrase to the sentences that contain it. A sentence contains itself."""
+    """Map each phrase to the sentences that contain it.
+
+    A sentence contains itself.
+    """
     holders: dict[str, list[str]] = {}
     for phrase in sorted(phrases, key=lambda phrase: (-phrase.count(" "), phrase)):
         if phrase not in holders:  # not part of a longer phrase

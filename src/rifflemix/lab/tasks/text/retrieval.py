@@ -85,7 +85,7 @@ class Retrieval(FileTask):
         check_integer(options, "max_length", 1)
 
     def forms(self, options: Options) -> Sequence[Form]:
-        """Support the Long Range Arena's pairs with texts, or separate files of texts and pairs."""
+        """Support Long Range Arena pairs, or separate files of texts and pairs."""
         apart = {"documents": _DOCUMENTS, **_PAIRS}
         name, note = f"{_DOCUMENTS} and aan_pairs.*.tsv", "not the Long Range Arena's pairs"
         return (
@@ -150,7 +150,7 @@ class PairSplit:
         return len(self.labels.values)
 
     def __getitem__(self, index: int) -> tuple[tuple[Tensor, Tensor], int]:
-        """Return the token ids of both documents, (N1,) and (N2,) int64, and the label."""
+        """Return both documents as ids (N1,) and (N2,) int64, and the label."""
         first, second = (self._tokens(int(position)) for position in self.pairs.values[index])
         return (first, second), int(self.labels.values[index])
 
@@ -212,7 +212,10 @@ def _read_pairs(path: Path, texts: Mapping[bytes, bytes], progress: Progress) ->
 
 
 def _tsv_lines(path: Path, count: int, progress: Progress) -> Iterator[tuple[int, list[bytes]]]:
-    """Read number and fields of each line. Raise unless a line has `count` fields."""
+    """Read number and fields of each line.
+
+    Raise unless a line has `count` fields.
+    """
     for number, line in read_lines(path):
         if number % 1000 == 0:
             progress(f"reading {path.name}", number, None)

@@ -64,7 +64,7 @@ class SST(SentenceTask):
         )
 
     def sets(self, options: Options) -> Sequence[Mapping[str, str]]:
-        """Return the compressed and plain files with rifflemix names, or the original files."""
+        """Return the files with rifflemix names or original names."""
         kind = options["labels"]
         if kind == "glue":
             return [{"train": f.format("train"), "test": f.format("dev")} for f in _GLUE]
@@ -101,7 +101,7 @@ class SST(SentenceTask):
         return absent(self.card, data_dir)
 
     def read(self, path: Path, options: Options) -> Iterator[Row]:
-        """Read lines of a label, a space and a sentence, or GLUE's table."""
+        """Read lines of label, space and sentence, or GLUE's table."""
         classes = self.num_classes(options)
         if options["labels"] == "glue":
             yield from _read_table(path, classes)
@@ -114,7 +114,10 @@ class SST(SentenceTask):
 
 
 def _read_table(path: Path, classes: int) -> Iterator[Row]:
-    """Read a tab-separated table of sentences and labels. The header names the label column."""
+    """Read a tab-separated table of sentences and labels.
+
+    The header names the label column.
+    """
     lines = read_text_lines(path)
     header = next(lines, (0, ""))[1].split("\t")
     if len(header) != 2 or header.count("label") != 1:

@@ -123,7 +123,7 @@ class Text(FileTask):
         return source_folder(self.card, source)
 
     def build(self, request: Request, source: Source, arrays: Mapping[str, Array]) -> Task:
-        """Create the task from bytes, or from words or subwords that are encoded from bytes."""
+        """Create the task from bytes, or encode bytes as words or subwords."""
         max_length, validates = (request.options[name] for name in ("max_length", "validation"))
         train, test = packed_rows(arrays, "train_"), packed_rows(arrays, "test_")
         test_order = content_order(list(test), "text: order")
@@ -172,7 +172,7 @@ def _recorded(options: Options) -> dict[str, Any]:
 
 
 def _carve(train: PackedRows, *, validates: bool) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Choose and order rows for training and validation by a hash of the texts."""
+    """Choose and order training and validation rows by text hashes."""
     texts, labels = list(train), np.asarray(train.labels.values)
     # Two hashes: the first selects rows class by class, the second mixes the classes.
     chosen, order = content_order(texts, "text: split"), content_order(texts, "text: order")
@@ -186,7 +186,10 @@ def _carve(train: PackedRows, *, validates: bool) -> tuple[NDArray[np.int64], ND
 def _drop_known(
     train: PackedRows, held_out: NDArray[np.int64], test: PackedRows
 ) -> tuple[NDArray[np.int64], int]:
-    """Drop held-out rows that are also test reviews. Return the rest and the number dropped."""
+    """Drop held-out rows that are also test reviews.
+
+    Return the rest and the number dropped.
+    """
     known = set(test)
     fresh = [row for row in held_out.tolist() if train.row(row).tobytes() not in known]
     return np.array(fresh, dtype=np.int64), len(held_out) - len(fresh)
@@ -247,7 +250,10 @@ def _decode_tar(paths: Paths, progress: Progress) -> Arrays:
 
 
 def _packed(names: Mapping[str, str], parts: Mapping[str, Rows]) -> Arrays:
-    """Pack the rows of each part. Raise if a part is incomplete; `names` gives its origin."""
+    """Pack the rows of each part.
+
+    Raise if a part is incomplete; `names` gives its origin.
+    """
     return pack_parts({part: _complete(names[part], part, rows) for part, rows in parts.items()})
 
 

@@ -62,7 +62,7 @@ class Vocabulary:
         return ids
 
     def encode_whole(self, text: str) -> Ids:
-        """Encode a text as `encode` does, but let BPE tokens span line ends."""
+        """Encode a text like `encode`, but let BPE tokens span line ends."""
         if self.level != "bpe":
             return self.encode(text)
         return np.array(self._tokenizer.encode(text).ids, dtype=np.int32)

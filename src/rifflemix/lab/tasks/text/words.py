@@ -68,7 +68,10 @@ class SentenceSplit:
         return len(self.labels.values)
 
     def __getitem__(self, index: int) -> tuple[Tensor | tuple[Tensor, ...], int]:
-        """Return the token ids (N,) int64 and the label. A separate pair has two id tensors."""
+        """Return the token ids (N,) int64 and the label.
+
+        A separate pair has two id tensors.
+        """
         index = range(len(self))[index]
         parts = tuple(torch.from_numpy(ids.astype(np.int64)) for ids in self.sample(index))
         return (parts if len(parts) > 1 else parts[0]), int(self.labels.values[index])
@@ -107,7 +110,9 @@ class SentenceSplit:
 
 
 class SentenceTask(FileTask):
-    """Task on labeled sentences or pairs. A subclass defines `sets`, `read` and `num_classes`.
+    """Task on labeled sentences or pairs.
+
+    A subclass defines `sets`, `read` and `num_classes`.
 
     Attributes:
         split_note: Origin of the validation split.
@@ -123,7 +128,7 @@ class SentenceTask(FileTask):
 
     @abstractmethod
     def sets(self, options: Options) -> Sequence[Mapping[str, str | Sequence[str]]]:
-        """Return the file of each part, for each supported set of file names."""
+        """Return the file of each part, for each supported naming."""
 
     @abstractmethod
     def read(self, path: Path, options: Options) -> Iterator[Row]:
