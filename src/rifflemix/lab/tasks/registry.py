@@ -147,7 +147,7 @@ def usable_tasks() -> list[str]:
 def task_card(name: str) -> TaskCard:
     """Return the card of a registered task.
 
-    For an unknown name, suggest the nearest.
+    For an unknown name, the error suggests the nearest name.
     """
     builder = _builder(name)
     seed = {"seed": 0} if getattr(builder, "takes_seed", False) else {}
@@ -193,7 +193,7 @@ def prepare_task(
 ) -> Path | None:
     """Prepare and cache the data of a task before `load_task` needs it.
 
-    The arguments are those of `load_task`.
+    Accepts the arguments of `load_task`.
 
     Returns:
         The cache folder that later calls of `load_task` read, or None if the task has no cache.

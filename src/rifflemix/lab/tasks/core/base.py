@@ -23,18 +23,18 @@ from rifflemix.lab.tasks.core.own_data import OwnData
 SPLITS = ("train", "validation", "test")
 
 Sample = tuple[Any, Any]
-"""Inputs and label.
+"""Inputs and label of a sample.
 
-Inputs: (N,) int64 tokens or (N, F) float32 vectors, or two of these if the task has pairs. Label:
-an int, or (N,) int64.
+- Inputs: (N,) int64 tokens or (N, F) float32 vectors, or two of these if the task has pairs.
+- Label: an int, or (N,) int64.
 """
 
 Batch = dict[str, Tensor]
 """Batch of tensors by name.
 
-inputs: (B, N) or (B, N, F); pairs: (B, 2, N) or (B, 2, N, F).
-labels: (B,).
-key_padding_mask: (B, N), or (B, 2, N) for pairs. True marks padding. Only if the task pads.
+- "inputs": (B, N) or (B, N, F). Pairs: (B, 2, N) or (B, 2, N, F).
+- "labels": (B,).
+- "key_padding_mask", if the task pads: (B, N), or (B, 2, N) for pairs. True marks padding.
 """
 
 Progress = Callable[[str, int, int | None], object]
@@ -126,7 +126,7 @@ class TaskCard:
 
     @property
     def is_generative(self) -> bool:
-        """True if the model must be causal, to predict the next token."""
+        """True if models predict tokens from previous tokens and must be causal."""
         return self.output in ("next_token", "sequence")
 
     def backbone_for(self, options: Mapping[str, Any]) -> str:
@@ -162,7 +162,7 @@ class Split(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class FirstSamples:
-    """First `most` samples of a split. A shorter split is complete."""
+    """First `most` samples of a split, or a complete shorter split."""
 
     split: Split
     most: int

@@ -69,7 +69,7 @@ class FunctionTask(GeneratedTask):
         return replace(task, name=self.card.name, options=dict(request.options), card=card)
 
     def _card_of_kind(self, task: Task) -> TaskCard:
-        """Return the own card with model settings of a registered card."""
+        """Return the card of the function, with model settings of a known task."""
         known = self._card_of(task)
         if known is None:
             return self.card

@@ -8,9 +8,9 @@ from rifflemix.lab.tasks.core.base import SPLITS
 
 
 def leaks(hashes: Mapping[str, Iterable[int]]) -> str:
-    """Describe samples with the inputs of an earlier split.
+    """Report how many inputs each split shares with earlier splits.
 
-    Empty if there are no such samples.
+    Return an empty text if no inputs are shared.
 
     Args:
         hashes: Hashes of the inputs of each split.

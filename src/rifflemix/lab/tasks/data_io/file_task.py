@@ -32,7 +32,7 @@ class Form:
     """Format of a task's files, with one file per part.
 
     Attributes:
-        name: Common name of the files. "{part}" stands for the file name of that part.
+        name: Common name of the files. "{part}" is replaced by the file name of that part.
         files: Part -> path of its file below the data folder, or several alternative paths.
         read: Function that decodes the files, given the path of each part.
         folders: Folders to search, relative to the data folder. One folder contains all files.
@@ -99,13 +99,13 @@ class FileTask(ABC):
         return ()
 
     def remote_source(self, options: Options) -> Source | None:
-        """Return the download of the data, or None if it has none."""
+        """Return the download for use without a data folder, or None."""
         return None
 
     def why_not(self, data_dir: Path, options: Options) -> str:
         """Explain why the files in a data folder are insufficient.
 
-        Empty without an explanation.
+        Return an empty text if the reason is unknown.
         """
         return ""
 

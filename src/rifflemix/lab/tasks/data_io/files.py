@@ -163,7 +163,7 @@ def load_arrays(folder: Path, *, is_trusted: bool = False) -> dict[str, Array] |
 
     Args:
         folder: Folder of the arrays.
-        is_trusted: If True, skip the checksums. Use it if the data is checked in another place.
+        is_trusted: If True, skip the checksums. Use it if other code checks the data.
     """
     try:
         contents = parse_json(read_text(folder / _CONTENTS))

@@ -30,7 +30,7 @@ _WAIT_SECONDS = 0.5
 
 
 class ImageMaker(Protocol):
-    """Maker of images by number. Can be pickled for other processes."""
+    """Callable that makes images by number and can be pickled."""
 
     def __call__(
         self, first: int, count: int
@@ -152,7 +152,7 @@ def prepare_shards(
 def prepare_stack(
     folder: Path, make: ImageMaker, count: int, progress: Progress, what: str, length: int
 ) -> StoredImages:
-    """Same as `prepare_shards`, for images that are large or fill many shards.
+    """Prepare images as `prepare_shards` does, for large images or many shards.
 
     Args:
         folder: Folder that contains only shards of this maker.

@@ -17,7 +17,7 @@ _NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
 _WITH_COMMA = re.compile(r"[+-]?[0-9]*,[0-9]+")
 
 Where = Callable[[int], str]
-"""Returns the file and line of a row, for errors."""
+"""Function that returns the file and line of a row, for errors."""
 
 
 def read_label_texts(name: str, texts: Sequence[str], where: Where, kind: str) -> list[Any]:
@@ -78,8 +78,8 @@ def read_numbers(name: str, values: Iterable[Any], where: Where, hint: str = "")
 def are_numbers(texts: Sequence[str]) -> bool:
     """Return whether all texts are integers or decimal numbers.
 
-    Decimal numbers need at least one text with a decimal point.
-    Codes such as 007 are not integers.
+    Decimal numbers need at least one text with a decimal point. Codes such as 007
+    are not integers.
     """
     return _are_whole(texts) or (
         _have_points(texts) and all(_NUMBER.fullmatch(text) for text in texts)

@@ -94,7 +94,7 @@ def _check_truths(labels: list[Any]) -> None:
 
 
 def _of_one_type(labels: list[Any]) -> NDArray[Any]:
-    """Return an array of labels that are all texts or all numbers."""
+    """Convert labels to an array. Raise if texts and numbers are mixed."""
     for number, label in enumerate(labels):
         if label is None:
             raise bad_argument("y", "a label for each sample", f"None for sample {number}")

@@ -109,9 +109,9 @@ def _check_same(parts: Mapping[str, Part]) -> None:
 
 
 def _check_counts(parts: Mapping[str, Part]) -> None:
-    """Raise unless every part has one label per sample.
+    """Raise unless every part has one label, length and group per sample.
 
-    Joining the parts would otherwise assign labels to the wrong samples.
+    Joining the parts would otherwise assign these values to the wrong samples.
     """
     for where, part in parts.items():
         for name in ("y", "lengths", "groups"):

@@ -79,8 +79,8 @@ def _quoted_rows(file: Path, delimiter: str, instead: InputError | None = None) 
     Args:
         file: Text file.
         delimiter: Delimiter between fields.
-        instead: Error to raise if the quotes do not explain the line breaks. It describes the
-            problem of the lines without quotes.
+        instead: Error about the raw lines. It is raised if quoted fields do not form valid rows
+            either.
     """
     lines: list[str] = []
     width = 0

@@ -202,7 +202,7 @@ def next_token_task(
 def _unknown(level: str, arrays: Mapping[str, Array], num_tokens: int) -> str:
     """Describe words or characters that the training text lacks.
 
-    Empty for bytes and BPE.
+    Return an empty text for bytes and BPE.
     """
     if level not in ("word", "character"):
         return ""

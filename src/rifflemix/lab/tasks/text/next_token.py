@@ -83,7 +83,7 @@ class NextTokenTask(Task):
     split, divided once at the end:
 
     - "loss": nats per token. "perplexity" is exp(loss).
-    - "accuracy": share of correct most likely tokens.
+    - "accuracy": share of positions with a correct most likely token.
     - "bits_per_byte"; for text also "bits_per_character" and "nats_per_word".
     - "word_perplexity": exp(loss * tokens / words). It is comparable between tokenizations.
 

@@ -221,7 +221,7 @@ def _content_words(paper: bytes) -> list[str]:
 def _split(order: NDArray[np.int64], family: NDArray[np.int64]) -> dict[str, list[int]]:
     """Divide families into splits.
 
-    Validation and test get at least a tenth of the papers each.
+    Validation and test get about a tenth of the papers each.
     """
     members = defaultdict(list)
     for paper in order.tolist():
