@@ -121,6 +121,16 @@ def register_task(task: _Given) -> _Given:
 
     Raises:
         InputError: The argument is not a task, its card is incomplete, or its name is taken.
+
+    Example:
+        >>> import numpy as np, rifflemix as rm
+        >>> @rm.register_task
+        ... def parity(seed=0):
+        ...     '''Parity of 16 random bits.'''
+        ...     x = np.random.default_rng(seed).integers(2, size=(1000, 16))
+        ...     return rm.Task.from_arrays(x, x.sum(axis=1) % 2)
+        >>> "parity" in rm.tasks.list_tasks()
+        True
     """
     builder = _builder_of(task)
     card = builder.card
@@ -178,6 +188,12 @@ def load_task(
 
     Raises:
         InputError: Unknown name or option, value out of range, missing or damaged data.
+
+    Example:
+        >>> import rifflemix as rm
+        >>> task = rm.tasks.load_task("sort", max_samples=100)
+        >>> len(task.split("train"))
+        100
     """
     builder = _builder(name)
     return _load(builder, _request(builder.card, data_dir, seed, progress, options))

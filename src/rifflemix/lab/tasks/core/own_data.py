@@ -70,6 +70,13 @@ class OwnData:
         Raises:
             InputError: Shapes do not match, values are NaN, labels are missing or too few, a split
                 is empty, or a group is in two splits.
+
+        Example:
+            >>> import numpy as np, rifflemix as rm
+            >>> x = np.random.default_rng(0).normal(size=(100, 12, 3))
+            >>> task = rm.Task.from_arrays(x, x.mean(axis=(1, 2)) > 0)
+            >>> len(task.split("train")), task.num_classes
+            (60, 2)
         """
         return _make(
             "from_arrays", x, y, lengths=lengths, split=split, seed=seed, kind=kind, groups=groups,
@@ -155,6 +162,14 @@ class OwnData:
         Raises:
             InputError: The file is damaged, a column or value is missing, or any case of
                 `from_arrays`.
+
+        Example:
+            >>> import os, pathlib, rifflemix as rm
+            >>> lines = ["text,label", *(f"review {i},{i % 2}" for i in range(20))]
+            >>> _ = pathlib.Path("reviews.csv").write_text(os.linesep.join(lines))
+            >>> task = rm.Task.from_csv("reviews.csv", input="text", label="label")
+            >>> len(task.split("train"))
+            12
         """
         return _make(
             "from_csv", path, input=input, label=label, group=group, split=split, **options

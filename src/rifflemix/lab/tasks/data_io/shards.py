@@ -258,7 +258,7 @@ class _Shard:
         try:
             images, labels = make(self.start, self.count)
             arrays = {"images": images, "labels": labels, "digests": _digests(images)}
-            while (damaged := self.stored()) is not None:  # else found before the new one
+            while (damaged := self.stored()) is not None:  # `stored` must not find it
                 shutil.rmtree(damaged)
             store_arrays(self.folder / f"{self._number}-{self.count:04d}", arrays)
         except InputError as error:
@@ -299,7 +299,10 @@ class _Work(Dataset[str]):
 
 
 def _run(shards: list[_Shard], make: ImageMaker) -> Iterator[str]:
-    """Make all shards, with one worker process per core."""
+    """Make all shards, with one worker process per core.
+
+    A single shard or core uses this process.
+    """
     processes = min(len(shards), _cores())
     workers = processes if processes > 1 else 0
     # The workers of a DataLoader always end with this process.

@@ -79,8 +79,7 @@ def _quoted_rows(file: Path, delimiter: str, instead: InputError | None = None) 
     Args:
         file: Text file.
         delimiter: Delimiter between fields.
-        instead: Error about the raw lines. It is raised if quoted fields do not form valid rows
-            either.
+        instead: Error about the raw lines. It is raised if quoted fields do not form rows.
     """
     lines: list[str] = []
     width = 0
