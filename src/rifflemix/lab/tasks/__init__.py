@@ -1,4 +1,4 @@
-"""Data: generate, fetch, verify, cache, collate. Knows nothing of models."""
+"""Tasks: generate, download, verify, cache and collate data. Independent of models."""
 
 from rifflemix.lab.tasks.core.base import (
     Batch,

@@ -1,6 +1,6 @@
-"""The one list of tasks. A new task is one file and one line here.
+"""Registry of tasks. To add a task, write one file and add one line here.
 
-Tasks of other people come from `register_task` and from entry points `rifflemix.tasks`.
+Third-party tasks come from `register_task` and from the entry points `rifflemix.tasks`.
 """
 
 from __future__ import annotations
@@ -106,21 +106,31 @@ _Given = TypeVar("_Given")
 
 
 def register_task(task: _Given) -> _Given:
-    """Make a task of your own known by a name; a decorator.
+    """Register a task under its name. Usable as a decorator.
 
-    Every list, comparison and run then takes it like the others.
+    The task then appears in every list, comparison and run.
 
     Args:
-        task: a class with a `card`, `load`, `status` and `prepared` that is built without arguments
-            (a `GeneratedTask`, a `FileTask`), an instance of one, or a function that returns a
-            `Task`, `Task.from_arrays(...)` for example. A function's name names the task, its
-            docstring describes it, and its keyword arguments with their defaults are the options.
+        task: A class, an instance of it, or a function. The class has `card`, `load`, `status`
+            and `prepared`, and a constructor without arguments (see `GeneratedTask`, `FileTask`).
+            A function returns a `Task`, for example from `Task.from_arrays(...)`. Its name is the
+            task name and its docstring is the description. Its keyword arguments are the options.
 
     Returns:
-        What was given.
+        The argument, unchanged.
 
     Raises:
-        InputError: neither of these, a card that is not whole, or a name that is taken.
+        InputError: The argument is not a task, its card is incomplete, or its name is taken.
+
+    Example:
+        >>> import numpy as np, rifflemix as rm
+        >>> @rm.register_task
+        ... def parity(seed=0):
+        ...     '''Parity of 16 random bits.'''
+        ...     x = np.random.default_rng(seed).integers(2, size=(1000, 16))
+        ...     return rm.Task.from_arrays(x, x.sum(axis=1) % 2)
+        >>> "parity" in rm.tasks.list_tasks()
+        True
     """
     builder = _builder_of(task)
     card = builder.card
@@ -135,17 +145,20 @@ _OUTSIDE = Outside("task", lambda: _TASKS, register_task)
 
 
 def list_tasks() -> list[str]:
-    """Names of all registered tasks; other packages are not imported."""
+    """List the names of all registered tasks, without importing third-party packages."""
     return _OUTSIDE.names()
 
 
 def usable_tasks() -> list[str]:
-    """As `list_tasks`, without those whose packages cannot be imported, but warn."""
+    """List tasks whose packages can be imported. Warn about the others."""
     return _OUTSIDE.usable()
 
 
 def task_card(name: str) -> TaskCard:
-    """The card of a registered task; an unknown name suggests the nearest."""
+    """Return the card of a registered task.
+
+    For an unknown name, the error suggests the nearest name.
+    """
     builder = _builder(name)
     seed = {"seed": 0} if getattr(builder, "takes_seed", False) else {}
     card = builder.card
@@ -160,19 +173,27 @@ def load_task(
     progress: Progress | None = None,
     **options: Any,
 ) -> Task:
-    """Load a task: read, decode or generate its data (kept in a cache for the next time).
+    """Load a task from files, a download or a generator.
+
+    Decoded and generated data is cached for later calls.
 
     Args:
-        name: one of `list_tasks()`.
-        data_dir: folder that holds the data files; it is only read, never written to.
-        seed: seed of generated data (ListOps, Pathfinder ...), 0 if None. Splits of existing data
-            do not depend on it: it is not the training seed.
-        progress: called with what is being done, how much is done, and of how much.
-        options: the task's own options (see its card), and `max_samples`, which every task has:
-            most samples of each split, the first ones; None for all.
+        name: Name from `list_tasks()`.
+        data_dir: Folder of the data files. It is never written to.
+        seed: Seed of generated data (ListOps, Pathfinder and others). None means 0. It is not the
+            training seed, and splits of existing data do not depend on it.
+        progress: Callback that receives the kind of work, the amount done and the total amount.
+        options: Options from the task's card, and `max_samples`. `max_samples` limits each split
+            to its first samples. None keeps all samples.
 
     Raises:
-        InputError: unknown name or option, a value out of range, missing or damaged data.
+        InputError: Unknown name or option, value out of range, missing or damaged data.
+
+    Example:
+        >>> import rifflemix as rm
+        >>> task = rm.tasks.load_task("sort", max_samples=100)
+        >>> len(task.split("train"))
+        100
     """
     builder = _builder(name)
     return _load(builder, _request(builder.card, data_dir, seed, progress, options))
@@ -186,20 +207,22 @@ def prepare_task(
     progress: Progress | None = None,
     **options: Any,
 ) -> Path | None:
-    """Do the slow part of `load_task` ahead of time.
+    """Prepare and cache the data of a task before `load_task` needs it.
+
+    Accepts the arguments of `load_task`.
 
     Returns:
-        The folder of decoded or generated data that later loads read; None where there is none.
+        The cache folder that later calls of `load_task` read, or None if the task has no cache.
 
     Raises:
-        InputError: as `load_task`, or the prepared data cannot be kept.
+        InputError: Same cases as `load_task`, or the prepared data cannot be stored.
     """
     builder = _builder(name)
     request = _request(builder.card, data_dir, seed, progress, options)
     request = replace(request, must_keep=True)
     with _looking():
         folder = builder.prepared(request)
-    if folder is not None and not folder.is_dir():  # else whatever it lacks is told
+    if folder is not None and not folder.is_dir():  # otherwise loading reports the missing data
         make_folder(folder.parent)
     _load(builder, request)
     if folder is not None and not folder.is_dir():
@@ -210,20 +233,22 @@ def prepare_task(
 
 
 def card_of(task: Task) -> TaskCard:
-    """The card of a loaded task: its own, or the registry's."""
+    """Return the card of a loaded task."""
     return task.card or task_card(task.name)
 
 
 def _known_card(task: Task) -> TaskCard | None:
-    """As `card_of`; None of a task that the registry does not have."""
+    """Same as `card_of`, but return None if the task is not registered."""
     return task.card or (_TASKS[task.name].card if task.name in _TASKS else None)
 
 
 def task_status(name: str, data_dir: Path | str | None = None) -> TaskStatus:
-    """What of a task's data is at hand: in `data_dir`, built in, or to be fetched.
+    """Report whether the data of a task is available.
+
+    The data can be in `data_dir`, built in, or cached. Otherwise it needs a download.
 
     Raises:
-        InputError: unknown name, or no such folder.
+        InputError: Unknown name, or the folder does not exist.
     """
     builder, folder = _builder(name), _folder(data_dir)
     try:
@@ -276,7 +301,7 @@ def _builder_of(task: Any) -> TaskBuilder:
 
 
 def _check_card(card: TaskCard) -> None:
-    """Raise unless a card is whole and its options can be written down."""
+    """Raise unless the card is complete and JSON can store its options."""
     for entry in ("title", "source", "licence", "description", "backbone", "image_backbone"):
         value = getattr(card, entry)
         if not isinstance(value, str) or not value:
@@ -336,7 +361,7 @@ def _folder(data_dir: Path | str | None) -> Path | None:
 
 @contextmanager
 def _looking() -> Iterator[None]:
-    """Turn a folder that may not be looked into into one sentence."""
+    """Raise a one-sentence InputError if a folder is not readable."""
     try:
         yield
     except PermissionError as error:

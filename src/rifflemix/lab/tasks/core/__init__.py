@@ -1,1 +1,1 @@
-"""The base of all tasks, and parts that do not depend on the data."""
+"""Base classes of all tasks, and helpers that do not depend on the data."""

@@ -1,4 +1,4 @@
-"""The parts of every task: splits of labelled samples, a batch layout, a loss and metrics."""
+"""Base classes of tasks: samples and splits, batch layout, loss and metrics."""
 
 from __future__ import annotations
 
@@ -23,27 +23,32 @@ from rifflemix.lab.tasks.core.own_data import OwnData
 SPLITS = ("train", "validation", "test")
 
 Sample = tuple[Any, Any]
-"""Inputs and label: (N,) int64 tokens or (N, F) float32 vectors, two of them where the task has
-pairs; an int, or (N,) int64."""
+"""Inputs and label of a sample.
+
+- Inputs: (N,) int64 tokens or (N, F) float32 vectors, or two of these if the task has pairs.
+- Label: an int, or (N,) int64.
+"""
 
 Batch = dict[str, Tensor]
-"""inputs (B, N) or (B, N, F); labels (B,); key_padding_mask (B, N), True = padding, if it pads.
+"""Batch of tensors by name.
 
-Pairs: inputs (B, 2, N) or (B, 2, N, F), key_padding_mask (B, 2, N).
+- "inputs": (B, N) or (B, N, F). Pairs: (B, 2, N) or (B, 2, N, F).
+- "labels": (B,).
+- "key_padding_mask", if the task pads: (B, N), or (B, 2, N) for pairs. True marks padding.
 """
 
 Progress = Callable[[str, int, int | None], object]
-"""Called with the kind of work, how much is done, and of how much (None: not known).
+"""Callback that receives the kind of work, the amount done and the total (None if unknown).
 
-If it returns True, preparation stops after the current part: see `PreparationStopped`.
+If it returns True, preparation stops after the current part. See `PreparationStopped`.
 """
 
 
 class PreparationStopped(Exception):
-    """The caller stopped the preparation of data. The same call continues after the stored parts.
+    """Raised when the caller stops the preparation of data.
 
-    Only data that is stored in parts stops, after at least one part. Other data is prepared to the
-    end, since a stop would lose the work.
+    The same call continues after the stored parts. Only data that is stored in parts can stop,
+    after at least one part. Other data is prepared to the end, because a stop would lose the work.
     """
 
     def __init__(self, what: str, done: int, total: int) -> None:
@@ -51,22 +56,28 @@ class PreparationStopped(Exception):
 
 
 Output = Literal["classes", "next_token", "sequence", "number"]
-"""What a model gives: "classes" (B, K), "next_token" (B, N, V) logits of the token after each,
-"sequence" (B, M, V) logits of another sequence, or "number" (B, 1)."""
+"""Kind of model output.
+
+- "classes": (B, K).
+- "next_token": logits (B, N, V) of the token after each position.
+- "sequence": logits (B, M, V) of another sequence.
+- "number": (B, 1).
+"""
 
 
 @dataclass(frozen=True)
 class Budget:
-    """Model size and training budget where the caller does not say, the same for every mixer.
+    """Default model size and training budget, equal for every mixer.
 
     Attributes:
-        dim: channels C.
-        num_layers: blocks.
-        num_heads: heads H.
-        max_steps: optimiser updates.
-        batch_size: sequences per update.
-        lr: peak learning rate.
-        evaluations: how often to look at the validation split; the best look chooses the weights.
+        dim: Number of channels C.
+        num_layers: Number of blocks.
+        num_heads: Number of heads H.
+        max_steps: Number of optimizer updates.
+        batch_size: Sequences per update.
+        lr: Peak learning rate.
+        evaluations: Number of evaluations on the validation split. The best one selects the
+            weights.
     """
 
     dim: int = 64
@@ -80,23 +91,24 @@ class Budget:
 
 @dataclass(frozen=True)
 class TaskCard:
-    """The description of a task and its data, for lists, tables and commands.
+    """Description of a task and its data, for lists, tables and commands.
 
     Attributes:
-        name: registry name.
-        title: the name people use.
-        source: who made the data and where it comes from.
-        licence: licence of the data.
-        description: one or two sentences on inputs, labels and splits.
-        needs_data: needs files or a network; False where the data is built in or generated.
-        options: the task's own options and their defaults.
-        output: what a model gives, see `Output`.
-        backbone: registry name of a model that takes the samples and gives this output.
-        image_backbone: of one that takes whole images, where option layout asks for them.
-        is_image: positions are the pixels or patches of a square image, row by row; learned ones
-            can be enlarged for a larger image.
-        budget: model size and training budget. Chosen so that a handful of mixers end in minutes
-            (digits) or within an hour or two (the others) on two cores; not tuned for a mixer.
+        name: Registry name.
+        title: Common name.
+        source: Author and origin of the data.
+        licence: License of the data.
+        description: One or two sentences on inputs, labels and splits.
+        needs_data: True if the task needs files or a network, False if its data is built in or
+            generated.
+        options: Options of the task and their defaults.
+        output: Kind of model output, see `Output`.
+        backbone: Registry name of a model that accepts the samples and returns this output.
+        image_backbone: Registry name of a model for whole images, for option layout="image".
+        is_image: True if positions are pixels or patches of a square image, row by row. Learned
+            positions can then be enlarged for a larger image.
+        budget: Model size and training budget, not tuned for any mixer. A few mixers finish in
+            minutes (digits) or in an hour or two (other tasks) on two cores.
     """
 
     name: str
@@ -114,18 +126,18 @@ class TaskCard:
 
     @property
     def is_generative(self) -> bool:
-        """Whether models must not look ahead: they predict tokens from those before them."""
+        """True if models predict tokens from previous tokens and must be causal."""
         return self.output in ("next_token", "sequence")
 
     def backbone_for(self, options: Mapping[str, Any]) -> str:
-        """The backbone that fits the samples with these options; those left out have defaults."""
+        """Return the backbone that fits the samples. Missing options use their defaults."""
         layout = {**self.options, **options}.get("layout")
         return self.image_backbone if layout == "image" else self.backbone
 
 
 @dataclass(frozen=True)
 class TaskStatus:
-    """Whether a task can be loaded as things stand, and what was found where (or is missing)."""
+    """Availability of a task, and details on its data."""
 
     name: str
     available: bool
@@ -133,79 +145,76 @@ class TaskStatus:
 
 
 class Split(Protocol):
-    """A map-style data set that pickles into data loader workers."""
+    """Map-style data set that can be pickled for data loader workers."""
 
     def __len__(self) -> int:
-        """Number of samples."""
+        """Return the number of samples."""
         ...
 
     def __getitem__(self, index: int) -> Sample:
-        """One sample."""
+        """Return one sample."""
         ...
 
     def digest(self) -> bytes:
-        """Hash of every input and label, in order."""
+        """Hash every input and label, in order."""
         ...
 
 
 @dataclass(frozen=True, eq=False)
 class FirstSamples:
-    """The first `most` samples of a split, or all where there are fewer."""
+    """First `most` samples of a split, or a complete shorter split."""
 
     split: Split
     most: int
 
     def __len__(self) -> int:
-        """Number of samples."""
         return min(len(self.split), self.most)
 
     def __getitem__(self, index: int) -> Sample:
-        """One sample."""
         return self.split[range(len(self))[index]]
 
     def digest(self) -> bytes:
-        """Hash of the whole split and of how much of it this is."""
+        """Hash the whole split and the number of samples in use."""
         return hashlib.blake2b(self.split.digest() + b"%d" % len(self), digest_size=16).digest()
 
 
 @runtime_checkable
 class AnswersBlindly(Protocol):
-    """A task that knows how far its accuracy gets without a look at inputs."""
+    """Task with a known accuracy for a predictor that ignores the inputs."""
 
     @property
     def blind_answer(self) -> str:
-        """What is answered, as a clause: "repeating the token before"."""
+        """The prediction, as a clause: "repeating the token before"."""
         ...
 
     def blind_accuracy(self, split: str) -> float:
-        """The accuracy on a split."""
+        """Return the accuracy of this prediction on a split."""
         ...
 
 
 @dataclass(frozen=True, eq=False)
 class Task(OwnData):
-    """A classification task, loaded.
+    """Loaded classification task.
 
     Attributes:
-        name: registry name.
-        options: every option that shaped the data, defaults included.
-        input_kind: "tokens" (ids below `vocab_size`), "vectors" (`num_features` floats each), or
+        name: Registry name.
+        options: Every option that affects the data, including defaults.
+        input_kind: "tokens" (ids below `vocab_size`), "vectors" (`num_features` floats each),
             "images", or "graphs" of nodes with `num_features` ids each.
-        vocab_size: number of token ids, the padding id included; None for vectors.
-        num_features: floats per vector; None for tokens.
-        num_classes: labels are 0 to num_classes - 1.
-        max_length: most tokens a sample can have.
-        padding: batches carry a `key_padding_mask`, because lengths differ.
-        split_note: where the validation split comes from.
-        data_source: the files, the download or the generator that the data came from.
-        splits: the splits by name.
-        metric: the metric that chooses a model.
-        higher_is_better: whether more of `metric` is better.
-        pad_id: token id that fills padded positions.
-        num_sequences: 1, or 2 where a sample is a pair.
-        further_tests: more splits that the chosen weights are tested on, by name; other data that
-            a table has a column for.
-        card: of data that is in no registry; None where the registry has it by `name`.
+        vocab_size: Number of token ids, including the padding id. None for vectors.
+        num_features: Floats per vector. None for tokens.
+        num_classes: Number of classes. Labels are 0 to num_classes - 1.
+        max_length: Maximum number of tokens per sample.
+        padding: True if lengths differ. Batches then contain a `key_padding_mask`.
+        split_note: Origin of the validation split.
+        data_source: Files, download or generator of the data.
+        splits: Splits by name.
+        metric: Metric that selects a model.
+        higher_is_better: True if a higher value of `metric` is better.
+        pad_id: Token id at padded positions.
+        num_sequences: 1, or 2 if a sample is a pair.
+        further_tests: Additional test splits by name, each with a column in result tables.
+        card: Card of a task that is not registered. None if the registry has a card for `name`.
     """
 
     name: str
@@ -227,14 +236,17 @@ class Task(OwnData):
     further_tests: Mapping[str, Split] = field(default_factory=dict)
 
     def split(self, name: str) -> Split:
-        """The split "train", "validation" or "test", or one of `further_tests`."""
+        """Return the split "train", "validation" or "test", or a split of `further_tests`."""
         check_choice("split", name, (*SPLITS, *self.further_tests))
         return self.splits[name] if name in SPLITS else self.further_tests[name]
 
     def collate(self, samples: Sequence[Sample]) -> Batch:
-        """Stack samples to a batch, padded to the longest among them where the task pads."""
+        """Stack samples into a batch.
+
+        If the task pads, pad to the longest sample.
+        """
         labels = _labels([label for _, label in samples], self.num_classes)
-        # A pair is two sequences, so that both are padded to one length.
+        # Split pairs into sequences, so that both members are padded to one length.
         inputs = [
             part
             for sample, _ in samples
@@ -246,7 +258,10 @@ class Task(OwnData):
         return {**batch, "labels": labels}
 
     def _stack(self, inputs: Sequence[Tensor]) -> Batch:
-        """Sequences as one tensor, padded to the longest, with a mask, where the task pads."""
+        """Stack sequences.
+
+        If the task pads, pad to the longest and add a mask.
+        """
         if not self.padding:
             return {"inputs": torch.stack(list(inputs))}
         lengths = torch.tensor([len(tokens) for tokens in inputs])
@@ -257,19 +272,19 @@ class Task(OwnData):
         return {"inputs": padded, "key_padding_mask": mask}
 
     def loss(self, outputs: Tensor, batch: Batch) -> Tensor:
-        """Mean cross-entropy in float32 of logits (B, num_classes) against the labels."""
+        """Compute the mean cross-entropy in float32 of logits (B, num_classes)."""
         self._check_outputs(outputs, batch)
         return functional.cross_entropy(outputs.float(), batch["labels"])
 
     def uniform_loss(self, outputs: Tensor, batch: Batch) -> Tensor:
-        """What `loss` would be if all classes were equally right; smoothed labels add it."""
+        """Compute `loss` for uniform targets, the extra term of label smoothing."""
         self._check_outputs(outputs, batch)
         return -functional.log_softmax(outputs.float(), dim=1).mean()
 
     def metrics(self, outputs: Tensor, batch: Batch) -> dict[str, tuple[float, int]]:
-        """Sum and count of "accuracy" and "loss" over a batch of logits (B, num_classes).
+        """Compute sum and count of "accuracy" and "loss" of logits (B, num_classes).
 
-        Where labels are probabilities (B, num_classes), all classes above 0 are right.
+        If the labels are probabilities (B, num_classes), every class above 0 counts as correct.
         """
         self._check_outputs(outputs, batch)
         labels = batch["labels"]
@@ -281,9 +296,9 @@ class Task(OwnData):
         }
 
     def fingerprint(self) -> str:
-        """Hash of the options and of every sample of every split: equal means same data.
+        """Hash the options and all samples. Equal hashes mean equal data.
 
-        The name of a file of the user's own is left out: it may be renamed.
+        The name of a user's file is excluded, so the file can be renamed.
         """
         return self._fingerprint
 
@@ -305,16 +320,19 @@ class Task(OwnData):
 
 
 def is_hit(classes: Tensor, labels: Tensor) -> Tensor:
-    """(B,) whether a right class is among `classes` (B, k); see `Task.metrics` for `labels`."""
+    """Return (B,) bools: whether `classes` (B, k) contain a correct class.
+
+    See `Task.metrics` for the two formats of `labels`.
+    """
     if labels.ndim == 2:
         return (labels.gather(1, classes) > 0).any(dim=1)
     return (classes == labels.unsqueeze(1)).any(dim=1)
 
 
 def _labels(labels: Sequence[Any], num_classes: int) -> Tensor:
-    """Classes as int64, or probabilities of all classes as they are.
+    """Convert labels to int64 classes, or stack class probabilities unchanged.
 
-    A number with a fraction would silently become another class.
+    Raises for fractions, because int64 would silently round them to another class.
     """
     first = labels[0]
     if isinstance(first, Tensor) and first.is_floating_point() and first.shape == (num_classes,):
@@ -329,16 +347,16 @@ def _labels(labels: Sequence[Any], num_classes: int) -> Tensor:
 
 @dataclass(frozen=True)
 class Request:
-    """A request for a task's data: names are checked, defaults filled in.
+    """Request for the data of a task, with checked and complete options.
 
     Attributes:
-        data_dir: folder that holds the data files, never written to; None where none was given.
-        seed: seed of data that is generated.
-        options: every option of the card.
-        given: names of the options that the caller set, and "seed" where it was.
-        progress: called with the progress of the work.
-        max_samples: most samples of each split; None for all.
-        must_keep: the prepared data has to be stored, not only to be used.
+        data_dir: Folder of the data files, never written to. None if the caller gave no folder.
+        seed: Seed of generated data.
+        options: Every option of the card.
+        given: Names of the options that the caller set, including "seed" if set.
+        progress: Callback that reports progress.
+        max_samples: Maximum number of samples per split. None for all samples.
+        must_keep: True if the prepared data must be stored in the cache.
     """
 
     data_dir: Path | None
@@ -350,34 +368,40 @@ class Request:
     must_keep: bool = False
 
     def count(self, split: str) -> int:
-        """How many samples of a split are asked for, by option num_train and the like."""
+        """Return the requested size of a split, from num_train and similar options."""
         count = check_integer(self.options, f"num_{split}", 1)
         return count if self.max_samples is None else min(count, self.max_samples)
 
 
 class TaskBuilder(Protocol):
-    """The interface of a task file: a card, loading, and what data is there."""
+    """Interface of a task: card, loading and data status."""
 
     @property
     def card(self) -> TaskCard:
-        """What the task is."""
+        """Card of the task."""
         ...
 
     def load(self, request: Request) -> Task:
-        """The task, its data decoded or generated where that has not been done before."""
+        """Load the task.
+
+        Decode or generate its data unless the cache contains the result.
+        """
         ...
 
     def status(self, data_dir: Path | None) -> TaskStatus:
-        """Whether the data is at hand, without decoding it."""
+        """Report whether the data is available, without decoding it."""
         ...
 
     def prepared(self, request: Request) -> Path | None:
-        """The folder that holds the decoded or generated data; None where nothing is kept."""
+        """Return the cache folder of the data, or None without a cache."""
         ...
 
 
 def check_integer(options: Mapping[str, Any], name: str, low: int, high: int | None = None) -> int:
-    """The option `name`, raising unless it is an integer from `low` to `high`."""
+    """Return option `name`.
+
+    Raise unless it is an integer from `low` to `high`.
+    """
     value = options[name]
     if isinstance(value, bool) or not isinstance(value, int):
         raise bad_argument(name, "an integer", repr(value))
@@ -388,7 +412,7 @@ def check_integer(options: Mapping[str, Any], name: str, low: int, high: int | N
 
 
 def check_number(options: Mapping[str, Any], name: str) -> float:
-    """The option `name`, raising unless it is a finite number above 0."""
+    """Return option `name`. Raise unless it is a finite number above 0."""
     value = options[name]
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise bad_argument(name, "a number", repr(value))
@@ -398,7 +422,7 @@ def check_number(options: Mapping[str, Any], name: str) -> float:
 
 
 def check_one_of(options: Mapping[str, Any], name: str, choices: Sequence[int]) -> int:
-    """The option `name`, raising unless it is one of the integers `choices`."""
+    """Return option `name`. Raise unless it is an integer from `choices`."""
     value = check_integer(options, name, 0)
     if value not in choices:
         raise bad_argument(name, f"one of {', '.join(map(str, choices))}", value)
@@ -406,10 +430,9 @@ def check_one_of(options: Mapping[str, Any], name: str, choices: Sequence[int]) 
 
 
 def content_order(rows: Sequence[bytes], salt: str) -> NDArray[np.int64]:
-    """A fixed shuffle that depends on the content of the rows alone, not on their order.
+    """Return a fixed shuffle that depends only on row contents.
 
-    The same data gives the same order whichever file or library it came from, and equal rows
-    stay together.
+    The original order, the file and the library do not matter. Equal rows stay adjacent.
     """
     key = salt.encode()
     digests = [hashlib.blake2b(row, digest_size=16, key=key).digest() for row in rows]

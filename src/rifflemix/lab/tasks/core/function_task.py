@@ -1,4 +1,4 @@
-"""A function that returns a task, as a task of the registry."""
+"""Task of the registry that is defined by a function."""
 
 from __future__ import annotations
 
@@ -13,17 +13,19 @@ from rifflemix.lab.tasks.core.generated import GeneratedTask
 
 
 class FunctionTask(GeneratedTask):
-    """The task that a function makes.
+    """Task that calls a function.
+
+    The name and docstring of the function are the task name and description. Its arguments are the
+    options and all need defaults. An argument `seed` is the seed of generated data. An argument
+    `data_dir` is not an option: it receives the data folder if the caller gives one.
 
     Args:
-        function: its name names the task, its docstring describes it, its arguments, all with
-            defaults, are the options. An argument `data_dir` is no option but the folder of data
-            files, where one is given; `seed` is that of generated data.
-        card_of: the card of a task that it returns, None where there is none.
+        function: Function that returns a `Task`.
+        card_of: Function that returns the card of a task, or None if the task has no card.
     """
 
     at_hand = "made by a function"
-    takes_seed = False  # but where it is an option
+    takes_seed = False  # unless `seed` is an option
 
     def __init__(
         self, function: Callable[..., Any], card_of: Callable[[Task], TaskCard | None]
@@ -49,10 +51,10 @@ class FunctionTask(GeneratedTask):
         )
 
     def load(self, request: Request) -> Task:
-        """What the function returns, with the name of the function and its options alone.
+        """Call the function. The task gets the function's name and options.
 
         Raises:
-            InputError: it returns no task.
+            InputError: The function does not return a task.
         """
         has_folder = self._takes_folder and request.data_dir is not None
         folder = {"data_dir": request.data_dir} if has_folder else {}
@@ -67,7 +69,7 @@ class FunctionTask(GeneratedTask):
         return replace(task, name=self.card.name, options=dict(request.options), card=card)
 
     def _card_of_kind(self, task: Task) -> TaskCard:
-        """Our card, with what that of a known task says of the models that fit its samples."""
+        """Return the card of the function, with model settings of a known task."""
         known = self._card_of(task)
         if known is None:
             return self.card

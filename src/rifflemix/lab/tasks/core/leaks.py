@@ -1,4 +1,4 @@
-"""Samples of a split whose inputs an earlier split holds too."""
+"""Detection of inputs that occur in more than one split."""
 
 from __future__ import annotations
 
@@ -8,10 +8,12 @@ from rifflemix.lab.tasks.core.base import SPLITS
 
 
 def leaks(hashes: Mapping[str, Iterable[int]]) -> str:
-    """A clause on samples whose inputs an earlier split holds; empty without any.
+    """Report how many inputs each split shares with earlier splits.
+
+    Return an empty text if no inputs are shared.
 
     Args:
-        hashes: of the inputs of each split.
+        hashes: Hashes of the inputs of each split.
     """
     seen: set[int] = set()
     told = []

@@ -1,4 +1,4 @@
-"""Tasks that ask for a number instead of a class."""
+"""Regression tasks."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ LOSSES = ("mse", "mae")
 
 @dataclass(frozen=True, eq=False)
 class NumberTask(Task):
-    """A task that gives a number to each sample.
+    """Regression task with one number per sample.
 
-    A model's output is in units of `target_std` from `target_mean`, both of the training split;
-    errors are told in the units of the data.
+    Model outputs are standardized with `target_mean` and `target_std` of the training split.
+    Metrics are in the units of the data.
 
     Attributes:
-        target_mean: mean of the training targets.
-        target_std: their deviation.
-        loss_kind: what is trained on: "mse" or "mae".
+        target_mean: Mean of the training targets.
+        target_std: Standard deviation of the training targets.
+        loss_kind: Training loss, "mse" or "mae".
     """
 
     target_mean: float = 0.0
@@ -37,30 +37,31 @@ class NumberTask(Task):
         check_choice("loss", self.loss_kind, LOSSES)
 
     def collate(self, samples: Sequence[Sample]) -> Batch:
-        """As of any task; the labels are (B,) float32, in deviations from the mean."""
-        # Once with classes that no sample has, so that padding is done in one place.
+        """Stack samples into a batch with standardized labels (B,) float32."""
+        # Class 0 is a dummy label, so that `Task.collate` does the padding.
         batch = super().collate([(inputs, 0) for inputs, _ in samples])
         return {**batch, "labels": self.deviations(samples)}
 
     def deviations(self, samples: Sequence[Sample]) -> Tensor:
-        """The numbers (B,) float32 of samples, in units of `target_std` from `target_mean`.
+        """Return the standardized targets (B,) float32 of samples.
 
-        They are moved before they are rounded: of a time in seconds float32 keeps minutes only.
+        Standardizes in float64: in float32, large targets such as times in seconds lose precision.
         """
         numbers = torch.tensor([target for _, target in samples], dtype=torch.float64)
         return ((numbers - self.target_mean) / self.target_std).float()
 
     def loss(self, outputs: Tensor, batch: Batch) -> Tensor:
-        """Mean squared or absolute error of outputs (B, 1), in deviations of the target."""
+        """Compute the mean squared or absolute error of standardized outputs (B, 1)."""
         found, wanted = self._numbers(outputs, batch), batch["labels"]
         if self.loss_kind == "mse":
             return functional.mse_loss(found, wanted)
         return functional.l1_loss(found, wanted)
 
     def metrics(self, outputs: Tensor, batch: Batch) -> dict[str, tuple[float, int]]:
-        """Sum and count of "loss", of "mse" and "mae" in the units of the data, and moments.
+        """Compute sum and count of "loss", "mse", "mae" and moments.
 
-        The moments, of targets and errors, are for `summarise` and not shown.
+        "mse" and "mae" are in the units of the data. The moments of targets and errors are for
+        `summarise` and are not displayed.
         """
         count = len(batch["labels"])
         target = batch["labels"].double()
@@ -75,10 +76,11 @@ class NumberTask(Task):
         }
 
     def summarise(self, means: Mapping[str, float]) -> dict[str, float]:
-        """The root of the mean squared error, "rmse", and the share of variance explained, "r2".
+        """Compute "rmse", "r2" and the standard deviation of the task's metric.
 
-        No "r2" where all targets of a split are equal. And the deviation of the task's metric: its
-        standard error, from samples that are drawn, times the root of their number.
+        "rmse" is the root of the mean squared error. "r2" is the share of explained variance, and
+        is missing if all targets of a split are equal. The standard deviation is the standard
+        error over randomly drawn samples, times the square root of the number of samples.
         """
         summary = {"rmse": math.sqrt(means["mse"])}
         square = means.get("_target_square", 0.0)
@@ -100,5 +102,5 @@ class NumberTask(Task):
 
 
 def _root(variance: float) -> float:
-    """Of a difference of two rounded numbers, which may be below zero."""
+    """Square root that returns 0 for a variance below zero (rounding error)."""
     return math.sqrt(max(variance, 0.0))

@@ -1,6 +1,6 @@
-"""The ways from data of your own to a task: class methods of `Task`.
+"""Class methods of `Task` that create a task from user data.
 
-`rifflemix.lab.tasks.own` does the work. It depends on `Task` and registers its functions here.
+`rifflemix.lab.tasks.own` implements them. It depends on `Task` and registers its functions here.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ if TYPE_CHECKING:
     from rifflemix.lab.tasks.core.base import Task
 
 MAKERS: dict[str, Callable[..., Any]] = {}
-"""Name of a class method -> the function behind it."""
+"""Class method name -> implementation."""
 
 DEFAULT_SPLIT = (0.6, 0.2, 0.2)
 
 
 class OwnData:
-    """Class methods that make a task from arrays, data sets and files."""
+    """Class methods that create a task from arrays, data sets and files."""
 
     @classmethod
     def from_arrays(
@@ -38,35 +38,45 @@ class OwnData:
         layout: str = "sequence",
         name: str = "arrays",
     ) -> Task:
-        """A task from samples and labels in memory: NumPy, torch, pandas or lists.
+        """Create a task from arrays (NumPy, torch, pandas) or lists.
+
+        Shape and type of `x` determine the kind of samples:
+
+        - Tokens: integers (M, N) from 0.
+        - Sequences of vectors: floats (M, N, F), or (M, N) for F = 1. The values are not rescaled.
+          Models learn best from features with mean 0 and standard deviation 1.
+        - Images: integers (M, H, W) from 0 to 255, or numbers (M, H, W, 1 to 4). Channels are
+          standardized with the mean and standard deviation of the training split.
+        - Texts: M strings, read as UTF-8 bytes.
+        - Sequences of unequal length: a list of M arrays (N,) or (N, F).
 
         Args:
-            x: what the samples are is told by shape and type:
-                tokens, integers (M, N) from 0;
-                sequences of vectors, floats (M, N, F), or (M, N) for F = 1, taken as they are:
-                models learn from features of about mean 0 and deviation 1;
-                images, (M, H, W) integers from 0 to 255 or (M, H, W, 1 to 4) numbers, brought to
-                mean 0 and deviation 1 by channel, both of the training split;
-                texts, M strings, read as UTF-8 bytes;
-                lists of M sequences of unequal length, (N,) or (N, F).
-            y: M labels. Integers, bools and strings are classes, floats are numbers to predict.
-            lengths: (M,) valid tokens of each row of x; the rest is padding.
-            split: shares of train, validation and test; or M names "train", "validation", "test";
+            x: Samples.
+            y: M labels. Integers, bools and strings are classes. Floats are regression targets.
+            lengths: (M,) number of valid tokens of each sample. The rest is padding.
+            split: Shares of train, validation and test; or M names "train", "validation", "test";
                 or a mapping from these names to indices.
-            seed: of the draw of the splits.
-            kind: "classification" or "regression" where the type of y does not say; "auto".
-            groups: M values; samples of one group (a patient, a document) stay in one split.
-            max_length: longer sequences are cut to it, which the results say.
-            drop_empty: leave out empty texts, empty sequences and rows of length 0, with their
-                labels; the results contain their number. Otherwise they raise.
-            patch_size: side of the patches that images are cut to; by default the smallest that
-                leaves at most 256.
+            seed: Seed that draws the splits.
+            kind: "classification", "regression", or "auto" to decide by the type of `y`.
+            groups: M values. Samples of one group (a patient, a document) stay in one split.
+            max_length: Maximum length. Longer sequences are cut, and the results report it.
+            drop_empty: If True, drop empty texts, empty sequences and samples of length 0, and
+                report their number in the results. If False, raise for them.
+            patch_size: Side of the image patches. Default: the smallest size with at most 256
+                patches.
             layout: "sequence", or "image" for models of whole images.
-            name: of the task, in tables.
+            name: Task name for tables.
 
         Raises:
-            InputError: shapes that do not fit, NaN, labels that are missing or too few, a split
-                without samples, a group in two splits.
+            InputError: Shapes do not match, values are NaN, labels are missing or too few, a split
+                is empty, or a group is in two splits.
+
+        Example:
+            >>> import numpy as np, rifflemix as rm
+            >>> x = np.random.default_rng(0).normal(size=(100, 12, 3))
+            >>> task = rm.Task.from_arrays(x, x.mean(axis=(1, 2)) > 0)
+            >>> len(task.split("train")), task.num_classes
+            (60, 2)
         """
         return _make(
             "from_arrays", x, y, lengths=lengths, split=split, seed=seed, kind=kind, groups=groups,
@@ -78,19 +88,19 @@ class OwnData:
     def from_datasets(
         cls, data: Any, *, input: str, label: str, group: str | None = None, **options: Any
     ) -> Task:
-        """A task from a `Dataset` or `DatasetDict` of the Hugging Face library, already loaded.
+        """Create a task from a loaded `Dataset` or `DatasetDict` of Hugging Face.
 
         Args:
-            data: one data set, which is split here, or a mapping from split names to data sets. A
-                validation split that is missing is drawn from the training samples; a test split
-                that is missing or without labels (-1) from what is there.
-            input: column of texts, tokens, vectors or images.
-            label: column of labels.
-            group: column of groups.
-            options: as for `from_arrays`.
+            data: One data set to split, or a mapping from split names to data sets. A missing
+                validation split is drawn from the training samples. A missing or unlabeled (-1)
+                test split is drawn from the available samples.
+            input: Column of texts, tokens, vectors or images.
+            label: Column of labels.
+            group: Column of groups.
+            options: Further arguments of `from_arrays`.
 
         Raises:
-            InputError: a missing column or split, and as `from_arrays`.
+            InputError: A column or split is missing, or any case of `from_arrays`.
         """
         return _make("from_datasets", data, input=input, label=label, group=group, **options)
 
@@ -105,19 +115,19 @@ class OwnData:
         config: str | None = None,
         **options: Any,
     ) -> Task:
-        """A task from a data set of the Hugging Face hub, as it was at one commit.
+        """Create a task from a Hugging Face data set at one commit.
 
         Args:
-            name: owner/name of the repository.
-            revision: the commit, 40 hexadecimal digits: names of branches move.
-            input: column of the inputs.
-            label: column of the labels.
-            config: of the data set, where it has several.
-            options: as for `from_datasets`.
+            name: Repository as owner/name.
+            revision: Commit of 40 hexadecimal digits. Branch names are refused because they move.
+            input: Column of inputs.
+            label: Column of labels.
+            config: Configuration of the data set, if it has several.
+            options: Further arguments of `from_datasets`.
 
         Raises:
-            InputError: no commit, the `datasets` library or a network is missing, and as
-                `from_datasets`.
+            InputError: The revision is not a commit, the `datasets` library or a network is
+                missing, or any case of `from_datasets`.
         """
         return _make(
             "from_hf", name, revision=revision, input=input, label=label, config=config, **options
@@ -134,20 +144,32 @@ class OwnData:
         split: Any = DEFAULT_SPLIT,
         **options: Any,
     ) -> Task:
-        """A task from a table with a header: .csv, .tsv, .jsonl, each also .gz or .xz.
+        """Create a task from a .csv, .tsv or .jsonl table with header.
+
+        The file can be compressed as .gz or .xz.
 
         Args:
-            path: of the file.
-            input: column of texts (in JSON lines, also of lists of numbers), or several columns
-                of numbers, which make a sequence of one number each.
-            label: column of labels. Numbers with a decimal point are regression, NA and the
-                like are missing.
-            group: column of groups.
-            split: as for `from_arrays`, or the name of a column of split names.
-            options: as for `from_arrays`.
+            path: Path of the file.
+            input: Column of texts, or several columns of numbers. Several columns form a sequence
+                with one number per column. In .jsonl files, a column can also contain lists of
+                numbers.
+            label: Column of labels. Numbers with a decimal point are regression targets. NA and
+                similar texts are missing values.
+            group: Column of groups.
+            split: Same as in `from_arrays`, or the name of a column of split names.
+            options: Further arguments of `from_arrays`.
 
         Raises:
-            InputError: a damaged file, a missing column or value, and as `from_arrays`.
+            InputError: The file is damaged, a column or value is missing, or any case of
+                `from_arrays`.
+
+        Example:
+            >>> import os, pathlib, rifflemix as rm
+            >>> lines = ["text,label", *(f"review {i},{i % 2}" for i in range(20))]
+            >>> _ = pathlib.Path("reviews.csv").write_text(os.linesep.join(lines))
+            >>> task = rm.Task.from_csv("reviews.csv", input="text", label="label")
+            >>> len(task.split("train"))
+            12
         """
         return _make(
             "from_csv", path, input=input, label=label, group=group, split=split, **options
@@ -155,17 +177,18 @@ class OwnData:
 
     @classmethod
     def from_folder(cls, path: str | PathLike[str], **options: Any) -> Task:
-        """A task from a folder: train, validation and test as .npz or .jsonl files, or images.
+        """Create a task from a folder of .npz, .jsonl or image files.
 
         Args:
-            path: a folder with train.npz, or train.jsonl, and more splits; or with a folder of
-                images for each class, which task `image_folder` reads.
-            options: of .npz files the names of their arrays: `input` ("x"), `label` ("y") and
-                `lengths` ("lengths" if the file has it); of .jsonl files the names of columns.
-                Further options are those of `from_arrays`, or of task `image_folder` for images.
+            path: Folder with train.npz or train.jsonl and optional further splits, or with one
+                folder of images per class. Task `image_folder` reads the images.
+            options: Names of arrays in .npz files: `input` ("x"), `label` ("y") and `lengths`
+                ("lengths" if the file contains it). Names of columns in .jsonl files. Further
+                arguments of `from_arrays`, or options of task `image_folder` for images.
 
         Raises:
-            InputError: none of these files, damaged ones, and as `from_arrays`.
+            InputError: The folder has no such files, a file is damaged, or any case of
+                `from_arrays`.
         """
         return _make("from_folder", path, **options)
 

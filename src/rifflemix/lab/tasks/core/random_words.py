@@ -1,4 +1,4 @@
-"""Random numbers by counter: every sample has its own stream, whatever it is drawn with.
+"""Counter-based random numbers with an independent stream per sample.
 
 Source: Steele, Lea and Flood, Fast Splittable Pseudorandom Number Generators (2014): SplitMix64.
 """
@@ -16,12 +16,14 @@ _FACTORS = (np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB))
 
 
 class Streams:
-    """One stream of 64-bit words a sample; what a sample draws does not depend on its company.
+    """One stream of 64-bit words per sample.
+
+    A stream does not depend on the other samples.
 
     Args:
-        seed: 0 to 2**64 - 1.
-        part: streams of different parts (splits) have nothing in common.
-        samples: (S,) numbers of the samples.
+        seed: Integer from 0 to 2**64 - 1.
+        part: Number of the split. Streams of different parts are unrelated.
+        samples: (S,) sample numbers.
     """
 
     def __init__(self, seed: int, part: int, samples: Rows) -> None:
@@ -30,26 +32,26 @@ class Streams:
         self._drawn = np.zeros(len(samples), dtype=np.uint64)
 
     def of(self, rows: Rows) -> Streams:
-        """Copies of the streams at positions `rows`, each as far as it has been drawn."""
+        """Copy the streams at positions `rows`, including their current positions."""
         copies = Streams.__new__(Streams)
         copies._keys, copies._drawn = self._keys[rows], self._drawn[rows]
         return copies
 
     def draw(self, rows: Rows, count: int) -> Words:
-        """The next `count` words of the samples at positions `rows`: (len(rows), count)."""
+        """Draw the next `count` words at positions `rows`: (len(rows), count)."""
         steps: Words = np.arange(1, count + 1).astype(np.uint64)
         positions = self._drawn[rows, None] + steps
         self._drawn[rows] += np.uint64(count)
         return mix(self._keys[rows, None] + positions * _GOLDEN)
 
     def uniform(self, rows: Rows, count: int) -> NDArray[np.float32]:
-        """Floats from 0 up to, but not 1: (len(rows), count), on a grid of 2**-24."""
+        """Draw floats in [0, 1) on a grid of 2**-24: (len(rows), count)."""
         words = self.draw(rows, count) >> np.uint64(40)
         return words.astype(np.float32) * np.float32(2.0**-24)
 
 
 def mix(words: Words) -> Words:
-    """SplitMix64's last step: a bijection of 64-bit words that spreads every bit over all."""
+    """Mix all 64 bits with the last step of SplitMix64, a bijection."""
     words = (words ^ (words >> np.uint64(30))) * _FACTORS[0]
     words = (words ^ (words >> np.uint64(27))) * _FACTORS[1]
     return words ^ (words >> np.uint64(31))

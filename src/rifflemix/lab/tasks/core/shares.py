@@ -1,4 +1,4 @@
-"""The error of a share of parts, such as tokens, of which each drawn sample has several."""
+"""Standard error of a ratio, such as the share of correct tokens per sample."""
 
 from __future__ import annotations
 
@@ -9,7 +9,12 @@ from torch import Tensor
 
 
 def share_moments(right: Tensor, parts: Tensor) -> dict[str, tuple[float, int]]:
-    """What `share_deviation` needs, from how many parts of each sample are right, and all: (B,)."""
+    """Compute the moments for `share_deviation`.
+
+    Args:
+        right: (B,) number of correct parts of each sample.
+        parts: (B,) number of parts of each sample.
+    """
     hits, sizes = right.double(), parts.double()
     sums = {
         "_parts": sizes,
@@ -21,10 +26,10 @@ def share_moments(right: Tensor, parts: Tensor) -> dict[str, tuple[float, int]]:
 
 
 def share_deviation(share: float, means: Mapping[str, float]) -> float | None:
-    """The standard error of a share times the root of the number of samples; None if not measured.
+    """Compute the standard error of a share times sqrt(number of samples).
 
-    Samples are drawn, their parts come with them: the error is that of a ratio of two sums,
-    linearised (Cochran 1977, Sampling Techniques, chapter 6).
+    Return None without moments. Samples are drawn together with all their parts. The error is the
+    linearized error of a ratio of two sums (Cochran 1977, Sampling Techniques, chapter 6).
     """
     if not means.get("_parts"):
         return None

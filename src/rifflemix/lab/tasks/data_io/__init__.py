@@ -1,1 +1,1 @@
-"""Files of data: find, fetch, read within bounds, decode once, keep."""
+"""Data files: find, download, read with size limits, decode and cache."""

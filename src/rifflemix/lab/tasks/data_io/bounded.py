@@ -1,7 +1,7 @@
-"""Data files read and decompressed with a bound on what may come out of them.
+"""Readers for data files with a limit on the decompressed size.
 
-A file of some megabytes can hold many gigabytes of zeros: nothing here reads more than the bound
-before it looks.
+A file of a few megabytes can decompress to many gigabytes of zeros. These readers never read more
+than the limit before they check the size.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from rifflemix.files import check_regular
 from rifflemix.lab.tasks.data_io.files import Arrays, damaged, reading
 
 MOST_BYTES = 1 << 30
-"""Of a text or an array: the largest that a task reads is WikiText-103 with half of this."""
+"""Maximum size of a text or an array. The largest task file, WikiText-103, has half this size."""
 
 _BLOCK = 1 << 20
 _MOST_LINE = 1 << 26
 _MOST_MEMBER = 1 << 28
 _MOST_ARCHIVE = 1 << 36
-_MOST_HEADER = 1 << 20  # of a tar archive's long names and extended headers
-# Code for the user: np.resize repeats a sequence, and what follows its length is not read.
+_MOST_HEADER = 1 << 20  # long names and extended headers of tar archives
+# Code for the user. np.resize repeats a sequence, and readers ignore values past its length.
 _SAVE_TEXTS = "np.savez(path, x=np.array(x.tolist()), y=y)"
 _SAVE_SEQUENCES = (
     "lengths = [len(s) for s in x]; np.savez(path, x=np.array([np.resize(s, (max(lengths), "
@@ -41,7 +41,10 @@ _SAVE_SEQUENCES = (
 
 
 def open_data(path: Path) -> IO[bytes]:
-    """A file, decompressed while it is read where its name ends in .gz or .xz."""
+    """Open a file.
+
+    Decompress it during reading if its name ends in .gz or .xz.
+    """
     check_regular(path)
     if path.suffix == ".gz":
         return cast(IO[bytes], gzip.open(path, "rb"))
@@ -50,7 +53,10 @@ def open_data(path: Path) -> IO[bytes]:
 
 
 class _WholeXz(io.RawIOBase):
-    """What all streams of an .xz file hold; lzma's own reader drops a later one that is damaged."""
+    """Reader for all streams of an .xz file.
+
+    The reader of lzma silently drops a damaged later stream.
+    """
 
     def __init__(self, file: IO[bytes]) -> None:
         self._file = file
@@ -77,7 +83,7 @@ class _WholeXz(io.RawIOBase):
         super().close()
 
     def _next_start(self) -> bytes:
-        """What follows the stream that has ended, without the zeros that may stand between them."""
+        """Return the start of the next stream, without zero padding between streams."""
         found = self._decoder.unused_data.lstrip(b"\0")
         while not found and (block := self._file.read(_BLOCK)):
             found = block.lstrip(b"\0")
@@ -85,17 +91,20 @@ class _WholeXz(io.RawIOBase):
 
 
 def read_bytes(path: Path, most: int = MOST_BYTES) -> bytes:
-    """The whole content of a file, decompressed as by `open_data`.
+    """Read a whole file, decompressed as by `open_data`.
 
     Raises:
-        InputError: the file is missing, damaged, or holds more than `most` bytes.
+        InputError: The file is missing, damaged, or longer than `most` bytes.
     """
     with reading(path), open_data(path) as stream:
         return _read(path, stream, most)
 
 
 def _read(path: Path, stream: IO[bytes], most: int) -> bytes:
-    """The rest of a stream, in blocks: asked for all at once, it would take as much at once."""
+    """Read the rest of a stream in blocks.
+
+    One large read would allocate its full size immediately.
+    """
     content = bytearray()
     while block := stream.read(_BLOCK):
         content += block
@@ -105,10 +114,10 @@ def _read(path: Path, stream: IO[bytes], most: int) -> bytes:
 
 
 def read_lines(path: Path) -> Iterator[tuple[int, bytes]]:
-    """Number, from 1, and content of each line, without its line feed.
+    """Read number (from 1) and content of each line, without line feed.
 
     Raises:
-        InputError: the file is missing or damaged, or a line is longer than any of ours.
+        InputError: The file is missing or damaged, or a line exceeds 64 MiB.
     """
     with reading(path), open_data(path) as stream:
         number = 0
@@ -120,7 +129,7 @@ def read_lines(path: Path) -> Iterator[tuple[int, bytes]]:
 
 
 def read_text_lines(path: Path) -> Iterator[tuple[int, str]]:
-    """Number and UTF-8 text of each line that is not blank, as from `read_lines`."""
+    """Read the number and UTF-8 text of each non-blank line."""
     for number, line in read_lines(path):
         with reading(path):
             text = line.decode("utf-8").rstrip("\r")
@@ -129,10 +138,12 @@ def read_text_lines(path: Path) -> Iterator[tuple[int, str]]:
 
 
 def read_csv_lines(path: Path) -> Generator[str]:
-    """Each line of a UTF-8 text with its end, as the csv module wants them; a field may hold ends.
+    """Read UTF-8 lines with their line ends, for the csv module.
+
+    A quoted field can contain line ends.
 
     Raises:
-        InputError: the file is missing, damaged, or larger than any of ours, a line or all of it.
+        InputError: The file is missing or damaged, or a line or the file exceeds its size limit.
     """
     left = MOST_BYTES
     with reading(path), open_data(path) as stream:
@@ -147,7 +158,7 @@ def read_csv_lines(path: Path) -> Generator[str]:
 
 
 def read_npz(path: Path) -> Arrays:
-    """All arrays of an .npz file, xz-compressed where its name ends in .xz."""
+    """Read all arrays of an .npz or .npz.xz file."""
     content = io.BytesIO(read_bytes(path))
     with reading(path):
         if content.getvalue().startswith(npy.MAGIC_PREFIX):
@@ -169,7 +180,10 @@ def read_npz(path: Path) -> Arrays:
 
 
 def read_npy(path: Path, content: bytes) -> NDArray[Any]:
-    """The array of a .npy file, whose header is compared with what follows it."""
+    """Read the array of a .npy file.
+
+    Raise if its header does not match its size.
+    """
     with reading(path):
         stream = io.BytesIO(content)
         version = npy.read_magic(stream)
@@ -195,7 +209,7 @@ def read_npy(path: Path, content: bytes) -> NDArray[Any]:
 
 
 def read_idx(path: Path) -> NDArray[np.uint8]:
-    """An array of unsigned bytes in the idx format of MNIST, gzipped (.gz) or not."""
+    """Read an array of unsigned bytes in MNIST's idx format, optionally gzipped."""
     with reading(path), open_data(path) as stream:
         start = stream.read(4)
         if start[:3] != b"\x00\x00\x08" or len(start) < 4:
@@ -214,7 +228,10 @@ def read_idx(path: Path) -> NDArray[np.uint8]:
 
 
 def read_tar_members(path: Path, wanted: Callable[[str], bool]) -> Iterator[tuple[str, bytes]]:
-    """Name and content of the wanted regular files of a .tar.gz, streamed, never unpacked."""
+    """Stream name and content of the wanted regular files of a .tar.gz.
+
+    Nothing is unpacked to disk.
+    """
     for member, stream in tar_members(path):
         if member.isfile() and wanted(member.name):
             if member.size > _MOST_MEMBER:
@@ -229,10 +246,10 @@ def read_tar_members(path: Path, wanted: Callable[[str], bool]) -> Iterator[tupl
 def tar_members(
     path: Path,
 ) -> Iterator[tuple[tarfile.TarInfo, Callable[[], IO[bytes] | None]]]:
-    """Each member of a .tar.gz and what opens it, in one pass.
+    """Iterate over .tar.gz members and functions that open them, in one pass.
 
     Raises:
-        InputError: the archive is damaged, or larger than any of ours.
+        InputError: The archive is damaged or exceeds the size limit.
     """
     total = 0
     with reading(path), tarfile.open(path, "r|gz", tarinfo=_Header) as archive:
@@ -244,11 +261,17 @@ def tar_members(
 
 
 class _Header(tarfile.TarInfo):
-    """A tar header; tarfile itself reads long names and extended headers whole, of any size."""
+    """Tar header with a size limit.
+
+    tarfile alone reads long names and extended headers of any size.
+    """
 
     @classmethod
     def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> Self:
-        """The header, refused where it announces another one that is too large."""
+        """Read a header.
+
+        Raise if it announces a long name or extended header that is too large.
+        """
         header = super().frombuf(buf, encoding, errors)
         if header.type in _LONG and header.size > _MOST_HEADER:
             raise tarfile.ReadError(f"a header of {header.size:,} bytes")
@@ -265,8 +288,8 @@ _LONG = (
 
 
 def too_large(path: Path, most: int) -> InputError:
-    """The error for a file that holds more than a task may."""
-    if most >= MOST_BYTES:  # which a whole file may well do
+    """Return the error for a file that exceeds its size limit."""
+    if most >= MOST_BYTES:  # a valid user file can be this large
         return InputError(
             f"{path}: it holds more than {most:,} bytes, the most that is read of a file; larger "
             "data of your own is given to rm.Task.from_arrays"

@@ -1,4 +1,4 @@
-"""Fetching single files, bounded in size and checked against a known sha256."""
+"""Download of single files with a size limit and an optional sha256 check."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ _MOST_BYTES = 1 << 28
 
 @dataclass(frozen=True)
 class Remote:
-    """A file to be fetched, and what it must be: one of the two is known.
+    """File to download and its expected sha256, size, or both.
 
     Attributes:
-        url: where it is.
-        sha256: of its content.
-        size: in bytes.
+        url: URL of the file.
+        sha256: Expected sha256 of the content, or None.
+        size: Expected size in bytes, or None.
     """
 
     url: str
@@ -32,22 +32,23 @@ class Remote:
 
 
 def download(remote: Remote, progress: Progress, explain: Callable[[str], InputError]) -> bytes:
-    """The content of a file of at most 256 MiB.
+    """Download a file of at most 256 MiB.
 
     Args:
-        remote: where it is and what it must be.
-        progress: told what is fetched, and how many bytes are.
-        explain: makes the error from the reason why it could not be had.
+        remote: URL, expected sha256 and expected size of the file.
+        progress: Callback that receives a description and the number of bytes.
+        explain: Function that creates the error for a given reason.
 
     Raises:
-        InputError: it cannot be fetched, breaks off, is too large, or is another file.
+        InputError: The download fails or is incomplete, the file is too large, or its content
+            differs from the expected sha256 or size.
     """
     url = remote.url
     what = f"fetching {url.rsplit('/', 1)[-1]}"
     content = bytearray()
     try:
         with urllib.request.urlopen(url, timeout=_SECONDS) as answer:
-            total = getattr(answer, "length", None)  # files have none
+            total = getattr(answer, "length", None)  # None for file: URLs
             progress(what, 0, total)
             while block := answer.read(_BLOCK):
                 content += block

@@ -1,4 +1,4 @@
-"""Tasks that read files: a subclass says what they look like, the base finds them and speaks."""
+"""Base class of tasks that read files. A subclass describes the files."""
 
 from __future__ import annotations
 
@@ -24,21 +24,21 @@ from rifflemix.lab.tasks.data_io.files import (
 
 Options = Mapping[str, Any]
 Paths = dict[str, Path]
-"""The file of each part."""
+"""Path of the file of each part."""
 
 
 @dataclass(frozen=True)
 class Form:
-    """Files that together hold the data of a task, in one of the forms in which people have it.
+    """Format of a task's files, with one file per part.
 
     Attributes:
-        name: what people call them; "{part}" stands for the name of that part's file.
-        files: part -> path of its file below the data folder, or several it may have.
-        read: decodes the files, given the path of each part.
-        folders: folders of the data folder, one of which holds all of them.
-        endings: what may follow the name of every file.
-        looked_for: what an error says to look for; if empty, the files.
-        note: what a reader of results should know about data in this form.
+        name: Common name of the files. "{part}" is replaced by the file name of that part.
+        files: Part -> path of its file below the data folder, or several alternative paths.
+        read: Function that decodes the files, given the path of each part.
+        folders: Folders to search, relative to the data folder. One folder contains all files.
+        endings: Possible suffixes of every file name.
+        looked_for: Description of the files for errors. If empty, the file names.
+        note: Note on this format for readers of results.
     """
 
     name: str
@@ -50,7 +50,7 @@ class Form:
     note: str = ""
 
     def choices(self, data_dir: Path) -> Iterator[dict[str, list[Path]]]:
-        """For each folder, the paths that each part may have, the likeliest first."""
+        """List possible paths of each part per folder, the most likely first."""
         for folder in self.folders:
             yield {
                 part: [
@@ -62,7 +62,7 @@ class Form:
             }
 
     def described(self) -> str:
-        """The files to look for, in words."""
+        """Describe the files to look for."""
         first, *others = self.endings
         ending = first or "".join(f"[{other}]" for other in others)
         files = (" or ".join(f"{n}{ending}" for n in _names(ns)) for ns in self.files.values())
@@ -70,14 +70,14 @@ class Form:
 
 
 class FileTask(ABC):
-    """A task whose data lies in files, or is fetched; its decoded form is kept in the cache.
+    """Task that reads or downloads files and caches the decoded arrays.
 
-    A subclass gives its card, `get_it`, `forms` and `build`; it finds, decodes, keeps and refuses
-    the files like every other task.
+    A subclass defines its card, `get_it`, `forms` and `build`. The base class finds, checks,
+    decodes and caches the files.
 
     Attributes:
-        card: what the task is.
-        get_it: which files to get, and where; the end of "get ...".
+        card: Card of the task.
+        get_it: Files to get and where to get them. Continues an error message after "get".
     """
 
     card: TaskCard
@@ -85,47 +85,53 @@ class FileTask(ABC):
 
     @abstractmethod
     def forms(self, options: Options) -> Sequence[Form]:
-        """The forms that are read, the preferred one first."""
+        """Return the supported formats in order of preference."""
 
     @abstractmethod
     def build(self, request: Request, source: Source, arrays: Mapping[str, Array]) -> Task:
-        """The task over the decoded arrays of a source."""
+        """Create the task from the decoded arrays of a source."""
 
     def check(self, options: Options) -> None:  # noqa: B027
-        """Raise InputError for options out of range, before anything is read."""
+        """Raise InputError for invalid options, before reading any file."""
 
     def key(self, options: Options) -> tuple[object, ...]:
-        """The options that shape the decoded arrays."""
+        """Return the options that affect the decoded arrays."""
         return ()
 
     def remote_source(self, options: Options) -> Source | None:
-        """Where the data is fetched from without a data folder; None where it cannot be."""
+        """Return the download for use without a data folder, or None."""
         return None
 
     def why_not(self, data_dir: Path, options: Options) -> str:
-        """Why what lies in a data folder is not enough; empty where nothing is known."""
+        """Explain why the files in a data folder are insufficient.
+
+        Return an empty text if the reason is unknown.
+        """
         return ""
 
     def load(self, request: Request) -> Task:
-        """The task, decoded to the cache when first read."""
+        """Create the task.
+
+        Decode the files to the cache on the first call.
+        """
         source = self.source(request)
         return self.build(request, source, load_source(self.card, source, request))
 
     def status(self, data_dir: Path | None) -> TaskStatus:
-        """Whether data is in `data_dir` or was downloaded before."""
+        """Report whether `data_dir` contains the data, or the cache contains a download."""
         options = self.card.options
         found = self.remote_source(options) if data_dir is None else self.find(data_dir, options)
         return source_status(self.card, found, data_dir)
 
     def prepared(self, request: Request) -> Path:
-        """The folder of decoded data."""
+        """Return the folder of the decoded data."""
         return source_folder(self.card, self.source(request))
 
     def source(self, request: Request) -> Source:
-        """Where the data that is asked for comes from.
+        """Return the source of the requested data.
 
         Raises:
-            InputError: an option is out of range, or the data was not found.
+            InputError: An option is invalid, or the data was not found.
         """
         options, data_dir = request.options, request.data_dir
         self.check(options)
@@ -136,24 +142,24 @@ class FileTask(ABC):
         return found
 
     def find(self, data_dir: Path, options: Options) -> Source | None:
-        """The first form of which all files are in `data_dir`; see `find_source`."""
+        """Return the first complete format in `data_dir`, see `find_source`."""
         return find_source(self.forms(options), data_dir, self.key(options), self.incomplete)
 
     def looked_for(self, options: Options) -> Sequence[str]:
-        """The files that the data folder may hold, in words."""
+        """Describe the files that the data folder may contain."""
         return [form.described() for form in self.forms(options)]
 
     def missing(self, options: Options, why: str = "", data_dir: Path | None = None) -> InputError:
-        """The error for data that was not found, for the reason `why`."""
+        """Return the error for missing data, with the reason `why`."""
         return missing_data(self.card, data_dir, self.looked_for(options), self.get_it, why)
 
     def incomplete(self, absent: Path, part: str, present: Paths) -> InputError:
-        """The error for a part of a form that is absent while others are present."""
+        """Return the error for a missing part of an incomplete format."""
         return incomplete_data(absent, part, present)
 
 
 def incomplete_data(absent: Path, part: str, present: Paths) -> InputError:
-    """The error for a file that is absent while others that belong to it are present."""
+    """Return the error for a missing file if its companion files exist."""
     return InputError(f"{absent}: the file is missing, its companions are there")
 
 
@@ -163,16 +169,16 @@ def find_source(
     key: tuple[object, ...] = (),
     incomplete: Callable[[Path, str, Paths], InputError] = incomplete_data,
 ) -> Source | None:
-    """The first form of which all files are in a folder; None where there is no file of any.
+    """Return the first complete format in a folder, or None without files.
 
     Args:
-        forms: what may be there.
-        data_dir: the folder.
-        key: what shapes the decoded arrays beside the files.
-        incomplete: makes the error.
+        forms: Supported formats.
+        data_dir: Data folder.
+        key: Options that affect the decoded arrays.
+        incomplete: Function that creates the error for an incomplete format.
 
     Raises:
-        InputError: some files of a form are there, but no form is whole.
+        InputError: The folder contains some files of a format, but no complete format.
     """
     errors = []
     for form in forms:

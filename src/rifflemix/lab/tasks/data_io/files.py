@@ -1,4 +1,4 @@
-"""Reading, verifying and caching data files. Nothing is unpickled, nothing unpacked to disk."""
+"""Reading, verifying and caching data files, without pickles and without unpacking to disk."""
 
 from __future__ import annotations
 
@@ -35,12 +35,15 @@ _CONTENTS = "contents.json"
 
 
 class Array:
-    """An array in memory or mapped from a .npy file; a mapped one pickles as its path."""
+    """Array in memory, or mapped from a .npy file.
+
+    A mapped array is pickled as its path.
+    """
 
     def __init__(self, source: NDArray[Any] | Path) -> None:
         if isinstance(source, Path):
             self.path: Path | None = source
-            # A plain view of it: numpy's memmap makes a Python object for every row that is read.
+            # np.asarray, because a memmap creates a Python object for every row access.
             self.values = np.asarray(np.load(source, mmap_mode="r", allow_pickle=False))
         else:
             self.path = None
@@ -60,19 +63,19 @@ class Array:
         return shape
 
     def content(self, rows: NDArray[np.int64]) -> Iterator[bytes]:
-        """The bytes of each row."""
+        """Iterate over the bytes of each row."""
         return (self.values[row].tobytes() for row in rows.tolist())
 
 
 @dataclass(frozen=True)
 class Source:
-    """One location that holds a task's data.
+    """Source of a task's data.
 
     Attributes:
-        name: what people call it: a file name, or the name of a download.
-        key: names the decoded copy in the cache; it changes when the data does.
-        read: decodes everything to named arrays; raises InputError on damaged data.
-        note: what a reader of results should know about this copy.
+        name: File name, or name of the download.
+        key: Name of the decoded copy in the cache. It changes when the data changes.
+        read: Function that decodes the data to named arrays. Raises InputError for damaged data.
+        note: Note on this source for readers of results.
     """
 
     name: str
@@ -82,12 +85,12 @@ class Source:
 
     @property
     def description(self) -> str:
-        """The name, with the note where there is one."""
+        """Name of the source, and its note if it has a note."""
         return f"{self.name} ({self.note})" if self.note else self.name
 
 
 def cache_root() -> Path:
-    """The folder for decoded and generated data: $RIFFLEMIX_CACHE or ~/.cache/rifflemix."""
+    """Return the cache folder: $RIFFLEMIX_CACHE or ~/.cache/rifflemix."""
     chosen = os.environ.get("RIFFLEMIX_CACHE")
     if chosen:
         return user_path("RIFFLEMIX_CACHE", chosen)
@@ -95,7 +98,7 @@ def cache_root() -> Path:
 
 
 def stat_key(paths: Iterable[Path], *extra: object) -> str:
-    """A cache key that changes when a file moves, grows or is written again."""
+    """Compute a cache key from path, size and modification time of files."""
     total = hashlib.blake2b(repr(extra).encode(), digest_size=12)
     for path in paths:
         stat = path.stat()
@@ -104,12 +107,12 @@ def stat_key(paths: Iterable[Path], *extra: object) -> str:
 
 
 def source_folder(card: TaskCard, source: Source) -> Path:
-    """Where the decoded copy of a source is kept."""
+    """Return the cache folder of the decoded copy of a source."""
     return cache_root() / card.name / source.key
 
 
 def load_source(card: TaskCard, source: Source, request: Request) -> dict[str, Array]:
-    """The arrays of a source, from its decoded copy where there is one."""
+    """Load the arrays of a source, from the cache if possible."""
     return cached_arrays(
         source_folder(card, source),
         lambda: source.read(request.progress),
@@ -120,15 +123,17 @@ def load_source(card: TaskCard, source: Source, request: Request) -> dict[str, A
 def cached_arrays(
     folder: Path, make: Callable[[], Arrays], *, must_keep: bool = False
 ) -> dict[str, Array]:
-    """Arrays mapped from `folder`, made and stored there first where it does not hold them whole.
+    """Map arrays from `folder`.
+
+    If the folder is incomplete, make and store the arrays first.
 
     Args:
-        folder: holds nothing else.
-        make: makes the arrays.
-        must_keep: raise where nothing can be written; else the arrays then stay in memory.
+        folder: Folder that contains only these arrays.
+        make: Function that makes the arrays.
+        must_keep: If True, raise if the arrays cannot be stored. If False, return them in memory.
 
     Raises:
-        InputError: the arrays cannot be kept, but must be.
+        InputError: The arrays cannot be stored although `must_keep` is True.
     """
     delete_leftovers(folder.parent)
     stored = load_arrays(folder)
@@ -138,13 +143,13 @@ def cached_arrays(
     try:
         store_arrays(folder, arrays)
     except OSError as error:
-        if must_keep and load_arrays(folder) is None:  # another process may have been first
+        if must_keep and load_arrays(folder) is None:  # another process may have stored them
             raise cannot_keep(folder, error) from error
     return load_arrays(folder) or {name: Array(values) for name, values in arrays.items()}
 
 
 def cannot_keep(folder: Path, error: OSError) -> InputError:
-    """The error for prepared data that cannot be written."""
+    """Return the error for prepared data that cannot be written."""
     return InputError(
         f"cannot write to {folder}: {error.strerror or error}; RIFFLEMIX_CACHE can name another "
         "folder"
@@ -152,11 +157,13 @@ def cannot_keep(folder: Path, error: OSError) -> InputError:
 
 
 def load_arrays(folder: Path, *, is_trusted: bool = False) -> dict[str, Array] | None:
-    """The arrays of `store_arrays`; None where they are not there, or not as they were written.
+    """Load the arrays from `store_arrays`.
+
+    Return None if they are missing or damaged.
 
     Args:
-        folder: where they are.
-        is_trusted: leave out the checksums, where they were compared before or others are.
+        folder: Folder of the arrays.
+        is_trusted: If True, skip the checksums. Use it if other code checks the data.
     """
     try:
         contents = parse_json(read_text(folder / _CONTENTS))
@@ -166,7 +173,7 @@ def load_arrays(folder: Path, *, is_trusted: bool = False) -> dict[str, Array] |
                 return None
         return {name: Array(folder / f"{name}.npy") for name in contents}
     except _OF_DECODERS:
-        # A damaged cache is no more than a missing one: it is made again.
+        # A damaged cache counts as missing and is created again.
         return None
 
 
@@ -185,7 +192,7 @@ def check_ids(path: Path, name: str, values: NDArray[Any], below: int) -> None:
 
 
 def store_arrays(folder: Path, arrays: Arrays) -> None:
-    """Write a folder of .npy files and their names; it appears whole, or not at all."""
+    """Write a folder of .npy files and their checksums atomically."""
     contents = {}
     folder.parent.mkdir(parents=True, exist_ok=True)
     with scratch_folder(folder.parent) as scratch:
@@ -200,21 +207,21 @@ def store_arrays(folder: Path, arrays: Arrays) -> None:
         (part / _CONTENTS).write_text(json.dumps(contents), encoding="utf-8")
         if folder.exists() and load_arrays(folder) is None:
             shutil.rmtree(folder)
-        # Another process may have been first; its copy is the same.
+        # Another process may have stored an identical copy.
         if not folder.exists():
             part.rename(folder)
 
 
 @contextmanager
 def reading(path: Path) -> Iterator[None]:
-    """Turn what goes wrong while a data file is decoded into one sentence that names the file."""
+    """Convert decoding errors of a data file to InputErrors with its path."""
     try:
         yield
     except InputError:
         raise
     except OSError as error:
         advice = _ADVICE.get(error.errno or 0)
-        if advice is None:  # of a decoder
+        if advice is None:  # error of a decoder
             raise damaged(path, _reason(error)) from error
         raise InputError(f"{path}: {advice}") from None
     except UnicodeDecodeError as error:
@@ -230,7 +237,7 @@ def _reason(error: Exception) -> str:
     return (str(error) or type(error).__name__).splitlines()[0][:200]
 
 
-# What is wrong with the system, and not with the file's content.
+# Errors of the system, unrelated to the content of the file.
 _ADVICE = {
     errno.EMFILE: "too many files are open; raise the limit (ulimit -n), and read the file again",
     errno.ENOMEM: "there is not enough memory to read the file",
@@ -241,7 +248,7 @@ _ADVICE = {
     errno.ENOSPC: "there is no space left on the disk; make room, and read the file again",
 }
 
-# What the standard library, NumPy and Pillow raise at files that were made to break them.
+# Errors of the standard library, NumPy and Pillow for damaged or malicious files.
 _OF_DECODERS = (
     OSError,
     EOFError,
@@ -251,7 +258,7 @@ _OF_DECODERS = (
     SyntaxError,
     ArithmeticError,
     MemoryError,
-    RuntimeError,  # a RecursionError is one
+    RuntimeError,  # includes RecursionError
     csv.Error,
     lzma.LZMAError,
     struct.error,
@@ -263,14 +270,14 @@ _OF_DECODERS = (
 
 
 def damaged(path: Path, why: str) -> InputError:
-    """The error for a data file that is not what it should be."""
+    """Return the error for a damaged data file."""
     return InputError(f"{path}: the file is damaged or truncated ({why}); get a fresh copy")
 
 
 def missing_data(
     card: TaskCard, data_dir: Path | None, looked_for: Sequence[str], get_it: str, why: str = ""
 ) -> InputError:
-    """The error for missing data: what is missing, where to get it, which flag to use."""
+    """Return the error for missing data, with instructions to get it."""
     where = f"in {data_dir}" if data_dir else "without --data-dir"
     reason = f" ({why})" if why else ""
     return InputError(
@@ -280,7 +287,7 @@ def missing_data(
 
 
 def source_status(card: TaskCard, source: Source | None, data_dir: Path | None) -> TaskStatus:
-    """The status of a task that reads files: found in `data_dir`, or cached from a download."""
+    """Report whether `data_dir` contains the files, or the cache contains a download."""
     if source is None:
         return absent(card, data_dir)
     cached = source_folder(card, source).is_dir()
@@ -295,13 +302,13 @@ def source_status(card: TaskCard, source: Source | None, data_dir: Path | None) 
 
 
 def absent(card: TaskCard, data_dir: Path | None) -> TaskStatus:
-    """The status of a task whose files were not found."""
+    """Return the status of a task without its files."""
     where = "give --data-dir" if data_dir is None else f"no {card.title} files in {data_dir}"
     return TaskStatus(card.name, False, where)
 
 
 def check_sha256(path: Path, expected: str) -> None:
-    """Raise unless the file is there and has this sha256."""
+    """Raise unless the file exists and has this sha256."""
     if not path.is_file():
         raise InputError(f"{path}: the file is missing; install rifflemix again")
     got = _sha256(path)

@@ -1,4 +1,4 @@
-"""Data sets of the Hugging Face hub: files of one revision, each checked against its sha256."""
+"""Data sets of the Hugging Face hub at a fixed commit, with checksums."""
 
 from __future__ import annotations
 
@@ -18,14 +18,15 @@ _HUB = "https://huggingface.co/datasets"
 
 @dataclass(frozen=True)
 class HubData:
-    """A data set of the hub, as it was at one commit.
+    """Data set of the hub at one commit.
 
     Attributes:
-        repository: owner/name.
-        revision: the commit.
-        folder: where its Parquet files are.
-        sha256: of the one file of each split.
-        sizes: in bytes, where no sha256 is known and `decode` checks the content.
+        repository: Repository as owner/name.
+        revision: Commit.
+        folder: Folder of the Parquet files.
+        sha256: Expected sha256 of the file of each split. Each split has one file.
+        sizes: Expected size in bytes of files without a known sha256. `decode` then checks the
+            content.
     """
 
     repository: str
@@ -35,7 +36,7 @@ class HubData:
     sizes: Mapping[str, int] = field(default_factory=dict)
 
     def remotes(self) -> dict[str, Remote]:
-        """The file of each split."""
+        """Return the file of each split."""
         location = f"{_HUB}/{self.repository}/resolve/{self.revision}/{self.folder}"
         return {
             split: Remote(
@@ -53,13 +54,15 @@ def hub_source(
     explain: Callable[[str], InputError],
     variant: str = "",
 ) -> Source:
-    """A data set of the hub, fetched when it is first read with the `datasets` library.
+    """Define a hub data set that is downloaded on first use.
+
+    The download needs the `datasets` library.
 
     Args:
-        data: what to fetch.
-        decode: turns the fetched splits into arrays.
-        explain: makes the error from the reason why the data could not be fetched.
-        variant: tells decoded copies of one data set apart.
+        data: Data set to download.
+        decode: Function that converts the splits to arrays.
+        explain: Function that creates the error for a failed download from its reason.
+        variant: Name that separates decoded copies of one data set.
     """
 
     def read(progress: Progress) -> Arrays:
@@ -76,7 +79,7 @@ def hub_source(
                 splits = datasets.load_dataset(
                     "parquet", data_files=files, cache_dir=str(folder / "cache")
                 )
-            # The library lets through the errors of several others (Arrow, files).
+            # The library passes on errors of other libraries (Arrow, files).
             except Exception as error:
                 reason = (str(error) or type(error).__name__).splitlines()[0]
                 raise explain(f"reading {data.repository} failed: {reason}") from error
@@ -90,7 +93,7 @@ def hub_source(
 def _fetch(
     data: HubData, folder: Path, progress: Progress, explain: Callable[[str], InputError]
 ) -> dict[str, str]:
-    """Fetch the file of each split into a folder; their paths."""
+    """Download the file of each split and return the paths."""
     paths = {}
     for split, remote in data.remotes().items():
         path = folder / f"{split}.parquet"

@@ -1,4 +1,4 @@
-"""Sequences of different lengths, packed end to end and read in place."""
+"""Sequences of different lengths, stored end to end and read in place."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from rifflemix.lab.tasks.data_io.files import Array, Arrays
 
 @dataclass(frozen=True, eq=False)
 class PackedRows:
-    """Sequences of bytes, or of token ids, with labels.
+    """Sequences of bytes or token ids, with labels.
 
     Attributes:
         tokens: (total,) uint8 or int32, all sequences end to end.
-        ends: (M,) int64, where each ends.
+        ends: (M,) int64, end of each sequence.
         labels: (M,) uint8.
     """
 
@@ -29,15 +29,14 @@ class PackedRows:
     labels: Array
 
     def __len__(self) -> int:
-        """Number of sequences."""
         return len(self.ends.values)
 
     def __iter__(self) -> Iterator[bytes]:
-        """Each sequence as bytes."""
+        """Iterate over the sequences as bytes."""
         return (self.row(index).tobytes() for index in range(len(self)))
 
     def row(self, index: int) -> NDArray[np.uint8 | np.int32]:
-        """One sequence."""
+        """Return one sequence."""
         start = int(self.ends.values[index - 1]) if index else 0
         values: NDArray[np.uint8 | np.int32] = self.tokens.values[
             start : int(self.ends.values[index])
@@ -45,19 +44,19 @@ class PackedRows:
         return values
 
     def longest(self) -> int:
-        """Length of the longest sequence, 0 where there is none."""
+        """Return the length of the longest sequence, or 0 without sequences."""
         return int(np.diff(self.ends.values, prepend=0).max(initial=0))
 
 
 @dataclass(frozen=True, eq=False)
 class PackedSplit:
-    """Some of the rows of one or more packed parts, in a given order.
+    """Selected sequences of one or more packed parts, in a given order.
 
     Attributes:
-        parts: counted through as if they were one.
-        rows: which rows belong to the split, in order.
-        max_length: longer rows are cut to it.
-        first_id: token id of byte 0, or what is added to ids.
+        parts: Parts with consecutive row numbers.
+        rows: Row numbers of the sequences in the split, in order.
+        max_length: Maximum length. Longer sequences are cut.
+        first_id: Offset added to bytes or ids: the token id of byte 0.
     """
 
     parts: tuple[PackedRows, ...]
@@ -66,22 +65,21 @@ class PackedSplit:
     first_id: int = 0
 
     def __len__(self) -> int:
-        """Number of sequences."""
         return len(self.rows)
 
     def __getitem__(self, index: int) -> Sample:
-        """The token ids (N,) int64 and the label."""
+        """Return the token ids (N,) int64 and the label."""
         values, label = self._row(int(self.rows[index]))
         return torch.from_numpy(values.astype(np.int64) + self.first_id), label
 
     def lengths(self) -> NDArray[np.int64]:
-        """Tokens of each sequence, (S,)."""
+        """Return the length of each sequence, (S,)."""
         each = [np.diff(part.ends.values, prepend=0) for part in self.parts]
         lengths: NDArray[np.int64] = np.minimum(np.concatenate(each)[self.rows], self.max_length)
         return lengths
 
     def digest(self) -> bytes:
-        """Hash of the split's sequences and labels, in order."""
+        """Hash the sequences and labels of the split, in order."""
         total = hashlib.blake2b(digest_size=16)
         for row in self.rows.tolist():
             values, label = self._row(row)
@@ -98,7 +96,10 @@ class PackedSplit:
 
 
 def pack(rows: Iterable[tuple[bytes, int]]) -> Arrays:
-    """Arrays "tokens", "ends" and "labels" of sequences and their labels, as `PackedRows` holds."""
+    """Pack sequences and labels into arrays "tokens", "ends" and "labels".
+
+    See `PackedRows` for shapes.
+    """
     tokens = bytearray()
     ends: list[int] = []
     labels: list[int] = []
@@ -114,7 +115,7 @@ def pack(rows: Iterable[tuple[bytes, int]]) -> Arrays:
 
 
 def pack_parts(parts: Mapping[str, Iterable[tuple[bytes, int]]]) -> Arrays:
-    """`pack` of several parts, each name headed by its part's."""
+    """Pack several parts, with part names as prefixes of array names."""
     return {
         f"{part}_{name}": values
         for part, rows in parts.items()
@@ -123,5 +124,5 @@ def pack_parts(parts: Mapping[str, Iterable[tuple[bytes, int]]]) -> Arrays:
 
 
 def packed_rows(arrays: Mapping[str, Array], prefix: str = "") -> PackedRows:
-    """The arrays of `pack`, or of one part of `pack_parts` with `prefix` "part_"."""
+    """Wrap arrays of `pack`, or of a `pack_parts` part with `prefix` "part_"."""
     return PackedRows(*(arrays[f"{prefix}{name}"] for name in ("tokens", "ends", "labels")))

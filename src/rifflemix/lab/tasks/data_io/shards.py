@@ -1,4 +1,4 @@
-"""Images made in pieces by several processes: each piece whole or absent, kept for all runs."""
+"""Images made by several processes in shards. Each shard is stored atomically for later runs."""
 
 from __future__ import annotations
 
@@ -30,23 +30,23 @@ _WAIT_SECONDS = 0.5
 
 
 class ImageMaker(Protocol):
-    """Makes any of a list of images; pickles into other processes."""
+    """Callable that makes images by number and can be pickled."""
 
     def __call__(
         self, first: int, count: int
     ) -> tuple[NDArray[np.uint8], NDArray[np.uint8 | np.uint16]]:
-        """Images (count, height, width[, channels]) and labels (count,) from `first` on."""
+        """Make images (count, height, width[, channels]) and labels (count,) from `first` on."""
         ...
 
 
 @dataclass(frozen=True, eq=False)
 class ShardedImages:
-    """Gray images as tokens, from several arrays that are counted through as if they were one.
+    """Gray images as tokens, from several arrays with consecutive image numbers.
 
     Attributes:
-        images: arrays (M, height, width) uint8; all but the last are equally long.
-        labels: arrays (M,) uint8.
-        rows: which images belong to the split, in order.
+        images: Arrays (M, height, width) uint8. All arrays except the last have the same length.
+        labels: Arrays (M,) uint8.
+        rows: Numbers of the images in the split, in order.
     """
 
     images: tuple[Array, ...]
@@ -54,17 +54,16 @@ class ShardedImages:
     rows: NDArray[np.int64]
 
     def __len__(self) -> int:
-        """Number of images."""
         return len(self.rows)
 
     def __getitem__(self, index: int) -> Sample:
-        """The pixels (N,) int64, rows first, and the label."""
+        """Return the pixels (N,) int64, row by row, and the label."""
         shard, position = divmod(int(self.rows[index]), len(self.images[0].values))
         pixels = self.images[shard].values[position].reshape(-1).astype(np.int64)
         return torch.from_numpy(pixels), int(self.labels[shard].values[position])
 
     def digest(self) -> bytes:
-        """Hash of the split's pixels and labels, in order."""
+        """Hash the pixels and labels of the split, in order."""
         total = hashlib.blake2b(digest_size=16)
         length = len(self.images[0].values)
         for row in self.rows.tolist():
@@ -76,14 +75,14 @@ class ShardedImages:
 
 @dataclass(frozen=True, eq=False)
 class StoredImages:
-    """Images of shards, counted through as if they were one stack; see `ImageStack`.
+    """Images of several shards with consecutive numbers, see `ImageStack`.
 
-    Shards are opened when they are read, and a process keeps few of them open: large data sets
-    have more than it may open.
+    Shards are opened on access, and a process keeps only a few open. A large data set has more
+    shards than a process can open.
 
     Attributes:
-        shards: their folders.
-        length: images in each; the last may have fewer.
+        shards: Folders of the shards.
+        length: Images per shard. The last shard may have fewer.
     """
 
     shards: tuple[Path, ...]
@@ -106,7 +105,7 @@ class StoredImages:
         return image
 
     def content(self, rows: NDArray[np.int64]) -> Iterator[bytes]:
-        """A hash of each of these images, as it was stored beside it."""
+        """Iterate over the stored hashes of the images."""
         for row in rows.tolist():
             shard, position = divmod(row, self.length)
             yield _opened(self.shards[shard])["digests"][position].tobytes()
@@ -127,20 +126,19 @@ def _lost(folder: Path) -> InputError:
 def prepare_shards(
     folder: Path, make: ImageMaker, count: int, progress: Progress, what: str
 ) -> tuple[tuple[Array, ...], tuple[Array, ...]]:
-    """Images and labels number 0 to `count` - 1, mapped from `folder`; missing ones are made.
+    """Map images 0 to `count` - 1 from `folder`. Make missing images.
 
-    Another process that makes the same images is waited for. After a kill, whole shards are
-    kept.
+    If another process makes the same images, wait for it. An interrupted run keeps complete shards.
 
     Args:
-        folder: holds nothing but shards of this maker.
-        make: what makes the images.
-        count: how many are wanted; others may ask for more or fewer.
-        progress: told how many there are.
-        what: tells the progress what is done.
+        folder: Folder that contains only shards of this maker.
+        make: Maker of the images.
+        count: Number of images. Other calls may request more or fewer.
+        progress: Callback that receives the number of images.
+        what: Description of the work for `progress`.
 
     Raises:
-        InputError: the folder cannot be written, the disk is full, or as `make`.
+        InputError: The folder cannot be written, the disk is full, or `make` raises it.
     """
     shards = _whole_shards(folder, make, count, progress, what, _SHARD, by_image=False)
     pairs = [shard.load() for shard in shards]
@@ -154,18 +152,18 @@ def prepare_shards(
 def prepare_stack(
     folder: Path, make: ImageMaker, count: int, progress: Progress, what: str, length: int
 ) -> StoredImages:
-    """`prepare_shards` for more images than can be open at once, or larger ones.
+    """Prepare images as `prepare_shards` does, for large images or many shards.
 
     Args:
-        folder: as there.
-        make: as there.
-        count: as there.
-        progress: as there.
-        what: as there.
-        length: images in a shard, always the same for this folder; a process holds as many.
+        folder: Folder that contains only shards of this maker.
+        make: Maker of the images.
+        count: Number of images. Other calls may request more or fewer.
+        progress: Callback that receives the number of images.
+        what: Description of the work for `progress`.
+        length: Images per shard, fixed for this folder. A process needs memory for one shard.
 
     Raises:
-        InputError: as there.
+        InputError: Same cases as `prepare_shards`.
     """
     shards = _whole_shards(folder, make, count, progress, what, length, by_image=True)
     paths = tuple(path for shard in shards if (path := shard.stored()) is not None)
@@ -184,7 +182,10 @@ def _whole_shards(
     *,
     by_image: bool,
 ) -> list[_Shard]:
-    """The shards of images number 0 to `count` - 1; missing ones are made."""
+    """Return the shards of images 0 to `count` - 1.
+
+    Make missing shards.
+    """
     delete_leftovers(folder)
     shards = [
         _Shard(folder, start, min(length, count - start), length, by_image)
@@ -213,9 +214,10 @@ def _make_missing(shards: list[_Shard], make: ImageMaker, progress: Progress, wh
 
 @dataclass(frozen=True)
 class _Shard:
-    """Images `start` to `start + count - 1` of a folder with `length` in each shard.
+    """Images `start` to `start + count - 1` of a folder with `length` images per shard.
 
-    `by_image`: each image is compared with its hash when it is read, not all at the start.
+    If `by_image` is True, the hash of an image is checked on access. Otherwise the checksum of the
+    shard is checked at the start.
     """
 
     folder: Path
@@ -225,29 +227,38 @@ class _Shard:
     by_image: bool
 
     def stored(self) -> Path | None:
-        """Where it is; the last one may be the head of a longer one that others asked for."""
+        """Return the path of the shard, or None.
+
+        A stored shard may be longer than `count`.
+        """
         for path in self.folder.glob(f"{self._number}-*"):
             if int(path.name.rpartition("-")[2]) >= self.count:
                 return path
         return None
 
     def is_whole(self) -> bool:
-        """Whether it is there, whole, and undamaged where its images are not checked later."""
+        """Return whether the shard exists and is complete.
+
+        This includes checksums unless images are checked on access.
+        """
         path = self.stored()
         return path is not None and load_arrays(path, is_trusted=self.by_image) is not None
 
     def load(self) -> tuple[Array, Array] | None:
-        """Images and labels, where `is_whole` found them so."""
+        """Return images and labels of a shard that `is_whole` accepted."""
         path = self.stored()
         arrays = load_arrays(path, is_trusted=True) if path else None
         return (arrays["images"], arrays["labels"]) if arrays else None
 
     def make(self, make: ImageMaker) -> str:
-        """Make and keep it; returns what went wrong, in one sentence."""
+        """Make and store the shard.
+
+        Return an error message, or an empty text.
+        """
         try:
             images, labels = make(self.start, self.count)
             arrays = {"images": images, "labels": labels, "digests": _digests(images)}
-            while (damaged := self.stored()) is not None:  # it would be found before what is made
+            while (damaged := self.stored()) is not None:  # `stored` must not find it
                 shutil.rmtree(damaged)
             store_arrays(self.folder / f"{self._number}-{self.count:04d}", arrays)
         except InputError as error:
@@ -262,7 +273,7 @@ class _Shard:
 
 
 def _digests(images: NDArray[np.uint8]) -> NDArray[np.uint8]:
-    """(M, 16): a hash of each image."""
+    """Hash each image: (M, 16)."""
     hashes = [_digest(image) for image in images]
     return np.frombuffer(b"".join(hashes), dtype=np.uint8).reshape(-1, 16)
 
@@ -272,7 +283,10 @@ def _digest(image: NDArray[np.uint8]) -> bytes:
 
 
 class _Work(Dataset[str]):
-    """Shards to be made; taking one makes it, and gives what went wrong."""
+    """Data set of shards to make.
+
+    Item access makes a shard and returns its error message.
+    """
 
     def __init__(self, shards: list[_Shard], make: ImageMaker) -> None:
         self._shards, self._make = shards, make
@@ -285,10 +299,13 @@ class _Work(Dataset[str]):
 
 
 def _run(shards: list[_Shard], make: ImageMaker) -> Iterator[str]:
-    """Make all shards, in as many processes as there are cores, or in this one alone."""
+    """Make all shards, with one worker process per core.
+
+    A single shard or core uses this process.
+    """
     processes = min(len(shards), _cores())
     workers = processes if processes > 1 else 0
-    # torch's loader ends its processes with this one, however that ends.
+    # The workers of a DataLoader always end with this process.
     loader = DataLoader(
         _Work(shards, make),
         batch_size=None,
@@ -315,7 +332,7 @@ def _leave_interrupts_to_parent(_: int) -> None:
 
 @contextlib.contextmanager
 def waiting_for(folder: Path, progress: Progress, what: str) -> Iterator[None]:
-    """Make a folder and hold it; while another process does, wait."""
+    """Create and lock a folder. Wait while another process holds the lock."""
     make_folder(folder)
     with contextlib.ExitStack() as stack:
         while True:
@@ -329,9 +346,12 @@ def waiting_for(folder: Path, progress: Progress, what: str) -> Iterator[None]:
 
 
 def check_room(folder: Path, size: int) -> None:
-    """Raise unless the disk of `folder` has room for what it lacks of images of `size` bytes."""
+    """Raise unless the disk has room for the missing images.
+
+    All images together need `size` bytes. Stored images are subtracted.
+    """
     needed = size
-    for path in folder.glob("*/*/*.npy"):  # of a split's shards, as `store_arrays` wrote them
+    for path in folder.glob("*/*/*.npy"):  # shards from `store_arrays`
         with contextlib.suppress(OSError):
             needed -= path.stat().st_size
     nearest = next(path for path in (folder, *folder.parents) if path.exists())

@@ -1,1 +1,1 @@
-"""Nested list operations, generated or read."""
+"""Nested list operations, generated or read from files."""

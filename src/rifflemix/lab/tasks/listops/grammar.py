@@ -1,4 +1,4 @@
-"""The ListOps grammar of the Long Range Arena: draw expressions, evaluate them, write them out.
+"""ListOps grammar of the Long Range Arena: draw, evaluate and encode expressions.
 
 Source: Tay et al., Long Range Arena (2021), section 2.1; Nangia and Bowman, ListOps (2018).
 """
@@ -15,10 +15,10 @@ from numpy.typing import NDArray
 
 OPERATORS = ("[MIN", "[MAX", "[MED", "[SM")
 TOKENS = ("<pad>", *map(str, range(10)), *OPERATORS, "]")
-"""Token of each id: padding, the digits, the operators, the closing bracket."""
+"""Token of each id: padding, digits, operators, closing bracket."""
 
 DIGIT, OPERATOR, END = 1, 11, 15
-"""Ids of digit 0, of the first operator and of the closing bracket."""
+"""Ids of digit 0, the first operator and the closing bracket."""
 
 Ints = NDArray[np.int64]
 Draw = Callable[[int], NDArray[np.uint64]]
@@ -29,13 +29,13 @@ _FRUITLESS_ROUNDS = 50
 
 @dataclass(frozen=True)
 class Grammar:
-    """Bounds of the expressions that are drawn.
+    """Limits of drawn expressions.
 
     Attributes:
-        min_length: every expression has more tokens than this.
-        max_length: every expression has fewer tokens than this.
-        max_depth: levels of the tree, the root being the first.
-        max_args: most arguments of an operator; the fewest are 2.
+        min_length: Exclusive lower limit on the number of tokens.
+        max_length: Exclusive upper limit on the number of tokens.
+        max_depth: Maximum number of tree levels, including the root.
+        max_args: Maximum number of arguments of an operator. The minimum is 2.
     """
 
     min_length: int
@@ -45,12 +45,12 @@ class Grammar:
 
 
 class Expressions(NamedTuple):
-    """Expressions one after another.
+    """Expressions, stored end to end.
 
     Attributes:
         tokens: (sum of lengths,) uint8 token ids.
-        lengths: (M,) tokens of each.
-        values: (M,) what each evaluates to, 0 to 9.
+        lengths: (M,) number of tokens of each expression.
+        values: (M,) value of each expression, 0 to 9.
     """
 
     tokens: NDArray[np.uint8]
@@ -59,7 +59,10 @@ class Expressions(NamedTuple):
 
 
 class _Level(NamedTuple):
-    """The nodes of one depth over all trees; the children of a node stand together below it."""
+    """Nodes at one depth of all trees.
+
+    The children of a node are adjacent in the next level.
+    """
 
     tree: Ints
     num_args: Ints
@@ -68,14 +71,14 @@ class _Level(NamedTuple):
 
 
 def draw_expressions(draw: Draw, grammar: Grammar) -> Expressions:
-    """The expressions of the wanted lengths among `_ROOTS` trees drawn at random.
+    """Draw `_ROOTS` random trees and return the trees with a valid length.
 
-    A node above the last level is an operator with probability 1/4, else a digit; operators,
-    numbers of arguments and digits are uniform. Trees of other lengths are rejected.
+    A node above the last level is an operator with probability 1/4, else a digit. Operators,
+    numbers of arguments and digits are uniform.
 
     Args:
-        draw: gives that many random words of 64 bits.
-        grammar: the bounds.
+        draw: Function that returns a given number of random 64-bit words.
+        grammar: Limits of the expressions.
     """
     return _evaluate(_grow(draw, grammar))
 
@@ -87,16 +90,18 @@ def unique_rows(
     wanted: Callable[[bytes], bool],
     seen: set[bytes],
 ) -> Iterator[tuple[bytes, int]]:
-    """Endless distinct expressions and their values; ends where no new one turns up any more.
+    """Generate distinct expressions and their values.
+
+    The iterator ends when repeated draws find no new expression.
 
     Args:
-        seed: of the data.
-        stream: independent streams have different numbers.
-        grammar: the bounds.
-        wanted: of the 16-byte hash of an expression, whether to keep it.
-        seen: hashes of expressions not to give again; grows.
+        seed: Seed of the data.
+        stream: Number of the random stream. Different streams are independent.
+        grammar: Limits of the expressions.
+        wanted: Function that returns whether to keep an expression, given its 16-byte hash.
+        seen: Hashes of expressions to skip. New hashes are added.
     """
-    # The stream is the upper half of the generator's counter: no two streams ever meet.
+    # The stream number is the upper half of the counter, so streams never overlap.
     bits = np.random.Philox(key=seed, counter=[0, 0, stream, 0])
     fruitless = 0
     while fruitless < _FRUITLESS_ROUNDS:
@@ -113,15 +118,15 @@ def unique_rows(
 
 
 def expression_hash(row: bytes) -> bytes:
-    """A hash that stands for the expression."""
+    """Hash an expression to 16 bytes."""
     return hashlib.blake2b(row, digest_size=16).digest()
 
 
 def evaluate(tokens: bytes) -> int:
-    """The value of one expression of token ids, read from left to right.
+    """Evaluate one expression of token ids, from left to right.
 
     Raises:
-        ValueError: the tokens are no expression.
+        ValueError: The tokens are not an expression.
     """
     open_lists: list[tuple[int, list[int]]] = [(-1, [])]
     for token in tokens:
@@ -145,17 +150,17 @@ def _apply(operator: int, arguments: list[int]) -> int:
     if operator == 1:
         return max(arguments)
     if operator == 2:
-        # The median cut to an integer, as the Long Range Arena's int(median).
+        # Truncated median, equal to the Long Range Arena's int(median).
         ordered, count = sorted(arguments), len(arguments)
         return (ordered[(count - 1) // 2] + ordered[count // 2]) // 2
     return sum(arguments) % 10
 
 
 def from_source(source: bytes) -> bytes:
-    """Token ids of an expression in the Long Range Arena's form; round brackets are dropped.
+    """Encode an expression in the Long Range Arena's format. Drop round brackets.
 
     Raises:
-        ValueError: something in it is no token.
+        ValueError: The text contains an invalid token.
     """
     text = source.replace(b"( ", b"").replace(b" )", b"")
     for code, operator in enumerate(OPERATORS):
@@ -180,19 +185,19 @@ _ID_OF_BYTE = _id_of_byte()
 
 
 def _grow(draw: Draw, grammar: Grammar) -> list[_Level]:
-    """The levels of the trees whose length is within the bounds, all trees grown at once."""
+    """Grow all trees at once. Return the levels of valid trees."""
     tree: Ints = np.arange(_ROOTS)
     length: Ints = np.zeros(_ROOTS, dtype=np.int64)
     levels: list[_Level] = []
     for depth in range(1, grammar.max_depth + 1):
         level = _draw_level(draw, tree, grammar.max_args if depth < grammar.max_depth else 0)
         levels.append(level)
-        # A digit is one token, an operator two: its name and its closing bracket.
+        # A digit is one token. An operator is two tokens: its name and the closing bracket.
         length += np.bincount(tree, minlength=_ROOTS)
         length += np.bincount(tree[level.num_args > 0], minlength=_ROOTS)
         children = np.repeat(tree, level.num_args)
         pending = np.bincount(children, minlength=_ROOTS)
-        # Trees that are too long already are not grown on, so that none can fill the memory.
+        # Stop growing trees that are already too long, to limit memory.
         too_long = length + pending >= grammar.max_length
         length[too_long] = grammar.max_length
         tree = children[~too_long[children]]
@@ -203,7 +208,10 @@ def _grow(draw: Draw, grammar: Grammar) -> list[_Level]:
 
 
 def _draw_level(draw: Draw, tree: Ints, max_args: int) -> _Level:
-    """Nodes at random, one 64-bit word each; `max_args` = 0 makes all of them digits."""
+    """Draw random nodes from one 64-bit word each.
+
+    If `max_args` is 0, all are digits.
+    """
     words = draw(len(tree))
     high, low = words >> np.uint64(32), words & np.uint64(0xFFFFFFFF)
     args = 2 + (high * np.uint64(max(max_args - 1, 1)) >> np.uint64(32)).astype(np.int64)
@@ -217,7 +225,7 @@ def _draw_level(draw: Draw, tree: Ints, max_args: int) -> _Level:
 
 
 def _evaluate(levels: list[_Level]) -> Expressions:
-    """Write out and evaluate whole trees, a level at a time."""
+    """Encode and evaluate complete trees, level by level."""
     sizes, values = _measure(levels)
     tokens = np.zeros(int(sizes[0].sum()), dtype=np.uint8)
     starts = np.cumsum(sizes[0]) - sizes[0]
@@ -235,7 +243,7 @@ def _evaluate(levels: list[_Level]) -> Expressions:
 
 
 def _measure(levels: list[_Level]) -> tuple[list[Ints], Ints]:
-    """Tokens of every subtree, by level, and the values of the roots: from the leaves up."""
+    """Compute subtree sizes per level and root values, from leaves to root."""
     sizes: list[Ints] = []
     below_size = below_value = np.zeros(0, dtype=np.int64)
     for level in reversed(levels):
@@ -252,7 +260,7 @@ def _measure(levels: list[_Level]) -> tuple[list[Ints], Ints]:
 
 
 def _apply_groups(operator: Ints, values: Ints, first: Ints, args: Ints) -> Ints:
-    """Each operator on its group of values, which starts at `first` and has `args` members."""
+    """Apply each operator to its `args` values from index `first` on."""
     group = np.repeat(np.arange(len(args)), args)
     ordered = np.sort(group * 10 + values) % 10
     last = first + args - 1

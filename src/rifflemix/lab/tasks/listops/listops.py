@@ -38,7 +38,7 @@ from rifflemix.lab.tasks.listops.tsv import FILES, find_tsv
 _SHARD = 4000
 _REPORT_EVERY = 500
 _WHAT = "generating ListOps, {}"
-# Part of the cache's folder names: raised when the generator gives other expressions.
+# Part of the cache folder name. Increase it when the generator changes its output.
 _VERSION = 1
 _GRAMMAR_OPTIONS = ("min_length", "max_depth", "max_args")
 
@@ -76,7 +76,7 @@ class ListOps(GeneratedTask):
     )
 
     def load(self, request: Request) -> Task:
-        """The task; generating continues where it stopped."""
+        """Create the task. An interrupted generation continues."""
         counts = _counts(request)
         source = find_tsv(request.data_dir)
         if source is None:
@@ -108,14 +108,14 @@ class ListOps(GeneratedTask):
         )
 
     def status(self, data_dir: Path | None) -> TaskStatus:
-        """Always available: what is not there is generated."""
+        """Report the task as available, from files or generated."""
         source = find_tsv(data_dir)
         if source is not None:
             return TaskStatus(self.card.name, True, f"{source.description} in {data_dir}")
         return self.status_of_kept(cache_root() / self.card.name)
 
     def prepared(self, request: Request) -> Path:
-        """The folder of generated or decoded expressions."""
+        """Return the folder of generated or decoded expressions."""
         source = find_tsv(request.data_dir)
         if source is not None:
             return source_folder(self.card, source)
@@ -178,11 +178,14 @@ def _generate_all(request: Request, grammar: Grammar, counts: Mapping[str, int])
 def _generate(
     folder: Path, request: Request, grammar: Grammar, split: str, count: int
 ) -> tuple[PackedRows, ...]:
-    """The expressions of a split, in shards with random streams of their own; kept ones reused."""
+    """Generate the expressions of a split. Reuse stored shards.
+
+    Every shard has its own random stream.
+    """
     shards: list[PackedRows] = []
 
     def make() -> Arrays:
-        # Only the hashes of the split itself: `_belongs` keeps the splits apart.
+        # Hashes of this split are enough, because `_belongs` separates the splits.
         seen = {expression_hash(row) for shard in shards for row in shard}
         stream = SPLITS.index(split) << 32 | len(shards)
         rows = unique_rows(request.seed, stream, grammar, partial(_belongs, split), seen)
@@ -200,14 +203,20 @@ def _generate(
 
 
 def _belongs(split: str, digest: bytes) -> bool:
-    """Whether an expression is of a split: its hash says so, an eighth each held out."""
+    """Return whether the hash assigns an expression to a split.
+
+    Validation and test get an eighth of the expressions each.
+    """
     return {0: "test", 1: "validation"}.get(digest[0] % 8, "train") == split
 
 
 def _count_rows(
     rows: Iterator[tuple[bytes, int]], split: str, done: int, total: int, progress: Progress
 ) -> Iterator[tuple[bytes, int]]:
-    """The rows of the shard that starts at row `done`; raises where there are too few."""
+    """Iterate over the rows of the shard from row `done` on.
+
+    Raise if rows are missing.
+    """
     end = min(done + _SHARD, total)
     for row in itertools.islice(rows, end - done):
         if done % _REPORT_EVERY == 0:

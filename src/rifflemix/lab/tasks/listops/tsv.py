@@ -1,4 +1,4 @@
-"""The Long Range Arena's ListOps files: Source<tab>Target lines, read with a check."""
+"""Reader and checks for the Long Range Arena's ListOps files with Source<tab>Target lines."""
 
 from __future__ import annotations
 
@@ -19,10 +19,12 @@ _FOLDERS = (".", "listops-1000", "lra_release/listops-1000")
 
 
 def find_tsv(data_dir: Path | None) -> Source | None:
-    """The three files in `data_dir`, or where the Long Range Arena's archive has them below it.
+    """Find the three files of the Long Range Arena.
+
+    They are in `data_dir`, or in a subfolder as in the Long Range Arena's archive.
 
     Raises:
-        InputError: some of the three are there, but not all.
+        InputError: Some of the three files are missing.
     """
     form = Form("basic_*.tsv", FILES, _decode, _FOLDERS)
     return None if data_dir is None else find_source((form,), data_dir)

@@ -1,4 +1,4 @@
-"""Data of the user's own: arrays, data sets, tables and folders become tasks."""
+"""Tasks from user data: arrays, data sets, tables and folders."""
 
 from rifflemix.lab.tasks.core.own_data import MAKERS
 from rifflemix.lab.tasks.own.arrays import from_arrays

@@ -1,4 +1,4 @@
-"""Samples and labels in memory as a task."""
+"""Task from samples and labels in memory."""
 
 from __future__ import annotations
 
@@ -26,20 +26,20 @@ from rifflemix.lab.tasks.own.samples import Samples, contents, read_samples
 from rifflemix.lab.tasks.own.splitting import Division, divide
 
 _MOST_PATCHES = 256
-_MOST_LENGTH = 1 << 32  # more than any sample in memory has
+_MOST_LENGTH = 1 << 32  # longer than any sample in memory
 _BUDGET = Budget()
 
 
 @dataclass(frozen=True)
 class Origin:
-    """Where data of the user's own comes from, for cards and results.
+    """Origin of user data, for cards and results.
 
     Attributes:
-        name: of the task.
-        title: in tables; the name if empty.
-        data_source: the file, data set or memory that it was read from.
-        options: what of the call shaped the data, beside what `from_arrays` notes itself.
-        split_note: where the splits come from, if not from `from_arrays`.
+        name: Task name.
+        title: Title in tables. If empty, the name is the title.
+        data_source: File, data set or memory that contained the data.
+        options: Arguments that affect the data, in addition to the ones `from_arrays` records.
+        split_note: Origin of the splits, if `from_arrays` did not draw them.
     """
 
     name: str = "arrays"
@@ -51,14 +51,14 @@ class Origin:
 
 @dataclass(frozen=True, eq=False)
 class OwnSplit:
-    """Some of the samples, in a given order.
+    """Selected samples in a given order.
 
     Attributes:
-        samples: all of them.
-        labels: (M,) of all of them.
-        rows: which belong to the split.
-        patch_size: side of the patches of images; None for whole images.
-        mean, std: (C,) of images.
+        samples: Samples of all splits.
+        labels: (M,) labels of all samples.
+        rows: Indices of the samples in this split.
+        patch_size: Side of the image patches. None for whole images.
+        mean, std: (C,) channel statistics of images.
     """
 
     samples: Samples
@@ -69,11 +69,13 @@ class OwnSplit:
     std: NDArray[np.float32] | None = None
 
     def __len__(self) -> int:
-        """Number of samples."""
         return len(self.rows)
 
     def __getitem__(self, index: int) -> Sample:
-        """Tokens (N,) int64, vectors (N, F) or an image (C, H, W) float32, and the label."""
+        """Return a sample and its label.
+
+        Samples are tokens (N,) int64, vectors (N, F) float32 or an image (C, H, W) float32.
+        """
         row = int(self.rows[index])
         values, label = self.samples[row], self.labels[row].item()
         if self.mean is not None and self.std is not None:
@@ -82,7 +84,6 @@ class OwnSplit:
         return torch.from_numpy(np.array(values)), label
 
     def digest(self) -> bytes:
-        """Hash of the split's samples and labels, in order."""
         total = hashlib.blake2b(digest_size=16)
         for row in self.rows.tolist():
             values = self.samples[row]
@@ -91,7 +92,11 @@ class OwnSplit:
         return total.digest()
 
     def _image(self, pixels: NDArray[np.float32]) -> NDArray[np.float32]:
-        """Patches (N, size * size * C), rows first, channels last; or the whole, channels first."""
+        """Convert an image to patches or to channels-first layout.
+
+        The result is (N, size * size * C) or, for whole images, (C, H, W). Patches are ordered row
+        by row. Their channels are last.
+        """
         height, width, channels = pixels.shape
         size = self.patch_size
         if size is None:
@@ -116,7 +121,7 @@ def from_arrays(
     name: str = "arrays",
     origin: Origin | None = None,
 ) -> Task:
-    """See `Task.from_arrays`; `origin` is what readers of files know of the data."""
+    """Implement `Task.from_arrays`. File readers describe the data with `origin`."""
     if not isinstance(name, str) or not name.strip() or not name.isprintable():
         raise bad_argument("name", "a printable text", repr(name))
     check_choice("layout", layout, LAYOUTS)
@@ -151,7 +156,10 @@ def from_arrays(
 
 
 def _note(samples: Samples, division: Division, most: int | None, origin: Origin) -> str:
-    """Where the splits come from and what to know of them; told at once where it may mislead."""
+    """Describe the origin and problems of the splits.
+
+    Warn about duplicates across splits.
+    """
     notes = [origin.split_note or division.note]
     hashes = [hash(content) for content in contents(samples)]
     doubles = leaks({name: (hashes[row] for row in rows) for name, rows in division.rows.items()})
@@ -178,7 +186,7 @@ def _task(
     cls: type[Task] = WholeImages if whole is not None else Task
     if not labels.are_classes:
         train = labels.values[division.rows["train"]]
-        # One number many times over in training has no deviation to measure errors in.
+        # If all training targets are equal, their deviation is 0 and 1 replaces it.
         scale = {"target_mean": float(train.mean()), "target_std": float(train.std()) or 1.0}
         shape = {**shape, **scale, "metric": "rmse", "higher_is_better": False}
         cls = NumberTask
@@ -252,10 +260,13 @@ def _image_shape(
 def _statistics(
     images: NDArray[Any], rows: NDArray[np.int64]
 ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-    """Mean and deviation of each channel over the training images; 1 where all pixels are equal."""
+    """Compute mean and standard deviation per channel of the training images.
+
+    The standard deviation is 1 for a channel without variation.
+    """
     total = np.zeros(images.shape[3])
     square = np.zeros(images.shape[3])
-    middle = images[rows[0]].mean(axis=(0, 1), dtype=np.float64)  # so that squares stay small
+    middle = images[rows[0]].mean(axis=(0, 1), dtype=np.float64)  # keeps squares small
     for row in rows.tolist():
         pixels = images[row].astype(np.float64) - middle
         total += pixels.mean(axis=(0, 1))

@@ -1,4 +1,4 @@
-"""Files of the user's own as tasks of the registry: csv, jsonl, npz and folder."""
+"""Registered tasks that read user files: csv, jsonl, npz and folder."""
 
 from __future__ import annotations
 
@@ -39,18 +39,17 @@ _COMMON = (
 
 @dataclass(frozen=True)
 class OwnFile:
-    """A task over a file or folder that option `data` names.
+    """Task that reads the file or folder of option `data`.
 
     Attributes:
-        card: what it is.
-        read: makes the task of the path, its origin and the options that are left.
+        card: Card of the task.
+        read: Function that creates the task from the path, its origin and the remaining options.
     """
 
     card: TaskCard
     read: Callable[[Path, Origin, dict[str, Any]], Task]
 
     def load(self, request: Request) -> Task:
-        """The task over the data that is named."""
         options = dict(request.options)
         path = self._path(options.pop("data"), request.data_dir)
         for name in ("input", "label", "group", "lengths"):
@@ -67,11 +66,10 @@ class OwnFile:
         return self.read(path, origin, options)
 
     def status(self, data_dir: Path | None) -> TaskStatus:
-        """Nothing is known before the data is named."""
+        """Report the task as unavailable until the user names the data."""
         return TaskStatus(self.card.name, False, "name your data with --data")
 
     def prepared(self, request: Request) -> Path | None:
-        """Nothing is kept."""
         return None
 
     def _path(self, data: Any, data_dir: Path | None) -> Path:
@@ -93,7 +91,10 @@ def _read_table(path: Path, origin: Origin, options: dict[str, Any]) -> Task:
 
 
 def _columns(input: str) -> str | list[str]:
-    """A column of texts, or columns of numbers: names with commas, one name with a last comma."""
+    """Split option `input` into column names.
+
+    "a" is one column of texts. "a,b" are columns of numbers, and "a," is one column of numbers.
+    """
     return input.removesuffix(",").split(",") if "," in input else input
 
 

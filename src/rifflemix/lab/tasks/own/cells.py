@@ -1,4 +1,4 @@
-"""What the cells of a table stand for: labels, numbers or texts."""
+"""Interpretation of table cells: labels, numbers or texts."""
 
 from __future__ import annotations
 
@@ -8,29 +8,29 @@ from typing import Any
 
 from rifflemix.errors import InputError
 
-# As pandas, R, Excel, SQL and people write them.
+# Missing values as written by pandas, R, Excel, SQL and people.
 _MISSING = frozenset(
     ("", "NA", "N/A", "n/a", "<NA>", "#N/A", "NaN", "nan", "null", "NULL", r"\N", "None", "?")
 )
-_WHOLE = re.compile(r"0|-?[1-9][0-9]{0,17}")  # as Python writes it back, of 64 bits
+_WHOLE = re.compile(r"0|-?[1-9][0-9]{0,17}")  # canonical form of 64-bit integers
 _NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
 _WITH_COMMA = re.compile(r"[+-]?[0-9]*,[0-9]+")
 
 Where = Callable[[int], str]
-"""The file and line of a row, for errors."""
+"""Function that returns the file and line of a row, for errors."""
 
 
 def read_label_texts(name: str, texts: Sequence[str], where: Where, kind: str) -> list[Any]:
-    """The labels of a column of texts: whole numbers, numbers with a point, else the texts.
+    """Parse a column of labels as integers, decimal numbers or texts.
 
     Args:
-        name: of the column.
-        texts: (M,) its cells; spaces around them do not count.
-        where: each of them is.
-        kind: "classification" or "regression" where the texts do not say; "auto".
+        name: Name of the column.
+        texts: (M,) cells. Surrounding spaces are ignored.
+        where: Function that returns the file and line of a row.
+        kind: "classification", "regression", or "auto" to decide by the texts.
 
     Raises:
-        InputError: a label is missing, is no number among numbers, or may be either.
+        InputError: A label is missing, is not a number although most labels are, or is ambiguous.
     """
     texts = [text.strip() for text in texts]
     check_none_missing(name, texts, where)
@@ -49,7 +49,7 @@ def read_label_texts(name: str, texts: Sequence[str], where: Where, kind: str) -
 
 
 def check_none_missing(name: str, labels: Sequence[Any], where: Where) -> None:
-    """Raise at the first text that stands for a missing label."""
+    """Raise at the first text that marks a missing label."""
     for row, label in enumerate(labels):
         if isinstance(label, str) and label.strip() in _MISSING:
             raise InputError(
@@ -59,7 +59,10 @@ def check_none_missing(name: str, labels: Sequence[Any], where: Where) -> None:
 
 
 def read_numbers(name: str, values: Iterable[Any], where: Where, hint: str = "") -> list[float]:
-    """The numbers of a column; raise at the first value that is none, and say `hint` there."""
+    """Parse a column of numbers.
+
+    Raise at the first invalid cell and append `hint`.
+    """
     numbers = []
     for row, value in enumerate(values):
         text = str(value).strip()
@@ -73,7 +76,11 @@ def read_numbers(name: str, values: Iterable[Any], where: Where, hint: str = "")
 
 
 def are_numbers(texts: Sequence[str]) -> bool:
-    """Whether texts are whole numbers, or numbers some of which have a point; codes are neither."""
+    """Return whether all texts are integers or decimal numbers.
+
+    Decimal numbers need at least one text with a decimal point. Codes such as 007
+    are not integers.
+    """
     return _are_whole(texts) or (
         _have_points(texts) and all(_NUMBER.fullmatch(text) for text in texts)
     )
@@ -88,7 +95,10 @@ def _have_points(texts: Sequence[str]) -> bool:
 
 
 def _check_written_alike(name: str, texts: Sequence[str], where: Where) -> None:
-    """Raise where two texts are one number: versions and chapters are 1.1 and 1.10."""
+    """Raise if two texts equal one number, such as 1.1 and 1.10.
+
+    Such texts are probably versions or chapters.
+    """
     seen: dict[float, str] = {}
     for row, text in enumerate(texts):
         number = float(text)

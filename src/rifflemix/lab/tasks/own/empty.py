@@ -1,4 +1,4 @@
-"""Leave out samples without a token."""
+"""Removal of empty samples."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from rifflemix.lab.tasks.own.splitting import split_of_rows
 
 @dataclass(frozen=True, eq=False)
 class Given:
-    """Arguments of `Task.from_arrays` with a value for each sample.
+    """Arguments of `Task.from_arrays` that have one value per sample.
 
     Attributes:
-        x, y, lengths, groups, split: as there.
-        dropped: samples that were left out.
+        x, y, lengths, groups, split: Same as in `Task.from_arrays`.
+        dropped: Number of removed samples.
     """
 
     x: Any
@@ -30,10 +30,10 @@ class Given:
     dropped: int = 0
 
     def without_empty(self) -> Given:
-        """Leave out empty texts, empty sequences and rows of length 0."""
+        """Remove empty texts, empty sequences and samples of length 0."""
         x = as_numpy(self.x)
         if isinstance(x, str | bytes | dict) or not hasattr(x, "__len__"):
-            return self  # `read_samples` reports it
+            return self  # `read_samples` raises for it
         if self.lengths is not None:
             empty = plain_array(self.lengths) == 0
         else:

@@ -1,4 +1,4 @@
-"""Folders of the user's own: a file for each split, or images by class."""
+"""Tasks from user folders: one file per split, or images by class."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _KINDS = (_ARRAYS, *ENDINGS)
 
 
 def from_folder(path: str | PathLike[str], *, origin: Origin | None = None, **options: Any) -> Task:
-    """See `Task.from_folder`."""
+    """Implement `Task.from_folder`."""
     folder = user_path("path", path)
     if not folder.is_dir():
         raise bad_argument("path", "an existing folder", repr(str(path)))
@@ -61,10 +61,10 @@ def from_folder(path: str | PathLike[str], *, origin: Origin | None = None, **op
 
 
 def npz_part(file: Path, x: str, y: str, group: str | None, lengths: str | None) -> Part:
-    """Read the arrays of these names of an .npz file.
+    """Read the named arrays of an .npz file.
 
-    Array "lengths" is read by default unless the samples are images. Arrays that nothing reads are
-    named in a warning.
+    By default, this function reads array "lengths" unless the samples are images. It warns about
+    unused arrays.
     """
     arrays = read_npz(file)
     if lengths is None and _LENGTHS in arrays and _LENGTHS not in (x, y, group):
@@ -90,7 +90,10 @@ def _array(file: Path, arrays: Arrays, name: str) -> Any:
 
 
 def _files(folder: Path) -> dict[str, Path]:
-    """The file of each split, all of one kind; none where the folder holds images by class."""
+    """Find the file of each split, all of the same format.
+
+    Return an empty mapping if the folder contains images by class.
+    """
     found: dict[str, Path] = {}
     others = []
     for path in sorted(folder.iterdir()):
@@ -115,7 +118,7 @@ def _stem(path: Path) -> str:
 
 
 def _check_others(folder: Path, others: Sequence[Path]) -> None:
-    """Raise at data that would be left out, and another split drawn in its place."""
+    """Raise if the folder contains data files that would be ignored."""
     for path in others:
         is_data = path.is_file() and any(suffix.lower() in _KINDS for suffix in path.suffixes)
         if (is_data and _stem(path)) or _stem(path) in NAMES:

@@ -1,4 +1,4 @@
-"""Data sets of the Hugging Face library."""
+"""Tasks from data sets of the Hugging Face library."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from rifflemix.lab.tasks.own.arrays import Origin
 from rifflemix.lab.tasks.own.parts import Part, from_parts, split_name
 
 _COMMIT = re.compile(r"[0-9a-f]{40}")
-_HIDDEN = -1  # the label of test samples that a competition keeps to itself
+_HIDDEN = -1  # label of test samples that a competition keeps secret
 
 
 def from_datasets(
@@ -27,7 +27,7 @@ def from_datasets(
     origin: Origin | None = None,
     **options: Any,
 ) -> Task:
-    """See `Task.from_datasets`."""
+    """Implement `Task.from_datasets`."""
     sets = data if isinstance(data, Mapping) else {"train": data}
     if not sets:
         raise bad_argument("data", "a Dataset or a DatasetDict", "an empty mapping")
@@ -46,7 +46,7 @@ def from_datasets(
 def from_hf(
     name: str, *, revision: str, input: str, label: str, config: str | None = None, **options: Any
 ) -> Task:
-    """See `Task.from_hf`."""
+    """Implement `Task.from_hf`."""
     if not isinstance(name, str) or not name.strip():
         raise bad_argument("name", "owner/name of a data set", shown(name))
     if not isinstance(revision, str) or not _COMMIT.fullmatch(revision):
@@ -63,7 +63,7 @@ def from_hf(
         ) from None
     try:
         data = datasets.load_dataset(name, config, revision=revision)
-    # The library lets through the errors of several others (Arrow, files, networks).
+    # The library passes on errors of other libraries (Arrow, files, networks).
     except Exception as error:
         reason = (str(error) or type(error).__name__).splitlines()[0]
         raise InputError(f"data set {name} at {revision} cannot be read: {reason}") from error
@@ -85,7 +85,7 @@ def _part(part: Any, input: str, label: str, group: str | None) -> Part:
     if len(part) == 0:
         raise bad_argument("data", "samples in every split", "none")
     x, y = list(part[input]), list(part[label])
-    if hasattr(x[0], "getbands"):  # images of Pillow
+    if hasattr(x[0], "getbands"):  # Pillow images
         x = _pixels(x)
     is_class = hasattr(getattr(part, "features", {}).get(label), "int2str")
     if is_class and _HIDDEN in y and not _is_hidden(y):
@@ -108,7 +108,10 @@ def _pixels(images: list[Any]) -> Any:
 
 
 def _channels(image: Any) -> Any:
-    """(H, W, C) numbers of an image; what a palette holds are colours, not its indices."""
+    """Convert an image to numbers (H, W, C).
+
+    Palette images become RGB or RGBA.
+    """
     mode = getattr(image, "mode", None)
     if mode in ("P", "PA"):
         image = image.convert("RGBA" if "transparency" in image.info or mode == "PA" else "RGB")

@@ -1,4 +1,4 @@
-"""Labels of the user's own: classes, or numbers."""
+"""Labels in user data: classes or numbers."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from rifflemix.lab.tasks.own.samples import as_numpy
 
 KINDS = ("auto", "classification", "regression")
 _MOST_CLASSES = 1 << 16
-_MOST_EXACT = 1 << 53  # up to here a float64 holds every whole number
+_MOST_EXACT = 1 << 53  # float64 represents all integers up to this one
 
 
 @dataclass(frozen=True, eq=False)
 class Labels:
-    """The label of each sample.
+    """Label of each sample.
 
     Attributes:
         values: (M,) int64 classes from 0, or float64 numbers.
-        classes: what the classes are called; empty where the labels are numbers.
+        classes: Names of the classes. Empty for regression.
     """
 
     values: NDArray[Any]
@@ -31,12 +31,12 @@ class Labels:
 
     @property
     def are_classes(self) -> bool:
-        """Whether a class is asked for, no number."""
+        """True for classification, False for regression."""
         return bool(self.classes)
 
 
 def read_labels(y: Any, count: int, kind: str = "auto") -> Labels:
-    """The labels in `y`; arguments and errors as for `Task.from_arrays`."""
+    """Read the labels `y`, with the arguments and errors of `Task.from_arrays`."""
     check_choice("kind", kind, KINDS)
     values = _as_array(y, count)
     is_number = values.dtype.kind == "f" if kind == "auto" else kind == "regression"
@@ -56,7 +56,7 @@ def _as_array(y: Any, count: int) -> NDArray[Any]:
         raise bad_argument("y", "one label for each sample", "lists of unequal length") from None
     if not isinstance(given, np.ndarray) and values.dtype.kind in "fO":
         _check_sizes(given)
-    if values.dtype.kind == "O":  # of pandas, or of several types
+    if values.dtype.kind == "O":  # from pandas, or mixed types
         values = _of_one_type(values.tolist())
     if values.shape == (count, 1):
         values = values[:, 0]
@@ -69,7 +69,10 @@ def _as_array(y: Any, count: int) -> NDArray[Any]:
 
 
 def _check_sizes(labels: list[Any]) -> None:
-    """Raise at whole numbers that no 64 bits hold, which NumPy would make floats of."""
+    """Raise at integers that need more than 64 bits.
+
+    NumPy would convert them to floats.
+    """
     for number, label in enumerate(labels):
         if isinstance(label, int) and not -(2**63) <= label < 2**63:
             raise bad_argument(
@@ -79,7 +82,10 @@ def _check_sizes(labels: list[Any]) -> None:
 
 
 def _check_truths(labels: list[Any]) -> None:
-    """Raise where True and False stand beside numbers, which NumPy would make 1 and 0 of them."""
+    """Raise if bools and numbers are mixed.
+
+    NumPy would convert the bools to 0 and 1.
+    """
     for number, label in enumerate(labels):
         if isinstance(label, bool) != isinstance(labels[0], bool):
             raise bad_argument(
@@ -88,7 +94,7 @@ def _check_truths(labels: list[Any]) -> None:
 
 
 def _of_one_type(labels: list[Any]) -> NDArray[Any]:
-    """An array of labels that are all texts, or all numbers."""
+    """Convert labels to an array. Raise if texts and numbers are mixed."""
     for number, label in enumerate(labels):
         if label is None:
             raise bad_argument("y", "a label for each sample", f"None for sample {number}")
@@ -126,7 +132,7 @@ def _is_number(value: Any) -> bool:
 
 def _classes(values: NDArray[Any], kind: str) -> Labels:
     if values.dtype.kind == "f":
-        # NaN differs from itself; a larger number stands for several whole ones.
+        # NaN is not equal to itself. Larger floats represent several integers.
         is_whole = (values == np.round(values)) & (np.abs(values) <= _MOST_EXACT)
         wrong = np.flatnonzero(~is_whole)
         if len(wrong):

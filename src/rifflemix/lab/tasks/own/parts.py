@@ -1,4 +1,4 @@
-"""Data that comes in parts: files or data sets for each split."""
+"""User data with one file or data set per split."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ NAMES = {
     **{name: name for name in SPLITS},
     "val": "validation", "valid": "validation", "dev": "validation",
 }  # fmt: skip
-"""What splits are called, in files and data sets."""
+"""Split names in files and data sets -> rifflemix split."""
 
-_HELD_OUT = 0.2  # of the training samples, where a split is missing
+_HELD_OUT = 0.2  # share of the training samples for a missing split
 
 
 @dataclass(frozen=True, eq=False)
 class Part:
-    """The samples of one split.
+    """Samples of one split.
 
     Attributes:
-        x, y, lengths, groups: as `from_arrays` takes them.
-        source: the name of the file that they were read from; empty without one.
+        x, y, lengths, groups: Same as in `from_arrays`.
+        source: Name of the source file, or empty.
     """
 
     x: Any
@@ -43,18 +43,19 @@ class Part:
 
 
 def from_parts(parts: Mapping[str, Part], origin: Origin, options: Mapping[str, Any]) -> Task:
-    """A task from the parts that there are; "train" alone is split as `from_arrays` does.
+    """Create a task from the available parts.
 
-    A validation or test split that is missing is drawn from the training samples.
+    If "train" is the only part, `from_arrays` splits it. Otherwise a missing validation or test
+    split is drawn from the training samples.
 
     Args:
-        parts: by the names of the splits.
-        origin: of the data.
-        options: of `from_arrays`.
+        parts: Parts by split name.
+        origin: Origin of the data.
+        options: Options of `from_arrays`.
 
     Raises:
-        InputError: no training part, parts of several types, a split asked for beside given ones,
-            and as `from_arrays`.
+        InputError: The training part is missing, parts have different types, option `split` is set
+            although splits are given, or any case of `from_arrays`.
     """
     if "train" not in parts:
         raise InputError(f"{origin.data_source}: expected a train split, got {', '.join(parts)}")
@@ -93,14 +94,14 @@ def from_parts(parts: Mapping[str, Part], origin: Origin, options: Mapping[str, 
 
 
 def split_name(name: str) -> str:
-    """The split that a file or data set of this name holds."""
+    """Return the split for the name of a file or data set."""
     if name not in NAMES:
         raise unknown_name("split", name, NAMES)
     return NAMES[name]
 
 
 def _check_same(parts: Mapping[str, Part]) -> None:
-    """Raise if some parts have lengths or groups and others have none."""
+    """Raise if only some parts have lengths or groups."""
     for name in ("lengths", "groups"):
         lack = [where for where, part in parts.items() if getattr(part, name) is None]
         if 0 < len(lack) < len(parts):
@@ -108,7 +109,10 @@ def _check_same(parts: Mapping[str, Part]) -> None:
 
 
 def _check_counts(parts: Mapping[str, Part]) -> None:
-    """Raise where a part has not as many labels as samples: joined, they would be another's."""
+    """Raise unless every part has one label, length and group per sample.
+
+    Joining the parts would otherwise assign these values to the wrong samples.
+    """
     for where, part in parts.items():
         for name in ("y", "lengths", "groups"):
             values = getattr(part, name)
@@ -119,7 +123,7 @@ def _check_counts(parts: Mapping[str, Part]) -> None:
 
 
 def _check_alike(parts: Mapping[str, Part], options: Mapping[str, Any]) -> None:
-    """Raise where one part has integers, another floats: tokens or pixels beside numbers."""
+    """Raise if parts mix integers (tokens or pixels) and floats."""
     asked = ("x", "y") if options.get("kind", "auto") == "auto" else ("x",)
     for name in asked:
         types = {where: _type(getattr(part, name)) for where, part in parts.items()}
@@ -135,7 +139,7 @@ def _check_alike(parts: Mapping[str, Part], options: Mapping[str, Any]) -> None:
 
 
 def _check_sizes(parts: Mapping[str, Part]) -> None:
-    """Raise where the images of one part have another size than those of another."""
+    """Raise if the images of two parts differ in size."""
     arrays = {where: as_numpy(part.x) for where, part in parts.items()}
     sizes = {
         where: x.shape[1:]
@@ -150,7 +154,10 @@ def _check_sizes(parts: Mapping[str, Part]) -> None:
 
 
 def _type(values: Any) -> str:
-    """What the values are; empty where that is not one type, for which there are other errors."""
+    """Return the type of the values, or "" for mixed types.
+
+    Other checks report mixed types.
+    """
     values = as_numpy(values)
     if isinstance(values, np.ndarray) and values.dtype.kind != "O":
         return _TYPES.get(values.dtype.kind, "")
@@ -158,7 +165,7 @@ def _type(values: Any) -> str:
         "texts" if isinstance(value, str) else _TYPES.get(plain_array(value).dtype.kind, "")
         for value in (values if hasattr(values, "__iter__") else ())
     }
-    if found == {"integers", "floats"}:  # a float may be written without its point
+    if found == {"integers", "floats"}:  # a float may be written without a decimal point
         return "floats"
     return found.pop() if len(found) == 1 else ""
 
@@ -177,7 +184,7 @@ def _rows(names: Sequence[str], sizes: Sequence[int]) -> dict[str, Any]:
 def _held_out(
     train: Any, missing: str, labels: Labels, groups: Any, options: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """The rows of "train" and of the missing split."""
+    """Return the rows of "train" and of the missing split."""
     some = Labels(labels.values[train], labels.classes)
     members = None if groups is None else np.asarray(groups)[train]
     shares = (1 - _HELD_OUT, _HELD_OUT / 2, _HELD_OUT / 2)
@@ -187,7 +194,10 @@ def _held_out(
 
 
 def _joined(values: Sequence[Any]) -> Any:
-    """One array of several of the same kind, else one list."""
+    """Join arrays of one type into an array.
+
+    Join other values into a list.
+    """
     if any(value is None for value in values):
         return None
     if len(values) == 1:

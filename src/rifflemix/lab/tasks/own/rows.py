@@ -1,4 +1,4 @@
-"""The rows of tables: commas, tabs, or a JSON object a line."""
+"""Rows of tables: .csv, .tsv and .jsonl."""
 
 from __future__ import annotations
 
@@ -16,22 +16,24 @@ from rifflemix.lab.tasks.data_io.bounded import MOST_BYTES, read_csv_lines, read
 
 _PACKED = (".gz", ".xz")
 _LONGEST_FIELD = 1 << 26
-_QUOTED = re.compile(r'"[^"]*(?:""[^"]*)*"')  # whole, as the csv module and pandas write it
+_QUOTED = re.compile(r'"[^"]*(?:""[^"]*)*"')  # fully quoted field, as pandas writes it
 
 Row = tuple[int, list[str]]
-"""The line on which it begins, from 1, and its fields."""
+"""First line of the row (from 1) and its fields."""
 
 
 def ending(file: Path) -> str:
-    """The ending of a file's name, without that of its compression."""
+    """Return the file extension without the compression extension."""
     return Path(file.stem).suffix if file.suffix in _PACKED else file.suffix
 
 
 def table_rows(file: Path) -> Iterator[tuple[int, Mapping[str, Any]]]:
-    """The line of each row of a .csv, .tsv or .jsonl file, and its values by column.
+    """Read line number and values by column of each row.
+
+    The file is a .csv, .tsv or .jsonl file.
 
     Raises:
-        InputError: a row that cannot be read, or has other columns than the header.
+        InputError: A row is unreadable, or its columns differ from the header.
     """
     return _json_rows(file) if ending(file) == ".jsonl" else _text_rows(file)
 
@@ -72,12 +74,12 @@ def _ragged(file: Path, line: int, expected: int, got: int) -> InputError:
 
 
 def _quoted_rows(file: Path, delimiter: str, instead: InputError | None = None) -> Iterator[Row]:
-    """The rows of a text whose fields may stand in quotes; empty lines are none.
+    """Read rows with optional quotes. Skip empty lines.
 
     Args:
-        file: the text.
-        delimiter: between fields.
-        instead: raised where quotes do not make rows of the lines; what is wrong with these.
+        file: Text file.
+        delimiter: Delimiter between fields.
+        instead: Error about the raw lines. It is raised if quoted fields do not form rows.
     """
     lines: list[str] = []
     width = 0
@@ -95,7 +97,7 @@ def _quoted_rows(file: Path, delimiter: str, instead: InputError | None = None) 
             if fields is None:
                 return
             width = width or len(fields)
-            # Rows that stray quotes joined, and no text of several lines.
+            # Stray quotes joined several rows: this is not a field with line ends.
             if instead and sum(text.count(delimiter) == width - 1 for text in lines) > 1:
                 raise instead
             lines.clear()
@@ -111,7 +113,7 @@ def _noted(lines: Iterable[str], seen: list[str]) -> Iterator[str]:
 
 @contextmanager
 def _long_fields() -> Iterator[None]:
-    """Texts may be longer than the csv module expects."""
+    """Increase the field size limit of the csv module."""
     before = csv.field_size_limit(min(_LONGEST_FIELD, sys.maxsize))
     try:
         yield
@@ -120,10 +122,11 @@ def _long_fields() -> Iterator[None]:
 
 
 def _tab_rows(file: Path) -> Iterator[Row]:
-    """The rows of a .tsv: its lines where all have as many fields as the header.
+    """Read the rows of a .tsv file.
 
-    A quote is then a character like others, unless every field that begins with one is quoted
-    whole. Where lines are no rows, quoted fields hold tabs or line ends.
+    If all lines have the same number of fields, each line is a row. Quotes are then ordinary
+    characters, unless every field that starts with a quote is fully quoted. Otherwise quoted fields
+    contain tabs or line ends.
     """
     width, are_quoted = 0, True
     for line, fields in _tab_lines(file):
@@ -154,7 +157,7 @@ def _json_rows(file: Path) -> Iterator[tuple[int, Mapping[str, Any]]]:
         if left < 0:
             raise too_large(file, MOST_BYTES)
         if content.strip():
-            text = content.decode("utf-8-sig")  # JSON in UTF-16 would be cut within its line feeds
+            text = content.decode("utf-8-sig")  # in UTF-16, the line feeds would split characters
             try:
                 row = parse_json(text)
             except ValueError as error:

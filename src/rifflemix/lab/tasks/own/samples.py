@@ -1,4 +1,4 @@
-"""Samples of the user's own: what they are is told by shape and type, and checked."""
+"""Samples in user data: detection by shape and type, and checks."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from rifflemix.checks import is_number, shown
 from rifflemix.errors import bad_argument
 
 MOST_TOKENS = 1 << 16
-"""Beyond this a sample is likelier a mistake than a sequence; `max_length` decides."""
+"""Maximum length without `max_length`. Longer samples are probably a mistake."""
 
 _MOST_IDS = 1 << 24
-_BYTES = 257  # byte b is token b + 1, 0 is padding, as in task text
+_BYTES = 257  # byte b is token b + 1 and 0 is padding, as in task text
 _CHANNELS = (1, 2, 3, 4)
 
 Floats = NDArray[np.floating[Any]]
@@ -24,14 +24,14 @@ Floats = NDArray[np.floating[Any]]
 
 @dataclass(frozen=True, eq=False)
 class Samples:
-    """M samples end to end.
+    """M samples, concatenated.
 
     Attributes:
-        kind: what they are.
-        values: tokens (T,), vectors (T, F) float32, or images (M, H, W, C).
-        ends: (M,) where each ends; of images, their number from 1.
-        vocab_size: number of token ids; None of others.
-        cut: how many were cut to the most tokens there may be.
+        kind: Kind of the samples.
+        values: Tokens (T,), vectors (T, F) float32, or images (M, H, W, C).
+        ends: (M,) end of each sample in `values`. For images: 1 to M.
+        vocab_size: Number of token ids. None unless the samples are tokens.
+        cut: Number of samples that were cut to the maximum length.
     """
 
     kind: Literal["tokens", "vectors", "images"]
@@ -44,19 +44,19 @@ class Samples:
         return len(self.ends)
 
     def __getitem__(self, row: int) -> NDArray[Any]:
-        """The tokens (N,), vectors (N, F) or pixels (1, H, W, C) of a sample."""
+        """Return tokens (N,), vectors (N, F) or pixels (1, H, W, C)."""
         start = int(self.ends[row - 1]) if row else 0
         values: NDArray[Any] = self.values[start : int(self.ends[row])]
         return values
 
     @property
     def lengths(self) -> NDArray[np.int64]:
-        """(M,) tokens of each sample."""
+        """(M,) number of tokens of each sample."""
         return np.diff(self.ends, prepend=0)
 
 
 def read_samples(x: Any, lengths: Any = None, max_length: int | None = None) -> Samples:
-    """The samples in `x`; arguments and errors as for `Task.from_arrays`."""
+    """Read the samples `x`, with the arguments and errors of `Task.from_arrays`."""
     array = _as_array(x)
     if array is None:
         if lengths is not None:
@@ -79,7 +79,7 @@ def read_samples(x: Any, lengths: Any = None, max_length: int | None = None) -> 
 
 
 def as_numpy(values: Any) -> Any:
-    """Tensors of torch as arrays; others as they are."""
+    """Convert torch tensors and pandas objects to arrays. Return other values unchanged."""
     if hasattr(values, "detach"):
         is_plain = str(values.layout) == "torch.strided" and not values.is_nested
         if values.is_meta or values.is_quantized or not is_plain:
@@ -94,7 +94,10 @@ def as_numpy(values: Any) -> Any:
 
 
 def plain_array(values: Any) -> NDArray[Any]:
-    """Values of one shape as an array; one without a shape where they are of several."""
+    """Convert values to an array.
+
+    Return a 0-d array if their shapes differ.
+    """
     try:
         return np.asarray(as_numpy(values))
     except ValueError:
@@ -102,10 +105,13 @@ def plain_array(values: Any) -> NDArray[Any]:
 
 
 def _as_array(x: Any) -> NDArray[Any] | None:
-    """`x` as one array of numbers; None where its samples are texts or of unequal length."""
+    """Convert `x` to one array of numbers.
+
+    Return None if the samples are texts or differ in length.
+    """
     x = as_numpy(x)
     is_number = isinstance(x, np.ndarray) and x.ndim == 0
-    if hasattr(x, "toarray"):  # of SciPy
+    if hasattr(x, "toarray"):  # SciPy sparse matrix
         hint = "a sparse matrix becomes an array by x.toarray()"
         raise bad_argument("x", "an array, a tensor or a list of samples", type(x).__name__, hint)
     if isinstance(x, str | bytes | dict) or is_number or not hasattr(x, "__len__"):
@@ -116,11 +122,11 @@ def _as_array(x: Any) -> NDArray[Any] | None:
         x = [as_numpy(sample) for sample in x]
         try:
             found = np.asarray(x)
-        except ValueError:  # of unequal lengths
+        except ValueError:  # different lengths
             return None
         _check_ids(x, found)
         x = found
-    if x.dtype.kind == "O" and x.ndim > 1:  # of pandas: columns of several types
+    if x.dtype.kind == "O" and x.ndim > 1:  # pandas columns of different types
         x = _numbers(x)
     if x.dtype.kind in "OUS":
         return None
@@ -133,7 +139,10 @@ def _as_array(x: Any) -> NDArray[Any] | None:
 
 
 def _check_ids(rows: Sequence[Any], joined: NDArray[Any]) -> None:
-    """Raise where NumPy made floats of whole numbers, since no type of 64 bits holds them all."""
+    """Raise if NumPy converted integers to floats.
+
+    NumPy does so if no 64-bit type fits all integers.
+    """
     if joined.dtype.kind == "f" and all(map(_are_whole, rows)):
         raise bad_argument(
             "x", f"tokens from 0 to {_MOST_IDS - 1:,}", f"{joined.max():.3g} among the numbers",
@@ -148,7 +157,10 @@ def _are_whole(values: Any) -> bool:
 
 
 def _numbers(cells: NDArray[Any]) -> NDArray[Any]:
-    """Numbers that came as objects; raise at the first that is none."""
+    """Convert an object array to numbers.
+
+    Raise at the first cell that is not a number.
+    """
     for index, value in np.ndenumerate(cells):
         if not is_number(value) and not isinstance(value, bool | np.bool_):
             raise bad_argument(
@@ -190,7 +202,7 @@ def _rectangular(
 
 
 def _ragged(items: Sequence[Any], max_length: int | None) -> Samples:
-    """Texts, or sequences of unequal length."""
+    """Read texts, or sequences of unequal length."""
     if isinstance(items[0], str):
         _check_texts(items)
         rows = [np.frombuffer(text.encode("utf-8", "replace"), np.uint8) for text in items]
@@ -251,7 +263,7 @@ def _packed(values: NDArray[Any], lengths: NDArray[np.int64], cut: int) -> Sampl
 
 
 def _finite(values: NDArray[Any], ends: NDArray[np.int64]) -> NDArray[np.float32]:
-    """As float32; raise at the first NaN, infinity, or number that float32 does not hold."""
+    """Convert to float32. Raise at NaN, infinity or float32 overflow."""
     with np.errstate(over="ignore"):
         floats = values.astype(np.float32)
     finite = np.isfinite(floats).reshape(len(floats), -1).all(axis=1)
@@ -264,7 +276,10 @@ def _finite(values: NDArray[Any], ends: NDArray[np.int64]) -> NDArray[np.float32
 
 
 def is_images(array: NDArray[Any]) -> bool:
-    """Whether an array holds images: (M, H, W, C), or (M, H, W) of integers from 0 to 255."""
+    """Return whether an array contains images.
+
+    Images have shape (M, H, W, C), or shape (M, H, W) with integers from 0 to 255.
+    """
     if array.ndim == 4:
         return True
     is_integer = array.ndim == 3 and array.dtype.kind in "iu" and array.size > 0
@@ -291,5 +306,5 @@ def _images(array: NDArray[Any]) -> Samples:
 
 
 def contents(samples: Samples) -> Iterable[bytes]:
-    """What tells each sample from others."""
+    """Return the content of each sample as bytes, to find duplicates."""
     return (samples[row].tobytes() for row in range(len(samples)))

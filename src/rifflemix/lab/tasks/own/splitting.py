@@ -1,4 +1,4 @@
-"""Which samples are for training, for the choice of weights, and for the last word."""
+"""Division of samples into training, validation and test splits."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ Rows = dict[str, NDArray[np.int64]]
 
 @dataclass(frozen=True, eq=False)
 class Division:
-    """The rows of each split, and where they come from."""
+    """Rows of each split, and a note on their origin."""
 
     rows: Rows
     note: str
 
 
 def divide(split: Any, labels: Labels, groups: Any, seed: int) -> Division:
-    """The splits; arguments and errors as for `Task.from_arrays`."""
+    """Divide the samples into splits, with the errors of `Task.from_arrays`."""
     count = len(labels.values)
     members = None if groups is None else _group_numbers(groups, count)
     if isinstance(split, Mapping):
@@ -44,7 +44,7 @@ def divide(split: Any, labels: Labels, groups: Any, seed: int) -> Division:
 
 
 def split_of_rows(split: Any, rows: NDArray[np.int64], count: int) -> Any:
-    """Return the same split for some rows of `count` samples."""
+    """Restrict a split of `count` samples to the samples `rows`."""
     if isinstance(split, Mapping):
         place = np.full(count, -1)
         place[rows] = np.arange(len(rows))
@@ -81,7 +81,7 @@ def _given_rows(split: Mapping[Any, Any], count: int) -> Rows:
             )
         rows[name] = given
     every = Counter(np.concatenate(list(rows.values())).tolist()).most_common(1)
-    row, times = every[0] if every else (0, 0)  # without any, a split is found empty later
+    row, times = every[0] if every else (0, 0)  # without any rows, `_check` reports the empty split
     if times > 1:
         raise bad_argument("split", "every sample at most once", f"sample {row} {times} times")
     return rows
@@ -153,14 +153,17 @@ def _by_sample(
     strata: NDArray[np.int64],
     random: np.random.Generator,
 ) -> NDArray[np.int64]:
-    """The split of each sample: the shares of every class, at least one for training."""
+    """Assign each sample to a split, stratified by class.
+
+    Every class keeps at least one training sample.
+    """
     of = np.zeros(len(strata), dtype=np.int64)
-    owed = np.zeros(2)  # what rounding kept from validation and test, for the next class
+    owed = np.zeros(2)  # rounding error of validation and test, carried to the next class
     for value in np.unique(strata):
         rows = random.permutation(np.flatnonzero(strata == value))
         exact = np.array(shares[1:]) * len(rows) + owed
         held_out = [max(round(count), 1) for count in exact.tolist()]
-        while sum(held_out) >= len(rows):  # every class is trained on
+        while sum(held_out) >= len(rows):  # keep a training sample of every class
             beyond = [(held_out[i] - exact[i], i) for i in range(2) if held_out[i]]
             held_out[max(beyond)[1]] -= 1
         owed = np.clip(exact - held_out, -0.5, 0.5)
@@ -175,21 +178,24 @@ def _by_group(
     groups: NDArray[np.int64],
     random: np.random.Generator,
 ) -> NDArray[np.int64]:
-    """The split of each sample: groups, the largest first, go where most is missing."""
+    """Assign each sample to a split by group.
+
+    Groups are placed by size, the largest first, in the split that lacks most of their classes.
+    """
     num_groups, num_strata = int(groups.max()) + 1, int(strata.max()) + 1
     counts = np.zeros((num_groups, num_strata))
     np.add.at(counts, (groups, strata), 1.0)
     total = counts.sum(axis=0)
-    missing = np.array(shares)[:, None] * total  # of each class in each split
+    missing = np.array(shares)[:, None] * total  # missing samples per split and class
     order = random.permutation(num_groups)
     order = order[np.argsort(-counts[order].sum(axis=1), kind="stable")]
     split_of_group = np.zeros(num_groups, dtype=np.int64)
     sizes = np.zeros(len(SPLITS))
     for position, group in enumerate(order.tolist()):
-        # What a split still lacks of the group's classes, in parts of what it is to have.
+        # Missing samples of the group's classes, relative to the size of the split.
         lack = (missing * counts[group]).sum(axis=1) / (np.array(shares) * len(strata))
         if num_groups - position <= int((sizes == 0).sum()):
-            lack[sizes > 0] = -np.inf  # the last groups fill what is empty
+            lack[sizes > 0] = -np.inf  # the last groups go to empty splits
         chosen = int(np.argmax(lack))
         split_of_group[group] = chosen
         missing[chosen] -= counts[group]
@@ -199,7 +205,7 @@ def _by_group(
 
 
 def _check(rows: Rows, labels: Labels, groups: NDArray[np.int64] | None) -> None:
-    """Raise where a split is empty, a group in two, or a class has no training sample."""
+    """Raise for empty splits, shared groups and untrained classes."""
     for name in SPLITS:
         if len(rows[name]) == 0:
             raise bad_argument(

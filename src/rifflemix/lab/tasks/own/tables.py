@@ -1,4 +1,4 @@
-"""Tables of the user's own: .csv, .tsv and .jsonl files."""
+"""Tasks from user tables: .csv, .tsv and .jsonl files."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ class Table:
     """Columns of a file.
 
     Attributes:
-        file: that they were read from.
-        columns: the values of each, one a row.
-        lines: the line on which each row begins, from 1.
+        file: Source file.
+        columns: Values of each column, one per row.
+        lines: First line of each row, from 1.
     """
 
     file: Path
@@ -43,7 +43,7 @@ class Table:
     lines: list[int]
 
     def where(self, row: int) -> str:
-        """The file and line of a row, for errors."""
+        """Return the file and line of a row, for errors."""
         return f"{self.file}, line {self.lines[row]}"
 
 
@@ -57,7 +57,7 @@ def from_csv(
     origin: Origin | None = None,
     **options: Any,
 ) -> Task:
-    """See `Task.from_csv`."""
+    """Implement `Task.from_csv`."""
     file = data_file("path", path)
     wanted = wanted_columns(input, label, group)
     if isinstance(split, str):
@@ -73,7 +73,7 @@ def from_csv(
 
 
 def wanted_columns(input: Any, label: Any, group: Any) -> list[Any]:
-    """The columns that these name; the label may not be an input."""
+    """List the columns to read. The label must not be an input."""
     if not isinstance(input, str | list | tuple):
         raise bad_argument("input", "the name of a column, or a list of them", repr(input))
     inputs = [input] if isinstance(input, str) else list(input)
@@ -83,7 +83,7 @@ def wanted_columns(input: Any, label: Any, group: Any) -> list[Any]:
 
 
 def data_file(name: str, path: str | PathLike[str]) -> Path:
-    """The path of a file that is there."""
+    """Return the path of an existing file, or raise."""
     file = user_path(name, path)
     if not file.is_file():
         raise bad_argument(name, "an existing file", repr(str(path)))
@@ -93,7 +93,10 @@ def data_file(name: str, path: str | PathLike[str]) -> Path:
 def table_parts(
     tables: Sequence[Table], input: str | Sequence[str], label: str, group: str | None, kind: str
 ) -> list[Part]:
-    """Inputs, labels and groups of each table; what labels are is told by all of them."""
+    """Return inputs, labels and groups of each table.
+
+    The labels of all tables together determine the label type.
+    """
     return [
         Part(
             _inputs(table, input),
@@ -106,16 +109,17 @@ def table_parts(
 
 
 def read_table(file: Path, wanted: Sequence[str], *, empty: Any = "") -> Table:
-    """The wanted columns of a table; every row has a value in each.
+    """Read columns of a table.
+
+    Every row needs a value in each column.
 
     Args:
-        file: the table.
-        wanted: names of columns.
-        empty: the one column whose texts may be empty.
+        file: Path of the table.
+        wanted: Names of columns.
+        empty: Name of the column that may contain empty texts.
 
     Raises:
-        InputError: another kind of file, a row that cannot be read, a missing column or value, no
-            rows.
+        InputError: Unsupported file type, unreadable row, missing column or value, or no rows.
     """
     kind = ending(file)
     if kind not in ENDINGS:
@@ -160,7 +164,7 @@ def _inputs(table: Table, input: str | Sequence[str]) -> Any:
 
 
 def _labels(tables: Sequence[Table], name: str, kind: str) -> list[list[Any]]:
-    """The labels of each table."""
+    """Read the labels of each table."""
     columns = [table.columns[name] for table in tables]
     places = [(table, row) for table in tables for row in range(len(table.lines))]
 
@@ -169,7 +173,7 @@ def _labels(tables: Sequence[Table], name: str, kind: str) -> list[list[Any]]:
         return table.where(row)
 
     values = [value for column in columns for value in column]
-    if ending(tables[0].file) == ".jsonl":  # which tells numbers from texts
+    if ending(tables[0].file) == ".jsonl":  # JSON separates numbers from texts
         check_none_missing(name, values, where)
         return columns
     labels = read_label_texts(name, values, where, kind)

@@ -1,1 +1,1 @@
-"""Tasks whose data is generated: sorting, points on bodies."""
+"""Tasks with generated data: sequence sorting and point clouds."""

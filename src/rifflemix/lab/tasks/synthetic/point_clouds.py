@@ -1,4 +1,4 @@
-"""Points on the surfaces of geometric bodies: a synthetic task."""
+"""Synthetic task: classify solids by points on their surface."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _OCTAHEDRON = np.array(
 
 
 class PointClouds(GeneratedTask):
-    """Eight kinds of bodies, turned at random; every sample has its own seed."""
+    """Eight kinds of randomly rotated solids. Every sample has its own seed."""
 
     card = TaskCard(
         name="point_clouds",
@@ -53,7 +53,7 @@ class PointClouds(GeneratedTask):
     )
 
     def load(self, request: Request) -> Task:
-        """The task; its points are drawn when first asked for, and kept."""
+        """Create the task. Draw and cache its points on first use."""
         num_points, noise, counts = _settings(request)
         splits = {}
         for part, (name, count) in enumerate(counts.items()):
@@ -75,7 +75,7 @@ class PointClouds(GeneratedTask):
         )
 
     def prepared(self, request: Request) -> Path:
-        """The folder of drawn points."""
+        """Return the folder of drawn points."""
         return _folder(request)
 
 
@@ -92,16 +92,14 @@ class PointSplit:
     labels: Array
 
     def __len__(self) -> int:
-        """Number of samples."""
         return len(self.labels.values)
 
     def __getitem__(self, index: int) -> tuple[Tensor, int]:
-        """Points (N, 3) float32 and the class."""
-        points = np.array(self.points.values[index])  # a copy: the mapped file is read-only
+        """Return the points (N, 3) float32 and the class."""
+        points = np.array(self.points.values[index])  # copy, because the mapped file is read-only
         return torch.from_numpy(points), int(self.labels.values[index])
 
     def digest(self) -> bytes:
-        """Hash of every point and label, in order."""
         total = hashlib.blake2b(self.points.values.tobytes(), digest_size=16)
         total.update(self.labels.values.tobytes())
         return total.digest()
@@ -124,7 +122,7 @@ def _folder(request: Request) -> Path:
 
 
 def _draw_all(request: Request, part: int, count: int, num_points: int, noise: float) -> Arrays:
-    """Every sample from (seed, part, index) alone; classes take turns."""
+    """Draw every sample from (seed, part, index). Classes alternate."""
     points = np.empty((count, num_points, 3), dtype=np.float32)
     labels = np.arange(count) % len(BODIES)
     for index, label in enumerate(labels.tolist()):
@@ -137,10 +135,10 @@ def _draw_all(request: Request, part: int, count: int, num_points: int, noise: f
 
 
 def _posed(points: Points, rng: Generator) -> Points:
-    """Centred, scaled so that the farthest point has distance 1, and turned at random."""
+    """Center the points, scale to radius 1, and rotate at random."""
     points = points - points.mean(axis=0)
     points = points / np.linalg.norm(points, axis=1).max()
-    # The Q of a Gaussian matrix, its signs fixed, is evenly distributed over the rotations.
+    # The Q factor of a Gaussian matrix with fixed signs is a uniformly distributed rotation.
     q, r = np.linalg.qr(rng.standard_normal((3, 3)))
     q = q * np.sign(np.diag(r))
     q[:, 0] *= np.linalg.det(q)
@@ -161,7 +159,7 @@ def _on_cube(rng: Generator, count: int) -> Points:
 
 
 def _on_triangles(corners: Points, rng: Generator, count: int) -> Points:
-    """Points over congruent triangles (T, 3, 3)."""
+    """Draw points on congruent triangles (T, 3, 3)."""
     a, b, c = corners[rng.integers(len(corners), size=count)].transpose(1, 0, 2)
     u, v = np.sqrt(rng.random((count, 1))), rng.random((count, 1))
     points: Points = (1 - u) * a + u * (1 - v) * b + u * v * c
@@ -180,34 +178,34 @@ def _on_octahedron(rng: Generator, count: int) -> Points:
 
 
 def _around(radius: Points, height: Points, rng: Generator) -> Points:
-    """Points at a distance from the axis and a height, at random angles."""
+    """Draw points at given axis distances and heights, with random angles."""
     angle = rng.uniform(0, 2 * np.pi, len(radius))
     return np.stack((radius * np.cos(angle), radius * np.sin(angle), height), axis=1)
 
 
 def _on_cylinder(rng: Generator, count: int) -> Points:
-    """Closed, 1 to 3 radii high."""
+    """Draw points on a closed cylinder, 1 to 3 radii high."""
     tall = rng.uniform(1, 3)
-    on_side = rng.random(count) < tall / (tall + 1)  # side 2 pi h, both lids 2 pi
+    on_side = rng.random(count) < tall / (tall + 1)  # areas: side 2 pi h, both lids 2 pi
     radius = np.where(on_side, 1.0, np.sqrt(rng.random(count)))
     height = np.where(on_side, rng.uniform(0, tall, count), rng.choice([0.0, tall], size=count))
     return _around(radius, height, rng)
 
 
 def _on_cone(rng: Generator, count: int) -> Points:
-    """Closed, 1 to 3 radii high."""
+    """Draw points on a closed cone, 1 to 3 radii high."""
     tall = rng.uniform(1, 3)
     slope = np.hypot(1, tall)
-    on_side = rng.random(count) < slope / (slope + 1)  # side pi s, base pi
+    on_side = rng.random(count) < slope / (slope + 1)  # areas: side pi s, base pi
     radius = np.sqrt(rng.random(count))
     return _around(radius, np.where(on_side, tall * (1 - radius), 0.0), rng)
 
 
 def _on_torus(rng: Generator, count: int) -> Points:
-    """A tube of 0.2 to 0.5 around a circle of radius 1."""
+    """Draw points on a torus: ring radius 1, tube radius 0.2 to 0.5."""
     tube = rng.uniform(0.2, 0.5)
     angle = np.empty(0)
-    while len(angle) < count:  # the outer side is larger: by rejection
+    while len(angle) < count:  # rejection sampling, because the outer side is larger
         drawn = rng.uniform(0, 2 * np.pi, 2 * count)
         kept = rng.random(2 * count) * (1 + tube) < 1 + tube * np.cos(drawn)
         angle = np.concatenate((angle, drawn[kept]))
@@ -216,7 +214,7 @@ def _on_torus(rng: Generator, count: int) -> Points:
 
 
 def _on_helix(rng: Generator, count: int) -> Points:
-    """Two to four turns, 1 to 3 radii high."""
+    """Draw points on a helix: two to four turns, 1 to 3 radii high."""
     turns, tall = rng.uniform(2, 4), rng.uniform(1, 3)
     along = rng.random(count)
     angle = 2 * np.pi * turns * along
@@ -233,6 +231,6 @@ BODIES: dict[str, Callable[[Generator, int], Points]] = {
     "torus": _on_torus,
     "helix": _on_helix,
 }
-"""Points over the surface of each body, in the order of the labels."""
+"""Functions that draw points on the surface of each solid, in the order of the labels."""
 
 CLASSES = tuple(BODIES)

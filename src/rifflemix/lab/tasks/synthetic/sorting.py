@@ -1,4 +1,4 @@
-"""Sequence sorting: read symbols, write them in order."""
+"""Sequence sorting: read symbols and write them in order."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from rifflemix.lab.tasks.core.random_words import Streams
 from rifflemix.lab.tasks.core.shares import share_deviation, share_moments
 
 PAD, END, FIRST_SYMBOL = 0, 1, 2
-"""Token ids; the decoder reads PAD first."""
+"""Token ids. The decoder reads PAD first."""
 
 _UNCOUNTED = -100
 _ROWS_AT_ONCE = 4096
@@ -67,7 +67,10 @@ class Sorting(GeneratedTask):
     at_hand = "generated"
 
     def load(self, request: Request) -> Task:
-        """The task, generated anew each time: a second or two."""
+        """Generate the data and create the task, in a second or two.
+
+        Nothing is cached.
+        """
         length = check_integer(request.options, "max_length", 1)
         test_length = check_integer(request.options, "test_max_length", 1)
         symbols = max(length, test_length)
@@ -98,40 +101,41 @@ class Sorting(GeneratedTask):
 
 @dataclass(frozen=True, eq=False)
 class SymbolSplit:
-    """Sequences of symbols, end to end.
+    """Sequences of symbols, stored end to end.
 
     Attributes:
-        symbols: (total,) int32, 0 is the smallest symbol.
-        ends: (S,) int64, where each sequence ends.
+        symbols: (total,) int32. 0 is the smallest symbol.
+        ends: (S,) int64, end of each sequence.
     """
 
     symbols: NDArray[np.int32]
     ends: NDArray[np.int64]
 
     def __len__(self) -> int:
-        """Number of sequences."""
         return len(self.ends)
 
     def __getitem__(self, index: int) -> Sample:
-        """The tokens of a sequence and of the sorted sequence, (N,) int64, end tokens included."""
+        """Return tokens (N,) int64 of a sequence and of the sorted sequence.
+
+        Both contain an end token.
+        """
         start, end = (self.ends[index - 1] if index else 0), self.ends[index]
         symbols = torch.from_numpy(self.symbols[start:end].astype(np.int64)) + FIRST_SYMBOL
         last = torch.tensor([END])
         return torch.cat((symbols, last)), torch.cat((symbols.sort().values, last))
 
     def lengths(self) -> NDArray[np.int64]:
-        """Tokens of each sequence, (S,), the end token included."""
+        """Return the length of each sequence, (S,), including the end token."""
         return np.diff(self.ends, prepend=0) + 1
 
     def digest(self) -> bytes:
-        """Hash of the sequences, in order."""
         total = hashlib.blake2b(self.ends.astype("<i8").tobytes(), digest_size=16)
         total.update(self.symbols.astype("<i4").tobytes())
         return total.digest()
 
 
 class SequenceWriter(Protocol):
-    """A model that writes sequences; `rifflemix.models.Seq2Seq` is one."""
+    """Model that writes sequences, such as `rifflemix.models.Seq2Seq`."""
 
     def decode(
         self,
@@ -143,26 +147,31 @@ class SequenceWriter(Protocol):
         end_token: int,
         should_stop: Callable[[], bool],
     ) -> Tensor:
-        """(B, N) tokens read -> (B, M) tokens written, M at most `max_new_tokens`."""
+        """Read tokens (B, N) and write up to `max_new_tokens` tokens (B, M)."""
         ...
 
 
 @dataclass(frozen=True, eq=False)
 class SortingTask(Task):
-    """Write a sequence in order.
+    """Write the tokens of a sequence in sorted order.
 
-    Outputs are logits (B, M, V) of each token of the sorted sequence, given the right ones before
-    it ("decoder_inputs"). "exact_match" counts sequences of which every token is the likeliest:
-    what greedy decoding gets right, no more and no less. "edit_distance" is that of the likeliest
-    tokens, summed over all sequences and divided by the length of all right ones, end tokens
-    included. "tail_edit_distance" also counts the tokens behind the end of a sequence, up to the
-    longest sequence of the batch, except padding: Tensor2Tensor's edit distance, which depends on
-    the batches. A model that repeats the token before scores well in both; see
-    `FreeRunningSortingTask`.
+    Outputs are logits (B, M, V) of each token of the sorted sequence, given the correct tokens
+    before it ("decoder_inputs"). Metrics:
+
+    - "exact_match": share of sequences in which all most likely tokens are correct. Greedy
+      decoding solves exactly these sequences.
+    - "edit_distance": edit distance of the most likely tokens to the target. It is summed over all
+      sequences and divided by the total length of the targets, including end tokens.
+    - "tail_edit_distance": also counts tokens after the end of a sequence, up to the longest
+      sequence of the batch, except padding. This is Tensor2Tensor's edit distance. It depends on
+      the batches.
+
+    A model that repeats the previous token scores well in both edit distances. See
+    `FreeRunningSortingTask` for a metric without this problem.
     """
 
     def collate(self, samples: Sequence[Sample]) -> Batch:
-        """Inputs (B, N) with key_padding_mask, decoder_inputs and labels (B, M)."""
+        """Return inputs (B, N), key_padding_mask, decoder_inputs and labels (B, M)."""
         batch = self._stack([inputs for inputs, _ in samples])
         labels = pad_sequence(
             [label for _, label in samples], batch_first=True, padding_value=_UNCOUNTED
@@ -175,24 +184,23 @@ class SortingTask(Task):
         }
 
     def loss(self, outputs: Tensor, batch: Batch) -> Tensor:
-        """Mean cross-entropy of a token, float32."""
+        """Compute the mean cross-entropy per token, in float32."""
         self._check_outputs(outputs, batch)
         return functional.cross_entropy(
             outputs.float().flatten(0, 1), batch["labels"].flatten(), ignore_index=_UNCOUNTED
         )
 
     def uniform_loss(self, outputs: Tensor, batch: Batch) -> Tensor:
-        """What `loss` would be if all tokens were equally right; smoothed labels add it."""
         self._check_outputs(outputs, batch)
         counted = outputs[batch["labels"] != _UNCOUNTED].float()
         return -functional.log_softmax(counted, dim=1).mean()
 
     def count_labels(self, batch: Batch) -> int:
-        """Tokens of the sorted sequences."""
+        """Count the tokens of the sorted sequences."""
         return int((batch["labels"] != _UNCOUNTED).sum().item())
 
     def metrics(self, outputs: Tensor, batch: Batch) -> dict[str, tuple[float, int]]:
-        """Sums and counts of the loss, the accuracy of a token and the metrics of sequences."""
+        """Compute sum and count of loss, token accuracy and sequence metrics."""
         self._check_outputs(outputs, batch)
         labels, likeliest = batch["labels"], outputs.argmax(dim=2)
         counted = labels != _UNCOUNTED
@@ -211,18 +219,20 @@ class SortingTask(Task):
 
     @property
     def blind_answer(self) -> str:
-        """What a model answers that reads its own output alone."""
         return "repeating the token before"
 
     def blind_accuracy(self, split: str) -> float:
-        """The share of tokens in a split that are like the one before."""
+        """Return the share of target tokens that repeat the previous token."""
         samples = self.split(split)
         written = [samples[index][1] for index in range(len(samples))]
         repeated = sum(int((labels[1:] == labels[:-1]).sum()) for labels in written)
         return repeated / sum(map(len, written))
 
     def summarise(self, means: Mapping[str, float]) -> dict[str, float]:
-        """The deviation of accuracy: its error, from sequences, times the root of their number."""
+        """Compute the standard deviation of the accuracy.
+
+        It is the standard error over sequences, times the square root of their number.
+        """
         deviation = share_deviation(means["accuracy"], means) if "accuracy" in means else None
         return {} if deviation is None else {"accuracy_deviation": deviation}
 
@@ -239,16 +249,20 @@ class SortingTask(Task):
 
 @dataclass(frozen=True, eq=False)
 class FreeRunningSortingTask(SortingTask):
-    """Sorting that also measures what a model writes by itself: "free_running_edit_distance".
+    """Sorting task that adds "free_running_edit_distance" on the test split.
 
-    Each token is the likeliest after those that the model wrote before; summed over all sequences
-    and divided by the length of all right ones. On the test split only, as it takes long.
+    The model writes each token from its own previous tokens, by greedy decoding. The edit distance
+    is summed over all sequences and divided by the total length of the targets. Other splits omit
+    this metric because decoding is slow.
     """
 
     def writing_metrics(
         self, model: SequenceWriter, batch: Batch, should_stop: Callable[[], bool]
     ) -> dict[str, tuple[float, int]]:
-        """Sum and count; at most as much is written as the longest right sequence needs."""
+        """Compute sum and count of the metric.
+
+        Decode up to the longest target of the batch.
+        """
         labels = batch["labels"]
         written = model.decode(
             batch["inputs"],
@@ -259,7 +273,7 @@ class FreeRunningSortingTask(SortingTask):
             should_stop=should_stop,
         )
         lengths = (labels != _UNCOUNTED).sum(dim=1)
-        # Up to the first end token, itself included; all of it where there is none.
+        # Length up to and including the first end token, or the full length without an end token.
         going_on = (written == END).cumsum(dim=1) == 0
         written_lengths = (going_on.sum(dim=1) + 1).clamp(max=written.shape[1])
         distances = edit_distance(written, labels, written_lengths, lengths)
@@ -270,13 +284,13 @@ class FreeRunningSortingTask(SortingTask):
 def edit_distance(
     written: Tensor, reference: Tensor, written_lengths: Tensor, reference_lengths: Tensor
 ) -> Tensor:
-    """Insertions, deletions and replacements that turn one sequence into another.
+    """Compute the edit distance: insertions, deletions and replacements.
 
     Args:
         written: (B, W) integers.
         reference: (B, R) integers.
-        written_lengths: (B,) how many of each row count.
-        reference_lengths: (B,) likewise.
+        written_lengths: (B,) number of valid tokens of each written sequence.
+        reference_lengths: (B,) number of valid tokens of each reference sequence.
 
     Returns:
         (B,) int64.
@@ -284,21 +298,21 @@ def edit_distance(
     Source: Levenshtein 1966.
     """
     batch, positions = len(written), reference.shape[1] + 1
-    # Row i holds the distances of the first i written tokens to every beginning of the reference.
+    # Row i contains the distances of the first i written tokens to every prefix of the reference.
     column = torch.arange(positions, device=written.device)
     row = column.expand(batch, -1)
     result = row
     for i in range(written.shape[1]):
         differs = (written[:, i : i + 1] != reference).long()
         best = torch.cat((row[:, :1] + 1, torch.minimum(row[:, :-1] + differs, row[:, 1:] + 1)), 1)
-        # Insertions along the row: the least of best[k] + (j - k) over k up to j.
+        # Insertions along the row: minimum of best[k] + (j - k) over k up to j.
         row = (best - column).cummin(dim=1).values + column
         result = torch.where((written_lengths == i + 1)[:, None], row, result)
     return result.gather(1, reference_lengths[:, None]).squeeze(1)
 
 
 def _with_tail(written: Tensor, labels: Tensor, lengths: Tensor) -> int:
-    """Edit distances of all tokens (B, M) but padding, summed."""
+    """Sum the edit distances of all tokens (B, M) except padding."""
     is_padding = written == PAD
     others_first = written.gather(1, is_padding.long().argsort(dim=1, stable=True))
     distances = edit_distance(others_first, labels, (~is_padding).sum(dim=1), lengths)

@@ -1,1 +1,1 @@
-"""Tasks on text: reviews, sentences, pairs of documents, language modelling."""
+"""Text tasks: reviews, sentences, pairs of documents and language modeling."""

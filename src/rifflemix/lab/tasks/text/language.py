@@ -1,4 +1,4 @@
-"""Language modelling: Penn Treebank, Shakespeare and WikiText-2."""
+"""Language modeling: Penn Treebank, Shakespeare and WikiText-2."""
 
 from __future__ import annotations
 
@@ -53,18 +53,18 @@ _WIKITEXT = HubData(
 )
 
 Texts = dict[str, str]
-"""The text of each split."""
+"""Text of each split."""
 
 
 class Language(FileTask):
-    """A text and its splits; a subclass says where they are found.
+    """Language modeling on a text with splits. A subclass defines the files.
 
     Attributes:
-        card: see `TaskCard`.
-        files: for each part of the corpus, names its file may have; ".xz" may follow.
-        folder: folder in the data folder that may hold the files.
-        remotes: where each part can be fetched from.
-        split_note: where the validation split comes from.
+        card: Card of the task.
+        files: Possible file names of each part of the corpus. The suffix ".xz" is also accepted.
+        folder: Subfolder of the data folder that may contain the files.
+        remotes: Download of each part.
+        split_note: Origin of the validation split.
     """
 
     files: ClassVar[Mapping[str, tuple[str, ...]]]
@@ -73,7 +73,7 @@ class Language(FileTask):
     split_note = "the corpus's own validation split"
 
     def check(self, options: Options) -> None:
-        """Check lengths, sizes and the path of a tokenizer."""
+        """Check the window, the BPE size and the tokenizer path."""
         length = check_integer(options, "max_length", 1)
         if options["stride"] is not None:
             check_integer(options, "stride", 1, length)
@@ -82,13 +82,10 @@ class Language(FileTask):
             raise bad_argument("tokenizer", "the path of a file", repr(options["tokenizer"]))
 
     def key(self, options: Options) -> tuple[object, ...]:
-        """The options that shape the tokens, and the tokenizer's file."""
         path = Path(options["tokenizer"])
         return (tokens_tag(options), *([stat_key([path])] if path.is_file() else []))
 
     def forms(self, options: Options) -> Sequence[Form]:
-        """The parts of the corpus."""
-
         def read(paths: Paths, progress: Progress) -> Arrays:
             return self.encode({p: _read(path) for p, path in paths.items()}, options, progress)
 
@@ -96,7 +93,7 @@ class Language(FileTask):
         return (Form(name, self.files, read, (".", self.folder), ("", ".xz")),)
 
     def build(self, request: Request, source: Source, arrays: Mapping[str, Array]) -> Task:
-        """The task over windows of the texts."""
+        """Create the task from windows of the texts."""
         options = resolve_windows(request.options)
         vocabulary = unpack_vocabulary(options["level"], arrays)
         check_tokens(self.card, source, {s: arrays[s] for s in SPLITS}, vocabulary)
@@ -112,11 +109,10 @@ class Language(FileTask):
         )
 
     def texts(self, parts: Mapping[str, str]) -> Texts:
-        """The splits from the parts of the corpus."""
+        """Derive the splits from the parts of the corpus."""
         return dict(parts)
 
     def remote_source(self, options: Options) -> Source | None:
-        """The tokens of the corpus as it is fetched."""
         explain = partial(self.missing, options)
         host = next(iter(self.remotes.values())).url.split("/")[2]
 
@@ -132,7 +128,7 @@ class Language(FileTask):
     def encode(
         self, parts: Mapping[str, str], options: Mapping[str, Any], progress: Progress
     ) -> Arrays:
-        """Tokens of every split, and their vocabulary, as arrays."""
+        """Encode every split and return its tokens and the vocabulary as arrays."""
         progress(f"encoding {self.card.title}", 0, None)
         texts = self.texts(parts)
         for split in SPLITS:
@@ -149,7 +145,6 @@ class Language(FileTask):
         return tokens | pack_vocabulary(vocabulary)
 
     def incomplete(self, absent: Path, part: str, present: Paths) -> InputError:
-        """The error for a part that is absent while others are present."""
         return InputError(
             f"task {self.card.name}: {absent} is missing, "
             f"{', '.join(path.name for path in present.values())} beside it "
@@ -158,14 +153,14 @@ class Language(FileTask):
 
 
 def resolve_windows(options: Options) -> dict[str, Any]:
-    """Options with `stride` as a number of tokens."""
+    """Return the options with `stride` as a number. None becomes `max_length`."""
     return {**options, "stride": options["stride"] or options["max_length"]}
 
 
 def check_tokens(
     card: TaskCard, source: Source, texts: Mapping[str, Array], vocabulary: Vocabulary
 ) -> None:
-    """Raise InputError for a text of less than 2 tokens, or kept tokens that are no ids."""
+    """Raise for texts of fewer than 2 tokens and invalid cached ids."""
     for name, tokens in texts.items():
         check_ids(source_folder(card, source), f"{name} tokens", tokens.values, len(vocabulary))
         if len(tokens.values) < 2:
@@ -184,7 +179,7 @@ def next_token_task(
     split_note: str,
     further_tests: Mapping[str, WindowSplit] = MappingProxyType({}),
 ) -> NextTokenTask:
-    """The task over windows of texts; see `Task` for what the arguments are."""
+    """Create a task from windows of texts. See `Task` for the arguments."""
     return NextTokenTask(
         name=card.name,
         options=options,
@@ -205,7 +200,10 @@ def next_token_task(
 
 
 def _unknown(level: str, arrays: Mapping[str, Array], num_tokens: int) -> str:
-    """A clause on what the training text does not hold; bytes and BPE spell it out."""
+    """Describe words or characters that the training text lacks.
+
+    Return an empty text for bytes and BPE.
+    """
     if level not in ("word", "character"):
         return ""
     is_new = np.bincount(arrays["train"].values, minlength=num_tokens) == 0
@@ -220,7 +218,7 @@ def _unknown(level: str, arrays: Mapping[str, Array], num_tokens: int) -> str:
 
 
 class PennTreebank(Language):
-    """Mikolov's Penn Treebank: words in lower case, 10,000 of them, one sentence a line."""
+    """Mikolov's Penn Treebank: lower-case sentences, one per line, with 10,000 distinct words."""
 
     card = TaskCard(
         name="ptb",
@@ -263,7 +261,7 @@ class PennTreebank(Language):
 
 
 class Shakespeare(Language):
-    """A million characters of Shakespeare's plays."""
+    """One million characters of Shakespeare's plays."""
 
     card = TaskCard(
         name="shakespeare",
@@ -290,14 +288,14 @@ class Shakespeare(Language):
     split_note = "the first 90 % are for training, the next 5 % for validation"
 
     def texts(self, parts: Mapping[str, str]) -> Texts:
-        """90, 5 and 5 %, in order."""
+        """Split the text in order: 90, 5 and 5 %."""
         text = parts["all"]
         first, second = len(text) * 90 // 100, len(text) * 95 // 100
         return {"train": text[:first], "validation": text[first:second], "test": text[second:]}
 
 
 class WikiText(Language):
-    """WikiText-2: good and featured Wikipedia articles, rare words as <unk>."""
+    """WikiText-2: good and featured Wikipedia articles, with rare words as <unk>."""
 
     card = TaskCard(
         name="wikitext",
@@ -322,7 +320,7 @@ class WikiText(Language):
         "wikitext2.train.txt, wikitext2.valid.txt, wikitext2.test.txt from "
         "https://huggingface.co/datasets/Salesforce/wikitext"
     )
-    # Words and line ends, Merity et al., table 1.
+    # Number of words and line ends (Merity et al., table 1).
     words: ClassVar[Mapping[str, int]] = {
         "train": 2_088_628,
         "validation": 217_646,
@@ -330,10 +328,10 @@ class WikiText(Language):
     }
 
     def remote_source(self, options: Options) -> Source | None:
-        """WikiText-2 with the Hugging Face `datasets` library."""
+        """Download WikiText-2 with the Hugging Face `datasets` library."""
 
         def decode(splits: Any, progress: Progress) -> Arrays:
-            # The hub's rows are lines; of those that are empty it left out the line feed too.
+            # Rows of the hub are lines. For empty lines, the hub omits the line feed.
             parts = {s: "".join(row or " \n" for row in splits[s]["text"]) for s in SPLITS}
             for split, text in parts.items():
                 count = len(text.split()) + text.count("\n")
@@ -356,7 +354,7 @@ def _read(path: Path) -> str:
 
 
 def tokens_tag(options: Mapping[str, Any]) -> str:
-    """The options that shape the tokens."""
+    """Join the options that affect the tokens into a name."""
     level = str(options["level"])
     if level != "bpe":
         return level
@@ -364,7 +362,7 @@ def tokens_tag(options: Mapping[str, Any]) -> str:
 
 
 def pack_vocabulary(vocabulary: Vocabulary) -> Arrays:
-    """A vocabulary as arrays."""
+    """Convert a vocabulary to arrays."""
     return {
         "pieces": np.frombuffer(b"".join(vocabulary.pieces), dtype=np.uint8),
         "ends": vocabulary.num_bytes.cumsum(),
@@ -373,7 +371,7 @@ def pack_vocabulary(vocabulary: Vocabulary) -> Arrays:
 
 
 def unpack_vocabulary(level: str, arrays: Mapping[str, Array]) -> Vocabulary:
-    """The vocabulary of `pack_vocabulary`."""
+    """Restore the vocabulary from `pack_vocabulary`."""
     text, ends = arrays["pieces"].values.tobytes(), arrays["ends"].values.tolist()
     starts = [0, *ends[:-1]]
     pieces = tuple(text[start:end] for start, end in zip(starts, ends, strict=True))

@@ -1,4 +1,4 @@
-"""The One Billion Word Benchmark, read shard by shard as it is distributed."""
+"""One Billion Word Benchmark, read shard by shard in its published format."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ _SHARD = re.compile(r"news\.en-(\d{5})-of-00100(\.xz)?")
 _TRAINING_SHARDS = 99
 _KNOWN_WORDS = "vocab-2016-09-10.txt"
 _UNKNOWN = "UNK"
-# Sentences that a vocabulary of subwords is built from, as many as Tensor2Tensor takes.
+# Number of sentences that train a subword vocabulary, equal to Tensor2Tensor.
 _VOCABULARY_SENTENCES = 63_000
 
 
 @dataclass(frozen=True)
 class _Files:
-    """The files found: training shards in order, two held-out shards, the published words."""
+    """Files of the benchmark: training shards, held-out shards, word list."""
 
     train: tuple[Path, ...]
     validation: Path
@@ -41,13 +41,13 @@ class _Files:
 
     @property
     def all(self) -> list[Path]:
-        """Every file."""
+        """All files."""
         known = [] if self.known_words is None else [self.known_words]
         return [*self.train, self.validation, self.test, *known]
 
 
 class LM1B(Language):
-    """A billion words of news in shuffled sentences, one a line."""
+    """One billion words of news: shuffled sentences, one per line."""
 
     card = TaskCard(
         name="lm1b",
@@ -80,21 +80,19 @@ class LM1B(Language):
     )
 
     def check(self, options: Options) -> None:
-        """Check `level` and `num_shards` beside the other options."""
         check_choice("level", options["level"], ("bpe", "byte"))
         if options["num_shards"] is not None:
             check_integer(options, "num_shards", 1, _TRAINING_SHARDS)
         super().check(options)
 
     def remote_source(self, options: Options) -> None:
-        """None: the archive is too large to be fetched without being asked for."""
+        """Return None: the archive is too large for an automatic download."""
 
     def looked_for(self, options: Options) -> Sequence[str]:
-        """The published folder, or what is in it."""
         return (f"{_RELEASE}/", f"{_TRAINING}/ and {_HELD_OUT}/", "their shards")
 
     def find(self, data_dir: Path, options: Options) -> Source | None:
-        """The shards, laid out as distributed or side by side."""
+        """Find the shards in their published layout or in one folder."""
         files = _find(data_dir)
         if files is None:
             return None
@@ -115,10 +113,12 @@ class LM1B(Language):
 
 
 def _find(data_dir: Path) -> _Files | None:
-    """The shards in `data_dir`, laid out as distributed or side by side; None where there are none.
+    """Find the shards in their published layout or in one folder.
+
+    Return None without shards.
 
     Raises:
-        InputError: training shards are there, but not the held-out ones.
+        InputError: The folder contains training shards but no held-out shards.
     """
     for root in (data_dir, data_dir / _RELEASE):
         folders = [folder for folder in (root / _TRAINING, root) if folder.is_dir()]
@@ -140,7 +140,10 @@ def _held_out_shard(folder: Path, number: int) -> Path:
 
 
 def _training_shards(folder: Path) -> tuple[Path, ...]:
-    """Shards 1 to 99 in order; the held-out text comes from shard 0."""
+    """Return shards 1 to 99 in order.
+
+    Shard 0 is the source of the held-out text.
+    """
     numbered = {
         int(match[1]): path
         for path in sorted(folder.iterdir())
@@ -155,7 +158,7 @@ def _there(path: Path) -> Path:
 
 
 def _encode(files: _Files, options: Mapping[str, Any], progress: Progress) -> Arrays:
-    """Tokens of every split, and their vocabulary."""
+    """Encode every split and return its tokens and the vocabulary."""
     known = None if files.known_words is None else _words_of(files.known_words)
     sample = islice(
         (line for path in files.train for line in _sentences(path, known)), _VOCABULARY_SENTENCES
@@ -182,7 +185,7 @@ def _encode(files: _Files, options: Mapping[str, Any], progress: Progress) -> Ar
 
 
 def _tokens(path: Path, known: frozenset[str] | None, vocabulary: Vocabulary) -> Any:
-    """The ids of a shard in the smallest integers that hold them."""
+    """Encode a shard with the smallest integer type that fits the ids."""
     text = "".join(_sentences(path, known))
     if not text:
         raise damaged(path, "it holds no sentences")
@@ -190,7 +193,7 @@ def _tokens(path: Path, known: frozenset[str] | None, vocabulary: Vocabulary) ->
 
 
 def _sentences(path: Path, known: frozenset[str] | None) -> Iterator[str]:
-    """The sentences of a shard, each with the end of its line."""
+    """Read the sentences of a shard, each with its line end."""
     for _, line in read_text_lines(path):
         if known is None:
             yield f"{line}\n"

@@ -1,4 +1,4 @@
-"""Predicting the next token of a text, in windows, and what is measured."""
+"""Next-token prediction on windows of a text, and its metrics."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from rifflemix.lab.tasks.data_io.files import Array
 from rifflemix.lab.tasks.text.vocabulary import Vocabulary
 
 UNCOUNTED = -100
-"""The label of a token that is not predicted."""
+"""Label of a token without a prediction."""
 
 _HASHED_AT_ONCE = 2**20
 _PROPORTIONAL = ("loss", "bits_per_byte", "bits_per_character", "nats_per_word")
@@ -26,17 +26,18 @@ _PROPORTIONAL = ("loss", "bits_per_byte", "bits_per_character", "nats_per_word")
 
 @dataclass(frozen=True, eq=False)
 class WindowSplit:
-    """A text cut into windows of one length; every token but the first is predicted once.
+    """Text cut into windows of equal length.
 
-    A window holds `length` tokens and the one after each. Windows start `stride` tokens apart,
-    and a token that an earlier window has predicted is not counted again. With `stride` = `length`
-    the windows are chunks of the text; with a smaller stride every window after the first has at
-    least `length` - `stride` tokens of context. The last window starts early enough to be full.
+    Every token except the first is predicted once. A window contains `length` inputs and the next
+    token of each input. Windows start `stride` tokens apart. Tokens that an earlier window
+    predicted are not counted again. If `stride` = `length`, the windows are disjoint chunks of the
+    text. With a smaller stride, every window after the first has at least `length` - `stride`
+    tokens of context. The last window starts early enough to be full.
 
     Attributes:
         tokens: (T,) integers, T at least 2.
-        length: tokens in a window, N; fewer where the text is shorter.
-        stride: 1 to `length`.
+        length: Tokens per window, N. The window is shorter if the text is shorter.
+        stride: Distance between window starts, from 1 to `length`.
     """
 
     tokens: Array
@@ -44,11 +45,13 @@ class WindowSplit:
     stride: int
 
     def __len__(self) -> int:
-        """Number of windows."""
         return 1 + max(0, -(-(self._predicted - self.length) // self.stride))
 
     def __getitem__(self, index: int) -> Sample:
-        """Inputs (N,) and labels (N,) int64; -100 at what is not counted."""
+        """Return inputs (N,) and labels (N,) int64.
+
+        The label of an uncounted token is -100.
+        """
         if not 0 <= index < len(self):
             raise IndexError("window out of range")
         length = min(self.length, self._predicted)
@@ -60,7 +63,7 @@ class WindowSplit:
         return window[:-1], labels
 
     def digest(self) -> bytes:
-        """Hash of the text and of how it is cut."""
+        """Hash the text, the length and the stride."""
         total = hashlib.blake2b(f"{self.length},{self.stride};".encode(), digest_size=16)
         for start in range(0, len(self.tokens.values), _HASHED_AT_ONCE):
             part = self.tokens.values[start : start + _HASHED_AT_ONCE]
@@ -74,49 +77,54 @@ class WindowSplit:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class NextTokenTask(Task):
-    """Predict each token of a text from those before it.
+    """Prediction of each token of a text from the tokens before it.
 
-    Outputs are logits (B, N, V) for labels (B, N). Everything measured is a sum of nats over the
-    tokens of the whole split, divided once: "loss" (nats a token), "accuracy" (of the likeliest
-    token), "bits_per_byte", and of text "bits_per_character" and "nats_per_word"; and what follows:
-    "perplexity", exp(loss), and "word_perplexity", exp(loss * tokens / words), which compares
-    models whatever their tokens are. Words stand between white space; an end of a line is one
-    more, as tables of LM1B count them.
+    Outputs are logits (B, N, V) for labels (B, N). Every metric is a sum over all tokens of the
+    split, divided once at the end:
+
+    - "loss": nats per token. "perplexity" is exp(loss).
+    - "accuracy": share of positions with a correct most likely token.
+    - "bits_per_byte"; for text also "bits_per_character" and "nats_per_word".
+    - "word_perplexity": exp(loss * tokens / words). It is comparable between tokenizations.
+
+    Words are separated by white space. Each line end counts as one word, as in LM1B tables.
 
     Attributes:
-        vocabulary: tokens and their text.
-        is_text: whether the bytes that tokens stand for are text.
+        vocabulary: Tokens and their text.
+        is_text: True if the bytes of the tokens are text.
     """
 
     vocabulary: Vocabulary
     is_text: bool = True
 
     def collate(self, samples: Sequence[Sample]) -> Batch:
-        """Inputs and labels (B, N); all windows of a split have one length."""
+        """Stack inputs and labels (B, N).
+
+        All windows of a split have equal length.
+        """
         return {
             "inputs": torch.stack([inputs for inputs, _ in samples]),
             "labels": torch.stack([torch.as_tensor(labels) for _, labels in samples]),
         }
 
     def loss(self, outputs: Tensor, batch: Batch) -> Tensor:
-        """Mean nats of the counted tokens, float32."""
+        """Compute the mean nats per counted token, in float32."""
         self._check_outputs(outputs, batch)
         return functional.cross_entropy(
             outputs.float().flatten(0, 1), batch["labels"].flatten(), ignore_index=UNCOUNTED
         )
 
     def uniform_loss(self, outputs: Tensor, batch: Batch) -> Tensor:
-        """What `loss` would be if all tokens were equally right; smoothed labels add it."""
         self._check_outputs(outputs, batch)
         counted = outputs[batch["labels"] != UNCOUNTED].float()
         return -functional.log_softmax(counted, dim=1).mean()
 
     def count_labels(self, batch: Batch) -> int:
-        """Tokens that count."""
+        """Count the labels that are not ignored."""
         return int((batch["labels"] != UNCOUNTED).sum().item())
 
     def metrics(self, outputs: Tensor, batch: Batch) -> dict[str, tuple[float, int]]:
-        """Sum and count of every metric that is a mean, over the counted tokens of a batch."""
+        """Compute sum and count of every mean metric over counted tokens."""
         self._check_outputs(outputs, batch)
         counted = batch["labels"] != UNCOUNTED
         labels, logits = batch["labels"][counted], outputs[counted].float()
@@ -137,10 +145,11 @@ class NextTokenTask(Task):
         return measured | _moments(each, counted)
 
     def summarise(self, means: Mapping[str, float]) -> dict[str, float]:
-        """Metrics computed from means over a split: perplexity per token and per word.
+        """Compute perplexities per token and per word from means over a split.
 
-        And the deviations of the task's metric and of accuracy: their standard errors, from windows
-        that are drawn, times the root of their number.
+        Also return standard deviations of the task's metric and of the accuracy. A standard
+        deviation is the standard error over randomly drawn windows, times the square root of their
+        number.
         """
         found = {"perplexity": _exp(means["loss"])}
         deviation = share_deviation(means["accuracy"], means) if "accuracy" in means else None
@@ -166,7 +175,12 @@ class NextTokenTask(Task):
 
 
 def _moments(nats: Tensor, counted: Tensor) -> dict[str, tuple[float, int]]:
-    """Sum, and sum of squares, of the mean nats of each window, from those of counted tokens."""
+    """Compute sum and sum of squares of the mean nats per window.
+
+    Args:
+        nats: Nats of the counted tokens of all windows.
+        counted: (B, N) mask of counted tokens.
+    """
     tokens = counted.sum(dim=1)
     window = torch.arange(len(counted), device=nats.device).repeat_interleave(tokens)
     sums = torch.zeros(len(counted), dtype=torch.float64, device=nats.device)
@@ -178,7 +192,10 @@ def _moments(nats: Tensor, counted: Tensor) -> dict[str, tuple[float, int]]:
 
 
 def _slope(metric: str, means: Mapping[str, float]) -> float | None:
-    """How much a metric grows with a nat of loss; None where it does not follow from the loss."""
+    """Compute the derivative of a metric by the loss.
+
+    Return None if the metric is not a function of the loss.
+    """
     if metric == "perplexity":
         return means[metric]
     if metric in _PROPORTIONAL and means["loss"]:
@@ -187,5 +204,5 @@ def _slope(metric: str, means: Mapping[str, float]) -> float | None:
 
 
 def _exp(nats: float) -> float:
-    # The perplexity of a diverged model may exceed the largest float: it is infinite then.
+    # A diverged model can overflow to infinite perplexity.
     return math.exp(nats) if nats < 700 else math.inf

@@ -22,12 +22,12 @@ _TOKENS = (
     "word: ids by frequency in the training split, at most vocab_size of them; byte: byte b is "
     "b + 1. " + SUBWORDS.format("vocab_size, 32,768 if unset")
 )
-# One of so many training pairs of MultiNLI: about as many as either development set has.
+# Validation gets 1 in 40 MultiNLI training pairs, about the size of a development set.
 _HELD_OUT = 40
 
 
 class SNLI(SentenceTask):
-    """The Stanford corpus: captions of photographs and what follows from them."""
+    """Stanford corpus: photo captions and hypotheses about them."""
 
     card = TaskCard(
         name="snli",
@@ -54,19 +54,17 @@ class SNLI(SentenceTask):
     subwords = 2**15
 
     def plain(self, sentence: str) -> str:
-        """Lower-cased words and signs, parted by spaces."""
         return plain_words(sentence)
 
     def num_classes(self, options: Options) -> int:
-        """Entailment, neutral, contradiction."""
+        """Return 3: entailment, neutral and contradiction."""
         return len(_CLASSES)
 
     def sets(self, options: Options) -> Sequence[Mapping[str, str]]:
-        """The published files."""
         return (self.files,)
 
     def read(self, path: Path, options: Options) -> Iterator[Row]:
-        """Lines of JSON; pairs on whose label the annotators did not agree are left out."""
+        """Read lines of JSON. Skip pairs without an agreed label."""
         for number, line in read_text_lines(path):
             with reading(path):
                 row = parse_json(line)
@@ -81,7 +79,10 @@ class SNLI(SentenceTask):
 
 
 class MultiNLI(SNLI):
-    """The multi-genre corpus; its test labels are not published, so its dev sets are the test."""
+    """Multi-genre corpus.
+
+    The test labels are unpublished, so the development sets are the test split.
+    """
 
     card = TaskCard(
         name="mnli",
@@ -113,15 +114,16 @@ class MultiNLI(SNLI):
     )
 
     def check(self, options: Options) -> None:
-        """Check `test_on` beside the other options."""
         check_choice("test_on", options["test_on"], ("both", "matched", "mismatched"))
         super().check(options)
 
     def parts(self, rows: Parts, options: Options) -> Parts:
-        """The splits: held-out training pairs validate, the dev sets test.
+        """Hold out training pairs for validation.
+
+        The development sets are the test split.
 
         Raises:
-            InputError: a single training pair.
+            InputError: There is only one training pair.
         """
         pairs, chosen = rows["train"], options["test_on"]
         if len(pairs) < 2:

@@ -1,4 +1,4 @@
-"""OpenWebText as GPT-2's tokens, and the texts that its models are tested on without training."""
+"""OpenWebText as GPT-2 tokens, and further zero-shot test texts."""
 
 from __future__ import annotations
 
@@ -32,15 +32,15 @@ from rifflemix.lab.tasks.text.vocabulary import Ids, Vocabulary, build_vocabular
 
 _LAMBADA = ("lambada_test.jsonl", "lambada_test_plain_text.txt")
 _END = "<|endoftext|>"
-# The vocabulary is filled up to a multiple of this, as nanoGPT does for the speed of its products.
+# The vocabulary is padded to a multiple of this for faster matrix products, as in nanoGPT.
 _MULTIPLE = 64
-# At most one in so many of the training tokens validates.
+# Validation gets at most 1 in 10 training tokens.
 _MOST_HELD_OUT = 10
 _LEAST = {"train": 2 * _MOST_HELD_OUT, "test": 2}
 
 
 def _places(folder: str, *names: str) -> tuple[str, ...]:
-    """Where a file of one of these names may lie: in a folder of its own, or not."""
+    """List possible paths of a file, in the subfolder or data folder."""
     return tuple(f"{place}{name}" for place in (f"{folder}/", "") for name in names)
 
 
@@ -63,11 +63,11 @@ _TEXTS: Mapping[str, tuple[tuple[str, ...], str]] = {
         for corpus in (WikiText, PennTreebank)
     },
 }
-"""Of each further text the files that may hold it, and where to get them."""
+"""Further test text -> possible files, and where to get them."""
 
 
 class OpenWebText(FileTask):
-    """Nine billion tokens of pages that were linked to on Reddit."""
+    """Nine billion tokens of web pages that Reddit posts link to."""
 
     card = TaskCard(
         name="openwebtext",
@@ -93,19 +93,19 @@ class OpenWebText(FileTask):
     split_note = "the end of the training tokens, as many as the test has, is for validation"
 
     def check(self, options: Options) -> None:
-        """Check lengths and the names of further texts."""
+        """Check the window and the names of further texts."""
         length = check_integer(options, "max_length", 1)
         if options["stride"] is not None:
             check_integer(options, "stride", 1, length)
         _further(options)
 
     def forms(self, options: Options) -> Sequence[Form]:
-        """The tokens, their tokeniser, and the further texts."""
+        """List the files: tokens, tokenizer and further texts."""
         texts = {text: _TEXTS[text][0] for text in _further(options)}
         return [Form(self.card.title, {**_TOKENS, **texts}, _encode)]
 
     def find(self, data_dir: Path, options: Options) -> Source | None:
-        """The files, if the training tokens are among them."""
+        """Find the files. Return None without training tokens."""
         paths = self._paths(data_dir, options)
         if not paths:
             return None
@@ -113,10 +113,10 @@ class OpenWebText(FileTask):
         return Source(name, stat_key(paths.values()), partial(_encode, paths))
 
     def _paths(self, data_dir: Path, options: Options) -> Paths:
-        """Every file; none where the training tokens are not there.
+        """Find all files. Return an empty mapping without training tokens.
 
         Raises:
-            InputError: they are, but another file is missing.
+            InputError: The training tokens exist, but another file is missing.
         """
         (form,) = self.forms(options)
         (choices,) = form.choices(data_dir)
@@ -129,17 +129,15 @@ class OpenWebText(FileTask):
         return {part: found[0] for part, found in there.items()}
 
     def looked_for(self, options: Options) -> Sequence[str]:
-        """The files, in a folder or not."""
         return [" or ".join(names) for names in _TOKENS.values()]
 
     def incomplete(self, absent: Path, part: str, present: Paths) -> InputError:
-        """The error for a file that is missing beside the training tokens."""
         get_it = _TEXTS[part][1] if part in _TEXTS else self.get_it
         return InputError(f"task {self.card.name}: {absent} is missing; get {get_it}")
 
     def build(self, request: Request, source: Source, arrays: Mapping[str, Array]) -> Task:
-        """The task over windows of the token files, which are read where they lie."""
-        if request.data_dir is None:  # `source` refuses it before
+        """Create the task from windows of the token files, read in place."""
+        if request.data_dir is None:  # unreachable, `source` refuses it earlier
             raise self.missing(request.options)
         options = resolve_windows(request.options)
         length, stride = options["max_length"], options["stride"]
@@ -172,7 +170,10 @@ class OpenWebText(FileTask):
 
 
 class _TokenFile(Array):
-    """A part of the tokens in a file of little-endian 16-bit integers; it pickles as its path."""
+    """Slice of a file of little-endian 16-bit token ids.
+
+    It is pickled as its path.
+    """
 
     def __init__(self, path: Path, start: int, stop: int) -> None:
         self.path, self.start, self.stop = path, start, stop
@@ -184,22 +185,21 @@ class _TokenFile(Array):
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class _FileWindows(WindowSplit):
-    """Windows of a file whose hash is known.
+    """Windows of a file with a known hash.
 
     Attributes:
-        content: the file's hash, and which part of it this is.
+        content: Hash of the file, and the range of the slice.
     """
 
     content: bytes
 
     def digest(self) -> bytes:
-        """Hash of the text and of how it is cut."""
         head = f"{self.length},{self.stride};".encode()
         return hashlib.blake2b(head + self.content, digest_size=16).digest()
 
 
 def _further(options: Options) -> list[str]:
-    """The names of further texts in an option that parts them by commas."""
+    """Split the option with further texts at commas."""
     value = options["further_tests"]
     names = [name.strip() for name in value.split(",")] if isinstance(value, str) else [""]
     if value != "" and (len({*names}) < len(names) or {*names} - {*_TEXTS}):
@@ -209,7 +209,7 @@ def _further(options: Options) -> list[str]:
 
 
 def _encode(paths: Mapping[str, Path], progress: Progress) -> Arrays:
-    """The vocabulary, tokens of further texts, and sizes and hashes of the token files."""
+    """Return vocabulary, tokens of further texts, and token file sizes and hashes."""
     vocabulary = _vocabulary(paths["tokenizer"])
     arrays: Arrays = {}
     for part in ("train", "test"):
@@ -225,7 +225,7 @@ def _encode(paths: Mapping[str, Path], progress: Progress) -> Arrays:
 
 
 def _measured(part: str, path: Path, num_tokens: int) -> Arrays:
-    """The number of tokens in a file and its hash."""
+    """Return size and hash of a token file."""
     ids = _ids(path)
     if len(ids) < _LEAST[part]:
         raise damaged(path, f"it holds {len(ids)} tokens")
@@ -251,7 +251,7 @@ def _vocabulary(path: Path) -> Vocabulary:
 
 
 def _ids(path: Path) -> Ids:
-    """The tokens of a file of little-endian 16-bit integers, mapped into memory."""
+    """Map a file of little-endian 16-bit token ids into memory."""
     with reading(path):
         check_regular(path)
         return np.asarray(np.memmap(path, np.dtype("<u2"), "r"))
@@ -264,7 +264,7 @@ def _whole(path: Path) -> Iterator[str]:
 
 
 def _passages(path: Path) -> Iterator[str]:
-    """The passages of LAMBADA, each with the token after a document."""
+    """Read the passages of LAMBADA, each followed by the end-of-document token."""
     is_json = ".jsonl" in path.suffixes
     for number, line in read_text_lines(path):
         if not is_json:

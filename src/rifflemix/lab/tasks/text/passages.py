@@ -1,4 +1,4 @@
-"""Passage retrieval: are two passages of the same paper? (A small relative of Retrieval.)"""
+"""Passage retrieval: are two passages from the same paper? A smaller variant of Retrieval."""
 
 from __future__ import annotations
 
@@ -34,15 +34,15 @@ from rifflemix.lab.tasks.text.words import plain_words, word_ids, words_to_ids
 
 _COUNTS = {"num_train": 32_000, "num_validation": 2_000, "num_test": 2_000}
 _SHORTEST_WORD = 3
-# Papers with a fifth of their runs of eight words in common are drafts of one another, or reuse
-# text. One run in sixteen is looked at; what many papers hold, a notice of copyright, says nothing.
+# Papers that share a fifth of their 8-word runs are drafts of each other or reuse text. Only one
+# run in 16 is compared. Runs in more than 20 papers, such as copyright notices, are ignored.
 _RUN, _ONE_IN, _MANY, _SHARE = 8, 16, 20, 0.2
 
 Words = Sequence[str]
 
 
 class Passages(Retrieval):
-    """Pairs of passages, one token a word."""
+    """Pairs of passages, one token per word."""
 
     takes_seed = True
     card = TaskCard(
@@ -63,18 +63,16 @@ class Passages(Retrieval):
     )
 
     def check(self, options: Options) -> None:
-        """Check the sizes."""
         check_integer(options, "vocab_size", RESERVED + 1)
         check_integer(options, "skip_common", 0)
         for name in ("max_length", *_COUNTS):
             check_integer(options, name, 1)
 
     def key(self, options: Options) -> tuple[object, ...]:
-        """The options that choose the words."""
         return tuple(options[name] for name in ("vocab_size", "skip_common"))
 
     def forms(self, options: Options) -> Sequence[Form]:
-        """Those of task retrieval, the papers' words instead of their bytes."""
+        """Use the files of task retrieval, and encode words instead of bytes."""
 
         def words_of(form: Form) -> Form:
             def read(paths: Paths, progress: Progress) -> Arrays:
@@ -87,7 +85,7 @@ class Passages(Retrieval):
         return [words_of(form) for form in super().forms(options)]
 
     def build(self, request: Request, source: Source, arrays: Mapping[str, Array]) -> Task:
-        """The task over pairs that are drawn here."""
+        """Draw the pairs and create the task."""
         max_length = int(request.options["max_length"])
         num_ids = int(arrays["vocab_size"].values[0])
         splits = {}
@@ -118,11 +116,11 @@ class PassageSplit:
     """Pairs of passages.
 
     Attributes:
-        papers: ids of words.
-        chosen: (M, 2) papers of the passages.
-        starts: (M, 2) where in them the passages begin.
-        labels: (M,) 1 where both are of one paper.
-        max_length: words of a passage.
+        papers: Papers as word ids.
+        chosen: (M, 2) paper of each passage.
+        starts: (M, 2) start of each passage in its paper.
+        labels: (M,) 1 if both passages are from one paper, else 0.
+        max_length: Words per passage.
     """
 
     papers: PackedRows
@@ -132,16 +130,15 @@ class PassageSplit:
     max_length: int
 
     def __len__(self) -> int:
-        """Number of pairs."""
         return len(self.labels)
 
     def __getitem__(self, index: int) -> tuple[tuple[Tensor, Tensor], int]:
-        """Ids of both passages, (max_length,) int64 each, and the label."""
+        """Return the ids of both passages, (max_length,) int64 each, and the label."""
         first, second = (torch.from_numpy(ids.astype(np.int64)) for ids in self._pair(index))
         return (first, second), int(self.labels[index])
 
     def digest(self) -> bytes:
-        """Hash of all passages and labels, in order."""
+        """Hash all passages and labels, in order."""
         total = hashlib.blake2b(self.labels.astype("<i8").tobytes(), digest_size=16)
         for index in range(len(self)):
             for ids in self._pair(index):
@@ -154,16 +151,16 @@ class PassageSplit:
 
 
 def encode_papers(papers: Sequence[bytes], vocab_size: int, skip_common: int) -> Arrays:
-    """Papers as ids of their words, split by paper.
+    """Encode papers as word ids and divide them into splits.
 
     Args:
-        papers: UTF-8 texts, each once.
-        vocab_size: ids, of unknown words and the unused padding among them.
-        skip_common: so many of the commonest words of the training papers are left out.
+        papers: Distinct UTF-8 texts.
+        vocab_size: Maximum number of ids, including the unknown word and the unused padding id.
+        skip_common: Number of most frequent training words to skip.
 
     Returns:
-        "tokens", "ends" and "labels" of each split as `PackedRows` holds them, a paper's label
-        being its family (`families`); and "vocab_size", the ids in use.
+        "tokens", "ends" and "labels" of each split in the format of `PackedRows`, and the number of
+        ids in use as "vocab_size". The label of a paper is its family, see `families`.
     """
     texts = [_content_words(paper) for paper in papers]
     family = families(texts)
@@ -183,10 +180,9 @@ def encode_papers(papers: Sequence[bytes], vocab_size: int, skip_common: int) ->
 
 
 def families(papers: Sequence[Words]) -> NDArray[np.int64]:
-    """A number for each paper, the same for those that share a fifth of their text or more.
+    """Assign papers that share a fifth of their text to one family.
 
-    Two copies of a paper, or a paper and its longer version, would tell a model the answer if one
-    were trained on and the other tested.
+    Two copies or versions of a paper in training and test would reveal the answer to a model.
     """
     marks = [_marks(paper) for paper in papers]
     holders = defaultdict(list)
@@ -209,7 +205,10 @@ def families(papers: Sequence[Words]) -> NDArray[np.int64]:
 
 
 def _marks(paper: Words) -> set[int]:
-    """Checksums of some runs of words; the same run is always among them, or never."""
+    """Return checksums of sampled word runs.
+
+    Sampling depends on the checksum only, so two papers sample the same common runs.
+    """
     runs = (" ".join(paper[start : start + _RUN]) for start in range(len(paper) - _RUN + 1))
     return {mark for run in runs if (mark := zlib.crc32(run.encode())) % _ONE_IN == 0}
 
@@ -220,7 +219,10 @@ def _content_words(paper: bytes) -> list[str]:
 
 
 def _split(order: NDArray[np.int64], family: NDArray[np.int64]) -> dict[str, list[int]]:
-    """Papers of each split, whole families, a tenth of all for validation and for the test."""
+    """Divide families into splits.
+
+    Validation and test get about a tenth of the papers each.
+    """
     members = defaultdict(list)
     for paper in order.tolist():
         members[int(family[paper])].append(paper)
@@ -235,10 +237,10 @@ def _split(order: NDArray[np.int64], family: NDArray[np.int64]) -> dict[str, lis
 def _draw(
     papers: PackedRows, split: str, count: int, max_length: int, random: np.random.Generator
 ) -> PassageSplit:
-    """Pairs of a split's papers.
+    """Draw pairs of passages from the papers of a split.
 
     Raises:
-        InputError: fewer than two papers that have room for two passages and share no text.
+        InputError: Fewer than two unrelated papers are long enough for two passages.
     """
     lengths = np.diff(papers.ends.values, prepend=0)
     long = np.flatnonzero(lengths >= 2 * max_length)
@@ -255,8 +257,8 @@ def _draw(
         chosen[alike, 1] = random.choice(long, int(alike.sum()))
     room = lengths[chosen] - max_length
     starts = random.integers(room + 1)
-    # Two starts in what is left beside both passages, in order; the second passage follows the
-    # first at the earliest where that ends. Which of them comes first in the pair is drawn.
+    # Draw two sorted starts in the room left by both passages. Shift the second one behind the
+    # first passage, so that the passages do not overlap. Then shuffle the order of the pair.
     within = np.sort(random.integers(room[:, :1] - max_length + 1, size=(count, 2)), axis=1)
     within[:, 1] += max_length
     within = random.permuted(within, axis=1)

@@ -1,4 +1,4 @@
-"""A validation split of sentences from a training set of their phrases."""
+"""Validation split of sentences from a training set of phrases."""
 
 from __future__ import annotations
 
@@ -8,22 +8,22 @@ from rifflemix.lab.tasks.core.base import content_order
 from rifflemix.lab.tasks.text.words import Row
 
 _ONE_IN = 20
-# Two sentences that share this many words in a row count as copies.
+# Two sentences with this many consecutive words in common count as copies.
 _RUN = 6
 
 
 def cut_sentences(rows: Sequence[Row]) -> tuple[list[Row], list[Row]]:
-    """Hold out one in 20 sentences, and drop from training what would give them away.
+    """Hold out 1 in 20 sentences and drop phrases that reveal them.
 
-    A sentence is a phrase that no longer phrase contains. A training phrase stays if at least one
-    sentence that contains it shares no six consecutive words with a held-out sentence. So nothing
-    stays that only a held-out sentence, or a near copy of one, contains.
+    A sentence is a phrase that is not part of a longer phrase. A training phrase is kept if some
+    sentence contains it that shares no six consecutive words with held-out sentences. Phrases that
+    occur only in held-out sentences or their near copies are therefore dropped.
 
     Args:
-        rows: phrases, their words parted by spaces, with labels.
+        rows: Phrases and labels. Words are separated by spaces.
 
     Returns:
-        Rows to train on and rows to validate on, in the order of `rows`.
+        Training rows and validation rows, in the order of `rows`.
     """
     holders = _holders({phrase for (phrase,), _ in rows})
     sentences = sorted({holder for found in holders.values() for holder in found})
@@ -38,23 +38,26 @@ def cut_sentences(rows: Sequence[Row]) -> tuple[list[Row], list[Row]]:
 
 
 def _holders(phrases: set[str]) -> dict[str, list[str]]:
-    """Phrase -> the sentences that contain it; a sentence contains itself."""
+    """Map each phrase to the sentences that contain it.
+
+    A sentence contains itself.
+    """
     holders: dict[str, list[str]] = {}
     for phrase in sorted(phrases, key=lambda phrase: (-phrase.count(" "), phrase)):
-        if phrase not in holders:  # then no longer phrase contains it
+        if phrase not in holders:  # not part of a longer phrase
             for part in phrases.intersection(_parts(phrase)):
                 holders.setdefault(part, []).append(phrase)
     return holders
 
 
 def _parts(phrase: str) -> Iterable[str]:
-    """All runs of words in a phrase, the phrase included."""
+    """Return all runs of words of a phrase, including the phrase."""
     words = phrase.split(" ")
     ends = range(1, len(words) + 1)
     return (" ".join(words[start:end]) for end in ends for start in range(end))
 
 
 def _runs(sentence: str) -> set[str]:
-    """All runs of six words in a sentence, without punctuation."""
+    """Return all runs of six words of a sentence, without punctuation."""
     words = [word for word in sentence.split(" ") if any(map(str.isalnum, word))]
     return {" ".join(words[start : start + _RUN]) for start in range(len(words) - _RUN + 1)}

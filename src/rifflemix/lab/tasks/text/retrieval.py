@@ -1,4 +1,4 @@
-"""Document retrieval: does one paper cite the other? (The Long Range Arena's Retrieval task.)"""
+"""Document retrieval: does one paper cite the other? (Task Retrieval of the Long Range Arena.)"""
 
 from __future__ import annotations
 
@@ -52,11 +52,11 @@ _LABELS = {"0": 0, "1": 1, "0.0": 0, "1.0": 1}
 _PAD_AND_BYTES = 257
 
 Pair = tuple[bytes, bytes, int]
-"""Both documents and the label."""
+"""Two documents and the label."""
 
 
 class Retrieval(FileTask):
-    """Pairs of papers, one token a byte."""
+    """Pairs of papers, one token per byte."""
 
     card = TaskCard(
         name="retrieval",
@@ -82,11 +82,10 @@ class Retrieval(FileTask):
     )
 
     def check(self, options: Options) -> None:
-        """Check `max_length`."""
         check_integer(options, "max_length", 1)
 
     def forms(self, options: Options) -> Sequence[Form]:
-        """The Long Range Arena's pairs with their texts, or texts and pairs apart."""
+        """Support Long Range Arena pairs, or separate files of texts and pairs."""
         apart = {"documents": _DOCUMENTS, **_PAIRS}
         name, note = f"{_DOCUMENTS} and aan_pairs.*.tsv", "not the Long Range Arena's pairs"
         return (
@@ -95,7 +94,7 @@ class Retrieval(FileTask):
         )
 
     def build(self, request: Request, source: Source, arrays: Mapping[str, Array]) -> Task:
-        """The task over pairs of documents."""
+        """Create the task from pairs of documents."""
         max_length = int(request.options["max_length"])
         documents = packed_rows(arrays)
         for name in SPLITS:
@@ -125,7 +124,7 @@ class Retrieval(FileTask):
 
 
 def _shared(arrays: Mapping[str, Array]) -> str:
-    """A clause on papers of test pairs that training pairs hold too."""
+    """Describe the share of test papers that also occur in training pairs."""
     train, test = (np.unique(arrays[f"{name}_pairs"].values) for name in ("train", "test"))
     share = float(np.isin(test, train, assume_unique=True).mean())
     return f"; {100 * share:.0f} % of the test papers are in training pairs too" if share else ""
@@ -136,10 +135,10 @@ class PairSplit:
     """Pairs of documents.
 
     Attributes:
-        documents: each once.
+        documents: Distinct documents.
         pairs: (M, 2) positions in `documents`.
         labels: (M,) uint8.
-        max_length: longer documents are cut to it.
+        max_length: Maximum length. Longer documents are cut.
     """
 
     documents: PackedRows
@@ -148,16 +147,15 @@ class PairSplit:
     max_length: int
 
     def __len__(self) -> int:
-        """Number of pairs."""
         return len(self.labels.values)
 
     def __getitem__(self, index: int) -> tuple[tuple[Tensor, Tensor], int]:
-        """Token ids of both documents, (N1,) and (N2,) int64, and the label."""
+        """Return both documents as ids (N1,) and (N2,) int64, and the label."""
         first, second = (self._tokens(int(position)) for position in self.pairs.values[index])
         return (first, second), int(self.labels.values[index])
 
     def digest(self) -> bytes:
-        """Hash of the pairs' documents and labels, in order."""
+        """Hash the documents and labels of the pairs, in order."""
         known: dict[int, bytes] = {}
         total = hashlib.blake2b(digest_size=16)
         for pair, label in zip(self.pairs.values.tolist(), self.labels.values, strict=True):
@@ -214,7 +212,10 @@ def _read_pairs(path: Path, texts: Mapping[bytes, bytes], progress: Progress) ->
 
 
 def _tsv_lines(path: Path, count: int, progress: Progress) -> Iterator[tuple[int, list[bytes]]]:
-    """Number and fields of each line, which has to have `count` of them."""
+    """Read number and fields of each line.
+
+    Raise unless a line has `count` fields.
+    """
     for number, line in read_lines(path):
         if number % 1000 == 0:
             progress(f"reading {path.name}", number, None)
@@ -234,7 +235,7 @@ def _checked(path: Path, number: int, label: bytes, first: bytes, second: bytes)
 
 
 def _pack(parts: Mapping[str, Iterator[Pair]]) -> Arrays:
-    """Every document once, and for each split the positions of its pairs, classes mixed."""
+    """Store every document once, and shuffled pairs of document positions per split."""
     positions: dict[bytes, int] = {}
     arrays: Arrays = {}
     for split, rows in parts.items():

@@ -14,12 +14,12 @@ from rifflemix.lab.tasks.text.subwords import RESERVED, Subwords
 from rifflemix.lab.tasks.text.words import Ids, word_ids, words_to_ids
 
 _BREAK = re.compile(r"<br\s*/?>")
-# Letters and digits with apostrophes between them, or any other visible mark.
+# Letters and digits with apostrophes between them, or any other visible character.
 _WORD = re.compile(r"[^\W_]+(?:'[^\W_]+)*|[^\w\s]|_")
 
 
 def split_words(review: bytes) -> list[str]:
-    """The words and marks of a review in lower case, its line breaks left out."""
+    """Split a review into lower-case words and punctuation, without line breaks."""
     return _WORD.findall(_BREAK.sub(" ", _text(review).lower()))
 
 
@@ -30,18 +30,19 @@ def encode_reviews(
     vocab_size: int,
     level: str = "word",
 ) -> Arrays:
-    """Reviews as ids of their words or subwords.
+    """Encode reviews as ids of words or subwords.
 
     Args:
-        train: reviews as bytes, among them those for validation.
-        test: reviews as bytes.
-        kept: the rows of `train` that are trained on; the vocabulary is theirs.
-        vocab_size: most ids, the reserved ones among them.
+        train: Reviews for training and validation, as bytes.
+        test: Test reviews, as bytes.
+        kept: Rows of `train` for training. The vocabulary is built from these rows.
+        vocab_size: Maximum number of ids, including reserved ids.
         level: "word" or "subword".
 
     Returns:
-        "train_" and "test_" "tokens", "ends" and "labels" as `PackedRows` holds. On level "word"
-        also "words", UTF-8 with a line for each, from id 2 on; on level "subword" also "num_ids".
+        "tokens", "ends" and "labels" in the format of `PackedRows`, with prefixes "train_" and
+        "test_". For level "word" also "words": UTF-8, one line per word, from id 2 on. For level
+        "subword" also "num_ids".
     """
     trained = (train.row(row).tobytes() for row in kept)
     arrays: Arrays = {}
@@ -63,7 +64,7 @@ def encode_reviews(
 
 
 def count_ids(arrays: Mapping[str, Array]) -> int:
-    """Ids in use in the arrays of `encode_reviews`."""
+    """Count the ids in use in the arrays of `encode_reviews`."""
     if "num_ids" in arrays:
         return int(arrays["num_ids"].values[0])
     return RESERVED + int(np.count_nonzero(arrays["words"].values == ord("\n"))) + 1

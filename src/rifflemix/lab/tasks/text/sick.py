@@ -1,4 +1,4 @@
-"""Natural language inference on the SICK pairs: does one sentence follow from the other?"""
+"""Natural language inference on SICK: does one sentence follow from the other?"""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _SETS = tuple(
 
 
 class Sick(SentenceTask):
-    """Sentences Involving Compositional Knowledge, the small relative of SNLI and MultiNLI."""
+    """Sentences Involving Compositional Knowledge, a smaller alternative to SNLI and MultiNLI."""
 
     card = TaskCard(
         name="sick",
@@ -46,19 +46,18 @@ class Sick(SentenceTask):
     subwords = 2**13
 
     def plain(self, sentence: str) -> str:
-        """Lower-cased words and signs, parted by spaces."""
         return plain_words(sentence)
 
     def num_classes(self, options: Options) -> int:
-        """Entailment, neutral, contradiction."""
+        """Return 3: entailment, neutral and contradiction."""
         return len(_CLASSES)
 
     def sets(self, options: Options) -> Sequence[Mapping[str, str]]:
-        """Under the names of the source, or compressed under ours."""
+        """Return the compressed files with rifflemix names, or the original files."""
         return _SETS
 
     def read(self, path: Path, options: Options) -> Iterator[Row]:
-        """Lines of a table whose head names the columns."""
+        """Read a table with column names in the first line."""
         lines = read_text_lines(path)
         header = next(lines, (0, ""))[1].split("\t")
         if not set(_COLUMNS) <= set(header):

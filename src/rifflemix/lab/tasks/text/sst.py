@@ -1,4 +1,4 @@
-"""The Stanford Sentiment Treebank: sentences, or GLUE's phrases."""
+"""Stanford Sentiment Treebank: sentences, or GLUE's phrases."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _GLUE = ("sst2_glue_{}.tsv.xz", "sst2_glue_{}.tsv", "SST-2/{}.tsv", "{}.tsv")
 
 
 class SST(SentenceTask):
-    """Sentences of film reviews with two or five degrees of sentiment."""
+    """Sentences of film reviews with two or five sentiment classes."""
 
     card = TaskCard(
         name="sst",
@@ -47,16 +47,14 @@ class SST(SentenceTask):
     subwords = 2**14
 
     def check(self, options: Options) -> None:
-        """Labels of a kind too."""
         check_choice("labels", options["labels"], _CLASSES)
         super().check(options)
 
     def num_classes(self, options: Options) -> int:
-        """Two or five."""
+        """Return 2 or 5."""
         return _CLASSES[options["labels"]]
 
     def note(self, options: Options) -> str:
-        """Where the validation split comes from."""
         if options["labels"] != "glue":
             return self.split_note
         return (
@@ -66,7 +64,7 @@ class SST(SentenceTask):
         )
 
     def sets(self, options: Options) -> Sequence[Mapping[str, str]]:
-        """Under the names of the source, or compressed under ours."""
+        """Return the files with rifflemix names or original names."""
         kind = options["labels"]
         if kind == "glue":
             return [{"train": f.format("train"), "test": f.format("dev")} for f in _GLUE]
@@ -74,7 +72,7 @@ class SST(SentenceTask):
         return [{part: form.format(name) for part, name in _PARTS.items()} for form in forms]
 
     def parts(self, rows: Parts, options: Options) -> Parts:
-        """The splits; of GLUE's phrases, sentences to validate on are cut from training."""
+        """Return the splits. For GLUE, hold out training sentences for validation."""
         if options["labels"] != "glue":
             return rows
         train, validation = cut_sentences(rows["train"])
@@ -86,7 +84,7 @@ class SST(SentenceTask):
         return {"train": train, "validation": validation, "test": rows["test"]}
 
     def status(self, data_dir: Path | None) -> TaskStatus:
-        """Whether the files of one kind of labels are there."""
+        """Report the available label types."""
         if data_dir is None:
             return absent(self.card, data_dir)
         kinds, errors = [], []
@@ -94,7 +92,7 @@ class SST(SentenceTask):
             try:
                 if self.find(data_dir, {**self.card.options, "labels": kind}):
                     kinds.append(kind)
-            except InputError as error:  # a train.tsv may belong to another data set
+            except InputError as error:  # train.tsv can belong to another data set
                 errors.append(error)
         if kinds:
             return TaskStatus(self.card.name, True, f"labels {', '.join(kinds)} in {data_dir}")
@@ -103,7 +101,7 @@ class SST(SentenceTask):
         return absent(self.card, data_dir)
 
     def read(self, path: Path, options: Options) -> Iterator[Row]:
-        """Lines of a label, a space and a sentence; of GLUE, a table of sentences and labels."""
+        """Read lines of label, space and sentence, or GLUE's table."""
         classes = self.num_classes(options)
         if options["labels"] == "glue":
             yield from _read_table(path, classes)
@@ -116,7 +114,10 @@ class SST(SentenceTask):
 
 
 def _read_table(path: Path, classes: int) -> Iterator[Row]:
-    """Rows of two columns with tabs between; the first line names the column of labels."""
+    """Read a tab-separated table of sentences and labels.
+
+    The header names the label column.
+    """
     lines = read_text_lines(path)
     header = next(lines, (0, ""))[1].split("\t")
     if len(header) != 2 or header.count("label") != 1:

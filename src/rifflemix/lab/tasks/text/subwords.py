@@ -1,4 +1,4 @@
-"""Cased text as subwords, each text with an end token."""
+"""Cased text as subwords, with an end token per text."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ from numpy.typing import NDArray
 from rifflemix.lab.tasks.text.vocabulary import build_vocabulary
 
 RESERVED = 2
-"""Reserved ids: 0 is padding, 1 is an unknown word, or the end of a text of subwords."""
+"""Number of reserved ids: 0 for padding, 1 for unknown words or the end of a subword text."""
 
 LEAST_SUBWORDS = RESERVED + 257
-"""Fewest ids of a subword vocabulary: every byte and one pair."""
+"""Minimum size of a subword vocabulary: reserved ids, all bytes and one pair."""
 
 _END = 1
 
 
 class Subwords:
-    """Subwords by byte pair encoding, learned from training texts.
+    """Byte pair encoding learned from training texts.
 
     Args:
-        texts: training texts.
-        vocab_size: most ids, padding and the end token included.
+        texts: Training texts.
+        vocab_size: Maximum number of ids, including padding and the end token.
 
     Raises:
-        InputError: the tokenizers library is missing.
+        InputError: The tokenizers library is missing.
     """
 
     def __init__(self, texts: Iterable[str], vocab_size: int) -> None:
@@ -37,6 +37,6 @@ class Subwords:
         return len(self._vocabulary) + RESERVED
 
     def encode(self, text: str) -> NDArray[np.int32]:
-        """Ids (N,) of a text, its end token included."""
+        """Encode a text as ids (N,), including the end token."""
         ids = self._vocabulary.encode_whole(text) + RESERVED
         return np.append(ids, _END).astype(np.int32)

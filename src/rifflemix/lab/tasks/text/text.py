@@ -1,4 +1,4 @@
-"""IMDB sentiment, of bytes (the Long Range Arena's Text task), words or subwords."""
+"""IMDB sentiment on bytes (task Text of the Long Range Arena), words or subwords."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ Rows = Iterable[tuple[bytes, int]]
 
 
 class Text(FileTask):
-    """The Large Movie Review Dataset, one token a byte or a word."""
+    """Large Movie Review Dataset, one token per byte, word or subword."""
 
     card = TaskCard(
         name="text",
@@ -87,7 +87,6 @@ class Text(FileTask):
     get_it = f"{_TAR} from https://ai.stanford.edu/~amaas/data/sentiment/"
 
     def check(self, options: Options) -> None:
-        """Check every option."""
         check_integer(options, "max_length", 1)
         check_choice("level", options["level"], LEVELS)
         least = LEAST_SUBWORDS if options["level"] == "subword" else RESERVED + 1
@@ -96,14 +95,14 @@ class Text(FileTask):
             raise bad_argument("validation", "true or false", repr(options["validation"]))
 
     def forms(self, options: Options) -> Sequence[Form]:
-        """The archive, or lines of JSON."""
+        """Support the archive, or lines of JSON."""
         return (
             Form(_TAR, {"all": _TAR}, _decode_tar),
             Form("imdb_*.jsonl.xz", _LINES, _decode_lines),
         )
 
     def find(self, data_dir: Path, options: Options) -> Source | None:
-        """The folder of all reviews where there is one, else another form."""
+        """Find the folder of reviews, or another format."""
         for folder in (data_dir / _FOLDER, data_dir):
             if (folder / "train" / "pos").is_dir():
                 read = partial(_decode_folder, folder)
@@ -111,22 +110,20 @@ class Text(FileTask):
         return super().find(data_dir, options)
 
     def looked_for(self, options: Options) -> Sequence[str]:
-        """The folder of all reviews, and the files of each form."""
         return (f"{_FOLDER}/", *super().looked_for(options))
 
     def remote_source(self, options: Options) -> Source:
-        """From the Hugging Face hub."""
         return hub_source(_HUB, _decode_hub, partial(self.missing, options))
 
     def prepared(self, request: Request) -> Path:
-        """The folder of decoded reviews, or of their words."""
+        """Return the folder of decoded reviews, or of their words or subwords."""
         source = self.source(request)
         if request.options["level"] != "byte":
             source = replace(source, key=_encoded_key(source, request.options))
         return source_folder(self.card, source)
 
     def build(self, request: Request, source: Source, arrays: Mapping[str, Array]) -> Task:
-        """The task over bytes, or over words or subwords, which are decoded from the bytes."""
+        """Create the task from bytes, or encode bytes as words or subwords."""
         max_length, validates = (request.options[name] for name in ("max_length", "validation"))
         train, test = packed_rows(arrays, "train_"), packed_rows(arrays, "test_")
         test_order = content_order(list(test), "text: order")
@@ -170,14 +167,14 @@ class Text(FileTask):
 
 
 def _recorded(options: Options) -> dict[str, Any]:
-    """The options, without `validation` as in earlier versions if it is True: their runs go on."""
+    """Return the options without `validation=True`, so that runs of earlier versions continue."""
     return {name: value for name, value in options.items() if (name, value) != ("validation", True)}
 
 
 def _carve(train: PackedRows, *, validates: bool) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Rows for training and for validation, chosen and ordered by the texts alone."""
+    """Choose and order training and validation rows by text hashes."""
     texts, labels = list(train), np.asarray(train.labels.values)
-    # Two hashes: the first takes rows class by class, the second mixes the classes.
+    # Two hashes: the first selects rows class by class, the second mixes the classes.
     chosen, order = content_order(texts, "text: split"), content_order(texts, "text: order")
     held_out = np.zeros(len(labels), dtype=bool)
     for label in range(len(_CLASSES)) if validates else ():
@@ -189,7 +186,10 @@ def _carve(train: PackedRows, *, validates: bool) -> tuple[NDArray[np.int64], ND
 def _drop_known(
     train: PackedRows, held_out: NDArray[np.int64], test: PackedRows
 ) -> tuple[NDArray[np.int64], int]:
-    """The held-out rows whose text is no test review, and how many were dropped."""
+    """Drop held-out rows that are also test reviews.
+
+    Return the rest and the number dropped.
+    """
     known = set(test)
     fresh = [row for row in held_out.tolist() if train.row(row).tobytes() not in known]
     return np.array(fresh, dtype=np.int64), len(held_out) - len(fresh)
@@ -202,7 +202,7 @@ def _encoded(
     kept: NDArray[np.int64],
     options: Options,
 ) -> Source:
-    """The reviews of a source as ids of words or subwords."""
+    """Define a source of the reviews as ids of words or subwords."""
 
     def read(progress: Progress) -> Arrays:
         progress(f"counting {options['level']}s", 0, None)
@@ -250,12 +250,15 @@ def _decode_tar(paths: Paths, progress: Progress) -> Arrays:
 
 
 def _packed(names: Mapping[str, str], parts: Mapping[str, Rows]) -> Arrays:
-    """Packed rows of each part, which comes from what `names` says, if it is complete."""
+    """Pack the rows of each part.
+
+    Raise if a part is incomplete; `names` gives its origin.
+    """
     return pack_parts({part: _complete(names[part], part, rows) for part, rows in parts.items()})
 
 
 def _complete(name: str, part: str, rows: Rows) -> list[tuple[bytes, int]]:
-    """The rows, after a check that all reviews of a part are there and in order."""
+    """Return the rows. Raise unless the part has all its reviews."""
     checked = list(_checked(name, rows))
     for label, folder in enumerate(_CLASSES):
         count = sum(row[1] == label for row in checked)

@@ -24,13 +24,13 @@ _UNKNOWN_WORD = "<unk>"
 
 @dataclass(frozen=True, eq=False)
 class Vocabulary:
-    """Token ids and the bytes of text that each stands for.
+    """Token ids and the bytes of each token.
 
     Attributes:
-        level: "byte"; "character"; "word", words between white space and an end of every line; or
-            "bpe", byte pair encoding.
-        pieces: bytes of each token, of a word with the space after it.
-        merges: the BPE tokeniser in the JSON format of the `tokenizers` library; else empty.
+        level: "byte", "character", "word" or "bpe" (byte pair encoding). Words are separated by
+            white space, and each line end is a word.
+        pieces: Bytes of each token. The bytes of a word include the space after it.
+        merges: BPE tokenizer in the JSON format of the `tokenizers` library, or an empty text.
     """
 
     level: str
@@ -38,19 +38,18 @@ class Vocabulary:
     merges: str = ""
 
     def __len__(self) -> int:
-        """Number of token ids."""
         return len(self.pieces)
 
     def encode(self, text: str) -> Ids:
-        """Token ids (N,) of a text.
+        """Encode a text as token ids (N,).
 
         Raises:
-            InputError: a character or word that the vocabulary has no id for.
+            InputError: The vocabulary has no id for a character or word.
         """
         if self.level == "byte":
             return np.frombuffer(text.encode(), dtype=np.uint8).astype(np.int32)
         if self.level == "bpe":
-            # Line by line: a tokeniser keeps a record of every byte of what it is given at once.
+            # Encode line by line: a tokenizer stores a record for every byte of its input.
             lines = (self._tokenizer.encode(line).ids for line in text.splitlines(keepends=True))
             return np.fromiter((token for line in lines for token in line), dtype=np.int32)
         unknown = self._ids.get(_UNKNOWN_WORD if self.level == "word" else _UNKNOWN_CHARACTER)
@@ -63,37 +62,41 @@ class Vocabulary:
         return ids
 
     def encode_whole(self, text: str) -> Ids:
-        """As `encode`, of BPE without a cut at ends of lines, over which its tokens may reach."""
+        """Encode a text like `encode`, but let BPE tokens span line ends."""
         if self.level != "bpe":
             return self.encode(text)
         return np.array(self._tokenizer.encode(text).ids, dtype=np.int32)
 
     def decode(self, ids: Iterable[int]) -> str:
-        """The text of token ids; bytes that are no UTF-8 become replacement characters."""
+        """Decode token ids. Invalid UTF-8 becomes replacement characters."""
         return b"".join(self.pieces[index] for index in ids).decode(errors="replace")
 
     @functools.cached_property
     def num_bytes(self) -> NDArray[np.int64]:
-        """(V,) bytes of each token."""
+        """(V,) number of bytes of each token."""
         return np.array([len(piece) for piece in self.pieces], dtype=np.int64)
 
     @functools.cached_property
     def num_characters(self) -> NDArray[np.int64]:
-        """(V,) characters that begin in each token."""
+        """(V,) number of characters that begin in each token."""
         starts = (sum(byte & 0xC0 != 0x80 for byte in piece) for piece in self.pieces)
         return np.fromiter(starts, dtype=np.int64, count=len(self.pieces))
 
     def count_words(self, before: Ids, ids: Ids) -> int:
-        """How many words begin in the tokens `ids` (N,), each of which follows one of `before`.
+        """Count the words that begin in the tokens `ids` (N,).
 
-        Words stand between white space, and an end of a line is one more, as on level "word".
+        Words are separated by white space, and each line end is a word.
+
+        Args:
+            before: (N,) the token before each token of `ids`.
+            ids: (N,) token ids.
         """
         joined = ~self._ends_in_space[before] & self._begins_in_word[ids]
         return int(self._num_words[ids].sum() - joined.sum())
 
     @functools.cached_property
     def _num_words(self) -> NDArray[np.int64]:
-        """(V,) words and ends of lines of each token alone."""
+        """(V,) number of words and line ends in each token alone."""
         return np.array([len(p.split()) + p.count(b"\n") for p in self.pieces], dtype=np.int64)
 
     @functools.cached_property
@@ -118,20 +121,20 @@ class Vocabulary:
 def build_vocabulary(
     level: str, train: str, others: Sequence[str] = (), *, bpe_size: int = 4096, tokenizer: str = ""
 ) -> Vocabulary:
-    """The vocabulary of a training text.
+    """Build the vocabulary of a training text.
 
     Args:
-        level: one of `LEVELS`.
-        train: the text that it is built from: its characters in order, its words by frequency,
-            or all bytes and its most frequent pairs.
-        others: texts that must be encodable: where they hold what `train` does not, an unknown
-            character or word joins the vocabulary.
-        bpe_size: most token ids of a BPE vocabulary.
-        tokenizer: a byte-level BPE in the `tokenizers` library's JSON format (such as GPT-2's)
-            instead of a new one.
+        level: One of `LEVELS`.
+        train: Training text. It determines the characters, the words by frequency, or the BPE
+            pairs.
+        others: Further texts to encode. If they contain new characters or words, the vocabulary
+            gets an unknown token.
+        bpe_size: Maximum number of ids of a BPE vocabulary.
+        tokenizer: Path of an existing byte-level BPE in the JSON format of the `tokenizers`
+            library, such as GPT-2's. Empty to train a new one.
 
     Raises:
-        InputError: an unknown level, a file that is no byte-level BPE, or a missing library.
+        InputError: Unknown level, file without a byte-level BPE, or missing library.
     """
     check_choice("level", level, LEVELS)
     if level == "byte":
@@ -156,7 +159,7 @@ def _units(level: str, text: str) -> Iterable[str]:
 
 
 def _words(text: str) -> Iterator[str]:
-    """The words of each line, and a line feed for its end."""
+    """Split lines into words, with a line feed at each line end."""
     *lines, rest = text.split("\n")
     for line in lines:
         yield from line.split()
@@ -200,7 +203,7 @@ def _bpe(merges: str) -> Vocabulary:
     for token, index in ids.items():
         if index >= len(ids):
             raise bad_argument("tokenizer", expected, f"a gap before id {index}")
-        # Special tokens are no sequences of bytes: they stand for no text.
+        # Special tokens do not represent text.
         is_special = index in added and added[index].special
         known = not is_special and all(character in byte_of for character in token)
         pieces[index] = bytes(byte_of[c] for c in token) if known else b""
@@ -208,11 +211,11 @@ def _bpe(merges: str) -> Vocabulary:
 
 
 def _byte_characters() -> list[str]:
-    """The character that stands for each byte in byte-level BPE.
+    """Return the character that represents each byte in byte-level BPE.
 
-    Printable ones stand for themselves, the others for characters from U+0100 on.
+    Printable bytes represent themselves. Other bytes become characters from U+0100 on.
 
-    Source: Radford et al. 2019, section 2.2, in the released tokeniser.
+    Source: Radford et al. 2019, section 2.2, in the released tokenizer.
     """
     printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     hidden = [byte for byte in range(256) if byte not in printable]

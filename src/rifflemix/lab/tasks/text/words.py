@@ -1,4 +1,4 @@
-"""Labelled sentences, or pairs of them, as ids of words, subwords or bytes."""
+"""Labeled sentences or pairs of sentences, as ids of words, subwords or bytes."""
 
 from __future__ import annotations
 
@@ -25,36 +25,36 @@ from rifflemix.lab.tasks.text.subwords import LEAST_SUBWORDS, RESERVED, Subwords
 LEVELS = ("word", "subword", "byte")
 
 SUBWORDS = "level subword: cased byte pairs of the training split, at most {}, and an end token. "
-"""A sentence on level "subword", for the cards of tasks on text."""
+"""Card text for level "subword"."""
 
 JOINED = (
     "joined: the two sentences as one sequence of at most max_length tokens, a token of its own "
     "between them; else a pair, each of at most max_length."
 )
-"""A sentence on the option "joined", for the cards of tasks on pairs."""
+"""Card text for option "joined"."""
 
 _PAD_AND_BYTES = 257
 _WORDS = re.compile(r"\w+|[^\w\s]")
 
 Ids = NDArray[np.int32]
 Row = tuple[tuple[str, ...], int]
-"""The sentences of a sample, one or two, their words parted by spaces; and the label."""
+"""One or two sentences with words separated by spaces, and the label."""
 
 Parts = Mapping[str, Sequence[Row]]
-"""The rows of each file, or of each split."""
+"""Rows of each file or split."""
 
 
 @dataclass(frozen=True, eq=False)
 class SentenceSplit:
-    """Sentences or pairs with labels.
+    """Sentences or pairs of sentences, with labels.
 
     Attributes:
         tokens: (total,) int32, ids of all sentences end to end.
-        ends: (M * sentences,) int64, where each ends.
+        ends: (M * sentences,) int64, end of each sentence.
         labels: (M,) int64.
-        sentences: in a sample, 1 or 2.
-        max_length: longer sentences are cut to it, or both together where they are joined.
-        separator: the id between two sentences that are joined; None leaves them two.
+        sentences: Sentences per sample, 1 or 2.
+        max_length: Maximum length of a sentence, or of a joined pair. Longer ones are cut.
+        separator: Id between two joined sentences. None keeps the sentences separate.
     """
 
     tokens: Array
@@ -65,17 +65,19 @@ class SentenceSplit:
     separator: int | None = None
 
     def __len__(self) -> int:
-        """Number of samples."""
         return len(self.labels.values)
 
     def __getitem__(self, index: int) -> tuple[Tensor | tuple[Tensor, ...], int]:
-        """The token ids (N,) int64, of a pair two of them, and the label."""
+        """Return the token ids (N,) int64 and the label.
+
+        A separate pair has two id tensors.
+        """
         index = range(len(self))[index]
         parts = tuple(torch.from_numpy(ids.astype(np.int64)) for ids in self.sample(index))
         return (parts if len(parts) > 1 else parts[0]), int(self.labels.values[index])
 
     def sample(self, index: int) -> tuple[Ids, ...]:
-        """Token ids of each of the sequences of a sample."""
+        """Return the token ids of each sequence of a sample."""
         first = index * self.sentences
         parts = [self._sentence(position) for position in range(first, first + self.sentences)]
         if self.separator is not None:
@@ -84,14 +86,17 @@ class SentenceSplit:
         return tuple(part[: self.max_length] for part in parts)
 
     def lengths(self) -> NDArray[np.int64]:
-        """Tokens of each sample, (M,); of a pair, of its longer sentence."""
+        """Return the length of each sample, (M,).
+
+        For a separate pair, the longer sentence counts.
+        """
         each = np.diff(self.ends.values, prepend=0).reshape(-1, self.sentences)
         joined = each.sum(axis=1) + 1 if self.separator is not None else each.max(axis=1)
         lengths: NDArray[np.int64] = np.minimum(joined, self.max_length)
         return lengths
 
     def digest(self) -> bytes:
-        """Hash of all token ids and labels, in order."""
+        """Hash all token ids and labels, in order."""
         total = hashlib.blake2b(self.labels.values.astype("<i8").tobytes(), digest_size=16)
         for index in range(len(self)):
             for ids in self.sample(index):
@@ -105,13 +110,15 @@ class SentenceSplit:
 
 
 class SentenceTask(FileTask):
-    """Labelled sentences, or pairs of them; a subclass gives `sets`, `read` and `num_classes`.
+    """Task on labeled sentences or pairs.
+
+    A subclass defines `sets`, `read` and `num_classes`.
 
     Attributes:
-        split_note: where the validation split comes from.
-        folders: folders of the data folder, one of which holds the files.
-        endings: what may follow the names of the files.
-        subwords: most ids on level "subword" where option vocab_size does not say.
+        split_note: Origin of the validation split.
+        folders: Folders to search, relative to the data folder. One folder contains all files.
+        endings: Possible suffixes of the file names.
+        subwords: Default vocabulary size for level "subword".
     """
 
     split_note: str
@@ -121,26 +128,26 @@ class SentenceTask(FileTask):
 
     @abstractmethod
     def sets(self, options: Options) -> Sequence[Mapping[str, str | Sequence[str]]]:
-        """The file of each part, in each of the forms in which people have them."""
+        """Return the file of each part, for each supported naming."""
 
     @abstractmethod
     def read(self, path: Path, options: Options) -> Iterator[Row]:
-        """The samples of a file."""
+        """Read the samples of a file."""
 
     @abstractmethod
     def num_classes(self, options: Options) -> int:
-        """Labels are 0 to num_classes - 1."""
+        """Return the number of classes. Labels are 0 to num_classes - 1."""
 
     def parts(self, rows: Parts, options: Options) -> Parts:
-        """The splits from the rows of the files."""
+        """Derive the splits from the rows of the files."""
         return rows
 
     def plain(self, sentence: str) -> str:
-        """A sentence as levels "word" and "byte" read it."""
+        """Preprocess a sentence for levels "word" and "byte"."""
         return sentence
 
     def note(self, options: Options) -> str:
-        """Where the validation split comes from."""
+        """Describe the origin of the validation split."""
         return self.split_note
 
     def check(self, options: Options) -> None:
@@ -154,12 +161,11 @@ class SentenceTask(FileTask):
             raise bad_argument("joined", "true or false", repr(options["joined"]))
 
     def key(self, options: Options) -> tuple[object, ...]:
-        """All options but those that are read from the tokens."""
+        """Return all options that affect the encoded tokens."""
         shapes = [value for name, value in options.items() if name not in ("max_length", "joined")]
         return (shapes,)
 
     def forms(self, options: Options) -> Sequence[Form]:
-        """The sets of files."""
         read = partial(self._decode, options)
         return [
             Form("{train} and its companions", files, read, self.folders, self.endings)
@@ -183,7 +189,7 @@ class SentenceTask(FileTask):
         return encode_rows(plain, level, size)
 
     def build(self, request: Request, source: Source, arrays: Mapping[str, Array]) -> Task:
-        """The task over tokens."""
+        """Create the task from the encoded tokens."""
         joined = bool(request.options.get("joined", False))
         max_length = int(request.options["max_length"])
         sentences = len(arrays["train_ends"].values) // len(arrays["train_labels"].values)
@@ -216,16 +222,16 @@ class SentenceTask(FileTask):
 
 
 def encode_rows(parts: Parts, level: str, vocab_size: int | None = None) -> Arrays:
-    """Token ids, ends and labels of every split, and "vocab_size".
+    """Encode every split: token ids, ends and labels, and "vocab_size".
 
     Args:
-        parts: samples of "train", "validation" and "test".
-        level: "word", ids by frequency in the training samples; "subword", see `Subwords`; or
-            "byte", byte b as b + 1.
-        vocab_size: most ids; None, of words, for as many as there are.
+        parts: Samples of "train", "validation" and "test".
+        level: "word" (ids by frequency in the training samples), "subword" (see `Subwords`) or
+            "byte" (byte b is id b + 1).
+        vocab_size: Maximum number of ids. None keeps all words.
 
     Raises:
-        InputError: an unknown level, or the tokenizers library is missing.
+        InputError: Unknown level, or the tokenizers library is missing.
     """
     check_choice("level", level, LEVELS)
     encode, size = _encoder([s for row in parts["train"] for s in row[0]], level, vocab_size)
@@ -239,16 +245,16 @@ def encode_rows(parts: Parts, level: str, vocab_size: int | None = None) -> Arra
 
 
 def plain_words(sentence: str) -> str:
-    """A sentence in lower case, its words and signs parted by spaces."""
+    """Convert a sentence to lower-case words and punctuation, separated by spaces."""
     return " ".join(_WORDS.findall(sentence.lower()))
 
 
 def word_ids(texts: Iterable[Iterable[str]], vocab_size: int | None = None) -> dict[str, int]:
-    """Ids by falling frequency in the texts' words, then by the alphabet.
+    """Assign ids by decreasing word frequency, then alphabetically.
 
     Args:
-        texts: words of each.
-        vocab_size: ids at most, the reserved ones among them; as many as there are if None.
+        texts: Words of each text.
+        vocab_size: Maximum number of ids, including reserved ids. None keeps all words.
     """
     counts = Counter(word for words in texts for word in words)
     words = sorted(counts, key=lambda word: (-counts[word], word))
@@ -257,14 +263,14 @@ def word_ids(texts: Iterable[Iterable[str]], vocab_size: int | None = None) -> d
 
 
 def words_to_ids(words: Iterable[str], table: Mapping[str, int]) -> Ids:
-    """Ids (N,) of words; 1 for those that `table` does not know."""
+    """Convert words to ids (N,). Words outside `table` become 1."""
     return np.array([table.get(word, RESERVED - 1) for word in words], dtype=np.int32)
 
 
 def _encoder(
     trained: Sequence[str], level: str, vocab_size: int | None
 ) -> tuple[Callable[[str], Ids], int]:
-    """The function from a sentence to its ids, and how many ids there are."""
+    """Return a function that encodes a sentence, and the number of ids."""
     if level == "word":
         table = word_ids((sentence.split() for sentence in trained), vocab_size)
         return lambda sentence: words_to_ids(sentence.split(), table), len(table) + RESERVED
