@@ -299,7 +299,9 @@ def _one_sentence_errors(batches: Iterator[Batch], count: int, name: str) -> Ite
 
 @contextmanager
 def loading_processes() -> Iterator[None]:
-    """Replace torch's error for a failed loading process, which can occur at any time.
+    """Replace torch's errors for a failed loading process.
+
+    torch raises them at any time, in the training process.
 
     Raises:
         RunFailed: a loading process failed.

@@ -90,7 +90,7 @@ class HasLengths(Protocol):
 
 @runtime_checkable
 class CountsLabels(Protocol):
-    """Task whose loss is a mean over labels, where samples have different numbers of labels.
+    """Task whose loss is a mean over labels; samples may have different numbers of labels.
 
     Parts of a batch (accumulation, several processes) are weighted by their number of labels. The
     sum of their gradients is then the gradient of the whole batch.
