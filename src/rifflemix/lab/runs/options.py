@@ -134,8 +134,8 @@ class RunOptions:
 class ReproduceOptions:
     """User options for running a recipe; None uses the recipe's value.
 
-    Fewer updates shorten the schedule in proportion. Evaluations then use at most as many samples
-    as the training between two evaluations.
+    Fewer updates shorten the schedule in proportion. Evaluations then never use more samples than
+    the training between them.
     """
 
     data_dir: DataDir | None = None

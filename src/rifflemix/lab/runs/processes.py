@@ -6,7 +6,7 @@ import os
 
 
 def is_main_process() -> bool:
-    """Return whether this process is rank 0, which writes files and messages."""
+    """Return whether this process has rank 0 and writes files and messages."""
     return os.environ.get("RANK", "0") == "0"
 
 
