@@ -75,7 +75,7 @@ class Recipe:
         return self.planned_steps or self.train.max_steps
 
     def shown(self, value: float) -> float:
-        """Convert a value of the metric to the unit of the reported number."""
+        """Convert a metric's value to the unit of the reported number."""
         return 100.0 * value if self.unit == "%" else value
 
     def choosing(self, weights: Weights) -> Recipe:

@@ -128,7 +128,10 @@ _CSP_TRAIN: dict[str, dict[str, Any]] = {
 
 
 def table1(metric: str) -> Recipe:
-    """Build the recipe of Table 1 that is not in Table 3: one shift per head, on CIFAR-10."""
+    """Build the entry of Table 1 that is not in Table 3.
+
+    It has one shift per head, on CIFAR-10.
+    """
     printed = {"accuracy": 80.70, "top5_accuracy": 98.97}[metric]
     return _image_row(
         "csp/table1-cifar10-head_shift",
@@ -142,7 +145,7 @@ def table1(metric: str) -> Recipe:
 
 
 def table3(column: str, row: str, metric: str) -> Recipe:
-    """Build the recipe of an entry of Table 3: Top-1 ("accuracy") or Top-5."""
+    """Build an entry of Table 3: Top-1 ("accuracy") or Top-5."""
     words, mixer, options, top1, top5 = _IMAGE_ROWS[row]
     if row == "csp_wide":
         options = {**options, "inner_dim": 2 * model_settings(DATA[column].model)["dim"]}
@@ -167,7 +170,10 @@ def _image_row(
     notes: tuple[str, ...] = (),
     **where: Any,
 ) -> Recipe:
-    """Build the recipe of an entry of Table 1 or 3; Top-1 and Top-5 are metrics of one run."""
+    """Build an entry of Table 1 or 3.
+
+    Top-1 and Top-5 are metrics of the same run.
+    """
     if metric == "top5_accuracy":
         notes = (*notes, f"the same run as {name}")
         where |= {"column": f"{DATA[column].title}, Top-5"}
@@ -184,7 +190,7 @@ def _image_row(
 
 
 def table4_transformer(task: str, mixer: str) -> Recipe:
-    """Build the recipe of an entry of Table 4, first group: a JAX-code Transformer."""
+    """Build an entry of Table 4, first group: a JAX-code Transformer."""
     words, printed = TRANSFORMERS[mixer]
     settings, notes = lra.row_settings(mixer, task)
     title, task_name, _ = lra.TASKS[task]

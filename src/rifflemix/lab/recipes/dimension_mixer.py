@@ -102,7 +102,7 @@ def _images(data: str, epochs: int, lr: float) -> TrainConfig:
 
 
 def _on_images(data: str, **fields: Any) -> Recipe:
-    """Build a recipe on CIFAR, normalized with the statistics of the released code."""
+    """Build a CIFAR recipe with the normalization of the released code."""
     of = images.DATA[data]
     return Recipe(
         paper=PAPER,
@@ -115,7 +115,7 @@ def _on_images(data: str, **fields: Any) -> Recipe:
 
 
 def table3(mlp: str, expansion: int) -> Recipe:
-    """Build the recipe of an entry of Table 3: an MLP-Mixer with dense or butterfly MLPs."""
+    """Build an entry of Table 3: dense or butterfly MLPs in MLP-Mixer."""
     words, printed = _MIXERS[mlp]
     return _on_images(
         "cifar10",
@@ -130,7 +130,7 @@ def table3(mlp: str, expansion: int) -> Recipe:
 
 
 def attention(data: str, layers: int, patch: int, kind: str) -> Recipe:
-    """Build the recipe of an entry of Table 4, or of Table 8 with random token order."""
+    """Build an entry of Table 4 or 8 (random token order)."""
     table, words, settings = _ATTENTIONS[kind]
     return _on_images(
         data,
@@ -145,7 +145,7 @@ def attention(data: str, layers: int, patch: int, kind: str) -> Recipe:
 
 
 def table7(data: str, kind: str, layers: int) -> Recipe:
-    """Build the recipe of an entry of Table 7: Patch-Only MLP-Mixer or an MLP-Mixer."""
+    """Build an entry of Table 7: Patch-Only MLP-Mixer or an MLP-Mixer."""
     words, printed = _PATCH_ONLY[kind, layers]
     is_own = kind == "patch_only"
     return _on_images(
@@ -162,7 +162,7 @@ def table7(data: str, kind: str, layers: int) -> Recipe:
 
 
 def table9(layers: int, patch: int, kind: str) -> Recipe:
-    """Build the recipe of an entry of Table 9: token-parallel attention."""
+    """Build an entry of Table 9: token-parallel attention."""
     words, printed = _PARALLEL[kind]
     preset = f"dimmixer_vit_cifar10_p{patch}_l{layers}"
     is_baseline = kind == "baseline"
@@ -182,7 +182,7 @@ def table9(layers: int, patch: int, kind: str) -> Recipe:
 
 
 def figure7(name: str) -> Recipe:
-    """Build the recipe of a point of Figure 7: grouped convolutions in a small ResNet."""
+    """Build a point of Figure 7: grouped convolutions in a small ResNet."""
     kind, depth, planes = name.rsplit("_", 2)
     words = f"{kind.replace('_', '-')}, depth {depth}, {planes[1:]} planes"
     return _on_images(

@@ -90,7 +90,7 @@ _CHAIN_NOTE = (
 
 
 def table5(task: str, mixer: str) -> Recipe:
-    """Build the recipe of an entry of Table 5 with Nystromformer's PyTorch host model."""
+    """Build an entry of Table 5 with Nystromformer's PyTorch host model."""
     words, options, printed = _LRA[mixer]
     title, task_name, task_options = lra.TASKS[task]
     exact = "softmax" if mixer == "flash" else mixer
@@ -132,7 +132,7 @@ def table5_all_pixels(task: str, mixer: str) -> Recipe:
 
 
 def table5_beside(task: str, mixer: str) -> Recipe:
-    """Build a recipe for a mixer of another paper, with model and training of Table 5."""
+    """Build a Table 5 recipe with the mixer of another paper."""
     butterfly = table5(task, "butterfly")
     return replace(
         butterfly,
@@ -152,7 +152,7 @@ def table5_beside(task: str, mixer: str) -> Recipe:
 
 
 def table5_pathx() -> Recipe:
-    """Build the recipe of butterfly attention on Path-X, the last entry of Table 6."""
+    """Build the last entry of Table 6: butterfly attention on Path-X."""
     title, task, options = lra.TASKS["pathx"]
     return replace(
         table6("128"),
@@ -166,7 +166,7 @@ def table5_pathx() -> Recipe:
 
 
 def table6(step: str) -> Recipe:
-    """Build the recipe of an entry of Table 6, a step of the curriculum to Path-X."""
+    """Build an entry of Table 6: a step of the Path-X curriculum."""
     size, words, printed = _CURRICULUM[step]
     task, options = CURRICULUM[step]
     return Recipe(

@@ -39,7 +39,10 @@ class Data:
 
 
 def _train(images: int, *, batch: int = 64, epochs: int = 100, **changes: Any) -> TrainConfig:
-    """Configure Adam with a constant rate per epoch; an epoch drops the incomplete batch."""
+    """Configure Adam with a constant rate per epoch.
+
+    An epoch has only complete batches.
+    """
     epoch = images // batch
     settings: dict[str, Any] = {
         "optimizer": "adam",

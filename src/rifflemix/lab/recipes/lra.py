@@ -138,7 +138,7 @@ def nystrom_notes(task: str) -> tuple[str, ...]:
 
 
 def nystrom_settings(task: str) -> dict[str, Any]:
-    """Return settings of `encoder` for the host model of Nystromformer's code on one task.
+    """Return settings of `encoder` that reproduce Nystromformer's host model.
 
     The code masks `ids == 0` on every task: padding up to `max_length`, and black pixels.
     """

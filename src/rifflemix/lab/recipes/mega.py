@@ -94,7 +94,7 @@ _SHIFT_ONLY = "image"
 
 
 def _as_released(model: str) -> dict[str, Any]:
-    """Return the MEGA block's options with the sort and the shifts of the released code."""
+    """Return the MEGA block's options with the released sort and shifts."""
     options = model_settings(model)["mixer_options"]
     csp = options["csp_options"]
     shift = {"linear": "code_linear", "power": "code_exp"}.get(csp["shift"], csp["shift"])
@@ -102,7 +102,7 @@ def _as_released(model: str) -> dict[str, Any]:
 
 
 def table4(task: str, row: str) -> Recipe:
-    """Build the recipe of an entry of Table 4, second group, with MEGA's layers."""
+    """Build an entry of Table 4, second group, with MEGA's layers."""
     words, printed = ROWS[row]
     title, task_name, options = lra.TASKS[task]
     model, is_own = f"{row}_lra_{task}", row == "mega_csp"

@@ -81,7 +81,7 @@ _S5: dict[str, _Size] = {
 
 
 def _kernel(features: int, frequency: float, width: float) -> tuple[tuple[str, Any], ...]:
-    """Convert kernel options of a command; its window width is in halves of the sequence."""
+    """Convert a command's window width from halves of the sequence."""
     return (("features", features), ("frequency", frequency), ("width", width / 2.0))
 
 
@@ -175,7 +175,7 @@ _SPADE_NOTES = (
 
 
 def table4(task: str, row: str) -> Recipe:
-    """Build the recipe of a quoted entry of Table 4."""
+    """Build a quoted entry of Table 4."""
     words, printed = ROWS[row]
     title, task_name, options = lra.TASKS[task]
     if row in _IN_MEGAS_CODE:
@@ -295,7 +295,7 @@ def _of_task(task: str) -> dict[str, Any]:
 
 
 def _stack(task: str, mixer: str, size: _Size) -> tuple[dict[str, Any], TrainConfig]:
-    """Return settings of `mixer_stack`, and AdamW with a cosine over the epochs of `size`."""
+    """Return settings of `mixer_stack` and a cosine schedule with AdamW."""
     settings: dict[str, Any] = {
         **_of_task(task),
         "mixer": mixer,

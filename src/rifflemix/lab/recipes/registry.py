@@ -20,7 +20,11 @@ def list_recipes() -> list[str]:
 
 
 def get_recipe(name: str) -> Recipe:
-    """Return the recipe of a name; the error for an unknown name suggests the nearest."""
+    """Return a recipe by name.
+
+    Raises:
+        InputError: the name is unknown; the message suggests the nearest name.
+    """
     if not isinstance(name, str) or name not in _RECIPES:
         raise unknown_name("recipe", name, _RECIPES, "rifflemix list recipes")
     return _RECIPES[name]()

@@ -203,7 +203,7 @@ def _smoothing(classes: int) -> float:
 
 
 def table1(row: str, metric: str) -> Recipe:
-    """Build the recipe of an entry of Table 1 (sorting).
+    """Build an entry of Table 1 (sorting).
 
     `metric` is "sort" for exact matches, "edit" for the edit distance, or "written" for the edit
     distance of free-running outputs. The paper does not report "written".
@@ -259,7 +259,7 @@ def table1(row: str, metric: str) -> Recipe:
 
 
 def table5(row: str) -> Recipe:
-    """Build the recipe of an entry of Table 5: CIFAR-10 images, modeled byte by byte."""
+    """Build an entry of Table 5: CIFAR-10 images, modeled byte by byte."""
     words, mixing, printed = _PIXELS[row]
     mixer, options = mixing
     return Recipe(
@@ -284,13 +284,13 @@ def table5(row: str) -> Recipe:
 
 
 def table6(column: str, row: str) -> Recipe:
-    """Build the recipe of an entry of Table 6: sentiment from words or characters."""
+    """Build an entry of Table 6: sentiment from words or characters."""
     printed = _CLASSIFIERS[row][2][list(_SENTIMENT).index(column)]
     return _classifier("Table 6", f"table6-{column}-{row}", _SENTIMENT[column], row, printed)
 
 
 def table7(task: str, row: str) -> Recipe:
-    """Build the recipe of an entry of Table 7, or of the same model on SICK."""
+    """Build an entry of Table 7, or the same model on SICK."""
     is_printed = task in _PRINTED_PAIRS
     printed = _INFERENCE[row][_PRINTED_PAIRS.index(task)] if is_printed else None
     return _classifier("Table 7", f"table7-{task}-{row}", _PAIRS[task], row, printed)
@@ -299,7 +299,7 @@ def table7(task: str, row: str) -> Recipe:
 def _classifier(
     table: str, name: str, data: _Classified, row: str, printed: float | None
 ) -> Recipe:
-    """Build the recipe of a classifier with Tensor2Tensor's settings."""
+    """Build a classifier recipe with Tensor2Tensor's settings."""
     words, mixing, _ = _CLASSIFIERS[row]
     mixer, options = mixing
     longest = data.options.get("max_length", 64)

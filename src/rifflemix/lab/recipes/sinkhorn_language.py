@@ -174,7 +174,7 @@ def _of_two_sizes(table: int, row: str, size: str, corpus: _Corpus) -> Recipe:
 
 
 def table3(parameters: str) -> Recipe:
-    """Build the recipe of an entry of Table 3 that is also in Table 2."""
+    """Build an entry of Table 3 that is also in Table 2."""
     row, printed, note = {
         "450M": ("b64", 28.39, "the same run as sinkhorn/table2-lm1b-big-b64, 430 M in Table 2"),
         "1.9B": (
@@ -193,7 +193,7 @@ def table3(parameters: str) -> Recipe:
 
 
 def table8(row: str, corpus: _Corpus) -> Recipe:
-    """Build the recipe of an entry of Table 8."""
+    """Build an entry of Table 8."""
     words, mixing, printed = _ABLATION[row]
     made = _recipe(f"table8-{corpus.task}-{row}", "Table 8", words, mixing, corpus, printed)
     if row != "no-sinkhorn":
@@ -203,7 +203,7 @@ def table8(row: str, corpus: _Corpus) -> Recipe:
 
 
 def _figure(number: int, setting: str, value: float, corpus: _Corpus) -> Recipe:
-    """Build the recipe of a point of Figure 3 or 4; the paper reports no numbers for them."""
+    """Build a point of Figure 3 or 4, without a reported number."""
     mixing = own(32, **{setting: value})
     words = f"{'tau' if number == 3 else 'k'} = {value}"
     name = f"figure{number}-{corpus.task}-{'tau' if number == 3 else 'k'}{value}"

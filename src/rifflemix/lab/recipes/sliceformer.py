@@ -168,7 +168,7 @@ _SIZE_CLAIM = (
 
 
 def table2(task: str, variant: str) -> Recipe:
-    """Build the recipe of a Sliceformer entry of Table II."""
+    """Build a Sliceformer entry of Table II."""
     words, printed = _VARIANTS[variant]
     title, task_name, _ = lra.TASKS[task]
     emb, qkv, mlp, layers, heads = _SIZES[task]
@@ -221,7 +221,7 @@ def _matched_name(task: str, mixer: str) -> str:
 
 
 def table2_matched(task: str, mixer: str) -> Recipe:
-    """Build a Transformer of Sliceformer's size, or a Sliceformer of the Transformer's size.
+    """Build Table II's Transformer in Sliceformer's size, or vice versa.
 
     Only the mixer differs from the entry of that size: host model and training are the same.
     """
@@ -253,13 +253,13 @@ def table2_matched(task: str, mixer: str) -> Recipe:
 
 
 def table2_baseline(task: str, mixer: str) -> Recipe:
-    """Build the recipe of a JAX-code entry that Table II shares with CSP's Table 4."""
+    """Build a JAX-code entry that Table II shares with CSP's Table 4."""
     same = csp.table4_transformer(task, mixer)
     return replace(same, name=f"sliceformer/table2-{task}-{mixer}", paper=PAPER, table="Table II")
 
 
 def table4(column: str, row: str, patch: int | None = None) -> Recipe:
-    """Build the recipe of an entry of Table IV: a ViT with MHA or a sort.
+    """Build an entry of Table IV: ViT with MHA or sort.
 
     `patch` selects the patch size on CIFAR-10, 4 or 2.
     """
@@ -291,7 +291,7 @@ def table4(column: str, row: str, patch: int | None = None) -> Recipe:
 
 
 def table5(row: str) -> Recipe:
-    """Build the recipe of an entry of Table V: movie reviews of 512 words, 30 epochs."""
+    """Build an entry of Table V: movie reviews, 512 words, 30 epochs."""
     of = _REVIEWS[row]
     batch, epochs, reviews = 128, 30, 22_500
     epoch = reviews // batch
@@ -330,7 +330,7 @@ def table5(row: str) -> Recipe:
 
 
 def table6(row: str) -> Recipe:
-    """Build the recipe of an entry of Table VI: HOMO-LUMO gap of molecules, 1 M updates."""
+    """Build an entry of Table VI: HOMO-LUMO gap, 1 M updates."""
     of = _MOLECULES[row]
     return Recipe(
         name=f"sliceformer/table6-pcqm4m-{row}",

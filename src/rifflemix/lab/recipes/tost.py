@@ -121,7 +121,7 @@ _SQUARE_NOTE = (
 
 
 def table2(data: str, model: str) -> Recipe:
-    """Build the recipe of a fine-tuned entry of Table 2.
+    """Build a fine-tuned entry of Table 2.
 
     Training starts from ImageNet weights with a new head. Images are resized to 224 x 224.
     """
@@ -176,7 +176,7 @@ _IMAGENET_NOTES = (
 
 
 def table2_imagenet(model: str, *, real: bool = False) -> Recipe:
-    """Build the recipe of an ImageNet entry of Table 2, trained with XCiT's released settings."""
+    """Build an ImageNet entry of Table 2, trained with XCiT's released settings."""
     row, _ = _IMAGES[model]
     return Recipe(
         name=f"tost/table2-imagenet{'_real' if real else ''}-{model}",
@@ -214,7 +214,7 @@ def table2_imagenet(model: str, *, real: bool = False) -> Recipe:
 
 
 def table4(text: str, model: str) -> Recipe:
-    """Build the recipe of an entry of Table 4: trained on OpenWebText, tested on `text`."""
+    """Build an entry of Table 4: trained on OpenWebText, tested on `text`."""
     column, metric = _TEXTS[text]
     row, printed = _LANGUAGE[model]
     updates, batch, passes = _SCHEDULES[model]
@@ -256,7 +256,7 @@ _CIFAR_EPOCH = 50_000 // 256
 
 
 def table8(row: str) -> Recipe:
-    """Build the recipe of an entry of Table 8: ablation of normalization and feed-forward."""
+    """Build an entry of Table 8: ablation of normalization and feed-forward."""
     words, settings, printed = _ABLATION[row]
     return Recipe(
         name=f"tost/table8-cifar10-{row}",

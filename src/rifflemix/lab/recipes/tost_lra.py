@@ -168,7 +168,7 @@ def _row(task: str, mixer: str, words: str, **fields: Any) -> Recipe:
 
 
 def own(task: str) -> Recipe:
-    """Build the recipe of a ToST entry with the released host model and Table 7's settings."""
+    """Build a ToST entry with released host model and Table 7's settings."""
     if task == "pathfinder":
         settings: dict[str, Any] = {**lra.nystrom_settings(task), "mixer": "tssa"}
         host = "the Skyformer host with pre-norm, as released; Table 7 says post-norm: -as_printed"
@@ -190,7 +190,7 @@ def own(task: str) -> Recipe:
 
 
 def own_as_printed(task: str) -> Recipe:
-    """Build the recipe of `own` with the norm order that Table 7 reports."""
+    """Build an entry like `own` with the norm order of Table 7."""
     row = own(task)
     change: dict[str, Any] = {"norm": "pre", "norm_embedding": False}
     words = "pre-norm blocks, as Table 7's column says; the released host has post-norm ones"
@@ -211,7 +211,7 @@ def own_as_printed(task: str) -> Recipe:
 
 
 def mega_transformer(task: str) -> Recipe:
-    """Build the recipe of MEGA's Transformer with the sizes registered in MEGA's code."""
+    """Build the entry of MEGA's Transformer with its registered sizes."""
     batch, rate, decay, updates, warmup, dropout, of_attention = _LUNA[task]
     return _row(
         task,
@@ -245,7 +245,7 @@ def mega_transformer(task: str) -> Recipe:
 
 
 def s4(task: str) -> Recipe:
-    """Build the recipe of S4, quoted from the last version of its paper, in S4's model."""
+    """Build an S4 entry, quoted from the last version of S4's paper."""
     batch, rate, decay, updates, cosine, warmup = _S4[task]
     return _row(
         task,
@@ -273,7 +273,7 @@ def s4(task: str) -> Recipe:
 
 
 def quoted(task: str, mixer: str) -> Recipe:
-    """Build the recipe of a JAX-code entry that Table 3 shares with CSP's Table 4."""
+    """Build a JAX-code entry that Table 3 shares with CSP's Table 4."""
     same = csp.table4_transformer(task, mixer)
     is_linear = mixer == "linear"
     named_so = ("the row is named LinFormer, its numbers are those of the Linear Transformer",)

@@ -39,7 +39,10 @@ class Panels:
 
 
 def panels(titles: Mapping[str, str], curves: Mapping[str, Sequence[Curve]]) -> Panels:
-    """Build a panel for each name of `titles`, with all other curves in gray behind."""
+    """Build a panel for each name of `titles`.
+
+    A panel also shows all other curves in gray, behind its own curves.
+    """
     scale = _Scale([line for lines in curves.values() for line in lines])
     drawn = tuple(_panel(title, name, curves, scale) for name, title in titles.items())
     last = f"{scale.last_step:g}"
@@ -64,7 +67,7 @@ class _Scale:
         return _LEFT + (_WIDTH - _LEFT - _RIGHT) * step / max(self.last_step, 1.0)
 
     def y(self, value: float) -> float:
-        """Return the vertical coordinate, between the lowest and highest value of all curves."""
+        """Return the vertical coordinate; the axis spans all curves."""
         share = (value - self.low) / ((self.high - self.low) or 1.0)
         return _HEIGHT - _BOTTOM - (_HEIGHT - _TOP - _BOTTOM) * share
 

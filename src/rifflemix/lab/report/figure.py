@@ -15,7 +15,7 @@ from rifflemix.text import plot_text
 
 
 def clean_texts(figure: Figure) -> None:
-    """Write the titles, labels and legends of a figure as plain text, without formulas."""
+    """Replace formulas in all texts of a figure by plain text."""
     texts: list[Any] = figure.findobj(Text)  # typed as a list of Artist in matplotlib
     for text in texts:
         text.set_text(plot_text(text.get_text()))

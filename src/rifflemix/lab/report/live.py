@@ -49,7 +49,7 @@ class LiveProgress(Protocol):
 def live_progress(
     console: Console, titles: Mapping[str, str], seeds: Sequence[int]
 ) -> LiveProgress:
-    """Create a live table on a terminal, else a display of plain lines.
+    """Create a live table on a terminal, or plain lines elsewhere.
 
     Args:
         console: console of the display.
@@ -130,7 +130,7 @@ class PlainLines:
         pass
 
     def update(self, status: RunStatus) -> None:
-        """Print the status, unless the run printed the same state in the last ten seconds."""
+        """Print the status, but at most every ten seconds per state."""
         key = (status.mixer, str(status.seed), status.state, status.trial)
         now = time.monotonic()
         if key == self._last_key and now - self._last_time < _SECONDS_BETWEEN_LINES:
@@ -163,7 +163,7 @@ def status_line(status: RunStatus) -> str:
 
 
 def left_in_all(seconds: float | None) -> str:
-    """Format the time left for the whole comparison; return "" if unknown or zero."""
+    """Format the time left for the comparison; "" if unknown or zero."""
     return "" if not seconds else f"about {format_duration(seconds)} left in all"
 
 

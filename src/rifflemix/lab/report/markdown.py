@@ -9,7 +9,7 @@ from rifflemix.files import write_bytes
 
 
 def marked_text(page: Path, mark: str) -> str:
-    """Read the text between the lines `<!-- mark -->` and `<!-- /mark -->`.
+    """Read the text between `<!-- mark -->` and `<!-- /mark -->`.
 
     Raises:
         InputError: the page does not contain these lines.

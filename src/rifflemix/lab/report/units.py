@@ -12,7 +12,7 @@ _BYTE_UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 
 
 def format_bytes(count: float) -> str:
-    """Format bytes in binary units with three significant digits: 1536 -> "1.50 KiB"."""
+    """Format bytes with three significant digits: 1536 -> "1.50 KiB"."""
     value = float(count)
     for unit in _BYTE_UNITS[:-1]:
         if value < 999.5:
@@ -27,7 +27,7 @@ def format_count(count: int) -> str:
 
 
 def format_rate(per_second: float) -> str:
-    """Format a rate with at least three significant digits: 0.0123, 1.23, 12.3, 1234."""
+    """Format a rate, such as 0.0123, 1.23, 12.3 or 1234."""
     return _three_digits(per_second)
 
 
@@ -47,17 +47,17 @@ def format_percent(fraction: float) -> str:
 
 
 def is_share(name: str) -> bool:
-    """Return whether a metric is one of `SHARES`, on the test split or on another split."""
+    """Return whether a metric, with or without split prefix, is in `SHARES`."""
     return f"_{name}".endswith(tuple(f"_{share}" for share in SHARES))
 
 
 def metric_title(name: str) -> str:
-    """Return the title of a metric for headers and axes: "accuracy, %", "bits per byte"."""
+    """Return a metric's title, such as "accuracy, %" or "bits per byte"."""
     return name.replace("_", " ") + (", %" if is_share(name) else "")
 
 
 def metric_value(name: str, value: float) -> float:
-    """Convert a value to the unit of the metric's title, such as percent."""
+    """Convert a value to the unit of the metric's title."""
     return 100 * value if is_share(name) else value
 
 

@@ -204,7 +204,10 @@ def _cache() -> Finding:
 
 
 def _data(data_dir: Path | None, of_plugins: Set[str]) -> Finding:
-    """Count the tasks with data; skip plugin tasks, because counting would import them."""
+    """Count the tasks with data.
+
+    Plugin tasks are skipped, because counting would import them.
+    """
     names = [name for name in list_tasks() if name not in of_plugins]
     count = sum(task_status(name, data_dir).available for name in names)
     where = "without --data-dir" if data_dir is None else f"with --data-dir {data_dir}"

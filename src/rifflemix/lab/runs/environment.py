@@ -48,9 +48,12 @@ class Environment(TypedDict):
 def environment() -> Environment:
     """Describe the environment of this process as JSON values.
 
-    Keys: command, time (UTC, ISO 8601), git_commit (None outside a checkout), git_dirty, python,
-    platform, libraries (name -> version), plugins (file name -> sha256), hardware (cpu, cores,
-    threads, memory_bytes, gpu).
+    - command, python, platform
+    - time (UTC, ISO 8601)
+    - git_commit, git_dirty (None outside a checkout)
+    - libraries (name -> version)
+    - plugins (file name -> sha256)
+    - hardware (cpu, cores, threads, memory_bytes, gpu)
     """
     commit, dirty = _git()
     return {
@@ -73,7 +76,7 @@ def environment() -> Environment:
 
 
 def _command() -> str:
-    """Return the command line to type, with the environment variables of the allocator."""
+    """Return the command line with the environment variables of the allocator."""
     program = Path(sys.argv[0]).name
     words = ["rifflemix" if program == "__main__.py" else program, *sys.argv[1:]]
     here = os.environ.get("LOCAL_WORLD_SIZE")  # set by torchrun; other launchers may not set it

@@ -40,7 +40,7 @@ def fit_model(name: str, task: Task, settings: Mapping[str, Any], seed: int) -> 
 
 
 def task_settings(task: Task) -> dict[str, Any]:
-    """Return the model settings that follow from the samples and labels of a task."""
+    """Return the model settings that depend on a task's data."""
     if isinstance(task, WholeImages):
         channels, size, _ = task.image_shape
         inputs: dict[str, Any] = {"image_size": size, "in_channels": channels}
@@ -76,13 +76,13 @@ def check_batch_size(batch_size: int, task: Task) -> None:
 
 
 def first_batch(task: Task) -> Batch:
-    """Return a batch of the first two training samples; a single sample is repeated."""
+    """Return the first two training samples; repeat a single sample."""
     train = task.split("train")
     return task.collate([train[index] for index in (0, min(1, len(train) - 1))])
 
 
 def try_out(build: Callable[[], Model], task: Task) -> Model:
-    """Build a model and run two training samples of a task through it.
+    """Build a model and run it on two training samples.
 
     Returns:
         The model, in evaluation mode.

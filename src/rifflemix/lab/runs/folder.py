@@ -34,7 +34,7 @@ def check_folder(out: Path) -> None:
 
 
 def check_new_path(path: Path) -> None:
-    """Raise OSError if the file system does not support a new file or folder of this name."""
+    """Raise OSError if the file system does not support the path."""
     nearest = Path(path.absolute().anchor)
     for part in path.absolute().parts[1:]:
         if _exists(nearest / part):

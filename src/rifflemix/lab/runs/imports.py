@@ -80,7 +80,7 @@ class _Import:
         return self._process.poll() is not None or time.monotonic() >= self._end
 
     def reason(self, seconds: float) -> str:
-        """End the process and return the reason of the failure, or an empty string."""
+        """End the process and return the reason of failure, or ""."""
         code = self._process.poll()
         self.kill()
         if code is None:

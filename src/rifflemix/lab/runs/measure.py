@@ -41,7 +41,9 @@ def median_seconds(
     probes: Mapping[str, Probe] | None = None,
     should_stop: Callable[[], bool] | None = None,
 ) -> dict[str, list[float]]:
-    """Time several calls in turn, so that noise of the machine affects all calls equally.
+    """Time several calls in turn.
+
+    Noise of the machine then affects all calls equally.
 
     Args:
         calls: name -> call.
@@ -75,9 +77,9 @@ def median_seconds(
 
 
 def processor_seconds(call: Call, *, min_seconds: float = 0.02) -> float:
-    """Return the minimum CPU time of a call in this thread, over seven timings.
+    """Return the minimum CPU time of a call over seven timings.
 
-    Each timing takes at least `min_seconds`. Other processes and threads are not counted.
+    Each timing lasts at least `min_seconds`. Other processes and threads are not counted.
     """
     call()
     found = []
@@ -103,7 +105,9 @@ def probe(call: Call, device: torch.device) -> Probe:
 
 
 def peak_memory(call: Call, device: torch.device) -> int:
-    """Return the peak bytes that a call allocates in torch above the memory at its start.
+    """Return the peak memory that a call allocates in torch, in bytes.
+
+    Memory that is allocated before the call is not counted.
 
     On a CPU the profiler's records of allocations are replayed. Interpreter and libraries are not
     counted, and earlier calls have no effect. On a GPU the statistics of the allocator are read.
@@ -123,7 +127,9 @@ def peak_memory(call: Call, device: torch.device) -> int:
 
 
 def kernel_share(call: Call, device: torch.device, loops: int = 1) -> float:
-    """Return the share of a call's time in kernels, without Python, autograd and launches.
+    """Return the share of a call's time that kernels use.
+
+    The rest is Python, autograd and kernel launches.
 
     On a GPU, kernels are counted. On a CPU, operators of torch and of rifflemix are counted. A
     rifflemix operator is counted as a whole, including Python around its compiled kernel. The
@@ -167,7 +173,7 @@ def _quiet_profile(**options: Any) -> Iterator[profile]:
 
 
 def _is_operator(key: str) -> bool:
-    """Return whether an event is an operator of torch or of a library, such as `aten::add`."""
+    """Return whether an event is an operator, such as `aten::add`."""
     return "::" in key and not key.startswith("autograd::")
 
 
@@ -181,7 +187,7 @@ def _highest_level(record: profile) -> int:
 
 
 def _warm_up(call: Call, device: torch.device, min_seconds: float, known_seconds: float) -> int:
-    """Warm up a call and return its repetitions per timing; skip long calls."""
+    """Warm up short calls and return the repetitions per timing."""
     once = known_seconds
     if once < _LONG_SECONDS:
         once = seconds_of(call, device)
@@ -191,7 +197,7 @@ def _warm_up(call: Call, device: torch.device, min_seconds: float, known_seconds
 
 
 def seconds_of(call: Call, device: torch.device, loops: int = 1) -> float:
-    """Return the mean time of a call over `loops` repetitions, including GPU work."""
+    """Return the mean time of a call, including GPU work."""
     _wait(device)
     start = time.perf_counter()
     for _ in range(loops):

@@ -161,7 +161,7 @@ class ReproduceOptions:
 
 
 def declared_options(owner: Any) -> dict[str, Option]:
-    """Return the options in the annotations of a class or function, by name."""
+    """Return the options that a class or function declares, by name."""
     found = {}
     for name, hint in get_type_hints(owner, include_extras=True).items():
         for part in (hint, *get_args(hint)):  # the arguments are for Annotated[...] | None

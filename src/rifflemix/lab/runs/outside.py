@@ -31,7 +31,10 @@ _ROUNDING = 1e-3  # relative to the largest output; in FFT mixers all tokens aff
 
 
 def outside_code(mixers: Iterable[str], models: Iterable[str]) -> dict[str, str]:
-    """Return the hash of each plugin file, and the file or hash of each third-party definition."""
+    """Return the hashes of all third-party code.
+
+    A plugin file has its hash. A mixer or model has the name of its file, or else a hash.
+    """
     found = plugin_files()
     used: dict[str, Any] = {f"mixer {name}": mixer_class(name) for name in mixers}
     used |= {f"model {name}": find_preset(name).build for name in models}
@@ -42,17 +45,19 @@ def outside_code(mixers: Iterable[str], models: Iterable[str]) -> dict[str, str]
 
 
 def code_by_name(found: Mapping[str, str]) -> dict[str, str]:
-    """Replace each file name in the result of `outside_code` by the hash of the file."""
+    """Replace file names in the result of `outside_code` by their hashes."""
     return {name: found.get(code, code) for name, code in found.items()}
 
 
 @contextmanager
 def checked_mixers(model: nn.Module) -> Iterator[None]:
-    """Check the third-party mixers of `model` while it runs on at least two samples.
+    """Check the third-party mixers of `model` while it runs.
+
+    The model must run on at least two samples.
 
     Raises:
-        InputError: a mixer raises an exception, its outputs have another shape or dtype than its
-            inputs, or its outputs depend on other samples or on later tokens.
+        InputError: a mixer raises an exception. Or its outputs are not finite, differ from its
+            inputs in shape or dtype, or depend on other samples or later tokens.
     """
     found = [m for m in model.modules() if isinstance(m, TokenMixer) and is_outside(type(m))]
     hooks = [mixer.register_forward_hook(_check, with_kwargs=True) for mixer in found]
@@ -110,7 +115,7 @@ def _broken(mixer: TokenMixer, what: str) -> InputError:
 
 
 def _place(error: BaseException, mixers: list[TokenMixer]) -> str | None:
-    """Return the file and line of the innermost traceback entry in code of the mixers, or None."""
+    """Return file and line of the last error in the mixers' code."""
     files = {
         value.__code__.co_filename
         for mixer in mixers

@@ -11,7 +11,7 @@ from rifflemix.lab.train.run_folder import Weights
 
 
 def protocol(task: Task, weights: Weights = "best", *, tests_both: bool = False) -> dict[str, str]:
-    """Describe the selection of the weights, its metric and the use of the test split."""
+    """Describe the selection of weights and the use of the test split."""
     both = "the weights of the last step and of the best evaluation"
     tested = both if tests_both else "the chosen weights"
     return {

@@ -122,7 +122,7 @@ def _check_not_packed(cu_seqlens: Tensor | None) -> None:
 def _own_part(
     inputs: Tensor, mask: Tensor | None, sequence: SequenceGroup, dim: int
 ) -> tuple[Tensor, Tensor | None]:
-    """Return the tokens of this process along a dimension, and their padding mask.
+    """Return the tokens of this process and their padding mask.
 
     Inputs are padded to a multiple of the number of processes.
     """

@@ -63,7 +63,7 @@ class StatusFeed:
         self._say(self._status)
 
     def end(self, result: TrainResult) -> None:
-        """Show the final status of a run, also if an earlier process finished it."""
+        """Show the final status, also if an earlier process finished the run."""
         self.show(state="done" if result.finished else "stopped", step=result.step)
 
     def on_event(self, event: TrainEvent) -> None:

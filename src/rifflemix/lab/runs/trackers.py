@@ -51,7 +51,7 @@ class Tracker:
 def tracked(
     tracker: Tracker | None, settings: Mapping[str, Any], log_every: int
 ) -> Iterator[OnEvent]:
-    """Yield a callback for the events of one run; write all curves at the end.
+    """Yield a callback that logs the events of one run.
 
     Args:
         tracker: destination of the curves; None logs no curves.
@@ -142,6 +142,6 @@ class _Curves:
         return tracker
 
     def _identity(self) -> str:
-        """Return an identifier of the run that stays the same when the run is resumed."""
+        """Return an identifier that is equal when the run is resumed."""
         place = f"{platform.node()}:{self._where.out.resolve()}:{self._where.name}"
         return hashlib.blake2b(place.encode(), digest_size=8).hexdigest()

@@ -88,7 +88,7 @@ def load_checkpoint(path: Path, shapes: Mapping[str, Shapes]) -> Checkpoint:
 
 
 def check_tensors(path: Path, tensors: Tensors, wanted: Shapes, advice: str = START_OVER) -> None:
-    """Raise InputError unless the tensors of a file have the expected names, shapes and types."""
+    """Raise InputError if names, shapes or types of tensors are unexpected."""
     for name in sorted(tensors.keys() | wanted.keys()):
         found = _shape_of(tensors[name]) if name in tensors else "none"
         expected = wanted.get(name, "none")
@@ -124,21 +124,30 @@ def _shape_of(tensor: Any) -> tuple[tuple[int, ...], torch.dtype]:
 
 
 def model_weights(model: nn.Module) -> Tensors:
-    """Copy all weights and buffers to the CPU; return an empty dict outside the main process."""
+    """Copy all weights and buffers to the CPU.
+
+    Other processes than the main process get an empty dict.
+    """
     from torch.distributed.checkpoint.state_dict import get_model_state_dict
 
     return _copies(get_model_state_dict(model, options=_whole()))
 
 
 def load_model_weights(model: nn.Module, weights: Tensors, processes: int) -> None:
-    """Load weights from `model_weights`; only the main process passes them, others pass {}."""
+    """Load weights from `model_weights` into a model.
+
+    Only the main process passes the weights; other processes pass an empty dict.
+    """
     from torch.distributed.checkpoint.state_dict import set_model_state_dict
 
     set_model_state_dict(model, dict[str, Any](weights), options=_loading(processes))
 
 
 def optimizer_state(model: nn.Module, optimizer: Optimizer) -> Tensors:
-    """Copy the optimizer's tensors to the CPU; return an empty dict outside the main process."""
+    """Copy the optimizer's tensors to the CPU.
+
+    Other processes than the main process get an empty dict.
+    """
     from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
 
     whole = get_optimizer_state_dict(model, optimizer, options=_whole())
@@ -151,8 +160,9 @@ def optimizer_state(model: nn.Module, optimizer: Optimizer) -> Tensors:
 def load_optimizer_state(
     model: nn.Module, optimizer: Optimizer, state: Tensors, processes: int
 ) -> None:
-    """Load tensors from `optimizer_state`; only the main process passes them, others pass {}.
+    """Load tensors from `optimizer_state` into an optimizer.
 
+    Only the main process passes the tensors; other processes pass an empty dict.
     Rates and decay of `optimizer` do not change.
     """
     from torch.distributed.checkpoint.state_dict import (

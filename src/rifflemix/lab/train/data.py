@@ -35,7 +35,10 @@ _LOST = re.compile(r"DataLoader worker \(pid.*|unable to allocate shared memory.
 
 @lru_cache(maxsize=2)
 def epoch_order(length: int, seed: int, epoch: int) -> np.ndarray:
-    """Return the order of samples in `epoch`: (length,) int64, a function of (seed, epoch)."""
+    """Return the order of samples in `epoch`, (length,) int64.
+
+    The order depends only on length, seed and epoch.
+    """
     return np.random.default_rng(seed_sequence(seed, _ORDER, epoch)).permutation(length)
 
 
@@ -84,7 +87,7 @@ class TrainOrder(Sampler[list[tuple[int, int]]]):
         return parts[self.rank :: self.processes]
 
     def positions(self, step: int) -> list[range]:
-        """Return the positions of each micro-batch in the sample order of the whole run."""
+        """Return the positions of each micro-batch in the run's sample order."""
         size = micro_batch_size(self.config, self.processes)
         first = step * self.config.batch_size
         starts = range(first, first + self.config.batch_size, size)
@@ -143,7 +146,10 @@ class LengthOrder(Sampler[list[tuple[int, int]]]):
         return islice(batches, len(self))
 
     def micro_batches(self, step: int) -> list[list[int]]:
-        """Return the samples of the next update; call this once per update, in order."""
+        """Return the samples of the next update.
+
+        Call this method once per update, in order.
+        """
         return [[index for index, _ in next(self._asked)]]
 
 
@@ -334,7 +340,7 @@ def further_tests(task: TrainableTask) -> Sequence[str]:
 
 
 def check_finite(batch: Batch, indices: list[int], split_name: str) -> None:
-    """Raise InputError with the index of a sample that contains NaN or infinity."""
+    """Raise InputError if a sample contains NaN or infinity."""
     for name, values in batch.items():
         if not values.is_floating_point() or values.shape[:1] != (len(indices),):
             continue
@@ -356,7 +362,7 @@ def to_device(batch: Batch, device: torch.device) -> dict[str, Tensor]:
 
 
 def count_tokens(batch: Batch) -> int:
-    """Count the valid tokens in a CPU batch, or the pixels of whole images."""
+    """Count the valid tokens or the pixels in a CPU batch."""
     mask = batch.get("key_padding_mask")
     if mask is not None:
         return int(mask.numel() - mask.sum())

@@ -72,7 +72,9 @@ class Engine:
         _check_sharing(self.accelerator, context_parallel, self.is_sharded)
 
     def prepare(self, model: nn.Module, optimizer: Optimizer) -> tuple[nn.Module, Optimizer]:
-        """Move both to the device and wrap the model for autocast and several processes.
+        """Move both to the device and wrap the model.
+
+        The wrapper adds autocast and support for several processes.
 
         accelerate's wrapper of the optimizer is removed. It only skips steps between
         accumulations, as the training loop does. It also looks up packages at every step.
@@ -109,7 +111,9 @@ class Engine:
             model.__dict__.pop(name, None)
 
     def on_main(self, action: Callable[[], Any]) -> Any:
-        """Run `action` in the main process and return its JSON value in all processes.
+        """Run `action` in rank 0 and return its value everywhere.
+
+        The value must be a JSON value.
 
         Raises:
             InputError: `action` failed; raised in every process.
@@ -139,7 +143,7 @@ class Engine:
         return [float(value) for value in summed.tolist()]
 
     def stack(self, tensor: Tensor) -> Tensor:
-        """Stack the CPU tensors (n,) of all processes to (processes, n), in all processes."""
+        """Gather CPU tensors (n,) of all processes to (processes, n)."""
         if self.processes == 1:
             return tensor.unsqueeze(0)
         own = tensor.to(self.device)
@@ -172,7 +176,7 @@ def _cp_mesh(replicas: int, size: int, device_type: str, _: Any) -> Any:
 
 @atexit.register
 def _let_go_of_groups() -> None:
-    """Release the process groups: their threads may abort the process while Python exits."""
+    """Release process groups, whose threads may abort Python at exit."""
     _cp_mesh.cache_clear()
     gc.collect()
 
@@ -245,7 +249,7 @@ def _resolve_device(device: str | torch.device | None) -> torch.device:
 
 
 def _plain(device: torch.device) -> torch.device:
-    """Remove the index that accelerate adds to a CPU device with several processes."""
+    """Remove the index that accelerate adds to CPU devices."""
     return torch.device("cpu") if device.type == "cpu" else device
 
 

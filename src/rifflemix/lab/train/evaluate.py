@@ -28,13 +28,13 @@ _OPTIONS = ("key_padding_mask", "decoder_inputs", "distances", "path_edges")
 
 
 def run_model(model: nn.Module, batch: Batch) -> Tensor:
-    """Run `model` on the inputs of a batch and on the entries named in `_OPTIONS`."""
+    """Run `model` on the inputs and optional entries of a batch."""
     outputs: Tensor = model(batch["inputs"], **model_options(batch))
     return outputs
 
 
 def model_options(batch: Batch) -> Batch:
-    """Return the entries of a batch that a model gets as keyword arguments."""
+    """Return the keyword arguments of a model from a batch."""
     return {name: batch[name] for name in _OPTIONS if name in batch}
 
 
@@ -46,7 +46,7 @@ def evaluate(
     config: TrainConfig,
     should_stop: Callable[[], bool],
 ) -> dict[str, float] | None:
-    """Return the mean of every metric over a split, or None if stopped.
+    """Return the mean metrics over a split, or None if stopped.
 
     "test" also evaluates the additional test splits of the task; their names prefix the names of
     the metrics. The training noise is neither used nor changed: a model that is noisy in

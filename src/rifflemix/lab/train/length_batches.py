@@ -15,13 +15,16 @@ _FIRST_BOUNDARY, _GROWTH = 8, 1.1
 
 
 def bucket_boundaries(longest: int) -> list[int]:
-    """Return the lengths at which buckets start: 8, then 10 % more each, below `longest`."""
+    """Return the lengths at which buckets start.
+
+    The first is 8, and each next one is 10 % larger, below `longest`.
+    """
     growing = accumulate(repeat(_FIRST_BOUNDARY), lambda x, _: max(x + 1, int(x * _GROWTH)))
     return list(takewhile(lambda boundary: boundary < longest, growing))
 
 
 def bucket_sizes(tokens: int, longest: int) -> list[int]:
-    """Return the batch size of each bucket, so that its longest samples fit into `tokens`."""
+    """Return the batch size of each bucket for at most `tokens` tokens."""
     return [max(1, tokens // end) for end in (*bucket_boundaries(longest), longest)]
 
 
@@ -71,7 +74,7 @@ def endless_batches(
     token_batches: tuple[int, int],
     first_step: int,
 ) -> Iterator[list[tuple[int, int]]]:
-    """Yield training batches from `first_step` on, as (sample, position in the order) pairs.
+    """Yield training batches of (sample, position) pairs from `first_step` on.
 
     Samples that fill no batch in one epoch wait for the next epoch.
     """

@@ -320,7 +320,7 @@ class _Run:
         self._tell("step", lr=rate)
 
     def _parts(self) -> Iterator[tuple[Batch, float]]:
-        """Yield the micro-batches of an update, each with the weight of its mean loss."""
+        """Yield the micro-batches of an update and their loss weights."""
         step, count = self.progress.step, self.config.accumulation
         batches = map(self._next_batch, self.order.micro_batches(step))
         if isinstance(self.task, CountsLabels) and count * self.engine.processes > 1:
@@ -360,7 +360,7 @@ class _Run:
 
     @contextmanager
     def _working(self, *, is_timed: bool) -> Iterator[None]:
-        """Measure time spent on updates; the speed is computed from the timed parts."""
+        """Measure the time of updates, and of timed parts for the speed."""
         before = self.progress.seconds.get("train", 0.0)
         with self.progress.clock("train"):
             yield
@@ -368,7 +368,9 @@ class _Run:
             self.progress.timed_seconds += self.progress.seconds["train"] - before
 
     def _read_losses(self, *, is_timed: bool = True) -> None:
-        """Fetch the losses from the device; not at every update, because this synchronizes.
+        """Fetch the losses from the device.
+
+        This synchronizes with the device, so it does not run at every update.
 
         Raises:
             TrainingDiverged: a loss is not finite.
@@ -407,7 +409,7 @@ class _Run:
     # Evaluation.
 
     def _validate(self) -> bool:
-        """Evaluate and keep the weights if they are the best so far; return False if stopped."""
+        """Evaluate and keep the best weights; return False if stopped."""
         self._read_losses()
         metrics = self._evaluate("validation")
         if metrics is None:

@@ -79,9 +79,9 @@ def build_optimizer(model: nn.Module, config: TrainConfig, *, fused: bool = Fals
 
 
 def set_rates(optimizer: Optimizer, lr: float, beta1: float) -> None:
-    """Set the learning rate and beta1 (momentum for SGD) of the next update.
+    """Set the learning rate and beta1 of the next update.
 
-    Adafactor ignores beta1.
+    For SGD, beta1 is the momentum. Adafactor ignores beta1.
     """
     for group in optimizer.param_groups:
         group["lr"] = lr

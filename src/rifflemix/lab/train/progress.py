@@ -74,5 +74,5 @@ class Progress:
             self.seconds[activity] = self.seconds.get(activity, 0.0) + spent
 
     def per_second(self, amount: int) -> float | None:
-        """Divide `amount` by the timed seconds; return None before the first timed update."""
+        """Divide `amount` by the timed seconds; return None if zero."""
         return amount / self.timed_seconds if self.timed_seconds > 0 else None

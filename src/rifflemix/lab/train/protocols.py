@@ -85,7 +85,10 @@ class HasLengths(Protocol):
     """Split with sample lengths."""
 
     def lengths(self) -> NDArray[np.int64]:
-        """Return the tokens of each sample, (S,); for a pair, of the longer sequence."""
+        """Return the tokens of each sample, (S,).
+
+        For a pair, count the tokens of the longer sequence.
+        """
 
 
 @runtime_checkable
@@ -129,7 +132,7 @@ class Summarises(Protocol):
     """Task that computes further metrics from the means over a split."""
 
     def summarise(self, means: Mapping[str, float], /) -> Mapping[str, float]:
-        """Compute further metrics from the mean of each metric over a whole split."""
+        """Compute further metrics from the means over a whole split."""
 
 
 @runtime_checkable
@@ -138,7 +141,10 @@ class HasFurtherTests(Protocol):
 
     @property
     def further_tests(self) -> Mapping[str, Split]:
-        """Additional test splits by name. The name prefixes the metrics on the split."""
+        """Additional test splits by name.
+
+        The name of a split prefixes the names of its metrics.
+        """
 
 
 @runtime_checkable

@@ -53,7 +53,7 @@ class TrainEvent:
 
 
 def protocol(task: TrainableTask, weights: Weights, test_evaluations: int) -> dict[str, Any]:
-    """Describe how the weights of a run were selected and how many were tested."""
+    """Describe the selection of the weights and count the tested weights."""
     return {
         "selected_by": "validation" if weights == "best" else "last step",
         "metric": task.metric,

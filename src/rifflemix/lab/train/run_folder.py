@@ -120,7 +120,7 @@ class RunFolder:
             file.write(line)
 
     def settle_log(self) -> tuple[int, str]:
-        """Flush the log to disk and return its size in bytes and its checksum."""
+        """Flush the log; return its size in bytes and its checksum."""
         with reported("write", self.log):
             flush(self.log)
             return self.log.stat().st_size, self._log_digest()
@@ -130,7 +130,7 @@ class RunFolder:
 
 
 def read_log(path: Path) -> list[dict[str, float]]:
-    """Read step and mean training loss from the training lines of a log.
+    """Read the steps and training losses of a log.
 
     Raises:
         InputError: the log cannot be read, or a line has another format than `append_log` writes.
@@ -187,9 +187,10 @@ def describe_run(
 
 
 def _model_hash(model: nn.Module) -> str:
-    """Hash the model's tensors (names, shapes, dtypes) and the settings of its torch.nn modules.
+    """Hash the model's tensors and the settings of its torch.nn modules.
 
-    Class names and modules without tensors are ignored, because they may change between versions.
+    The hash uses names, shapes and dtypes of tensors. Class names and modules without tensors are
+    ignored, because they may change between versions.
     """
     tensors = [f"{k} {tuple(t.shape)} {t.dtype}" for k, t in model.state_dict().items()]
     modules = [m for m in model.modules() if type(m).__module__.startswith("torch.nn.")]

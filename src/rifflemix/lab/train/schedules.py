@@ -51,7 +51,10 @@ def _ramp(config: TrainConfig, step: int) -> float | None:
 
 
 def _progress(config: TrainConfig, step: int) -> float:
-    """Return the progress of the decay, from 0 at the end of warm-up to 1 from T on."""
+    """Return the progress of the decay.
+
+    It is 0 at the end of warm-up and 1 from T on.
+    """
     span = _total(config) - config.warmup_steps
     return min(1.0, (step - config.warmup_steps) / span) if span > 0 else 1.0
 
@@ -80,7 +83,7 @@ def _cosine(config: TrainConfig, step: int) -> float:
 
 
 def _cosine_restarts(config: TrainConfig, step: int) -> float:
-    """Warm up, then repeat half cosines of T steps each, from `lr` to 0.
+    """Warm up, then repeat half cosines of T steps to 0.
 
     As in the Long Range Arena code, cycles start at the end of warm-up. The rate jumps back to
     `lr` at step `warmup_steps + T`.
@@ -91,7 +94,10 @@ def _cosine_restarts(config: TrainConfig, step: int) -> float:
 
 
 def _rsqrt(config: TrainConfig, step: int) -> float:
-    """Return `lr * min(1, step / warmup) / sqrt(max(step, warmup))`; peak lr / sqrt(warmup)."""
+    """Return `lr * min(1, step / warmup) / sqrt(max(step, warmup))`.
+
+    The peak is lr / sqrt(warmup).
+    """
     warmup = config.warmup_steps
     return config.lr * min(1.0, step / warmup) / math.sqrt(max(step, warmup))
 
@@ -105,13 +111,18 @@ def _rsqrt_decay(config: TrainConfig, step: int) -> float:
 
 
 def _inverse_sqrt(config: TrainConfig, step: int) -> float:
-    """Warm up to `lr`, then follow `lr * sqrt(warmup / step)` (fairseq's convention)."""
+    """Warm up to `lr`, then follow `lr * sqrt(warmup / step)`.
+
+    This is fairseq's convention.
+    """
     ramp = _ramp(config, step)
     return config.lr * math.sqrt(config.warmup_steps / step) if ramp is None else ramp
 
 
 def _one_cycle_linear(config: TrainConfig, step: int) -> float:
-    """Rise from `lr / 25` to `lr` over the warm-up, then fall to `lr / 250000` at T - 1.
+    """Rise to `lr` over the warm-up, then fall until T - 1.
+
+    The rate starts at `lr / 25` and ends at `lr / 250000`.
 
     Both parts are linear, as in torch.optim.lr_scheduler.OneCycleLR with
     anneal_strategy="linear", pct_start = warmup / T and total_steps = T.

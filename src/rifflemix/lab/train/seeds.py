@@ -14,7 +14,9 @@ _NUMPY_TAIL = struct.Struct("<qqd")  # position, has_gauss, cached gaussian
 
 
 def seed_everything(seed: int) -> None:
-    """Seed Python, numpy and torch on every device. Call this before you create a model.
+    """Seed Python, numpy and torch on every device.
+
+    Call this function before you create a model.
 
     Args:
         seed: any integer from 0 to 2**63 - 1; numpy gets the low 32 bits.
@@ -25,7 +27,7 @@ def seed_everything(seed: int) -> None:
 
 
 def seed_sequence(seed: int, *purpose: int) -> np.random.SeedSequence:
-    """Derive a seed sequence for one purpose, such as a rank or an epoch, from `seed`."""
+    """Derive a seed sequence for a rank, an epoch or another purpose."""
     return np.random.SeedSequence(seed, spawn_key=purpose)
 
 

@@ -124,7 +124,7 @@ class RunState:
         )
 
     def _restore(self) -> bool:
-        """Restore the checkpoint and return True, or return False if there is no checkpoint."""
+        """Restore the checkpoint; return False if there is no checkpoint."""
         held = _NO_TENSORS
         shapes = state_shapes(self.model, self.optimizer)  # collective: call in all processes
         shapes["rng"] = {
