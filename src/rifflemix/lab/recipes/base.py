@@ -81,8 +81,7 @@ class Recipe:
     def choosing(self, weights: Weights) -> Recipe:
         """Return the recipe with another selection of the weights.
 
-        "best" needs a validation split. If the task options turn the split off, they turn it on
-        again.
+        "best" needs a validation split, so it also turns on the task option `validation`.
         """
         check_choice("weights", weights, WEIGHTS)
         options = dict(self.task_options)

@@ -116,7 +116,7 @@ def table5(task: str, mixer: str) -> Recipe:
 
 
 def table5_all_pixels(task: str, mixer: str) -> Recipe:
-    """Build a recipe like `table5`, without masking black pixels."""
+    """Build a recipe like `table5` without masked black pixels."""
     hidden = table5(task, mixer)
     return replace(
         hidden,

@@ -245,7 +245,10 @@ def mega_transformer(task: str) -> Recipe:
 
 
 def s4(task: str) -> Recipe:
-    """Build an S4 entry, quoted from the last version of S4's paper."""
+    """Build an S4 entry with the model of S4's paper.
+
+    ToST quotes the number from the last version of that paper.
+    """
     batch, rate, decay, updates, cosine, warmup = _S4[task]
     return _row(
         task,

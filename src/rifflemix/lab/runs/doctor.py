@@ -1,4 +1,4 @@
-"""Examine an installation for `rifflemix doctor`."""
+"""Checks of an installation for `rifflemix doctor`."""
 
 from __future__ import annotations
 

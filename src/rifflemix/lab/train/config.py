@@ -1,4 +1,4 @@
-"""The settings of one training run."""
+"""Settings of one training run."""
 
 from __future__ import annotations
 

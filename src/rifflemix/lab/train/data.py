@@ -307,7 +307,7 @@ def _one_sentence_errors(batches: Iterator[Batch], count: int, name: str) -> Ite
 def loading_processes() -> Iterator[None]:
     """Replace torch's errors for a failed loading process.
 
-    torch raises them at any time, in the training process.
+    torch can raise them at any time in the training process.
 
     Raises:
         RunFailed: a loading process failed.

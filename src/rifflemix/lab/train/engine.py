@@ -116,7 +116,7 @@ class Engine:
         The value must be a JSON value.
 
         Raises:
-            InputError: `action` failed; raised in every process.
+            InputError: `action` failed. Every process raises the error.
         """
         if self.processes == 1:
             return action()
