@@ -176,7 +176,7 @@ def _cp_mesh(replicas: int, size: int, device_type: str, _: Any) -> Any:
 
 @atexit.register
 def _let_go_of_groups() -> None:
-    """Release process groups, whose threads may abort Python at exit."""
+    """Release process groups; their threads may abort Python at exit."""
     _cp_mesh.cache_clear()
     gc.collect()
 
@@ -207,7 +207,7 @@ def _start_accelerator(config: TrainConfig, device: torch.device) -> Any:
 
 @contextmanager
 def _chosen_device(device: torch.device) -> Iterator[None]:
-    """Pass the device to accelerate, which reads it only from the environment.
+    """Pass the device to accelerate through an environment variable.
 
     With several processes, each process uses the device of its local rank.
     """
@@ -258,7 +258,7 @@ def _check_sharding(config: TrainConfig, is_sharded: bool) -> None:
     if os.environ.get("ACCELERATE_USE_FSDP", "false").lower() == "true" and not is_sharded:
         raise InputError("FSDP: expected several processes with an accelerator each, got none")
     if is_sharded and config.optimizer == "adafactor":
-        # Adafactor of torch 2.13 squares norms in place, which sharded tensors do not support.
+        # Adafactor of torch 2.13 squares norms in place. Sharded tensors do not support this.
         raise bad_argument("optimizer", "adamw, adam or sgd under FSDP", repr(config.optimizer))
     if is_sharded and config.clip_value is not None:
         raise bad_argument("clip_value", "None under FSDP", config.clip_value, "use clip_norm")
