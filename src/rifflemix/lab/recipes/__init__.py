@@ -1,4 +1,4 @@
-"""The papers' rows as configurations."""
+"""Recipes: configurations that reproduce reported results of papers."""
 
 from rifflemix.lab.recipes.base import Recipe
 from rifflemix.lab.recipes.registry import get_recipe, list_recipes

@@ -1,4 +1,4 @@
-"""Recipes: one number of one table of one paper, and all settings that it takes to make it."""
+"""Recipes: a number in a table of a paper, and all settings to reproduce it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rifflemix.lab.train.run_folder import WEIGHTS, Weights
 from rifflemix.lab.train.schedules import LEAST_WARMUP
 from rifflemix.models import model_settings
 
-# Settings of models that are widths; `scaled` multiplies those that a model has.
+# Model settings that `scaled` multiplies.
 _WIDTHS = (
     "dim", "qkv_dim", "inner_dim", "mlp_dim", "hidden_dim", "z_dim", "head_dim", "planes"
 )  # fmt: skip
@@ -21,32 +21,32 @@ _WIDTHS = (
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """A row of a table: task, model and training settings, and the number that was printed.
+    """Entry of a table: task, model and training settings, and the reported number.
 
     Attributes:
-        name: PAPER/ROW, "csp/table4-image".
+        name: PAPER/ENTRY, such as "csp/table4-image".
         paper: authors, year and short title.
-        table: "Table 4".
-        row: which model.
-        column: which data, or which figure of it.
-        printed: the number that the paper prints; None where it prints none (or FAIL).
-        metric: the task's metric that it is of.
-        unit: of the printed number: "%" (ours is multiplied by 100) or the metric's own.
-        task: registry name, with `task_options`.
-        task_options: options that differ from the task's own.
-        model: registry name of a preset, with `model_settings`.
-        model_settings: settings that differ from the preset's; vocabulary, classes and lengths
+        table: name of the table, such as "Table 4".
+        row: name of the model in the table.
+        column: name of the data or of the metric in the table.
+        printed: reported number; None if the paper reports no number (or FAIL).
+        metric: metric of the task that corresponds to the reported number.
+        unit: unit of the reported number: "%" (the metric times 100) or the unit of the metric.
+        task: registry name of the task.
+        task_options: options that differ from the defaults of the task.
+        model: registry name of the preset.
+        model_settings: settings that differ from the preset; vocabulary, classes and lengths
             come from the task.
-        train: the whole training configuration.
-        notes: where this differs from the printed run, and why.
-        width: the factor that `scaled` has applied to the widths.
-        new_head: the paper's run starts from trained weights (`--start-from`) of other classes:
-            the head of the model is its own.
-        planned_steps: what the paper's run trains; None means `train.max_steps`.
-        weights: the weights whose test value counts: "best" of the evaluations on the validation
-            split, or of the "last" update.
-        not_comparable: the reason why no difference from the printed number is shown; empty if
-            the two numbers measure the same.
+        train: training configuration.
+        notes: differences from the paper's run, with reasons.
+        width: factor that `scaled` applied to the widths.
+        new_head: whether the head of the model is new. The paper's run starts from weights
+            (`--start-from`) that were trained on other classes.
+        planned_steps: updates of the paper's run; None means `train.max_steps`.
+        weights: weights that are compared with the reported number: "best" evaluation on the
+            validation split, or "last" update.
+        not_comparable: reason why the difference from the reported number is not shown; empty if
+            both numbers measure the same quantity.
     """
 
     name: str
@@ -71,17 +71,17 @@ class Recipe:
 
     @property
     def steps_of_the_paper(self) -> int:
-        """Updates of the printed run."""
+        """Number of updates of the paper's run."""
         return self.planned_steps or self.train.max_steps
 
     def shown(self, value: float) -> float:
-        """A value of the metric in the unit of the printed number."""
+        """Convert a metric's value to the unit of the reported number."""
         return 100.0 * value if self.unit == "%" else value
 
     def choosing(self, weights: Weights) -> Recipe:
-        """Return the recipe with other weights that count.
+        """Return the recipe with another selection of the weights.
 
-        "best" needs a validation split. A task that goes without one cuts it again.
+        "best" needs a validation split, so it also turns on the task option `validation`.
         """
         check_choice("weights", weights, WEIGHTS)
         options = dict(self.task_options)
@@ -90,10 +90,10 @@ class Recipe:
         return replace(self, weights=weights, task_options=options)
 
     def shortened(self, max_steps: int) -> Recipe:
-        """The same with fewer updates: warm-up, decay and evaluations shrink in proportion.
+        """Return the recipe with fewer updates and proportional warm-up, decay and evaluations.
 
         Raises:
-            InputError: not a whole number from 1 to the planned steps.
+            InputError: `max_steps` is not an integer from 1 to the planned steps.
         """
         planned = self.train.max_steps
         if isinstance(max_steps, bool) or not isinstance(max_steps, int) or max_steps < 1:
@@ -106,10 +106,12 @@ class Recipe:
         return replace(self, train=train, planned_steps=self.steps_of_the_paper)
 
     def scaled(self, width: float) -> Recipe:
-        """The same with every width of the model times `width`, in whole heads.
+        """Return the recipe with all model widths multiplied by `width`.
+
+        Widths are rounded to multiples of the number of heads.
 
         Raises:
-            InputError: not over 0 and at most 1, or the model has no such width.
+            InputError: `width` is not in (0, 1], or the model has no width to scale.
         """
         if isinstance(width, bool) or not isinstance(width, int | float) or not 0 < width <= 1:
             raise bad_argument("scale", "a number over 0 and at most 1", repr(width))
@@ -131,13 +133,13 @@ class Recipe:
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON values."""
+        """Return the recipe as JSON values."""
         values = asdict(replace(self, train=None))  # type: ignore[arg-type] # has its own to_dict
         return {**values, "notes": list(self.notes), "train": self.train.to_dict()}
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Recipe:
-        """The recipe that `to_dict` wrote."""
+        """Read a recipe that `to_dict` wrote."""
         train = TrainConfig.from_dict(values["train"])
         return cls(**{**values, "notes": tuple(values["notes"]), "train": train})
 
@@ -151,7 +153,7 @@ def _smaller(settings: Mapping[str, Any], width: float, multiple: int) -> dict[s
 
 
 def _evaluations(planned: int | None, share: int | None, max_steps: int) -> int | None:
-    """Steps between evaluations: in proportion, but in a short run not more than ten in all."""
+    """Return the steps between evaluations: proportional, at most ten evaluations if short."""
     if planned is None or share is None:
         return None
     return max(share, min(planned, max_steps // 10))
@@ -162,7 +164,7 @@ def _shortened(train: TrainConfig, factor: float, max_steps: int) -> TrainConfig
         return None if steps is None else max(least, round(steps * factor))
 
     warmup_steps = share(train.warmup_steps, LEAST_WARMUP.get(train.schedule, 0))
-    # The peak of these is lr / sqrt(warmup_steps), and stays what it was.
+    # Keep the peak lr / sqrt(warmup_steps) of these schedules.
     falls_from_warmup = train.schedule in ("rsqrt", "rsqrt_decay")
     shrunk = warmup_steps / train.warmup_steps if falls_from_warmup and warmup_steps else 1.0
     milestones = sorted({max(1, round(mark * factor)) for mark in train.milestones})

@@ -1,6 +1,7 @@
 """Recipes of the CSP paper: Tables 1 and 3 (images) and both groups of Table 4 (Long Range Arena).
 
-The second group of Table 4 is in `rifflemix.recipes.mega` and `rifflemix.recipes.quoted`.
+The second group of Table 4 is in `rifflemix.lab.recipes.mega` and
+`rifflemix.lab.recipes.quoted`.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from rifflemix.models import model_settings
 
 PAPER = mega.PAPER
 
-# Table 3. Words, mixer and its options; Top-1 on CIFAR-10, CIFAR-100, ImageNet, then Top-5.
+# Table 3. Name, mixer and its options; Top-1 on CIFAR-10, CIFAR-100, ImageNet, then Top-5.
 _ImageRow = tuple[str, str, dict[str, Any], tuple[float, ...], tuple[float, ...]]
 _AS_RELEASED: dict[str, Any] = {"shift": "code_linear", "order": "ascending"}
 _IMAGE_ROWS: dict[str, _ImageRow] = {
@@ -86,12 +87,12 @@ _IMAGE_NOTES: dict[str, tuple[str, ...]] = {
         "twice the width within CSP gives them",
     ),
 }
-# Table 1: a step for each of eight heads, equation (3).
+# Table 1: one shift step for each of eight heads, equation (3).
 _HEAD_SHIFT: dict[str, Any] = {
     "shift": "head", "heads": 8, "group_size": 1, "order": "ascending"
 }  # fmt: skip
 
-# Table 4, first group. What it is called, then ListOps, Text, Retrieval, Image, Pathfinder.
+# Table 4, first group. Name, then accuracy on ListOps, Text, Retrieval, Image, Pathfinder.
 TRANSFORMERS: dict[str, tuple[str, tuple[float, ...]]] = {
     "softmax": ("Transformer", (36.37, 64.27, 57.46, 42.44, 71.40)),
     "local": ("LocalAttention", (15.82, 52.98, 53.39, 41.46, 66.63)),
@@ -109,9 +110,9 @@ TRANSFORMERS: dict[str, tuple[str, tuple[float, ...]]] = {
 }
 _CSP_ROW = (37.65, 64.60, 62.23, 48.02, 82.04)
 _FIVE = ("listops", "text", "retrieval", "image", "pathfinder")
-# Where the paper's own row and Sliceformer's ascending one have the same settings.
+# Tasks on which the paper's model and ascending Sliceformer have the same settings.
 _SLICEFORMERS = ("listops", "text")
-# Table 6: what the paper's own row changes.
+# Table 6: sizes and training settings of the paper's model.
 _CSP_SIZES: dict[str, tuple[int, int]] = {"image": (128, 4), "pathfinder": (64, 6)}
 _SIZE_NOTES: dict[str, str] = {
     "image": "447,370 parameters; the Transformer of this table has 248,458",
@@ -127,7 +128,10 @@ _CSP_TRAIN: dict[str, dict[str, Any]] = {
 
 
 def table1(metric: str) -> Recipe:
-    """The row of Table 1 that Table 3 does not have: a shift for each head, on CIFAR-10."""
+    """Build the entry of Table 1 that is not in Table 3.
+
+    It has one shift per head, on CIFAR-10.
+    """
     printed = {"accuracy": 80.70, "top5_accuracy": 98.97}[metric]
     return _image_row(
         "csp/table1-cifar10-head_shift",
@@ -141,7 +145,7 @@ def table1(metric: str) -> Recipe:
 
 
 def table3(column: str, row: str, metric: str) -> Recipe:
-    """A row of Table 3 on one of the data sets: Top-1 ("accuracy") or Top-5."""
+    """Build an entry of Table 3: Top-1 ("accuracy") or Top-5."""
     words, mixer, options, top1, top5 = _IMAGE_ROWS[row]
     if row == "csp_wide":
         options = {**options, "inner_dim": 2 * model_settings(DATA[column].model)["dim"]}
@@ -166,7 +170,10 @@ def _image_row(
     notes: tuple[str, ...] = (),
     **where: Any,
 ) -> Recipe:
-    """A row of Table 1 or 3; Top-5 is another metric of the run that gives Top-1."""
+    """Build an entry of Table 1 or 3.
+
+    Top-1 and Top-5 are metrics of the same run.
+    """
     if metric == "top5_accuracy":
         notes = (*notes, f"the same run as {name}")
         where |= {"column": f"{DATA[column].title}, Top-5"}
@@ -183,7 +190,7 @@ def _image_row(
 
 
 def table4_transformer(task: str, mixer: str) -> Recipe:
-    """A row of the first group of Table 4: a Transformer of the JAX code with a mixer."""
+    """Build an entry of Table 4, first group: a JAX-code Transformer."""
     words, printed = TRANSFORMERS[mixer]
     settings, notes = lra.row_settings(mixer, task)
     title, task_name, _ = lra.TASKS[task]
@@ -221,7 +228,10 @@ def _csp_notes(task: str) -> tuple[str, ...]:
 
 
 def table4_csp(task: str) -> Recipe:
-    """The paper's own row of the first group of Table 4: one sort of the whole sequence."""
+    """Build the recipe of the paper's model in Table 4, first group.
+
+    The mixer is one sort of the whole sequence.
+    """
     title, task_name, _ = lra.TASKS[task]
     settings: dict[str, Any] = {
         "mixer": "csp",

@@ -27,14 +27,14 @@ _RESNET_NOTE = (
 )
 _CROP_NOTE = "training images are cropped and mirrored as for Table 4; the paper does not say"
 
-# Table 3: preset's name, words, mean accuracy of expansion 1 and of expansion 2.
+# Table 3: preset, name, mean accuracy with expansion 1 and with expansion 2.
 _MIXERS: dict[str, tuple[str, tuple[float, float]]] = {
     "dense": ("Dense", (83.83, 84.07)),
     "butterfly_linear": ("Butterfly-Linear", (82.45, 83.49)),
     "butterfly_mlp": ("Butterfly-MLP", (82.68, 83.70)),
 }
 
-# Tables 4 and 8: layers and patch; dense, butterfly and butterfly with tokens in random order.
+# Tables 4 and 8: layers and patch; dense, butterfly, and butterfly with random token order.
 _VITS: dict[str, dict[tuple[int, int], tuple[float, float, float]]] = {
     "cifar10": {
         (8, 4): (81.90, 84.69, 82.41),
@@ -54,7 +54,7 @@ _ATTENTIONS: dict[str, tuple[str, str, dict[str, Any]]] = {
     ),
 }
 
-# Table 7: words, CIFAR-10 and CIFAR-100; presets by layers.
+# Table 7: (preset, layers) -> name, accuracy on CIFAR-10 and CIFAR-100.
 _PATCH_ONLY: dict[tuple[str, int], tuple[str, tuple[float, float]]] = {
     ("c1", 7): ("MLP-Mixer (c1), 7 layers", (83.81, 57.37)),
     ("patch_only", 7): ("Patch-Only, 7 layers", (84.66, 55.55)),
@@ -64,7 +64,7 @@ _PATCH_ONLY: dict[tuple[str, int], tuple[str, tuple[float, float]]] = {
     ("c2", 10): ("MLP-Mixer (c2), 10 layers", (84.20, 57.81)),
 }
 
-# Table 9: words; accuracies of (layers, patch) = (8, 4), (4, 4), (4, 2); CIFAR-10.
+# Table 9: name, accuracy on CIFAR-10 for (layers, patch) = (8, 4), (4, 4), (4, 2).
 _PARALLEL: dict[str, tuple[str, tuple[float, float, float]]] = {
     "baseline": ("Baseline", (81.90, 81.04, 78.35)),
     "no_wout": ("without W_out", (81.02, 80.74, 77.89)),
@@ -88,7 +88,7 @@ _RESNETS = (
 
 
 def _images(data: str, epochs: int, lr: float) -> TrainConfig:
-    """Adam with a cosine over epochs of 50,000 images."""
+    """Configure Adam with a cosine over epochs of 50,000 images."""
     epoch = 50_000 // _BATCH[data]
     return TrainConfig(
         max_steps=epochs * epoch,
@@ -102,7 +102,7 @@ def _images(data: str, epochs: int, lr: float) -> TrainConfig:
 
 
 def _on_images(data: str, **fields: Any) -> Recipe:
-    """A recipe on CIFAR, normalised by the statistics of the released code, for both data sets."""
+    """Build a CIFAR recipe with the normalization of the released code."""
     of = images.DATA[data]
     return Recipe(
         paper=PAPER,
@@ -115,7 +115,7 @@ def _on_images(data: str, **fields: Any) -> Recipe:
 
 
 def table3(mlp: str, expansion: int) -> Recipe:
-    """A row of Table 3: dense, butterfly-linear or butterfly MLPs in an MLP-Mixer."""
+    """Build an entry of Table 3: dense or butterfly MLPs in MLP-Mixer."""
     words, printed = _MIXERS[mlp]
     return _on_images(
         "cifar10",
@@ -130,7 +130,7 @@ def table3(mlp: str, expansion: int) -> Recipe:
 
 
 def attention(data: str, layers: int, patch: int, kind: str) -> Recipe:
-    """An entry of Table 4, or of the random rows of Table 8."""
+    """Build an entry of Table 4 or 8 (random token order)."""
     table, words, settings = _ATTENTIONS[kind]
     return _on_images(
         data,
@@ -145,7 +145,7 @@ def attention(data: str, layers: int, patch: int, kind: str) -> Recipe:
 
 
 def table7(data: str, kind: str, layers: int) -> Recipe:
-    """An entry of Table 7: Patch-Only MLP-Mixer beside two MLP-Mixers."""
+    """Build an entry of Table 7: Patch-Only MLP-Mixer or an MLP-Mixer."""
     words, printed = _PATCH_ONLY[kind, layers]
     is_own = kind == "patch_only"
     return _on_images(
@@ -162,7 +162,7 @@ def table7(data: str, kind: str, layers: int) -> Recipe:
 
 
 def table9(layers: int, patch: int, kind: str) -> Recipe:
-    """An entry of Table 9: token-parallel attention."""
+    """Build an entry of Table 9: token-parallel attention."""
     words, printed = _PARALLEL[kind]
     preset = f"dimmixer_vit_cifar10_p{patch}_l{layers}"
     is_baseline = kind == "baseline"
@@ -182,7 +182,7 @@ def table9(layers: int, patch: int, kind: str) -> Recipe:
 
 
 def figure7(name: str) -> Recipe:
-    """A point of Figure 7: grouped convolutions in a small ResNet."""
+    """Build a point of Figure 7: grouped convolutions in a small ResNet."""
     kind, depth, planes = name.rsplit("_", 2)
     words = f"{kind.replace('_', '-')}, depth {depth}, {planes[1:]} planes"
     return _on_images(

@@ -1,4 +1,4 @@
-"""Tables 5 and 6 of the Dimension Mixer paper: the Long Range Arena and the way to Path-X."""
+"""Recipes of the Dimension Mixer paper's Tables 5 and 6: Long Range Arena, Path-X curriculum."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _ONE_CYCLE = (
     "the paper prints warm-up and linear decay; one cycle from a 25th of the rate, with a beta1 "
     "that moves from 0.95 to 0.85 and back, is in the released host"
 )
-# Table 5: words, options in the released host; ListOps, Text, Retrieval, Image, Pathfinder.
+# Table 5: name, mixer options; accuracy on ListOps, Text, Retrieval, Image, Pathfinder.
 _LRA: dict[str, tuple[str, dict[str, Any], tuple[float, ...]]] = {
     "softmax": ("Standard", {}, (37.10, 65.02, 79.35, 38.20, 74.16)),
     "flash": ("Flash-Attn.", {}, (37.6, 63.9, 81.4, 43.5, 72.7)),
@@ -46,7 +46,7 @@ _LRA: dict[str, tuple[str, dict[str, Any], tuple[float, ...]]] = {
 }
 _LRA_TASKS = ("listops", "text", "retrieval", "image", "pathfinder")
 _LRA_IMAGES = ("image", "pathfinder")
-# The released host drops weights of softmax attention only; butterfly attention is made of it.
+# Mixers with attention dropout in the released code: softmax, and butterfly built from softmax.
 _DROPS_WEIGHTS = ("softmax", "flash", "butterfly")
 _LRA_NOTES: dict[str, tuple[str, ...]] = {
     "flash": (
@@ -65,7 +65,7 @@ _LRA_NOTES: dict[str, tuple[str, ...]] = {
     ),
 }
 
-# Rows beside Table 5: mixers of the other papers in its host.
+# Further recipes for Table 5: mixers of other papers in the host model of the table.
 _LRA_BESIDE: dict[str, str] = {
     "csp": "CSP",
     "sliceformer": "Sliceformer",
@@ -73,8 +73,8 @@ _LRA_BESIDE: dict[str, str] = {
     "sinkhorn": "Sparse Sinkhorn attention",
 }
 
-# Table 6: size, words, accuracy of each step of the curriculum. The first two and the last are
-# the Long Range Arena's own sets; the paper generates the four between.
+# Table 6: image size, name and accuracy of each step of the curriculum. The first two steps and
+# the last step use data of the Long Range Arena; the paper generates the other four data sets.
 _CURRICULUM: dict[str, tuple[int, str, float]] = {
     "32": (32, "32, contour 14", 69.17),
     "64": (64, "64, contour 9", 80.99),
@@ -90,7 +90,7 @@ _CHAIN_NOTE = (
 
 
 def table5(task: str, mixer: str) -> Recipe:
-    """A row of Table 5 in the PyTorch host of Nystromformer."""
+    """Build an entry of Table 5 with Nystromformer's PyTorch host model."""
     words, options, printed = _LRA[mixer]
     title, task_name, task_options = lra.TASKS[task]
     exact = "softmax" if mixer == "flash" else mixer
@@ -116,7 +116,7 @@ def table5(task: str, mixer: str) -> Recipe:
 
 
 def table5_all_pixels(task: str, mixer: str) -> Recipe:
-    """A row of Table 5 whose model sees black pixels, which the paper's hides."""
+    """Build a recipe like `table5` without masked black pixels."""
     hidden = table5(task, mixer)
     return replace(
         hidden,
@@ -132,7 +132,7 @@ def table5_all_pixels(task: str, mixer: str) -> Recipe:
 
 
 def table5_beside(task: str, mixer: str) -> Recipe:
-    """A mixer of another paper in the host of Table 5, trained as its rows are."""
+    """Build a Table 5 recipe with the mixer of another paper."""
     butterfly = table5(task, "butterfly")
     return replace(
         butterfly,
@@ -152,7 +152,7 @@ def table5_beside(task: str, mixer: str) -> Recipe:
 
 
 def table5_pathx() -> Recipe:
-    """Butterfly attention on Path-X: the last row of Table 6."""
+    """Build the last entry of Table 6: butterfly attention on Path-X."""
     title, task, options = lra.TASKS["pathx"]
     return replace(
         table6("128"),
@@ -166,7 +166,7 @@ def table5_pathx() -> Recipe:
 
 
 def table6(step: str) -> Recipe:
-    """A row of Table 6: a step on the way to Path-X."""
+    """Build an entry of Table 6: a step of the Path-X curriculum."""
     size, words, printed = _CURRICULUM[step]
     task, options = CURRICULUM[step]
     return Recipe(
@@ -195,7 +195,7 @@ def table6(step: str) -> Recipe:
             lr=3e-4,
             eps=1e-6,
             weight_decay=1e-3,
-            decay_all=True,  # the host hands all parameters to AdamW as one group
+            decay_all=True,  # the code passes all parameters to AdamW as one group
             schedule="cosine",
             eval_every=1_248,
         ),

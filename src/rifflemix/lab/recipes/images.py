@@ -1,4 +1,4 @@
-"""Data, presets and training of the image rows of the CSP and Sliceformer papers."""
+"""Data, presets and training for image results of the CSP and Sliceformer papers."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from rifflemix.lab.train import TrainConfig
 
 @dataclass(frozen=True)
 class Data:
-    """A column: data, the preset for it, and how the paper trains on it.
+    """Column of a table: data set, preset and training.
 
     Attributes:
-        title: of the column.
-        task: registry name, with `options`.
-        options: of the task.
+        title: title of the column.
+        task: registry name of the task.
+        options: task options.
         model: registry name of the preset.
-        train: the whole training configuration.
-        settings: of the model, whichever the row.
-        notes: on data and training.
+        train: training configuration.
+        settings: model settings that all models of the column share.
+        notes: notes on data and training.
     """
 
     title: str
@@ -39,7 +39,10 @@ class Data:
 
 
 def _train(images: int, *, batch: int = 64, epochs: int = 100, **changes: Any) -> TrainConfig:
-    """Adam with a rate for each epoch, as many whole batches as the training images fill."""
+    """Configure Adam with a constant rate per epoch.
+
+    An epoch has only complete batches.
+    """
     epoch = images // batch
     settings: dict[str, Any] = {
         "optimizer": "adam",
@@ -55,12 +58,12 @@ _CROP_FLIP = {"augment": "crop_flip"}
 _DOGS_EPOCH = 20_000 // 64
 
 DATA: dict[str, Data] = {
-    # The release crops and mirrors digits as it does the images of CIFAR.
+    # The released code crops and flips digits like the images of CIFAR.
     "mnist": Data("MNIST", "mnist", {"layout": "image", **_CROP_FLIP}, "vit_mnist", _train(60_000)),
     "cifar10": Data(
         "CIFAR-10",
         "image",
-        # The released code's deviations, (0.2023, 0.1994, 0.2010), are those within an image.
+        # The released (0.2023, 0.1994, 0.2010) are mean standard deviations within an image.
         {"color": "rgb", "layout": "image", "statistics": "per_image", **_CROP_FLIP},
         "vit_cifar10",
         _train(50_000),
@@ -120,14 +123,14 @@ DATA: dict[str, Data] = {
 def vit_row(
     data: str, *, settings: Mapping[str, Any], notes: tuple[str, ...] = (), **where: Any
 ) -> Recipe:
-    """A ViT on one of `DATA`.
+    """Build the recipe of a ViT on one of `DATA`.
 
     Args:
         data: key of `DATA`.
-        settings: of the model, the mixer first of all.
-        notes: of the row, behind those of the data.
-        where: name, paper, table, row and printed number; column and metric where they are not
-            those of Top-1 on that data.
+        settings: model settings, including the mixer.
+        notes: further notes, appended to the notes of the data.
+        where: name, paper, table, row and reported number; also column and metric, unless the
+            number is Top-1 on the data.
     """
     of = DATA[data]
     return Recipe(

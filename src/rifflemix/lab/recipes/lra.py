@@ -1,4 +1,4 @@
-"""Data, hosts, schedules and sizes that Long Range Arena rows of several papers share."""
+"""Data, host models, schedules and sizes for Long Range Arena results of several papers."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ TASKS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "pathfinder": ("Pathfinder", "pathfinder32", {}),
     "pathx": ("Path-X", "pathx", {}),
 }
-"""Column title, task and its options."""
+"""Task -> (column title, registry name, options)."""
 
 JAX_TASK_OPTIONS: dict[str, dict[str, Any]] = {"text": {"max_length": 1000}}
-"""Task options of the Long Range Arena's JAX code: its Text, quoted as 4K, is 1,000 bytes."""
+"""Task options of the Long Range Arena's JAX code: Text has 1,000 bytes, although quoted as 4K."""
 
 MEGA_TASK_OPTIONS: dict[str, dict[str, Any]] = {"text": {"max_length": 4000}}
-"""Task options of MEGA's code, whose reviews are cut at 4,000 bytes."""
+"""Task options of MEGA's code, with reviews truncated to 4,000 bytes."""
 
 HIDDEN_PIXELS = (
     "token 0 is padding on every task of the released code, so that black pixels are hidden; "
     "model setting padding_id=None lets them be seen"
 )
-"""A note on what the hosts of the Long Range Arena do to images."""
+"""Note on images in the host models of the Long Range Arena."""
 
 RETRIEVAL_NOTES = (
     "5,000 steps end within the 8,000 of warm-up, as released",
@@ -42,15 +42,15 @@ DECOUPLED_DECAY = (
     "the paper prints Adam with weight decay; the released optimizer decouples the decay from the "
     "gradient, as AdamW does"
 )
-"""A note on rows that train with AdamW although the paper prints Adam."""
+"""Note on results that are trained with AdamW although the paper reports Adam."""
 
 S4_DROPOUT = (
     "the release's dropout takes whole channels, before the last map of a layer too; here single "
     "entries, after that map alone"
 )
-"""A note on the rows of S4 with dropout."""
+"""Note on results of S4 with dropout."""
 
-# Adam as in flax: decay decoupled and on every parameter, biases and norms too.
+# Adam as in flax: decoupled weight decay on every parameter, including biases and norms.
 _FLAX: dict[str, Any] = {
     "optimizer": "adamw",
     "betas": (0.9, 0.98),
@@ -90,9 +90,9 @@ BASE: dict[str, TrainConfig] = {
         **_FLAX,
     ),
 }
-"""Training in the JAX code of the Long Range Arena; a row changes what it changes."""
+"""Training configurations in the JAX code of the Long Range Arena."""
 
-# Batch, updates and warm-up of the PyTorch code of Nystromformer, which Skyformer's repeats.
+# Batch, updates and warm-up in the PyTorch codes of Nystromformer and Skyformer.
 _NYSTROM: dict[str, tuple[int, int, int]] = {
     "listops": (32, 5_000, 1_000),
     "text": (32, 20_000, 8_000),
@@ -113,9 +113,9 @@ NYSTROM_TRAIN: dict[str, TrainConfig] = {
     )
     for task, (batch, steps, warmup) in _NYSTROM.items()
 }
-"""Training in the PyTorch code of Nystromformer: one cycle of AdamW without decay."""
+"""Training configurations in Nystromformer's PyTorch code: one-cycle AdamW without decay."""
 
-# There the length is rounded up to a power of two, and the mean is taken over all of it.
+# The code rounds the length up to a power of two and averages over all positions.
 _NYSTROM_LENGTHS = {
     "listops": 2048,
     "text": 4096,
@@ -133,14 +133,14 @@ _NYSTROM_NOTES: dict[str, tuple[str, ...]] = {
 
 
 def nystrom_notes(task: str) -> tuple[str, ...]:
-    """Return how that code's host treats one task's inputs, and its number format."""
+    """Return notes on the inputs and the number format in Nystromformer's code."""
     return (*_NYSTROM_NOTES.get(task, ()), "float16 by autocast in the released code, float32 here")
 
 
 def nystrom_settings(task: str) -> dict[str, Any]:
-    """Settings of `encoder` that make the host of that code, for one task.
+    """Return settings of `encoder` that reproduce Nystromformer's host model.
 
-    Its mask is `ids != 0` on every task: what is filled up to `max_length`, and black pixels.
+    The code masks `ids == 0` on every task: padding up to `max_length`, and black pixels.
     """
     pairs = {"num_sequences": 2, "pair_mix": "concat_product_difference"}
     return {
@@ -162,7 +162,7 @@ def nystrom_settings(task: str) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Size:
-    """Sizes of one row's model on Image or Pathfinder: `inner` is the width of its attention."""
+    """Sizes of a model on Image or Pathfinder; `inner` is the width inside its attention."""
 
     layers: int
     dim: int
@@ -208,17 +208,17 @@ SIZES: dict[str, dict[str, Size]] = {
         "sinkhorn": Size(2, 32, 16, 64, 4, _MEAN),
     },
 }
-"""Per-model sizes of the two image tasks; on the other tasks all models have the host's."""
+"""Sizes per model on the two image tasks; on other tasks all models use the preset's sizes."""
 
-# What the JAX code sets for a mixer on a task, where it is not the mixer's own default.
+# Mixer -> options of the JAX code that differ from rifflemix's defaults.
 _OPTIONS: dict[str, dict[str, Any]] = {
     "local": {"block_size": 50},
     "sinkhorn": {"block_size": 50},
     "sinkformer": {"num_iterations": 3},
     "linformer": {"projected_length": 16},
     "performer": {"kernel": "relu", "scale_exponent": 0.0},
-    # Causal even where it classifies; with a class token, that one sees and is seen by all. The
-    # blocks are those that `get_model` sets; the mixer's 128 and 32 there are for a call without.
+    # The code is causal even for classification. A class token attends to all tokens, and all
+    # tokens attend to it. `get_model` sets the block sizes and overrides the defaults 128 and 32.
     "sparse_transformer": {
         "stride": 50,
         "num_summary": 10,
@@ -239,11 +239,11 @@ _TASK_OPTIONS: dict[tuple[str, str], dict[str, Any]] = {
     ("performer", "listops"): {"kernel": "softmax", "num_features": 2, "scale_exponent": 0.25},
     ("synthesizer", "text"): {"mode": "factorized", "rank": 32, "dot_product": False},
 }
-# Sinkformer's configurations cut at 1,000 tokens; expressions of ListOps cannot be cut here.
+# Sinkformer's configurations truncate to 1,000 tokens; rifflemix cannot truncate ListOps.
 _ROW_TASK_OPTIONS: dict[tuple[str, str], dict[str, Any]] = {
     ("sinkformer", "retrieval"): {"max_length": 1000},
 }
-# Mixers that get no mask in the JAX code: padding takes part as all other tokens do.
+# Mixers without a mask in the JAX code: padding is treated like other tokens.
 _NO_MASK = ("linear", "linformer", "performer", "reformer")
 _NO_MASK_ROWS = (*((mixer, task) for mixer in _NO_MASK for task in TASKS), ("synthesizer", "text"))
 _MASK_NOTE = "the released code gives this mixer no mask: padding, and black pixels, are tokens"
@@ -294,20 +294,20 @@ _ROW_TASK_NOTES: dict[tuple[str, str], tuple[str, ...]] = {
 
 
 def row_options(mixer: str, task: str) -> dict[str, Any]:
-    """The mixer's options in the JAX code, for one task."""
+    """Return the mixer's options in the JAX code for one task."""
     return {**_OPTIONS.get(mixer, {}), **_TASK_OPTIONS.get((mixer, task), {})}
 
 
 def row_task_options(mixer: str, task: str) -> dict[str, Any]:
-    """The task's options in the JAX code, for a row."""
+    """Return the task's options in the JAX code for one mixer."""
     return {**JAX_TASK_OPTIONS.get(task, {}), **_ROW_TASK_OPTIONS.get((mixer, task), {})}
 
 
 def row_settings(mixer: str, task: str) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """Settings of the `lra_{task}` preset for a row, and where they fall short of the code.
+    """Return settings of the `lra_{task}` preset for one mixer, and notes.
 
     Returns:
-        The settings, and notes on what the mixer cannot be told.
+        The settings, and notes on differences from the JAX code that no setting can remove.
     """
     options = row_options(mixer, task)
     settings: dict[str, Any] = {"mixer": mixer}
@@ -332,9 +332,9 @@ def row_settings(mixer: str, task: str) -> tuple[dict[str, Any], tuple[str, ...]
         }
         if "inner_dim" in mixer_options(mixer):
             options["inner_dim"] = size.inner
-        elif size.inner != size.dim and mixer != "reformer":  # the code's has no width of its own
+        elif size.inner != size.dim and mixer != "reformer":  # the code has no such width
             notes = (*notes, f"the code's attention is {size.inner} wide inside, ours {size.dim}")
-    if mixer == "sinkhorn" and task != "retrieval":  # a model of its own: mean, then one map
+    if mixer == "sinkhorn" and task != "retrieval":  # a separate model: mean, linear layer
         settings |= {"pool": _MEAN, "head_hidden": []}
     if options:
         settings["mixer_options"] = options
@@ -342,6 +342,6 @@ def row_settings(mixer: str, task: str) -> tuple[dict[str, Any], tuple[str, ...]
 
 
 def row_training(mixer: str, task: str) -> dict[str, Any]:
-    """A row's changes to the task's `BASE` training."""
+    """Return the changes to the task's `BASE` training for one mixer."""
     size = SIZES.get(task, {}).get(mixer)
     return {} if size is None else dict(size.train)

@@ -1,4 +1,4 @@
-"""The second group of the CSP paper's Table 4: MEGA, MEGA-chunk and MEGA with CSP."""
+"""Recipes of the CSP paper's Table 4, second group: MEGA, MEGA-chunk and MEGA with CSP."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rifflemix.models import model_settings
 
 PAPER = "Yuan and Xu, Channel-wise Sample Permutation"
 
-# What a row is called, then ListOps, Text, Retrieval, Image, Pathfinder, Path-X.
+# Name in the table, then accuracy on ListOps, Text, Retrieval, Image, Pathfinder, Path-X.
 ROWS: dict[str, tuple[str, tuple[float, ...]]] = {
     "mega": ("MEGA", (63.14, 90.43, 91.25, 90.44, 96.01, 97.98)),
     "mega_chunk": ("MEGA-chunk", (58.76, 90.19, 90.97, 85.80, 94.41, 93.81)),
@@ -23,7 +23,7 @@ TASKS = ("listops", "text", "retrieval", "image", "pathfinder", "pathx")
 
 @dataclass(frozen=True)
 class _Run:
-    """Batch of all processes and the pieces it is cut into; updates, warm-up, rate and decay."""
+    """Training settings; `batch` counts all processes and all accumulation steps."""
 
     batch: int
     accumulation: int
@@ -33,7 +33,7 @@ class _Run:
     decay: float
 
 
-# MEGA's released commands. Path-X ran on 8 processes of 2 samples and 8 pieces.
+# MEGA's released commands. Path-X used 8 processes, 8 accumulation steps and 2 samples in each.
 _OWN: dict[str, _Run] = {
     "listops": _Run(64, 1, 90_000, 3_000, 1e-3, 0.01),
     "text": _Run(50, 2, 25_000, 10_000, 4e-3, 0.01),
@@ -42,7 +42,7 @@ _OWN: dict[str, _Run] = {
     "pathfinder": _Run(128, 1, 250_000, 50_000, 1e-2, 0.01),
     "pathx": _Run(128, 8, 125_000, 25_000, 1e-2, 0.01),
 }
-# Where CSP's Table 7 or script is another.
+# Settings of CSP's Table 7 or script; the other tasks are equal to MEGA's.
 _CSP: dict[str, _Run] = {
     **_OWN,
     "retrieval": _Run(64, 8, 91_960, 10_000, 6e-3, 0.04),
@@ -74,12 +74,12 @@ _CSP_NOTES: dict[str, tuple[str, ...]] = {
 }
 
 
-# Tokens that the released moving average reaches to each side.
+# Reach of the released moving average to each side, in tokens.
 _REACH = {"listops": 1_024, "text": 1_024, "retrieval": 1_024, "pathx": 4_096}
 
 
 def _host_notes(task: str, is_own: bool) -> tuple[str, ...]:
-    """Where the released host is another than ours."""
+    """Return notes on differences of the released host model from rifflemix."""
     reach = (
         f"the released moving average ends {_REACH[task]:,} tokens away, ours nowhere"
         if task in _REACH
@@ -89,12 +89,12 @@ def _host_notes(task: str, is_own: bool) -> tuple[str, ...]:
     return tuple(filter(None, (reach, warmup)))
 
 
-# The row without a sort keeps the printed shift of its preset.
+# Task of the model without a sort; it keeps the reported shift of its preset.
 _SHIFT_ONLY = "image"
 
 
 def _as_released(model: str) -> dict[str, Any]:
-    """Return the MEGA block's options with the sort and the shifts of the released code."""
+    """Return the MEGA block's options with the released sort and shifts."""
     options = model_settings(model)["mixer_options"]
     csp = options["csp_options"]
     shift = {"linear": "code_linear", "power": "code_exp"}.get(csp["shift"], csp["shift"])
@@ -102,7 +102,7 @@ def _as_released(model: str) -> dict[str, Any]:
 
 
 def table4(task: str, row: str) -> Recipe:
-    """A row of the second group of Table 4 that has MEGA's layers."""
+    """Build an entry of Table 4, second group, with MEGA's layers."""
     words, printed = ROWS[row]
     title, task_name, options = lra.TASKS[task]
     model, is_own = f"{row}_lra_{task}", row == "mega_csp"
@@ -127,7 +127,7 @@ def table4(task: str, row: str) -> Recipe:
 
 
 def training(task: str) -> TrainConfig:
-    """Training by MEGA's released command."""
+    """Return the training configuration of MEGA's released command."""
     return _config(task, _OWN[task])
 
 

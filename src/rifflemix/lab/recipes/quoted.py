@@ -1,7 +1,7 @@
-"""Rows that the CSP paper's Table 4 quotes: S4, S5, CCNN, ETSMLP and SPADE.
+"""Recipes of results that the CSP paper's Table 4 quotes: S4, S5, CCNN, ETSMLP and SPADE.
 
-Sizes and training are those of each model's own paper or released commands, as far as published;
-the notes of a row say what is not.
+Sizes and training come from the paper or the released commands of each model. The notes of a
+recipe list the settings that are not published.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from rifflemix.lab.recipes.base import Recipe
 from rifflemix.lab.train import TrainConfig
 from rifflemix.models import model_settings
 
-# What a row is called, then ListOps, Text, Retrieval, Image, Pathfinder, Path-X; None: FAIL.
+# Name, then accuracy on ListOps, Text, Retrieval, Image, Pathfinder, Path-X; None: FAIL.
 ROWS: dict[str, tuple[str, tuple[float | None, ...]]] = {
     "s4": ("S4", (58.35, 76.02, 87.09, 87.26, 86.05, 88.10)),
     "s5": ("S5", (62.15, 89.31, 91.40, 88.00, 95.33, 98.58)),
@@ -24,9 +24,9 @@ ROWS: dict[str, tuple[str, tuple[float | None, ...]]] = {
     "spade": ("SPADE", (59.70, 87.55, 90.13, 89.11, 96.42, 94.22)),
 }
 
-# Rows of MEGA's code, or trained as its rows are: reviews are cut as there.
+# Models that use MEGA's code or training. Reviews are truncated as in MEGA's code.
 _IN_MEGAS_CODE = ("etsmlp", "spade")
-# Training samples of each task's published split, which epochs count.
+# Training samples in the published split of each task; one epoch uses all of them.
 _SAMPLES = {
     "listops": 96_000,
     "text": 25_000,
@@ -41,7 +41,7 @@ _MORE_SETTINGS = ("vocab_size", "num_classes", "max_length", "num_sequences")
 
 @dataclass(frozen=True)
 class _Size:
-    """Layers, channels, dropout; rate, batch, epochs and decay; what else the model has."""
+    """Sizes, training settings and mixer options of a model on one task."""
 
     layers: int
     dim: int
@@ -81,7 +81,7 @@ _S5: dict[str, _Size] = {
 
 
 def _kernel(features: int, frequency: float, width: float) -> tuple[tuple[str, Any], ...]:
-    """Of a command: it counts the width of the window in halves of the sequence."""
+    """Convert a command's window width from halves of the sequence."""
     return (("features", features), ("frequency", frequency), ("width", width / 2.0))
 
 
@@ -97,7 +97,7 @@ _CCNN: dict[str, _Size] = {
         6, 380, 0.1, 0.01, 100, 210, 1e-6, warmup=10, options=_kernel(64, 2272.557, 0.4)
     ),
 }
-# Layers, channels, channels that are smoothed, norm: the released architectures with a gate.
+# Released architectures with a gate: layers, channels, smoothed channels, norm.
 _ETSMLP: dict[str, tuple[int, int, int, str]] = {
     "listops": (12, 160, 160, "layer"),
     "text": (6, 160, 160, "layer"),
@@ -175,7 +175,7 @@ _SPADE_NOTES = (
 
 
 def table4(task: str, row: str) -> Recipe:
-    """One of the quoted rows of Table 4."""
+    """Build a quoted entry of Table 4."""
     words, printed = ROWS[row]
     title, task_name, options = lra.TASKS[task]
     if row in _IN_MEGAS_CODE:
@@ -231,7 +231,7 @@ def _s5_row(task: str) -> _Parts:
 
 def _ccnn_row(task: str) -> _Parts:
     settings, train = _stack(task, "long_conv", _CCNN[task])
-    settings["residual_dropout"] = 0.0  # a block drops once, between the mixer's two maps
+    settings["residual_dropout"] = 0.0  # only one dropout, between the mixer's projections
     batch = ("on several processes of 25 there, how many is not said; 25 in all here",)
     notes = (*_CCNN_NOTES, *(batch if task == "text" else ()))
     return "mixer_stack", {**settings, "causal": True}, train, notes
@@ -281,8 +281,11 @@ _MAKERS: dict[str, Callable[[str], _Parts]] = {
 
 
 def _of_task(task: str) -> dict[str, Any]:
-    """Vocabulary, classes, lengths; images are read as levels; pairs meet as [a, b, ab, a - b]."""
-    # MEGA's preset: the JAX host, unlike these rows' code, cuts Text at 1,000 bytes.
+    """Return settings for a task: vocabulary, classes, lengths, gray levels and pairs.
+
+    The head gets a pair as [a, b, ab, a - b].
+    """
+    # From MEGA's preset, because the JAX code truncates Text to 1,000 bytes.
     shared = model_settings(f"mega_lra_{task}")
     return {
         **{name: shared[name] for name in _MORE_SETTINGS if shared[name] is not None},
@@ -292,7 +295,7 @@ def _of_task(task: str) -> dict[str, Any]:
 
 
 def _stack(task: str, mixer: str, size: _Size) -> tuple[dict[str, Any], TrainConfig]:
-    """Settings of `mixer_stack`, and AdamW along a cosine of this many epochs."""
+    """Return settings of `mixer_stack` and a cosine schedule with AdamW."""
     settings: dict[str, Any] = {
         **_of_task(task),
         "mixer": mixer,

@@ -1,4 +1,4 @@
-"""The one list of recipes. A paper is one line here."""
+"""Registry of all recipes, with one line per paper."""
 
 from __future__ import annotations
 
@@ -15,12 +15,16 @@ _RECIPES: dict[str, Callable[[], Recipe]] = {
 
 
 def list_recipes() -> list[str]:
-    """Names of all recipes, PAPER/ROW, paper by paper."""
+    """List the names of all recipes, PAPER/ENTRY, grouped by paper."""
     return list(_RECIPES)
 
 
 def get_recipe(name: str) -> Recipe:
-    """The complete configuration behind a name; an unknown one suggests the nearest."""
+    """Return a recipe by name.
+
+    Raises:
+        InputError: the name is unknown; the message suggests the nearest name.
+    """
     if not isinstance(name, str) or name not in _RECIPES:
         raise unknown_name("recipe", name, _RECIPES, "rifflemix list recipes")
     return _RECIPES[name]()

@@ -1,4 +1,4 @@
-"""Recipes of the Sparse Sinkhorn Attention paper: all its tables, and Figures 3 and 4."""
+"""Recipes of the Sparse Sinkhorn Attention paper: all tables, and Figures 3 and 4."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from rifflemix.lab.recipes.sinkhorn_rows import (
     tuning,
 )
 
-# Table 1: words, mixing, edit distance, exact match.
+# Table 1: name, mixing, edit distance, exact match.
 _SORT: dict[str, tuple[str, Mixing, float, float]] = {
     "transformer": ("Transformer", DENSE, 0.4252, 45.69),
     "local": ("Local Attention (32)", local(32), 0.4340, 21.12),
@@ -30,7 +30,7 @@ _SORT: dict[str, tuple[str, Mixing, float, float]] = {
     "b32": ("Sinkhorn Transformer (32)", own(32), 0.4054, 49.24),
 }
 
-# Table 6: words, mixing; IMDb words and characters, SST words and characters.
+# Table 6: name, mixing; accuracy on IMDb words and characters, SST words and characters.
 _CLASSIFIERS: dict[str, tuple[str, Mixing, tuple[float, float, float, float]]] = {
     "transformer": ("Transformer", DENSE, (85.12, 62.77, 76.83, 57.45)),
     "b8": ("Sinkhorn (8)", own(8), (82.51, 63.78, 74.08, 62.27)),
@@ -40,7 +40,7 @@ _CLASSIFIERS: dict[str, tuple[str, Mixing, tuple[float, float, float, float]]] =
     "sortcut-b16": ("SortCut (2x16)", own(16, sortcut=2), (80.12, 64.87, 74.31, 58.14)),
     "sortcut-b32": ("SortCut (2x32)", own(32, sortcut=2), (84.43, 62.80, 75.81, 56.42)),
 }
-# Table 7: SNLI, MNLI.
+# Table 7: accuracy on SNLI and MNLI.
 _INFERENCE: dict[str, tuple[float, float]] = {
     "transformer": (78.87, 53.69),
     "b8": (68.34, 52.15),
@@ -55,17 +55,17 @@ _PRINTED_PAIRS = ("snli", "mnli")
 
 @dataclass(frozen=True)
 class _Classified:
-    """A data set of Tables 6 and 7.
+    """Data set of Tables 6 and 7.
 
     Attributes:
-        column: its words in the table.
-        task: registry name, with `options`.
-        batch: samples of a batch of 4,096 tokens, on average.
-        classes: labels.
-        steps: updates.
+        column: name in the table.
+        task: registry name of the task.
+        batch: mean number of samples in a batch of 4,096 tokens.
+        classes: number of classes.
+        steps: number of updates.
         eval_every: updates between evaluations.
-        model: preset.
-        notes: its differences from Tensor2Tensor.
+        model: registry name of the preset.
+        notes: differences from Tensor2Tensor.
     """
 
     column: str
@@ -169,7 +169,7 @@ _SENTIMENT: dict[str, _Classified] = {
     ),
 }
 
-# Table 5.
+# Table 5: name, mixing, bits per byte on CIFAR-10.
 _PIXELS: dict[str, tuple[str, Mixing, float]] = {
     "local": ("Local Attention", local(256), 4.200),
     "transformer": ("Transformer", DENSE, 3.198),
@@ -178,8 +178,8 @@ _PIXELS: dict[str, tuple[str, Mixing, float]] = {
     "mixture": ("Sinkhorn Mixture", own(256, mixture=True), 3.199),
 }
 
-_TOKENS = 4_096  # of a batch in Tensor2Tensor
-_DIM = 128  # of transformer_tiny
+_TOKENS = 4_096  # tokens per batch in Tensor2Tensor
+_DIM = 128  # width of transformer_tiny
 _TEACHER_FORCED = (
     "Tensor2Tensor's edit distance: of the likeliest tokens, given the right ones before each; it "
     "includes tokens behind the end of a sequence, in batches of similar lengths"
@@ -198,14 +198,15 @@ _PADDING = (
 
 
 def _smoothing(classes: int) -> float:
-    """Our label smoothing for 0.1 of Tensor2Tensor, spread over the wrong classes only."""
+    """Convert Tensor2Tensor's label smoothing 0.1, spread only over the wrong classes."""
     return 0.1 * classes / (classes - 1)
 
 
 def table1(row: str, metric: str) -> Recipe:
-    """An entry of Table 1: exact matches ("sort") or edit distance ("edit") of sorting.
+    """Build an entry of Table 1 (sorting).
 
-    "written" is the edit distance of free-running outputs. The paper does not print it.
+    `metric` is "sort" for exact matches, "edit" for the edit distance, or "written" for the edit
+    distance of free-running outputs. The paper does not report "written".
     """
     words, mixing, distance, matches = _SORT[row]
     mixer, options = mixing
@@ -258,7 +259,7 @@ def table1(row: str, metric: str) -> Recipe:
 
 
 def table5(row: str) -> Recipe:
-    """A row of Table 5: images of CIFAR-10, number by number."""
+    """Build an entry of Table 5: CIFAR-10 images, modeled byte by byte."""
     words, mixing, printed = _PIXELS[row]
     mixer, options = mixing
     return Recipe(
@@ -283,13 +284,13 @@ def table5(row: str) -> Recipe:
 
 
 def table6(column: str, row: str) -> Recipe:
-    """An entry of Table 6: sentiment of words or characters."""
+    """Build an entry of Table 6: sentiment from words or characters."""
     printed = _CLASSIFIERS[row][2][list(_SENTIMENT).index(column)]
     return _classifier("Table 6", f"table6-{column}-{row}", _SENTIMENT[column], row, printed)
 
 
 def table7(task: str, row: str) -> Recipe:
-    """An entry of Table 7, or its model on SICK."""
+    """Build an entry of Table 7, or the same model on SICK."""
     is_printed = task in _PRINTED_PAIRS
     printed = _INFERENCE[row][_PRINTED_PAIRS.index(task)] if is_printed else None
     return _classifier("Table 7", f"table7-{task}-{row}", _PAIRS[task], row, printed)
@@ -298,7 +299,7 @@ def table7(task: str, row: str) -> Recipe:
 def _classifier(
     table: str, name: str, data: _Classified, row: str, printed: float | None
 ) -> Recipe:
-    """A classifier with Tensor2Tensor's settings."""
+    """Build a classifier recipe with Tensor2Tensor's settings."""
     words, mixing, _ = _CLASSIFIERS[row]
     mixer, options = mixing
     longest = data.options.get("max_length", 64)

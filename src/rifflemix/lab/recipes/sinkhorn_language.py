@@ -1,7 +1,7 @@
-"""The paper's language models: Tables 2, 3, 4 and 8, Figures 3 and 4; and the same on small text.
+"""Recipes of the Sparse Sinkhorn Attention paper's language models.
 
-Rows of LM1B need its shards. The rows beside them train the same models on Penn Treebank or Tiny
-Shakespeare, where no number is printed.
+They cover Tables 2, 3, 4 and 8, and Figures 3 and 4. Recipes on LM1B need its shards. Further
+recipes train the same models on Penn Treebank or Tiny Shakespeare, without reported numbers.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from rifflemix.lab.recipes.sinkhorn_rows import (
 
 SIZES = ("base", "big")
 
-# Table 2: words, mixing, perplexity of a word of both sizes.
+# Table 2: name, mixing, perplexity per word for both sizes.
 _WORDS: dict[str, tuple[str, Mixing, tuple[float, float]]] = {
     "transformer": ("Transformer", DENSE, (41.57, 27.59)),
     "local-b16": ("Local Attention (16)", local(16), (44.62, 30.14)),
@@ -38,7 +38,7 @@ _WORDS: dict[str, tuple[str, Mixing, tuple[float, float]]] = {
     "mixture": ("Sinkhorn Mixture", own(32, mixture=True), (40.11, 27.34)),
 }
 
-# Table 4: words, mixing, bits of a character of both sizes.
+# Table 4: name, mixing, bits per character for both sizes.
 _CHARACTERS: dict[str, tuple[str, Mixing, tuple[float, float]]] = {
     "local": ("Local Attention", local(128), (2.559, 1.825)),
     "transformer": ("Transformer", DENSE, (1.283, 1.121)),
@@ -47,11 +47,11 @@ _CHARACTERS: dict[str, tuple[str, Mixing, tuple[float, float]]] = {
     "mixture": ("Sinkhorn Mixture", own(128, mixture=True), (1.270, 1.119)),
 }
 
-# Row (6): the sort matrix is the scores themselves, which only a ReLU keeps finite. Exponentials of
-# sums over up to 225 tokens overflow.
+# Variant (6): the scores are the sort matrix, without normalization. ReLU keeps them finite;
+# exponentials of sums over up to 225 tokens overflow.
 _UNBALANCED = own(32, num_iterations=0, kernel="relu", temperature=1.0, gumbel="never")
 
-# Table 8: words, mixing, perplexity of a word.
+# Table 8: name, mixing, perplexity per word.
 _ABLATION: dict[str, tuple[str, Mixing, float]] = {
     "relu-mlp": ("(1) P(X) = s(F2(s(F1(X))))", own(32, sort_net="relu_mlp"), 41.70),
     "mlp": ("(2) P(X) = F2(s(F1(X)))", own(32, sort_net="mlp"), 41.38),
@@ -67,7 +67,7 @@ _ITERATIONS = (2, 5, 10, 20)
 
 @dataclass(frozen=True)
 class _Corpus:
-    """A text, how it is cut, and what is measured on it."""
+    """Text corpus with its task options and metric."""
 
     task: str
     title: str
@@ -93,7 +93,7 @@ _STRIDE = (
     "128 for characters, perhaps for this row too"
 )
 _MIXTURE = "the blocks of this table's mixture are not said: 32 here"
-_CORPORA: dict[bool, tuple[_Corpus, _Corpus]] = {  # by character: the paper's and a small one
+_CORPORA: dict[bool, tuple[_Corpus, _Corpus]] = {  # per character -> paper's corpus, small corpus
     False: (
         _Corpus("lm1b", "LM1B", {}, "word_perplexity", True, (*_PACKED, _SUBWORDS)),
         _Corpus(
@@ -174,7 +174,7 @@ def _of_two_sizes(table: int, row: str, size: str, corpus: _Corpus) -> Recipe:
 
 
 def table3(parameters: str) -> Recipe:
-    """A row of Table 3 that is in Table 2 too."""
+    """Build an entry of Table 3 that is also in Table 2."""
     row, printed, note = {
         "450M": ("b64", 28.39, "the same run as sinkhorn/table2-lm1b-big-b64, 430 M in Table 2"),
         "1.9B": (
@@ -193,7 +193,7 @@ def table3(parameters: str) -> Recipe:
 
 
 def table8(row: str, corpus: _Corpus) -> Recipe:
-    """A row of Table 8."""
+    """Build an entry of Table 8."""
     words, mixing, printed = _ABLATION[row]
     made = _recipe(f"table8-{corpus.task}-{row}", "Table 8", words, mixing, corpus, printed)
     if row != "no-sinkhorn":
@@ -203,7 +203,7 @@ def table8(row: str, corpus: _Corpus) -> Recipe:
 
 
 def _figure(number: int, setting: str, value: float, corpus: _Corpus) -> Recipe:
-    """A point of Figure 3 or 4, which print no numbers."""
+    """Build a point of Figure 3 or 4, without a reported number."""
     mixing = own(32, **{setting: value})
     words = f"{'tau' if number == 3 else 'k'} = {value}"
     name = f"figure{number}-{corpus.task}-{'tau' if number == 3 else 'k'}{value}"

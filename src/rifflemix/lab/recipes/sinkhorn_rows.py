@@ -1,4 +1,4 @@
-"""Parts that the recipes of the Sparse Sinkhorn Attention paper share."""
+"""Shared parts of the recipes of the Sparse Sinkhorn Attention paper."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from rifflemix.lab.train import TrainConfig
 PAPER = "Tay et al., Sparse Sinkhorn Attention"
 
 Mixing = tuple[str, dict[str, Any]]
-"""A mixer and its options."""
+"""Name and options of a mixer."""
 
 TUNED = (
     "temperature and iterations were tuned over 0.25, 0.5, 0.75, 1 and 2, 5, 10, 20; what a row "
@@ -18,17 +18,17 @@ TUNED = (
 
 
 def own(block: int, **options: Any) -> Mixing:
-    """Sinkhorn attention with blocks of this many tokens."""
+    """Return Sinkhorn attention with blocks of `block` tokens."""
     return "sinkhorn", {"block_size": block, "bias": False, "num_iterations": 5, **options}
 
 
 def local(block: int) -> Mixing:
-    """Attention within blocks."""
+    """Return attention within blocks of `block` tokens."""
     return "local", {"block_size": block, "bias": False, "out_bias": False}
 
 
 def sparse(block: int) -> Mixing:
-    """The fixed pattern with 8 summary positions in each block."""
+    """Return the fixed sparse pattern with 8 summary positions in each block."""
     options = {"stride": block, "num_summary": 8, "bias": False, "out_bias": False}
     return "sparse_transformer", options
 
@@ -37,12 +37,15 @@ DENSE: Mixing = ("softmax", {"bias": False, "out_bias": False})
 
 
 def tuning(mixing: Mixing) -> tuple[str, ...]:
-    """The note on what was tuned, for the rows that have it."""
+    """Return the note on tuned settings for Sinkhorn attention, else no notes."""
     return (TUNED,) if mixing[0] == "sinkhorn" else ()
 
 
 def transformer_base(dim: int, **changes: Any) -> TrainConfig:
-    """transformer_base of Tensor2Tensor: the rate is 2 / sqrt(dim max(step, warm-up))."""
+    """Configure training as Tensor2Tensor's transformer_base.
+
+    The rate is 2 / sqrt(dim max(step, warm-up)).
+    """
     settings: dict[str, Any] = {
         "optimizer": "adam",
         "betas": (0.9, 0.997),
@@ -56,7 +59,10 @@ def transformer_base(dim: int, **changes: Any) -> TrainConfig:
 
 
 def lmx(**changes: Any) -> TrainConfig:
-    """lmx_base and its larger forms of Tensor2Tensor: Adafactor, 1 / sqrt(max(step, 10,000))."""
+    """Configure training as Tensor2Tensor's lmx_base and its larger variants.
+
+    The optimizer is Adafactor with the rate 1 / sqrt(max(step, 10,000)).
+    """
     settings: dict[str, Any] = {
         "optimizer": "adafactor",
         "schedule": "rsqrt_decay",

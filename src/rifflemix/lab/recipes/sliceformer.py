@@ -21,7 +21,7 @@ _VARIANTS: dict[str, tuple[str, tuple[float, ...]]] = {
     "ascending": ("Sliceformer, ascending", (37.65, 64.60, 62.23, 48.02, 82.04)),
 }
 _TASKS = ("listops", "text", "retrieval", "image", "pathfinder")
-# emb, qkv, mlp, layers, heads of the released configurations.
+# emb, qkv, mlp, layers and heads in the released configurations.
 _SIZES: dict[str, tuple[int, int, int, int, int]] = {
     "listops": (512, 512, 1024, 4, 8),
     "text": (256, 256, 1024, 4, 4),
@@ -33,7 +33,7 @@ _TRAIN: dict[str, dict[str, Any]] = {
     "listops": {},
     "text": {},
     "retrieval": {},
-    # The cycle is that of the base configuration, so that on Image the cosine starts again.
+    # The cycle length is from the base configuration, so the cosine restarts on Image.
     "image": {"max_steps": 46_800, "batch_size": 192, "lr": 5e-3},
     "pathfinder": {"max_steps": 50_000, "batch_size": 640, "lr": 5e-4},
 }
@@ -46,13 +46,13 @@ _NOTES: dict[str, tuple[str, ...]] = {
 
 @dataclass(frozen=True)
 class _Row:
-    """A row of Table IV, V or VI.
+    """Model of Table IV, V or VI.
 
     Attributes:
-        words: name of the row.
-        settings: of the model.
-        printed: one number for each column; empty for a variant that the table does not print.
-        notes: of the row.
+        words: name in the table.
+        settings: model settings.
+        printed: reported number for each column; empty if the table does not have the variant.
+        notes: notes of the recipe.
     """
 
     words: str
@@ -106,7 +106,7 @@ _IMAGE_ROWS: dict[str, _Row] = {
     ),
 }
 _IMAGE_COLUMNS = ("dogs", "mnist", "cifar10", "cifar100", "tiny")
-# Patches of CIFAR-10: the released configuration's, and those of the printed parameter counts.
+# Patch size on CIFAR-10: 4 in the released configuration, 2 by the reported parameter counts.
 _CIFAR10_PATCHES: dict[int, str] = {
     4: "patches of 4 as in the released configuration, 9.52 M parameters with attention and 6.38 M "
     "with a sort; the printed 9.60 M and 6.46 M are those of patches of 2 (table4-cifar10-p2-...)",
@@ -155,7 +155,7 @@ _MOLECULES: dict[str, _Row] = {
     ),
 }
 
-# Long Range Arena tasks on which the released Sliceformer is not the Transformer's size.
+# Long Range Arena tasks with different sizes of the released Sliceformer and the Transformer.
 MATCHED_TASKS = ("image", "pathfinder")
 _SIZE_NOTES: dict[str, str] = {
     "image": "released sizes: 343,370 parameters, the Transformer of this table has 248,458",
@@ -168,7 +168,7 @@ _SIZE_CLAIM = (
 
 
 def table2(task: str, variant: str) -> Recipe:
-    """One of the paper's own rows of Table II."""
+    """Build a Sliceformer entry of Table II."""
     words, printed = _VARIANTS[variant]
     title, task_name, _ = lra.TASKS[task]
     emb, qkv, mlp, layers, heads = _SIZES[task]
@@ -221,9 +221,9 @@ def _matched_name(task: str, mixer: str) -> str:
 
 
 def table2_matched(task: str, mixer: str) -> Recipe:
-    """Build a Transformer of Sliceformer's size, or a Sliceformer of the Transformer's size.
+    """Build Table II's Transformer in Sliceformer's size, or vice versa.
 
-    Only the mixer differs from the row of that size: host and training are the same.
+    Only the mixer differs from the entry of that size: host model and training are the same.
     """
     if mixer == "softmax":
         host, words = table2(task, "ascending"), "Transformer, Sliceformer's size"
@@ -253,13 +253,16 @@ def table2_matched(task: str, mixer: str) -> Recipe:
 
 
 def table2_baseline(task: str, mixer: str) -> Recipe:
-    """A row that Table II shares with Table 4 of the CSP paper: the same runs of the JAX code."""
+    """Build a JAX-code entry that Table II shares with CSP's Table 4."""
     same = csp.table4_transformer(task, mixer)
     return replace(same, name=f"sliceformer/table2-{task}-{mixer}", paper=PAPER, table="Table II")
 
 
 def table4(column: str, row: str, patch: int | None = None) -> Recipe:
-    """A row of Table IV: the ViT of that data with MHA or a sort; CIFAR-10 in patches of 4 or 2."""
+    """Build an entry of Table IV: ViT with MHA or sort.
+
+    `patch` selects the patch size on CIFAR-10, 4 or 2.
+    """
     of = _IMAGE_ROWS[row]
     settings, notes = of.settings, of.notes
     if row == "interleave":
@@ -288,7 +291,7 @@ def table4(column: str, row: str, patch: int | None = None) -> Recipe:
 
 
 def table5(row: str) -> Recipe:
-    """A row of Table V: film reviews of 512 words, 30 epochs."""
+    """Build an entry of Table V: movie reviews, 512 words, 30 epochs."""
     of = _REVIEWS[row]
     batch, epochs, reviews = 128, 30, 22_500
     epoch = reviews // batch
@@ -327,7 +330,7 @@ def table5(row: str) -> Recipe:
 
 
 def table6(row: str) -> Recipe:
-    """A row of Table VI: the HOMO-LUMO gap of molecules, a million updates."""
+    """Build an entry of Table VI: HOMO-LUMO gap, 1 M updates."""
     of = _MOLECULES[row]
     return Recipe(
         name=f"sliceformer/table6-pcqm4m-{row}",

@@ -1,4 +1,4 @@
-"""Recipes of the ToST paper: Table 2 (images), 3 (LRA), 4 (language), 8 (ablation)."""
+"""Recipes of the ToST paper: Tables 2 (images), 3 (LRA), 4 (language) and 8 (ablation)."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from rifflemix.lab.recipes.base import Recipe
 from rifflemix.lab.recipes.tost_lra import PAPER, TABLE3
 from rifflemix.lab.train import TrainConfig
 
-# Table 4: columns, and the metric of the task that each is of.
+# Table 4: title of each column, and the corresponding metric of the task.
 _TEXTS: dict[str, tuple[str, str]] = {
     "owt": ("OWT", "loss"),
     "lambada": ("Lambada", "lambada_loss"),
     "wikitext": ("Wikitext", "wikitext_loss"),
     "ptb": ("PTB", "ptb_loss"),
 }
-# Preset, row, losses by column.
+# Preset -> name, losses by column.
 _LANGUAGE: dict[str, tuple[str, tuple[float, float, float, float]]] = {
     "gpt2_base": ("GPT2-Base", (2.84, 4.32, 4.13, 5.75)),
     "tost_lm_base": ("ToST-Base", (3.20, 4.98, 4.77, 6.39)),
     "tost_lm_medium": ("ToST-Medium", (2.88, 4.45, 4.30, 5.64)),
     "tost_lm_large": ("ToST-Large", (2.72, 4.32, 3.99, 5.03)),
 }
-# Updates, samples of an update, passes of an update.
+# Preset -> updates, samples per update, backward passes per update.
 _SCHEDULES: dict[str, tuple[int, int, int]] = {
     "gpt2_base": (920_000, 1_280, 40),
     "tost_lm_base": (600_000, 480, 8),
@@ -46,7 +46,7 @@ _GPT2_NOTE = (
 )
 _DECAY_NOTE = "weight decay of 0.01, as released; the paper's text says 0.1"
 
-# Table 2: preset, row, accuracy on CIFAR-10, CIFAR-100, Flowers-102 and Pets.
+# Table 2: preset -> name, accuracy on CIFAR-10, CIFAR-100, Flowers-102 and Pets.
 _IMAGES: dict[str, tuple[str, tuple[float, float, float, float]]] = {
     "tost_tiny_16": ("ToST-T", (95.5, 78.3, 88.6, 85.6)),
     "tost_small_16": ("ToST-S", (96.5, 82.7, 92.8, 91.1)),
@@ -54,7 +54,7 @@ _IMAGES: dict[str, tuple[str, tuple[float, float, float, float]]] = {
     "xcit_small_16": ("XCiT-S", (98.1, 86.1, 93.9, 92.9)),
     "xcit_medium_16": ("XCiT-M", (98.3, 87.6, 94.0, 94.0)),
 }
-# Of the same rows: on ImageNet, and on its images with the labels of ReaL.
+# Table 2: preset -> accuracy on ImageNet and on ImageNet with the ReaL labels.
 _IMAGENET: dict[str, tuple[float, float]] = {
     "tost_tiny_16": (67.3, 72.2),
     "tost_small_16": (77.9, 84.1),
@@ -62,9 +62,9 @@ _IMAGENET: dict[str, tuple[float, float]] = {
     "xcit_small_16": (80.5, 85.6),
     "xcit_medium_16": (81.5, 85.9),
 }
-# CIFAR's pixels are scaled as those that the weights were trained on, like those of the others.
+# All data sets are normalized with the statistics of the pretraining data, also CIFAR.
 _SCALE = {"statistics": "imagenet"}
-# Column, task, options, classes, batches of 256 in its training images.
+# Column title, task, options, classes, batches of 256 per epoch.
 _FINE_TUNED: dict[str, tuple[str, str, dict[str, Any], int, int]] = {
     "cifar10": ("CIFAR-10", "image", {"color": "rgb", "layout": "image", **_SCALE}, 10, 196),
     "cifar100": ("CIFAR-100", "cifar100", _SCALE, 100, 196),
@@ -72,7 +72,7 @@ _FINE_TUNED: dict[str, tuple[str, str, dict[str, Any], int, int]] = {
     "pets": ("Oxford-IIIT-Pets", "oxford_pets", {"layout": "image"}, 37, 15),
 }
 
-# Table 8: words, settings, accuracy.
+# Table 8: name, settings, accuracy.
 _ABLATION: dict[str, tuple[str, dict[str, Any], float]] = {
     "normalized-mlp": (
         "Normalization, MLP",
@@ -121,7 +121,10 @@ _SQUARE_NOTE = (
 
 
 def table2(data: str, model: str) -> Recipe:
-    """A fine-tuned entry of Table 2: ImageNet weights, a new head, images brought to 224 x 224."""
+    """Build a fine-tuned entry of Table 2.
+
+    Training starts from ImageNet weights with a new head. Images are resized to 224 x 224.
+    """
     row, printed = _IMAGES[model]
     column, task, options, classes, epoch = _FINE_TUNED[data]
     is_small = data.startswith("cifar")
@@ -173,7 +176,7 @@ _IMAGENET_NOTES = (
 
 
 def table2_imagenet(model: str, *, real: bool = False) -> Recipe:
-    """An entry of Table 2 that is trained from the start: ImageNet, as the release of XCiT does."""
+    """Build an ImageNet entry of Table 2, trained with XCiT's released settings."""
     row, _ = _IMAGES[model]
     return Recipe(
         name=f"tost/table2-imagenet{'_real' if real else ''}-{model}",
@@ -193,7 +196,7 @@ def table2_imagenet(model: str, *, real: bool = False) -> Recipe:
         train=TrainConfig(
             max_steps=400 * _IMAGENET_EPOCH,
             batch_size=2048,
-            accumulation=8,  # 256 images, which are mixed with each other, on each of 8 GPUs
+            accumulation=8,  # mixing within 256 images, the batch of each of the 8 GPUs
             lr=2e-3,
             min_lr=1e-5,
             weight_decay=0.05,
@@ -211,7 +214,7 @@ def table2_imagenet(model: str, *, real: bool = False) -> Recipe:
 
 
 def table4(text: str, model: str) -> Recipe:
-    """An entry of Table 4: a model of OpenWebText, read on this text or on another."""
+    """Build an entry of Table 4: trained on OpenWebText, tested on `text`."""
     column, metric = _TEXTS[text]
     row, printed = _LANGUAGE[model]
     updates, batch, passes = _SCHEDULES[model]
@@ -253,7 +256,7 @@ _CIFAR_EPOCH = 50_000 // 256
 
 
 def table8(row: str) -> Recipe:
-    """A row of Table 8: what normalisation and the feed-forward branch are worth."""
+    """Build an entry of Table 8: ablation of normalization and feed-forward."""
     words, settings, printed = _ABLATION[row]
     return Recipe(
         name=f"tost/table8-cifar10-{row}",

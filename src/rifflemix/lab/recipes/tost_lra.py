@@ -1,4 +1,4 @@
-"""Table 3 of the ToST paper: its own rows, MEGA's Transformer, S4, rows of the JAX code."""
+"""Recipes of the ToST paper's Table 3: ToST, MEGA's Transformer, S4 and JAX-code models."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _PRINTED: dict[str, tuple[float, ...]] = {
     "softmax": (37.11, 65.21, 79.14, 42.94, 71.83),
     "s4": (59.60, 86.82, 90.90, 88.65, 94.20),
 }
-# Rows that are quoted from the JAX code's table.
+# Models with results that the paper quotes from the table of the JAX code.
 _QUOTED: dict[str, str] = {
     "reformer": "Reformer",
     "bigbird": "BigBird",
@@ -27,7 +27,7 @@ _QUOTED: dict[str, str] = {
     "performer": "Performer",
 }
 
-# Layers, dim, heads, MLP, width of the head: Table 7, and the sizes that MEGA's code registers.
+# Layers, dim, heads, MLP width, head width: from Table 7, and as registered in MEGA's code.
 _Size = tuple[int, int, int, int, int]
 _SIZES: dict[str, _Size] = {
     "listops": (6, 512, 8, 2048, 2048),
@@ -41,7 +41,7 @@ _REGISTERED: dict[str, _Size] = {
     "image": (1, 64, 8, 128, 128),
     "pathfinder": (1, 128, 4, 128, 256),
 }
-# MEGA's transformer host: a class token before text, none before pixels, which are levels.
+# MEGA's Transformer: a class token for text; no class token and gray levels for pixels.
 _TEXT: dict[str, Any] = {"pool": "cls", "first_position": 2}
 _PIXELS: dict[str, Any] = {"vocab_size": 256, "pool": "mean"}
 _HOST: dict[str, dict[str, Any]] = {
@@ -52,12 +52,12 @@ _HOST: dict[str, dict[str, Any]] = {
     "pathfinder": {**_PIXELS, "level_scale": [0.5, 0.5]},
 }
 
-# Adam as in fairseq: decay decoupled and on every parameter.
+# Adam as in fairseq: decoupled weight decay on every parameter.
 _FAIRSEQ: dict[str, Any] = {"betas": (0.9, 0.98), "warmup_init": 1e-7, "decay_all": True}
 _OWN: dict[str, Any] = {
     **_FAIRSEQ, "lr": 1e-4, "clip_norm": 1.0, "schedule": "linear", "eval_every": 1_000
 }  # fmt: skip
-# Table 7; Pathfinder's host is Skyformer's.
+# Training of Table 7; Pathfinder uses Skyformer's code.
 _OWN_TRAIN: dict[str, TrainConfig] = {
     "listops": TrainConfig(
         **{**_OWN, "schedule": "inverse_sqrt"},
@@ -83,7 +83,7 @@ _OWN_TRAIN: dict[str, TrainConfig] = {
         clip_value=1.0,
     ),
 }
-# The released commands of Luna: batch, rate, decay, updates, warm-up; dropout, of attention.
+# Luna's released commands: batch, rate, decay, updates, warm-up, dropout, attention dropout.
 _LUNA: dict[str, tuple[int, float, float, int, int, float, float]] = {
     "listops": (32, 1e-4, 1e-4, 5_000, 1_000, 0.1, 0.1),
     "text": (32, 5e-5, 1e-4, 20_000, 8_000, 0.3, 0.3),
@@ -91,7 +91,7 @@ _LUNA: dict[str, tuple[int, float, float, int, int, float, float]] = {
     "image": (256, 5e-3, 0.0, 35_000, 4_000, 0.3, 0.1),
     "pathfinder": (512, 1e-3, 0.0, 62_500, 4_000, 0.2, 0.1),
 }
-# The released configurations of S4: batch, rate, decay, updates, length of the cosine, warm-up.
+# S4's released configurations: batch, rate, decay, updates, length of the cosine, warm-up.
 _S4: dict[str, tuple[int, float, float, int, int, int]] = {
     "listops": (50, 1e-2, 0.05, 76_800, 80_000, 1_000),
     "text": (16, 1e-2, 0.05, 50_000, 50_000, 1_000),
@@ -168,7 +168,7 @@ def _row(task: str, mixer: str, words: str, **fields: Any) -> Recipe:
 
 
 def own(task: str) -> Recipe:
-    """A row of the paper's own: the hosts as released, with Table 7's sizes and training."""
+    """Build a ToST entry with released host model and Table 7's settings."""
     if task == "pathfinder":
         settings: dict[str, Any] = {**lra.nystrom_settings(task), "mixer": "tssa"}
         host = "the Skyformer host with pre-norm, as released; Table 7 says post-norm: -as_printed"
@@ -190,7 +190,7 @@ def own(task: str) -> Recipe:
 
 
 def own_as_printed(task: str) -> Recipe:
-    """The same with the column "pre-norm" of Table 7 taken at its word."""
+    """Build an entry like `own` with the norm order of Table 7."""
     row = own(task)
     change: dict[str, Any] = {"norm": "pre", "norm_embedding": False}
     words = "pre-norm blocks, as Table 7's column says; the released host has post-norm ones"
@@ -211,7 +211,7 @@ def own_as_printed(task: str) -> Recipe:
 
 
 def mega_transformer(task: str) -> Recipe:
-    """The Transformer row: MEGA's own, in its host with the sizes that its code registers."""
+    """Build the entry of MEGA's Transformer with its registered sizes."""
     batch, rate, decay, updates, warmup, dropout, of_attention = _LUNA[task]
     return _row(
         task,
@@ -245,7 +245,10 @@ def mega_transformer(task: str) -> Recipe:
 
 
 def s4(task: str) -> Recipe:
-    """The S4 row: quoted from that paper's last version, in its own host."""
+    """Build an S4 entry with the model of S4's paper.
+
+    ToST quotes the number from the last version of that paper.
+    """
     batch, rate, decay, updates, cosine, warmup = _S4[task]
     return _row(
         task,
@@ -273,7 +276,7 @@ def s4(task: str) -> Recipe:
 
 
 def quoted(task: str, mixer: str) -> Recipe:
-    """A row that Table 3 shares with Table 4 of the CSP paper: the same runs of the JAX code."""
+    """Build a JAX-code entry that Table 3 shares with CSP's Table 4."""
     same = csp.table4_transformer(task, mixer)
     is_linear = mixer == "linear"
     named_so = ("the row is named LinFormer, its numbers are those of the Linear Transformer",)

@@ -1,1 +1,1 @@
-"""The parts that pages, tables and pictures are made of."""
+"""Building blocks of pages, tables and figures."""

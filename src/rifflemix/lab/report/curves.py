@@ -1,4 +1,4 @@
-"""Learning curves in the coordinates of small panels, which templates/parts.html draws."""
+"""Learning curves in the coordinates of small SVG panels for templates/parts.html."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Curve = Sequence[tuple[float, float]]
 
 @dataclass(frozen=True)
 class Panel:
-    """One panel: its title, what it says to readers who do not see it, and lines as SVG points."""
+    """Panel with a title, a text alternative for screen readers, and lines as SVG points."""
 
     title: str
     label: str
@@ -24,7 +24,7 @@ class Panel:
 
 @dataclass(frozen=True)
 class Panels:
-    """Panels with one scale: the ends of its axes as texts, and where they lie."""
+    """Panels with a shared scale: tick texts of the axes, and sizes in pixels."""
 
     panels: tuple[Panel, ...]
     low: str
@@ -39,7 +39,10 @@ class Panels:
 
 
 def panels(titles: Mapping[str, str], curves: Mapping[str, Sequence[Curve]]) -> Panels:
-    """A panel for each name of `titles`: its curves, and all other curves in grey behind it."""
+    """Build a panel for each name of `titles`.
+
+    A panel also shows all other curves in gray, behind its own curves.
+    """
     scale = _Scale([line for lines in curves.values() for line in lines])
     drawn = tuple(_panel(title, name, curves, scale) for name, title in titles.items())
     last = f"{scale.last_step:g}"
@@ -47,7 +50,7 @@ def panels(titles: Mapping[str, str], curves: Mapping[str, Sequence[Curve]]) -> 
 
 
 class _Scale:
-    """Data to panel coordinates, the same for all panels so that they compare."""
+    """Conversion from data to panel coordinates, shared by all panels."""
 
     def __init__(self, curves: Sequence[Curve]) -> None:
         steps = [step for curve in curves for step, _ in curve] or [1.0]
@@ -56,15 +59,15 @@ class _Scale:
         self.low, self.high = min(values), max(values)
 
     def points(self, curve: Curve) -> str:
-        """SVG "x,y x,y ..."."""
+        """Return SVG points "x,y x,y ..."."""
         return " ".join(f"{self.x(step):.1f},{self.y(value):.1f}" for step, value in curve)
 
     def x(self, step: float) -> float:
-        """Across: from step 0."""
+        """Return the horizontal coordinate; the axis starts at step 0."""
         return _LEFT + (_WIDTH - _LEFT - _RIGHT) * step / max(self.last_step, 1.0)
 
     def y(self, value: float) -> float:
-        """Up: from the lowest value of any curve to the highest."""
+        """Return the vertical coordinate; the axis spans all curves."""
         share = (value - self.low) / ((self.high - self.low) or 1.0)
         return _HEIGHT - _BOTTOM - (_HEIGHT - _TOP - _BOTTOM) * share
 

@@ -1,4 +1,4 @@
-"""Figures of matplotlib as small PNG files."""
+"""Conversion of matplotlib figures to small PNG files."""
 
 from __future__ import annotations
 
@@ -15,14 +15,17 @@ from rifflemix.text import plot_text
 
 
 def clean_texts(figure: Figure) -> None:
-    """Write the titles, labels and legends of a figure as plain text, without formulas."""
-    texts: list[Any] = figure.findobj(Text)  # matplotlib types them as any artists
+    """Replace formulas in all texts of a figure by plain text."""
+    texts: list[Any] = figure.findobj(Text)  # typed as a list of Artist in matplotlib
     for text in texts:
         text.set_text(plot_text(text.get_text()))
 
 
 def figure_png(figure: Figure) -> bytes:
-    """The figure in a palette of 256 colours, a third of the bytes; the same figure, the same."""
+    """Convert the figure to a PNG with a palette of 256 colors.
+
+    The palette reduces the size to about a third. Equal figures give equal bytes.
+    """
     clean_texts(figure)
     canvas: Any = FigureCanvasAgg(figure)  # matplotlib does not type all of its methods
     canvas.draw()

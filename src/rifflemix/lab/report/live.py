@@ -1,4 +1,4 @@
-"""Progress of a comparison while it runs: a live table, or plain lines where nothing can move."""
+"""Progress display of a comparison: a live table on a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ _HEADERS = ("Mixer", "Seed", "Status", "Step", "Loss", "Validation", "Steps/s", 
 
 
 class LiveProgress(Protocol):
-    """The interface of both kinds of display."""
+    """Interface of both displays."""
 
     def __enter__(self) -> Self:
-        """Start to show."""
+        """Start the display."""
         ...
 
     def __exit__(
@@ -34,11 +34,11 @@ class LiveProgress(Protocol):
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """Stop to show."""
+        """Stop the display."""
         ...
 
     def update(self, status: RunStatus) -> None:
-        """Show where a run stands."""
+        """Show the status of a run."""
         ...
 
     def note(self, text: str) -> None:
@@ -49,18 +49,18 @@ class LiveProgress(Protocol):
 def live_progress(
     console: Console, titles: Mapping[str, str], seeds: Sequence[int]
 ) -> LiveProgress:
-    """A moving table on a terminal, else plain lines.
+    """Create a live table on a terminal, or plain lines elsewhere.
 
     Args:
-        console: where to write.
-        titles: mixer names and what to call them, in the order of the rows.
-        seeds: the seeds every mixer runs through.
+        console: console of the display.
+        titles: mixer name -> title, in the order of the table.
+        seeds: seeds of every mixer.
     """
     return LiveTable(console, titles, seeds) if console.is_terminal else PlainLines(console)
 
 
 class LiveTable:
-    """One row a mixer, redrawn a few times a second."""
+    """Table with one line per mixer, redrawn four times per second."""
 
     def __init__(self, console: Console, titles: Mapping[str, str], seeds: Sequence[int]) -> None:
         self._titles = titles
@@ -82,7 +82,7 @@ class LiveTable:
         self._live.stop()
 
     def update(self, status: RunStatus) -> None:
-        """Show where a run stands."""
+        """Show the status of a run."""
         self._latest[status.mixer] = status
         self._in_all = status.seconds_left_in_all
 
@@ -111,7 +111,7 @@ class LiveTable:
 
 
 class PlainLines:
-    """A line when a run changes its state, and one every ten seconds in between."""
+    """Display that prints a line every ten seconds and when a run changes its state."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
@@ -130,7 +130,7 @@ class PlainLines:
         pass
 
     def update(self, status: RunStatus) -> None:
-        """Print, unless something like it was printed a moment ago."""
+        """Print the status, but at most every ten seconds per state."""
         key = (status.mixer, str(status.seed), status.state, status.trial)
         now = time.monotonic()
         if key == self._last_key and now - self._last_time < _SECONDS_BETWEEN_LINES:
@@ -144,7 +144,7 @@ class PlainLines:
 
 
 def status_line(status: RunStatus) -> str:
-    """One line for a log."""
+    """Format a status as one line."""
     trial = f" {status.trial}" if status.trial else ""
     parts = [f"{status.mixer} seed {status.seed}{trial}: {status.state}"]
     parts.append(f"step {status.step}/{status.max_steps}")
@@ -163,12 +163,12 @@ def status_line(status: RunStatus) -> str:
 
 
 def left_in_all(seconds: float | None) -> str:
-    """Time left for the whole comparison; empty if it is not known or over."""
+    """Format the time left for the comparison; "" if unknown or zero."""
     return "" if not seconds else f"about {format_duration(seconds)} left in all"
 
 
 def remaining(status: RunStatus) -> str:
-    """Time left for this run at its present pace."""
+    """Format the time left for this run at the current speed."""
     if status.state != "training" or status.seconds_left is None:
         return MISSING
     return format_duration(status.seconds_left)

@@ -1,4 +1,4 @@
-"""The parts of a Markdown page that a script writes."""
+"""Generated sections of Markdown pages, between marker comments."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from rifflemix.files import write_bytes
 
 
 def marked_text(page: Path, mark: str) -> str:
-    """What stands between `<!-- mark -->` and `<!-- /mark -->`, each on a line of its own.
+    """Read the text between `<!-- mark -->` and `<!-- /mark -->`.
 
     Raises:
-        InputError: a page without these lines.
+        InputError: the page does not contain these lines.
     """
     return _around_marks(page, mark)[1].strip("\n")
 
 
 def write_marked_text(page: Path, mark: str, text: str) -> None:
-    """Put a text in the place of `marked_text`, which raises for the same pages."""
+    """Replace the text that `marked_text` returns; raise InputError in the same cases."""
     before, _, after = _around_marks(page, mark)
     write_bytes(page, f"{before}\n{text}\n\n{after}".encode())
 

@@ -1,6 +1,6 @@
-"""Self-contained HTML pages from templates, in which every value is escaped.
+"""Self-contained HTML pages from templates with escaped values.
 
-Values go into `templates/` only: Python makes no HTML, and no template marks a value as safe.
+All HTML is in `templates/`. Python code creates no HTML, and no template marks a value as safe.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ _TEMPLATES = Path(__file__).with_name("templates")
 
 
 def render(template: str, **values: Any) -> str:
-    """A page of `templates/`; nothing in it is fetched from anywhere."""
+    """Render a page of `templates/`; the page loads no external files."""
     return _environment().get_template(template).render(**values)
 
 
 def anchor(heading: str) -> str:
-    """The anchor of a section's heading."""
+    """Return the HTML anchor of a section heading."""
     return re.sub(r"[^a-z0-9]+", "-", heading.lower()).strip("-")
 
 
 def _shown(value: Any) -> Any:
-    """A value without control characters; what a template made of values is left alone."""
+    """Remove control characters from plain strings; leave `Markup` from templates unchanged."""
     return terminal_lines(value) if type(value) is str else value
 
 

@@ -1,4 +1,4 @@
-"""Texts and tables for rich, without markup."""
+"""Plain texts and tables for rich, without markup."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rifflemix.text import terminal_text
 
 
 def plain(value: object, *, is_bold: bool = False) -> Text:
-    """One line of text."""
+    """Create a rich text of one line."""
     return Text(terminal_text(value), style="bold" if is_bold else "")
 
 
@@ -24,14 +24,14 @@ def text_table(
     right: Iterable[int] = (),
     whole: Iterable[int] = (),
 ) -> Table:
-    """A table of texts.
+    """Create a table of texts.
 
     Args:
-        headers: of the columns.
-        rows: cells; a `Text` is shown as it is.
-        title: above the table.
-        right: columns that are aligned there.
-        whole: columns that are never cut.
+        headers: titles of the columns.
+        rows: cells; a `Text` keeps its style.
+        title: title above the table.
+        right: indices of right-aligned columns.
+        whole: indices of columns that are never wrapped.
     """
     table = Table(box=SIMPLE_HEAD, title=plain(title) if title else None)
     for index, header in enumerate(headers):

@@ -1,18 +1,18 @@
-"""Numbers as people read them."""
+"""Formatting of numbers, sizes, durations and metrics."""
 
 from __future__ import annotations
 
 MISSING = "-"
-"""The text of a table's cell without a value."""
+"""Text of an empty table cell."""
 
 SHARES = ("accuracy", "top5_accuracy", "exact_match")
-"""Metrics between 0 and 1 that are shown in percent."""
+"""Metrics between 0 and 1, displayed in percent."""
 
 _BYTE_UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 
 
 def format_bytes(count: float) -> str:
-    """1536 -> "1.5 KiB": three significant digits, binary units."""
+    """Format bytes with three significant digits: 1536 -> "1.50 KiB"."""
     value = float(count)
     for unit in _BYTE_UNITS[:-1]:
         if value < 999.5:
@@ -22,17 +22,17 @@ def format_bytes(count: float) -> str:
 
 
 def format_count(count: int) -> str:
-    """1234567 -> "1,234,567"."""
+    """Format an integer with thousands separators: 1234567 -> "1,234,567"."""
     return f"{count:,}"
 
 
 def format_rate(per_second: float) -> str:
-    """Three significant digits: 0.0123, 1.23, 12.3, 1234."""
+    """Format a rate, such as 0.0123, 1.23, 12.3 or 1234."""
     return _three_digits(per_second)
 
 
 def format_duration(seconds: float) -> str:
-    """75 -> "1 min 15 s"."""
+    """Format a duration: 75 -> "1 min 15 s"."""
     whole = round(seconds)
     if whole < 60:
         return f"{whole} s"
@@ -42,27 +42,27 @@ def format_duration(seconds: float) -> str:
 
 
 def format_percent(fraction: float) -> str:
-    """0.98765 -> "98.77"."""
+    """Format a fraction in percent: 0.98765 -> "98.77"."""
     return f"{100 * fraction:.2f}"
 
 
 def is_share(name: str) -> bool:
-    """Return whether a metric is one of `SHARES`, on the test split or on another split."""
+    """Return whether a metric, with or without split prefix, is in `SHARES`."""
     return f"_{name}".endswith(tuple(f"_{share}" for share in SHARES))
 
 
 def metric_title(name: str) -> str:
-    """As in headers and on axes: "accuracy, %", "bits per byte"."""
+    """Return a metric's title, such as "accuracy, %" or "bits per byte"."""
     return name.replace("_", " ") + (", %" if is_share(name) else "")
 
 
 def metric_value(name: str, value: float) -> float:
-    """In the unit of its title: a share in percent."""
+    """Convert a value to the unit of the metric's title."""
     return 100 * value if is_share(name) else value
 
 
 def format_metric(name: str, value: float) -> str:
-    """A share as "98.77 %"; any other metric (perplexity, bits) in four significant digits."""
+    """Format a share as "98.77 %", other metrics with four significant digits."""
     return f"{format_percent(value)} %" if is_share(name) else f"{value:.4g}"
 
 

@@ -1,1 +1,1 @@
-"""Parts that long commands share: folder, status, environment, device, measures of cost."""
+"""Shared parts of long commands: folder, status, environment, device, time and memory."""

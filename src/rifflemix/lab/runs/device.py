@@ -1,4 +1,4 @@
-"""The device and the CPU threads of a run."""
+"""Device and CPU threads of a run."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from rifflemix.errors import InputError, bad_argument
 
 
 def resolve_device(device: str) -> str:
-    """`auto` becomes cuda where there is one, else cpu."""
+    """Replace `auto` by cuda if a GPU is available, else by cpu."""
     if device != "auto":
         return device
     return "cuda" if torch.cuda.is_available() else "cpu"
 
 
 def check_device(device: str) -> None:
-    """Raise unless `device` names one that is there."""
+    """Raise InputError unless `device` is available."""
     try:
         found = torch.device(device)
     except RuntimeError:
@@ -34,7 +34,7 @@ def check_device(device: str) -> None:
 
 @contextmanager
 def using_threads(count: int) -> Iterator[None]:
-    """Let torch compute with `count` CPU threads inside."""
+    """Set the number of torch's CPU threads to `count` inside the context."""
     before = torch.get_num_threads()
     torch.set_num_threads(count)
     try:

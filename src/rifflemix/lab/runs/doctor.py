@@ -1,4 +1,4 @@
-"""Examine an installation for `rifflemix doctor`."""
+"""Checks of an installation for `rifflemix doctor`."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from rifflemix.ops.triton_support import why_not_triton
 
 OK, ABSENT, BROKEN = "ok", "absent", "broken"
 LOWEST_TORCH = (2, 8)
-# Distributions of each extra that a user may install; a test holds it against pyproject.toml.
+# Extra -> distributions; a test compares this with pyproject.toml.
 EXTRAS = {
     "cli": ("typer", "rich"),
     "compare": ("accelerate", "matplotlib", "jinja2", "msgspec", "scipy"),
@@ -35,7 +35,7 @@ EXTRAS = {
     "hf": ("transformers",),
     "gpu": ("triton",),
 }
-# Modules to import instead of the name of the distribution.
+# Distribution -> module to import, if the names differ.
 _MODULES = {
     "matplotlib": "matplotlib.figure",
     "pillow": "PIL.Image",
@@ -49,14 +49,14 @@ _LEVELS = {4: "AVX-512", 3: "AVX2", 2: "NEON", 1: "no vector instructions"}
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that was looked at.
+    """Result of one check.
 
     Attributes:
-        name: what it is.
-        state: "ok"; "absent", if it is optional and not there; "broken", if it should work and
-            does not.
-        detail: where or which it is, or why it is not there and what to do.
-        output: what another program said about it, in its own lines.
+        name: name of the checked part.
+        state: "ok", "absent" (an optional part that is not installed) or "broken" (an installed
+            part that does not work).
+        detail: location or version, or the reason for the failure and what to do.
+        output: output lines of another program, such as a compiler.
     """
 
     name: str
@@ -66,15 +66,15 @@ class Finding:
 
 
 def examine(data_dir: Path | None = None) -> list[Finding]:
-    """Examine the installation, its fast paths, extras, plugins, devices, cache folder and data.
+    """Check the installation: fast paths, extras, plugins, devices, cache folder and data.
 
     Optional packages are imported in new processes.
 
     Args:
-        data_dir: folder of data files, as the commands take it.
+        data_dir: folder of data files, as in the option --data-dir.
 
     Raises:
-        InputError: `data_dir` is no folder.
+        InputError: `data_dir` is not a folder.
     """
     versions = {name: _version(name) for names in EXTRAS.values() for name in names}
     modules = [_module(name) for name, version in versions.items() if version is not None]
@@ -204,7 +204,10 @@ def _cache() -> Finding:
 
 
 def _data(data_dir: Path | None, of_plugins: Set[str]) -> Finding:
-    """Count the tasks with data, without tasks that this process would have to import."""
+    """Count the tasks with data.
+
+    Plugin tasks are skipped, because counting would import them.
+    """
     names = [name for name in list_tasks() if name not in of_plugins]
     count = sum(task_status(name, data_dir).available for name in names)
     where = "without --data-dir" if data_dir is None else f"with --data-dir {data_dir}"

@@ -1,4 +1,4 @@
-"""The environment of a result: versions, hardware, commit, command."""
+"""Environment of a result: versions, hardware, commit and command."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _LIBRARIES = ("rifflemix", "torch", "numpy", "safetensors", "accelerate", "trito
 
 
 class Hardware(TypedDict):
-    """The hardware of a result."""
+    """Hardware of a result."""
 
     cpu: str
     cores: int | None
@@ -32,7 +32,7 @@ class Hardware(TypedDict):
 
 
 class Environment(TypedDict):
-    """The result of `environment`."""
+    """Environment of a result, as returned by `environment`."""
 
     command: str
     time: str
@@ -46,11 +46,14 @@ class Environment(TypedDict):
 
 
 def environment() -> Environment:
-    """Everything a reader needs to judge a number, as JSON-ready values.
+    """Describe the environment of this process as JSON values.
 
-    Keys: command, time (UTC, ISO 8601), git_commit (None outside a checkout), git_dirty, python,
-    platform, libraries (name -> version), plugins (file name -> sha256), hardware (cpu, cores,
-    threads, memory_bytes, gpu).
+    - command, python, platform
+    - time (UTC, ISO 8601)
+    - git_commit, git_dirty (None outside a checkout)
+    - libraries (name -> version)
+    - plugins (file name -> sha256)
+    - hardware (cpu, cores, threads, memory_bytes, gpu)
     """
     commit, dirty = _git()
     return {
@@ -73,10 +76,10 @@ def environment() -> Environment:
 
 
 def _command() -> str:
-    """The command line as a reader would type it, with what was set for the allocator."""
+    """Return the command line with the environment variables of the allocator."""
     program = Path(sys.argv[0]).name
     words = ["rifflemix" if program == "__main__.py" else program, *sys.argv[1:]]
-    here = os.environ.get("LOCAL_WORLD_SIZE")  # torchrun's; other launchers may not set it
+    here = os.environ.get("LOCAL_WORLD_SIZE")  # set by torchrun; other launchers may not set it
     if is_one_of_many() and here is not None and program == "__main__.py":
         words = ["torchrun", "--nproc-per-node", here, "-m", *words]
     allocator = (f"{k}={v}" for k, v in sorted(os.environ.items()) if k.startswith("MALLOC_"))
@@ -84,13 +87,13 @@ def _command() -> str:
 
 
 def describe_hardware(environment: dict[str, Any]) -> str:
-    """One line for table captions."""
+    """Describe the hardware in one line for table captions."""
     hardware = environment["hardware"]
     return str(hardware["gpu"]) if hardware["gpu"] else describe_cpu(hardware)
 
 
 def describe_cpu(hardware: Mapping[str, Any]) -> str:
-    """The processor, its cores and how many threads there were."""
+    """Describe the processor, its cores and the number of threads."""
     threads = f"{hardware['threads']} thread{'' if hardware['threads'] == 1 else 's'}"
     return f"{hardware['cpu']}, {hardware['cores']} cores, {threads}"
 
@@ -105,7 +108,7 @@ def _version(name: str) -> str | None:
 
 
 def _git() -> tuple[str | None, bool | None]:
-    """Commit of the checkout this package lies in, and whether its sources differ from it."""
+    """Return the commit of this checkout, and whether its sources were modified."""
     root = Path(__file__).resolve().parents[4]
     if not (root / ".git").exists():
         return None, None
@@ -118,7 +121,7 @@ def _git() -> tuple[str | None, bool | None]:
 
 
 def _run(folder: Path, *command: str) -> str:
-    # GIT_DIR and its relatives name another repository, index or set of settings.
+    # GIT_DIR and similar variables would select another repository, index or configuration.
     own = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
     done = subprocess.run(
         command, cwd=folder, env=own, capture_output=True, text=True, check=True, timeout=10

@@ -1,4 +1,4 @@
-"""Fitting a model to a task, and trying it out before a run starts."""
+"""Creation of a model that fits a task, and a trial run before training."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ _TOO_LARGE = re.compile("alloc|memory|overflow|too large|size", re.IGNORECASE)
 
 
 def fit_model(name: str, task: Task, settings: Mapping[str, Any], seed: int) -> Model:
-    """A new model that fits the samples and labels of a task.
+    """Create a model that fits the samples and labels of a task.
 
     Args:
-        name: registry name.
-        task: gives vocabulary or features, classes and lengths, where the model has such settings.
-        settings: of the model; they win over what the task gives.
-        seed: of the initial weights.
+        name: registry name of the model.
+        task: source of vocabulary or features, classes and lengths, if the model has such settings.
+        settings: settings of the model; they override the settings from the task.
+        seed: seed of the initial weights.
 
     Raises:
-        InputError: an unknown name or setting, or one out of range.
+        InputError: a name or setting is unknown, or a value is out of range.
     """
     known = model_settings(name)
     fitted = {key: value for key, value in task_settings(task).items() if key in known}
@@ -40,7 +40,7 @@ def fit_model(name: str, task: Task, settings: Mapping[str, Any], seed: int) -> 
 
 
 def task_settings(task: Task) -> dict[str, Any]:
-    """Settings of a model that follow from the samples and labels of a task."""
+    """Return the model settings that depend on a task's data."""
     if isinstance(task, WholeImages):
         channels, size, _ = task.image_shape
         inputs: dict[str, Any] = {"image_size": size, "in_channels": channels}
@@ -54,10 +54,10 @@ def task_settings(task: Task) -> dict[str, Any]:
 
 
 def pair_settings(model: str, task: Task) -> dict[str, Any]:
-    """Settings of a backbone that follow from samples of two sequences.
+    """Return the backbone settings for samples of two sequences.
 
-    Their product and difference go to the head too: a linear head on the two alone cannot
-    tell how alike they are.
+    The head also gets the product and the difference of the two representations. A linear head
+    on the representations alone cannot measure their similarity.
     """
     if "num_sequences" not in model_settings(model):
         raise InputError(
@@ -68,7 +68,7 @@ def pair_settings(model: str, task: Task) -> dict[str, Any]:
 
 
 def check_batch_size(batch_size: int, task: Task) -> None:
-    """Raise unless a batch can hold each training sample at most once."""
+    """Raise InputError if a batch is larger than the training split."""
     available = len(task.split("train"))
     if batch_size > available:
         expected = f"at most the {available} samples of the training split"
@@ -76,20 +76,20 @@ def check_batch_size(batch_size: int, task: Task) -> None:
 
 
 def first_batch(task: Task) -> Batch:
-    """The first two training samples; one alone stands there twice."""
+    """Return the first two training samples; repeat a single sample."""
     train = task.split("train")
     return task.collate([train[index] for index in (0, min(1, len(train) - 1))])
 
 
 def try_out(build: Callable[[], Model], task: Task) -> Model:
-    """Build a model and run two training samples of a task through it.
+    """Build a model and run it on two training samples.
 
     Returns:
         The model, in evaluation mode.
 
     Raises:
-        InputError: it cannot be built or run here, its outputs are of another kind than the
-            task's, or not finite, or a mixer from outside breaks what a score rests on.
+        InputError: the model cannot be built or run on this machine; the outputs do not match the
+            task or are not finite; a third-party mixer fails the checks of `checked_mixers`.
     """
     try:
         model = build().eval()
@@ -97,7 +97,7 @@ def try_out(build: Callable[[], Model], task: Task) -> Model:
         _check_takes(model, task, batch)
         with torch.no_grad(), checked_mixers(model):
             outputs = run_model(model, batch)
-            loss = task.loss(outputs, batch)  # refuses outputs of another kind
+            loss = task.loss(outputs, batch)  # raises InputError if the outputs do not match
     except InputError:
         raise
     except (RuntimeError, MemoryError, OverflowError) as error:
@@ -115,7 +115,7 @@ def try_out(build: Callable[[], Model], task: Task) -> Model:
 
 
 def _check_takes(model: Model, task: Task, batch: Batch) -> None:
-    """Raise unless a model can be called with all that a batch has for it."""
+    """Raise InputError unless the model accepts all optional entries of a batch."""
     parameters = inspect.signature(model.forward).parameters
     if any(one.kind is one.VAR_KEYWORD for one in parameters.values()):
         return

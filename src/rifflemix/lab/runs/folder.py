@@ -1,4 +1,4 @@
-"""The folder that a command writes to."""
+"""Checks of the folder that a command writes to."""
 
 from __future__ import annotations
 
@@ -7,18 +7,21 @@ from pathlib import Path
 
 from rifflemix.errors import bad_argument
 
-_LONGEST_NAME = 100  # of the paths that a run makes below its folder
+_LONGEST_NAME = 100  # longest path that a run creates inside its folder
 
 
 def check_folder(out: Path) -> None:
-    """Raise unless a folder is, or can be made, at `out`; leaves nothing behind."""
+    """Raise InputError unless `out` is a writable folder or can be created.
+
+    The check creates no files.
+    """
     try:
         str(out).encode()
         check_new_path(out)
         if out.exists() and not out.is_dir():
             raise bad_argument("out", "a folder", f"the file {out}")
         if out.is_dir():
-            next(out.iterdir(), None)  # what it holds will be asked for
+            next(out.iterdir(), None)  # the command needs to list the folder
         nearest = next(folder for folder in (out, *out.absolute().parents) if folder.exists())
         with tempfile.TemporaryFile(dir=nearest):
             pass
@@ -31,7 +34,7 @@ def check_folder(out: Path) -> None:
 
 
 def check_new_path(path: Path) -> None:
-    """Raise OSError where the system could not hold a new file or folder of this name."""
+    """Raise OSError if the file system does not support the path."""
     nearest = Path(path.absolute().anchor)
     for part in path.absolute().parts[1:]:
         if _exists(nearest / part):

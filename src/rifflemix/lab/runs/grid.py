@@ -1,4 +1,4 @@
-"""Grids of settings: every combination of values is a point, and all points get the same budget."""
+"""Grids of settings: every combination of values is a point with the same training budget."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from rifflemix.errors import bad_argument
 Point = dict[str, Any]
 Grid = Mapping[str, Sequence[Any]]
 
-# Beyond this a typing error is likelier than a wish.
+# A larger number is most likely a typing error.
 MOST_POINTS = 1_000
 
 _NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9_.,=+-]+")
 
 
 def check_grid(grid: Grid) -> None:
-    """Raise InputError unless every setting has values that differ, also as names of folders."""
+    """Raise InputError unless every setting has distinct values with distinct folder names."""
     for name, values in grid.items():
         if not values:
             raise bad_argument(name, "at least one value", "none")
@@ -35,10 +35,12 @@ def check_grid(grid: Grid) -> None:
 
 
 def grid_points(grid: Grid) -> list[Point]:
-    """Every combination, the last setting changing fastest; one without settings for no grid.
+    """Return every combination of values; the last setting changes fastest.
+
+    An empty grid has one point without settings.
 
     Raises:
-        InputError: more than MOST_POINTS.
+        InputError: the grid has more than MOST_POINTS points.
     """
     count = 1
     for values in grid.values():
@@ -50,19 +52,20 @@ def grid_points(grid: Grid) -> list[Point]:
 
 
 def point_label(point: Mapping[str, Any]) -> str:
-    """What folders and tables call a point: "lr=0.003,dim=64"."""
+    """Return the name of a point in folders and tables: "lr=0.003,dim=64"."""
     return _NOT_IN_NAMES.sub("_", ",".join(f"{name}={value}" for name, value in point.items()))
 
 
 def best_point(scores: Sequence[Sequence[float]], *, higher_is_better: bool) -> int:
-    """Which point comes out best.
+    """Return the index of the best point.
 
     Args:
-        scores: of each point, those of the seeds that did not diverge.
-        higher_is_better: of the scores.
+        scores: scores of each point, one per seed that did not diverge.
+        higher_is_better: whether higher scores are better.
 
     Returns:
-        Among the points with the most scores the one with the best mean; of equals the first.
+        Index of the point with the best mean among the points with the most scores. If means are
+        equal, the first point.
     """
     sign = 1.0 if higher_is_better else -1.0
 

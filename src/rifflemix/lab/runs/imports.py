@@ -1,4 +1,4 @@
-"""Import packages in new processes, since an import may fail, crash or hang."""
+"""Imports of packages in new processes, because an import may fail, crash or hang."""
 
 from __future__ import annotations
 
@@ -36,17 +36,17 @@ def failed_imports(targets: Iterable[str], *, seconds: float = 60.0) -> dict[str
 
     Args:
         targets: modules, or objects as MODULE:NAME.
-        seconds: a process that takes longer is killed.
+        seconds: time limit; slower processes are killed.
 
     Returns:
-        Target -> the reason in one line, for each target that cannot be imported.
+        Target -> one-line reason, for each target that cannot be imported.
     """
     waiting, running = list(dict.fromkeys(targets)), list[_Import]()
     failures: dict[str, str] = {}
     with ExitStack() as stack:
         while waiting or running:
             while waiting and len(running) < (os.cpu_count() or 1):
-                # A pipe would stay open as long as any process that the package starts.
+                # A pipe would stay open as long as processes that the package started.
                 report = stack.enter_context(tempfile.TemporaryFile())
                 one = _Import(waiting.pop(0), report, time.monotonic() + seconds)
                 stack.callback(one.kill)
@@ -61,7 +61,7 @@ def failed_imports(targets: Iterable[str], *, seconds: float = 60.0) -> dict[str
 
 
 class _Import:
-    """A process that imports a target."""
+    """Process that imports a target."""
 
     def __init__(self, target: str, report: IO[bytes], end: float) -> None:
         self.target = target
@@ -80,7 +80,7 @@ class _Import:
         return self._process.poll() is not None or time.monotonic() >= self._end
 
     def reason(self, seconds: float) -> str:
-        """Return why the import failed, or an empty text, and end the process."""
+        """End the process and return the reason of failure, or ""."""
         code = self._process.poll()
         self.kill()
         if code is None:

@@ -1,4 +1,4 @@
-"""Time and memory of a call, measured the same way everywhere."""
+"""Measurement of time and memory of calls."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from rifflemix.compat import memory_changes, runs_on_gpu
 
-# A call that lasts so long needs no warming up, and is not worth making once more to find out.
+# Calls of at least this time need no warm-up.
 _LONG_SECONDS = 1.0
 
 _LOG_LEVEL = "KINETO_LOG_LEVEL"
@@ -25,7 +25,7 @@ Call = Callable[[], object]
 
 @dataclass(frozen=True)
 class Probe:
-    """The cost of one call: seconds, and bytes above the level at its start."""
+    """Cost of one call: seconds, and peak bytes above the memory in use at its start."""
 
     seconds: float
     peak_memory_bytes: int
@@ -41,19 +41,22 @@ def median_seconds(
     probes: Mapping[str, Probe] | None = None,
     should_stop: Callable[[], bool] | None = None,
 ) -> dict[str, list[float]]:
-    """Times of several calls, taken in turn so that a noisy machine disturbs all alike.
+    """Time several calls in turn.
+
+    Noise of the machine then affects all calls equally.
 
     Args:
         calls: name -> call.
-        device: where the calls compute; GPU work is waited for.
+        device: device of the calls; timings wait for GPU work.
         repeats: timings of each call.
-        min_seconds: a timing repeats a short call until it has lasted this long.
-        max_seconds: a call gets fewer timings, but at least one, rather than take longer in all.
-        probes: what a call took when it was made before; its warm-up, if it was a long one.
-        should_stop: polled before every timing; when True the times so far are returned.
+        min_seconds: minimum duration of a timing; short calls are repeated.
+        max_seconds: limit of the total time of a call. A call gets fewer timings to stay below
+            it, but at least one timing.
+        probes: costs of earlier calls. They replace the warm-up of long calls.
+        should_stop: called before every timing; True returns the times so far.
 
     Returns:
-        name -> seconds a call, one entry per timing; take the median, and ratios of medians.
+        name -> seconds per call, one entry per timing. Use medians and ratios of medians.
     """
     seconds: dict[str, list[float]] = {name: [] for name in calls}
     loops: dict[str, int] = {}
@@ -74,9 +77,9 @@ def median_seconds(
 
 
 def processor_seconds(call: Call, *, min_seconds: float = 0.02) -> float:
-    """The least processor time of this thread that a call takes, of seven timings this long.
+    """Return the minimum CPU time of a call over seven timings.
 
-    What else runs on the machine does not count, nor do other threads.
+    Each timing lasts at least `min_seconds`. Other processes and threads are not counted.
     """
     call()
     found = []
@@ -90,26 +93,28 @@ def processor_seconds(call: Call, *, min_seconds: float = 0.02) -> float:
 
 
 def median(values: list[float]) -> float:
-    """Median of a list of timings."""
+    """Return the median of a list of timings."""
     return statistics.median(values)
 
 
 def probe(call: Call, device: torch.device) -> Probe:
-    """Make a call once and say what it took."""
+    """Run a call once and measure its time and peak memory."""
     seconds: list[float] = []
     memory = peak_memory(lambda: seconds.append(seconds_of(call, device)), device)
     return Probe(seconds[0], memory)
 
 
 def peak_memory(call: Call, device: torch.device) -> int:
-    """Most bytes that torch's allocator held above the level at the start, in one call.
+    """Return the peak memory that a call allocates in torch, in bytes.
 
-    On a CPU the allocator's own record is replayed (interpreter and libraries not counted, and
-    nothing depends on what ran before); on a GPU the driver's statistics are read.
+    Memory that is allocated before the call is not counted.
+
+    On a CPU the profiler's records of allocations are replayed. Interpreter and libraries are not
+    counted, and earlier calls have no effect. On a GPU the statistics of the allocator are read.
     """
     if device.type == "cuda":
         with torch.cuda.device(device):
-            torch.cuda.current_blas_handle()  # its workspace stays, and is no call's own
+            torch.cuda.current_blas_handle()  # allocates a permanent workspace before the call
         torch.cuda.synchronize(device)
         start = torch.cuda.memory_allocated(device)
         torch.cuda.reset_peak_memory_stats(device)
@@ -122,19 +127,21 @@ def peak_memory(call: Call, device: torch.device) -> int:
 
 
 def kernel_share(call: Call, device: torch.device, loops: int = 1) -> float:
-    """Share of a call's time that is spent computing; the rest is Python, autograd and launching.
+    """Return the share of a call's time that kernels use.
 
-    On a GPU its kernels count, on a CPU torch's operators and those of this package, which are
-    Python around a compiled kernel and count whole. The profiler slows the rest down a little, so
-    that the true share is somewhat higher.
+    The rest is Python, autograd and kernel launches.
+
+    On a GPU, kernels are counted. On a CPU, operators of torch and of rifflemix are counted. A
+    rifflemix operator is counted as a whole, including Python around its compiled kernel. The
+    profiler slows down the rest a little, so the true share is slightly higher.
 
     Args:
-        call: what is made.
-        device: where it computes.
-        loops: how often it is made, for a short one.
+        call: call to measure.
+        device: device of the call.
+        loops: number of repetitions, for short calls.
 
     Returns:
-        0..1.
+        Share from 0 to 1.
     """
     on_gpu = device.type == "cuda"
     activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if on_gpu else [])]
@@ -152,7 +159,8 @@ def kernel_share(call: Call, device: torch.device, loops: int = 1) -> float:
 def _quiet_profile(**options: Any) -> Iterator[profile]:
     """Profile without the lines that libkineto writes to stderr.
 
-    libkineto reads its level when the first profiler of a process starts. A level of the user wins.
+    libkineto reads its log level when the first profiler of a process starts. A level that the
+    user set is kept.
     """
     is_set = _LOG_LEVEL in os.environ
     os.environ.setdefault(_LOG_LEVEL, "6")  # above every level of libkineto
@@ -165,12 +173,12 @@ def _quiet_profile(**options: Any) -> Iterator[profile]:
 
 
 def _is_operator(key: str) -> bool:
-    """Whether an event is one of torch's or of a library's operators: `aten::add`."""
+    """Return whether an event is an operator, such as `aten::add`."""
     return "::" in key and not key.startswith("autograd::")
 
 
 def _highest_level(record: profile) -> int:
-    """Replay allocations and frees in order of time."""
+    """Replay allocations and frees in order of time and return the peak."""
     level = highest = 0
     for change in memory_changes(record):
         level += change
@@ -179,7 +187,7 @@ def _highest_level(record: profile) -> int:
 
 
 def _warm_up(call: Call, device: torch.device, min_seconds: float, known_seconds: float) -> int:
-    """Calls for one timing; a call known to be long is neither warmed up nor looped."""
+    """Warm up short calls and return the repetitions per timing."""
     once = known_seconds
     if once < _LONG_SECONDS:
         once = seconds_of(call, device)
@@ -189,7 +197,7 @@ def _warm_up(call: Call, device: torch.device, min_seconds: float, known_seconds
 
 
 def seconds_of(call: Call, device: torch.device, loops: int = 1) -> float:
-    """Time of a call, made `loops` times; GPU work is waited for."""
+    """Return the mean time of a call, including GPU work."""
     _wait(device)
     start = time.perf_counter()
     for _ in range(loops):

@@ -1,6 +1,6 @@
-"""The options of a run, each declared once: help, names on the command line, bounds.
+"""Declarations of run options: help text, command-line names and bounds.
 
-The command line makes its options from these declarations, configurations their checks.
+The command line builds its options from these declarations. Configurations use them for checks.
 """
 
 from __future__ import annotations
@@ -11,23 +11,23 @@ from typing import Annotated, Any, get_args, get_type_hints
 
 from rifflemix.errors import bad_argument
 
-# Beyond these a typing error is likelier than a wish.
+# Larger numbers are most likely typing errors.
 MOST_THREADS = 1_024
 _MOST_LAYERS, _MOST_WIDTH = 1_000, 65_536
 
 PRECISIONS = {"float32": "no", "bf16": "bf16"}
-"""The user's word -> that of `TrainConfig.precision`."""
+"""Precision on the command line -> value of `TrainConfig.precision`."""
 
 
 @dataclass(frozen=True)
 class Option:
-    """The help and the bounds of an option, declared in its type.
+    """Help text and bounds of an option, declared in its type annotation.
 
     Attributes:
-        help: one line for the command line.
-        names: on the command line; "--" and the name of the field if empty.
-        metavar: how the value is shown there; its type if None.
-        most: whole numbers go from 1 to this; unbounded if None.
+        help: help text in one line.
+        names: names on the command line; if empty, "--" and the name of the field.
+        metavar: placeholder of the value in the help; if None, the type.
+        most: maximum of an integer option with minimum 1; if None, unbounded.
     """
 
     help: str
@@ -36,7 +36,7 @@ class Option:
     most: int | None = None
 
     def check(self, name: str, value: Any) -> None:
-        """Raise InputError, about `name`, unless `value` is within the bounds."""
+        """Raise InputError for option `name` unless `value` is within the bounds."""
         if self.most is not None and not 1 <= value <= self.most:
             raise bad_argument(name, f"1 to {self.most:,}", value)
 
@@ -82,7 +82,7 @@ Json = Annotated[bool, Option("Print JSON on stdout and nothing else there.")]
 
 @dataclass(frozen=True, kw_only=True)
 class RunOptions:
-    """How to train mixers on a task, as a user says it; None takes the task's default."""
+    """User options for training mixers on a task; None uses the task's default."""
 
     max_steps: MaxSteps | None = None
     batch_size: BatchSize | None = None
@@ -132,10 +132,10 @@ class RunOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class ReproduceOptions:
-    """How to run a recipe, as a user says it; None takes what the recipe says.
+    """User options for running a recipe; None uses the recipe's value.
 
-    Fewer updates shrink the schedule with them, and evaluations see no more samples than the
-    training between them.
+    Fewer updates shorten the schedule in proportion. Evaluations then never use more samples than
+    the training between them.
     """
 
     data_dir: DataDir | None = None
@@ -161,10 +161,10 @@ class ReproduceOptions:
 
 
 def declared_options(owner: Any) -> dict[str, Option]:
-    """The options that the annotations of a class or function declare, by name."""
+    """Return the options that a class or function declares, by name."""
     found = {}
     for name, hint in get_type_hints(owner, include_extras=True).items():
-        for part in (hint, *get_args(hint)):  # the second: Annotated[...] | None
+        for part in (hint, *get_args(hint)):  # the arguments are for Annotated[...] | None
             for extra in getattr(part, "__metadata__", ()):
                 if isinstance(extra, Option):
                     found[name] = extra
@@ -172,6 +172,6 @@ def declared_options(owner: Any) -> dict[str, Option]:
 
 
 def check_options(config: Any) -> None:
-    """Raise InputError unless every attribute that declares bounds lies within them."""
+    """Raise InputError unless every attribute is within its declared bounds."""
     for name, option in declared_options(type(config)).items():
         option.check(name, getattr(config, name))

@@ -1,7 +1,7 @@
-"""Other people's code: its hashes, and a first look at mixers before their scores are believed.
+"""Third-party code: its hashes, and short checks of third-party mixers before training.
 
-`rifflemix.testing.check_mixer` asks for all that a mixer promises. Here is what would make a score
-worthless: outputs that look ahead, that meet other samples, or that are broadcast over tokens.
+The checks find errors that would make scores meaningless: outputs that depend on later tokens or
+on other samples, or that are broadcast over tokens. `rifflemix.testing.check_mixer` tests more.
 """
 
 from __future__ import annotations
@@ -26,12 +26,15 @@ from rifflemix.plugins import (
     plugin_files,
 )
 
-_OTHER = -3.0  # times a token: its square is another one too
-_ROUNDING = 1e-3  # of the largest output; a mixer over frequencies rounds with every token
+_OTHER = -3.0  # factor that changes a token; it also changes the squares
+_ROUNDING = 1e-3  # relative to the largest output; in FFT mixers all tokens affect rounding
 
 
 def outside_code(mixers: Iterable[str], models: Iterable[str]) -> dict[str, str]:
-    """The hash of each plugin's file; of each mixer and model from outside its file, or hash."""
+    """Return the hashes of all third-party code.
+
+    A plugin file has its hash. A mixer or model has the name of its file, or else a hash.
+    """
     found = plugin_files()
     used: dict[str, Any] = {f"mixer {name}": mixer_class(name) for name in mixers}
     used |= {f"model {name}": find_preset(name).build for name in models}
@@ -42,17 +45,19 @@ def outside_code(mixers: Iterable[str], models: Iterable[str]) -> dict[str, str]
 
 
 def code_by_name(found: Mapping[str, str]) -> dict[str, str]:
-    """The hash behind each name of `outside_code`: a mixer or model has that of its file."""
+    """Replace file names in the result of `outside_code` by their hashes."""
     return {name: found.get(code, code) for name, code in found.items()}
 
 
 @contextmanager
 def checked_mixers(model: nn.Module) -> Iterator[None]:
-    """Check the mixers from outside in `model` while it runs on at least two samples.
+    """Check the third-party mixers of `model` while it runs.
+
+    The model must run on at least two samples.
 
     Raises:
-        InputError: one raises, returns something else than outputs of its tokens' shape, or its
-            outputs change with what they must not see.
+        InputError: a mixer raises an exception. Or its outputs are not finite, differ from its
+            inputs in shape or dtype, or depend on other samples or later tokens.
     """
     found = [m for m in model.modules() if isinstance(m, TokenMixer) and is_outside(type(m))]
     hooks = [mixer.register_forward_hook(_check, with_kwargs=True) for mixer in found]
@@ -60,7 +65,7 @@ def checked_mixers(model: nn.Module) -> Iterator[None]:
         yield
     except (InputError, KeyboardInterrupt):
         raise
-    except BaseException as error:  # a mixer may do anything, such as leave the process
+    except BaseException as error:  # a third-party mixer may even call sys.exit
         place = _place(error, found)
         if place is None:
             raise
@@ -94,7 +99,7 @@ def _check(mixer: TokenMixer, args: tuple[Any, ...], _: dict[str, Any], y: Any) 
 
 
 def _outputs(mixer: TokenMixer, x: Tensor) -> Tensor:
-    """Without the hooks; noise, if there is any, is the same in each."""
+    """Run the mixer without hooks and with fixed noise."""
     torch.manual_seed(0)
     y: Tensor = mixer.forward(x.clone())
     return y
@@ -110,7 +115,7 @@ def _broken(mixer: TokenMixer, what: str) -> InputError:
 
 
 def _place(error: BaseException, mixers: list[TokenMixer]) -> str | None:
-    """File and line where code of one of the mixers' modules went wrong last."""
+    """Return file and line of the last error in the mixers' code."""
     files = {
         value.__code__.co_filename
         for mixer in mixers

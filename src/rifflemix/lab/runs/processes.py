@@ -1,4 +1,4 @@
-"""The processes that torchrun started together."""
+"""Rank and number of the processes that torchrun started."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ import os
 
 
 def is_main_process() -> bool:
-    """Whether this process writes and speaks for all that torchrun started."""
+    """Return whether this process has rank 0 and writes files and messages."""
     return os.environ.get("RANK", "0") == "0"
 
 
 def is_one_of_many() -> bool:
-    """Whether torchrun started others beside this one."""
+    """Return whether torchrun started more than one process."""
     return count_processes() > 1
 
 
 def count_processes() -> int:
-    """How many processes torchrun started together, this one included."""
+    """Return the number of processes that torchrun started, including this process."""
     return int(os.environ.get("WORLD_SIZE", "1"))

@@ -1,4 +1,4 @@
-"""What the results of all training runs have: their protocol, and summaries over seeds."""
+"""Common parts of training results: the protocol, and summaries over seeds."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rifflemix.lab.train.run_folder import Weights
 
 
 def protocol(task: Task, weights: Weights = "best", *, tests_both: bool = False) -> dict[str, str]:
-    """What chose the weights, by which metric, and the use of the test split."""
+    """Describe the selection of weights and the use of the test split."""
     both = "the weights of the last step and of the best evaluation"
     tested = both if tests_both else "the chosen weights"
     return {
@@ -23,7 +23,10 @@ def protocol(task: Task, weights: Weights = "best", *, tests_both: bool = False)
 
 
 def summarise(values: Sequence[float]) -> dict[str, Any] | None:
-    """Mean, sample standard deviation (None for one value), count and the values; None for none."""
+    """Return mean, sample standard deviation, count and values, or None without values.
+
+    The standard deviation of a single value is None.
+    """
     if not values:
         return None
     return {

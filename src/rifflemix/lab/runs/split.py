@@ -1,6 +1,6 @@
-"""Training on sequences that several processes share: whole batches go in, whole outputs come out.
+"""Training with context parallelism: models that split whole batches and gather their outputs.
 
-The loop gives every process that shares a sequence the same batch, as if it were alone.
+All processes that share a sequence get the same batch from the training loop.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from rifflemix.parallel.shards import SequenceGroup
 
 
 def check_processes(context_parallel: int) -> None:
-    """Raise InputError unless torchrun started a multiple of so many processes."""
+    """Raise InputError unless torchrun started a multiple of `context_parallel` processes."""
     processes = count_processes()
     if context_parallel > 1 and processes == 1:
         raise InputError(
@@ -33,7 +33,7 @@ def check_processes(context_parallel: int) -> None:
 
 
 def check_split(model: Model, task: Task, context_parallel: int) -> None:
-    """Raise InputError unless so many processes can share the sequences of a task and a model."""
+    """Raise InputError unless the model and the task support `context_parallel` processes."""
     if context_parallel == 1:
         return
     check_sharded_form(model)
@@ -50,12 +50,12 @@ def check_split(model: Model, task: Task, context_parallel: int) -> None:
 def split_model(model: Model, engine: Engine) -> Model:
     """Split a model's sequences over the processes that share them, in place.
 
-    It goes on to take whole batches, the same on these processes, and to return whole outputs: of a
-    `GPT`, all logits are gathered on each.
+    The model still accepts whole batches, equal on these processes, and returns whole outputs. A
+    `GPT` gathers all logits on each process.
 
     Raises:
-        InputError: as `rifflemix.parallel.shard_sequence`. From calls of the model: batches that
-            must be filled up, where their pooling counts padding.
+        InputError: `rifflemix.parallel.shard_sequence` does not support the model. Calls of the
+            model also raise it if a batch needs padding and the pooling counts padding.
     """
     if engine.context_parallel > 1:
         shard_sequence(model.to(engine.device), engine.sequence_mesh())
@@ -66,7 +66,7 @@ def split_model(model: Model, engine: Engine) -> Model:
 
 
 class _WholeEncoder(ShardedEncoder):
-    """An encoder that cuts its inputs itself."""
+    """Sharded encoder that accepts whole inputs and splits them."""
 
     def forward(
         self,
@@ -75,7 +75,7 @@ class _WholeEncoder(ShardedEncoder):
         key_padding_mask: Tensor | None = None,
         cu_seqlens: Tensor | None = None,
     ) -> Tensor:
-        """See `SequenceClassifier.forward`; the same on all processes."""
+        """Run `SequenceClassifier.forward` on inputs that are equal on all processes."""
         _check_not_packed(cu_seqlens)
         dim = 1 if self.num_sequences == 1 else 2
         kind = getattr(self.pool, "kind", "")
@@ -91,7 +91,7 @@ class _WholeEncoder(ShardedEncoder):
 
 
 class _WholeGPT(ShardedGPT):
-    """A language model that cuts its inputs itself, and gathers its logits."""
+    """Sharded language model that accepts whole inputs, splits them and gathers the logits."""
 
     def forward(
         self,
@@ -100,7 +100,7 @@ class _WholeGPT(ShardedGPT):
         key_padding_mask: Tensor | None = None,
         cu_seqlens: Tensor | None = None,
     ) -> Tensor:
-        """See `GPT.forward`; the same on all processes."""
+        """Run `GPT.forward` on inputs that are equal on all processes."""
         _check_not_packed(cu_seqlens)
         length = tokens.shape[1]
         own, mask = _own_part(tokens, key_padding_mask, self.sequence, 1)
@@ -122,9 +122,9 @@ def _check_not_packed(cu_seqlens: Tensor | None) -> None:
 def _own_part(
     inputs: Tensor, mask: Tensor | None, sequence: SequenceGroup, dim: int
 ) -> tuple[Tensor, Tensor | None]:
-    """The own tokens along a dimension, and which of them are padding.
+    """Return the tokens of this process and their padding mask.
 
-    Tokens are filled up to a multiple of the processes, and what is added is padding.
+    Inputs are padded to a multiple of the number of processes.
     """
     missing = -inputs.shape[dim] % sequence.size
     if missing:

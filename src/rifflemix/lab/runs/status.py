@@ -1,4 +1,4 @@
-"""The status of a training run, for progress displays."""
+"""Status of a training run, for progress displays."""
 
 from __future__ import annotations
 
@@ -12,20 +12,21 @@ from rifflemix.lab.train import TrainEvent, TrainResult
 
 @dataclass(frozen=True)
 class RunStatus:
-    """The status of one run.
+    """Status of one run.
 
     Attributes:
-        mixer, seed: which run.
+        mixer, seed: mixer and seed of the run.
         state: estimating (time), measuring (memory), training, done, diverged, stopped, or
-            elsewhere (another worker makes the run).
-        step, max_steps: optimiser updates made and to make.
-        loss: mean training loss lately.
-        metric, score: what chooses the weights, and its newest value on the validation split.
+            elsewhere (another worker executes the run).
+        step, max_steps: completed and total optimizer updates.
+        loss: mean training loss of the newest log line.
+        metric, score: metric that selects the weights, and its newest value on the validation
+            split.
         steps_per_second: training speed since the first step, without evaluations.
-        seconds_left: to the last step, at the pace since this process began or continued the
-            run, with evaluations; None before it is known.
+        seconds_left: estimated time to the last step, including evaluations, at the speed since
+            this process started or resumed the run. None before the speed is known.
         seconds_left_in_all: estimated time to the end of the comparison, or None.
-        trial: the settings that are tried, where the run is a trial of tuning.
+        trial: settings of the tuning trial; empty if the run is not a trial.
     """
 
     mixer: str
@@ -47,7 +48,7 @@ ShouldStop = Callable[[], bool]
 
 
 class StatusFeed:
-    """Turns the training loop's events into statuses."""
+    """Converter from events of the training loop to `RunStatus`."""
 
     def __init__(
         self, mixer: str, seed: int, max_steps: int, say: OnStatus | None, metric: str
@@ -57,16 +58,16 @@ class StatusFeed:
         self._first: tuple[int, float] | None = None
 
     def show(self, **changes: Any) -> None:
-        """Change the status and tell it."""
+        """Change the status and pass it to the callback."""
         self._status = replace(self._status, **changes)
         self._say(self._status)
 
     def end(self, result: TrainResult) -> None:
-        """Tell where a run has ended, also one that an earlier process had finished."""
+        """Show the final status, also if an earlier process finished the run."""
         self.show(state="done" if result.finished else "stopped", step=result.step)
 
     def on_event(self, event: TrainEvent) -> None:
-        """The callback of the training loop."""
+        """Update the status from an event; the callback for `train`."""
         changes: dict[str, Any] = {"step": event.step, "seconds_left": self._seconds_left(event)}
         if event.loss is not None:
             changes["loss"] = event.loss
@@ -91,5 +92,5 @@ def silent(status: RunStatus) -> None:
 
 
 def never() -> bool:
-    """Do not stop."""
+    """Return False, for runs that are never stopped."""
     return False

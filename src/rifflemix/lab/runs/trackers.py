@@ -1,4 +1,4 @@
-"""Curves of a run as it goes, in TensorBoard or Weights & Biases, by accelerate's trackers."""
+"""Live curves of a run in TensorBoard or Weights & Biases, through accelerate's trackers."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ OnEvent = Callable[[TrainEvent], None]
 
 
 def check_tracker(tracker: str | None) -> None:
-    """Raise InputError unless it is None, or one that is installed."""
+    """Raise InputError unless `tracker` is None or installed."""
     if tracker is None:
         return
     check_choice("tracker", tracker, TRACKERS)
@@ -33,13 +33,13 @@ def check_tracker(tracker: str | None) -> None:
 
 @dataclass(frozen=True)
 class Tracker:
-    """Where the curves of one run go.
+    """Destination of the curves of one run.
 
     Attributes:
         kind: one of TRACKERS.
-        out: results folder; TensorBoard's files go to `tensorboard` in it, those of Weights &
-            Biases to `wandb`.
-        name: of the run, such as csp/seed0.
+        out: results folder. TensorBoard writes to its subfolder `tensorboard`, Weights & Biases
+            to `wandb`.
+        name: name of the run, such as csp/seed0.
     """
 
     kind: str
@@ -51,15 +51,15 @@ class Tracker:
 def tracked(
     tracker: Tracker | None, settings: Mapping[str, Any], log_every: int
 ) -> Iterator[OnEvent]:
-    """A callback for the events of one run; what it was told is written at the end.
+    """Yield a callback that logs the events of one run.
 
     Args:
-        tracker: None for no curves.
-        settings: what the run is, JSON values.
+        tracker: destination of the curves; None logs no curves.
+        settings: settings of the run, JSON values.
         log_every: steps between losses.
 
     Raises:
-        InputError: what it was told cannot be written, such as on a full disk.
+        InputError: the curves cannot be written, for example because the disk is full.
     """
     if tracker is None:
         yield lambda _: None
@@ -72,14 +72,14 @@ def tracked(
 
 
 class _Curves:
-    """Starts its tracker with the first event: a run that is only read again has none."""
+    """Callback that starts the tracker at the first event, so that finished runs start none."""
 
     def __init__(self, where: Tracker, settings: Mapping[str, Any], log_every: int) -> None:
         self._where, self._settings, self._log_every = where, settings, log_every
         self._tracker: Any = None
 
     def on_event(self, event: TrainEvent) -> None:
-        """Pass on losses and evaluations."""
+        """Log losses and evaluations."""
         values = self._values(event)
         if not values:
             return
@@ -89,14 +89,14 @@ class _Curves:
             self._tracker.log(values, step=event.step)
 
     def close(self) -> None:
-        """Write what was told."""
+        """Write all curves and end the tracker."""
         if self._tracker is not None:
             with self._writing():
                 self._tracker.finish()
 
     @contextmanager
     def _writing(self) -> Iterator[None]:
-        """Turn an error of the disk into one sentence."""
+        """Replace an OSError by an InputError."""
         try:
             yield
         except OSError as error:
@@ -124,7 +124,7 @@ class _Curves:
 
         where = self._where
         if where.kind == "tensorboard":
-            # What a killed process wrote beyond its checkpoint is told again, and shown once.
+            # A killed process may have logged steps after its checkpoint. Purge repeated steps.
             first = event.step if event.kind == "step" else event.step + 1
             folder = where.out / "tensorboard"
             tracker: Any = tracking.TensorBoardTracker(where.name, folder, purge_step=first)
@@ -137,11 +137,11 @@ class _Curves:
                 dir=str(where.out),
                 config=dict(self._settings),
             )
-        if hasattr(tracker, "start"):  # which older versions of accelerate do by themselves
+        if hasattr(tracker, "start"):  # older versions of accelerate start in the constructor
             tracker.start()
         return tracker
 
     def _identity(self) -> str:
-        """The same for a run that goes on, another for any other run."""
+        """Return an identifier that is equal when the run is resumed."""
         place = f"{platform.node()}:{self._where.out.resolve()}:{self._where.name}"
         return hashlib.blake2b(place.encode(), digest_size=8).hexdigest()

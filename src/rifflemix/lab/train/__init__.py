@@ -1,4 +1,4 @@
-"""Training loop, optimisers, schedules, checkpoints, seeds."""
+"""Training loop, optimizers, schedules, checkpoints and seeds."""
 
 from rifflemix.lab.train.config import TrainConfig
 from rifflemix.lab.train.loop import train

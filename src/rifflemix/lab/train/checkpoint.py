@@ -1,9 +1,8 @@
-"""Everything a run needs to resume exactly, in one safetensors file.
+"""Checkpoints for exact resume, in one safetensors file without pickle.
 
-torch's distributed state dicts give whole tensors under the model's own names whether the model
-is plain, under DDP or sharded by FSDP, so that all three share this code. Nothing is pickled.
-They are imported where they are used: the import takes a second, and whoever only lists recipes or
-measures layers never saves.
+torch's distributed state dicts return full tensors with the names of the original model, also
+under DDP and FSDP. They are imported inside the functions, because the import takes a second and
+most commands do not need it.
 """
 
 from __future__ import annotations
@@ -31,12 +30,12 @@ _GROUPS = ("model", "optimizer", "best", "rng")
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """One moment of a run.
+    """State of a run at one step.
 
     Attributes:
         model: weights and buffers.
         optimizer: "<parameter>/<state>" -> tensor.
-        best: the best weights so far; empty before the first evaluation.
+        best: best weights so far; empty before the first evaluation.
         rng: generator -> (processes, bytes) uint8.
         progress: counters, history and timing, JSON values.
     """
@@ -49,7 +48,7 @@ class Checkpoint:
 
 
 def save_checkpoint(path: Path, checkpoint: Checkpoint) -> None:
-    """Write atomically: a crash leaves the previous checkpoint.
+    """Write a checkpoint atomically: a crash leaves the previous checkpoint.
 
     Raises:
         InputError: the file cannot be written.
@@ -63,14 +62,14 @@ def save_checkpoint(path: Path, checkpoint: Checkpoint) -> None:
 
 
 def load_checkpoint(path: Path, shapes: Mapping[str, Shapes]) -> Checkpoint:
-    """Read what `save_checkpoint` wrote.
+    """Read a checkpoint that `save_checkpoint` wrote.
 
     Args:
-        path: the file.
-        shapes: of the tensors of "model", "optimizer" and "rng".
+        path: checkpoint file.
+        shapes: expected shapes of the tensors of "model", "optimizer" and "rng".
 
     Raises:
-        InputError: the file is missing, damaged, or another model's.
+        InputError: the file is missing, damaged, or belongs to another model.
     """
     tensors, progress = read_tensors(path)
     groups: dict[str, Tensors] = {group: {} for group in _GROUPS}
@@ -89,7 +88,7 @@ def load_checkpoint(path: Path, shapes: Mapping[str, Shapes]) -> Checkpoint:
 
 
 def check_tensors(path: Path, tensors: Tensors, wanted: Shapes, advice: str = START_OVER) -> None:
-    """Raise InputError unless the tensors of a file have the names, shapes and types wanted."""
+    """Raise InputError if names, shapes or types of tensors are unexpected."""
     for name in sorted(tensors.keys() | wanted.keys()):
         found = _shape_of(tensors[name]) if name in tensors else "none"
         expected = wanted.get(name, "none")
@@ -98,7 +97,7 @@ def check_tensors(path: Path, tensors: Tensors, wanted: Shapes, advice: str = ST
 
 
 def state_shapes(model: nn.Module, optimizer: Optimizer) -> dict[str, Shapes]:
-    """Shapes of what `model_weights` and `optimizer_state` give the main process."""
+    """Return the tensor shapes of `model_weights` and `optimizer_state`, in all processes."""
     from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
 
     states: Mapping[str, Mapping[str, Tensor]]
@@ -114,7 +113,7 @@ def state_shapes(model: nn.Module, optimizer: Optimizer) -> dict[str, Shapes]:
 
 
 def weight_shapes(model: nn.Module) -> Shapes:
-    """Shapes of what `model_weights` gives the main process, by the same names, in all of them."""
+    """Return the tensor shapes of `model_weights` by name, in all processes."""
     from torch.distributed.checkpoint.state_dict import get_model_state_dict
 
     return {name: _shape_of(tensor) for name, tensor in get_model_state_dict(model).items()}
@@ -125,21 +124,30 @@ def _shape_of(tensor: Any) -> tuple[tuple[int, ...], torch.dtype]:
 
 
 def model_weights(model: nn.Module) -> Tensors:
-    """Copies on the CPU of all weights and buffers; empty outside the main process."""
+    """Copy all weights and buffers to the CPU.
+
+    Other processes than the main process get an empty dict.
+    """
     from torch.distributed.checkpoint.state_dict import get_model_state_dict
 
     return _copies(get_model_state_dict(model, options=_whole()))
 
 
 def load_model_weights(model: nn.Module, weights: Tensors, processes: int) -> None:
-    """Put back what `model_weights` gave the main process; the others pass an empty dict."""
+    """Load weights from `model_weights` into a model.
+
+    Only the main process passes the weights; other processes pass an empty dict.
+    """
     from torch.distributed.checkpoint.state_dict import set_model_state_dict
 
     set_model_state_dict(model, dict[str, Any](weights), options=_loading(processes))
 
 
 def optimizer_state(model: nn.Module, optimizer: Optimizer) -> Tensors:
-    """Copies on the CPU of the optimiser's tensors; empty outside the main process."""
+    """Copy the optimizer's tensors to the CPU.
+
+    Other processes than the main process get an empty dict.
+    """
     from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
 
     whole = get_optimizer_state_dict(model, optimizer, options=_whole())
@@ -152,9 +160,10 @@ def optimizer_state(model: nn.Module, optimizer: Optimizer) -> Tensors:
 def load_optimizer_state(
     model: nn.Module, optimizer: Optimizer, state: Tensors, processes: int
 ) -> None:
-    """Put back what `optimizer_state` gave the main process; the others pass an empty dict.
+    """Load tensors from `optimizer_state` into an optimizer.
 
-    The settings (rates, decay) stay as `optimizer` has them.
+    Only the main process passes the tensors; other processes pass an empty dict.
+    Rates and decay of `optimizer` do not change.
     """
     from torch.distributed.checkpoint.state_dict import (
         get_optimizer_state_dict,

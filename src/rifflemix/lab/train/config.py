@@ -1,4 +1,4 @@
-"""The settings of one training run."""
+"""Settings of one training run."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from rifflemix.lab.train.schedules import LEAST_WARMUP, SCHEDULES
 OPTIMIZERS = ("adamw", "adam", "sgd", "adafactor")
 PRECISIONS = ("no", "bf16")
 
-_MOST_WORKERS = 1_024  # beyond it a typing error is likelier than a wish
-# They change neither a number nor a line of the log.
+_MOST_WORKERS = 1_024  # a larger number is most likely a typing error
+# Settings that change neither the results nor the log.
 _WITHOUT_EFFECT = ("num_workers", "checkpoint_every", "checkpoint_seconds")
 
-# Settings that only some schedules read; elsewhere a value would be silently ignored.
+# Setting -> schedules that read it. Other schedules would ignore a value without a message.
 _SCHEDULE_FIELDS = {
     "warmup_init": ("constant", "linear", "cosine", "inverse_sqrt", "multistep"),
     "warmup_power": ("constant", "linear", "cosine", "inverse_sqrt", "multistep"),
@@ -31,56 +31,61 @@ _SCHEDULE_FIELDS = {
 
 @dataclass(frozen=True, kw_only=True)
 class TrainConfig:
-    """How to train: budget, optimiser, learning rate, evaluation, checkpoints, seed.
+    """Settings of a run: budget, optimizer, learning rate, evaluation, checkpoints and seed.
 
     Attributes:
-        max_steps: optimiser updates.
+        max_steps: number of optimizer updates.
         batch_size: samples per update over all processes and accumulation steps.
-        token_batches: (tokens, length), or None for batches of `batch_size` samples. Batches then
-            hold samples of similar length, at most `tokens` with their padding, as in
-            Tensor2Tensor, in training and in evaluation. Samples of `length` tokens or more share
-            one bucket. `batch_size` is then the usual number of samples, for estimates of cost.
-        optimizer: "adamw" (decoupled decay, also what flax's Adam calls weight_decay), "adam"
-            (decay added to the gradient), "sgd" (likewise; betas[0] is its momentum) or
-            "adafactor" (decoupled decay; Shazeer and Stern 2018, algorithm 4, without momentum;
-            an update is lr times the root mean square of the parameter, and lr counts at most
-            as 1 / sqrt(step)).
-        lr: learning rate; its peak, except for "rsqrt" and "rsqrt_decay", where the peak is
-            lr / sqrt(warmup).
-        betas, eps: Adam's; SGD reads betas[0] alone, Adafactor neither.
-        weight_decay: applied to parameters of two or more dimensions that no module excludes, but
-            not to biases.
-        decay_all: apply it to every parameter, biases and norms too, as flax's Adam does.
+        token_batches: (tokens, length), or None for batches of `batch_size` samples. The pair
+            selects batches of similar lengths, as in Tensor2Tensor, in training and in evaluation.
+            A batch has at most `tokens` tokens including padding. Samples of `length` tokens or
+            more share one bucket. `batch_size` is then the typical number of samples, used only
+            for cost estimates.
+        optimizer: name of the algorithm.
+            "adamw": decoupled weight decay, as `weight_decay` of flax's Adam.
+            "adam": weight decay added to the gradient.
+            "sgd": weight decay added to the gradient; betas[0] is the momentum.
+            "adafactor": decoupled weight decay; Shazeer and Stern 2018, algorithm 4, without
+            momentum. An update is lr times the root mean square of the parameter. The effective
+            lr is at most 1 / sqrt(step).
+        lr: peak learning rate. For "rsqrt" and "rsqrt_decay" the peak is lr / sqrt(warmup).
+        betas, eps: constants of Adam. SGD reads only betas[0], Adafactor reads neither.
+        weight_decay: decay of parameters with two or more dimensions. Biases and parameters that
+            a module excludes are not decayed.
+        decay_all: apply the decay to every parameter including biases and norms, as in flax's
+            Adam.
         schedule: constant, linear, cosine, cosine_restarts, rsqrt, rsqrt_decay, inverse_sqrt,
             one_cycle or multistep; rifflemix.lab.train.schedules has the formulas.
-        schedule_steps: the step at which the decay ends, or the length of one cycle; None means
+        schedule_steps: step at which the decay ends, or length of one cycle; None means
             max_steps.
-        schedule_interval: the rate (and beta1) changes only once in this many steps (per-epoch
-            schedules).
+        schedule_interval: steps between changes of the rate and of beta1, for per-epoch
+            schedules.
         warmup_steps, warmup_init, warmup_power: the rate rises from warmup_init over
             warmup_steps updates with (step / warmup_steps) ** warmup_power.
-        min_lr: where linear and cosine end.
-        milestones, decay_factor: multistep's.
-        cycle_beta1: (high, low) between which one_cycle moves beta1 against the rate, as
-            torch's OneCycleLR does with (0.95, 0.85); None keeps betas[0].
-        clip_norm, clip_value: gradient clipping, by total norm or by element.
+        min_lr: final rate of linear and cosine.
+        milestones, decay_factor: steps at which multistep multiplies the rate by the factor.
+        cycle_beta1: (high, low) range of beta1 for one_cycle. beta1 falls when the rate rises, as
+            in torch's OneCycleLR with (0.95, 0.85). None keeps betas[0].
+        clip_norm, clip_value: limits for gradient clipping, by total norm or by element.
         label_smoothing: share of each training label that is spread evenly over all classes.
-        mixup, cutmix: parameter of the Beta distribution that mixtures of training images, with
-            their labels, are drawn from: weighted means, and rectangles of one in the other; 0
-            mixes none, and with both over 0 a batch is mixed in either way at even odds. Images
-            are mixed with others of the same backward pass and process.
-        accumulation: backward passes per update; the gradient stays that of the whole batch.
+        mixup, cutmix: parameters of the Beta distributions for mixing training images and their
+            labels. Mixup averages two images, cutmix pastes a rectangle of one image into another.
+            0 turns the mixing off. If both are over 0, each batch uses one of the two, with equal
+            probability. Images are mixed within one backward pass and process.
+        accumulation: backward passes per update; the gradient equals the gradient of the whole
+            batch.
         precision: "no" (float32) or "bf16" (autocast).
         compile: run the model through torch.compile.
-        eval_every: steps between evaluations on the validation split, which also runs at the
-            end; None means only at the end.
+        eval_every: steps between evaluations on the validation split. The last step is always
+            evaluated; None evaluates only the last step.
         checkpoint_every, checkpoint_seconds: steps and seconds between checkpoints.
-        log_every: steps between lines of log.jsonl; a line holds the mean loss since the last.
-        seed: of the data order, dropout and other noise.
-        num_workers: processes that load and change samples; 0 leaves both to the training process.
+        log_every: steps between lines of log.jsonl; a line contains the mean loss since the
+            previous line.
+        seed: seed of the data order, dropout and other noise.
+        num_workers: processes that load and augment samples; 0 loads in the training process.
 
     Raises:
-        InputError: a value out of range, naming the field.
+        InputError: a value is out of range; the message names the field.
     """
 
     max_steps: int = 1000
@@ -118,7 +123,7 @@ class TrainConfig:
     num_workers: int = 0
 
     def __post_init__(self) -> None:
-        """Check every field; lists become tuples."""
+        """Convert lists to tuples and check every field."""
         for name in ("betas", "milestones", "cycle_beta1", "token_batches"):
             if isinstance(getattr(self, name), list):
                 object.__setattr__(self, name, tuple(getattr(self, name)))
@@ -140,7 +145,7 @@ class TrainConfig:
             )
 
     def with_batch_size(self, batch_size: int) -> TrainConfig:
-        """Return the settings with other batches; tokens of a batch change in proportion."""
+        """Return a copy with this batch size and proportional `token_batches`."""
         if self.token_batches is None:
             return replace(self, batch_size=batch_size)
         tokens = max(1, round(self.token_batches[0] * batch_size / self.batch_size))
@@ -148,7 +153,7 @@ class TrainConfig:
         return replace(self, batch_size=batch_size, token_batches=pair)
 
     def to_dict(self) -> dict[str, Any]:
-        """The settings as JSON values; `from_dict` reads them back."""
+        """Return the settings as JSON values for `from_dict`."""
         return {
             name: list(value) if isinstance(value, tuple) else value
             for name, value in asdict(self).items()
@@ -156,10 +161,10 @@ class TrainConfig:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> TrainConfig:
-        """The settings from JSON values; missing ones take their defaults.
+        """Read the settings from JSON values; missing settings get their defaults.
 
         Raises:
-            InputError: an unknown name (the nearest is suggested) or a bad value.
+            InputError: a name is unknown (the message suggests the nearest) or a value is invalid.
         """
         if not isinstance(values, Mapping):
             raise bad_argument("config", "a mapping of setting names to values", repr(values))
@@ -170,7 +175,7 @@ class TrainConfig:
         return cls(**values)
 
 
-# Least value, and whether None is allowed.
+# Setting -> (smallest value, whether None is allowed).
 _WHOLE_NUMBERS = {
     "max_steps": (1, False),
     "batch_size": (1, False),
@@ -250,7 +255,7 @@ _UNREAD = {
         "its decay rate follows the step, and it has no momentum",
     ),
 }
-"""Optimiser -> settings that it does not read, and why."""
+"""Optimizer -> (settings that it ignores, reason)."""
 
 
 def _check_optimizer(config: TrainConfig) -> None:
@@ -311,5 +316,5 @@ def _are_betas(value: object) -> bool:
 
 
 def free_settings(prefix: str) -> list[str]:
-    """Settings that a run may change when it goes on, as `prefix`.NAME."""
+    """List the settings that a resumed run may change, as `prefix`.NAME."""
     return [f"{prefix}.{name}" for name in _WITHOUT_EFFECT]

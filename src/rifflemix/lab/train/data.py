@@ -1,4 +1,4 @@
-"""Batches: the choice of samples, and the way to the device."""
+"""Batches: order of the samples, loading, and transfer to the device."""
 
 from __future__ import annotations
 
@@ -29,21 +29,24 @@ from rifflemix.lab.train.seeds import derive_seed, seed_sequence
 from rifflemix.lab.train.targets import change_batch
 
 _ORDER, _WORKERS = 1, 2  # purposes of derived seeds
-# In torch's words, a loading process that was killed, and one whose batch has no room.
+# torch's messages for a killed loading process and for a lack of shared memory.
 _LOST = re.compile(r"DataLoader worker \(pid.*|unable to allocate shared memory.*")
 
 
 @lru_cache(maxsize=2)
 def epoch_order(length: int, seed: int, epoch: int) -> np.ndarray:
-    """(length,) int64: the order of samples in `epoch`, a pure function of (seed, epoch)."""
+    """Return the order of samples in `epoch`, (length,) int64.
+
+    The order depends only on length, seed and epoch.
+    """
     return np.random.default_rng(seed_sequence(seed, _ORDER, epoch)).permutation(length)
 
 
 def batch_indices(length: int, config: TrainConfig, step: int) -> list[int]:
-    """Samples of the global batch at `step`.
+    """Return the samples of the global batch at `step`.
 
-    Epochs follow each other without a seam: a batch may hold the end of one and the start of
-    the next, no sample is dropped, and all are used equally often.
+    A batch may contain the end of one epoch and the start of the next. No sample is dropped, and
+    all samples are used equally often.
     """
     first = step * config.batch_size
     return [
@@ -53,10 +56,10 @@ def batch_indices(length: int, config: TrainConfig, step: int) -> list[int]:
 
 
 class TrainOrder(Sampler[list[tuple[int, int]]]):
-    """One process's micro-batches from `first_step` to the end of the run.
+    """Sampler of the micro-batches of one process from `first_step` to the end of the run.
 
-    A global batch is cut into accumulation x processes equal parts, in order. Of each sample it
-    gives its index in the split and its position in the whole run's order of samples.
+    A global batch is split into accumulation x processes equal parts, in order. A sample is a
+    pair: index in the split, and position in the sample order of the whole run.
     """
 
     def __init__(
@@ -77,14 +80,14 @@ class TrainOrder(Sampler[list[tuple[int, int]]]):
             yield from (list(zip(indices, at, strict=True)) for indices, at in batches)
 
     def micro_batches(self, step: int) -> list[list[int]]:
-        """The micro-batches of one update, one per accumulation step."""
+        """Return the micro-batches of one update, one per accumulation step."""
         indices = batch_indices(self.length, self.config, step)
         size = micro_batch_size(self.config, self.processes)
         parts = [indices[start : start + size] for start in range(0, len(indices), size)]
         return parts[self.rank :: self.processes]
 
     def positions(self, step: int) -> list[range]:
-        """For each micro-batch, where its samples stand in the whole run's order of samples."""
+        """Return the positions of each micro-batch in the run's sample order."""
         size = micro_batch_size(self.config, self.processes)
         first = step * self.config.batch_size
         starts = range(first, first + self.config.batch_size, size)
@@ -92,10 +95,10 @@ class TrainOrder(Sampler[list[tuple[int, int]]]):
 
 
 class EvaluationOrder(Sampler[list[int]]):
-    """One process's batches over a whole split, in order; as many as in every other.
+    """Sampler of the batches of one process over a whole split, in order.
 
-    Where the split runs out before its turn, `counts` is False for that batch and
-    sample 0 stands in, because sharded models run in lockstep.
+    All processes get equally many batches, because sharded models run in lockstep. If no samples
+    are left for a batch, the batch contains sample 0 and its entry of `counts` is False.
     """
 
     def __init__(self, length: int, size: int, rank: int, processes: int) -> None:
@@ -115,14 +118,14 @@ class EvaluationOrder(Sampler[list[int]]):
 
 
 def micro_batch_size(config: TrainConfig, processes: int) -> int:
-    """Samples in one forward pass of one process."""
+    """Return the number of samples in one forward pass of one process."""
     return config.batch_size // (config.accumulation * processes)
 
 
 class LengthOrder(Sampler[list[tuple[int, int]]]):
-    """Batches of similar lengths from `first_step` to the end of the run; see `token_batches`.
+    """Sampler of batches of similar lengths from `first_step` to the end of the run.
 
-    Like `TrainOrder`, for one group of processes.
+    Replaces `TrainOrder` if `token_batches` is set, and supports only one group of processes.
     """
 
     def __init__(self, lengths: np.ndarray, config: TrainConfig, first_step: int) -> None:
@@ -143,7 +146,10 @@ class LengthOrder(Sampler[list[tuple[int, int]]]):
         return islice(batches, len(self))
 
     def micro_batches(self, step: int) -> list[list[int]]:
-        """The samples of the next update; call it once for each update, in order."""
+        """Return the samples of the next update.
+
+        Call this method once per update, in order.
+        """
         return [[index for index, _ in next(self._asked)]]
 
 
@@ -155,7 +161,7 @@ def training_order(
     rank: int,
     replicas: int,
 ) -> TrainOrder | LengthOrder:
-    """The order in which one process trains on a split."""
+    """Return the sampler for training on a split in one process."""
     if config.token_batches is None:
         return TrainOrder(len(split), config, first_step, rank, replicas)
     return LengthOrder(sample_lengths(split, task.name), config, first_step)
@@ -164,7 +170,7 @@ def training_order(
 def evaluation_order(
     task: TrainableTask, split: Split, config: TrainConfig, rank: int, replicas: int
 ) -> EvaluationOrder:
-    """The order in which one process evaluates a split."""
+    """Return the sampler for evaluating a split in one process."""
     order = EvaluationOrder(len(split), micro_batch_size(config, replicas), rank, replicas)
     if config.token_batches is not None:
         lengths = sample_lengths(split, task.name)
@@ -180,10 +186,10 @@ def training_batches(
     config: TrainConfig,
     device: torch.device,
 ) -> Iterator[Batch]:
-    """CPU batches of `split` in `order`, as a model in training sees them.
+    """Yield CPU batches of `split` in `order`, with training augmentation.
 
     Raises:
-        InputError: as the split or the task raises it, also in a loading process.
+        InputError: the split or the task raised it, also in a loading process.
     """
     collate = _Changed(task, config)
     return _load(task, _Placed(split), order, collate, config, device)
@@ -196,17 +202,17 @@ def evaluation_batches(
     config: TrainConfig,
     device: torch.device,
 ) -> Iterator[Batch]:
-    """CPU batches of `split` in `order`.
+    """Yield CPU batches of `split` in `order`.
 
     Raises:
-        InputError: as the split or the task raises it, also in a loading process.
+        InputError: the split or the task raised it, also in a loading process.
     """
     return _load(task, split, order, task.collate, config, device)
 
 
 @dataclass(frozen=True)
 class _Placed:
-    """A split whose samples are asked for, and given, with their positions in the order."""
+    """Split that is indexed with (index, position) pairs and also returns the positions."""
 
     split: Split
 
@@ -219,7 +225,7 @@ class _Placed:
 
 @dataclass(frozen=True)
 class _Changed:
-    """Makes batches of such samples; what is slow about it runs in the loading processes."""
+    """Collate function for `_Placed` that augments batches in the loading processes."""
 
     task: TrainableTask
     config: TrainConfig
@@ -231,10 +237,10 @@ class _Changed:
 
 @dataclass(frozen=True)
 class _Shared:
-    """Makes batches where the training process can read them.
+    """Collate function that moves batches to shared memory.
 
-    Left to the loader's queue, a batch for which there is no room there would be waited for in
-    vain: its errors come to nobody.
+    The queue of the loader would also do this. But if shared memory is full, the queue loses the
+    error and the training process waits forever.
     """
 
     collate: Callable[[Any], Batch]
@@ -251,7 +257,7 @@ def _load(
     config: TrainConfig,
     device: torch.device,
 ) -> Iterator[Batch]:
-    # Its own generator: the loader must not draw from the training noise.
+    # A separate generator, because the loader must not change the training noise.
     generator = torch.Generator().manual_seed(derive_seed(config.seed, _WORKERS))
     loader: DataLoader[Any] = DataLoader(
         split,
@@ -267,10 +273,10 @@ def _load(
 
 
 def _ending_processes(batches: Iterator[Batch]) -> Iterator[Batch]:
-    """After an error, the loading processes end at once.
+    """End the loading processes immediately after an error.
 
-    Else the error's traceback holds the loader, until a search for garbage finds both, takes the
-    loader's queues apart first, and then waits five seconds for each process.
+    Otherwise the traceback keeps the loader alive until garbage collection. Garbage collection
+    deletes the queues first and then waits five seconds for each process.
     """
     try:
         yield from batches
@@ -283,9 +289,9 @@ def _ending_processes(batches: Iterator[Batch]) -> Iterator[Batch]:
 
 
 def _one_sentence_errors(batches: Iterator[Batch], count: int, name: str) -> Iterator[Batch]:
-    """A loading process reports an error as the whole traceback; keep its last line.
+    """Reduce the traceback that a loading process reports to its last line.
 
-    Somebody's `next()` at the end of something must not pass for the end of the samples.
+    A StopIteration raised by a sample is an error, not the end of the samples.
     """
     try:
         for _ in range(count):
@@ -299,10 +305,12 @@ def _one_sentence_errors(batches: Iterator[Batch], count: int, name: str) -> Ite
 
 @contextmanager
 def loading_processes() -> Iterator[None]:
-    """One sentence where a loading process fails, of which torch tells at any moment.
+    """Replace torch's errors for a failed loading process.
+
+    torch can raise them at any time in the training process.
 
     Raises:
-        RunFailed: instead of torch's RuntimeError.
+        RunFailed: a loading process failed.
     """
     try:
         yield
@@ -317,23 +325,26 @@ def loading_processes() -> Iterator[None]:
 
 
 def check_splits(task: TrainableTask, *, validates: bool = True) -> None:
-    """Raise InputError if a split is empty; without `validates` only that split may be."""
+    """Raise InputError if a split is empty.
+
+    With `validates=False` the validation split may be empty.
+    """
     for name in ("train", "validation", "test", *further_tests(task)):
         if len(task.split(name)) == 0 and (validates or name != "validation"):
             raise bad_argument(f"split {name!r} of task {task.name!r}", "at least one sample", 0)
 
 
 def further_tests(task: TrainableTask) -> Sequence[str]:
-    """The names of splits that a task is tested on beside "test"."""
+    """Return the names of the additional test splits of a task."""
     return list(task.further_tests) if isinstance(task, HasFurtherTests) else []
 
 
 def check_finite(batch: Batch, indices: list[int], split_name: str) -> None:
-    """Raise InputError, naming the sample, where one of its numbers is NaN or infinite."""
+    """Raise InputError if a sample contains NaN or infinity."""
     for name, values in batch.items():
         if not values.is_floating_point() or values.shape[:1] != (len(indices),):
             continue
-        # NaN and infinity show in the sum, which takes less time than to look at every number.
+        # The sum shows NaN and infinity, and is faster than a test of every number.
         if bool(values.sum().isfinite()) or bool((finite := torch.isfinite(values)).all()):
             continue
         row = int((~finite.reshape(len(indices), -1).all(1)).nonzero()[0])
@@ -346,12 +357,12 @@ def check_finite(batch: Batch, indices: list[int], split_name: str) -> None:
 
 
 def to_device(batch: Batch, device: torch.device) -> dict[str, Tensor]:
-    """The batch on `device`."""
+    """Move the batch to `device`."""
     return {name: tensor.to(device, non_blocking=True) for name, tensor in batch.items()}
 
 
 def count_tokens(batch: Batch) -> int:
-    """Valid tokens in a CPU batch; of whole images, pixels."""
+    """Count the valid tokens or the pixels in a CPU batch."""
     mask = batch.get("key_padding_mask")
     if mask is not None:
         return int(mask.numel() - mask.sum())

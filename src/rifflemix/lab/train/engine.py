@@ -1,7 +1,7 @@
-"""accelerate behind a small face: devices, autocast, accumulation, DDP, FSDP, and agreement.
+"""Wrapper of accelerate: devices, autocast, accumulation, DDP, FSDP and collectives.
 
-A run may have several processes (`torchrun` or `accelerate launch`). Process 0, the main one,
-alone writes files and tells events; the others follow what it found.
+A run may have several processes (`torchrun` or `accelerate launch`). Only process 0, the main
+process, writes files and reports events. The other processes get its results.
 """
 
 from __future__ import annotations
@@ -34,20 +34,20 @@ _HUNG_ON_MODEL = (
 
 
 class Engine:
-    """One process's hold on the device and on the other processes.
+    """Access of one process to its device and to the other processes.
 
     Args:
-        config: precision, compilation and accumulation.
-        device: "cpu", "cuda", "cuda:1" ...; None takes an accelerator where there is one.
-        context_parallel: processes that share each sequence, and so get the same samples.
+        config: training settings; the engine reads precision, compilation and accumulation.
+        device: "cpu", "cuda", "cuda:1" ...; None uses an accelerator if there is one.
+        context_parallel: number of processes that share each sequence and get the same samples.
 
     Attributes:
-        replicas: groups of such processes; each group has samples of its own.
-        replica: the group of this process.
+        replicas: number of groups of `context_parallel` processes; groups get different samples.
+        replica: index of the group of this process.
 
     Raises:
-        InputError: accelerate is not installed, the device does not exist, or the batch does
-            not divide among processes and accumulation steps.
+        InputError: accelerate is not installed, the device does not exist, or the batch size is
+            not divisible by processes and accumulation steps.
     """
 
     def __init__(
@@ -72,10 +72,12 @@ class Engine:
         _check_sharing(self.accelerator, context_parallel, self.is_sharded)
 
     def prepare(self, model: nn.Module, optimizer: Optimizer) -> tuple[nn.Module, Optimizer]:
-        """Put both on the device, the model wrapped for autocast and for several processes.
+        """Move both to the device and wrap the model.
 
-        accelerate's wrapper of the optimiser is left out: it only skips the steps between
-        accumulations, which the loop does itself, and searches for packages at every step.
+        The wrapper adds autocast and support for several processes.
+
+        accelerate's wrapper of the optimizer is removed. It only skips steps between
+        accumulations, as the training loop does. It also looks up packages at every step.
         """
         if self.compiles:
             model.compile()
@@ -83,14 +85,14 @@ class Engine:
         return wrapped, prepared.optimizer
 
     def sequence_mesh(self) -> Any:
-        """The processes that share this one's sequences: of accelerate's mesh the dimension "cp".
+        """Return the processes that share sequences: dimension "cp" of accelerate's mesh.
 
-        `Accelerator` itself is not given the mesh: with a "cp" it insists on torch's attention
-        kernels and FSDP2, whose hooks this package does not need. Its DDP and FSDP average over
-        all processes, which is right of what is averaged over "cp" already.
+        `Accelerator` does not get the mesh: with "cp" it would require torch's attention
+        kernels and FSDP2. Its DDP and FSDP average over all processes. This is correct for
+        gradients that are already averaged over "cp".
 
         Raises:
-            InputError: accelerate is too old to make a mesh.
+            InputError: accelerate is too old to create a mesh.
         """
         return _cp_mesh(
             self.replicas,
@@ -100,19 +102,21 @@ class Engine:
         )
 
     def release(self, model: nn.Module) -> None:
-        """Take off the caller's `model` what `prepare` hung on it.
+        """Remove the attributes that `prepare` added to the caller's `model`.
 
-        A leftover bound `forward` would survive a deepcopy and call the old weights.
+        A remaining bound `forward` would survive a deepcopy and use the old weights.
         """
         self.accelerator.free_memory()
         for name in _HUNG_ON_MODEL:
             model.__dict__.pop(name, None)
 
     def on_main(self, action: Callable[[], Any]) -> Any:
-        """Run `action` in the main process and give its JSON value to all processes.
+        """Run `action` in rank 0 and return its value everywhere.
+
+        The value must be a JSON value.
 
         Raises:
-            InputError: as `action` raised it, in every process.
+            InputError: `action` failed. Every process raises the error.
         """
         if self.processes == 1:
             return action()
@@ -131,7 +135,7 @@ class Engine:
         return answer["value"]
 
     def total(self, values: list[float]) -> list[float]:
-        """Each value summed over the processes, in float64."""
+        """Sum each value over the processes, in float64."""
         if self.processes == 1:
             return values
         summed = torch.tensor(values, dtype=torch.float64, device=self.device)
@@ -139,7 +143,7 @@ class Engine:
         return [float(value) for value in summed.tolist()]
 
     def stack(self, tensor: Tensor) -> Tensor:
-        """(processes, n) of every process's CPU tensor (n,), on the CPU, in all processes."""
+        """Gather CPU tensors (n,) of all processes to (processes, n)."""
         if self.processes == 1:
             return tensor.unsqueeze(0)
         own = tensor.to(self.device)
@@ -158,7 +162,7 @@ class Engine:
         return bytes(data.cpu().numpy()).decode()
 
 
-@lru_cache(maxsize=1)  # a mesh makes groups of processes: once for all runs
+@lru_cache(maxsize=1)  # a mesh creates process groups, so all runs share one mesh
 def _cp_mesh(replicas: int, size: int, device_type: str, _: Any) -> Any:
     try:
         from accelerate.parallelism_config import ParallelismConfig
@@ -172,7 +176,7 @@ def _cp_mesh(replicas: int, size: int, device_type: str, _: Any) -> Any:
 
 @atexit.register
 def _let_go_of_groups() -> None:
-    """Drop what keeps groups alive: their threads may abort the process while Python exits."""
+    """Release process groups; their threads may abort Python at exit."""
     _cp_mesh.cache_clear()
     gc.collect()
 
@@ -184,10 +188,10 @@ def _start_accelerator(config: TrainConfig, device: torch.device) -> Any:
     from accelerate.utils import GradientAccumulationPlugin
 
     if torch.distributed.is_available():
-        # DDP imports it; imported after a group was made, its default arguments keep that alive.
+        # Import before a process group exists: its default arguments would keep the group alive.
         import_module("torch.distributed.nn.functional")
 
-    # accelerate keeps device and precision for the life of the process; each run has its own.
+    # accelerate keeps device and precision for the whole process, but runs may differ in them.
     AcceleratorState._reset_state(reset_partial_state=True)
     plugin = GradientAccumulationPlugin(num_steps=config.accumulation, sync_with_dataloader=False)
     with _chosen_device(device):
@@ -197,15 +201,15 @@ def _start_accelerator(config: TrainConfig, device: torch.device) -> Any:
                 mixed_precision=config.precision,
                 gradient_accumulation_plugin=plugin,
             )
-        except ValueError as error:  # what it was launched with, and finds in the environment
+        except ValueError as error:  # invalid launch options or environment variables
             raise InputError(f"accelerate cannot start: {error}") from error
 
 
 @contextmanager
 def _chosen_device(device: torch.device) -> Iterator[None]:
-    """Name the device to accelerate, which takes it from the environment only.
+    """Pass the device to accelerate through an environment variable.
 
-    Not for several processes: there each takes the one of its local rank.
+    With several processes, each process uses the device of its local rank.
     """
     before = os.environ.get(_DEVICE_VARIABLE)
     if not _is_launched():
@@ -245,23 +249,28 @@ def _resolve_device(device: str | torch.device | None) -> torch.device:
 
 
 def _plain(device: torch.device) -> torch.device:
-    """Without the index that accelerate gives to the CPU of each of several processes."""
+    """Remove the index that accelerate adds to CPU devices."""
     return torch.device("cpu") if device.type == "cpu" else device
 
 
 def _check_sharding(config: TrainConfig, is_sharded: bool) -> None:
-    # accelerate itself falls back to DDP, or to a single process, without a word.
+    # accelerate falls back to DDP or to a single process without a warning.
     if os.environ.get("ACCELERATE_USE_FSDP", "false").lower() == "true" and not is_sharded:
         raise InputError("FSDP: expected several processes with an accelerator each, got none")
     if is_sharded and config.optimizer == "adafactor":
-        # torch 2.13's squares norms of shards in place, which sharded tensors do not allow.
+        # Adafactor of torch 2.13 squares norms in place. Sharded tensors do not support this.
         raise bad_argument("optimizer", "adamw, adam or sgd under FSDP", repr(config.optimizer))
     if is_sharded and config.clip_value is not None:
         raise bad_argument("clip_value", "None under FSDP", config.clip_value, "use clip_norm")
 
 
 def _check_sharing(accelerator: Any, context_parallel: int, is_sharded: bool) -> None:
-    """Raise InputError where accelerate was launched to share what the loop shares, or cannot."""
+    """Check that accelerate's parallelism does not conflict with `context_parallel`.
+
+    Raises:
+        InputError: FSDP1 is used with context parallelism, or accelerate's ParallelismConfig sets
+            a size that the loop does not support.
+    """
     version = getattr(getattr(accelerator.state, "fsdp_plugin", None), "fsdp_version", 1)
     if is_sharded and version == 1 and context_parallel > 1:
         raise bad_argument(
@@ -280,7 +289,7 @@ def _check_sharing(accelerator: Any, context_parallel: int, is_sharded: bool) ->
 
 
 def check_batch(config: TrainConfig, replicas: int) -> None:
-    """Raise InputError unless every process gets as many samples in each backward pass."""
+    """Raise InputError unless all processes get equally many samples per backward pass."""
     parts = config.accumulation * replicas
     if config.token_batches is not None and replicas > 1:
         raise bad_argument("processes", "1 with token_batches", replicas)
@@ -293,7 +302,7 @@ def check_batch(config: TrainConfig, replicas: int) -> None:
 
 
 def check_context_parallel(context_parallel: int, processes: int) -> None:
-    """Raise InputError unless so many of the processes can share each sequence."""
+    """Raise InputError unless `context_parallel` divides the number of processes."""
     check_integer("context_parallel", context_parallel, 1)
     if processes % context_parallel:
         raise bad_argument(

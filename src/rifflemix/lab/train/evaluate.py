@@ -1,4 +1,4 @@
-"""Metrics of a model on a whole split."""
+"""Evaluation of a model on a whole split."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ _OPTIONS = ("key_padding_mask", "decoder_inputs", "distances", "path_edges")
 
 
 def run_model(model: nn.Module, batch: Batch) -> Tensor:
-    """Outputs of `model` for a batch: inputs, and what of `_OPTIONS` the batch has."""
+    """Run `model` on the inputs and optional entries of a batch."""
     outputs: Tensor = model(batch["inputs"], **model_options(batch))
     return outputs
 
 
 def model_options(batch: Batch) -> Batch:
-    """What of a batch a model is called with beside the inputs."""
+    """Return the keyword arguments of a model from a batch."""
     return {name: batch[name] for name in _OPTIONS if name in batch}
 
 
@@ -46,14 +46,14 @@ def evaluate(
     config: TrainConfig,
     should_stop: Callable[[], bool],
 ) -> dict[str, float] | None:
-    """Mean of every metric over a split; None where `should_stop` broke it off.
+    """Return the mean metrics over a split, or None if stopped.
 
-    Where it is the test split, also over the task's further ones, whose names stand before those of
-    the metrics. Training noise is neither used nor moved: a model that is noisy in evaluation draws
-    the same noise each time.
+    "test" also evaluates the additional test splits of the task; their names prefix the names of
+    the metrics. The training noise is neither used nor changed: a model that is noisy in
+    evaluation draws the same noise each time.
 
     Raises:
-        InputError: a NaN in the data, or metrics without the task's own.
+        InputError: the data contains NaN, or the metrics lack the task's own metric.
         TrainingDiverged: a metric is not finite.
     """
     noise = rng_state(engine.device)
@@ -97,14 +97,14 @@ def _sum_metrics(
         for name, (value, count) in measure(batch).items():
             total, seen = sums.get(name, (0.0, 0.0))
             sums[name] = (total + counts * float(value), seen + counts * count)
-        if stop.was_asked:  # in the midst of writing
+        if stop.was_asked:  # stopped during writing
             return None
     flat = engine.total([number for pair in sums.values() for number in pair])
     return dict(zip(sums, zip(flat[::2], flat[1::2], strict=True), strict=True))
 
 
 class _Stop:
-    """Whether to stop, and whether that was ever answered with yes."""
+    """Stop request that stays true once `should_stop` returned True."""
 
     def __init__(self, should_stop: Callable[[], bool]) -> None:
         self.should_stop = should_stop
@@ -118,12 +118,12 @@ class _Stop:
 def _measurement(
     engine: Engine, model: nn.Module, task: TrainableTask, split_name: str, stop: _Stop
 ) -> Callable[[Batch], Mapping[str, tuple[float, int]]]:
-    """A function that returns the metrics of a batch."""
+    """Build a function that returns the metrics of a batch."""
     is_shared = engine.is_sharded or engine.context_parallel > 1
     if split_name != "test" or is_shared or not isinstance(task, MeasuresWriting):
         return lambda batch: task.metrics(run_model(model, batch), batch)
     writer, writing_metrics = engine.accelerator.unwrap_model(model), task.writing_metrics
-    # Several processes write differently long, and could not agree between tokens.
+    # Processes write sequences of different lengths, so they cannot synchronize between tokens.
     between_tokens = stop.is_asked if engine.processes == 1 else lambda: False
     return lambda batch: {
         **task.metrics(run_model(model, batch), batch),
@@ -137,7 +137,7 @@ def _means(
     means = {name: total / count for name, (total, count) in sums.items() if count}
     if isinstance(task, Summarises):
         means.update(task.summarise(means))
-    # With an underscore: for `summarise` alone.
+    # Names with an underscore are only inputs of `summarise`.
     means = {name: mean for name, mean in means.items() if not name.startswith("_")}
     for needed in ("loss", task.metric):
         if needed not in means:

@@ -1,4 +1,4 @@
-"""A run's folder when training starts: claimed, and read if the run is finished."""
+"""Claim of a run folder at the start of training, and results of finished runs."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ _WRITE_AGAIN = "remove {} to have the checkpoint's weights written and tested ag
 
 
 def claim(folder: RunFolder, description: dict[str, Any], stack: ExitStack) -> Any:
-    """Hold a run's folder until `stack` closes; the content of training.json, or None.
+    """Lock a run's folder until `stack` closes and return training.json, or None.
 
     Raises:
-        InputError: as `RunFolder.opened`, or the file is damaged.
+        InputError: `RunFolder.opened` failed, or training.json is damaged.
     """
     stack.enter_context(folder.opened(description))
     return read_json(folder.result, _TEST_AGAIN) if folder.result.exists() else None
 
 
 def load_chosen(engine: Engine, folder: RunFolder, model: nn.Module, weights: Weights) -> None:
-    """Put the chosen weights of a finished run into a model.
+    """Load the chosen weights of a finished run into a model.
 
     Raises:
-        InputError: their file is missing or damaged.
+        InputError: the file of the weights is missing or damaged.
     """
     path, advice = folder.chosen(weights), _WRITE_AGAIN.format(folder.result)
     if not path.exists():
@@ -44,10 +44,10 @@ def load_chosen(engine: Engine, folder: RunFolder, model: nn.Module, weights: We
 
 
 def stored_result(folder: RunFolder, stored: Any, metric: str) -> TrainResult:
-    """The result of a finished run.
+    """Decode the stored result of a finished run.
 
     Raises:
-        InputError: it is damaged, or of another metric.
+        InputError: the result is damaged, or has another metric.
     """
     try:
         check_seal(stored)

@@ -1,4 +1,4 @@
-"""Batches of samples with similar lengths, sized in tokens, as Tensor2Tensor makes them."""
+"""Batches of samples with similar lengths, sized in tokens, as in Tensor2Tensor."""
 
 from __future__ import annotations
 
@@ -15,21 +15,24 @@ _FIRST_BOUNDARY, _GROWTH = 8, 1.1
 
 
 def bucket_boundaries(longest: int) -> list[int]:
-    """Lengths at which a new bucket starts: 8, then 10 % more each time, below `longest`."""
+    """Return the lengths at which buckets start.
+
+    The first is 8, and each next one is 10 % larger, below `longest`.
+    """
     growing = accumulate(repeat(_FIRST_BOUNDARY), lambda x, _: max(x + 1, int(x * _GROWTH)))
     return list(takewhile(lambda boundary: boundary < longest, growing))
 
 
 def bucket_sizes(tokens: int, longest: int) -> list[int]:
-    """Samples of a batch of each bucket, which fit into `tokens` at the bucket's end."""
+    """Return the batch size of each bucket for at most `tokens` tokens."""
     return [max(1, tokens // end) for end in (*bucket_boundaries(longest), longest)]
 
 
 def sample_lengths(split: Split, task_name: str) -> NDArray[np.int64]:
-    """Tokens of every sample of a split.
+    """Return the tokens of every sample of a split.
 
     Raises:
-        InputError: the split does not know its lengths.
+        InputError: the split has no sample lengths.
     """
     if not isinstance(split, HasLengths):
         expected = f"None for task {task_name}"
@@ -41,11 +44,11 @@ def sample_lengths(split: Split, task_name: str) -> NDArray[np.int64]:
 def batches_by_length(
     lengths: NDArray[np.int64], order: Iterable[int], token_batches: tuple[int, int]
 ) -> Iterator[list[int]]:
-    """Cut an order of samples into batches, each from one bucket of lengths.
+    """Group samples into batches, each from one bucket of lengths.
 
     Args:
         lengths: (S,) tokens of each sample.
-        order: sample numbers. Each one joins the open batch of its bucket.
+        order: sample numbers. Each sample joins the open batch of its bucket.
         token_batches: tokens of a batch, and the length from which samples share a bucket.
 
     Yields:
@@ -71,7 +74,7 @@ def endless_batches(
     token_batches: tuple[int, int],
     first_step: int,
 ) -> Iterator[list[tuple[int, int]]]:
-    """Training batches from `first_step` on: each sample and its position in the whole order.
+    """Yield training batches of (sample, position) pairs from `first_step` on.
 
     Samples that fill no batch in one epoch wait for the next epoch.
     """

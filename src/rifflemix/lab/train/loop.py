@@ -1,4 +1,4 @@
-"""Training: updates, evaluation, choice of the weights, checkpoints, exact resume."""
+"""Training loop: updates, evaluation, weight selection, checkpoints and exact resume."""
 
 from __future__ import annotations
 
@@ -61,56 +61,57 @@ def train(
     weights: Weights = "best",
     tests_both: bool = False,
 ) -> TrainResult:
-    """Train `model` on `task`, choose the weights, test them once.
+    """Train `model` on `task`, select the weights and test them once.
 
-    Everything is kept in `out_dir`: config.json, log.jsonl, checkpoint.safetensors,
-    best.safetensors and, at the end, training.json. With `weights="last"` the end also writes
-    last.safetensors. Called again with the same arguments it goes
-    on from the last checkpoint, on the CPU bit for bit as if it had never stopped, or returns
-    the stored result of a finished run. The caller seeds before creating the model
-    (`seed_everything`); data order and noise follow `config.seed` alone.
+    The run writes config.json, log.jsonl, checkpoint.safetensors and best.safetensors to
+    `out_dir`. At the end it writes training.json and, with `weights="last"`, last.safetensors.
+
+    A second call with the same arguments resumes from the last checkpoint. On the CPU the result
+    is bitwise equal to an uninterrupted run. If the run is finished, the call returns the stored
+    result. Call `seed_everything` before you create the model; the data order and the noise depend
+    only on `config.seed`.
 
     Args:
-        model: called as model(inputs, key_padding_mask=...); ends on the device it was trained
-            on, with the chosen weights, or those of the last update where training was stopped,
-            and under FSDP sharded.
-        task: see TrainableTask.
-        config: see TrainConfig.
-        out_dir: the run's folder, made if absent.
-        device: "cpu", "cuda", "cuda:1" ...; None takes an accelerator where there is one.
-        on_event: told of each update, evaluation and checkpoint, in the main process.
-        should_stop: asked after each update and during evaluations; True writes a checkpoint
+        model: called as model(inputs, key_padding_mask=...). Afterwards it is on the training
+            device and has the chosen weights, or the current weights if training was stopped.
+            Under FSDP it stays sharded.
+        task: data, loss and metrics; see TrainableTask.
+        config: training settings; see TrainConfig.
+        out_dir: folder of the run, created if it does not exist.
+        device: "cpu", "cuda", "cuda:1" ...; None uses an accelerator if there is one.
+        on_event: called in the main process after each update, evaluation and checkpoint.
+        should_stop: called after each update and during evaluations; True writes a checkpoint
             and returns a result with `finished=False`.
-        time_is_up: the same, but asked only after updates: an evaluation goes on to its end, as
-            it would have to be made again.
-        model_settings: what the model was built from (JSON values); stored in config.json and
+        time_is_up: same as `should_stop`, but called only after updates. A running evaluation is
+            completed, because a resumed run would have to repeat it.
+        model_settings: settings the model was built from (JSON values); stored in config.json and
             compared on resume.
-        tests: False leaves the test split alone: the result's `test` is None. The same call with
-            True then trains no more, but tests the chosen weights.
-        keep_weights: also keep the weights of the start and of every evaluation, in
-            weights/STEP.safetensors. Nothing else follows from it: a resumed run may change it.
-        context_parallel: so many processes get the same samples, for a model whose sequences they
-            share.
+        tests: False skips the test split, and `test` of the result is None. A later call with
+            True only tests the chosen weights.
+        keep_weights: also write the initial weights and the weights of every evaluation to
+            weights/STEP.safetensors. A resumed run may change this argument.
+        context_parallel: number of processes that get the same samples, for a model that splits
+            sequences over processes.
         weights: "best" chooses the weights of the best evaluation on the validation split. "last"
             chooses the weights of the last update; the validation split may then be empty.
         tests_both: test the weights of the best evaluation and of the last update. The result's
             `tests` contains both. The chosen weights stay the same.
 
     Returns:
-        The result, the same in every process.
+        The result, equal in every process.
 
     Raises:
-        InputError: a folder of another run, in use, damaged or not writable; a batch that does
-            not divide; an empty split; NaN in the data; labels that cannot be smoothed or mixed;
-            accelerate missing.
-        TrainingDiverged: loss, metric or weights are not finite; the last checkpoint stays.
-        RunFailed: a loading process was killed; the last checkpoint stays.
+        InputError: the folder belongs to another run, is in use, damaged or not writable; the
+            batch size is not divisible; a split is empty; the data contains NaN; the labels cannot
+            be smoothed or mixed; accelerate is not installed.
+        TrainingDiverged: loss, metric or weights are not finite; the last checkpoint is kept.
+        RunFailed: a loading process was killed; the last checkpoint is kept.
     """
     check_choice("weights", weights, WEIGHTS)
     check_splits(task, validates=weights == "best")
     check_targets(task, config)
     engine = Engine(config, device, context_parallel)
-    # On a CPU torch's Adafactor is as fast tensor by tensor.
+    # On a CPU, torch's fused Adafactor is not faster.
     fused = engine.device.type == "cuda" or config.optimizer != "adafactor"
     optimizer = build_optimizer(model, config, fused=fused)
     description = describe_run(
@@ -179,7 +180,8 @@ class _Run:
         groups = decay_groups(model, decay_all=config.decay_all)
         self.decayed = sum(sizes[name] for name in groups.decayed)
         self.parameters = self.decayed + sum(sizes[name] for name in groups.not_decayed)
-        if not model.training:  # as a loaded model; parts that were put into evaluation stay so
+        # Loaded models are in eval mode. Submodules in eval mode stay so if the model trains.
+        if not model.training:
             model.train()
         self.model, self.optimizer = engine.prepare(model, optimizer)
         allocate_state(self.optimizer)
@@ -202,10 +204,10 @@ class _Run:
         )
         self.batches = training_batches(task, split, self.order, config, engine.device)
 
-    # The course of a run.
+    # Main loop.
 
     def to_the_end(self, *, tests: bool, both: bool) -> TrainResult:
-        """Update, evaluate and save until done or asked to stop."""
+        """Update, evaluate and save until the run is finished or stopped."""
         while True:
             if self._evaluation_is_due() and not self._validate():
                 return self._stop()
@@ -227,7 +229,7 @@ class _Run:
         return step >= self.config.max_steps or (every is not None and step % every == 0)
 
     def _requests(self) -> tuple[bool, bool]:
-        """(stop, save), the same in every process."""
+        """Return (stop, save), equal in every process."""
         every, seconds = self.config.checkpoint_every, self.config.checkpoint_seconds
         is_late = seconds is not None and time.monotonic() - self.saved_time >= seconds
         has_worked = self.progress.step > self.first_step
@@ -239,14 +241,14 @@ class _Run:
         return self.should_stop is not None and bool(self.should_stop())
 
     def _agree(self, *wishes: bool) -> list[bool]:
-        """True in all processes if it is in any."""
+        """Return, for each flag, whether it is true in any process."""
         return [votes > 0 for votes in self.engine.total([float(wish) for wish in wishes])]
 
     def _moment(self) -> tuple[int, int]:
         return self.progress.step, len(self.progress.validation)
 
     def _save(self) -> None:
-        """Write a checkpoint, unless this very moment is saved already."""
+        """Write a checkpoint, unless the current state is already saved."""
         if self._moment() == self.saved:
             return
         self._read_losses()
@@ -273,10 +275,13 @@ class _Run:
         return result
 
     def _tests(self, *, both: bool) -> dict[str, dict[str, float]] | None:
-        """Test metrics by name of the weights; None if stopped. The model ends with the chosen."""
+        """Return test metrics by name of the weights, or None if stopped.
+
+        Afterwards the model has the chosen weights.
+        """
         best_step, tests = self.progress.best_step, dict[str, dict[str, float]]()
         if best_step is not None:
-            self.state.write_best(self.task.metric)  # it may have been lost meanwhile
+            self.state.write_best(self.task.metric)  # the file may have been deleted
         if self.weights == "last":
             self.state.keep_last()
         names = WEIGHTS if self.weights == "last" else WEIGHTS[::-1]
@@ -290,7 +295,7 @@ class _Run:
         return tests
 
     def _finish_untested(self) -> TrainResult:
-        """Leave the last checkpoint to the call that will test."""
+        """Save a checkpoint for the later call that tests."""
         self._save()
         return self._result(finished=True, tests={})
 
@@ -315,7 +320,7 @@ class _Run:
         self._tell("step", lr=rate)
 
     def _parts(self) -> Iterator[tuple[Batch, float]]:
-        """The micro-batches of an update, each with what its mean loss counts for."""
+        """Yield the micro-batches of an update and their loss weights."""
         step, count = self.progress.step, self.config.accumulation
         batches = map(self._next_batch, self.order.micro_batches(step))
         if isinstance(self.task, CountsLabels) and count * self.engine.processes > 1:
@@ -355,7 +360,7 @@ class _Run:
 
     @contextmanager
     def _working(self, *, is_timed: bool) -> Iterator[None]:
-        """Clock what belongs to updates; timed parts make the speed."""
+        """Measure the time of updates, and of timed parts for the speed."""
         before = self.progress.seconds.get("train", 0.0)
         with self.progress.clock("train"):
             yield
@@ -363,10 +368,12 @@ class _Run:
             self.progress.timed_seconds += self.progress.seconds["train"] - before
 
     def _read_losses(self, *, is_timed: bool = True) -> None:
-        """Fetch the losses still on the device: this waits for it, so not at every update.
+        """Fetch the losses from the device.
+
+        This synchronizes with the device, so it does not run at every update.
 
         Raises:
-            TrainingDiverged: one is not finite.
+            TrainingDiverged: a loss is not finite.
         """
         if not self.unread:
             return
@@ -402,7 +409,7 @@ class _Run:
     # Evaluation.
 
     def _validate(self) -> bool:
-        """Evaluate and keep the weights if they are the best so far; False if stopped."""
+        """Evaluate and keep the best weights; return False if stopped."""
         self._read_losses()
         metrics = self._evaluate("validation")
         if metrics is None:
@@ -424,7 +431,7 @@ class _Run:
                 self.state.keep_weights()
 
     def _is_better(self, value: float) -> bool:
-        """Strictly: of equals the earliest is kept."""
+        """Compare strictly, so that the earliest of equal evaluations is kept."""
         best = self.progress.best_value
         if best is None:
             return True
@@ -437,7 +444,7 @@ class _Run:
         with self.progress.clock("evaluation"):
             return evaluate(self.engine, self.model, self.task, split, self.config, is_stopped)
 
-    # What is told.
+    # Log, events and result.
 
     def _log(self, entry: Mapping[str, Any]) -> None:
         self.engine.on_main(lambda: self.folder.append_log(entry))

@@ -1,4 +1,4 @@
-"""Adam, AdamW, Adafactor and SGD, and which parameters they decay."""
+"""Optimizers (Adam, AdamW, Adafactor, SGD) and their weight decay groups."""
 
 from __future__ import annotations
 
@@ -15,26 +15,26 @@ from rifflemix.lab.train.protocols import ExcludesDecay
 
 _ADAMS: dict[str, type[Adam]] = {"adamw": AdamW, "adam": Adam}
 
-# Least root mean square of a gradient, and of a parameter for the size of its update, in
-# Tensor2Tensor: it adds 1e-30 to squared gradients where torch takes the larger of the two.
+# Tensor2Tensor's lower bounds of the root mean square of a gradient and of a parameter.
+# Tensor2Tensor adds 1e-30 to squared gradients; torch takes the maximum instead.
 _ADAFACTOR_EPS = (1e-15, 1e-3)
 
 
 @dataclass(frozen=True)
 class DecayGroups:
-    """Names of the trainable parameters: those that weight decay touches, and the others."""
+    """Names of the trainable parameters with and without weight decay."""
 
     decayed: list[str]
     not_decayed: list[str]
 
 
 def decay_groups(model: nn.Module, *, decay_all: bool = False) -> DecayGroups:
-    """Sort the trainable parameters of `model`.
+    """Group the trainable parameters of `model` by weight decay.
 
-    Decayed are those of two or more dimensions (matrices, embeddings, convolutions), except the
-    ones that a submodule names in `no_weight_decay() -> set[str]`, relative to itself. Biases (of
-    several maps side by side too), norms and other vectors are not decayed. `decay_all` decays
-    every one.
+    Parameters with two or more dimensions (matrices, embeddings, convolutions) are decayed.
+    Exceptions are biases of any shape, and names that a submodule returns from
+    `no_weight_decay() -> set[str]`, relative to itself. Norms and other vectors are not decayed.
+    `decay_all` decays every parameter.
     """
     excluded = _excluded_names(model)
     groups = DecayGroups([], [])
@@ -47,9 +47,10 @@ def decay_groups(model: nn.Module, *, decay_all: bool = False) -> DecayGroups:
 
 
 def build_optimizer(model: nn.Module, config: TrainConfig, *, fused: bool = False) -> Optimizer:
-    """The optimiser over the trainable parameters; `fused` updates many at a time.
+    """Build the optimizer of the trainable parameters.
 
-    Adam's kernel knows no complex parameters: with one of these each is updated by itself.
+    `fused` updates many parameters at once. It is ignored if a parameter is complex, because
+    Adam's fused kernel does not support complex numbers.
 
     Raises:
         InputError: the model has no trainable parameter.
@@ -68,7 +69,7 @@ def build_optimizer(model: nn.Module, config: TrainConfig, *, fused: bool = Fals
     ]
     fused = fused and not any(p.is_complex() for group in options for p in group["params"])
     if config.optimizer == "sgd":
-        # Its fused kernel cannot start the momentum of one parameter later than that of others.
+        # The fused kernel requires that the momentum of all parameters starts at the same step.
         return SGD(options, lr=config.lr, momentum=config.betas[0], foreach=fused or None)
     if config.optimizer == "adafactor":
         return Adafactor(options, lr=config.lr, eps=_ADAFACTOR_EPS, foreach=fused)
@@ -78,7 +79,10 @@ def build_optimizer(model: nn.Module, config: TrainConfig, *, fused: bool = Fals
 
 
 def set_rates(optimizer: Optimizer, lr: float, beta1: float) -> None:
-    """Set learning rate and beta1 (of SGD: the momentum; Adafactor has none) of the next update."""
+    """Set the learning rate and beta1 of the next update.
+
+    For SGD, beta1 is the momentum. Adafactor ignores beta1.
+    """
     for group in optimizer.param_groups:
         group["lr"] = lr
         if "betas" in group:
@@ -89,10 +93,10 @@ def set_rates(optimizer: Optimizer, lr: float, beta1: float) -> None:
 
 @torch.no_grad()
 def allocate_state(optimizer: Optimizer) -> None:
-    """Give every parameter its moments, zero, and its update count, zero.
+    """Create zero moments and a zero update count for every parameter.
 
-    Optimisers make them at a parameter's first gradient. Made earlier they change no update,
-    and a parameter without gradients so far is restored as exactly as any other.
+    Optimizers create this state at the first gradient of a parameter. Creating it early changes
+    no update, and checkpoints then also restore parameters that had no gradient yet.
     """
     rates = [group["lr"] for group in optimizer.param_groups]
     for group in optimizer.param_groups:
@@ -102,7 +106,7 @@ def allocate_state(optimizer: Optimizer) -> None:
     optimizer.step()
     optimizer.zero_grad(set_to_none=True)
     for state in optimizer.state.values():
-        for tensor in state.values():  # moments too: decay may be added to the zero gradient
+        for tensor in state.values():  # moments are not zero if decay was added to the gradient
             tensor.zero_()
     for group, rate in zip(optimizer.param_groups, rates, strict=True):
         group["lr"] = rate

@@ -1,4 +1,4 @@
-"""How far a run has come: counters, history, losses and the clock, all of it resumable."""
+"""Progress of a run: counters, history, losses and times, saved in checkpoints."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from rifflemix.json_values import check_json
 
 @dataclass
 class Progress:
-    """The part of a run's state that is not tensors; JSON values only.
+    """State of a run without its tensors, only JSON values.
 
     Attributes:
-        step: updates made.
-        losses: of the updates since the last log line.
+        step: completed updates.
+        losses: losses of the updates since the last log line.
         train_loss: mean loss of the newest log line.
         validation: every evaluation, {"step", metric ...}.
-        best_step, best_value: the evaluation that chose the weights kept.
-        samples, tokens: training data seen, all processes.
+        best_step, best_value: step and value of the best evaluation so far.
+        samples, tokens: training data over all processes.
         seconds: wall time by activity.
-        timed_steps, timed_tokens, timed_seconds: what the speed is computed from.
+        timed_steps, timed_tokens, timed_seconds: counts and time for the speed.
         log_bytes, log_sha256: size and checksum of the log at the checkpoint.
     """
 
@@ -43,18 +43,18 @@ class Progress:
     log_sha256: str = ""
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON values."""
+        """Return the progress as JSON values."""
         return asdict(self)
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Progress:
-        """From JSON values.
+        """Read the progress from JSON values.
 
         Raises:
-            ValueError: an entry is missing or of another kind.
+            ValueError: an entry is missing or has a wrong type.
         """
         if isinstance(values, dict):
-            values = {"log_sha256": "", **values}  # older checkpoints have none
+            values = {"log_sha256": "", **values}  # missing in older checkpoints
         check_json(values, cls, "progress")
         progress = cls(**{entry.name: values[entry.name] for entry in fields(cls)})
         if not progress.log_bytes >= 0 or not progress.step >= 0:
@@ -74,5 +74,5 @@ class Progress:
             self.seconds[activity] = self.seconds.get(activity, 0.0) + spent
 
     def per_second(self, amount: int) -> float | None:
-        """`amount` over the timed seconds; None before there are any."""
+        """Divide `amount` by the timed seconds; return None if zero."""
         return amount / self.timed_seconds if self.timed_seconds > 0 else None

@@ -1,4 +1,4 @@
-"""The interfaces of tasks and models that the training loop relies on, and nothing more."""
+"""Interfaces of tasks and models that the training loop needs."""
 
 from __future__ import annotations
 
@@ -13,146 +13,160 @@ Batch = dict[str, Tensor]
 
 
 class Split(Protocol):
-    """A map-style dataset of samples that any process may read, the same each time."""
+    """Map-style dataset that returns equal samples in every process and at every read."""
 
     def __len__(self) -> int:
-        """Number of samples."""
+        """Return the number of samples."""
 
     def __getitem__(self, index: int, /) -> Any:
-        """Sample `index`."""
+        """Return sample `index`."""
 
 
 class TrainableTask(Protocol):
-    """Data, loss and metrics.
+    """Data, loss and metrics of a task.
 
-    A batch is a dict with "inputs" (B, N) int64 or (B, N, F) float32, whatever `loss` and
-    `metrics` need, and, where the task pads, "key_padding_mask" (B, N) bool, True = padding.
-    The model is called as `model(batch["inputs"], key_padding_mask=mask or absent)`; where a batch
-    holds "decoder_inputs" (B, M) int64, what a decoder reads, with `decoder_inputs=` as well; of
-    graphs, with `distances=` (B, N, N) and `path_edges=` (B, N, N, L, E).
+    A batch is a dict with "inputs" (B, N) int64 or (B, N, F) float32, and with the entries that
+    `loss` and `metrics` need. Optional entries are keyword arguments of the model:
+
+    - "key_padding_mask" (B, N) bool, True = padding, if the task pads.
+    - "decoder_inputs" (B, M) int64, the inputs of a decoder.
+    - "distances" (B, N, N) and "path_edges" (B, N, N, L, E), for graphs.
+
+    The model is called as `model(batch["inputs"], key_padding_mask=mask, ...)`, without the
+    arguments that the batch does not contain.
     """
 
     @property
     def name(self) -> str:
-        """Registry name."""
+        """Name in the registry."""
 
     @property
     def options(self) -> Mapping[str, Any]:
-        """Resolved options, JSON values only."""
+        """Resolved options, only JSON values."""
 
     @property
     def metric(self) -> str:
-        """The metric that chooses the best weights."""
+        """Name of the metric that selects the best weights."""
 
     @property
     def higher_is_better(self) -> bool:
-        """Which way `metric` improves."""
+        """Whether higher values of `metric` are better."""
 
     @property
     def split_note(self) -> str:
-        """Where the validation split comes from."""
+        """Origin of the validation split."""
 
     def split(self, name: str, /) -> Split:
-        """The split "train", "validation" or "test", or one of `further_tests`."""
+        """Return the split "train", "validation" or "test", or one of `further_tests`."""
 
     def collate(self, samples: Sequence[Any], /) -> Batch:
-        """A batch of samples."""
+        """Collate samples to a batch."""
 
     def loss(self, outputs: Tensor, batch: Batch, /) -> Tensor:
-        """Mean loss over the batch, a float32 scalar; over its samples, unless `CountsLabels`."""
+        """Return the mean loss of the batch, a float32 scalar.
+
+        The mean is over samples. For `CountsLabels` it is over labels.
+        """
 
     def metrics(self, outputs: Tensor, batch: Batch, /) -> Mapping[str, tuple[float, int]]:
-        """Metric name -> (sum, count); at least "loss" and, if not summarised, `metric`.
+        """Return metric name -> (sum, count) of a batch.
 
-        The same names for every batch; what counts nothing on a whole split is left out, and so
-        are names with an underscore before them, once they are summarised.
+        "loss" is required, and `metric` unless `summarise` computes it. The names must be equal
+        for every batch. Metrics with count 0 on a whole split are dropped. Names with a leading
+        underscore are only inputs of `summarise`.
         """
 
     def fingerprint(self) -> str:
-        """Hash of the data and the options."""
+        """Return a hash of the data and the options."""
 
 
 @runtime_checkable
 class HasLengths(Protocol):
-    """A split that knows how long its samples are."""
+    """Split with sample lengths."""
 
     def lengths(self) -> NDArray[np.int64]:
-        """Tokens of each sample, (S,); of a pair, of its longer sequence."""
+        """Return the tokens of each sample, (S,).
+
+        For a pair, count the tokens of the longer sequence.
+        """
 
 
 @runtime_checkable
 class CountsLabels(Protocol):
-    """A task whose loss is a mean over labels, of which samples have differently many.
+    """Task whose loss is a mean over labels; samples may have different numbers of labels.
 
-    By their number the parts of a batch are weighed, of accumulation and of several processes, so
-    that they have the gradient of the whole.
+    Parts of a batch (accumulation, several processes) are weighted by their number of labels. The
+    sum of their gradients is then the gradient of the whole batch.
     """
 
     def count_labels(self, batch: Batch, /) -> int:
-        """What `loss` divides by on this batch, at least 1."""
+        """Return the divisor of `loss` on this batch, at least 1."""
 
 
 @runtime_checkable
 class Augments(Protocol):
-    """A task that changes training batches at random."""
+    """Task with random augmentation of training batches."""
 
     def augment(self, batch: Batch, seeds: Sequence[int], /) -> Batch:
-        """The batch with each sample changed as its own seed says."""
+        """Augment each sample of the batch with its own seed."""
 
 
 @runtime_checkable
 class MixesSamples(Protocol):
-    """A task whose training samples, and their labels, can be mixed with each other."""
+    """Task that supports mixing of training samples and their labels."""
 
     def mix(self, batch: Batch, seed: int, /, *, mixup: float, cutmix: float) -> Batch:
-        """The batch with each sample mixed with another; see `TrainConfig`."""
+        """Mix each sample of the batch with another sample; see `TrainConfig`."""
 
 
 @runtime_checkable
 class SmoothsLabels(Protocol):
-    """A task of classes, whose labels can be smoothed."""
+    """Classification task that supports label smoothing."""
 
     def uniform_loss(self, outputs: Tensor, batch: Batch, /) -> Tensor:
-        """What `loss` would be if all classes were equally right."""
+        """Return the loss for a uniform target distribution over all classes."""
 
 
 @runtime_checkable
 class Summarises(Protocol):
-    """A task some of whose metrics are no means, but follow from them."""
+    """Task that computes further metrics from the means over a split."""
 
     def summarise(self, means: Mapping[str, float], /) -> Mapping[str, float]:
-        """More metrics, from the mean of each metric over a whole split."""
+        """Compute further metrics from the means over a whole split."""
 
 
 @runtime_checkable
 class HasFurtherTests(Protocol):
-    """A task whose chosen weights are tested on more splits than one."""
+    """Task with additional test splits."""
 
     @property
     def further_tests(self) -> Mapping[str, Split]:
-        """The others by name; a metric on one of them has this name before its own."""
+        """Additional test splits by name.
+
+        The name of a split prefixes the names of its metrics.
+        """
 
 
 @runtime_checkable
 class MeasuresWriting(Protocol):
-    """A task that judges sequences which a model writes by itself.
+    """Task with metrics of sequences that the model generates.
 
-    On the test split only, since writing takes a step a token, and not where the model is sharded
-    over processes, which would have to write equally long.
+    They are computed only on the test split, because generation needs one step per token. Models
+    sharded over processes are not supported: their processes would need equally many steps.
     """
 
     def writing_metrics(
         self, model: Any, batch: Batch, /, should_stop: Callable[[], bool]
     ) -> Mapping[str, tuple[float, int]]:
-        """Metric name -> (sum, count), as `TrainableTask.metrics`.
+        """Return metric name -> (sum, count), as `TrainableTask.metrics`.
 
-        `should_stop` is asked between tokens; once it is True the result is not used.
+        Call `should_stop` between tokens. If it returns True, the result is not used.
         """
 
 
 @runtime_checkable
 class ExcludesDecay(Protocol):
-    """A module some of whose parameters must not be decayed."""
+    """Module with parameters that are excluded from weight decay."""
 
     def no_weight_decay(self) -> set[str]:
-        """Parameter names, relative to the module."""
+        """Return the names of these parameters, relative to the module."""

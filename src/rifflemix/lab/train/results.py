@@ -1,4 +1,4 @@
-"""Events of a training run, and its result."""
+"""Events and result of a training run."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from rifflemix.lab.train.protocols import TrainableTask
 from rifflemix.lab.train.run_folder import Weights
 
 Metrics = dict[str, int | float]
-"""Values of an evaluation by name; "step" is the update after which it was made."""
+"""Values of an evaluation by name; "step" is the number of updates before the evaluation."""
 
 
 class TrainingDiverged(RunFailed):
     """The loss, a metric or a weight became infinite or NaN.
 
     Attributes:
-        reason: what happened, the same wherever the run is and however often it was stopped.
+        reason: description of the failure, independent of the folder and of earlier interruptions.
     """
 
     def __init__(self, reason: str, kept: str = "") -> None:
@@ -29,17 +29,17 @@ class TrainingDiverged(RunFailed):
 
 @dataclass(frozen=True)
 class TrainEvent:
-    """One thing that happened, told to `on_event` in the main process.
+    """Event of a training run, passed to `on_event` in the main process.
 
     Attributes:
-        kind: "step" after every update, "eval" after an evaluation, "checkpoint" after one is
-            written, "done" at the end.
-        step, max_steps: updates made and to make.
-        loss: mean training loss of the newest log line; None before the first.
-        lr: learning rate of the newest update.
-        steps_per_second: as in TrainResult, so far; None before it is known.
-        split: what was evaluated, for "eval".
-        metrics: the evaluation's, for "eval"; the test split's, for "done".
+        kind: "step" after every update, "eval" after an evaluation, "checkpoint" after writing a
+            checkpoint, "done" at the end.
+        step, max_steps: completed updates and total updates.
+        loss: mean training loss of the newest log line; None before the first log line.
+        lr: learning rate of the newest update; None for other events than "step".
+        steps_per_second: current speed, as in TrainResult; None before the speed is known.
+        split: name of the evaluated split, for "eval" and "done".
+        metrics: metrics of the evaluation, for "eval" and "done".
     """
 
     kind: Literal["step", "eval", "checkpoint", "done"]
@@ -53,7 +53,7 @@ class TrainEvent:
 
 
 def protocol(task: TrainableTask, weights: Weights, test_evaluations: int) -> dict[str, Any]:
-    """What chose the weights of a run, and how many weights were tested."""
+    """Describe the selection of the weights and count the tested weights."""
     return {
         "selected_by": "validation" if weights == "best" else "last step",
         "metric": task.metric,
@@ -65,30 +65,32 @@ def protocol(task: TrainableTask, weights: Weights, test_evaluations: int) -> di
 
 @dataclass(frozen=True, kw_only=True)
 class TrainResult:
-    """The outcome of a run, finished or stopped.
+    """Result of a finished or stopped run.
 
     Attributes:
-        finished: False when `should_stop` ended it; call again with the same arguments to continue.
-        step, max_steps: updates made and to make.
-        metric: the task's own metric.
-        best_step, best_value: where it was best on the validation split, and its value there.
+        finished: False if the run was stopped; the same call with the same arguments continues it.
+        step, max_steps: completed updates and total updates.
+        metric: name of the metric that selects the best weights.
+        best_step, best_value: step and value of the best evaluation on the validation split.
         validation: every evaluation: {"step", "loss", metric ...}.
-        test: metrics of the chosen weights on the test split; None until finished, and where the
-            caller wanted no test.
-        tests: metrics on the test split of the weights "best" (of the best evaluation) and "last"
-            (of the last update), as far as they were tested.
+        test: metrics of the chosen weights on the test split; None if the run is not finished or
+            the call skipped the test.
+        tests: test metrics by name of the tested weights: "best" (best evaluation) and "last"
+            (last update).
         protocol: {"selected_by", "metric", "higher_is_better", "split_note",
-            "test_evaluations"}: "validation" or "last step" chose the weights, and how many
-            weights were tested.
+            "test_evaluations"}. `selected_by` is "validation" or "last step";
+            `test_evaluations` is the number of tested weights.
         train_loss: mean training loss of the newest log line.
-        parameters: trainable numbers in the model; decayed_parameters of them feel weight decay.
-        samples, tokens: training samples and valid (not padded) tokens seen, all processes.
+        parameters, decayed_parameters: number of trainable parameters, in total and with weight
+            decay.
+        samples, tokens: training samples and valid (not padding) tokens over all processes.
         steps_per_second, tokens_per_second: speed of updates alone (forward, backward,
-            optimiser); loading, evaluation, checkpoints and each process's first update, which
-            pays for warm-up, are not counted. None before a second update.
-        seconds: wall time: "train", "data" (waiting for batches), "evaluation", "checkpoint" and
-            their "total", over all the processes that worked on the run one after the other.
-        processes, device, precision: how it ran.
+            optimizer). Loading, evaluation, checkpoints and the first update of each process
+            (warm-up) are not counted. None before the second update.
+        seconds: wall time of "train", "data" (waiting for batches), "evaluation" and
+            "checkpoint", and their "total". It includes earlier calls that the run was resumed
+            from.
+        processes, device, precision: number of processes, device and precision of the run.
     """
 
     finished: bool
@@ -114,18 +116,18 @@ class TrainResult:
     tests: dict[str, Metrics] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
-        """The result as JSON values; `from_dict` reads them back."""
+        """Return the result as JSON values for `from_dict`."""
         return asdict(self)
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> TrainResult:
-        """Read the result from JSON values; entries of other names are ignored.
+        """Read a result from JSON values and ignore unknown entries.
 
         Raises:
-            InputError: an entry is missing or has another type, or no evaluation is at `best_step`.
+            InputError: an entry is missing or has a wrong type, or `best_step` has no evaluation.
         """
         if isinstance(values, dict):
-            values = {"tests": {}, **values}  # older results have none
+            values = {"tests": {}, **values}  # missing in older results
         try:
             result = decode(cls, values)
             result.check()

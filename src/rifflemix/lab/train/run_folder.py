@@ -1,4 +1,4 @@
-"""The folder of one run: what may be resumed there, its log and its files."""
+"""Folder of one run: its files, its log, and the check whether a run may be resumed."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from rifflemix.lab.train.config import TrainConfig, free_settings
 from rifflemix.lab.train.protocols import TrainableTask
 
 Weights = Literal["best", "last"]
-"""Weights that a run chooses: of the best evaluation, or of the last update."""
+"""Weights that a run selects: from the best evaluation, or from the last update."""
 
 WEIGHTS: tuple[Weights, ...] = ("best", "last")
 
@@ -39,9 +39,11 @@ _OLD_SIGNATURE = "model.signature"
 class RunFolder:
     """Files of a run in `path`.
 
-    config.json, log.jsonl, checkpoint.safetensors, best.safetensors (the best evaluation),
-    training.json, last.safetensors (the last update, if the run chooses its weights), and
-    weights/STEP.safetensors, where a run keeps the weights of every evaluation.
+    - config.json, log.jsonl, training.json
+    - checkpoint.safetensors
+    - best.safetensors: weights of the best evaluation
+    - last.safetensors: weights of the last update, if the run selects them
+    - weights/STEP.safetensors: weights of every evaluation, if the run keeps them
     """
 
     def __init__(self, path: Path) -> None:
@@ -55,28 +57,28 @@ class RunFolder:
         self.weights = path / "weights"
 
     def chosen(self, weights: Weights) -> Path:
-        """The file of the weights that a run chooses."""
+        """Return the path of the best or last weights."""
         return self.best if weights == "best" else self.last
 
     def weights_at(self, step: int) -> Path:
-        """Where the weights of an evaluation are kept."""
+        """Return the path of the weights of an evaluation."""
         return self.weights / f"{step}.safetensors"
 
     def kept_weights(self) -> dict[int, Path]:
-        """Step -> file, of all that were kept, the earliest first."""
+        """Return step -> file of all kept weights, sorted by step."""
         found = (path.stem for path in self.weights.glob("*.safetensors"))
         return {
             step: self.weights_at(step) for step in sorted(int(s) for s in found if _is_step(s))
         }
 
     def opened(self, identity: Mapping[str, Any]) -> AbstractContextManager[None]:
-        """Hold the folder for a run described by `identity`, new or to be resumed.
+        """Lock the folder for a new or resumed run described by `identity`.
 
         Raises:
-            InputError: the folder cannot be written, is in use, or holds something else.
+            InputError: the folder cannot be written, is in use, or contains something else.
         """
-        # Runs of rifflemix up to 0.1.0.dev have a hash of the model's description, which names its
-        # classes. The tensors of their checkpoint are compared when it is read.
+        # Runs of rifflemix up to 0.1.0.dev store a hash that depends on class names. Their
+        # checkpoints are compared by tensors when they are read.
         free = [*free_settings("config"), _OLD_SIGNATURE]
         if self._has_old_signature():
             free.append(_HASH)
@@ -90,10 +92,10 @@ class RunFolder:
         return isinstance(model, dict) and "signature" in model
 
     def cut_log(self, size: int, sha256: str = "") -> None:
-        """Drop what was logged after the moment when the log had `size` bytes and this checksum.
+        """Truncate the log to `size` bytes and compare its checksum with `sha256`.
 
         Raises:
-            InputError: the log is shorter than that, or what stays is no log or another one.
+            InputError: the log is shorter than `size`, is not a log, or has another checksum.
         """
         with reported("write", self.log):
             if self.log.exists():
@@ -112,13 +114,13 @@ class RunFolder:
             raise damaged_run(self.log, "its checksum does not match")
 
     def append_log(self, entry: Mapping[str, Any]) -> None:
-        """Add one line of JSON."""
+        """Append one line of JSON to the log."""
         line = json.dumps(entry, allow_nan=False) + "\n"
         with reported("write", self.log), open(self.log, "a", encoding="utf-8") as file:
             file.write(line)
 
     def settle_log(self) -> tuple[int, str]:
-        """Flush the log to disk; its size in bytes and its checksum."""
+        """Flush the log; return its size in bytes and its checksum."""
         with reported("write", self.log):
             flush(self.log)
             return self.log.stat().st_size, self._log_digest()
@@ -128,10 +130,10 @@ class RunFolder:
 
 
 def read_log(path: Path) -> list[dict[str, float]]:
-    """Step and mean training loss of each line of a log that is on training.
+    """Read the steps and training losses of a log.
 
     Raises:
-        InputError: it cannot be read, or a line is not what `RunFolder.append_log` wrote.
+        InputError: the log cannot be read, or a line has another format than `append_log` writes.
     """
     curve = []
     for number, entry in enumerate(read_json_lines(path), start=1):
@@ -160,9 +162,9 @@ def describe_run(
     context_parallel: int = 1,
     weights: Weights = "best",
 ) -> dict[str, Any]:
-    """The description of a run: two calls with equal descriptions compute the same.
+    """Describe a run: two runs with equal descriptions compute the same result.
 
-    `settings` is what the model was built from, as the caller tells it.
+    `settings` are the settings that the caller built the model from.
     """
     description = {
         "config": config.to_dict(),
@@ -185,9 +187,10 @@ def describe_run(
 
 
 def _model_hash(model: nn.Module) -> str:
-    """Hash the model's tensors (names, shapes, dtypes) and the settings of its torch.nn modules.
+    """Hash the model's tensors and the settings of its torch.nn modules.
 
-    Names of classes and of modules without tensors are left out: they may change between versions.
+    The hash uses names, shapes and dtypes of tensors. Class names and modules without tensors are
+    ignored, because they may change between versions.
     """
     tensors = [f"{k} {tuple(t.shape)} {t.dtype}" for k, t in model.state_dict().items()]
     modules = [m for m in model.modules() if type(m).__module__.startswith("torch.nn.")]
@@ -196,5 +199,5 @@ def _model_hash(model: nn.Module) -> str:
 
 
 def _is_step(text: str) -> bool:
-    """Whether a name is a number as we write it; other digits are digits to Python, too."""
+    """Check for ASCII digits only: `isdecimal` also accepts digits of other scripts."""
     return text.isascii() and text.isdecimal()

@@ -1,7 +1,7 @@
 """Learning rates as pure functions of the step.
 
-`step` is the number of updates already made: the first update uses step 0, the last one
-`max_steps - 1`. T below is `config.schedule_steps`, or `max_steps` where that is None.
+`step` is the number of completed updates: the first update uses step 0, the last update
+`max_steps - 1`. T below is `config.schedule_steps`, or `max_steps` if `schedule_steps` is None.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ if TYPE_CHECKING:
 
 
 def learning_rate(config: TrainConfig, step: int) -> float:
-    """Learning rate of the update that follows `step` earlier ones.
+    """Return the learning rate of the update at `step`.
 
-    With `schedule_interval` k the rate changes only every k steps (an epoch, say).
+    With `schedule_interval` k the rate changes only every k steps, for example once per epoch.
     """
     return SCHEDULES[config.schedule](config, _held(config, step))
 
 
 def momentum(config: TrainConfig, step: int) -> float:
-    """Adam's beta1 at `step`: constant, or cycled against the rate as OneCycleLR does.
+    """Return Adam's beta1 at `step`, constant or cycled as in OneCycleLR.
 
-    It changes when the rate does.
+    A cycled beta1 falls when the rate rises. It changes at the same steps as the rate.
     """
     if config.cycle_beta1 is None:
         return config.betas[0]
@@ -34,7 +34,7 @@ def momentum(config: TrainConfig, step: int) -> float:
 
 
 def _held(config: TrainConfig, step: int) -> int:
-    """The step whose rate holds at `step`."""
+    """Round `step` down to the step at which the rate last changed."""
     return step - step % config.schedule_interval
 
 
@@ -43,7 +43,7 @@ def _total(config: TrainConfig) -> int:
 
 
 def _ramp(config: TrainConfig, step: int) -> float | None:
-    """The rate during warm-up, None after it."""
+    """Return the rate during warm-up, or None after warm-up."""
     if step >= config.warmup_steps:
         return None
     fraction: float = (step / config.warmup_steps) ** config.warmup_power
@@ -51,19 +51,22 @@ def _ramp(config: TrainConfig, step: int) -> float | None:
 
 
 def _progress(config: TrainConfig, step: int) -> float:
-    """Share of the decay done, from 0 at the end of warm-up to 1 at T and after."""
+    """Return the progress of the decay.
+
+    It is 0 at the end of warm-up and 1 from T on.
+    """
     span = _total(config) - config.warmup_steps
     return min(1.0, (step - config.warmup_steps) / span) if span > 0 else 1.0
 
 
 def _constant(config: TrainConfig, step: int) -> float:
-    """Warm-up, then `lr`."""
+    """Warm up, then keep `lr`."""
     ramp = _ramp(config, step)
     return config.lr if ramp is None else ramp
 
 
 def _linear(config: TrainConfig, step: int) -> float:
-    """Warm-up, then a straight line to `min_lr` at T."""
+    """Warm up, then decay linearly to `min_lr` at T."""
     ramp = _ramp(config, step)
     if ramp is not None:
         return ramp
@@ -71,7 +74,7 @@ def _linear(config: TrainConfig, step: int) -> float:
 
 
 def _cosine(config: TrainConfig, step: int) -> float:
-    """Warm-up, then half a cosine to `min_lr` at T."""
+    """Warm up, then follow half a cosine to `min_lr` at T."""
     ramp = _ramp(config, step)
     if ramp is not None:
         return ramp
@@ -80,10 +83,10 @@ def _cosine(config: TrainConfig, step: int) -> float:
 
 
 def _cosine_restarts(config: TrainConfig, step: int) -> float:
-    """Warm-up, then half cosines of T steps each, from `lr` to 0 again and again.
+    """Warm up, then repeat half cosines of T steps to 0.
 
-    As in the Long Range Arena code the cycle is counted from the end of warm-up and taken
-    modulo 1, so the rate jumps back to `lr` at step `warmup_steps + T`.
+    As in the Long Range Arena code, cycles start at the end of warm-up. The rate jumps back to
+    `lr` at step `warmup_steps + T`.
     """
     warm = min(1.0, step / config.warmup_steps) if config.warmup_steps else 1.0
     progress = max(0.0, (step - config.warmup_steps) / _total(config))
@@ -91,37 +94,45 @@ def _cosine_restarts(config: TrainConfig, step: int) -> float:
 
 
 def _rsqrt(config: TrainConfig, step: int) -> float:
-    """`lr * min(1, step / warmup) / sqrt(max(step, warmup))`: the peak is lr / sqrt(warmup)."""
+    """Return `lr * min(1, step / warmup) / sqrt(max(step, warmup))`.
+
+    The peak is lr / sqrt(warmup).
+    """
     warmup = config.warmup_steps
     return config.lr * min(1.0, step / warmup) / math.sqrt(max(step, warmup))
 
 
 def _rsqrt_decay(config: TrainConfig, step: int) -> float:
-    """`lr / sqrt(max(step, warmup))`: constant, not rising, over the warm-up.
+    """Return `lr / sqrt(max(step, warmup))`, constant during the warm-up.
 
-    What Tensor2Tensor has Adafactor follow.
+    Tensor2Tensor uses this schedule for Adafactor.
     """
     return config.lr / math.sqrt(max(step, config.warmup_steps))
 
 
 def _inverse_sqrt(config: TrainConfig, step: int) -> float:
-    """Warm-up to `lr`, then `lr * sqrt(warmup / step)` (fairseq's convention)."""
+    """Warm up to `lr`, then follow `lr * sqrt(warmup / step)`.
+
+    This is fairseq's convention.
+    """
     ramp = _ramp(config, step)
     return config.lr * math.sqrt(config.warmup_steps / step) if ramp is None else ramp
 
 
 def _one_cycle_linear(config: TrainConfig, step: int) -> float:
-    """`lr / 25` up to `lr` over the warm-up, then down to `lr / 250000` at T - 1.
+    """Rise to `lr` over the warm-up, then fall until T - 1.
 
-    Two straight lines, as torch.optim.lr_scheduler.OneCycleLR with anneal_strategy="linear",
-    pct_start = warmup / T and total_steps = T.
+    The rate starts at `lr / 25` and ends at `lr / 250000`.
+
+    Both parts are linear, as in torch.optim.lr_scheduler.OneCycleLR with
+    anneal_strategy="linear", pct_start = warmup / T and total_steps = T.
     """
     start = config.lr / 25.0
     return _one_cycle(config, step, start=start, peak=config.lr, end=start / 1e4)
 
 
 def _one_cycle(config: TrainConfig, step: int, *, start: float, peak: float, end: float) -> float:
-    # OneCycleLR counts to the last update of a phase, hence the minus ones.
+    # In OneCycleLR a phase ends at its last update, hence the minus ones.
     top, last = config.warmup_steps - 1, _total(config) - 1
     if step <= top:
         return start + (peak - start) * step / top
@@ -129,7 +140,7 @@ def _one_cycle(config: TrainConfig, step: int, *, start: float, peak: float, end
 
 
 def _multistep(config: TrainConfig, step: int) -> float:
-    """Warm-up, then `lr` times `decay_factor` for every milestone reached."""
+    """Warm up to `lr`, then multiply by `decay_factor` at every milestone."""
     ramp = _ramp(config, step)
     if ramp is not None:
         return ramp
@@ -137,7 +148,7 @@ def _multistep(config: TrainConfig, step: int) -> float:
 
 
 LEAST_WARMUP = {"rsqrt": 1, "rsqrt_decay": 1, "inverse_sqrt": 1, "one_cycle": 2}
-"""Fewest warm-up steps of the schedules that need some."""
+"""Schedule -> minimum number of warm-up steps, for schedules that need a warm-up."""
 
 SCHEDULES: dict[str, Callable[[TrainConfig, int], float]] = {
     "constant": _constant,

@@ -1,4 +1,4 @@
-"""Randomness: seeding every generator, and saving and restoring their exact state."""
+"""Seeding of all random generators, and saving and restoring of their exact states."""
 
 from __future__ import annotations
 
@@ -9,38 +9,43 @@ import numpy as np
 import torch
 from torch import Tensor
 
-_NORMAL = struct.Struct("<?d")  # is a spare normal deviate cached, and which
+_NORMAL = struct.Struct("<?d")  # whether a spare normal deviate is cached, and its value
 _NUMPY_TAIL = struct.Struct("<qqd")  # position, has_gauss, cached gaussian
 
 
 def seed_everything(seed: int) -> None:
-    """Seed Python, numpy and torch (every device). Call it before a model is created.
+    """Seed Python, numpy and torch on every device.
+
+    Call this function before you create a model.
 
     Args:
-        seed: any integer from 0 to 2**63 - 1; numpy gets its low 32 bits.
+        seed: any integer from 0 to 2**63 - 1; numpy gets the low 32 bits.
     """
     random.seed(seed)
-    np.random.seed(seed & 0xFFFFFFFF)  # noqa: NPY002 (the global state)  (legacy users of the global state exist)
+    np.random.seed(seed & 0xFFFFFFFF)  # noqa: NPY002 (the global state)  (other packages use the global state)
     torch.manual_seed(seed)
 
 
 def seed_sequence(seed: int, *purpose: int) -> np.random.SeedSequence:
-    """Entropy for one purpose (a rank, an epoch ...) under `seed`."""
+    """Derive a seed sequence for a rank, an epoch or another purpose."""
     return np.random.SeedSequence(seed, spawn_key=purpose)
 
 
 def derive_seed(seed: int, *purpose: int) -> int:
-    """An independent seed for one purpose under `seed`."""
+    """Derive an independent seed for one purpose from `seed`."""
     words = seed_sequence(seed, *purpose).generate_state(2, np.uint32)
     return (int(words[0]) << 31) ^ int(words[1])
 
 
 def rng_state(device: torch.device) -> dict[str, Tensor]:
-    """State of every generator that training on `device`, the current one, may use.
+    """Return the state of every generator that training on `device` may use.
+
+    Args:
+        device: the current device.
 
     Returns:
-        Generator name -> uint8 CPU tensor; sizes depend on the device type only, so that the
-        states of several processes can be stacked.
+        Generator name -> uint8 CPU tensor. The sizes depend only on the device type, so the states
+        of several processes can be stacked.
     """
     states = {"torch": torch.get_rng_state(), "python": _python_state(), "numpy": _numpy_state()}
     if device.type != "cpu":
@@ -49,7 +54,7 @@ def rng_state(device: torch.device) -> dict[str, Tensor]:
 
 
 def set_rng_state(states: dict[str, Tensor], device: torch.device) -> None:
-    """Put back what `rng_state` returned."""
+    """Restore the states that `rng_state` returned."""
     torch.set_rng_state(states["torch"])
     _set_python_state(states["python"])
     _set_numpy_state(states["numpy"])

@@ -1,4 +1,4 @@
-"""The live state of a run, how it is saved and how it is put back."""
+"""State of a run in memory, and its saving and restoring."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ _NO_TENSORS = Checkpoint({}, {}, {}, {}, {})
 
 
 class RunState:
-    """Weights, optimiser, best weights, noise and progress of one process.
+    """Weights, optimizer, best weights, noise and progress of one process.
 
     Args:
-        engine: the processes and the device.
-        folder: where the state is saved; only the main process touches it.
-        model, optimizer: as `engine.prepare` returned them.
-        noise_seed: seeds this process's noise where there is no checkpoint.
+        engine: access to the device and to the other processes.
+        folder: folder of the run; only the main process reads and writes it.
+        model, optimizer: model and optimizer from `engine.prepare`.
+        noise_seed: seed of the noise of this process if there is no checkpoint.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class RunState:
         self.folder = folder
         self.model = model
         self.optimizer = optimizer
-        self.best: Tensors = {}  # on the CPU of the main process, as the last weights
+        self.best: Tensors = {}  # on the CPU of the main process, as `last`
         self.last: Tensors = {}
         self.keeps_last = False
         self.progress = Progress()
@@ -60,7 +60,7 @@ class RunState:
             seed_everything(noise_seed)
 
     def keep_best(self, value: float, metric: str) -> None:
-        """Take the current weights for the best and write them to best.safetensors."""
+        """Keep the current weights as the best and write them to best.safetensors."""
         self.progress.best_step = self.progress.step
         self.progress.best_value = value
         self.best = model_weights(self.model)
@@ -72,13 +72,13 @@ class RunState:
         self.engine.on_main(lambda: write_tensors(self.folder.best, self.best, meta))
 
     def keep_last(self) -> None:
-        """Keep the current weights as the last ones and write them to last.safetensors."""
+        """Keep the current weights as the last and write them to last.safetensors."""
         self.last, self.keeps_last = model_weights(self.model), True
         meta = {"step": self.progress.step}
         self.engine.on_main(lambda: write_tensors(self.folder.last, self.last, meta))
 
     def keep_weights(self) -> None:
-        """Write the current weights to a file of their own."""
+        """Write the current weights to weights/STEP.safetensors."""
         weights, path = model_weights(self.model), self.folder.weights_at(self.progress.step)
 
         def write() -> None:
@@ -88,7 +88,10 @@ class RunState:
         self.engine.on_main(write)
 
     def load(self, weights: Weights) -> None:
-        """Put the best or the last weights into the model; without `keep_last` it has the last."""
+        """Load the best or last weights into the model.
+
+        If `keep_last` was not called, the model already has the last weights.
+        """
         held = self.best if weights == "best" else self.last
         if weights == "best" or self.keeps_last:
             load_model_weights(self.model, held, self.engine.processes)
@@ -97,8 +100,8 @@ class RunState:
         """Write a checkpoint.
 
         Raises:
-            InputError: it cannot be written.
-            TrainingDiverged: a weight is not finite. The checkpoint before stays in both cases.
+            InputError: the checkpoint cannot be written. The previous checkpoint is kept.
+            TrainingDiverged: a weight is not finite. The previous checkpoint is kept.
         """
         weights = model_weights(self.model)
         moments = optimizer_state(self.model, self.optimizer)
@@ -106,7 +109,7 @@ class RunState:
             name: self.engine.stack(state) for name, state in rng_state(self.engine.device).items()
         }
         name = self.engine.on_main(lambda: _not_finite(weights, moments))
-        if name is not None:  # in all processes: they go on with other runs together
+        if name is not None:  # raised in all processes, so that they start the next run together
             raise TrainingDiverged(
                 f"training diverged: parameter {name} is not finite after step "
                 f"{self.progress.step}; lower lr, lengthen warmup_steps or set clip_norm"
@@ -121,9 +124,9 @@ class RunState:
         )
 
     def _restore(self) -> bool:
-        """Go back to the checkpoint; False where there is none."""
+        """Restore the checkpoint; return False if there is no checkpoint."""
         held = _NO_TENSORS
-        shapes = state_shapes(self.model, self.optimizer)  # in all processes
+        shapes = state_shapes(self.model, self.optimizer)  # collective: call in all processes
         shapes["rng"] = {
             name: ((self.engine.processes, *state.shape), state.dtype)
             for name, state in rng_state(self.engine.device).items()
@@ -159,7 +162,7 @@ class RunState:
 
 
 def _not_finite(weights: Tensors, moments: Tensors) -> str | None:
-    """The first parameter with moments that is not finite."""
+    """Return the first trained parameter that is not finite, or None."""
     trained = sorted({key.rpartition("/")[0] for key in moments})
     return next((name for name in trained if not bool(torch.isfinite(weights[name]).all())), None)
 

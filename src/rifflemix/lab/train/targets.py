@@ -1,4 +1,4 @@
-"""What only training does to samples and labels: changes at random, mixtures, smoothing."""
+"""Training-only changes of samples and labels: augmentation, mixing and smoothing."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ _AUGMENT, _MIX = 5, 6  # purposes of derived seeds
 
 
 def check_targets(task: TrainableTask, config: TrainConfig) -> None:
-    """Raise unless the task can do what the settings ask of its samples and labels.
+    """Check that the task supports the settings for label smoothing and mixing.
 
     Raises:
-        InputError: naming the setting.
+        InputError: a setting is not supported; the message names the setting.
     """
     if config.label_smoothing and not _smooths(task):
         raise bad_argument(
@@ -44,9 +44,9 @@ def check_targets(task: TrainableTask, config: TrainConfig) -> None:
 
 
 def _smooths(task: TrainableTask) -> bool:
-    """Whether the class that defines the loss also defines that of a smoothed label.
+    """Return whether the class that defines `loss` also defines `uniform_loss`.
 
-    A loss of its own, which a subclass writes, need not go with what it inherits.
+    If a subclass overrides only `loss`, the inherited `uniform_loss` may not match.
     """
     definition = next((kind for kind in type(task).__mro__ if "loss" in vars(kind)), object)
     return isinstance(task, SmoothsLabels) and "uniform_loss" in vars(definition)
@@ -55,13 +55,13 @@ def _smooths(task: TrainableTask) -> bool:
 def change_batch(
     task: TrainableTask, config: TrainConfig, batch: Batch, at: Sequence[int]
 ) -> Batch:
-    """A training batch as the model sees it.
+    """Augment and mix a training batch.
 
     Args:
-        task: may change samples.
-        config: seed and mixing.
-        batch: as it was read.
-        at: positions of its samples in the data order, on which the changes depend.
+        task: task with optional methods `augment` and `mix`.
+        config: training settings with seed, mixup and cutmix.
+        batch: collated batch.
+        at: positions of the samples in the data order; the changes depend on them.
     """
     if isinstance(task, Augments):
         batch = task.augment(batch, [derive_seed(config.seed, _AUGMENT, place) for place in at])
@@ -74,7 +74,9 @@ def change_batch(
 def training_loss(
     task: TrainableTask, outputs: Tensor, batch: Batch, label_smoothing: float
 ) -> Tensor:
-    """The task's loss; of a label, `label_smoothing` is spread evenly over all classes.
+    """Compute the task's loss with label smoothing.
+
+    The share `label_smoothing` of each label is spread evenly over all classes.
 
     Source: Szegedy et al. 2016, "Rethinking the Inception Architecture", section 7.
     """
