@@ -1,4 +1,4 @@
-"""Results of a benchmark as tables, for the terminal and for Markdown, and what to say of them."""
+"""Format benchmark results as tables and notes, for the terminal and for Markdown."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ Show = Callable[[Any], str]
 
 @dataclass(frozen=True)
 class BenchTable:
-    """One table: all cells are texts."""
+    """A table of texts."""
 
     title: str
     headers: list[str]
@@ -51,9 +51,9 @@ class BenchTable:
 
 
 def bench_tables(result: Mapping[str, Any]) -> list[BenchTable]:
-    """The tables of a result: of some benchmarks by N, otherwise one per shape and pass.
+    """Return the tables of a result: by N for some benchmarks, otherwise by shape and pass.
 
-    Those of models are by N where the shapes differ in nothing else.
+    Tables of models are by N if their shapes differ only in N.
     """
     rows = result["rows"]
     if result["benchmark"] == "scaling":
@@ -77,7 +77,7 @@ def bench_tables(result: Mapping[str, Any]) -> list[BenchTable]:
 
 
 def bench_notes(result: Mapping[str, Any]) -> list[str]:
-    """Notes: where, when and how it was measured, and everything left out."""
+    """List when, where and how the result was measured, and each row without a measurement."""
     notes = [_caption(result)]
     if result["status"] != "complete":
         notes.append("Partial: it was stopped before everything was measured.")
@@ -91,7 +91,7 @@ def bench_notes(result: Mapping[str, Any]) -> list[str]:
 
 
 def bench_markdown(result: Mapping[str, Any]) -> str:
-    """All tables and notes."""
+    """Format all tables and notes as Markdown."""
     parts = []
     for table in bench_tables(result):
         lines = table_lines(table.headers, table.rows, range(1, len(table.headers)))
@@ -101,23 +101,23 @@ def bench_markdown(result: Mapping[str, Any]) -> str:
 
 
 def axis_of(result: Mapping[str, Any]) -> str:
-    """The axis of a scaling result, "tokens" or "channels"; older files do not say."""
+    """Return the axis of a scaling result, "tokens" (default for older files) or "channels"."""
     axis: str = result["settings"].get("axis", "tokens")
     return axis
 
 
 def key_of(entry: Mapping[str, Any]) -> Key:
-    """Kind and name of a row or of an entry of its growth."""
+    """Return the kind and name of a row or of a growth entry."""
     return entry["kind"], entry["name"]
 
 
 def shown_name(entry: Mapping[str, Any]) -> str:
-    """The name, and that it is another package's where it is: some are named as our mixers are."""
+    """Return the name, marked for packages, because some packages share names with mixers."""
     return f"{entry['name']} (package)" if entry["kind"] == PEER else str(entry["name"])
 
 
 def crossover_text(crossover: Mapping[str, Any] | None) -> str:
-    """From which N on something is faster than softmax."""
+    """Format the N from which a layer is faster than softmax."""
     if crossover is None:
         return MISSING
     if crossover["tokens"] is None:
@@ -128,7 +128,7 @@ def crossover_text(crossover: Mapping[str, Any] | None) -> str:
 
 
 def _pass_table(shape: str, name: str, rows: Sequence[Row]) -> BenchTable:
-    """One pass at one shape: time, spread, memory, ratios, and what else is known of the rows."""
+    """Table of one pass at one shape: time, spread, memory, ratios and other numbers."""
     columns: list[tuple[str, Show]] = [("Name", shown_name)]
     if any(row["backend"] for row in rows):
         columns.append(("Backend", lambda row: row["backend"] or MISSING))
@@ -147,7 +147,7 @@ def _pass_table(shape: str, name: str, rows: Sequence[Row]) -> BenchTable:
 
 
 def _growth_table(growth: Sequence[Mapping[str, Any]], axis: str) -> BenchTable:
-    """Exponents measured and claimed, and crossovers with softmax."""
+    """Table of measured and claimed exponents, and of crossovers with softmax."""
     passes = list(dict.fromkeys(entry["pass"] for entry in growth))
     headers = ["Name", "Claimed exponent"]
     for name in passes:
@@ -174,7 +174,7 @@ def _exponent_text(entry: Mapping[str, Any]) -> str:
 
 
 def _tables_by_axis(rows: Sequence[Row], axis: str) -> list[BenchTable]:
-    """A row a layer and a column an N (or C): times with their ratio to softmax, floor, memory."""
+    """Tables by N or C, one row per layer: times, ratios, and memory."""
     forward, both = "forward", "forward_backward"
     columns: list[tuple[str, str, Show]] = [
         (f"forward, {_MILLISECONDS}", forward, _time_and(_SOFTMAX)),
@@ -189,7 +189,7 @@ def _tables_by_axis(rows: Sequence[Row], axis: str) -> list[BenchTable]:
 
 
 def _beside_table(beside: Sequence[Beside], axis: str) -> BenchTable:
-    """A row a mixer and its package, and a column an N (or C)."""
+    """Table by N or C, one row per mixer and package."""
     points = sorted({pair.shape[axis] for pair in beside})
     cells = {
         (pair.mixer, pair.package, pair.shape[axis]): f"{format_rate(pair.time)} "
@@ -213,7 +213,7 @@ def _differ_in_tokens(rows: Sequence[Row]) -> bool:
 
 
 def _model_tables_by_tokens(rows: Sequence[Row]) -> list[BenchTable]:
-    """A row a model and a column an N: times with their ratio and the share of kernels; memory."""
+    """Tables by N, one row per model: times, ratios, shares of kernels, and memory."""
     shares = {"forward": "forward_kernel_share", "training_step": "kernel_share"}
 
     def time_and_share(name: str) -> Show:
@@ -235,7 +235,7 @@ def _whole(fraction: float) -> str:
 
 
 def _tables_by_context(rows: Sequence[Row]) -> list[BenchTable]:
-    """A row a mixer and a column a context: time of a token with its ratio, and the state."""
+    """Tables by context, one row per mixer: time of a decoding step, its ratio, and the state."""
     state = _extra("state_bytes", format_bytes)
     return [
         _by_axis(
@@ -249,7 +249,7 @@ def _tables_by_context(rows: Sequence[Row]) -> list[BenchTable]:
 
 
 def _tables_of_processes(rows: Sequence[Row], processes: int) -> list[BenchTable]:
-    """A row a mixer and a column an N: beside one process alone, and bytes beside the formula."""
+    """Tables by N, one row per mixer: all processes / one process, and counted / expected bytes."""
     share = f"{processes} processes / one"
     columns: list[tuple[str, Show]] = [
         (
@@ -263,7 +263,7 @@ def _tables_of_processes(rows: Sequence[Row], processes: int) -> list[BenchTable
 
 
 def _beside_alone(show: Show) -> Show:
-    """Show the pass of all processes and that of one; the status where it was not measured."""
+    """Show the pass of all processes and of one process, or the status of an unmeasured row."""
     ours, alone = _timed("forward_backward", show), _timed("alone", show)
     return lambda row: f"{ours(row)} / {alone(row)}" if row["passes"] else _status(row)
 
@@ -280,7 +280,7 @@ def _sent_per_token(row: Row) -> str:
 def _tables_beside_printed(
     rows: Sequence[Row], printed: Mapping[str, Mapping[str, Any]]
 ) -> list[BenchTable]:
-    """A row a model and a column an N: ours / the paper's."""
+    """Tables by N, one row per model: measured / reported values."""
     training, forward = "training_step", "forward"
     measures: list[tuple[str, str, str, Show]] = [
         ("training, steps/s", training, training, _per_second),
@@ -344,7 +344,7 @@ def _table(title: str, columns: Sequence[tuple[str, Show]], rows: Sequence[Row])
 
 
 def _timed(name: str, show: Show, otherwise: Show = lambda row: MISSING) -> Show:
-    """Show a pass of a row, or something else where it was not timed."""
+    """Show a pass of a row, or `otherwise` if the pass was not timed."""
     return lambda row: show(row["passes"][name]) if name in row["passes"] else otherwise(row)
 
 
@@ -391,7 +391,7 @@ def _shape_text(row: Row) -> str:
 
 
 def machine(result: Mapping[str, Any]) -> str:
-    """The machine: the GPU, or the CPU with cores and threads."""
+    """Describe the machine: the GPU, or the CPU with cores and threads."""
     made_in = result["environment"]
     if result["settings"]["device"] == "cpu":
         made_in = {**made_in, "hardware": {**made_in["hardware"], "gpu": None}}
@@ -409,7 +409,7 @@ def _caption(result: Mapping[str, Any]) -> str:
     )
 
 
-# What else is known of a row, beside the pass that it is of.
+# Further columns for each pass.
 _EXTRA: Mapping[str, tuple[tuple[str, str, Show], ...]] = {
     "forward": (
         ("package_calls", "Calls in rifflemix", format_count),
