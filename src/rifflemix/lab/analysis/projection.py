@@ -26,7 +26,7 @@ def before_projection(call: Call) -> Tensor | None:
     Returns:
         (B, N, C'), zero at padded positions. The output itself if the layer has no module named
         `proj` or `out_proj`. None if the projection of the result is not the output, as in layers
-        that go on after their projection.
+        with further operations after the projection.
 
     Source: CSP, Figure 3; Sliceformer, Figure 4. Both show matrices before W_O.
     """

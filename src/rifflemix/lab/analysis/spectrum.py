@@ -1,4 +1,4 @@
-"""Singular values of layers' outputs and maps, and the ranks that follow from them."""
+"""Singular values and ranks of the outputs and maps of layers."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class Spectrum:
     scaled: NDArray[np.float64] = field(default_factory=lambda: np.zeros(0))
 
     def add(self, values: Tensor) -> None:
-        """Add falling singular values (M, R) of M matrices; R may differ between calls."""
+        """Add descending singular values (M, R) of M matrices; R may differ between calls."""
         if not values.numel():
             return
         self.count += len(values)
@@ -69,7 +69,7 @@ class Spectrum:
 
     @property
     def curve(self) -> NDArray[np.float64]:
-        """Mean singular values over the largest one, falling; shorter spectra end in zeros."""
+        """Mean singular values divided by the largest, descending; short spectra end in zeros."""
         return self.scaled / self.count
 
     def means(self) -> dict[str, float]:
