@@ -71,7 +71,10 @@ class TorchAttention(nn.Module):
             self.value = value.clone()
 
     def of_sample(self, number: int) -> TorchAttention:
-        """Return the layer for any number of copies of one sample of the call."""
+        """Return the layer for copies of one sample of the call.
+
+        The number of copies is arbitrary.
+        """
         layer = copy.copy(self)
         if layer.offset is not None:
             layer.offset = layer.offset[number : number + 1]
@@ -80,22 +83,25 @@ class TorchAttention(nn.Module):
         return layer
 
     def batch_first(self, x: Tensor) -> Tensor:
-        """Convert a tensor from the layout of the layer to (B, N, C)."""
+        """Convert a tensor in the layer's layout to (B, N, C)."""
         if not self.is_batched:
             return x.unsqueeze(0)
         return x if self.attention.batch_first else x.transpose(0, 1)
 
     def forward(self, x: Tensor, *, key_padding_mask: Tensor | None = None) -> Tensor:
-        """Mix tokens: (B, N, C) -> (B, N, C); the mask marks padding among the keys."""
+        """Mix tokens: (B, N, C) -> (B, N, C).
+
+        The mask marks padding among the keys.
+        """
         y: Tensor = self._call(x, key_padding_mask, need_weights=False)[0]
         return y
 
     def weights(
         self, x: Tensor, key_padding_mask: Tensor | None = None, *, first: int | None = None
     ) -> Tensor:
-        """Return the weights (B, H, N, M) of queries (B, N, C), zero in padded rows.
+        """Return the weights (B, H, N, M) of queries (B, N, C).
 
-        `first` limits the output to the first N queries.
+        Padded rows are zero. `first` limits the output to the first N queries.
         """
         found: Tensor = self._call(
             x, key_padding_mask, first=first, need_weights=True, average_attn_weights=False
@@ -136,7 +142,10 @@ class TorchAttention(nn.Module):
 
 
 def _padding(mask: Tensor | None) -> Tensor | None:
-    """Convert to a bool mask (B, N), True = padding; torch's layers use additive masks."""
+    """Convert to a bool mask (B, N), True = padding.
+
+    torch's layers convert the masks they get to additive masks.
+    """
     if mask is None:
         return None
     mask = mask if mask.dtype == torch.bool else torch.isneginf(mask)

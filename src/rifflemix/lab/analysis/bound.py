@@ -62,7 +62,7 @@ def collapse_bound(
     activation: Callable[[Tensor], Tensor] | None = None,
     lipschitz: float = 1.0,
 ) -> CollapseBound:
-    """Run X <- f(permute(X W)) layer by layer and compare residuals with CSP's theorem 1.
+    """Run X <- f(permute(X W)) and compare residuals with CSP's theorem 1.
 
     The residual is the distance to rows that are all equal. The first center is the median of each
     channel. A layer maps the center in the same way as a row. The proof of the theorem does the
@@ -116,6 +116,9 @@ def collapse_bound(
 
 
 def _distance_change(before: Tensor, after: Tensor, centre: Tensor) -> Tensor:
-    """Compare the 1-norm of each channel around its center before and after a permutation: (B,)."""
+    """Return the relative change of distances from the center: (B,).
+
+    The distance is the 1-norm of each channel around its center, before and after a permutation.
+    """
     old, new = ((x - centre).abs().sum(dim=1) for x in (before, after))
     return ((new - old).abs() / old.clamp_min(torch.finfo(old.dtype).tiny)).amax(dim=1)

@@ -48,7 +48,9 @@ class LayerAttention:
 
 
 def class_attention(subject: Subject, tick: Tick = silent) -> list[LayerAttention]:
-    """Return the attention of the class token in every layer with attention weights.
+    """Return the attention of the class token in every layer.
+
+    Layers without attention weights are left out.
 
     Raises:
         InputError: no layer attends with a class token, or the samples are not images.
@@ -75,14 +77,17 @@ def class_attention(subject: Subject, tick: Tick = silent) -> list[LayerAttentio
 
 
 def _has_class_token(module: nn.Module) -> bool:
-    """Check for a class token: a `ClassToken`, or a parameter `cls_token` as in other libraries."""
+    """Check for a class token.
+
+    This is a `ClassToken`, or a parameter `cls_token` as in other libraries.
+    """
     return isinstance(module, ClassToken) or isinstance(
         getattr(module, "cls_token", None), nn.Parameter
     )
 
 
 def _weights(call: Call) -> Tensor | None:
-    """Return the weights (B, H, N) of the first token on all tokens, or None."""
+    """Return the weights (B, H, N) of the first token, or None."""
     if isinstance(call.module, ClassAttention):
         with undisturbed(call.module):
             weights: Tensor = call.module.weights(call.x)
@@ -101,7 +106,7 @@ def _add(found: dict[str, LayerAttention], name: str, weights: Tensor) -> None:
 
 
 def cls_attention(subjects: Sequence[Subject], tick: Tick = silent) -> Finding:
-    """Show the attention of the class token over the image for each head.
+    """Show the class token's attention over the image for each head.
 
     Source: Wu et al. 2024 (ToST), Figures 5 and 10.
     """
@@ -154,7 +159,10 @@ def _sentence(label: str, layers: Sequence[LayerAttention]) -> str:
 
 
 def _figure(subjects: dict[str, Subject], found: dict[str, list[LayerAttention]]) -> Figure:
-    """Draw one row per model, layer and sample; the columns are the image and each head."""
+    """Draw one row per model, layer and sample.
+
+    The columns are the image and each head.
+    """
     rows = [
         (label, layers[number], sample)
         for label, layers in found.items()

@@ -46,7 +46,7 @@ class LayerCoherence:
 
 
 def coherence_of(name: str, weight: Tensor, heads: int) -> LayerCoherence:
-    """Compute the cosines between directions, the rows of (C, C) weights, by head.
+    """Compute the cosines between the directions of all heads.
 
     Args:
         name: name of the layer.

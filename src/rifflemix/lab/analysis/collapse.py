@@ -104,7 +104,10 @@ def _run_stacks(calls: Sequence[Call], stacks: dict[str, Depths]) -> None:
 
 
 def _float64(module: Any) -> Any:
-    """Return a float64 copy: rounding would hide the small differences after a collapse."""
+    """Return a float64 copy.
+
+    In lower precision, rounding would hide the small differences after a collapse.
+    """
     return copy.deepcopy(module).double()
 
 
@@ -125,7 +128,10 @@ _STEPS: Mapping[str, Callable[[Any, Tensor, Tensor | None], Tensor]] = {
 
 
 def _run_blocks(subject: Subject, stacks: dict[str, Depths]) -> None:
-    """Measure the tokens between the blocks of a model (skip connection, norm and MLP included)."""
+    """Measure the tokens after each block of a model.
+
+    Blocks contain skip connection, norm and MLP.
+    """
     try:
         find_layers(subject.model, Block)
     except InputError:
@@ -142,7 +148,10 @@ def _run_blocks(subject: Subject, stacks: dict[str, Depths]) -> None:
 
 
 def _check_theorem(calls: Sequence[Call], found: Collapse) -> None:
-    """Check theorem 1 on X <- permute(X W), if all layers permute C channels."""
+    """Check theorem 1 on X <- permute(X W).
+
+    The check is skipped if there is padding, or if a layer does not permute C channels.
+    """
     layers = [_float64(call.module) for call in calls]
     mask = calls[0].key_padding_mask
     if mask is not None or not all(_is_square(layer) for layer in layers):
@@ -163,7 +172,7 @@ def _check_theorem(calls: Sequence[Call], found: Collapse) -> None:
 
 
 def _is_square(layer: Any) -> bool:
-    """Check that a layer is X <- permute(X W), up to its output projection."""
+    """Check that a layer computes permute(X W) before its output projection."""
     weight = getattr(getattr(layer, "value", None), "weight", None)
     return (
         isinstance(layer, CSP | Sliceformer)
@@ -175,7 +184,9 @@ def _is_square(layer: Any) -> bool:
 
 
 def collapse(subjects: Sequence[Subject], tick: Tick = silent) -> Finding:
-    """Compare residual, effective rank and stable rank over depth with theorem 1's bound.
+    """Compare rank measures over depth with theorem 1's bound.
+
+    The measures are rank residual, effective rank and stable rank.
 
     Source: CSP, theorem 1; Dong et al. 2021 for softmax attention.
     """
@@ -277,7 +288,7 @@ def _figure(found: Mapping[str, Collapse]) -> Figure:
 
 
 def _bounds(axes: Axes, found: Mapping[str, Collapse]) -> None:
-    """Draw theorem 1: the residual of X <- permute(X W) solid, its bound dashed."""
+    """Draw the residual of X <- permute(X W) solid, its bound dashed."""
     for number, (label, of) in enumerate(found.items()):
         if of.bound is not None and of.bounded_residual is not None:
             depths = range(len(of.bound))

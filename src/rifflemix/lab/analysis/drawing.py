@@ -22,7 +22,7 @@ _WIDTH = 10.0  # inches
 
 
 def new_figure(height: float) -> Figure:
-    """Create a figure with a width of 1200 pixels and a height of `height` inches."""
+    """Create a figure of 1200 pixels by `height` inches."""
     with matplotlib.style.context("default"):
         return Figure(figsize=(_WIDTH, height), dpi=DPI, layout="constrained")
 
@@ -30,7 +30,10 @@ def new_figure(height: float) -> Figure:
 def panels(
     count: int, *, height: float = 2.9, most: int = 4, **options: Any
 ) -> tuple[Figure, list[Axes]]:
-    """Create a figure with `count` panels, at most `most` per row; spare places stay empty."""
+    """Create a figure with `count` panels, at most `most` per row.
+
+    Spare places stay empty.
+    """
     columns = min(count, most)
     rows = math.ceil(count / columns)
     figure = new_figure(height * rows + 0.4)
@@ -42,7 +45,7 @@ def panels(
 
 
 def tidy(axes: Axes, *, title: str = "", x: str = "", y: str = "") -> None:
-    """Set title and axis labels, draw a light grid and remove the box."""
+    """Set title and axis labels, add a grid, remove the box."""
     axes.set_title(title, loc="left", fontsize=10)
     axes.set_xlabel(x, fontsize=10)
     axes.set_ylabel(y, fontsize=10)
@@ -63,7 +66,7 @@ def picture(axes: Axes, values: Any, *, title: str = "", **options: Any) -> Any:
 
 
 def chosen_layers(count: int, most: int) -> list[int]:
-    """Choose at most `most` of the layers 0 to count - 1, evenly spaced.
+    """Choose at most `most` of `count` layers, evenly spaced.
 
     The first and the last layer are included. A single layer is the middle one.
     """
@@ -85,13 +88,13 @@ def line_style(number: int) -> dict[str, Any]:
 
 
 def layer_ticks(axes: Axes, count: int) -> None:
-    """Set integer ticks for layers 1 to `count`, with a margin at both ends."""
+    """Set integer ticks for layers 1 to `count`, with a margin."""
     axes.set_xlim(0.5, count + 0.5)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=8, min_n_ticks=1))
 
 
 def from_zero(axes: Axes) -> None:
-    """Let the y axis start at 0, with room for the markers at both ends."""
+    """Set the y-axis to start at 0, with a margin for the markers."""
     high = axes.dataLim.ymax if axes.dataLim.ymax > 0 else 1.0
     axes.set_ylim(-0.03 * high, 1.07 * high)
 

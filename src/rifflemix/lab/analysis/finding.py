@@ -98,7 +98,10 @@ def silent(text: str, done: int, total: int) -> None:
 
 
 def progress(subject: Subject, items: Iterable[Any], tick: Tick) -> Iterable[Any]:
-    """Yield one item per batch, with a tick before the first item and after each item."""
+    """Yield one item per batch and report the progress.
+
+    The callback runs before the first item and after each item.
+    """
     total = len(subject.batches)
     tick(subject.label, 0, total)
     for done, item in enumerate(items, start=1):
@@ -107,7 +110,9 @@ def progress(subject: Subject, items: Iterable[Any], tick: Tick) -> Iterable[Any
 
 
 def of_those_that_have(subjects: Sequence[Subject], look: Callable[[Subject], T]) -> dict[str, T]:
-    """Return the result for each subject by label; skip subjects without suitable layers.
+    """Return the result for each subject by label.
+
+    Subjects without suitable layers are skipped.
 
     Raises:
         InputError: no subject is suitable; the message contains the reason for each subject.

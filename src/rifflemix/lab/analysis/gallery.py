@@ -87,7 +87,7 @@ def read_finding(path: Path) -> dict[str, Any]:
 def write_page(
     out: Path, kinds: Sequence[str], target: str, left_out: Mapping[str, str] | None = None
 ) -> Path:
-    """Write the page, with a section for each kind with files in the folder.
+    """Write the page, with a section for each kind with files.
 
     Args:
         out: folder of the files.
@@ -113,7 +113,7 @@ def write_page(
 
 
 def is_there(out: Path, kind: str) -> bool:
-    """Check whether a folder contains the numbers and the figure of an analysis."""
+    """Check for the numbers and the figure of an analysis."""
     return (out / f"{kind}.json").is_file() and (out / f"{kind}.png").is_file()
 
 

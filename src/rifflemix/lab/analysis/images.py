@@ -16,7 +16,10 @@ from rifflemix.lab.tasks.text.next_token import NextTokenTask
 
 
 def inputs_of(batch: Any) -> Tensor:
-    """Return the first tensor of a batch, in any form that `trace` accepts."""
+    """Return the first tensor of a batch.
+
+    The batch has any form that `trace` accepts.
+    """
     if isinstance(batch, Tensor):
         return batch
     if isinstance(batch, tuple | list):
@@ -25,7 +28,10 @@ def inputs_of(batch: Any) -> Tensor:
 
 
 def has_images(subject: Subject) -> bool:
-    """Check whether the samples of a subject are images, whole or as tokens."""
+    """Check whether the samples of a subject are images.
+
+    The inputs are whole images or tokens.
+    """
     inputs = inputs_of(subject.batches[0])
     if inputs.dim() == 4:
         return True
@@ -57,7 +63,9 @@ def image_of(subject: Subject, sample: int) -> NDArray[np.float64]:
 
 
 def as_grid(values: Tensor) -> Tensor:
-    """Reshape (..., N) values of tokens to (..., S, S), without a leading class token.
+    """Reshape (..., N) values of tokens to (..., S, S).
+
+    A leading class token is dropped.
 
     Raises:
         InputError: N is neither S^2 nor S^2 + 1.
@@ -72,7 +80,10 @@ def as_grid(values: Tensor) -> Tensor:
 
 
 def text_of(subject: Subject, sample: int, most: int) -> list[str] | None:
-    """Return the first characters of a sample of bytes, or ids as text; None for other inputs."""
+    """Return the first characters or ids of a sample of ids.
+
+    Returns None for other inputs.
+    """
     x = inputs_of(subject.batches[0])[sample]
     if x.is_floating_point() or x.dim() != 1:
         return None

@@ -102,7 +102,7 @@ def analyze_into(
     batches: Sequence[Any] | None = None,
     tick: Callable[[str, str, int, int], None] = _silent,
 ) -> tuple[list[Path], dict[str, str]]:
-    """Write the files of one or several analyses of a target, and their page.
+    """Write the files of one or several analyses, and their page.
 
     If several kinds are requested, existing analyses are kept, so you can resume a gallery.
 
@@ -158,7 +158,10 @@ def _named(tick: Callable[[str, str, int, int], None], kind: str) -> Tick:
 
 
 def _settings(name: str, view: View, subjects: Sequence[Subject]) -> dict[str, Any]:
-    """Return the settings and weights that a resumed analysis must share with the folder."""
+    """Return the settings that a resumed analysis must share.
+
+    They include the checksums of a run's weights.
+    """
     told = [{"label": s.label, **s.about} for s in subjects]
     weights = [about.pop("weights") for about in told if "weights" in about]
     return {

@@ -51,10 +51,11 @@ class _OnBatch(nn.Module):
 
 
 def costs_of(subject: Subject) -> tuple[list[Cost], Cost]:
-    """Compute the costs of the parts of a model for the first sample, and of the whole model.
+    """Compute the costs of a model's parts and of the whole.
 
-    Parts are the children of the model. Lists of layers are split into their layers, at any depth.
-    The last part, "the rest", contains the operations outside the other parts.
+    All costs are for the first sample. Parts are the children of the model. Lists of layers are
+    split into their layers, at any depth. The last part, "the rest", contains the operations
+    outside the other parts.
     """
     batch = _first_sample(subject.batches[0])
     calls: dict[str, list[tuple[tuple[Any, ...], dict[str, Any]]]] = {}
@@ -111,7 +112,10 @@ def _parts(model: nn.Module) -> dict[str, nn.Module]:
 
 
 def _is_list(module: nn.Module) -> bool:
-    """Check for a list of layers: a ModuleList, or blocks of one class in a Sequential."""
+    """Check for a list of layers.
+
+    This is a ModuleList, or a Sequential of blocks of one class.
+    """
     if isinstance(module, nn.Sequential):
         blocks = list(module)
         return len({type(b) for b in blocks}) == 1 and any(True for _ in blocks[0].children())
@@ -188,7 +192,10 @@ def macs(subjects: Sequence[Subject], tick: Tick = silent) -> Finding:
 
 
 def _card(subject: Subject) -> ModelCard | None:
-    """Return the card of a preset with default settings, because the paper reports only those."""
+    """Return the card of a preset with default settings, or None.
+
+    Papers report costs only for the default settings.
+    """
     name = str(subject.about.get("model", ""))
     if name not in list_models():
         return None
@@ -206,7 +213,7 @@ def _millions(card: ModelCard | None) -> float | None:
 
 
 def _in_words(macs: int) -> str:
-    """Format a count: 12,345,678 -> "12.35 M"; below a million with all digits."""
+    """Format 12,345,678 as "12.35 M"; keep all digits below a million."""
     return f"{macs / 1e6:.2f} M" if macs >= 1e6 else f"{macs:,}"
 
 
@@ -223,7 +230,10 @@ def _sentence(label: str, whole: Cost, card: ModelCard | None, shape: tuple[int,
 
 
 def _figure(found: dict[str, tuple[list[Cost], Cost]]) -> Figure:
-    """Draw a panel per model on one scale; parts without MACs and parameters are left out."""
+    """Draw a panel per model, all on one scale.
+
+    Parts without MACs and parameters are left out.
+    """
     drawn = {
         label: ([cost for cost in costs if cost.macs or cost.parameters], whole)
         for label, (costs, whole) in found.items()

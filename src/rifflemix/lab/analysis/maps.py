@@ -22,12 +22,17 @@ _Hook = Callable[[nn.Module, Any, Tensor], Tensor | None]
 
 
 def takes_ranks(mixer: nn.Module) -> bool:
-    """Check for a causal CSP or Sliceformer: its windows do not permute the tokens."""
+    """Check for a causal CSP or Sliceformer.
+
+    Their windows do not permute the tokens.
+    """
     return isinstance(mixer, CSP | Sliceformer) and mixer.causal
 
 
 def permutation_of(call: Call) -> Tensor | None:
-    """Return the source of each value in a layer that permutes values channel by channel.
+    """Return the source of each value in a permutation layer.
+
+    These layers permute values channel by channel.
 
     Args:
         call: a call that `trace` recorded.
@@ -59,7 +64,7 @@ def _gathers(values: Tensor, index: Tensor, permuted: Tensor, mask: Tensor | Non
 
 
 def matrix_of(call: Call, *, first: int | None = None) -> Tensor | None:
-    """Measure the matrix that a layer multiplies its values by, for each head.
+    """Measure the matrix that a layer applies to its values, by head.
 
     Unit vectors replace the values, and N / D passes of the layer return the columns of the matrix.
     The product of the matrix and the values must equal the output of the layer. So this works for
@@ -121,9 +126,10 @@ def matrix_of(call: Call, *, first: int | None = None) -> Tensor | None:
 
 
 def _wide(call: Call) -> Call:
-    """Convert the call to at least float32, with a copy of its layer.
+    """Convert the call and a copy of its layer to float32.
 
-    At 16 bits, neither token numbers nor the product with the values are exact.
+    float64 stays float64. At 16 bits, neither token numbers nor the product with the values are
+    exact.
     """
     dtype = torch.promote_types(call.x.dtype, torch.float32)
     if call.x.dtype == dtype:
@@ -134,7 +140,10 @@ def _wide(call: Call) -> Call:
 
 
 def _cross_matrix(call: Call) -> Tensor:
-    """Do the same as `matrix_of` for attention to a memory: unit vectors replace its values."""
+    """Measure the matrix of attention to a memory, as in `matrix_of`.
+
+    Unit vectors replace the values of the memory.
+    """
     layer, mask, memory = call.module, call.key_padding_mask, _without_padding(call)
     numbers = torch.arange(1, memory.shape[1] + 1, device=memory.device, dtype=memory.dtype)
     rows: list[Tensor] = []
@@ -171,7 +180,7 @@ def _cross_matrix(call: Call) -> Tensor:
 
 
 def _explains(matrix: Tensor, values: Tensor, rows: Tensor, plain: Tensor) -> bool:
-    """Check that the product of matrix and values is the output of the layer."""
+    """Check that matrix times values is the output of the layer."""
     batch, _, _, length = matrix.shape
     flat = values.reshape(batch, -1, *values.shape[-2:])
     where = rows.reshape(batch, -1)
@@ -183,7 +192,7 @@ def _explains(matrix: Tensor, values: Tensor, rows: Tensor, plain: Tensor) -> bo
 
 
 def _attention_in(mixer: nn.Module) -> Any:
-    """Find the module with the projections: the mixer itself, or one of its submodules."""
+    """Find the module with the projections: the mixer or a submodule."""
     for module in mixer.modules():
         qkv, proj = getattr(module, "qkv", None), getattr(module, "proj", None)
         has_heads = isinstance(getattr(module, "num_heads", None), int)
@@ -194,9 +203,10 @@ def _attention_in(mixer: nn.Module) -> Any:
 
 
 def _token_of_each_row(mixer: nn.Module, host: Any, x: Tensor, mask: Tensor | None) -> Tensor:
-    """Return the token in each row of the input of `qkv`: (..., rows) int64, -1 for padding.
+    """Return the token in each input row of `qkv`: (..., rows) int64.
 
-    The layer may pad, move or group tokens, so this function runs it on the token numbers.
+    Rows without a token have -1. The layer may pad, move or group tokens, so this function runs it
+    on the token numbers.
     """
     numbers = torch.arange(1, x.shape[1] + 1, device=x.device, dtype=x.dtype)
     found: list[Tensor] = []
@@ -236,7 +246,7 @@ def _hooks(host: Any, on_qkv: _Hook) -> Iterator[None]:
 
 
 def _without_padding(call: Call) -> Tensor:
-    """Return the input or the memory with zeros at padded positions, as mixers require."""
+    """Return the input or memory with zeros at padded positions."""
     x = call.x if call.memory is None else call.memory
     if call.key_padding_mask is None:
         return x

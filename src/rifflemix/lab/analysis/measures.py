@@ -11,7 +11,9 @@ _TINY = 1e-300
 
 
 def singular_values(x: Tensor, key_padding_mask: Tensor | None = None) -> Tensor:
-    """Compute descending singular values of the valid rows of each (B, N, C), in float64.
+    """Compute descending singular values of the valid rows, in float64.
+
+    The input is (B, N, C).
 
     Returns:
         (B, min(N, C)).
@@ -24,7 +26,9 @@ def singular_values(x: Tensor, key_padding_mask: Tensor | None = None) -> Tensor
 
 
 def effective_rank(values: Tensor) -> Tensor:
-    """Compute exp of the entropy of singular values (..., R), normalized to sum 1; 0 for zeros.
+    """Compute exp of the entropy of normalized singular values (..., R).
+
+    The values are normalized to sum 1. The result is 0 if all values are 0.
 
     Source: Roy and Vetterli 2007, "The effective rank", equation (4).
     """
@@ -36,7 +40,10 @@ def effective_rank(values: Tensor) -> Tensor:
 
 
 def stable_rank(values: Tensor) -> Tensor:
-    """Divide the sum of squared singular values (..., R) by the largest square; 0 for zeros."""
+    """Divide the sum of squared singular values by the largest square.
+
+    The input is (..., R). The result is 0 for zeros.
+    """
     squares = values.double().square()
     return squares.sum(-1) / squares.amax(-1).clamp_min(_TINY)
 
@@ -53,10 +60,11 @@ def second_over_first(values: Tensor) -> Tensor:
 
 
 def selection_values(index: Tensor, count: int) -> Tensor:
-    """Compute the singular values of 0/1 matrices that select rows, M[n, index[n]] = 1.
+    """Compute the singular values of 0/1 matrices that select rows.
 
-    M^T M is diagonal and counts how often each row is selected. Its roots are the singular
-    values: all 1 for a permutation, and sqrt(2) and 0 if one row replaces another.
+    The matrix of a channel is M[n, index[n]] = 1. M^T M is diagonal and counts how often each row
+    is selected. Its roots are the singular values: all 1 for a permutation, and sqrt(2) and 0 if
+    one row replaces another.
 
     Args:
         index: (N, C) int64, the selected row for each output n and channel c.
@@ -71,11 +79,11 @@ def selection_values(index: Tensor, count: int) -> Tensor:
 
 
 def rank_residual(x: Tensor, key_padding_mask: Tensor | None = None) -> Tensor:
-    """Compute the distance of tokens (B, N, C) from equal rows, relative to their norm: (B,).
+    """Compute the relative distance of tokens from equal rows: (B,).
 
-    Both use the norm of CSP's theorem 1. The common row is the median of each channel over the
-    valid tokens, because the median minimizes the column sums of the norm. The result is 0 if all
-    tokens are equal.
+    The distance of tokens (B, N, C) is divided by the norm of the tokens. Both use the norm of
+    CSP's theorem 1. The common row is the median of each channel over the valid tokens, because the
+    median minimizes the column sums of the norm. The result is 0 if all tokens are equal.
 
     Source: CSP (Yuan and Xu), equation (6).
     """
@@ -95,20 +103,25 @@ def rank_residual(x: Tensor, key_padding_mask: Tensor | None = None) -> Tensor:
 
 
 def _median(tokens: Tensor) -> Tensor:
-    """Return the median (1, C) of (N, C); `quantile` supports at most 16 million numbers."""
+    """Return the median (1, C) of (N, C).
+
+    `torch.quantile` supports at most 16 million numbers.
+    """
     ordered, count = tokens.sort(dim=0).values, len(tokens)
     median: Tensor = (ordered[(count - 1) // 2] + ordered[count // 2]) / 2
     return median.unsqueeze(0)
 
 
 def entropy(probabilities: Tensor, dim: int = -1) -> Tensor:
-    """Compute the entropy of distributions along `dim` in nats, with 0 log 0 = 0."""
+    """Compute the entropy along `dim` in nats (0 log 0 is 0)."""
     nats: Tensor = -torch.special.xlogy(probabilities, probabilities).sum(dim)
     return nats
 
 
 def displacement(index: Tensor, key_padding_mask: Tensor | None = None) -> Tensor:
-    """Return how far each valid value moved forward, n - index: (values,) int64.
+    """Return how far each valid value moved forward: (values,) int64.
+
+    This is n - index.
 
     Args:
         index: (B, N, C), see `permutation_of`.

@@ -60,7 +60,9 @@ class LayerMembership:
 
 
 def layer_memberships(subject: Subject, tick: Tick = silent) -> list[LayerMembership]:
-    """Return the memberships of every TSSA layer, after a check of their sums over heads.
+    """Return the memberships of every TSSA layer.
+
+    The function checks that the memberships of each token sum to 1.
 
     Raises:
         InputError: the model has no TSSA layer.
@@ -185,7 +187,10 @@ def _sentence(label: str, layers: Sequence[LayerMembership]) -> str:
 
 
 def _images(subject: Subject, layers: Sequence[LayerMembership]) -> Figure:
-    """Draw one row per sample and layer; the columns are the image and each head."""
+    """Draw one row per sample and layer.
+
+    The columns are the image and each head.
+    """
     heads = min(layers[0].first.shape[1], 8)
     chosen = chosen_layers(len(layers), _LAYERS)
     samples = range(min(_SAMPLES, len(layers[0].first)))
@@ -209,7 +214,7 @@ def _images(subject: Subject, layers: Sequence[LayerMembership]) -> Figure:
 
 
 def _texts(subject: Subject, layers: Sequence[LayerMembership]) -> Figure:
-    """Draw lines of characters; the background is the color of the most likely head."""
+    """Draw characters on the color of their most likely head."""
     count = len(inputs_of(subject.batches[0])[0])
     # A class token may come first. The tokens of a decoder do not match the ids of the inputs.
     fitting = [layer for layer in layers if layer.first.shape[2] - count in (0, 1)]
@@ -260,14 +265,20 @@ def _texts(subject: Subject, layers: Sequence[LayerMembership]) -> Figure:
 
 
 def _likeliest(membership: Tensor) -> list[int | None]:
-    """Return the most likely of (H, N) heads for each token; None for padding."""
+    """Return the most likely of (H, N) heads for each token.
+
+    Padding gets None.
+    """
     is_there = membership.sum(0) > 0
     pairs = zip(membership.argmax(0).tolist(), is_there.tolist(), strict=True)
     return [head if there else None for head, there in pairs]
 
 
 def _colours_of(heads: int, likeliest: Sequence[int]) -> list[str]:
-    """Assign a color to each head; if there are too few colors, rare heads are gray."""
+    """Assign a color to each head.
+
+    If there are too few colors, rare heads are gray.
+    """
     if heads <= len(COLOURS):
         return list(COLOURS[:heads])
     common = [head for head, _ in Counter(likeliest).most_common(len(COLOURS))]

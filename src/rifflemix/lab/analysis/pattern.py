@@ -23,11 +23,11 @@ _PAIRS_AT_ONCE = 2**22  # bounds the memory for gradients of several outputs at 
 
 
 def reach_of(call: Call, sample: int = 0) -> NDArray[np.bool_]:
-    """Find which outputs of a layer depend on which of its inputs, for one sample.
+    """Find which outputs of a layer depend on which inputs.
 
-    The gradient is taken of a random combination of the channels of output n. Output n depends on
-    input m if the gradient with respect to token m is not zero. The choice of the combination
-    matters only on a set of measure zero.
+    The result is for one sample. The gradient is taken of a random combination of the channels of
+    output n. Output n depends on input m if the gradient with respect to token m is not zero. The
+    choice of the combination matters only on a set of measure zero.
 
     Args:
         call: a call that `trace` recorded.
@@ -77,7 +77,10 @@ def _gradients(
 
 
 def reach_after(layers: Sequence[NDArray[np.bool_]]) -> list[NDArray[np.bool_]]:
-    """Find which outputs depend on which inputs after each layer, with skip connections."""
+    """Find which outputs depend on which inputs after each layer.
+
+    Each layer has a skip connection.
+    """
     found: list[NDArray[np.bool_]] = []
     so_far = np.eye(len(layers[0]), dtype=bool)
     for layer in layers:
@@ -88,17 +91,21 @@ def reach_after(layers: Sequence[NDArray[np.bool_]]) -> list[NDArray[np.bool_]]:
 
 
 def _first_layers(subject: Subject) -> list[Call]:
-    """Return the first mixers of one sequence, up to the first change in the number of tokens."""
+    """Return the first mixers of one sequence.
+
+    They end at the first change in the number of tokens.
+    """
     calls = one_stream(next(trace(subject.model, [subject.batches[0]], cross=True)))
     length = calls[0].x.shape[1]
     return list(itertools.takewhile(lambda call: call.x.shape[1] == length, calls))[:LAYERS]
 
 
 def pattern(subjects: Sequence[Subject], tick: Tick = silent) -> Finding:
-    """Show patterns after one, two and three layers, and the share of connected pairs of tokens.
+    """Show which tokens are connected after one, two and three layers.
 
-    The first sample runs through the layers of the model, because the connections of a sort depend
-    on the sorted values. In an encoder-decoder model, these are the encoder layers.
+    The table contains the share of connected pairs. The first sample runs through the layers of the
+    model, because the connections of a sort depend on the sorted values. In an encoder-decoder
+    model, these are the encoder layers.
 
     Source: Dimension Mixer, Figure 4.
     """
@@ -179,7 +186,10 @@ def _figure(found: dict[str, list[NDArray[np.bool_]]]) -> Figure:
 
 
 def _coarser(reached: NDArray[np.bool_], most: int) -> NDArray[np.bool_]:
-    """Reduce to at most `most` rows and columns; a cell is set if any of its pairs is."""
+    """Reduce to at most `most` rows and columns.
+
+    A cell is set if any of its pairs is connected.
+    """
     every = -(-len(reached) // most)
     starts = np.arange(0, len(reached), every)
     over_rows = np.logical_or.reduceat(reached, starts, axis=0)

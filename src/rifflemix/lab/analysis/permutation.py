@@ -107,7 +107,7 @@ def _add(layer: LayerPermutations, call: Call, index: Tensor) -> None:
 
 
 def order_change(call: Call) -> float:
-    """Measure how much the outputs of a layer change if its input tokens are reordered.
+    """Measure how much reordered input tokens change a layer's outputs.
 
     The result is the Frobenius norm of the difference divided by the norm of the outputs. It is 0
     for a layer that ignores the order, such as a sort of all tokens. Only the valid tokens of each
@@ -227,7 +227,7 @@ def _sentence(label: str, layers: Sequence[LayerPermutations]) -> str:
 
 
 def _figure(found: dict[str, list[LayerPermutations]]) -> Figure:
-    """Draw one row per chosen layer: the map, the permuted values, the displacements."""
+    """Draw map, permuted values and displacements, one row per chosen layer."""
     drawn = [
         (label, layers[number])
         for label, layers in found.items()

@@ -53,7 +53,7 @@ class LayerRates:
 
     @property
     def gap(self) -> float:
-        """Mean difference between bound and log-det rate in the spans; at least 0."""
+        """Mean difference between bound and log-det rate; at least 0."""
         return float(np.mean(np.subtract(self.span_bound, self.span_rate)))
 
     @property
@@ -101,7 +101,7 @@ def _add(layer: LayerRates, call: Call) -> None:
 
 
 def nearest_orthonormal(bases: Tensor) -> Tensor:
-    """Return the orthonormal rows nearest to the rows of (H, D, C), with the same span.
+    """Return the nearest orthonormal rows of (H, D, C) with equal span.
 
     This is the polar factor: it has the smallest Frobenius distance of all orthonormal bases.
     """
@@ -111,16 +111,19 @@ def nearest_orthonormal(bases: Tensor) -> Tensor:
 
 
 def bound_in(bases: Tensor, z: Tensor, membership: Tensor) -> Tensor:
-    """Compute the variational bound of tokens (B, N, C) in bases (H, D, C): (B,)."""
+    """Compute the variational bound of tokens in bases: (B,).
+
+    Tokens are (B, N, C) and bases (H, D, C).
+    """
     return variational_compression_rate(torch.einsum("bnc,hdc->bhnd", z, bases), membership)
 
 
 def rate_in(bases: Tensor, z: Tensor, membership: Tensor) -> Tensor:
-    """Compute the log-det rate of tokens in the spans of orthonormal bases: (B,).
+    """Compute the log-det rate of tokens in the bases' spans: (B,).
 
     Tokens are (B, N, C) and bases (H, D, C). The rate is
     1/2 sum_h n_h / n log det(I + 1 / n_h U_h^T Z^T diag(Pi[h]) Z U_h). It is the minimum of the
-    bound, with equality if the U_h are the eigenvectors of the group's second moment.
+    variational bound, with equality if the U_h are the eigenvectors of the group's second moment.
     """
     inside = torch.einsum("bnc,hdc->hbnd", z, bases)
     share = membership.sum(-1) / membership.sum((1, 2)).unsqueeze(-1).clamp_min(1e-12)
@@ -132,7 +135,9 @@ def rate_in(bases: Tensor, z: Tensor, membership: Tensor) -> Tensor:
 
 
 def rate(subjects: Sequence[Subject], tick: Tick = silent) -> Finding:
-    """Compare R^c and its variational bound by layer, before and after each operator.
+    """Compare R^c and its variational bound by layer.
+
+    Each is measured before and after the layer.
 
     Source: Wu et al. 2024 (ToST), equations (1), (4) and Figure 4a.
     """

@@ -43,7 +43,7 @@ class _TaskConfig(TypedDict):
 
 
 def run_subjects(path: Path, view: View) -> list[Subject]:
-    """Load the model of a run, or the models of a comparison or a sweep.
+    """Load the models of a run, a comparison or a sweep.
 
     Raises:
         InputError: the folder does not exist, has no weights yet, or its data is missing or
@@ -66,7 +66,10 @@ def run_subjects(path: Path, view: View) -> list[Subject]:
 
 
 def _of_comparison(path: Path, stored: Mapping[str, Any], view: View) -> list[Subject]:
-    """Load the mixers of a comparison, each with the first seed that has weights."""
+    """Load the mixers of a comparison.
+
+    Each mixer has the weights of the first seed with weights.
+    """
     subjects: list[Subject] = []
     task: Task | None = None
     chosen = _chosen_folders(path)
@@ -95,7 +98,10 @@ class _Results(TypedDict):
 
 
 def _chosen_folders(path: Path) -> dict[str, list[str]]:
-    """Return mixer -> folders of its finished runs (after tuning, with the chosen settings)."""
+    """Return mixer -> folders of its finished runs.
+
+    After tuning, these are the runs with the chosen settings.
+    """
     file = path / "results.json"
     if not file.is_file():
         return {}
@@ -135,7 +141,10 @@ class _Swept(TypedDict):
 
 
 def _of_sweep(path: Path, view: View) -> list[Subject]:
-    """Load the points of a sweep, each with its first seed with weights and its result."""
+    """Load the points of a sweep with their results.
+
+    Each point has the weights of the first seed with weights.
+    """
     file = path / "results.json"
     if not file.is_file():
         raise bad_argument("target", "a sweep with a finished run", f"{path}, which has none yet")
@@ -215,7 +224,7 @@ def _of_run(path: Path, stored: Any, view: View, task: Task | None) -> Subject:
 
 
 def _load(model: nn.Module, path: Path) -> Any:
-    """Load the weights of a file into a model and return the metadata of the file."""
+    """Load a file's weights into a model and return its metadata."""
     weights, about = read_tensors(path)
     try:
         model.load_state_dict(weights)
@@ -239,7 +248,7 @@ def _task_of(described: Mapping[str, Any], view: View) -> Task:
 
 
 def _loaded(described: Mapping[str, Any], view: View) -> Task:
-    """Load the task of a run from the current location of its data."""
+    """Load the task of a run from its data's current location."""
     name = described["name"]
     options = {k: v for k, v in described["options"].items() if v is not None}
     is_known = name in list_tasks()
@@ -284,7 +293,7 @@ def _build(folder: RunFolder, settings: Mapping[str, Any], task: Task) -> Model:
 
 
 def _check_code(settings: Mapping[str, Any]) -> None:
-    """Raise InputError if code of a plugin, mixer or model has changed since training."""
+    """Raise InputError if code of plugins, mixer or model has changed."""
     mixer = settings.get("mixer")
     mixers = [mixer] if mixer in list_mixers() else []
     now = code_by_name(outside_code(mixers, [settings["model"]]))
@@ -319,7 +328,9 @@ class _TaskBatches(Sequence[Any]):
 
 
 def over_training(subject: Subject) -> Iterator[tuple[int, Subject]]:
-    """Yield the model at the start and at each evaluation of its run, if weights were kept.
+    """Yield the model at the start and each evaluation of its run.
+
+    Nothing is yielded if the run did not keep weights.
 
     Yields:
         The step, and a subject with the weights of this step. All subjects share one copy of the

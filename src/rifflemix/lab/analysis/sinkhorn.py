@@ -117,7 +117,10 @@ def _balances(call: Call) -> bool:
 
 
 def sort_matrix(call: Call, **settings: Any) -> Tensor:
-    """Return the sort matrix (B, H, n, n) of a layer at other `SortOptions`, without noise."""
+    """Return a layer's sort matrix (B, H, n, n) at other settings.
+
+    The settings are fields of `SortOptions`. There is no noise.
+    """
     seen: list[Tensor] = []
     # float64, because exponentials of trained scores are large before the first iteration.
     mixer = copy.deepcopy(call.module).double()
@@ -135,7 +138,10 @@ def _error(matrix: Tensor) -> float:
 
 
 def _softness(matrix: Tensor) -> float:
-    """Return the entropy of a row over its maximum: 0 for a permutation, 1 for equal shares."""
+    """Return the entropy of a row divided by its maximum.
+
+    0 is a permutation, 1 is equal shares.
+    """
     wide = matrix.double()
     shares = wide / wide.sum(-1, keepdim=True).clamp_min(1e-300)
     return float(entropy(shares).mean()) / math.log(wide.shape[-1])
@@ -220,7 +226,7 @@ _MOST_SHOWN = 4
 
 
 def _figure(found: dict[str, Sorting], trials: Sequence[Trial]) -> Figure:
-    """Draw a row of matrices for a few models, two curves for all, and the results of a sweep."""
+    """Draw matrices of a few models, two curves, and sweep results."""
     labels = list(found)
     shown = [labels[number] for number in chosen_layers(len(labels), _MOST_SHOWN)]
     heights = [1.0] * len(shown) + [1.8] * bool(found) + [1.8] * bool(trials)

@@ -19,7 +19,10 @@ _MOST_LINES = 6
 
 
 def trials_of(subjects: Sequence[Subject]) -> list[Trial]:
-    """Return the trials of a sweep over temperature or iterations, or an empty list."""
+    """Return the trials of a sweep over temperature or iterations.
+
+    The list is empty for other subjects.
+    """
     trials = [subject.trial for subject in subjects if subject.trial is not None]
     return trials if swept_settings(trials) else []
 
@@ -40,7 +43,7 @@ def curves(trials: Sequence[Trial], setting: str) -> dict[str, list[Trial]]:
 
 
 def means(trials: Sequence[Trial], setting: str) -> dict[float, float]:
-    """Return value of a setting -> score, the mean over all other settings."""
+    """Return setting value -> mean score over all other settings."""
     values = sorted({float(trial.settings[setting]) for trial in trials})
     return {
         value: float(np.mean([t.mean for t in trials if float(t.settings[setting]) == value]))
@@ -60,7 +63,7 @@ def quality_sentences(trials: Sequence[Trial]) -> list[str]:
 
 
 def quality_rows(trials: Sequence[Trial]) -> list[tuple[str, ...]]:
-    """Return label, metric and score of each trial, in the columns of the `sinkhorn` table."""
+    """Return the trials as rows of the `sinkhorn` table."""
     return [
         (
             ", ".join(f"{_short(k)}={v}" for k, v in trial.settings.items()),
@@ -79,9 +82,10 @@ def quality_data(trials: Sequence[Trial]) -> list[dict[str, Any]]:
 
 
 def draw_quality(axes: Axes, trials: Sequence[Trial], setting: str) -> None:
-    """Draw the score against a setting, one line per combination of other settings.
+    """Draw the score against a setting.
 
-    Many lines are gray, with the mean of all lines in color.
+    There is one line per combination of other settings. Many lines are gray, with the mean of all
+    lines in color.
     """
     lines = curves(trials, setting)
     few = len(lines) <= _MOST_LINES

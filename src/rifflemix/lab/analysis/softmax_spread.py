@@ -71,9 +71,10 @@ class Moment:
 
 
 def spread_of(weights: Tensor, mask: Tensor | None = None) -> Tensor:
-    """Compute the standard deviation within rows, the mean over rows and heads: (B,).
+    """Compute the mean standard deviation within rows: (B,).
 
-    Only valid tokens count. Samples without a valid token are left out, here and in `sums_of`.
+    The mean is over rows and heads. Only valid tokens count. Samples without a valid token are left
+    out, here and in `sums_of`.
 
     Args:
         weights: (B, H, N, N).
@@ -83,7 +84,10 @@ def spread_of(weights: Tensor, mask: Tensor | None = None) -> Tensor:
 
 
 def sums_of(weights: Tensor, mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """Compute the mean distance of row sums and of column sums from 1: (B,) each."""
+    """Compute the mean distances of row and column sums from 1.
+
+    Each of the two results is (B,).
+    """
     valid = _each(weights, mask)
     rows = _stack([(w.sum(-1) - 1.0).abs().mean() for w in valid])
     columns = _stack([(w.sum(-2) - 1.0).abs().mean() for w in valid])
@@ -95,7 +99,10 @@ def _stack(values: list[Tensor]) -> Tensor:
 
 
 def _each(weights: Tensor, mask: Tensor | None) -> list[Tensor]:
-    """Return (H, n, n) for the n valid tokens of each sample with at least one."""
+    """Return (H, n, n) for the n valid tokens of each sample.
+
+    Samples without valid tokens are left out.
+    """
     if mask is None:
         return list(weights.double())
     there = [~padding for padding in mask]
@@ -104,7 +111,9 @@ def _each(weights: Tensor, mask: Tensor | None) -> list[Tensor]:
 
 
 def softmax_of_noise(lengths: Sequence[int]) -> list[float]:
-    """Compute the mean standard deviation of softmax(a) for a normal vector a of each length.
+    """Compute the mean standard deviation of softmax of normal vectors.
+
+    There is one value per length.
 
     Source: Sliceformer (Yuan and Xu), Figure 2.
     """
@@ -117,7 +126,7 @@ def softmax_of_noise(lengths: Sequence[int]) -> list[float]:
 
 
 def layer_spreads(subject: Subject, tick: Tick = silent) -> list[LayerSpread]:
-    """Measure the spread of weights in prefixes of each sample, and the sums in whole samples.
+    """Measure weights in prefixes of samples, and sums in whole samples.
 
     Raises:
         InputError: no layer has attention weights.
@@ -138,7 +147,10 @@ def layer_spreads(subject: Subject, tick: Tick = silent) -> list[LayerSpread]:
 
 
 def moments_of(subject: Subject, tick: Tick = silent) -> list[Moment]:
-    """Measure the sums at the start and each evaluation of a run, if weights were kept."""
+    """Measure the sums at each kept step of a run.
+
+    The steps are the start and each evaluation. Runs without kept weights return an empty list.
+    """
     found = []
     for done, (step, then) in enumerate(over_training(subject)):
         tick(f"{subject.label} over training", done, len(subject.moments))
@@ -158,7 +170,10 @@ def moments_of(subject: Subject, tick: Tick = silent) -> list[Moment]:
 
 
 def _add_sums(found: dict[str, LayerSpread], call: Call) -> Tensor | None:
-    """Add the sums of a layer's matrix and return the matrix, or None."""
+    """Add the sums of a layer's matrix and return the matrix.
+
+    Returns None if the layer has no matrix.
+    """
     whole = matrix_of(call)
     if whole is not None:
         layer = found.setdefault(call.name, LayerSpread(call.name))
@@ -197,7 +212,9 @@ def _shortened(call: Call, length: int) -> Call:
 
 
 def softmax_spread(subjects: Sequence[Subject], tick: Tick = silent) -> Finding:
-    """Show the spread of attention weights against N, and the deviation of sums from 1.
+    """Show the spread of attention weights and the deviation of sums.
+
+    The spread is shown against N, the deviation from 1 by layer.
 
     Source: Sliceformer (Yuan and Xu), Figure 2; Sander et al. 2022 for the sums.
     """

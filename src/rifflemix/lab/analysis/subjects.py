@@ -46,7 +46,10 @@ def find_subjects(target: Any, view: View | None = None) -> list[Subject]:
 
 
 def _of_presets_alone(view: View) -> dict[str, Any]:
-    """Return the options of a view that apply only to presets and are set."""
+    """Return options of a view that apply only to presets.
+
+    Options with default values are left out.
+    """
     own = {"mixers": view.mixers, "settings": view.settings or {}, "tokens": view.tokens}
     unset = {"mixers": (), "settings": {}, "tokens": View.tokens}
     return {name: value for name, value in own.items() if value != unset[name]}
@@ -55,7 +58,7 @@ def _of_presets_alone(view: View) -> dict[str, Any]:
 def own_subject(
     model: nn.Module, batches: Sequence[Any], *, label: str = "", task: Task | None = None
 ) -> Subject:
-    """Create a subject from a module and batches in a form that `trace` accepts."""
+    """Create a subject from a module and batches for `trace`."""
     if not isinstance(model, nn.Module):
         raise bad_argument("model", "a torch.nn.Module", type(model).__name__)
     if not isinstance(batches, Sequence) or isinstance(batches, str):
@@ -70,7 +73,10 @@ def own_subject(
 
 
 def _of_preset(name: str, view: View) -> list[Subject]:
-    """Create a preset with new weights and random inputs, once per requested mixer."""
+    """Create a preset with new weights and random inputs.
+
+    There is one subject per requested mixer.
+    """
     known = model_settings(name)
     own = dict(view.settings or {})
     for setting in own:
@@ -113,7 +119,10 @@ def _no_inputs(name: str) -> InputError:
 
 
 def _random_batches(model: Model, name: str, view: View) -> list[Any]:
-    """Make normal images or vectors, or uniform token ids, of sizes that fit the model."""
+    """Make random inputs for a model.
+
+    Images and vectors are normal, token ids are uniform. Sizes fit the model.
+    """
     settings = {**model_settings(name), **model.settings}
     draws = torch.Generator().manual_seed(view.seed)
     inputs = model_card(name).inputs

@@ -53,7 +53,7 @@ def trace(
     of: type[nn.Module] | tuple[type[nn.Module], ...] = MIXERS,
     cross: bool = False,
 ) -> Iterator[tuple[Call, ...]]:
-    """Record the calls of layers of a kind, in the order of the calls.
+    """Record calls of layers of a kind, in order.
 
     The model runs in evaluation mode without gradients. Between batches and at the end, or if you
     stop early, the model is restored: weights, buffers, mode and hooks. The state of all random
@@ -88,8 +88,8 @@ def one_stream(calls: Sequence[Call]) -> list[Call]:
     """Select the calls that mix a single sequence layer after layer.
 
     The calls must be recorded with `cross`. In an encoder-decoder model, these are the calls of the
-    encoder: all calls before the first attention to a memory, except the last one. The last one is
-    the decoder's self-attention.
+    encoder: all calls before the first attention to a memory, except the last call. The last call
+    is the decoder's self-attention. If no call has a memory, all calls are returned.
 
     Raises:
         InputError: all calls are attention to a memory.
@@ -104,7 +104,9 @@ def one_stream(calls: Sequence[Call]) -> list[Call]:
 def find_layers(
     model: nn.Module, of: type[nn.Module] | tuple[type[nn.Module], ...] = MIXERS
 ) -> dict[str, nn.Module]:
-    """Find layers of a kind by their first name; for nested layers, only the outermost.
+    """Find layers of a kind by their first name.
+
+    For nested layers, only the outermost counts.
 
     Raises:
         InputError: the model has no such layer.
@@ -121,9 +123,10 @@ def find_layers(
 
 @contextlib.contextmanager
 def undisturbed(model: nn.Module) -> Iterator[None]:
-    """Run the block in evaluation mode without gradients, then restore all state.
+    """Run the block in evaluation mode without gradients.
 
-    Random generators start from the same seed each time.
+    Modes, buffers and random generators are restored afterwards. In the block, random generators
+    start from the same seed each time.
     """
     parameter = next(model.parameters(), None)
     device = torch.device("cpu") if parameter is None else parameter.device
@@ -151,7 +154,10 @@ def undisturbed(model: nn.Module) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _hooked(layers: Mapping[str, nn.Module], calls: list[Call], *, cross: bool) -> Iterator[None]:
-    """Record every call of these layers in the block, with torch's fast path disabled."""
+    """Record every call of these layers in the block.
+
+    torch's fast path is disabled.
+    """
     counts: Counter[str] = Counter()
 
     def hook_of(name: str) -> Any:
@@ -182,7 +188,10 @@ def _hooked(layers: Mapping[str, nn.Module], calls: list[Call], *, cross: bool) 
 
 @contextlib.contextmanager
 def _prefill_noted(layer: TokenMixer, note: Any) -> Iterator[None]:
-    """Record calls of `prefill` too: language models with a cache do not call `forward`."""
+    """Record calls of `prefill` too.
+
+    Language models with a cache do not call `forward`.
+    """
     prefill = layer.prefill
 
     def noted(x: Tensor, **options: Any) -> tuple[Tensor, dict[str, Tensor]]:

@@ -68,7 +68,10 @@ def _encoder(mixer: str, layers: int, shape: Shape) -> nn.Module:
 
 
 def _bert(layers: int, package: Any, shape: Shape) -> nn.Module:
-    """Build BERT's classifier with fused attention and one token type; it adds its own pooler."""
+    """Build BERT's classifier with fused attention and one token type.
+
+    BERT adds its own pooler.
+    """
     config = package.BertConfig(
         vocab_size=_VOCABULARY,
         hidden_size=shape.channels,
@@ -119,7 +122,10 @@ def _vit(mixer: str, layers: int, shape: Shape) -> nn.Module:
 
 
 def _timm(layers: int, package: Any, shape: Shape) -> nn.Module:
-    """Build timm's vision transformer with mean pooling before the final norm, like `_vit`."""
+    """Build timm's vision transformer without a class token.
+
+    The head reads the norm of the mean of the tokens, as in `_vit`.
+    """
     model: nn.Module = package.VisionTransformer(
         img_size=_image_size(shape),
         patch_size=_PATCH,

@@ -100,10 +100,10 @@ def _streaming(names: Sequence[str] | None) -> list[str]:
 
 
 def state_after(mixer: TokenMixer, context: int, prompt: Tensor) -> State:
-    """Build a state of the size it has after `context` tokens, without reading them.
+    """Build a state with the size for `context` tokens.
 
-    Axes that grow with the prompt are filled by repetition, because the time of a step depends only
-    on sizes.
+    The tokens are not read. Axes that grow with the prompt are filled by repetition, because the
+    time of a step depends only on sizes.
 
     Args:
         mixer: mixer built with `causal=True` and a `max_length` above the context.
@@ -137,7 +137,7 @@ class InPlaceAttention(nn.Module):
         self.keys, self.values = (F.pad(state[name], (0, 0, 0, 1)) for name in ("keys", "values"))
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return the output (B, C) of the token x (B, C) after the context."""
+        """Return the output (B, C) for the next token x (B, C)."""
         q, k, v = self.mixer.split(self.mixer.qkv(x.unsqueeze(1)))
         self.keys[:, :, -1:], self.values[:, :, -1:] = k, v
         y = F.scaled_dot_product_attention(q, self.keys, self.values)
@@ -197,7 +197,7 @@ def _build_maps(settings: Settings, shape: Shape) -> Built:
 
 @torch.no_grad()
 def _gate(name: str, settings: Settings, shape: Shape) -> list[Check]:
-    """Compare a step after a short context with the last output of the parallel form."""
+    """Compare a decoding step with the last output of the parallel form."""
     small = replace(shape, batch=1, tokens=min(shape.tokens, _GATE_TOKENS))
     mixer = _mixer(name, settings, small)
     x = _tokens(settings, small, small.tokens + 1)
@@ -207,7 +207,7 @@ def _gate(name: str, settings: Settings, shape: Shape) -> list[Check]:
 
 @torch.no_grad()
 def _gate_in_place(settings: Settings, shape: Shape) -> list[Check]:
-    """Compare the step with a cache in place with the step of the mixer."""
+    """Compare the cache in place with the mixer's own step."""
     small = replace(shape, batch=1, tokens=min(shape.tokens, _GATE_TOKENS))
     mixer = _attention(settings, small)
     x = _tokens(settings, small, small.tokens + 1)

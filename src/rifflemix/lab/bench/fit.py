@@ -56,7 +56,9 @@ class Crossover:
 
 
 def fit_exponent(costs: Mapping[int, float]) -> Fit | None:
-    """Fit the upper half of the range of N; return None for fewer than three points.
+    """Fit the upper half of the range of N.
+
+    Returns None for fewer than three points.
 
     Args:
         costs: N -> seconds, all positive.
@@ -74,7 +76,9 @@ def fit_exponent(costs: Mapping[int, float]) -> Fit | None:
 
 
 def find_crossover(costs: Mapping[int, float], others: Mapping[int, float]) -> Crossover | None:
-    """Find the N from which `costs` stay below `others`; None without a common N.
+    """Find the N from which `costs` stay below `others`.
+
+    Returns None if no N was measured for both.
 
     Args:
         costs: N -> seconds.
@@ -94,7 +98,10 @@ def find_crossover(costs: Mapping[int, float], others: Mapping[int, float]) -> C
 
 
 def _crossing(tokens: Sequence[int], gaps: Sequence[float], i: int) -> float:
-    """Interpolate N of equal cost on logarithmic scales, between tokens[i] and tokens[i + 1]."""
+    """Interpolate the N of equal cost on logarithmic scales.
+
+    It is between tokens[i] and tokens[i + 1].
+    """
     share = gaps[i] / (gaps[i] - gaps[i + 1])
     return float(tokens[i] * (tokens[i + 1] / tokens[i]) ** share)
 

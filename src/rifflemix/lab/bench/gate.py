@@ -50,7 +50,7 @@ def check(
     expected: Sequence[Tensor],
     tolerance: float,
 ) -> Check:
-    """Compare an output and its gradients with the expected ones, tensor by tensor."""
+    """Compare an output and its gradients with the expected tensors."""
     error = relative_error(actual, expected)
     finite = math.isfinite(error)
     passed = finite and error <= tolerance
@@ -60,7 +60,10 @@ def check(
 def check_finite(
     against: str, shape: object, size: Sequence[int], actual: Sequence[Tensor]
 ) -> Check:
-    """Check the output size and that all values are finite (for layers without a reference)."""
+    """Check the output size and that all values are finite.
+
+    Used for layers without a reference.
+    """
     good = actual[0].shape == tuple(size) and all(bool(a.isfinite().all()) for a in actual)
     return Check(against, str(shape), 0.0 if good else None, 0.0, good)
 

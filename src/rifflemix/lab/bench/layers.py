@@ -49,7 +49,9 @@ def run(
     settings: Settings | None = None,
     hooks: Hooks | None = None,
 ) -> dict[str, Any]:
-    """Measure layers at shapes; the default shape is small and shows Python's overhead.
+    """Measure layers at shapes.
+
+    The default shape is so small that Python dominates the time.
 
     Args:
         shapes: shapes to measure.
@@ -76,7 +78,7 @@ def run(
 
 
 def _counted(build: Callable[[Shape], Built], shape: Shape) -> Built:
-    """Build the layer and add the package calls of a forward pass to its row."""
+    """Add the package calls of a forward pass to the row."""
     built = build(shape)
 
     def describe(row: Row) -> dict[str, float]:
@@ -127,7 +129,10 @@ def _gate_peer(build: Build, settings: Settings, shape: Shape) -> list[Check]:
 
 
 def _gate_layer(build: Build, settings: Settings, shape: Shape) -> tuple[Shape, nn.Module, Tensor]:
-    """Build a layer in evaluation mode and an input short enough for float64 attention."""
+    """Build a layer in evaluation mode and a short input.
+
+    The input is short enough for float64 attention.
+    """
     small = replace(shape, batch=1, tokens=min(shape.tokens, _GATE_TOKENS))
     module = build(small).to(settings.torch_device, settings.torch_dtype).eval()
     return small, module, _input(small, settings)

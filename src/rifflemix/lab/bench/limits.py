@@ -49,7 +49,7 @@ def time_limit(seconds: float) -> Iterator[None]:
 
 @contextmanager
 def memory_limit() -> Iterator[None]:
-    """Limit the growth of the process to most of the free memory (Linux).
+    """Limit the growth of the process to most free memory (Linux).
 
     Larger allocations raise an error. Without this limit, Linux grants memory that it does not have
     and later kills the process. On other systems, and for GPU memory, this function does nothing.
@@ -70,7 +70,7 @@ def memory_limit() -> Iterator[None]:
 
 
 def _kibibytes(file: str, name: str) -> int | None:
-    """Read a value from a file of /proc, or return None if it does not exist."""
+    """Read a value from a file of /proc, or return None."""
     try:
         lines = Path(file).read_text(encoding="utf-8").splitlines()
     except OSError:

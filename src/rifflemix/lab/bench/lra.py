@@ -30,7 +30,7 @@ def run(
     settings: Settings | None = None,
     hooks: Hooks | None = None,
 ) -> dict[str, Any]:
-    """Measure training steps and forward passes of the Long Range Arena's Text models.
+    """Measure training and inference of the Long Range Arena's Text models.
 
     Args:
         tokens: values of N to measure, each once; the paper uses 1K to 4K.

@@ -197,7 +197,7 @@ class Subject:
 
 
 def training_step(model: nn.Module, inputs: Tensor, labels: Tensor) -> Callable[[], object]:
-    """Return a training step of AdamW on one batch: forward, loss, backward, update."""
+    """Return an AdamW training step: forward, loss, backward, update."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
     for parameter in model.parameters():
         parameter.grad = torch.zeros_like(parameter)

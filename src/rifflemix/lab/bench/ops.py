@@ -54,7 +54,7 @@ class Operator:
     ours: bool = True
 
     def obstacle(self, shape: Shape) -> str:
-        """Return the reason if the operator cannot run at a shape, or an empty string."""
+        """Return why the operator cannot run at a shape, or ""."""
         if shape.tokens % self.multiple:
             return f"needs a multiple of {self.multiple} tokens"
         return ""
@@ -109,7 +109,7 @@ def _build(operator: Operator, backend: str, settings: Settings, shape: Shape) -
 
 
 def _gate(operator: Operator, backend: str | None, settings: Settings, shape: Shape) -> list[Check]:
-    """Compare with the reference on a few tokens and with the eager backend on more, in float64."""
+    """Compare with the reference (few tokens) and the eager backend, in float64."""
     if backend is None:
         return []
     long = replace(shape, batch=1, tokens=min(shape.tokens, _GATE_TOKENS))
@@ -141,7 +141,7 @@ def _leaves(operator: Operator, shape: Shape, settings: Settings) -> list[Tensor
 
 
 def _backends(operator: Operator, settings: Settings) -> tuple[str, ...]:
-    """Return the backends that support the data type on this device, tried on a few tokens."""
+    """Try each backend on a few tokens and return the supported ones."""
     shape = Shape(1, _REFERENCE_TOKENS, 16, 2)
     leaves = _leaves(operator, shape, settings)
     call = operator.prepare(shape, settings.torch_device)
@@ -229,7 +229,7 @@ def _rank_filter(window_size: int, shape: Shape, device: torch.device) -> Run:
 def _soft(name: str, shape: Shape, device: torch.device) -> Run:
     """Return a call of `soft_sort` or `soft_rank`.
 
-    At these temperatures, most pooled runs are only a few tokens long, if neighbors are about a
+    These temperatures make most pooled runs a few tokens long, because neighbors are about a
     thousandth of the range apart.
     """
     operator, temperature = getattr(ops, name), {"soft_sort": 100.0, "soft_rank": 0.01}[name]
@@ -250,7 +250,10 @@ def _causal_token_statistics(shape: Shape, device: torch.device) -> Run:
 
 
 def _block_size(shape: Shape) -> int:
-    """Return the divisor of N that is closest to its square root, as a ratio."""
+    """Return the divisor of N closest to its square root.
+
+    Closeness is measured as a ratio.
+    """
     divisors = [b for b in range(1, shape.tokens + 1) if shape.tokens % b == 0]
     return min(divisors, key=lambda b: abs(math.log(b * b / shape.tokens)))
 

@@ -58,10 +58,10 @@ def run(
     hooks: Hooks | None = None,
     mesh: DeviceMesh | None = None,
 ) -> dict[str, Any]:
-    """Measure layers over a range of N, with the tokens split over all processes.
+    """Measure layers over a range of N, split over all processes.
 
-    Every process must call this function with the same arguments. The first process also measures
-    the whole sequence for comparison.
+    Each process has an equal share of the tokens. Every process must call this function with the
+    same arguments. The first process also measures the whole sequence for comparison.
 
     Args:
         tokens: values of N, each once; each must be a multiple of the number of processes.
@@ -162,7 +162,10 @@ class _Point:
     probes: dict[str, Probe]
 
     def is_within(self, name: str, max_seconds: float) -> bool:
-        """Check whether another timing fits into the limit; the first timing always does."""
+        """Check whether another timing fits into the limit.
+
+        The first timing always does.
+        """
         taken = self.seconds[name]
         spent = self.probes[name].seconds + sum(taken)
         return not taken or spent + taken[-1] <= max_seconds
@@ -260,7 +263,10 @@ class _Bench:
         return mixer.to(device, dtype).eval(), x.to(device, dtype)
 
     def _gate(self, name: str, shape: Shape) -> Check:
-        """Compare outputs and gradients of a short sequence with one process, in float64."""
+        """Compare a short sequence with one process, in float64.
+
+        The check covers outputs and all gradients.
+        """
         size = self.mesh.size()
         length = max(size, min(shape.tokens, _GATE_TOKENS) // size * size)
         small = replace(shape, batch=1, tokens=length)
@@ -288,7 +294,7 @@ class _Bench:
         return found
 
     def _sharded_step(self, whole: TokenMixer, x: Tensor, row: Row) -> Call:
-        """Build the forward and backward pass over local tokens and store its traffic."""
+        """Build the sharded forward and backward pass and store its traffic."""
         size = self.mesh.size()
         sharded = shard_sequence(copy.deepcopy(whole), self.mesh)
         own = shard_tokens(x, self.mesh).clone().requires_grad_()
@@ -311,13 +317,19 @@ class _Bench:
         return _step(sharded, own)
 
     def _probe(self, call: Call) -> Probe:
-        """Measure a collective call: the longest time and the most memory of any process."""
+        """Measure a collective call.
+
+        The result has the longest time and the most memory of any process.
+        """
         found = probe(call, self.settings.torch_device)
         seconds, memory = self._largest(found.seconds, float(found.peak_memory_bytes))
         return Probe(seconds, int(memory))
 
     def _probe_alone(self, call: Call) -> Probe | None:
-        """Measure a call on the first process alone; None if it exceeds time or memory."""
+        """Measure a call on the first process alone.
+
+        Returns None if the call exceeds time or memory.
+        """
         found = Probe(0.0, 0)
         if self.is_first:
             limit = self.settings.max_seconds / 2
@@ -334,7 +346,10 @@ class _Bench:
     # Timings.
 
     def _time(self, points: Sequence[_Point]) -> None:
-        """Time all points in turn; the slowest process determines the time of collective calls."""
+        """Time all points in turn.
+
+        The slowest process determines the time of collective calls.
+        """
         limit = self.settings.max_seconds
         turns = [(point, name) for point in points for name in point.probes]
         for point, name in turns:

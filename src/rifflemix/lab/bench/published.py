@@ -77,7 +77,7 @@ def run(
 
 
 def _shape(recipe: Recipe, batch: int) -> Shape:
-    """Return the batch size, and the patches, channels and heads of the recipe's model."""
+    """Return the shape: batch size, and sizes of the recipe's model."""
     with torch.device("meta"):
         model = _model(recipe)
     known = model_settings(recipe.model) | dict(recipe.model_settings)
@@ -89,7 +89,10 @@ def _model(recipe: Recipe) -> ImageModel:
 
 
 def _subject(recipe: Recipe, batch: int) -> Subject:
-    """Build the subject of a recipe; reported values are added only at the paper's batch size."""
+    """Build the subject of a recipe.
+
+    Reported values are added only at the batch size of the paper.
+    """
     milliseconds, mebibytes = PRINTED[recipe.name]
     extra = {"printed_seconds": milliseconds / 1e3, "printed_memory_bytes": mebibytes * _MIB}
     return Subject(

@@ -101,7 +101,7 @@ class Row:
 
     @property
     def key(self) -> Key:
-        """Kind and name of the row. Rows of several backends share one key."""
+        """Kind and name of the row, equal for all its backends."""
         return self.kind, self.name
 
 
@@ -112,7 +112,7 @@ def timing(seconds: Sequence[float], peak_memory_bytes: int) -> Timing:
 
 
 def add_ratios(rows: Sequence[Row], references: Sequence[Key]) -> None:
-    """Set the ratios of every timing to the reference rows and the eager backend."""
+    """Set the ratios of all timings to references and the eager backend."""
     for row in rows:
         others = {other.name: other for other in rows if other.key in references}
         for other in rows:
@@ -183,7 +183,7 @@ def new_file(folder: Path, name: str) -> Path:
 
 
 def write_dated(folder: Path, kind: str, result: Mapping[str, Any]) -> Path:
-    """Write a result to a new file KIND-DATE-TIME.json in `folder` and return the path."""
+    """Write a result to `folder`/KIND-DATE-TIME.json and return the path."""
     path = new_file(folder, time.strftime(f"{kind}-%Y%m%d-%H%M%S", time.gmtime()))
     write_json(path, result)
     return path

@@ -166,7 +166,7 @@ def forward_and_backward(
 
 
 def switch(module: nn.Module | None, *, training: bool) -> None:
-    """Set the training mode of a module, and skip the call if the mode is already set."""
+    """Set the training mode of a module, if it differs."""
     if module is not None and module.training != training:
         module.train(training)
 
@@ -241,7 +241,10 @@ class _Bench:
         self.hooks.progress(self._done, self.total, text)
 
     def _prepare(self, candidate: Candidate, shape: Shape) -> _Point:
-        """Check and probe a candidate; `built` is None if the candidate must not run."""
+        """Check and probe a candidate.
+
+        `built` is None if the candidate must not run.
+        """
         row = Row(candidate.kind, candidate.name, candidate.backend, shape)
         if self.hooks.should_stop():
             row.status, row.note = STOPPED, "stopped before it was measured"
@@ -287,7 +290,10 @@ class _Bench:
         return _Point(row, built, probes)
 
     def _probe(self, call: Call) -> Probe:
-        """Measure one trial call; the timed call repeats it, so each gets half of the limit."""
+        """Measure one trial call.
+
+        The timed call repeats it, so each gets half of the limit.
+        """
         if self._device.type == "cuda":
             call()  # compiles kernels before time and memory are measured
         limit = self.settings.max_seconds / 2
@@ -322,7 +328,7 @@ class _Bench:
             self._finish(point)
 
     def _finish(self, point: _Point) -> None:
-        """Mark a row with missing timings as stopped, or add its `extra` numbers."""
+        """Mark an incomplete row as stopped, or add its `extra` numbers."""
         missing = len(point.probes) - len(point.row.passes)
         short = any(len(t.seconds) < self.settings.repeats for t in point.row.passes.values())
         if missing or (short and self.hooks.should_stop()):
@@ -332,6 +338,6 @@ class _Bench:
 
 
 def _key(candidate: Candidate, shape: Shape) -> tuple[object, ...]:
-    """Return a key under which times at two numbers of tokens are comparable."""
+    """Return a key for candidates that differ only in tokens."""
     size = (shape.batch, shape.channels, shape.heads)
     return (candidate.kind, candidate.name, candidate.backend, *size)

@@ -31,7 +31,7 @@ def run(
     settings: Settings | None = None,
     hooks: Hooks | None = None,
 ) -> dict[str, Any]:
-    """Measure layers over a range of N or C and fit the growth of their cost.
+    """Measure layers over a range of N or C and fit growth.
 
     Args:
         tokens: values of N, each once.

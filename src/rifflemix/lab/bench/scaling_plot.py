@@ -50,10 +50,11 @@ class _Curve:
 
 
 def scaling_plot(result: Mapping[str, Any]) -> bytes:
-    """Plot milliseconds against N or C as a PNG, one panel per pass, with logarithmic axes.
+    """Plot milliseconds against N or C as a PNG.
 
-    A ring on the curve of softmax marks the point from which a layer is faster for good. The label
-    of the layer's curve contains the same number.
+    There is one panel per pass, with logarithmic axes. A ring on the curve of softmax marks the
+    point from which a layer is faster for good. The label of the layer's curve contains the same
+    number.
     """
     passes = list(dict.fromkeys(entry["pass"] for entry in result["growth"]))
     keys = {key_of(row) for row in result["rows"]}
@@ -113,7 +114,10 @@ def _points(
 
 
 def _looks(keys: Sequence[Key]) -> dict[Key, tuple[str, str]]:
-    """Assign a color and a marker to each curve, independent of the measured values."""
+    """Assign a color and a marker to each curve.
+
+    They depend only on the keys, not on the measured values.
+    """
     looks = {BASELINE: (_SOFTMAX_COLOUR, "o"), FLOOR: (_FLOOR_COLOUR, "")}
     others = [key for key in keys if key not in looks]
     for i, key in enumerate(others):
@@ -180,7 +184,7 @@ def _draw_crossover(axes: Axes, curve: _Curve, softmax: Sequence[tuple[int, floa
 
 
 def _is_crossed(crossover: Mapping[str, Any] | None) -> bool:
-    """Check whether softmax is faster at first and the layer from some N in the range on."""
+    """Check whether the layer becomes faster than softmax within the range."""
     return crossover is not None and crossover["tokens"] is not None and not crossover["always"]
 
 
@@ -203,7 +207,7 @@ def _set_tokens(axes: Axes, tokens: Sequence[int]) -> None:
 
 
 def _draw_labels(axes: Axes, curves: Sequence[_Curve]) -> None:
-    """Write names in a column to the right of the frame, in the order of the curves' ends."""
+    """Write names to the right of the frame, sorted by last value."""
     dpi = axes.figure.dpi
     frame = axes.get_window_extent()
     ordered = sorted(curves, key=lambda curve: curve.points[-1][1])
@@ -239,9 +243,10 @@ def _label(curve: _Curve) -> str:
 
 
 def spread(heights: Sequence[float], gap: float, low: float, high: float) -> list[float]:
-    """Move rising heights apart to at least `gap`, as little as needed, within low and high.
+    """Move rising heights apart to at least `gap`, within low and high.
 
-    If there is too little room for the gap, the heights are spaced evenly.
+    Each height moves as little as needed. If there is too little room for the gap, the heights are
+    spaced evenly.
     """
     count = len(heights)
     gap = min(gap, (high - low) / max(count - 1, 1))

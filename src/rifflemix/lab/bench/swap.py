@@ -72,7 +72,7 @@ class SwapMeasurement:
         }
 
     def crossover(self, mixer: str, phase: str, measure: str = "seconds") -> Crossover | None:
-        """Find the N from which a mixer stays cheaper than the original model."""
+        """Find the N from which a mixer stays cheaper than the original."""
         return find_crossover(
             self.costs(mixer, phase, measure), self.costs(ORIGINAL, phase, measure)
         )
@@ -89,7 +89,9 @@ class SwapMeasurement:
         return self.table()
 
     def plot(self, path: str | Path | None = None) -> bytes:
-        """Plot seconds against N as a PNG, one panel per phase, with logarithmic axes.
+        """Plot seconds against N as a PNG.
+
+        There is one panel per phase, with logarithmic axes.
 
         Args:
             path: file to write the plot to, or None.
@@ -130,7 +132,7 @@ class SwapMeasurement:
         return "\n".join(table_lines(headers, table, range(1, len(headers))))
 
     def _wins(self) -> list[str]:
-        """List the lengths at which the original model is faster, one sentence per mixer."""
+        """List the lengths at which the original model is faster."""
         sentences = []
         for phase in PHASES:
             original = self.costs(ORIGINAL, phase)
@@ -153,10 +155,11 @@ def measure_swap(
     repeats: int = 5,
     max_seconds: float = 20.0,
 ) -> SwapMeasurement:
-    """Measure a model as it is and with each mixer, at several input lengths.
+    """Measure a model as it is and with each mixer.
 
-    Each mixer is measured in a copy of the model, so memory for all copies is needed. The model
-    itself does not change. Timings of the copies are interleaved.
+    The measurement covers several input lengths. Each mixer is measured in a copy of the model, so
+    memory for all copies is needed. The model itself does not change. Timings of the copies are
+    interleaved.
 
     Args:
         model: model with its original attention layers.
@@ -215,7 +218,10 @@ def _labelled(mixers: Any) -> dict[str, tuple[str, Mapping[str, Any]]]:
 def _swapped(
     model: nn.Module, mixers: Mapping[str, tuple[str, Mapping[str, Any]]], longest: int
 ) -> tuple[dict[str, nn.Module], dict[str, str]]:
-    """Return copies of the model by label, the original first, and the reasons for refusals."""
+    """Return copies of the model by label, and reasons for refusals.
+
+    The original model is first.
+    """
     models, refused = {ORIGINAL: copy.deepcopy(model)}, {}
     for label, (name, options) in mixers.items():
         part = copy.deepcopy(model)
@@ -245,7 +251,7 @@ def _call(model: nn.Module, inputs: Any, phase: str) -> Callable[[], None]:
 
 
 def _first_tensor(output: Any) -> Tensor:
-    """Find the first floating-point tensor with a gradient in the output of a model."""
+    """Find the first floating-point tensor with a gradient in an output."""
     todo = [output]
     while todo:
         value = todo.pop(0)

@@ -43,7 +43,10 @@ class Sizes:
 
     @property
     def share(self) -> float:
-        """Sent share of the data in an all-reduce, or in two all-to-alls: 2 (P-1)/P."""
+        """Sent share of the data in an all-reduce: 2 (P-1)/P.
+
+        An all-to-all followed by another one sends the same share.
+        """
         return 2 * (self.processes - 1) / self.processes
 
 
@@ -51,43 +54,52 @@ class Sizes:
 
 
 def tssa(s: Sizes) -> float:
-    """Sums of energies, memberships and weighted energies."""
+    """Count the bytes for sums of energies, memberships and weighted energies."""
     return s.share * s.batch * (2 * s.dim + s.heads) * s.summed
 
 
 def linear(s: Sizes) -> float:
-    """Sum of features times values, and sum of features."""
+    """Count the bytes for sums of features times values, and of features."""
     return s.share * s.batch * s.dim * (s.dim // s.heads + 1) * s.summed
 
 
 def average(s: Sizes) -> float:
-    """Sum of the tokens, and their count."""
+    """Count the bytes for the sum of the tokens, and their count."""
     return s.share * s.batch * (s.dim + 1) * s.summed
 
 
 def permuted(s: Sizes, references: int = 0) -> float:
-    """Tokens to channels and back; reference channels are also sent to `references` processes."""
+    """Count the bytes for tokens to channels, and back.
+
+    Reference channels are also sent to `references` processes.
+    """
     return s.batch * s.here * (s.share * s.dim + references) * s.number
 
 
 def reached(s: Sizes, reach: int = 32) -> float:
-    """The last `reach` tokens before a shard, from the processes that store them."""
+    """Count the bytes for the last `reach` tokens before a shard.
+
+    The processes that store these tokens send them.
+    """
     return s.batch * min(reach, (s.processes - 1) * s.here) * s.dim * s.number
 
 
 def grouped(s: Sizes) -> float:
-    """Upper bound: all tokens to their groups, and back."""
+    """Count the bytes for all tokens to their groups, and back.
+
+    This is an upper bound.
+    """
     return 2 * s.batch * s.here * s.dim * s.number
 
 
 def sinkhorn(s: Sizes, block: int = 1024, sums: int = 1) -> float:
-    """Block sums; queries, keys and values to their heads, and outputs back."""
+    """Count the bytes for block sums, and Q/K/V by head and back."""
     blocks = sums * s.dim * -(-s.here * s.processes // block) * s.summed
     return s.share * s.batch * (blocks + 2 * s.here * s.dim * s.number)
 
 
 def softmax(s: Sizes) -> float:
-    """Keys and values to all other processes."""
+    """Count the bytes for keys and values to all other processes."""
     return (s.processes - 1) * s.batch * s.here * 2 * s.dim * s.number
 
 
@@ -95,10 +107,10 @@ _SUMS: Mapping[str, Callable[[Sizes], float]] = {"average": average, "linear": l
 
 
 def expected_bytes(mixer: TokenMixer, s: Sizes) -> float:
-    """Return the largest number of bytes that a process sends in a forward pass without padding.
+    """Return the forward traffic of the process that sends most.
 
-    The number is exact if P divides the heads and the channels. For `butterfly` and `grouped` it is
-    an upper bound.
+    The sequence has no padding. The number is exact if P divides the heads and the channels. For
+    `butterfly` and `grouped` it is an upper bound.
     """
     name = mixer.card.name
     if name in _SUMS:
@@ -116,7 +128,10 @@ def expected_bytes(mixer: TokenMixer, s: Sizes) -> float:
 
 
 def csp(mixer: CSP, s: Sizes) -> float:
-    """Tokens to channels and back, or only boundary tokens if groups and shifts are short."""
+    """Count the bytes for tokens to channels, and back.
+
+    If groups and shifts are short, processes exchange only boundary tokens.
+    """
     shards = Shards(None, 0, (s.here,) * s.processes)
     near = near_groups(mixer, shards)
     if near is None:
@@ -131,7 +146,10 @@ def csp(mixer: CSP, s: Sizes) -> float:
 
 
 def _references(mixer: CSP, s: Sizes) -> int:
-    """Count processes with channels that start inside a head: they need its first channel."""
+    """Count processes with channels that start inside a head.
+
+    These processes need the first channel of the head.
+    """
     if mixer.order != "reference":
         return 0
     each, width = mixer.inner_dim // s.processes, mixer.inner_dim // mixer.heads
