@@ -94,7 +94,7 @@ def layer_ticks(axes: Axes, count: int) -> None:
 
 
 def from_zero(axes: Axes) -> None:
-    """Set the y-axis to start at 0, with a margin for the markers."""
+    """Set the y-axis to start at 0, with room for markers."""
     high = axes.dataLim.ymax if axes.dataLim.ymax > 0 else 1.0
     axes.set_ylim(-0.03 * high, 1.07 * high)
 

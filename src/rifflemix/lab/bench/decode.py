@@ -41,7 +41,7 @@ def run(
 
     Softmax is measured twice. The mixer `softmax` never changes a state, so each step copies the
     cache. "softmax, cache in place" writes into a preallocated cache and is as fast as torch's
-    attention allows. Ratios use the second row.
+    attention allows. Ratios use the cache in place.
 
     Args:
         contexts: numbers of tokens before the step, each once.
