@@ -1,4 +1,4 @@
-"""Look inside mixers and models: `trace`, and the analyses that the papers' figures need."""
+"""Inspect mixers and models: `trace`, and the analyses behind the papers' figures."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ __all__ = [
 _DRAWN = {"KINDS", "analyze", "analyze_into"}
 
 
-# Hidden from type checkers, as in `rifflemix`. What draws needs packages that `trace` does not.
+# Hidden from type checkers, as in `rifflemix`: drawing needs packages that `trace` does not need.
 if not TYPE_CHECKING:
 
     def __getattr__(name: str) -> Any:

@@ -1,4 +1,4 @@
-"""torch's own attention as a layer that is called as mixers are, with what its model gave it."""
+"""torch's own attention as a layer with the interface of a mixer."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from rifflemix.mixers.cross.base import CrossAttention
 
 
 def arguments(module: nn.Module, args: Any, kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments of a call by their names."""
+    """Return the arguments of a call by name."""
     return dict(inspect.signature(module.forward).bind(*args, **kwargs).arguments)
 
 
 def is_cross(module: nn.Module, args: Any, kwargs: Mapping[str, Any]) -> bool:
-    """Whether a call goes from one sequence to another."""
+    """Check whether a call attends from one sequence to another."""
     if isinstance(module, CrossAttention):
         return True
     if not isinstance(module, nn.MultiheadAttention):
@@ -30,11 +30,13 @@ def is_cross(module: nn.Module, args: Any, kwargs: Mapping[str, Any]) -> bool:
 
 
 class TorchAttention(nn.Module):
-    """A `torch.nn.MultiheadAttention`, called as a mixer is, with the other arguments of one call.
+    """A `torch.nn.MultiheadAttention` with the interface of a mixer.
+
+    The remaining arguments come from one recorded call of the layer.
 
     Args:
         attention: the layer.
-        given: the arguments that its model called it with, by name.
+        given: the arguments of the recorded call, by name.
     """
 
     def __init__(self, attention: nn.MultiheadAttention, given: Mapping[str, Any]) -> None:
@@ -54,10 +56,11 @@ class TorchAttention(nn.Module):
             self.attn_mask = self.attn_mask.unflatten(0, (len(self.query), -1))
 
     def _hold_values(self, given: Mapping[str, Any]) -> None:
-        """Values of their own: by how much they differ from the keys, whose tokens they are.
+        """Store values that differ from the keys.
 
-        So where positions are added to the keys alone. Of other tokens, or in another width, they
-        stay what they are.
+        If keys and values come from the same tokens, only their difference is stored. This is the
+        case if a model adds positions to the keys alone. Values from another sequence, or with
+        another number of channels, are stored as they are.
         """
         if given["value"] is given["key"]:
             return
@@ -68,7 +71,10 @@ class TorchAttention(nn.Module):
             self.value = value.clone()
 
     def of_sample(self, number: int) -> TorchAttention:
-        """The layer for any number of copies of one sample of the call."""
+        """Return the layer for copies of one sample of the call.
+
+        The number of copies is arbitrary.
+        """
         layer = copy.copy(self)
         if layer.offset is not None:
             layer.offset = layer.offset[number : number + 1]
@@ -77,20 +83,26 @@ class TorchAttention(nn.Module):
         return layer
 
     def batch_first(self, x: Tensor) -> Tensor:
-        """(B, N, C) of a tensor in the layout that the layer takes."""
+        """Convert a tensor in the layer's layout to (B, N, C)."""
         if not self.is_batched:
             return x.unsqueeze(0)
         return x if self.attention.batch_first else x.transpose(0, 1)
 
     def forward(self, x: Tensor, *, key_padding_mask: Tensor | None = None) -> Tensor:
-        """(B, N, C) -> (B, N, C); the mask is that of what is attended to."""
+        """Mix tokens: (B, N, C) -> (B, N, C).
+
+        The mask marks padding among the keys.
+        """
         y: Tensor = self._call(x, key_padding_mask, need_weights=False)[0]
         return y
 
     def weights(
         self, x: Tensor, key_padding_mask: Tensor | None = None, *, first: int | None = None
     ) -> Tensor:
-        """(B, H, N, M) of queries (B, N, C), zero in rows of padding; of the `first` N alone."""
+        """Return the weights (B, H, N, M) of queries (B, N, C).
+
+        Padded rows are zero. `first` limits the output to the first N queries.
+        """
         found: Tensor = self._call(
             x, key_padding_mask, first=first, need_weights=True, average_attn_weights=False
         )[1]
@@ -114,7 +126,7 @@ class TorchAttention(nn.Module):
             expected = f"{memory.shape[-1]} channels, as the keys have,"
             raise bad_argument("values", expected, value.shape[-1])
         mask = self.attn_mask
-        if mask is not None and self.memory is None:  # of fewer tokens than the model's
+        if mask is not None and self.memory is None:  # x may be shorter than the model's sequence
             mask = mask[..., : x.shape[1], : x.shape[1]]
         if mask is not None:
             mask = mask[..., :first, :]
@@ -130,7 +142,10 @@ class TorchAttention(nn.Module):
 
 
 def _padding(mask: Tensor | None) -> Tensor | None:
-    """(B, N) bool, True = padding; torch's layers make additive masks of those they get."""
+    """Convert to a bool mask (B, N), True = padding.
+
+    torch's layers convert the masks they get to additive masks.
+    """
     if mask is None:
         return None
     mask = mask if mask.dtype == torch.bool else torch.isneginf(mask)

@@ -1,4 +1,4 @@
-"""How far a stack of permutation mixers is from rank collapse, beside CSP's bound."""
+"""Distance of stacked permutation mixers from rank collapse, and CSP's bound on it."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ class CollapseBound:
     """Residuals of a stack and their bounds, both (L + 1, B): row l is after l layers.
 
     Attributes:
-        residual: (1, infinity)-norm of the distance to a matrix of equal rows. It is measured
-            around the point that the layers make of the first centre, so it is itself at least
-            the smallest such distance.
+        residual: (1, infinity)-norm of the distance to a matrix of equal rows. The layers also map
+            the first center, and the distance is measured from the result. So the residual is at
+            least the smallest such distance.
         bound: C^(l/2) (lipschitz * beta)^l times the first residual, with beta the largest
             1-norm among the first l weights.
-        change: (L, B) how much each layer's permutation changes the distance of a channel from
-            its centre, relative to that distance, the largest over channels. Equation (12) of the
-            proof says that it is 0. The bound is too loose to notice a map that is no permutation.
+        change: (L, B) relative change of the distance of a channel from its center by the
+            permutation of each layer; the maximum over channels. Equation (12) of the proof states
+            that it is 0. The bound alone is too loose to detect a map that is not a permutation.
     """
 
     residual: Tensor
@@ -32,12 +32,14 @@ class CollapseBound:
     change: Tensor
 
     def holds(self, relative_tolerance: float = 1e-5) -> bool:
-        """Whether no residual is above its bound, up to rounding."""
+        """Check that no residual is above its bound, up to rounding."""
         return bool((self.residual <= self.bound * (1.0 + relative_tolerance)).all())
 
 
 def one_infinity_norm(x: Tensor) -> Tensor:
-    """sqrt(|X|_1 |X|_inf) of each sample: largest column sum times largest row sum, of |x|.
+    """Compute sqrt(|X|_1 |X|_inf) of each sample.
+
+    The factors are the largest column sum and the largest row sum of |x|.
 
     Args:
         x: (B, N, C).
@@ -60,26 +62,26 @@ def collapse_bound(
     activation: Callable[[Tensor], Tensor] | None = None,
     lipschitz: float = 1.0,
 ) -> CollapseBound:
-    """Run X <- f(permute(X W)) layer by layer and compare residuals with CSP's theorem 1.
+    """Run X <- f(permute(X W)) and compare residuals with CSP's theorem 1.
 
-    The residual is the distance to rows that are all equal. The first centre is the median of
-    each channel; a layer maps it as it maps a row, which is how the theorem is proved: the
-    inequality holds for every first centre, hence for the best one.
+    The residual is the distance to rows that are all equal. The first center is the median of each
+    channel. A layer maps the center in the same way as a row. The proof of the theorem does the
+    same: the inequality holds for every first center, hence for the best one.
 
     Args:
         x: (B, N, C) tokens.
         weights: L matrices (C, C) that multiply from the right (the transpose of an nn.Linear
             weight).
         permute: maps (B, N, C) to the same shape by permuting the tokens of each channel; a
-            sequence has one for each layer.
-        activation: function of every entry by itself; None is the identity.
-        lipschitz: its Lipschitz constant.
+            sequence contains one function per layer.
+        activation: elementwise function; None is the identity.
+        lipschitz: Lipschitz constant of the activation.
 
     Returns:
         The residuals and bounds, in at least float32.
 
     Raises:
-        InputError: a weight of another shape, or a constant that is not positive.
+        InputError: a weight has another shape, or the constant is not positive.
 
     Source: CSP (Yuan and Xu), theorem 1 and appendix A.
     """
@@ -114,6 +116,9 @@ def collapse_bound(
 
 
 def _distance_change(before: Tensor, after: Tensor, centre: Tensor) -> Tensor:
-    """Compare the 1-norm of each channel around its centre before and after a permutation: (B,)."""
+    """Return the relative change of distances from the center: (B,).
+
+    The distance is the 1-norm of each channel around its center, before and after a permutation.
+    """
     old, new = ((x - centre).abs().sum(dim=1) for x in (before, after))
     return ((new - old).abs() / old.clamp_min(torch.finfo(old.dtype).tiny)).amax(dim=1)

@@ -1,4 +1,4 @@
-"""Where the class token looks in an image."""
+"""Attention of the class token over an image."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ _SAMPLES, _LAYERS = 2, 2
 
 @dataclass
 class LayerAttention:
-    """One layer's attention of the class token to the patches.
+    """Attention of the class token to the patches in one layer.
 
     Attributes:
-        name: of the layer.
-        first: (B, H, N) of the first batch, patches alone, as shares of what they get.
-        entropies: nats over the patches over their most, a mean over heads for each sample.
-        itself: the weight of the class token on itself, likewise.
+        name: name of the layer.
+        first: (B, H, N) weights of the patches in the first batch, normalized to sum 1 over them.
+        entropies: entropy over the patches divided by its maximum, the mean over heads per sample.
+        itself: weight of the class token on itself, the mean over heads per sample.
     """
 
     name: str
@@ -48,10 +48,12 @@ class LayerAttention:
 
 
 def class_attention(subject: Subject, tick: Tick = silent) -> list[LayerAttention]:
-    """The attention of the class token in every layer that has some.
+    """Return the attention of the class token in every layer.
+
+    Layers without attention weights are left out.
 
     Raises:
-        InputError: no layer attends with a class token, or the samples are no images.
+        InputError: no layer attends with a class token, or the samples are not images.
     """
     check_images(subject, "attention of the class token")
     modules = list(subject.model.modules())
@@ -75,14 +77,17 @@ def class_attention(subject: Subject, tick: Tick = silent) -> list[LayerAttentio
 
 
 def _has_class_token(module: nn.Module) -> bool:
-    """Whether it puts a class token in front: ours, or one by the name that others use."""
+    """Check for a class token.
+
+    This is a `ClassToken`, or a parameter `cls_token` as in other libraries.
+    """
     return isinstance(module, ClassToken) or isinstance(
         getattr(module, "cls_token", None), nn.Parameter
     )
 
 
 def _weights(call: Call) -> Tensor | None:
-    """(B, H, N) weights of the first token on all; None for a mixer without weights."""
+    """Return the weights (B, H, N) of the first token, or None."""
     if isinstance(call.module, ClassAttention):
         with undisturbed(call.module):
             weights: Tensor = call.module.weights(call.x)
@@ -101,7 +106,7 @@ def _add(found: dict[str, LayerAttention], name: str, weights: Tensor) -> None:
 
 
 def cls_attention(subjects: Sequence[Subject], tick: Tick = silent) -> Finding:
-    """Maps of the class token over the image, head by head.
+    """Show the class token's attention over the image for each head.
 
     Source: Wu et al. 2024 (ToST), Figures 5 and 10.
     """
@@ -154,7 +159,10 @@ def _sentence(label: str, layers: Sequence[LayerAttention]) -> str:
 
 
 def _figure(subjects: dict[str, Subject], found: dict[str, list[LayerAttention]]) -> Figure:
-    """Rows: a model's layer and a sample; columns: the image, then each head."""
+    """Draw one row per model, layer and sample.
+
+    The columns are the image and each head.
+    """
     rows = [
         (label, layers[number], sample)
         for label, layers in found.items()

@@ -1,4 +1,4 @@
-"""How the subspaces of token statistics' heads lie to each other."""
+"""Angles between the subspaces of the heads of token statistics (TSSA)."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ _LAYERS = 4
 
 @dataclass(frozen=True)
 class LayerCoherence:
-    """One layer's bases.
+    """Coherence of the bases of one layer.
 
     Attributes:
-        name: of the layer.
-        cosines: (C, C) between all directions of all heads, heads one after the other.
+        name: name of the layer.
+        cosines: (C, C) cosines between all directions of all heads, in the order of the heads.
         within: mean |cosine| of two directions of one head.
-        between: of two directions of different heads.
-        largest: the largest cosine of a principal angle between the spans of two heads, the mean
-            over pairs of heads; 1 where the spans meet.
-        expected: mean |cosine| of random directions in as many dimensions.
-        heads: their number.
+        between: mean |cosine| of two directions of different heads.
+        largest: largest cosine of a principal angle between the spans of two heads, the mean over
+            pairs of heads; 1 if the spans intersect.
+        expected: mean |cosine| of random directions in the same number of dimensions.
+        heads: number of heads.
     """
 
     name: str
@@ -46,12 +46,12 @@ class LayerCoherence:
 
 
 def coherence_of(name: str, weight: Tensor, heads: int) -> LayerCoherence:
-    """The angles between directions, the rows of (C, C) weights, head by head.
+    """Compute the cosines between the directions of all heads.
 
     Args:
-        name: of the layer.
-        weight: rows are the heads' directions, as in `in_proj.weight`.
-        heads: how many heads share the rows.
+        name: name of the layer.
+        weight: rows are the directions of the heads, as in `in_proj.weight`.
+        heads: number of heads that share the rows.
     """
     rows = weight.detach().double().cpu()
     unit = rows / rows.norm(dim=1, keepdim=True).clamp_min(1e-300)
@@ -84,10 +84,10 @@ def coherence_of(name: str, weight: Tensor, heads: int) -> LayerCoherence:
 
 
 def layer_coherences(subject: Subject, tick: Tick = silent) -> list[LayerCoherence]:
-    """The bases of every layer of token statistics.
+    """Compute the coherence of every TSSA layer.
 
     Raises:
-        InputError: the model has no such layer.
+        InputError: the model has no TSSA layer.
     """
     tick(subject.label, 0, 1)
     layers = [
@@ -106,7 +106,7 @@ def _mean(values: Tensor) -> float:
 
 
 def coherence(subjects: Sequence[Subject], tick: Tick = silent) -> Finding:
-    """The bases of the heads against each other; weights alone, no data.
+    """Compare the bases of the heads; this needs only weights, no data.
 
     Source: Wu et al. 2024 (ToST), Figure 11.
     """

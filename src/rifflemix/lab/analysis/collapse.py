@@ -1,4 +1,4 @@
-"""How much rank is left after many layers, with and without skip connections, norms and MLPs."""
+"""Rank over depth, with and without skip connections, norms and MLPs."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ ALONE, NORM, SKIP, WHOLE = "mixers alone", "with norm", "with norm and skip", "w
 
 @dataclass
 class Depths:
-    """Measures at the depths 0 to L of one stack, a list of samples each."""
+    """Measures of one stack at depths 0 to L: for each depth, a list with one value per sample."""
 
     residual: list[list[float]] = field(default_factory=list)
     effective: list[list[float]] = field(default_factory=list)
@@ -44,7 +44,7 @@ class Depths:
     second: list[list[float]] = field(default_factory=list)
 
     def add(self, depth: int, x: Tensor, mask: Tensor | None) -> None:
-        """Measure tokens (B, N, C) after so many layers."""
+        """Measure tokens (B, N, C) after `depth` layers."""
         if depth == len(self.residual):
             for measure in (self.residual, self.effective, self.stable, self.second):
                 measure.append([])
@@ -55,7 +55,7 @@ class Depths:
         self.second[depth] += second_over_first(values).tolist()
 
     def means(self) -> dict[str, list[float]]:
-        """Each measure's mean over samples by depth."""
+        """Return the mean of each measure over samples, by depth."""
         return {
             name: [float(np.mean(samples)) for samples in getattr(self, name)]
             for name in ("residual", "effective", "stable", "second")
@@ -64,7 +64,7 @@ class Depths:
 
 @dataclass
 class Collapse:
-    """What became of one subject: stacks by their name, and theorem 1 where it holds."""
+    """Results of one subject: measures by stack, and theorem 1 if it applies to the layers."""
 
     stacks: dict[str, Depths] = field(default_factory=dict)
     bound: list[float] | None = None
@@ -73,7 +73,7 @@ class Collapse:
 
 
 def collapse_of(subject: Subject, tick: Tick = silent) -> Collapse:
-    """Run the subject's mixers as stacks of their own, and the blocks as they stand."""
+    """Run the subject's mixers as separate stacks, and its blocks unchanged."""
     found = Collapse()
     traced = trace(subject.model, subject.batches, cross=True)
     for calls in map(one_stream, progress(subject, traced, tick)):
@@ -90,7 +90,7 @@ def collapse_of(subject: Subject, tick: Tick = silent) -> Collapse:
 
 
 def _run_stacks(calls: Sequence[Call], stacks: dict[str, Depths]) -> None:
-    """Feed what the first mixer gets through all of them, in float64."""
+    """Run the input of the first mixer through all mixers, in float64."""
     layers = [_float64(call.module) for call in calls]
     mask = calls[0].key_padding_mask
     for name, step in _STEPS.items():
@@ -104,7 +104,10 @@ def _run_stacks(calls: Sequence[Call], stacks: dict[str, Depths]) -> None:
 
 
 def _float64(module: Any) -> Any:
-    """A copy: small differences would be lost in the rounding of what collapses."""
+    """Return a float64 copy.
+
+    In lower precision, rounding would hide the small differences after a collapse.
+    """
     return copy.deepcopy(module).double()
 
 
@@ -125,7 +128,10 @@ _STEPS: Mapping[str, Callable[[Any, Tensor, Tensor | None], Tensor]] = {
 
 
 def _run_blocks(subject: Subject, stacks: dict[str, Depths]) -> None:
-    """Measure the stream of a model whose mixers stand in blocks, with skip, norm and MLP."""
+    """Measure the tokens after each block of a model.
+
+    Blocks contain skip connection, norm and MLP.
+    """
     try:
         find_layers(subject.model, Block)
     except InputError:
@@ -142,7 +148,10 @@ def _run_blocks(subject: Subject, stacks: dict[str, Depths]) -> None:
 
 
 def _check_theorem(calls: Sequence[Call], found: Collapse) -> None:
-    """Theorem 1 on X <- permute(X W), for layers that permute as many channels as there are."""
+    """Check theorem 1 on X <- permute(X W).
+
+    The check is skipped if there is padding, or if a layer does not permute C channels.
+    """
     layers = [_float64(call.module) for call in calls]
     mask = calls[0].key_padding_mask
     if mask is not None or not all(_is_square(layer) for layer in layers):
@@ -163,7 +172,7 @@ def _check_theorem(calls: Sequence[Call], found: Collapse) -> None:
 
 
 def _is_square(layer: Any) -> bool:
-    """Whether a layer is X <- permute(X W) but for its output map."""
+    """Check that a layer computes permute(X W) before its output projection."""
     weight = getattr(getattr(layer, "value", None), "weight", None)
     return (
         isinstance(layer, CSP | Sliceformer)
@@ -175,7 +184,9 @@ def _is_square(layer: Any) -> bool:
 
 
 def collapse(subjects: Sequence[Subject], tick: Tick = silent) -> Finding:
-    """Residual, effective rank and stable rank over depth, beside theorem 1's bound.
+    """Compare rank measures over depth with theorem 1's bound.
+
+    The measures are rank residual, effective rank and stable rank.
 
     Source: CSP, theorem 1; Dong et al. 2021 for softmax attention.
     """
@@ -277,7 +288,7 @@ def _figure(found: Mapping[str, Collapse]) -> Figure:
 
 
 def _bounds(axes: Axes, found: Mapping[str, Collapse]) -> None:
-    """Theorem 1: the residual of X <- permute(X W) solid, its bound dashed."""
+    """Draw the residual of X <- permute(X W) solid, its bound dashed."""
     for number, (label, of) in enumerate(found.items()):
         if of.bound is not None and of.bounded_residual is not None:
             depths = range(len(of.bound))

@@ -1,4 +1,4 @@
-"""The look that all pictures share: 1200 pixels wide, few colours, the rest grey."""
+"""Shared style of all figures: 1200 pixels wide, few colors, gray for the rest."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from matplotlib.ticker import MaxNLocator
 
 from rifflemix.lab.analysis.finding import as_array
 
-# Okabe and Ito's palette without its yellow; safe for all common kinds of colour blindness.
+# Okabe and Ito's palette without its yellow; safe for the common kinds of color blindness.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#444444")
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 GREY = "#bdbdbd"
-MAP = "cividis"  # made for readers with and without colour blindness
+MAP = "cividis"  # readable with and without color blindness
 DPI = 120
 _WIDTH = 10.0  # inches
 
 
 def new_figure(height: float) -> Figure:
-    """A figure of 1200 pixels and `height` inches, with fonts that stay legible."""
+    """Create a figure of 1200 pixels by `height` inches."""
     with matplotlib.style.context("default"):
         return Figure(figsize=(_WIDTH, height), dpi=DPI, layout="constrained")
 
@@ -30,7 +30,10 @@ def new_figure(height: float) -> Figure:
 def panels(
     count: int, *, height: float = 2.9, most: int = 4, **options: Any
 ) -> tuple[Figure, list[Axes]]:
-    """A figure with that many panels, at most `most` in a row; spare places stay empty."""
+    """Create a figure with `count` panels, at most `most` per row.
+
+    Spare places stay empty.
+    """
     columns = min(count, most)
     rows = math.ceil(count / columns)
     figure = new_figure(height * rows + 0.4)
@@ -42,7 +45,7 @@ def panels(
 
 
 def tidy(axes: Axes, *, title: str = "", x: str = "", y: str = "") -> None:
-    """Title, labels, a light grid, no box."""
+    """Set title and axis labels, add a grid, remove the box."""
     axes.set_title(title, loc="left", fontsize=10)
     axes.set_xlabel(x, fontsize=10)
     axes.set_ylabel(y, fontsize=10)
@@ -53,7 +56,7 @@ def tidy(axes: Axes, *, title: str = "", x: str = "", y: str = "") -> None:
 
 
 def picture(axes: Axes, values: Any, *, title: str = "", **options: Any) -> Any:
-    """A matrix or an image, pixel by pixel, without ticks."""
+    """Draw a matrix or an image pixel by pixel, without ticks."""
     settings: dict[str, Any] = {"cmap": MAP, "interpolation": "nearest", "aspect": "equal"}
     shown = axes.imshow(as_array(values), **(settings | options))
     axes.set_title(title, loc="left", fontsize=9)
@@ -63,9 +66,9 @@ def picture(axes: Axes, values: Any, *, title: str = "", **options: Any) -> Any:
 
 
 def chosen_layers(count: int, most: int) -> list[int]:
-    """At most `most` of the layers 0 to count - 1, evenly spread, both ends among them.
+    """Choose at most `most` of `count` layers, evenly spaced.
 
-    One alone is in the middle.
+    The first and the last layer are included. A single layer is the middle one.
     """
     if count <= most:
         return list(range(count))
@@ -75,7 +78,7 @@ def chosen_layers(count: int, most: int) -> list[int]:
 
 
 def line_style(number: int) -> dict[str, Any]:
-    """Colour and marker of the line `number`: told apart without colours, too."""
+    """Return color and marker of line `number`; the marker helps without color."""
     return {
         "color": COLOURS[number % len(COLOURS)],
         "marker": MARKERS[number % len(MARKERS)],
@@ -85,17 +88,17 @@ def line_style(number: int) -> dict[str, Any]:
 
 
 def layer_ticks(axes: Axes, count: int) -> None:
-    """Whole numbers below, for layers 1 to `count`, with room beside one alone."""
+    """Set integer ticks for layers 1 to `count`, with a margin."""
     axes.set_xlim(0.5, count + 0.5)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=8, min_n_ticks=1))
 
 
 def from_zero(axes: Axes) -> None:
-    """Values from 0 up, with room for the markers at both ends."""
+    """Set the y-axis to start at 0, with room for markers."""
     high = axes.dataLim.ymax if axes.dataLim.ymax > 0 else 1.0
     axes.set_ylim(-0.03 * high, 1.07 * high)
 
 
 def legend(axes: Axes) -> None:
-    """A legend in the emptiest corner."""
+    """Add a legend in the corner with the most space."""
     axes.legend(fontsize=9, frameon=False)

@@ -1,4 +1,4 @@
-"""What an analysis gives: sentences, a table, numbers and a picture, and the subjects it is of."""
+"""Subjects and findings of analyses: sentences, a table, numbers and a figure."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 Tick = Callable[[str, int, int], None]
-"""Called with what is being looked at, how much is done, and of how much."""
+"""Progress callback, called with the current subject, the finished steps and all steps."""
 
 
 @dataclass(frozen=True)
 class Trial:
-    """What a sweep reached at one point of its grid.
+    """Result of a sweep at one point of its grid.
 
     Attributes:
-        settings: the point.
-        metric: with its unit, such as "accuracy, %".
-        split: that it was measured on.
-        mean, std: over seeds; no deviation of one.
-        seeds: how many.
+        settings: settings of the point.
+        metric: name of the metric with its unit, such as "accuracy, %".
+        split: split of the task on which the metric was measured.
+        mean, std: mean and standard deviation over seeds; std is None for a single seed.
+        seeds: number of seeds.
     """
 
     settings: Mapping[str, Any]
@@ -44,16 +44,16 @@ class Trial:
 
 @dataclass(frozen=True, eq=False)
 class Subject:
-    """A model, and the data that it is looked at with.
+    """A model and the data to analyze it with.
 
     Attributes:
-        label: its name in tables and pictures.
+        label: name in tables and figures.
         model: any module.
-        batches: what `trace` takes; can be gone through as often as one likes.
-        task: where the batches come from; None for other data.
-        about: what results say of it, as JSON values: folder, mixer, seed, step ...
-        moments: step -> file of the weights that its run kept then, see `over_training`.
-        trial: what a sweep reached with its settings; None for other models.
+        batches: batches for `trace`; must allow repeated iteration.
+        task: task of the batches; None for other data.
+        about: description for results, as JSON values: folder, mixer, seed, step ...
+        moments: step -> file with the weights that the run kept, see `over_training`.
+        trial: result of a sweep with these settings; None for other models.
     """
 
     label: str
@@ -67,18 +67,18 @@ class Subject:
 
 @dataclass(frozen=True, eq=False)
 class Finding:
-    """What was found.
+    """Result of an analysis.
 
     Attributes:
-        kind: the name of the analysis.
-        title: the heading of its section.
-        source: the figure or section of the paper that it makes again.
-        seen: sentences with what was found, numbers included.
-        headers, rows: a table of texts.
-        caption: how to read the picture.
+        kind: name of the analysis.
+        title: heading of its section.
+        source: figure or section of the paper that the analysis reproduces.
+        seen: sentences with the results, numbers included.
+        headers, rows: table of texts.
+        caption: explanation of the figure.
         data: all numbers, as JSON values.
-        arrays: what is too large for JSON.
-        figure: the picture.
+        figure: the figure.
+        arrays: name -> array, for data that is too large for JSON.
     """
 
     kind: str
@@ -94,11 +94,14 @@ class Finding:
 
 
 def silent(text: str, done: int, total: int) -> None:
-    """A `Tick` that shows nothing."""
+    """Ignore the progress (a `Tick`)."""
 
 
 def progress(subject: Subject, items: Iterable[Any], tick: Tick) -> Iterable[Any]:
-    """The items, one for each batch of a subject, with a tick before the first and after each."""
+    """Yield one item per batch and report the progress.
+
+    The callback runs before the first item and after each item.
+    """
     total = len(subject.batches)
     tick(subject.label, 0, total)
     for done, item in enumerate(items, start=1):
@@ -107,10 +110,12 @@ def progress(subject: Subject, items: Iterable[Any], tick: Tick) -> Iterable[Any
 
 
 def of_those_that_have(subjects: Sequence[Subject], look: Callable[[Subject], T]) -> dict[str, T]:
-    """What is found in each subject, by its label; without those that have nothing to look into.
+    """Return the result for each subject by label.
+
+    Subjects without suitable layers are skipped.
 
     Raises:
-        InputError: none has; of every subject it says why.
+        InputError: no subject is suitable; the message contains the reason for each subject.
     """
     found: dict[str, T] = {}
     reasons: dict[str, list[str]] = {}
@@ -128,7 +133,7 @@ def of_those_that_have(subjects: Sequence[Subject], look: Callable[[Subject], T]
 
 
 def as_array(values: Any) -> NDArray[np.float64]:
-    """Numbers or a tensor as float64."""
+    """Convert numbers or a tensor to float64."""
     if hasattr(values, "detach"):
         values = values.detach().cpu().double().numpy()
     return np.asarray(values, dtype=np.float64)

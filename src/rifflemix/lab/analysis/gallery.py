@@ -1,4 +1,4 @@
-"""The files of analyses: numbers, arrays, pictures and one page of all that a folder holds."""
+"""Files of analyses: numbers, arrays, figures, and one page for all analyses in a folder."""
 
 from __future__ import annotations
 
@@ -34,10 +34,12 @@ class _Stored(TypedDict):
 
 
 def write_finding(out: Path, finding: Finding, subjects: Sequence[Subject]) -> list[Path]:
-    """Write KIND.png, KIND.npz where it has arrays, and KIND.json, each whole; JSON comes last.
+    """Write KIND.png, KIND.npz (if the finding has arrays) and KIND.json.
+
+    Each file is written atomically. The JSON file is the last one.
 
     Returns:
-        The paths.
+        Paths of the files.
     """
     picture = out / f"{finding.kind}.png"
     write_bytes(picture, figure_png(finding.figure))
@@ -69,10 +71,10 @@ def write_finding(out: Path, finding: Finding, subjects: Sequence[Subject]) -> l
 
 
 def read_finding(path: Path) -> dict[str, Any]:
-    """What `write_finding` wrote to KIND.json.
+    """Read a KIND.json that `write_finding` wrote.
 
     Raises:
-        InputError: it cannot be read, or is something else.
+        InputError: the file cannot be read, or has another format.
     """
     stored = read_json(path, _AGAIN)
     try:
@@ -85,13 +87,13 @@ def read_finding(path: Path) -> dict[str, Any]:
 def write_page(
     out: Path, kinds: Sequence[str], target: str, left_out: Mapping[str, str] | None = None
 ) -> Path:
-    """Write the page with a section for every kind whose files are in a folder.
+    """Write the page, with a section for each kind with files.
 
     Args:
-        out: the folder.
-        kinds: in the order of the sections.
-        target: what was looked at, for the heading.
-        left_out: kind -> why this target has none.
+        out: folder of the files.
+        kinds: analyses, in the order of the sections.
+        target: name of the analyzed target, for the heading.
+        left_out: kind -> reason if the analysis does not apply to the target.
     """
     found = [read_finding(out / f"{kind}.json") for kind in kinds if is_there(out, kind)]
     subjects = {
@@ -111,7 +113,7 @@ def write_page(
 
 
 def is_there(out: Path, kind: str) -> bool:
-    """Whether a folder holds the numbers and the picture of an analysis."""
+    """Check for the numbers and the figure of an analysis."""
     return (out / f"{kind}.json").is_file() and (out / f"{kind}.png").is_file()
 
 
@@ -129,6 +131,6 @@ def _section(out: Path, stored: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _described(subject: Mapping[str, Any]) -> str:
-    """One line on a subject: its label and what is known of it."""
+    """Describe a subject in one line: its label and its properties."""
     parts = [f"{name} {value}" for name, value in subject.items() if name != "label" and value]
     return f"{subject['label']}: {', '.join(parts) or 'a module of the caller'}"

@@ -1,4 +1,4 @@
-"""Samples as people see them: pictures of a task with images, texts of one with bytes."""
+"""Samples in readable form: images of image tasks, characters of byte tasks."""
 
 from __future__ import annotations
 
@@ -16,7 +16,10 @@ from rifflemix.lab.tasks.text.next_token import NextTokenTask
 
 
 def inputs_of(batch: Any) -> Tensor:
-    """The first tensor of a batch as `trace` takes it."""
+    """Return the first tensor of a batch.
+
+    The batch has any form that `trace` accepts.
+    """
     if isinstance(batch, Tensor):
         return batch
     if isinstance(batch, tuple | list):
@@ -25,7 +28,10 @@ def inputs_of(batch: Any) -> Tensor:
 
 
 def has_images(subject: Subject) -> bool:
-    """Whether the samples of a subject are images, whole or token by token."""
+    """Check whether the samples of a subject are images.
+
+    The inputs are whole images or tokens.
+    """
     inputs = inputs_of(subject.batches[0])
     if inputs.dim() == 4:
         return True
@@ -33,14 +39,17 @@ def has_images(subject: Subject) -> bool:
 
 
 def check_images(subject: Subject, what: str) -> None:
-    """Raise unless there are images to lay a map over."""
+    """Raise InputError if the samples are not images."""
     if not has_images(subject):
         got = "other data" if subject.task is None else f"task {subject.task.name}"
         raise InputError(f"{subject.label}: expected images to lay {what} over, got {got}")
 
 
 def image_of(subject: Subject, sample: int) -> NDArray[np.float64]:
-    """(height, width) or (height, width, 3) from 0 to 1: a sample of the first batch."""
+    """Return a sample of the first batch, scaled from 0 to 1.
+
+    The shape is (height, width) or (height, width, 3).
+    """
     x = inputs_of(subject.batches[0])[sample].detach().cpu().double()
     if x.dim() == 3:  # a whole image, channels first
         shown = x.permute(1, 2, 0) if x.shape[0] == 3 else x.mean(0)
@@ -54,7 +63,9 @@ def image_of(subject: Subject, sample: int) -> NDArray[np.float64]:
 
 
 def as_grid(values: Tensor) -> Tensor:
-    """(..., N) numbers of tokens as (..., S, S), row by row; a class token in front is left out.
+    """Reshape (..., N) values of tokens to (..., S, S).
+
+    A leading class token is dropped.
 
     Raises:
         InputError: N is neither S^2 nor S^2 + 1.
@@ -69,12 +80,15 @@ def as_grid(values: Tensor) -> Tensor:
 
 
 def text_of(subject: Subject, sample: int, most: int) -> list[str] | None:
-    """The first characters of a sample of bytes or of byte-like ids; None for other inputs."""
+    """Return the first characters or ids of a sample of ids.
+
+    Returns None for other inputs.
+    """
     x = inputs_of(subject.batches[0])[sample]
     if x.is_floating_point() or x.dim() != 1:
         return None
     ids = x[:most].tolist()
     if subject.task is None or subject.task.options.get("level") != "byte":
         return [str(i) for i in ids]
-    zero = 0 if isinstance(subject.task, NextTokenTask) else 1  # where 0 is padding
+    zero = 0 if isinstance(subject.task, NextTokenTask) else 1  # other byte tasks use 0 for padding
     return [chr(i - zero) if 32 <= i - zero < 127 else " " for i in ids]

@@ -1,4 +1,4 @@
-"""The analyses by name, and running them on a target."""
+"""Run analyses by name on a target."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ FORMAT = "rifflemix.analysis/1"
 
 
 def _silent(kind: str, text: str, done: int, total: int) -> None:
-    """Show nothing."""
+    """Ignore the progress."""
 
 
 def analyze(
@@ -59,20 +59,20 @@ def analyze(
     view: View | None = None,
     tick: Tick = silent,
 ) -> Finding:
-    """One analysis.
+    """Run one analysis.
 
     Args:
         kind: one of `rifflemix.lab.analysis.KINDS`.
-        target: a run's folder, the name of a preset, or a module of your own.
-        batches: of your own module, as `trace` takes them.
-        view: how many samples, and of presets which mixers and settings.
-        tick: called with the progress.
+        target: folder of a run, name of a preset, or a module.
+        batches: batches for `trace`, if the target is a module.
+        view: number of samples, and mixers and settings of a preset.
+        tick: progress callback.
 
     Returns:
-        Sentences, table, numbers and picture.
+        Sentences, table, numbers and figure.
 
     Raises:
-        InputError: an unknown kind, a target that is none, or one without such layers.
+        InputError: an unknown kind, an invalid target, or a target without suitable layers.
     """
     check_choice("kind", kind, KINDS)
     return _find(kind, _subjects(target, batches, view), tick)
@@ -102,25 +102,24 @@ def analyze_into(
     batches: Sequence[Any] | None = None,
     tick: Callable[[str, str, int, int], None] = _silent,
 ) -> tuple[list[Path], dict[str, str]]:
-    """Write the files of one analysis, or of every one that a target has, and their page.
+    """Write the files of one or several analyses, and their page.
 
-    An analysis whose files are there already is kept where several are asked for: a gallery
-    that was stopped goes on.
+    If several kinds are requested, existing analyses are kept, so you can resume a gallery.
 
     Args:
-        out: new, empty, or of an earlier start on the same target.
+        out: a new or empty folder, or the folder of an earlier start with the same target.
         kinds: names of analyses.
-        target: a run's folder, the name of a preset, or a module of your own.
-        view: what to look at the first two with.
-        batches: of your own module, as `trace` takes them.
-        tick: called with the kind and its progress.
+        target: folder of a run, name of a preset, or a module.
+        view: samples and settings for a run or a preset.
+        batches: batches for `trace`, if the target is a module.
+        tick: progress callback, called with the kind and its progress.
 
     Returns:
-        The files written, and kind -> why the target has none of it.
+        Paths of the written files, and kind -> reason if the analysis does not apply to the target.
 
     Raises:
-        InputError: as `analyze`; of several kinds, if the target has none of them. Nothing is
-            written then.
+        InputError: as in `analyze`. With several kinds, raised only if no kind applies to the
+            target; then no file is written.
     """
     for kind in kinds:
         check_choice("kind", kind, KINDS)
@@ -129,7 +128,7 @@ def analyze_into(
     subjects = _subjects(target, batches, view)
     name = Path(target).name if isinstance(target, str | Path) else subjects[0].label
     settings = _settings(name, view, subjects)
-    check_same_settings(out, settings)  # before the work, and before anything is kept
+    check_same_settings(out, settings)  # before the analysis, and before any file is written
     written: list[Path] = []
     left_out: dict[str, str] = {}
     several = len(kinds) > 1
@@ -148,7 +147,7 @@ def analyze_into(
             written.append(write_page(out, tuple(KINDS), name, left_out))
     if len(left_out) == len(kinds):
         raise bad_argument("target", "a model that can be looked into", f"{name}: {left_out}")
-    if several:  # what was left out, and what an earlier start wrote without getting to the page
+    if several:  # adds the kinds left out, and files of an earlier start
         with claimed_folder(out, settings):
             write_page(out, tuple(KINDS), name, left_out)
     return list(dict.fromkeys(written)), left_out
@@ -159,7 +158,10 @@ def _named(tick: Callable[[str, str, int, int], None], kind: str) -> Tick:
 
 
 def _settings(name: str, view: View, subjects: Sequence[Subject]) -> dict[str, Any]:
-    """What may go on in a folder: the same look at the same weights."""
+    """Return the settings that a resumed analysis must share.
+
+    They include the checksums of a run's weights.
+    """
     told = [{"label": s.label, **s.about} for s in subjects]
     weights = [about.pop("weights") for about in told if "weights" in about]
     return {

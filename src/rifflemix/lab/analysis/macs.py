@@ -1,4 +1,4 @@
-"""Multiply-accumulates and parameters, layer by layer, beside the printed ones."""
+"""Multiply-accumulates and parameters of each layer, next to the reported values."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from rifflemix.models.registry import list_models, model_card, model_settings
 
 @dataclass(frozen=True)
 class Cost:
-    """What one part of a model takes for one sample: multiply-accumulates, learned numbers."""
+    """Cost of one part of a model for one sample: multiply-accumulates and parameters."""
 
     name: str
     macs: int
@@ -29,7 +29,7 @@ class Cost:
 
 
 class _Bound(nn.Module):
-    """A module with all arguments but the first ones."""
+    """A module with fixed keyword arguments."""
 
     def __init__(self, module: nn.Module, options: dict[str, Any]) -> None:
         super().__init__()
@@ -40,7 +40,7 @@ class _Bound(nn.Module):
 
 
 class _OnBatch(nn.Module):
-    """A model that is called with a batch."""
+    """A model with a batch as its only argument."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
@@ -51,10 +51,11 @@ class _OnBatch(nn.Module):
 
 
 def costs_of(subject: Subject) -> tuple[list[Cost], Cost]:
-    """The costs of a model's parts, for the first sample, and of the whole.
+    """Compute the costs of a model's parts and of the whole.
 
-    Parts are the model's children, and each layer of lists of layers, however deep these are. What
-    the model does between them is the last part, "the rest".
+    All costs are for the first sample. Parts are the children of the model. Lists of layers are
+    split into their layers, at any depth. The last part, "the rest", contains the operations
+    outside the other parts.
     """
     batch = _first_sample(subject.batches[0])
     calls: dict[str, list[tuple[tuple[Any, ...], dict[str, Any]]]] = {}
@@ -104,14 +105,17 @@ def _parts(model: nn.Module) -> dict[str, nn.Module]:
         inner: Mapping[str, nn.Module] = {"": child}
         if _is_list(child):
             inner = dict(child.named_children())
-        elif any(map(_is_list, child.modules())):  # an encoder that holds the layers
+        elif any(map(_is_list, child.modules())):  # an encoder that contains the layers
             inner = _parts(child)
         parts |= {f"{name}.{n}" if n else name: part for n, part in inner.items()}
     return parts
 
 
 def _is_list(module: nn.Module) -> bool:
-    """Whether a module only holds layers: a list, or blocks of one class in a sequence."""
+    """Check for a list of layers.
+
+    This is a ModuleList, or a Sequential of blocks of one class.
+    """
     if isinstance(module, nn.Sequential):
         blocks = list(module)
         return len({type(b) for b in blocks}) == 1 and any(True for _ in blocks[0].children())
@@ -133,7 +137,7 @@ def _first_sample(batch: Any) -> Any:
 
 
 def macs(subjects: Sequence[Subject], tick: Tick = silent) -> Finding:
-    """Costs by layer for one sample.
+    """Compare costs by layer for one sample.
 
     Source: Sapkota and Bhattarai 2025 (Dimension Mixer), Tables 3 and 7.
     """
@@ -188,7 +192,10 @@ def macs(subjects: Sequence[Subject], tick: Tick = silent) -> Finding:
 
 
 def _card(subject: Subject) -> ModelCard | None:
-    """The card of a preset with its own settings: other sizes are not what the paper counts."""
+    """Return the card of a preset with default settings, or None.
+
+    Papers report costs only for the default settings.
+    """
     name = str(subject.about.get("model", ""))
     if name not in list_models():
         return None
@@ -198,7 +205,7 @@ def _card(subject: Subject) -> ModelCard | None:
 
 
 def _millions(card: ModelCard | None) -> float | None:
-    """The printed MACs as a number; None where the paper prints none."""
+    """Return the reported MACs in millions, or None."""
     if card is None or not card.printed_macs:
         return None
     number, _, unit = card.printed_macs.partition(" ")
@@ -206,7 +213,7 @@ def _millions(card: ModelCard | None) -> float | None:
 
 
 def _in_words(macs: int) -> str:
-    """12,345,678 -> "12.35 M"; under a million all digits."""
+    """Format 12,345,678 as "12.35 M"; keep all digits below a million."""
     return f"{macs / 1e6:.2f} M" if macs >= 1e6 else f"{macs:,}"
 
 
@@ -223,7 +230,10 @@ def _sentence(label: str, whole: Cost, card: ModelCard | None, shape: tuple[int,
 
 
 def _figure(found: dict[str, tuple[list[Cost], Cost]]) -> Figure:
-    """A panel for each model, all on one scale; parts that take and hold nothing are left out."""
+    """Draw a panel per model, all on one scale.
+
+    Parts without MACs and parameters are left out.
+    """
     drawn = {
         label: ([cost for cost in costs if cost.macs or cost.parameters], whole)
         for label, (costs, whole) in found.items()

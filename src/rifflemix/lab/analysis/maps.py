@@ -1,4 +1,4 @@
-"""The map over tokens that a mixer applies: a permutation of each channel, or a matrix a head."""
+"""The map over tokens that a mixer applies: a permutation per channel, or a matrix per head."""
 
 from __future__ import annotations
 
@@ -22,12 +22,17 @@ _Hook = Callable[[nn.Module, Any, Tensor], Tensor | None]
 
 
 def takes_ranks(mixer: nn.Module) -> bool:
-    """Whether a mixer is CSP or Sliceformer in the causal form, whose windows permute nothing."""
+    """Check for a causal CSP or Sliceformer.
+
+    Their windows do not permute the tokens.
+    """
     return isinstance(mixer, CSP | Sliceformer) and mixer.causal
 
 
 def permutation_of(call: Call) -> Tensor | None:
-    """Return the source of each value in a layer that permutes values channel by channel.
+    """Return the source of each value in a permutation layer.
+
+    These layers permute values channel by channel.
 
     Args:
         call: a call that `trace` recorded.
@@ -59,21 +64,21 @@ def _gathers(values: Tensor, index: Tensor, permuted: Tensor, mask: Tensor | Non
 
 
 def matrix_of(call: Call, *, first: int | None = None) -> Tensor | None:
-    """The matrix that a layer multiplies its values with, head by head.
+    """Measure the matrix that a layer applies to its values, by head.
 
-    It is measured, not computed anew: unit vectors take the place of the values, N / D passes of
-    the layer put out its columns, and the product with the values must be what the layer makes of
-    them. So it is the matrix of any mixer that has the maps `qkv` and `proj` and is linear in its
-    values: softmax, local, block-sparse, sorted, linear and low-rank attention.
+    Unit vectors replace the values, and N / D passes of the layer return the columns of the matrix.
+    The product of the matrix and the values must equal the output of the layer. So this works for
+    any mixer with the projections `qkv` and `proj` that is linear in its values: softmax, local,
+    block-sparse, sorted, linear and low-rank attention.
 
     Args:
-        call: what `trace` saw.
-        first: hold the rows of the first so many outputs alone; None for all.
+        call: a call that `trace` recorded.
+        first: number of rows (outputs) to return; None for all.
 
     Returns:
-        (B, H, N, N), rows are outputs, zero at padded positions; (B, H, N, M) of attention to a
-        memory. Layers in 16 bits are measured in float32. None for a mixer without such a matrix
-        (one that mixes channels, or has no values).
+        (B, H, N, N), rows are outputs, zero at padded positions. (B, H, N, M) for attention to a
+        memory. 16-bit layers are measured in float32. None for a mixer without such a matrix, for
+        example if it mixes channels or has no values.
     """
     if isinstance(call.module, TorchAttention):
         with undisturbed(call.module):
@@ -121,9 +126,10 @@ def matrix_of(call: Call, *, first: int | None = None) -> Tensor | None:
 
 
 def _wide(call: Call) -> Call:
-    """The call with a copy of its layer in float32 at least.
+    """Convert the call and a copy of its layer to float32.
 
-    With 16 bits neither the numbers of the tokens nor the product with the values are exact.
+    float64 stays float64. At 16 bits, neither token numbers nor the product with the values are
+    exact.
     """
     dtype = torch.promote_types(call.x.dtype, torch.float32)
     if call.x.dtype == dtype:
@@ -134,7 +140,10 @@ def _wide(call: Call) -> Call:
 
 
 def _cross_matrix(call: Call) -> Tensor:
-    """As `matrix_of`, of attention to a memory: unit vectors take the place of its values."""
+    """Measure the matrix of attention to a memory, as in `matrix_of`.
+
+    Unit vectors replace the values of the memory.
+    """
     layer, mask, memory = call.module, call.key_padding_mask, _without_padding(call)
     numbers = torch.arange(1, memory.shape[1] + 1, device=memory.device, dtype=memory.dtype)
     rows: list[Tensor] = []
@@ -171,7 +180,7 @@ def _cross_matrix(call: Call) -> Tensor:
 
 
 def _explains(matrix: Tensor, values: Tensor, rows: Tensor, plain: Tensor) -> bool:
-    """Whether matrix times values is what the layer put out."""
+    """Check that matrix times values is the output of the layer."""
     batch, _, _, length = matrix.shape
     flat = values.reshape(batch, -1, *values.shape[-2:])
     where = rows.reshape(batch, -1)
@@ -183,7 +192,7 @@ def _explains(matrix: Tensor, values: Tensor, rows: Tensor, plain: Tensor) -> bo
 
 
 def _attention_in(mixer: nn.Module) -> Any:
-    """The module with the maps: the mixer itself, or what it calls on rearranged tokens."""
+    """Find the module with the projections: the mixer or a submodule."""
     for module in mixer.modules():
         qkv, proj = getattr(module, "qkv", None), getattr(module, "proj", None)
         has_heads = isinstance(getattr(module, "num_heads", None), int)
@@ -194,9 +203,10 @@ def _attention_in(mixer: nn.Module) -> Any:
 
 
 def _token_of_each_row(mixer: nn.Module, host: Any, x: Tensor, mask: Tensor | None) -> Tensor:
-    """(..., rows) int64: the token that stands in each row of what `qkv` gets; -1 for none.
+    """Return the token in each input row of `qkv`: (..., rows) int64.
 
-    The layer may pad, move or group tokens: they are sent through it with their numbers on them.
+    Rows without a token have -1. The layer may pad, move or group tokens, so this function runs it
+    on the token numbers.
     """
     numbers = torch.arange(1, x.shape[1] + 1, device=x.device, dtype=x.dtype)
     found: list[Tensor] = []
@@ -211,14 +221,14 @@ def _token_of_each_row(mixer: nn.Module, host: Any, x: Tensor, mask: Tensor | No
 def _unprojected(
     mixer: nn.Module, host: Any, x: Tensor, mask: Tensor | None, on_qkv: _Hook
 ) -> Tensor:
-    """(B, N, H D): the output of a layer with its output map left out."""
+    """Run a layer without its output projection: (B, N, H D)."""
     with undisturbed(mixer), _hooks(host, on_qkv):
         y: Tensor = mixer(x, key_padding_mask=mask)
     return y
 
 
 def _leave_out(module: nn.Module, args: Any, output: Tensor) -> Tensor:
-    """A hook that makes a map the identity."""
+    """Replace the output of a projection by its input (a hook)."""
     y: Tensor = args[0]
     return y
 
@@ -236,7 +246,7 @@ def _hooks(host: Any, on_qkv: _Hook) -> Iterator[None]:
 
 
 def _without_padding(call: Call) -> Tensor:
-    """The input, or the memory, with zeros at padded positions, as every mixer takes it."""
+    """Return the input or memory with zeros at padded positions."""
     x = call.x if call.memory is None else call.memory
     if call.key_padding_mask is None:
         return x

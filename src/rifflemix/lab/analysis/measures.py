@@ -1,4 +1,4 @@
-"""Numbers that say how much a matrix, a spectrum or a distribution holds."""
+"""Measures of matrices, spectra, distributions and permutations."""
 
 from __future__ import annotations
 
@@ -11,7 +11,13 @@ _TINY = 1e-300
 
 
 def singular_values(x: Tensor, key_padding_mask: Tensor | None = None) -> Tensor:
-    """(B, min(N, C)) float64, falling, of the valid rows of each (B, N, C)."""
+    """Compute descending singular values of the valid rows, in float64.
+
+    The input is (B, N, C).
+
+    Returns:
+        (B, min(N, C)).
+    """
     wide = x.detach().double()
     if key_padding_mask is not None:
         wide = wide.masked_fill(key_padding_mask.unsqueeze(-1), 0.0)
@@ -20,7 +26,9 @@ def singular_values(x: Tensor, key_padding_mask: Tensor | None = None) -> Tensor
 
 
 def effective_rank(values: Tensor) -> Tensor:
-    """Exp of the entropy of singular values (..., R), as shares of their sum; 0 where all are 0.
+    """Compute exp of the entropy of normalized singular values (..., R).
+
+    The values are normalized to sum 1. The result is 0 if all values are 0.
 
     Source: Roy and Vetterli 2007, "The effective rank", equation (4).
     """
@@ -32,13 +40,19 @@ def effective_rank(values: Tensor) -> Tensor:
 
 
 def stable_rank(values: Tensor) -> Tensor:
-    """The sum of the squares of singular values (..., R) over the largest square; 0 for zeros."""
+    """Divide the sum of squared singular values by the largest square.
+
+    The input is (..., R). The result is 0 for zeros.
+    """
     squares = values.double().square()
     return squares.sum(-1) / squares.amax(-1).clamp_min(_TINY)
 
 
 def second_over_first(values: Tensor) -> Tensor:
-    """Divide the second of falling singular values (..., R) by the first; 0 for rank 1 or zeros."""
+    """Divide the second of descending singular values (..., R) by the first.
+
+    The result is 0 for rank 1 and for zeros.
+    """
     if values.shape[-1] < 2:
         return values.new_zeros(values.shape[:-1], dtype=torch.float64)
     largest = values[..., 0].double()
@@ -46,17 +60,18 @@ def second_over_first(values: Tensor) -> Tensor:
 
 
 def selection_values(index: Tensor, count: int) -> Tensor:
-    """Compute the singular values of 0/1 matrices that select rows, M[n, index[n]] = 1.
+    """Compute the singular values of 0/1 matrices that select rows.
 
-    M^T M is diagonal and counts how often each row is selected. Its roots are the singular
-    values: all 1 for a permutation, and sqrt(2) and 0 if one row replaces another.
+    The matrix of a channel is M[n, index[n]] = 1. M^T M is diagonal and counts how often each row
+    is selected. Its roots are the singular values: all 1 for a permutation, and sqrt(2) and 0 if
+    one row replaces another.
 
     Args:
         index: (N, C) int64, the selected row for each output n and channel c.
         count: rows to select from.
 
     Returns:
-        (C, N) float64, falling.
+        (C, N) float64, descending.
     """
     counts = index.new_zeros(count, index.shape[1]).scatter_add_(0, index, torch.ones_like(index))
     roots = counts.T.double().sqrt().sort(dim=1, descending=True).values
@@ -64,10 +79,11 @@ def selection_values(index: Tensor, count: int) -> Tensor:
 
 
 def rank_residual(x: Tensor, key_padding_mask: Tensor | None = None) -> Tensor:
-    """(B,): the distance of tokens (B, N, C) from equal rows, over their own size.
+    """Compute the relative distance of tokens from equal rows: (B,).
 
-    Both in the norm of CSP's theorem 1; the row is the median of each channel over the valid
-    tokens, which the norm's column sums are least for. 0: all tokens are equal.
+    The distance of tokens (B, N, C) is divided by the norm of the tokens. Both use the norm of
+    CSP's theorem 1. The common row is the median of each channel over the valid tokens, because the
+    median minimizes the column sums of the norm. The result is 0 if all tokens are equal.
 
     Source: CSP (Yuan and Xu), equation (6).
     """
@@ -87,20 +103,25 @@ def rank_residual(x: Tensor, key_padding_mask: Tensor | None = None) -> Tensor:
 
 
 def _median(tokens: Tensor) -> Tensor:
-    """(1, C) of (N, C); `quantile` takes 16 million numbers at most."""
+    """Return the median (1, C) of (N, C).
+
+    `torch.quantile` supports at most 16 million numbers.
+    """
     ordered, count = tokens.sort(dim=0).values, len(tokens)
     median: Tensor = (ordered[(count - 1) // 2] + ordered[count // 2]) / 2
     return median.unsqueeze(0)
 
 
 def entropy(probabilities: Tensor, dim: int = -1) -> Tensor:
-    """Nats of distributions along `dim`; 0 log 0 is 0."""
+    """Compute the entropy along `dim` in nats (0 log 0 is 0)."""
     nats: Tensor = -torch.special.xlogy(probabilities, probabilities).sum(dim)
     return nats
 
 
 def displacement(index: Tensor, key_padding_mask: Tensor | None = None) -> Tensor:
-    """How far each value moved forward, n - index, of the valid positions: (values,) int64.
+    """Return how far each valid value moved forward: (values,) int64.
+
+    This is n - index.
 
     Args:
         index: (B, N, C), see `permutation_of`.
@@ -111,13 +132,13 @@ def displacement(index: Tensor, key_padding_mask: Tensor | None = None) -> Tenso
 
 
 def distinct_permutations(index: Tensor) -> tuple[Tensor, Tensor]:
-    """How many different permutations the channels of each sample have.
+    """Count the different permutations of the channels of each sample.
 
     Args:
         index: (B, N, C), see `permutation_of`.
 
     Returns:
-        (B,) their number, and (B,) the share of channels with the commonest one.
+        (B,) number of permutations, and (B,) share of channels with the most frequent permutation.
     """
     numbers, shares = [], []
     for sample in index:

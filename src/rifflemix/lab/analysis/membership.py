@@ -1,4 +1,4 @@
-"""To which head's group each token belongs in token statistics: TSSA's memberships."""
+"""Memberships of tokens in the groups of the heads of token statistics (TSSA)."""
 
 from __future__ import annotations
 
@@ -38,15 +38,17 @@ _ROUNDING = 1e-4
 
 @dataclass
 class LayerMembership:
-    """One layer's memberships.
+    """Memberships in one layer.
 
     Attributes:
-        name: of the layer.
-        first: (B, H, N) of the first batch.
-        token_entropy: nats of each token's distribution over the heads, its mean in each sample.
-        head_share: (H,) the share of all tokens that each head holds, of each sample.
-        head_entropy: (H,) nats of each head's distribution over the tokens, over their most.
-        largest_error: of the sum over heads from 1.
+        name: name of the layer.
+        first: (B, H, N) memberships in the first batch.
+        token_entropy: nats of the distribution of a token over the heads, the mean over the tokens
+            of each sample.
+        head_share: (H,) mean membership of the tokens in each head, per sample.
+        head_entropy: (H,) entropy of each head's distribution over the tokens divided by its
+            maximum, per sample.
+        largest_error: largest difference between a sum over heads and 1.
     """
 
     name: str
@@ -58,10 +60,12 @@ class LayerMembership:
 
 
 def layer_memberships(subject: Subject, tick: Tick = silent) -> list[LayerMembership]:
-    """The memberships of every layer of token statistics; their sums over heads are checked.
+    """Return the memberships of every TSSA layer.
+
+    The function checks that the memberships of each token sum to 1.
 
     Raises:
-        InputError: the model has no such layer.
+        InputError: the model has no TSSA layer.
         RunFailed: memberships of a token do not sum to 1.
     """
     found: dict[str, LayerMembership] = {}
@@ -101,7 +105,7 @@ def _add(found: dict[str, LayerMembership], call: Call) -> None:
 
 
 def membership(subjects: Sequence[Subject], tick: Tick = silent) -> Finding:
-    """Memberships over the picture or the text, and their entropies.
+    """Show memberships over the image or the text, and their entropies.
 
     Source: Wu et al. 2024 (ToST), Figures 4b and 9.
     """
@@ -183,7 +187,10 @@ def _sentence(label: str, layers: Sequence[LayerMembership]) -> str:
 
 
 def _images(subject: Subject, layers: Sequence[LayerMembership]) -> Figure:
-    """Rows: a sample in a layer; columns: the image, then each head."""
+    """Draw one row per sample and layer.
+
+    The columns are the image and each head.
+    """
     heads = min(layers[0].first.shape[1], 8)
     chosen = chosen_layers(len(layers), _LAYERS)
     samples = range(min(_SAMPLES, len(layers[0].first)))
@@ -207,9 +214,9 @@ def _images(subject: Subject, layers: Sequence[LayerMembership]) -> Figure:
 
 
 def _texts(subject: Subject, layers: Sequence[LayerMembership]) -> Figure:
-    """Lines of characters, each on the colour of its likeliest head."""
+    """Draw characters on the color of their most likely head."""
     count = len(inputs_of(subject.batches[0])[0])
-    # A class token stands in front; a decoder's tokens are not those of the inputs.
+    # A class token may come first. The tokens of a decoder do not match the ids of the inputs.
     fitting = [layer for layer in layers if layer.first.shape[2] - count in (0, 1)]
     if not fitting:
         got = layers[0].first.shape[2]
@@ -258,14 +265,20 @@ def _texts(subject: Subject, layers: Sequence[LayerMembership]) -> Figure:
 
 
 def _likeliest(membership: Tensor) -> list[int | None]:
-    """The likeliest of (H, N) heads for each token; None for padding, which belongs to none."""
+    """Return the most likely of (H, N) heads for each token.
+
+    Padding gets None.
+    """
     is_there = membership.sum(0) > 0
     pairs = zip(membership.argmax(0).tolist(), is_there.tolist(), strict=True)
     return [head if there else None for head, there in pairs]
 
 
 def _colours_of(heads: int, likeliest: Sequence[int]) -> list[str]:
-    """A colour for each head; where there are more heads than colours, the rarer are grey."""
+    """Assign a color to each head.
+
+    If there are too few colors, rare heads are gray.
+    """
     if heads <= len(COLOURS):
         return list(COLOURS[:heads])
     common = [head for head, _ in Counter(likeliest).most_common(len(COLOURS))]
@@ -273,6 +286,6 @@ def _colours_of(heads: int, likeliest: Sequence[int]) -> list[str]:
 
 
 def _ink(colour: str) -> str:
-    """White or black: what is seen better on a colour, by its luminance."""
+    """Return white or black, depending on the luminance of the background."""
     red, green, blue, _ = to_rgba(colour)
     return "white" if 0.299 * red + 0.587 * green + 0.114 * blue < 0.5 else "black"

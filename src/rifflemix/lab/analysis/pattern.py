@@ -1,4 +1,4 @@
-"""Which tokens reach which, after one layer and after several."""
+"""Show which outputs depend on which tokens, after one layer and after several."""
 
 from __future__ import annotations
 
@@ -19,25 +19,25 @@ from rifflemix.lab.analysis.trace import Call, one_stream, trace, undisturbed
 
 LAYERS = 3
 MOST_TOKENS = 1024
-_PAIRS_AT_ONCE = 2**22  # of tokens, over the outputs whose gradients are taken side by side
+_PAIRS_AT_ONCE = 2**22  # bounds the memory for gradients of several outputs at once
 
 
 def reach_of(call: Call, sample: int = 0) -> NDArray[np.bool_]:
-    """Which outputs of a layer depend on which of its inputs, at one sample.
+    """Find which outputs of a layer depend on which inputs.
 
-    Output n reaches back to input m where the gradient of a random combination of the output's
-    channels with respect to token m is not zero. The combination makes no difference but on a
-    set of measure zero.
+    The result is for one sample. The gradient is taken of a random combination of the channels of
+    output n. Output n depends on input m if the gradient with respect to token m is not zero. The
+    choice of the combination matters only on a set of measure zero.
 
     Args:
-        call: what `trace` saw.
-        sample: which of the batch.
+        call: a call that `trace` recorded.
+        sample: index of the sample in the batch.
 
     Returns:
         (N, N), rows are outputs, without padded tokens.
 
     Raises:
-        InputError: more tokens than can be done.
+        InputError: the sample has more tokens than the limit.
     """
     x = call.x[sample]
     mask = None if call.key_padding_mask is None else call.key_padding_mask[sample]
@@ -63,7 +63,7 @@ def reach_of(call: Call, sample: int = 0) -> NDArray[np.bool_]:
 def _gradients(
     mixer: torch.nn.Module, x: Tensor, mask: Tensor | None, outputs: Tensor, weights: Tensor
 ) -> Tensor:
-    """(len(outputs), N) bool: where the gradient of these outputs is not zero."""
+    """Check for nonzero gradients of these outputs: (len(outputs), N) bool."""
     count = len(outputs)
     with undisturbed(mixer), torch.enable_grad():
         copies = x.detach().expand(count, -1, -1).clone().requires_grad_()
@@ -77,7 +77,10 @@ def _gradients(
 
 
 def reach_after(layers: Sequence[NDArray[np.bool_]]) -> list[NDArray[np.bool_]]:
-    """Which outputs depend on which inputs after each layer, with skip connections around them."""
+    """Find which outputs depend on which inputs after each layer.
+
+    Each layer has a skip connection.
+    """
     found: list[NDArray[np.bool_]] = []
     so_far = np.eye(len(layers[0]), dtype=bool)
     for layer in layers:
@@ -88,17 +91,21 @@ def reach_after(layers: Sequence[NDArray[np.bool_]]) -> list[NDArray[np.bool_]]:
 
 
 def _first_layers(subject: Subject) -> list[Call]:
-    """The first layers that mix one sequence, as long as they get as many tokens of it."""
+    """Return the first mixers of one sequence.
+
+    They end at the first change in the number of tokens.
+    """
     calls = one_stream(next(trace(subject.model, [subject.batches[0]], cross=True)))
     length = calls[0].x.shape[1]
     return list(itertools.takewhile(lambda call: call.x.shape[1] == length, calls))[:LAYERS]
 
 
 def pattern(subjects: Sequence[Subject], tick: Tick = silent) -> Finding:
-    """Patterns after one, two and three layers, and the share of pairs of tokens connected.
+    """Show which tokens are connected after one, two and three layers.
 
-    Measured on the first sample, in the layers of the model as they are: what a sort connects
-    depends on the values it sorts. Of a model that reads and writes, in the layers that read.
+    The table contains the share of connected pairs. The first sample runs through the layers of the
+    model, because the connections of a sort depend on the sorted values. In an encoder-decoder
+    model, these are the encoder layers.
 
     Source: Dimension Mixer, Figure 4.
     """
@@ -150,7 +157,7 @@ def _sentence(label: str, shares: Sequence[float]) -> str:
 
 
 def _figure(found: dict[str, list[NDArray[np.bool_]]]) -> Figure:
-    """A column for each model, a row for each number of layers."""
+    """Draw one column per model and one row per number of layers."""
     columns = min(len(found), 7)
     bands = -(-len(found) // columns)
     deep = max(len(reached) for reached in found.values())
@@ -179,7 +186,10 @@ def _figure(found: dict[str, list[NDArray[np.bool_]]]) -> Figure:
 
 
 def _coarser(reached: NDArray[np.bool_], most: int) -> NDArray[np.bool_]:
-    """At most so many rows and columns; one pair connected among several shows."""
+    """Reduce to at most `most` rows and columns.
+
+    A cell is set if any of its pairs is connected.
+    """
     every = -(-len(reached) // most)
     starts = np.arange(0, len(reached), every)
     over_rows = np.logical_or.reduceat(reached, starts, axis=0)

@@ -1,4 +1,4 @@
-"""The permutations that CSP and Sliceformer make of their tokens, channel by channel."""
+"""Permutations of tokens by CSP and Sliceformer, for each channel."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from rifflemix.lab.analysis.measures import displacement, distinct_permutations
 from rifflemix.lab.analysis.trace import Call, trace, undisturbed
 
 _SHOWN_LAYERS = 3
-_PIXELS = 256  # of a map, and bars of a histogram: of more tokens several share one
+_PIXELS = 256  # of a map, and bars of a histogram; longer sequences are binned
 _WINDOWS = (
     "their causal form, where a value may go to several tokens or to none; pattern, spectrum and "
     "collapse take it"
@@ -37,18 +37,17 @@ _WINDOWS = (
 
 @dataclass
 class LayerPermutations:
-    """One layer's permutations over all samples.
+    """Permutations of one layer over all samples.
 
     Attributes:
-        name: of the layer.
-        channels: how many are permuted.
-        distinct: different permutations among the channels of each sample.
-        commonest: the share of channels with the commonest one, of each sample.
-        moves: how many values moved forward by so many positions.
-        order_change: how much the outputs change, relative to their size, when the layer's
-            input tokens are put in another order; of each batch.
+        name: name of the layer.
+        channels: number of permuted channels.
         index: (N, C) of the first sample.
         values: (N, C) of the first sample, permuted.
+        distinct: number of different permutations among the channels, per sample.
+        commonest: share of channels with the most frequent permutation, per sample.
+        moves: positions moved forward -> number of values.
+        order_change: relative change of the outputs if the input tokens are reordered, per batch.
     """
 
     name: str
@@ -62,7 +61,7 @@ class LayerPermutations:
 
 
 def layer_permutations(subject: Subject, tick: Tick = silent) -> list[LayerPermutations]:
-    """The permutations of every layer that makes some.
+    """Return the permutations of every layer that permutes tokens.
 
     Raises:
         InputError: no layer of the model permutes tokens.
@@ -108,10 +107,11 @@ def _add(layer: LayerPermutations, call: Call, index: Tensor) -> None:
 
 
 def order_change(call: Call) -> float:
-    """How much a layer's outputs change when its input tokens come in another order.
+    """Measure how much reordered input tokens change a layer's outputs.
 
-    The Frobenius norm of the difference over that of the outputs: 0 for a layer that does not
-    see the order, as the sort of all tokens. The valid tokens of each sample change places.
+    The result is the Frobenius norm of the difference divided by the norm of the outputs. It is 0
+    for a layer that ignores the order, such as a sort of all tokens. Only the valid tokens of each
+    sample are shuffled.
 
     Source: Sliceformer, section 4, on permutation invariance.
     """
@@ -131,9 +131,9 @@ def order_change(call: Call) -> float:
 
 
 def permutation(subjects: Sequence[Subject], tick: Tick = silent) -> Finding:
-    """Pictures, displacements, and how many different permutations there are.
+    """Show permutations, displacements, and the number of different permutations.
 
-    Subjects without such layers are left out, if there are others.
+    Subjects without such layers are left out, unless no subject has any.
 
     Source: CSP, equations (3) to (5); Sliceformer, sections 3 and 4.
     """
@@ -189,7 +189,7 @@ def _numbers(layer: LayerPermutations) -> dict[str, object]:
 
 
 def _median_distance(moves: Counter[int]) -> float:
-    """Of |displacement|, each value counted."""
+    """Return the median of |displacement| over all values."""
     distances: Counter[int] = Counter()
     for move, count in moves.items():
         distances[abs(move)] += count
@@ -227,7 +227,7 @@ def _sentence(label: str, layers: Sequence[LayerPermutations]) -> str:
 
 
 def _figure(found: dict[str, list[LayerPermutations]]) -> Figure:
-    """A row for each chosen layer: the map, the permuted values, the displacements."""
+    """Draw map, permuted values and displacements, one row per chosen layer."""
     drawn = [
         (label, layers[number])
         for label, layers in found.items()
@@ -256,7 +256,7 @@ def _figure(found: dict[str, list[LayerPermutations]]) -> Figure:
 
 
 def _draw_moves(axes: Axes, moves: Counter[int]) -> None:
-    """The share of values that moved so far."""
+    """Draw the share of values for each displacement."""
     width = -(-(max(moves) - min(moves) + 1) // _PIXELS)
     binned: Counter[int] = Counter()
     for move, count in moves.items():

@@ -26,7 +26,7 @@ def before_projection(call: Call) -> Tensor | None:
     Returns:
         (B, N, C'), zero at padded positions. The output itself if the layer has no module named
         `proj` or `out_proj`. None if the projection of the result is not the output, as in layers
-        that go on after their projection.
+        with further operations after the projection.
 
     Source: CSP, Figure 3; Sliceformer, Figure 4. Both show matrices before W_O.
     """
@@ -61,7 +61,10 @@ def _without(call: Call, projection: nn.Module) -> Tensor:
 
 
 def _with_identity(layer: TorchAttention) -> TorchAttention:
-    """Copy torch's attention with an identity as W_O: torch reads its weights, not the module."""
+    """Copy torch's attention with an identity as W_O.
+
+    torch reads the weights of W_O and does not call the module.
+    """
     layer = copy.deepcopy(layer)
     with torch.no_grad():
         nn.init.eye_(layer.attention.out_proj.weight)
@@ -83,7 +86,7 @@ def _run(layer: nn.Module, call: Call) -> Tensor:
 
 
 def _reproduces(call: Call, projection: nn.Module, y: Tensor) -> bool:
-    """Check that the projection of `y` is the output of the layer, up to rounding."""
+    """Check that the projection of `y` reproduces the layer's output."""
     expected = _padded_with_zeros(call, call.y)
     if isinstance(projection, nn.Linear) and y.shape[-1] != projection.in_features:
         return False

@@ -1,4 +1,4 @@
-"""The coding rates that token statistics lower, and how far their bound is from its best."""
+"""Coding rates of token statistics (TSSA), and the gap of the variational bound."""
 
 from __future__ import annotations
 
@@ -30,16 +30,17 @@ _MEASURES = ("rate", "rate_after", "bound", "bound_after", "span_rate")
 
 @dataclass
 class LayerRates:
-    """Coding rates of one layer in nats, of every sample.
+    """Coding rates of one layer in nats, for every sample.
 
     Attributes:
-        name: of the layer.
-        rate: R^c of its input tokens under its memberships, which needs no basis.
-        rate_after: the same of input plus output, under the same memberships.
-        bound: the variational bound of the input in the layer's own bases.
-        bound_after: of input plus output.
-        span_rate: log-det rate within each head's span.
-        span_bound: the bound there, in the orthonormal bases nearest to the layer's own.
+        name: name of the layer.
+        rate: R^c of the input tokens under the layer's memberships; needs no basis.
+        rate_after: R^c of input plus output, under the same memberships.
+        bound: variational bound of the input in the layer's own bases.
+        bound_after: variational bound of input plus output.
+        span_rate: log-det rate of the input within the span of each head.
+        span_bound: variational bound of the input in the orthonormal bases nearest to the layer's
+            own bases.
     """
 
     name: str
@@ -52,20 +53,20 @@ class LayerRates:
 
     @property
     def gap(self) -> float:
-        """Mean distance of the bound from the log-det rate in the spans; at least 0."""
+        """Mean difference between bound and log-det rate; at least 0."""
         return float(np.mean(np.subtract(self.span_bound, self.span_rate)))
 
     @property
     def least_gap(self) -> float:
-        """Smallest distance of a sample."""
+        """Smallest difference between bound and log-det rate over the samples."""
         return float(np.min(np.subtract(self.span_bound, self.span_rate)))
 
 
 def layer_rates(subject: Subject, tick: Tick = silent) -> list[LayerRates]:
-    """The rates of every layer of token statistics, in float64.
+    """Compute the rates of every TSSA layer, in float64.
 
     Raises:
-        InputError: the model has no such layer.
+        InputError: the model has no TSSA layer.
     """
     found: dict[str, LayerRates] = {}
     for calls in progress(subject, trace(subject.model, subject.batches), tick):
@@ -100,9 +101,9 @@ def _add(layer: LayerRates, call: Call) -> None:
 
 
 def nearest_orthonormal(bases: Tensor) -> Tensor:
-    """Rows (H, D, C) as orthonormal rows with the same span, as near to them as can be.
+    """Return the nearest orthonormal rows of (H, D, C) with equal span.
 
-    The polar factor: of all orthonormal bases it has the least Frobenius distance.
+    This is the polar factor: it has the smallest Frobenius distance of all orthonormal bases.
     """
     left, _, right = torch.linalg.svd(bases, full_matrices=False)
     nearest: Tensor = left @ right
@@ -110,15 +111,19 @@ def nearest_orthonormal(bases: Tensor) -> Tensor:
 
 
 def bound_in(bases: Tensor, z: Tensor, membership: Tensor) -> Tensor:
-    """(B,) the variational bound of tokens (B, N, C) in bases (H, D, C); see the operator."""
+    """Compute the variational bound of tokens in bases: (B,).
+
+    Tokens are (B, N, C) and bases (H, D, C).
+    """
     return variational_compression_rate(torch.einsum("bnc,hdc->bhnd", z, bases), membership)
 
 
 def rate_in(bases: Tensor, z: Tensor, membership: Tensor) -> Tensor:
-    """(B,) the log-det rate of tokens (B, N, C) within the spans of orthonormal bases (H, D, C).
+    """Compute the log-det rate of tokens in the bases' spans: (B,).
 
-    1/2 sum_h n_h / n log det(I + 1 / n_h U_h^T Z^T diag(Pi[h]) Z U_h): what the bound is at
-    least, and is equal to where U_h are the eigenvectors of the group's second moment.
+    Tokens are (B, N, C) and bases (H, D, C). The rate is
+    1/2 sum_h n_h / n log det(I + 1 / n_h U_h^T Z^T diag(Pi[h]) Z U_h). It is the minimum of the
+    variational bound, with equality if the U_h are the eigenvectors of the group's second moment.
     """
     inside = torch.einsum("bnc,hdc->hbnd", z, bases)
     share = membership.sum(-1) / membership.sum((1, 2)).unsqueeze(-1).clamp_min(1e-12)
@@ -130,7 +135,9 @@ def rate_in(bases: Tensor, z: Tensor, membership: Tensor) -> Tensor:
 
 
 def rate(subjects: Sequence[Subject], tick: Tick = silent) -> Finding:
-    """R^c and its variational bound by layer, before and after each operator, and the gap.
+    """Compare R^c and its variational bound by layer.
+
+    Each is measured before and after the layer.
 
     Source: Wu et al. 2024 (ToST), equations (1), (4) and Figure 4a.
     """

@@ -1,4 +1,4 @@
-"""From a run's folder to its model and the data that it is looked at with."""
+"""Load the model and the validation data of a run."""
 
 from __future__ import annotations
 
@@ -43,10 +43,11 @@ class _TaskConfig(TypedDict):
 
 
 def run_subjects(path: Path, view: View) -> list[Subject]:
-    """The model of a finished run, or those of a comparison or a sweep.
+    """Load the models of a run, a comparison or a sweep.
 
     Raises:
-        InputError: no such folder, no weights yet, or data that is not at hand or another.
+        InputError: the folder does not exist, has no weights yet, or its data is missing or
+            differs.
     """
     config = RunFolder(path).config
     if not config.is_file():
@@ -65,7 +66,10 @@ def run_subjects(path: Path, view: View) -> list[Subject]:
 
 
 def _of_comparison(path: Path, stored: Mapping[str, Any], view: View) -> list[Subject]:
-    """The mixers of a comparison, each with the first seed that has weights."""
+    """Load the mixers of a comparison.
+
+    Each mixer has the weights of the first seed with weights.
+    """
     subjects: list[Subject] = []
     task: Task | None = None
     chosen = _chosen_folders(path)
@@ -94,7 +98,10 @@ class _Results(TypedDict):
 
 
 def _chosen_folders(path: Path) -> dict[str, list[str]]:
-    """Mixer -> the folders of its finished runs: where settings were tuned, of the chosen ones."""
+    """Return mixer -> folders of its finished runs.
+
+    After tuning, these are the runs with the chosen settings.
+    """
     file = path / "results.json"
     if not file.is_file():
         return {}
@@ -134,7 +141,10 @@ class _Swept(TypedDict):
 
 
 def _of_sweep(path: Path, view: View) -> list[Subject]:
-    """The points of a sweep, each with the first seed that is finished, and what it reached."""
+    """Load the points of a sweep with their results.
+
+    Each point has the weights of the first seed with weights.
+    """
     file = path / "results.json"
     if not file.is_file():
         raise bad_argument("target", "a sweep with a finished run", f"{path}, which has none yet")
@@ -145,7 +155,7 @@ def _of_sweep(path: Path, view: View) -> list[Subject]:
         raise damaged_run(file, str(error), _FROM_ITS_RUNS) from error
     words = str(results["metric"]).replace("_", " ")
     metric = f"{words}, %" if results["unit"] == "%" else words
-    # Some metrics are of the test split alone: those of what a model writes.
+    # Some metrics exist only on the test split, for example for generated text.
     reached = [p for p in results["points"] if p["validation"] or p["test"]]
     split = "validation" if all(point["validation"] for point in reached) else "test"
     subjects: list[Subject] = []
@@ -175,7 +185,7 @@ def _of_sweep(path: Path, view: View) -> list[Subject]:
 
 
 def _of_run(path: Path, stored: Any, view: View, task: Task | None) -> Subject:
-    """One run; `task` is its data where it is loaded already."""
+    """Load one run; `task` is its data if already loaded."""
     folder = RunFolder(path)
     try:
         check_json(stored, _RunConfig, "settings")
@@ -214,7 +224,7 @@ def _of_run(path: Path, stored: Any, view: View, task: Task | None) -> Subject:
 
 
 def _load(model: nn.Module, path: Path) -> Any:
-    """Put a file's weights into a model; what the file says of them."""
+    """Load a file's weights into a model and return its metadata."""
     weights, about = read_tensors(path)
     try:
         model.load_state_dict(weights)
@@ -238,7 +248,7 @@ def _task_of(described: Mapping[str, Any], view: View) -> Task:
 
 
 def _loaded(described: Mapping[str, Any], view: View) -> Task:
-    """The task of a run, read again from where its data is now."""
+    """Load the task of a run from its data's current location."""
     name = described["name"]
     options = {k: v for k, v in described["options"].items() if v is not None}
     is_known = name in list_tasks()
@@ -260,13 +270,13 @@ def _loaded(described: Mapping[str, Any], view: View) -> Task:
 
 
 def _build(folder: RunFolder, settings: Mapping[str, Any], task: Task) -> Model:
-    """The model that a run trained, before its weights."""
+    """Build the model of a run, without its weights."""
     name = settings.get("model")
     if not isinstance(name, str):
         raise bad_argument(
             "target", "a run of train, compare or reproduce", f"{folder.path}, which names no model"
         )
-    if "model_settings" in settings:  # of `reproduce`
+    if "model_settings" in settings:  # from `reproduce`
         own = dict(settings["model_settings"])
     else:
         known = ("mixer", "mixer_options", "dim", "num_layers", "num_heads")
@@ -283,7 +293,7 @@ def _build(folder: RunFolder, settings: Mapping[str, Any], task: Task) -> Model:
 
 
 def _check_code(settings: Mapping[str, Any]) -> None:
-    """Raise where a plugin, the mixer or the model is not what a run was trained with."""
+    """Raise InputError if code of plugins, mixer or model has changed."""
     mixer = settings.get("mixer")
     mixers = [mixer] if mixer in list_mixers() else []
     now = code_by_name(outside_code(mixers, [settings["model"]]))
@@ -296,9 +306,9 @@ def _check_code(settings: Mapping[str, Any]) -> None:
 
 @dataclass(frozen=True, eq=False)
 class _TaskBatches(Sequence[Any]):
-    """The first samples of a task's validation split, made to batches one at a time.
+    """First samples of a task's validation split, collated one batch at a time.
 
-    The test split is for the one look after training.
+    The test split is reserved for a single evaluation after training.
     """
 
     task: Task
@@ -318,13 +328,16 @@ class _TaskBatches(Sequence[Any]):
 
 
 def over_training(subject: Subject) -> Iterator[tuple[int, Subject]]:
-    """The model as it was at the start and at each evaluation of its run, where weights were kept.
+    """Yield the model at the start and each evaluation of its run.
+
+    Nothing is yielded if the run did not keep weights.
 
     Yields:
-        The step, and a subject with these weights in a model of its own, used again for the next.
+        The step, and a subject with the weights of this step. All subjects share one copy of the
+        model, so use each subject before you continue.
 
     Raises:
-        InputError: weights that are damaged or of another model.
+        InputError: weights are damaged, or belong to another model.
     """
     model = copy.deepcopy(subject.model) if subject.moments else subject.model
     for step, path in subject.moments.items():

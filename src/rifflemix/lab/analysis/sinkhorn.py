@@ -1,4 +1,4 @@
-"""The sorting matrices of sparse Sinkhorn attention over iterations and temperature."""
+"""Sort matrices of sparse Sinkhorn attention over iterations and temperature."""
 
 from __future__ import annotations
 
@@ -52,13 +52,14 @@ TEMPERATURES = (0.25, 0.5, 0.75, 1.0, 2.0)
 
 @dataclass
 class Sorting:
-    """The sort matrices of all layers of a model, at other settings than its own, too.
+    """Sort matrices of all layers of a model, at several settings.
 
     Attributes:
-        temperature, iterations: the model's own.
-        error: iterations -> mean distance of row and column sums from 1, at its temperature.
-        softness: temperature -> entropy of a row over its most, at its iterations.
-        matrices: (iterations, n, n) the first head of the first layer and sample.
+        temperature, iterations: settings of the model.
+        error: iterations -> mean distance of row and column sums from 1, at the model's
+            temperature.
+        softness: temperature -> entropy of a row divided by its maximum, at the model's iterations.
+        matrices: (iterations, n, n) of the first head, layer and sample.
     """
 
     temperature: float
@@ -69,7 +70,7 @@ class Sorting:
 
 
 def sorting_of(subject: Subject, tick: Tick = silent) -> Sorting:
-    """Sort the blocks of every layer's inputs again at other settings; nothing is trained.
+    """Compute the sort matrices of every layer at other settings, without training.
 
     Raises:
         InputError: no layer balances sort matrices over at least two blocks.
@@ -116,9 +117,12 @@ def _balances(call: Call) -> bool:
 
 
 def sort_matrix(call: Call, **settings: Any) -> Tensor:
-    """(B, H, n, n) of a layer's own input, with other settings of `SortOptions`, without noise."""
+    """Return a layer's sort matrix (B, H, n, n) at other settings.
+
+    The settings are fields of `SortOptions`. There is no noise.
+    """
     seen: list[Tensor] = []
-    # A copy in float64: before the first iteration exponentials of trained scores are large.
+    # float64, because exponentials of trained scores are large before the first iteration.
     mixer = copy.deepcopy(call.module).double()
     mixer.sorter.options = replace(mixer.sorter.options, gumbel="never", **settings)
     mixer.sorter.register_forward_hook(lambda module, args, output: seen.append(output))
@@ -128,22 +132,26 @@ def sort_matrix(call: Call, **settings: Any) -> Tensor:
 
 
 def _error(matrix: Tensor) -> float:
-    """Mean distance of the sums of rows and columns from 1."""
+    """Return the mean distance of row and column sums from 1."""
     wide = matrix.double()
     return float(((wide.sum(-1) - 1).abs().mean() + (wide.sum(-2) - 1).abs().mean()) / 2)
 
 
 def _softness(matrix: Tensor) -> float:
-    """Entropy of a row over that of equal shares: 0 a permutation, 1 no choice at all."""
+    """Return the entropy of a row divided by its maximum.
+
+    0 is a permutation, 1 is equal shares.
+    """
     wide = matrix.double()
     shares = wide / wide.sum(-1, keepdim=True).clamp_min(1e-300)
     return float(entropy(shares).mean()) / math.log(wide.shape[-1])
 
 
 def sinkhorn(subjects: Sequence[Subject], tick: Tick = silent) -> Finding:
-    """How iterations balance the matrices and how temperature softens them.
+    """Show how iterations balance the sort matrices and how temperature softens them.
 
-    Of a sweep over either also what its runs reached: a model may then have no such matrices.
+    For a sweep over these settings, the finding also contains the results of the runs. Then the
+    models may have no such matrices.
 
     Source: Tay et al. 2020 (Sparse Sinkhorn Attention), Figures 3 and 4.
     """
@@ -218,7 +226,7 @@ _MOST_SHOWN = 4
 
 
 def _figure(found: dict[str, Sorting], trials: Sequence[Trial]) -> Figure:
-    """A row of matrices for a few models, the two curves of all, and what a sweep reached."""
+    """Draw matrices of a few models, two curves, and sweep results."""
     labels = list(found)
     shown = [labels[number] for number in chosen_layers(len(labels), _MOST_SHOWN)]
     heights = [1.0] * len(shown) + [1.8] * bool(found) + [1.8] * bool(trials)
@@ -250,7 +258,7 @@ def _figure(found: dict[str, Sorting], trials: Sequence[Trial]) -> Figure:
 
 
 def _draw_curves(left: Axes, right: Axes, found: dict[str, Sorting], shown: Sequence[str]) -> None:
-    """Balance against iterations, softness against temperature; models that are not shown grey."""
+    """Draw balance against iterations and softness against temperature; other models are gray."""
     for label, of in found.items():
         colour = COLOURS[shown.index(label)] if label in shown else GREY
         over = 3 if label in shown else 2

@@ -1,4 +1,4 @@
-"""What a sweep reached against the temperature and the iterations of sparse Sinkhorn attention."""
+"""Results of a sweep over temperature and iterations of sparse Sinkhorn attention."""
 
 from __future__ import annotations
 
@@ -19,18 +19,21 @@ _MOST_LINES = 6
 
 
 def trials_of(subjects: Sequence[Subject]) -> list[Trial]:
-    """The trials of a sweep that varied the temperature or the iterations; else none."""
+    """Return the trials of a sweep over temperature or iterations.
+
+    The list is empty for other subjects.
+    """
     trials = [subject.trial for subject in subjects if subject.trial is not None]
     return trials if swept_settings(trials) else []
 
 
 def swept_settings(trials: Sequence[Trial]) -> list[str]:
-    """Which of the two settings take several values."""
+    """Return the settings in `SETTINGS` with several values."""
     return [s for s in SETTINGS if len({t.settings.get(s) for t in trials}) > 1]
 
 
 def curves(trials: Sequence[Trial], setting: str) -> dict[str, list[Trial]]:
-    """The trials against a setting, the least value first, by the values of all others."""
+    """Group trials by all other settings, sorted by the value of `setting`."""
     lines: dict[str, list[Trial]] = {}
     for trial in sorted(trials, key=lambda trial: float(trial.settings[setting])):
         others = {name: value for name, value in trial.settings.items() if name != setting}
@@ -40,7 +43,7 @@ def curves(trials: Sequence[Trial], setting: str) -> dict[str, list[Trial]]:
 
 
 def means(trials: Sequence[Trial], setting: str) -> dict[float, float]:
-    """Value of a setting -> score, mean over what else was varied."""
+    """Return setting value -> mean score over all other settings."""
     values = sorted({float(trial.settings[setting]) for trial in trials})
     return {
         value: float(np.mean([t.mean for t in trials if float(t.settings[setting]) == value]))
@@ -49,7 +52,7 @@ def means(trials: Sequence[Trial], setting: str) -> dict[float, float]:
 
 
 def quality_sentences(trials: Sequence[Trial]) -> list[str]:
-    """One for each setting: the score at each of its values."""
+    """Describe the score at each value, one sentence per setting."""
     found = []
     for setting in swept_settings(trials):
         scores = ", ".join(f"{m:.4g} at {v:g}" for v, m in means(trials, setting).items())
@@ -60,7 +63,7 @@ def quality_sentences(trials: Sequence[Trial]) -> list[str]:
 
 
 def quality_rows(trials: Sequence[Trial]) -> list[tuple[str, ...]]:
-    """Label, setting, value and score of each trial, as the table of the kind has them."""
+    """Return the trials as rows of the `sinkhorn` table."""
     return [
         (
             ", ".join(f"{_short(k)}={v}" for k, v in trial.settings.items()),
@@ -74,12 +77,16 @@ def quality_rows(trials: Sequence[Trial]) -> list[tuple[str, ...]]:
 
 
 def quality_data(trials: Sequence[Trial]) -> list[dict[str, Any]]:
-    """As JSON values."""
+    """Return the trials as JSON values."""
     return [{**vars(trial), "settings": dict(trial.settings)} for trial in trials]
 
 
 def draw_quality(axes: Axes, trials: Sequence[Trial], setting: str) -> None:
-    """The score against a setting, by the values of the others; many lines grey, with a mean."""
+    """Draw the score against a setting.
+
+    There is one line per combination of other settings. Many lines are gray, with the mean of all
+    lines in color.
+    """
     lines = curves(trials, setting)
     few = len(lines) <= _MOST_LINES
     for number, (words, line) in enumerate(lines.items()):

@@ -1,4 +1,4 @@
-"""How fast softmax weights become alike as sequences grow, and how doubly stochastic maps are."""
+"""Spread of attention weights over sequence length, and deviation from doubly stochastic maps."""
 
 from __future__ import annotations
 
@@ -42,12 +42,12 @@ MOST_TOKENS = 512
 
 @dataclass
 class LayerSpread:
-    """One layer's attention weights.
+    """Attention weights of one layer.
 
     Attributes:
-        name: of the layer.
-        spread: tokens -> standard deviation of the weights in a row, of each sample.
-        rows, columns: mean distance of the row and column sums from 1, of each sample.
+        name: name of the layer.
+        spread: tokens -> standard deviation of the weights in a row, per sample.
+        rows, columns: mean distance of the row and column sums from 1, per sample.
     """
 
     name: str
@@ -58,11 +58,11 @@ class LayerSpread:
 
 @dataclass
 class Moment:
-    """A model's attention maps at one moment of its training.
+    """Attention maps of a model at one step of its training.
 
     Attributes:
-        step: updates made.
-        rows, columns: mean distance of the row and column sums from 1, layer by layer.
+        step: number of updates.
+        rows, columns: mean distance of the row and column sums from 1, per layer.
     """
 
     step: int
@@ -71,9 +71,10 @@ class Moment:
 
 
 def spread_of(weights: Tensor, mask: Tensor | None = None) -> Tensor:
-    """(B,) the standard deviation of the entries of a row over valid tokens, mean over rows, heads.
+    """Compute the mean standard deviation within rows: (B,).
 
-    Samples without a valid token are left out, here and in `sums_of`.
+    The mean is over rows and heads. Only valid tokens count. Samples without a valid token are left
+    out, here and in `sums_of`.
 
     Args:
         weights: (B, H, N, N).
@@ -83,7 +84,10 @@ def spread_of(weights: Tensor, mask: Tensor | None = None) -> Tensor:
 
 
 def sums_of(weights: Tensor, mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """Twice (B,): the mean distance from 1 of the sums of rows, and of columns."""
+    """Compute the mean distances of row and column sums from 1.
+
+    Each of the two results is (B,).
+    """
     valid = _each(weights, mask)
     rows = _stack([(w.sum(-1) - 1.0).abs().mean() for w in valid])
     columns = _stack([(w.sum(-2) - 1.0).abs().mean() for w in valid])
@@ -95,7 +99,10 @@ def _stack(values: list[Tensor]) -> Tensor:
 
 
 def _each(weights: Tensor, mask: Tensor | None) -> list[Tensor]:
-    """(H, n, n) of the n valid tokens of each sample that has some."""
+    """Return (H, n, n) for the n valid tokens of each sample.
+
+    Samples without valid tokens are left out.
+    """
     if mask is None:
         return list(weights.double())
     there = [~padding for padding in mask]
@@ -104,7 +111,9 @@ def _each(weights: Tensor, mask: Tensor | None) -> list[Tensor]:
 
 
 def softmax_of_noise(lengths: Sequence[int]) -> list[float]:
-    """The mean standard deviation of softmax(a) for a normal vector a of each length.
+    """Compute the mean standard deviation of softmax of normal vectors.
+
+    There is one value per length.
 
     Source: Sliceformer (Yuan and Xu), Figure 2.
     """
@@ -117,7 +126,7 @@ def softmax_of_noise(lengths: Sequence[int]) -> list[float]:
 
 
 def layer_spreads(subject: Subject, tick: Tick = silent) -> list[LayerSpread]:
-    """The spread of weights in the first tokens of each sample, and the sums in all of them.
+    """Measure weights in prefixes of samples, and sums in whole samples.
 
     Raises:
         InputError: no layer has attention weights.
@@ -138,7 +147,10 @@ def layer_spreads(subject: Subject, tick: Tick = silent) -> list[LayerSpread]:
 
 
 def moments_of(subject: Subject, tick: Tick = silent) -> list[Moment]:
-    """The sums at the start and at each evaluation of a run that kept its weights; else none."""
+    """Measure the sums at each kept step of a run.
+
+    The steps are the start and each evaluation. Runs without kept weights return an empty list.
+    """
     found = []
     for done, (step, then) in enumerate(over_training(subject)):
         tick(f"{subject.label} over training", done, len(subject.moments))
@@ -158,7 +170,10 @@ def moments_of(subject: Subject, tick: Tick = silent) -> list[Moment]:
 
 
 def _add_sums(found: dict[str, LayerSpread], call: Call) -> Tensor | None:
-    """Note the sums of a layer's matrix, if it has one: that matrix."""
+    """Add the sums of a layer's matrix and return the matrix.
+
+    Returns None if the layer has no matrix.
+    """
     whole = matrix_of(call)
     if whole is not None:
         layer = found.setdefault(call.name, LayerSpread(call.name))
@@ -180,7 +195,7 @@ def _add(found: dict[str, LayerSpread], call: Call) -> None:
 
 
 def lengths_up_to(count: int) -> list[int]:
-    """Powers of two from 4 below `count`, and `count`."""
+    """Return powers of two from 4 to below `count`, then `count`."""
     lengths, length = [], _LEAST_TOKENS
     while length < count:
         lengths.append(length)
@@ -189,7 +204,7 @@ def lengths_up_to(count: int) -> list[int]:
 
 
 def _shortened(call: Call, length: int) -> Call:
-    """The layer on the first tokens of its input alone."""
+    """Run the layer on the first tokens of its input."""
     x = call.x[:, :length]
     with undisturbed(call.module):
         y = call.module(x)
@@ -197,7 +212,9 @@ def _shortened(call: Call, length: int) -> Call:
 
 
 def softmax_spread(subjects: Sequence[Subject], tick: Tick = silent) -> Finding:
-    """Deviation of attention weights against N, and of sums from doubly stochastic.
+    """Show the spread of attention weights and the deviation of sums.
+
+    The spread is shown against N, the deviation from 1 by layer.
 
     Source: Sliceformer (Yuan and Xu), Figure 2; Sander et al. 2022 for the sums.
     """
@@ -297,7 +314,7 @@ def _sentence_of(label: str, moments: Sequence[Moment]) -> str:
 
 
 def mean_curve(layers: Sequence[LayerSpread]) -> dict[int, float]:
-    """Tokens -> deviation, mean over samples and layers."""
+    """Return tokens -> standard deviation, the mean over samples and layers."""
     lengths = sorted({n for layer in layers for n in layer.spread})
     return {
         n: float(np.mean([np.mean(layer.spread[n]) for layer in layers if n in layer.spread]))

@@ -1,4 +1,4 @@
-"""Singular values of layers' outputs and maps, and the ranks that follow from them."""
+"""Singular values and ranks of the outputs and maps of layers."""
 
 from __future__ import annotations
 
@@ -53,7 +53,10 @@ class Spectrum:
     scaled: NDArray[np.float64] = field(default_factory=lambda: np.zeros(0))
 
     def add(self, values: Tensor) -> None:
-        """Add falling singular values (M, R) of M matrices; R may differ between calls."""
+        """Add descending singular values (M, R) of M matrices.
+
+        R may differ between calls.
+        """
         if not values.numel():
             return
         self.count += len(values)
@@ -69,7 +72,10 @@ class Spectrum:
 
     @property
     def curve(self) -> NDArray[np.float64]:
-        """Mean singular values over the largest one, falling; shorter spectra end in zeros."""
+        """Mean singular values divided by the largest, descending.
+
+        Short spectra end in zeros.
+        """
         return self.scaled / self.count
 
     def means(self) -> dict[str, float]:
@@ -106,7 +112,10 @@ class LayerSpectrum:
 
     @property
     def shown(self) -> Spectrum:
-        """Spectrum before the output projection, or of the output in layers without one."""
+        """Spectrum before the output projection.
+
+        In layers without one, it is the spectrum of the output.
+        """
         return self.before if self.before.count else self.after
 
 
@@ -130,7 +139,10 @@ def _add(layer: LayerSpectrum, call: Call) -> None:
 
 
 def _map_values(call: Call) -> list[Tensor]:
-    """Compute the singular values of the maps of each sample: (maps, n) of its n valid tokens."""
+    """Compute the singular values of the maps of each sample.
+
+    The shape is (maps, n) for n valid tokens.
+    """
     mask, batch, length = call.key_padding_mask, len(call.x), call.x.shape[1]
     valid = [slice(None) if mask is None else ~mask[sample] for sample in range(batch)]
     index = permutation_of(call)
@@ -144,7 +156,7 @@ def _map_values(call: Call) -> list[Tensor]:
 
 
 def spectrum(subjects: Sequence[Subject], tick: Tick = silent) -> Finding:
-    """Measure outputs before and after the output projection, and the maps over tokens.
+    """Measure outputs around the output projection, and maps over tokens.
 
     Source: CSP, Figure 3; Sliceformer, Figure 4. Both show outputs before the projection.
     """
@@ -218,7 +230,10 @@ def _sentence(label: str, layers: Sequence[LayerSpectrum]) -> str:
 
 
 def _figure(found: dict[str, list[LayerSpectrum]]) -> Figure:
-    """Draw a column per model: before the output projection on top, after it below."""
+    """Draw a column per model.
+
+    Outputs before the output projection are on top, outputs after it below.
+    """
     columns = min(len(found), _COLUMNS)
     bands = -(-len(found) // columns)
     figure = new_figure(2.8 * 2 * bands + 0.4)

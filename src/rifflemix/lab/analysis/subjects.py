@@ -1,4 +1,4 @@
-"""From a run's folder, a preset or a module of the caller's own to what analyses look at."""
+"""Find the models and data of a target: a run's folder, a preset or a module."""
 
 from __future__ import annotations
 
@@ -20,16 +20,15 @@ from rifflemix.models import Model, create_model, list_models, model_card, model
 
 
 def find_subjects(target: Any, view: View | None = None) -> list[Subject]:
-    """The models behind a target.
+    """Load or create the models of a target.
 
     Args:
-        target: the folder of a finished run of `train`, `compare` (each of its mixers with its
-            first seed), `reproduce` or `sweep` (each point); or the name of a preset, which gets
-            fresh weights.
-        view: what to look at them with.
+        target: folder of a finished run of `train`, `compare` (each mixer with its first seed),
+            `reproduce` or `sweep` (each point). Or name of a preset; it gets new weights.
+        view: samples and settings for the analysis.
 
     Raises:
-        InputError: neither of these, no weights yet, or data that is not at hand or another.
+        InputError: an unknown target, a run without weights, or missing or different data.
     """
     view = view or View()
     path = user_path("target", target) if isinstance(target, str | Path) else None
@@ -47,7 +46,10 @@ def find_subjects(target: Any, view: View | None = None) -> list[Subject]:
 
 
 def _of_presets_alone(view: View) -> dict[str, Any]:
-    """What a view says that only a model with fresh weights can follow."""
+    """Return options of a view that apply only to presets.
+
+    Options with default values are left out.
+    """
     own = {"mixers": view.mixers, "settings": view.settings or {}, "tokens": view.tokens}
     unset = {"mixers": (), "settings": {}, "tokens": View.tokens}
     return {name: value for name, value in own.items() if value != unset[name]}
@@ -56,7 +58,7 @@ def _of_presets_alone(view: View) -> dict[str, Any]:
 def own_subject(
     model: nn.Module, batches: Sequence[Any], *, label: str = "", task: Task | None = None
 ) -> Subject:
-    """A subject from a module of the caller's own and batches as `trace` takes them."""
+    """Create a subject from a module and batches for `trace`."""
     if not isinstance(model, nn.Module):
         raise bad_argument("model", "a torch.nn.Module", type(model).__name__)
     if not isinstance(batches, Sequence) or isinstance(batches, str):
@@ -71,7 +73,10 @@ def own_subject(
 
 
 def _of_preset(name: str, view: View) -> list[Subject]:
-    """A preset with fresh weights and random inputs, once for each mixer that is asked for."""
+    """Create a preset with new weights and random inputs.
+
+    There is one subject per requested mixer.
+    """
     known = model_settings(name)
     own = dict(view.settings or {})
     for setting in own:
@@ -83,7 +88,7 @@ def _of_preset(name: str, view: View) -> list[Subject]:
         raise InputError(f"model {name} has no setting mixer; leave --mixers out")
     sequence = {"max_length": view.tokens, "in_channels": 16, "num_classes": 10}
     if own.get("vocab_size"):
-        del sequence["in_channels"]  # ids take the place of vectors
+        del sequence["in_channels"]  # ids replace vectors
     if model_card(name).inputs.startswith("tokens or"):
         own = sequence | own
     elif not known.get("vocab_size"):
@@ -114,7 +119,10 @@ def _no_inputs(name: str) -> InputError:
 
 
 def _random_batches(model: Model, name: str, view: View) -> list[Any]:
-    """Normal images or vectors, or uniform token ids, of the sizes that a model was built for."""
+    """Make random inputs for a model.
+
+    Images and vectors are normal, token ids are uniform. Sizes fit the model.
+    """
     settings = {**model_settings(name), **model.settings}
     draws = torch.Generator().manual_seed(view.seed)
     inputs = model_card(name).inputs

@@ -1,4 +1,4 @@
-"""What every mixer of a model gets and gives, batch by batch; the model stays as it is."""
+"""Record inputs and outputs of every mixer of a model, without changes to the model."""
 
 from __future__ import annotations
 
@@ -22,17 +22,16 @@ from rifflemix.models.calling import call_model, on_device_of, without_fast_path
 
 @dataclass(frozen=True, eq=False)
 class Call:
-    """One call of a layer within a forward pass of its model.
+    """One call of a layer in a forward pass of its model.
 
     Attributes:
-        name: of the layer in the model; of a shared layer's later calls with " (2)" and so on.
-        module: the layer itself; a `torch.nn.MultiheadAttention` as a `TorchAttention`, which is
-            called as mixers are and holds the layer as `attention`.
-        x: (B, N, C) its input, a copy; of attention to another sequence the queries.
-        y: its output, a copy; of several the first.
-        key_padding_mask: (B, N) bool, True = padding; None where there is none. Of the memory,
-            (B, M), where there is one.
-        memory: (B, M, C) the other sequence that is attended to, a copy; else None.
+        name: name of the layer in the model. Repeated calls of a layer add " (2)" and so on.
+        module: the layer. A `torch.nn.MultiheadAttention` is wrapped in a `TorchAttention` with the
+            interface of a mixer; the layer is its `attention`.
+        x: (B, N, C) copy of the input; for attention to another sequence, the queries.
+        y: copy of the output; for several outputs, the first.
+        key_padding_mask: (B, N) bool, True = padding, or None. For attention to a memory, (B, M).
+        memory: (B, M, C) copy of the attended sequence, or None for self-attention.
     """
 
     name: str
@@ -44,7 +43,7 @@ class Call:
 
 
 MIXERS = (TokenMixer, nn.MultiheadAttention)
-"""The layers that mix the tokens of a sequence: ours, and torch's."""
+"""Layers that mix the tokens of a sequence: rifflemix mixers and torch's attention."""
 
 
 def trace(
@@ -54,19 +53,19 @@ def trace(
     of: type[nn.Module] | tuple[type[nn.Module], ...] = MIXERS,
     cross: bool = False,
 ) -> Iterator[tuple[Call, ...]]:
-    """The calls of the layers of some kind, in the order in which a model makes them.
+    """Record calls of layers of a kind, in order.
 
-    The model runs in evaluation mode without gradients. Between two batches, after the last one,
-    and where the caller stops in between, it is as it was: weights, buffers, mode, hooks and
-    the state of all random generators. Only the calls of one batch are held.
+    The model runs in evaluation mode without gradients. Between batches and at the end, or if you
+    stop early, the model is restored: weights, buffers, mode and hooks. The state of all random
+    generators is restored too. Only the calls of one batch are kept in memory.
 
     Args:
-        model: any module, or one layer alone.
-        batches: each a tensor, the model's only argument; a tuple, its arguments; a task's batch
-            with "inputs"; or any other mapping, its keyword arguments.
-        of: the kinds of layers; of layers inside each other the outermost.
-        cross: also attention from one sequence to another, ours (`mixers.cross`) and torch's;
-            such calls have a `memory`.
+        model: any module, or a single layer.
+        batches: each batch is a tensor (the only argument of the model), a tuple of arguments, a
+            task's batch with "inputs", or another mapping of keyword arguments.
+        of: kinds of layers; for nested layers, only the outermost counts.
+        cross: also record attention from one sequence to another, by `mixers.cross` or torch. Such
+            calls have a `memory`.
 
     Yields:
         The calls of one batch.
@@ -86,10 +85,11 @@ def trace(
 
 
 def one_stream(calls: Sequence[Call]) -> list[Call]:
-    """Those of a model's calls, with `cross`, that mix one sequence layer after layer.
+    """Select the calls that mix a single sequence layer after layer.
 
-    Where attention to a memory comes after others, those up to the one before it made the memory:
-    that one is the decoder's own.
+    The calls must be recorded with `cross`. In an encoder-decoder model, these are the calls of the
+    encoder: all calls before the first attention to a memory, except the last call. The last call
+    is the decoder's self-attention. If no call has a memory, all calls are returned.
 
     Raises:
         InputError: all calls are attention to a memory.
@@ -104,10 +104,12 @@ def one_stream(calls: Sequence[Call]) -> list[Call]:
 def find_layers(
     model: nn.Module, of: type[nn.Module] | tuple[type[nn.Module], ...] = MIXERS
 ) -> dict[str, nn.Module]:
-    """The layers of some kind by their first names, of layers inside each other the outermost.
+    """Find layers of a kind by their first name.
+
+    For nested layers, only the outermost counts.
 
     Raises:
-        InputError: the model has none.
+        InputError: the model has no such layer.
     """
     found: dict[str, nn.Module] = {}
     for name, module in model.named_modules():
@@ -121,9 +123,10 @@ def find_layers(
 
 @contextlib.contextmanager
 def undisturbed(model: nn.Module) -> Iterator[None]:
-    """Inside, a model is in evaluation mode without gradients; afterwards all is as it was.
+    """Run the block in evaluation mode without gradients.
 
-    Noise that it draws in evaluation mode is the same each time.
+    Modes, buffers and random generators are restored afterwards. In the block, random generators
+    start from the same seed each time.
     """
     parameter = next(model.parameters(), None)
     device = torch.device("cpu") if parameter is None else parameter.device
@@ -151,7 +154,10 @@ def undisturbed(model: nn.Module) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _hooked(layers: Mapping[str, nn.Module], calls: list[Call], *, cross: bool) -> Iterator[None]:
-    """Inside, every call of these layers is noted, and torch's layers do call theirs."""
+    """Record every call of these layers in the block.
+
+    torch's fast path is disabled.
+    """
     counts: Counter[str] = Counter()
 
     def hook_of(name: str) -> Any:
@@ -182,7 +188,10 @@ def _hooked(layers: Mapping[str, nn.Module], calls: list[Call], *, cross: bool) 
 
 @contextlib.contextmanager
 def _prefill_noted(layer: TokenMixer, note: Any) -> Iterator[None]:
-    """Inside, a prompt is a call too: language models with a cache call no `forward`."""
+    """Record calls of `prefill` too.
+
+    Language models with a cache do not call `forward`.
+    """
     prefill = layer.prefill
 
     def noted(x: Tensor, **options: Any) -> tuple[Tensor, dict[str, Tensor]]:
@@ -198,7 +207,7 @@ def _prefill_noted(layer: TokenMixer, note: Any) -> Iterator[None]:
 
 
 def _call_of(name: str, module: nn.Module, args: Any, kwargs: Any, output: Any) -> Call:
-    """A call with copies of its tensors: what comes after may write into the very ones."""
+    """Copy the tensors of a call, because later operations may overwrite them."""
     y = output[0] if isinstance(output, tuple | list) else output
     if isinstance(module, nn.MultiheadAttention):
         layer = TorchAttention(module, arguments(module, args, kwargs))
@@ -213,7 +222,7 @@ def _call_of(name: str, module: nn.Module, args: Any, kwargs: Any, output: Any) 
 
 
 def run_batch(model: nn.Module, batch: Any) -> None:
-    """Call a model with a batch in one of the forms that `trace` takes."""
+    """Call a model with a batch, in any form that `trace` accepts."""
     if isinstance(batch, Mapping) and "inputs" in batch:
         run_model(model, on_device_of(model, batch))
     else:

@@ -1,4 +1,4 @@
-"""What models are looked at with."""
+"""Samples, data and settings for an analysis."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ _MOST_SAMPLES = 4096
 
 @dataclass(frozen=True)
 class View:
-    """What to look at a model with.
+    """Samples, data and settings for an analysis.
 
     Attributes:
-        samples: of the validation split, or random ones of a preset.
-        batch_size: samples in a batch: what is held at a time.
-        seed: of a preset's weights and random inputs.
-        mixers: of a preset that takes any; empty for its own.
-        settings: of a preset.
-        tokens: of a preset's random inputs, where it takes sequences of any length.
+        samples: number of samples, from the validation split or random for a preset.
+        batch_size: number of samples per batch.
+        seed: seed of a preset's weights and random inputs.
+        mixers: mixers to build a preset with; empty for its default mixer.
+        settings: settings of a preset.
+        tokens: length of a preset's random inputs, if the preset supports any length.
         data_dir: folder of the task's data files.
-        data: of a run on a file of your own: where it is now.
-        task: of a run on data of your own: the very data, loaded.
+        data: current path of the data file, for a run on user data.
+        task: the loaded task, for a run on user data in memory.
         progress: called with the progress of loading data.
     """
 
@@ -42,7 +42,6 @@ class View:
     progress: Progress | None = None
 
     def __post_init__(self) -> None:
-        """Check the numbers."""
         check_integer("samples", self.samples, 1, _MOST_SAMPLES)
         check_integer("batch_size", self.batch_size, 1, _MOST_SAMPLES)
         check_integer("tokens", self.tokens, 1, 65_536)

@@ -1,4 +1,4 @@
-"""Whole models to measure: ours with any mixer, and another package's of the same size."""
+"""Models to measure: a rifflemix model with any mixer, and a third-party model of the same size."""
 
 from __future__ import annotations
 
@@ -22,20 +22,22 @@ _ENCODER_RATIO, _VIT_RATIO = 2, 4  # hidden channels of the feed-forward branch 
 _PATCH = 16
 
 Inputs = Callable[[nn.Module, Shape], Tensor]
-"""Random inputs of a model, as many as the shape's batch."""
+"""Makes random inputs of a model for the batch size of the shape."""
 
 
 @dataclass(frozen=True)
 class Backbone:
-    """A model that takes any mixer.
+    """A model that supports any mixer.
 
     Attributes:
-        shape: where it is measured unless asked for.
-        make: our model of (mixer, layers, shape), on the CPU in float32, of `CLASSES` classes.
-        inputs: what it reads.
+        shape: default shape.
+        make: builds the rifflemix model from (mixer, layers, shape), on the CPU in float32, with
+            `CLASSES` classes.
+        inputs: makes random inputs of the model.
         gate_tokens: as in `rifflemix.lab.bench.models.Subject`.
-        check: raises InputError for a shape that the model cannot have.
-        peer: of layers: the package whose model of softmax attention has the same size.
+        check: raises InputError if the model does not support the shape.
+        peer: returns the third-party softmax model with the given number of layers and the same
+            size.
     """
 
     shape: Shape
@@ -47,7 +49,7 @@ class Backbone:
 
 
 def byte_inputs(model: nn.Module, shape: Shape) -> Tensor:
-    """(B, N) ids from 1 to 255."""
+    """Make (B, N) ids from 1 to 255."""
     return torch.randint(1, _VOCABULARY, (shape.batch, shape.tokens))
 
 
@@ -66,7 +68,10 @@ def _encoder(mixer: str, layers: int, shape: Shape) -> nn.Module:
 
 
 def _bert(layers: int, package: Any, shape: Shape) -> nn.Module:
-    """Its classifier with fused attention and one type of token; the pooler is its own."""
+    """Build BERT's classifier with fused attention and one token type.
+
+    BERT adds its own pooler.
+    """
     config = package.BertConfig(
         vocab_size=_VOCABULARY,
         hidden_size=shape.channels,
@@ -86,13 +91,13 @@ def _bert(layers: int, package: Any, shape: Shape) -> nn.Module:
 
 
 def _images(model: nn.Module, shape: Shape) -> Tensor:
-    """(B, 3, height, width), as many patches as tokens."""
+    """Make images (B, 3, height, width) with `shape.tokens` patches."""
     size = _image_size(shape)
     return torch.randn(shape.batch, 3, size, size)
 
 
 def _image_size(shape: Shape) -> int:
-    """Height and width of a square image of so many patches."""
+    """Return the height and width of a square image with `shape.tokens` patches."""
     side = math.isqrt(shape.tokens)
     if side**2 != shape.tokens:
         raise bad_argument("shape: tokens", "a square number, of patches of an image", shape.tokens)
@@ -117,7 +122,10 @@ def _vit(mixer: str, layers: int, shape: Shape) -> nn.Module:
 
 
 def _timm(layers: int, package: Any, shape: Shape) -> nn.Module:
-    """Its vision transformer, which reads the norm of the mean of the tokens as ours does here."""
+    """Build timm's vision transformer without a class token.
+
+    The head reads the norm of the mean of the tokens, as in `_vit`.
+    """
     model: nn.Module = package.VisionTransformer(
         img_size=_image_size(shape),
         patch_size=_PATCH,
@@ -149,4 +157,4 @@ BACKBONES = {
         _image_size,
     ),
 }
-"""By the name on the command line."""
+"""Backbones by their name on the command line."""

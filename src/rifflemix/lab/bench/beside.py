@@ -1,4 +1,4 @@
-"""Layers of other packages beside the mixers of ours that do the same, in a result of scaling."""
+"""Compare mixers with the same layers of third-party packages, from a scaling result."""
 
 from __future__ import annotations
 
@@ -12,14 +12,16 @@ from rifflemix.lab.bench.rows import FORWARD_BACKWARD, LAYER, PEER
 
 @dataclass(frozen=True)
 class Beside:
-    """Ours over a package's, forward and backward, at one shape: below 1 ours takes less.
+    """Cost of a mixer relative to the same layer of a package, forward and backward.
+
+    Ratios below 1 mean that the rifflemix mixer is cheaper.
 
     Attributes:
-        mixer, package: their names.
-        shape: batch, tokens, channels, heads.
+        mixer, package: names of the mixer and of the package.
+        shape: batch, tokens, channels and heads.
         time: ratio of the median times.
-        low, high: what the spread of both allows: p20 over p80, and p80 over p20.
-        memory: ratio of the peaks.
+        low, high: range of the time ratio: p20 / p80, and p80 / p20.
+        memory: ratio of the peak memory.
     """
 
     mixer: str
@@ -32,10 +34,10 @@ class Beside:
 
 
 def beside_packages(result: Mapping[str, Any]) -> Iterator[Beside]:
-    """Package after package, at every shape where both were measured.
+    """Yield a comparison for each package and each shape measured for both.
 
     Args:
-        result: of `rifflemix bench scaling --peers`.
+        result: result of `rifflemix bench scaling --peers`.
     """
     timed = {
         (row["kind"], row["name"], *row["shape"].values()): row

@@ -1,4 +1,4 @@
-"""How many functions of this package a call goes through: what Python costs at small inputs."""
+"""Count the rifflemix functions that a call enters: the Python overhead at small inputs."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ _BENCH = str(Path(__file__).parent)
 
 
 def package_calls(call: Callable[[], object]) -> Counter[str]:
-    """How often `call` enters each function of this package, by file and name.
+    """Count how often `call` enters each rifflemix function, by file and name.
 
-    Functions of the benchmarks and of other threads are not counted.
+    Functions of the benchmarks and calls in other threads are not counted.
     """
     calls: Counter[str] = Counter()
 

@@ -1,4 +1,4 @@
-"""`rifflemix bench decode`: one more token after a context, for every mixer that streams."""
+"""`rifflemix bench decode`: the cost of a decoding step for every streaming mixer."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from rifflemix.mixers.baselines.softmax import SoftmaxAttention
 DEFAULT_CONTEXTS = (1024, 16_384, 262_144)
 IN_PLACE = "softmax, cache in place"
 _GATE_TOKENS = 256
-_PROMPT = 256  # tokens that are read to see which part of a state grows with them
+_PROMPT = 256  # prompt length that shows which axes of a state grow
 
 State = dict[str, Tensor]
 
@@ -37,28 +37,29 @@ def run(
     settings: Settings | None = None,
     hooks: Hooks | None = None,
 ) -> dict[str, Any]:
-    """Measure a step of a stream after contexts of several lengths.
+    """Measure a decoding step after contexts of several lengths.
 
-    Softmax takes part twice: as the mixer, whose states stay as they were and so copy the cache at
-    each step, and with a cache that is written in place, as fast as torch's attention allows. That
-    is what the others are compared with.
+    Softmax is measured twice. The mixer `softmax` never changes a state, so each step copies the
+    cache. "softmax, cache in place" writes into a preallocated cache and is as fast as torch's
+    attention allows. Ratios use the cache in place.
 
     Args:
-        contexts: tokens that a stream has seen before, each number once.
-        batch: sequences side by side.
+        contexts: numbers of tokens before the step, each once.
+        batch: batch size.
         dim: channels C.
-        heads: heads, for layers that have them.
-        mixers: registry names, by default all that stream; softmax always takes part.
-        settings: type, device, number of timings and limits.
-        hooks: progress, stopping and saving.
+        heads: number of heads, for layers with heads.
+        mixers: registry names, by default all streaming mixers; softmax is always included.
+        settings: data type, device, number of timings and limits.
+        hooks: callbacks for progress, stopping and saving.
 
     Returns:
-        See benchmarks/README.md. Rows of kind "layer", the pass "step", ratios to "two linear maps"
-        of the one token and to softmax with its cache in place; "extra" has state_bytes and
-        tokens_per_second. `shape.tokens` is the context.
+        Result in the format of benchmarks/README.md. Rows have the kind "layer" and the pass
+        "step". Ratios are to "two linear maps" of one token and to softmax with its cache in
+        place. "extra" contains state_bytes and tokens_per_second. `shape.tokens` is the length of
+        the context.
 
     Raises:
-        InputError: an unknown mixer, one that does not stream, or a setting out of range.
+        InputError: an unknown mixer, a mixer without streaming, or a setting out of range.
     """
     settings = settings or Settings()
     if not contexts or len(set(contexts)) != len(contexts):
@@ -88,7 +89,7 @@ def run(
 
 
 def _streaming(names: Sequence[str] | None) -> list[str]:
-    """Those asked for, or all that stream."""
+    """Return the requested mixers, or all streaming mixers."""
     if names is None:
         return [name for name in usable_mixers() if mixer_card(name).streaming]
     cards = [mixer_card(name) for name in names]
@@ -99,14 +100,15 @@ def _streaming(names: Sequence[str] | None) -> list[str]:
 
 
 def state_after(mixer: TokenMixer, context: int, prompt: Tensor) -> State:
-    """A state as large as after `context` tokens, without the time to read them.
+    """Build a state with the size for `context` tokens.
 
-    What grows with the prompt is repeated up to the context: the time of a step depends on sizes.
+    The tokens are not read. Axes that grow with the prompt are filled by repetition, because the
+    time of a step depends only on sizes.
 
     Args:
-        mixer: built with `causal=True` and room for the context.
-        context: tokens N.
-        prompt: (B, P, C) tokens, P > 1.
+        mixer: mixer built with `causal=True` and a `max_length` above the context.
+        context: number of tokens N.
+        prompt: tokens (B, P, C), P > 1.
     """
     if context <= prompt.shape[1]:
         return mixer.prefill(prompt[:, :context])[1]
@@ -122,11 +124,11 @@ def state_after(mixer: TokenMixer, context: int, prompt: Tensor) -> State:
 
 
 class InPlaceAttention(nn.Module):
-    """A step of softmax attention whose cache has room for the token: nothing is copied.
+    """Softmax attention step that writes into a preallocated cache without a copy.
 
     Args:
-        mixer: whose maps are used.
-        state: of the context.
+        mixer: mixer that provides the projections.
+        state: streaming state after the context.
     """
 
     def __init__(self, mixer: SoftmaxAttention, state: State) -> None:
@@ -135,7 +137,7 @@ class InPlaceAttention(nn.Module):
         self.keys, self.values = (F.pad(state[name], (0, 0, 0, 1)) for name in ("keys", "values"))
 
     def forward(self, x: Tensor) -> Tensor:
-        """(B, C) the output of the token (B, C) after the context."""
+        """Return the output (B, C) for the next token x (B, C)."""
         q, k, v = self.mixer.split(self.mixer.qkv(x.unsqueeze(1)))
         self.keys[:, :, -1:], self.values[:, :, -1:] = k, v
         y = F.scaled_dot_product_attention(q, self.keys, self.values)
@@ -195,7 +197,7 @@ def _build_maps(settings: Settings, shape: Shape) -> Built:
 
 @torch.no_grad()
 def _gate(name: str, settings: Settings, shape: Shape) -> list[Check]:
-    """A step after a short context against the last output of the parallel form."""
+    """Compare a decoding step with the last output of the parallel form."""
     small = replace(shape, batch=1, tokens=min(shape.tokens, _GATE_TOKENS))
     mixer = _mixer(name, settings, small)
     x = _tokens(settings, small, small.tokens + 1)
@@ -205,7 +207,7 @@ def _gate(name: str, settings: Settings, shape: Shape) -> list[Check]:
 
 @torch.no_grad()
 def _gate_in_place(settings: Settings, shape: Shape) -> list[Check]:
-    """The cache in place against the mixer's own step."""
+    """Compare the cache in place with the mixer's own step."""
     small = replace(shape, batch=1, tokens=min(shape.tokens, _GATE_TOKENS))
     mixer = _attention(settings, small)
     x = _tokens(settings, small, small.tokens + 1)

@@ -6,8 +6,8 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-# A measured exponent may lie this far above the claimed one before it contradicts it: a logarithm
-# adds 1 / ln N, about 0.1 where it matters, and caches that no longer hold the tokens add a little.
+# A measured exponent contradicts the claim only if it is larger by more than this. A logarithmic
+# factor adds 1 / ln N (about 0.1). Tokens that no longer fit into a cache add a little.
 _SLACK = 0.15
 _STANDARD_ERRORS = 2.0
 _FEWEST_POINTS = 3
@@ -15,13 +15,13 @@ _FEWEST_POINTS = 3
 
 @dataclass(frozen=True)
 class Fit:
-    """cost ~ N ** exponent over the upper half of a range of N, on a logarithmic scale.
+    """Power law cost ~ N ** exponent, fitted to the upper half of the range of log N.
 
     Attributes:
         exponent: slope of log cost against log N, by least squares.
-        standard_error: of the slope; says how straight the line is.
-        points: how many N took part.
-        first_tokens, last_tokens: the range of N that took part.
+        standard_error: standard error of the slope.
+        points: number of fitted points.
+        first_tokens, last_tokens: fitted range of N.
     """
 
     exponent: float
@@ -31,22 +31,22 @@ class Fit:
     last_tokens: int
 
     def contradicts(self, claimed: float) -> bool:
-        """Whether cost grows faster than claimed, beyond error and slack.
+        """Check whether cost grows faster than claimed, beyond error and slack.
 
-        Slower growth contradicts nothing: at moderate N the linear projections weigh in.
+        Slower growth is no contradiction: at moderate N, linear projections dominate the cost.
         """
         return self.exponent - _STANDARD_ERRORS * self.standard_error > claimed + _SLACK
 
 
 @dataclass(frozen=True)
 class Crossover:
-    """Where one cost falls below another for good, within what was measured for both.
+    """Number of tokens N from which one cost stays below another.
 
     Attributes:
-        tokens: N of equal cost, interpolated; the first N measured if it is lower there already;
-            None if it is not lower at the last N.
-        always: it is lower at every N measured.
-        first_tokens, last_tokens: the range of N measured for both.
+        tokens: interpolated N of equal cost. If the cost is lower at every N, the first N; if it
+            is not lower at the last N, None.
+        always: whether the cost is lower at every N.
+        first_tokens, last_tokens: range of N measured for both costs.
     """
 
     tokens: float | None
@@ -56,7 +56,9 @@ class Crossover:
 
 
 def fit_exponent(costs: Mapping[int, float]) -> Fit | None:
-    """Fit the upper half of the range of N; None for fewer than three points there.
+    """Fit the upper half of the range of N.
+
+    Returns None for fewer than three points.
 
     Args:
         costs: N -> seconds, all positive.
@@ -74,11 +76,13 @@ def fit_exponent(costs: Mapping[int, float]) -> Fit | None:
 
 
 def find_crossover(costs: Mapping[int, float], others: Mapping[int, float]) -> Crossover | None:
-    """Where `costs` fall below `others` for good; None if no N was measured for both.
+    """Find the N from which `costs` stay below `others`.
+
+    Returns None if no N was measured for both.
 
     Args:
         costs: N -> seconds.
-        others: N -> seconds of what it is compared with.
+        others: N -> seconds of the comparison.
     """
     tokens = sorted(set(costs) & set(others))
     if not tokens:
@@ -94,13 +98,16 @@ def find_crossover(costs: Mapping[int, float], others: Mapping[int, float]) -> C
 
 
 def _crossing(tokens: Sequence[int], gaps: Sequence[float], i: int) -> float:
-    """Between tokens[i] and tokens[i + 1], straight on logarithmic scales."""
+    """Interpolate the N of equal cost on logarithmic scales.
+
+    It is between tokens[i] and tokens[i + 1].
+    """
     share = gaps[i] / (gaps[i] - gaps[i + 1])
     return float(tokens[i] * (tokens[i + 1] / tokens[i]) ** share)
 
 
 def _least_squares(x: Sequence[float], y: Sequence[float]) -> tuple[float, float]:
-    """Slope and its standard error."""
+    """Return the slope and its standard error."""
     mean_x, mean_y = math.fsum(x) / len(x), math.fsum(y) / len(y)
     spread = math.fsum((a - mean_x) ** 2 for a in x)
     slope = math.fsum((a - mean_x) * (b - mean_y) for a, b in zip(x, y, strict=True)) / spread

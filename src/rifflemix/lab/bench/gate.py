@@ -1,4 +1,4 @@
-"""Correctness before speed: a row whose gate fails is not timed."""
+"""Correctness checks that run before timing: a row that fails a check is not timed."""
 
 from __future__ import annotations
 
@@ -9,26 +9,26 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-# A gradient that is zero but for rounding is measured against the size of its neighbours.
-# The rounding of 16 bits is more than this.
+# Lower bound of the norm that an error is divided by, relative to the largest norm. It keeps
+# gradients that are zero up to rounding from failing. The epsilon of bfloat16 is larger.
 _FLOOR = 1e-3
 
-# Largest relative error of the same inputs computed in another precision, and of layers, whose
-# projections round before a sort may decide between two neighbours.
+# Largest relative error against another precision. Layers have a larger tolerance, because their
+# projections round their outputs and a sort may then swap two neighbors.
 OPERATOR_TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4, torch.bfloat16: 3e-2}
 LAYER_TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-3, torch.bfloat16: 2e-1}
 
 
 @dataclass(frozen=True)
 class Check:
-    """One comparison of results.
+    """Result of one correctness check.
 
     Attributes:
-        against: what the results were compared with.
-        shape: at which (B, N, C).
-        error: largest relative error of any output or gradient; None where one is not finite.
+        against: name of the expected result.
+        shape: shape (B, N, C) of the check.
+        error: largest relative error of any output or gradient; None if it is not finite.
         tolerance: largest error that passes.
-        passed: whether it did.
+        passed: whether the check passed.
     """
 
     against: str
@@ -38,7 +38,7 @@ class Check:
     passed: bool
 
     def failure(self) -> str:
-        """A sentence for a check that did not pass."""
+        """Return the failure message of a check that did not pass."""
         error = "not finite, or of another shape" if self.error is None else f"{self.error:.2g}"
         return f"error against {self.against} is {error}, more than {self.tolerance:g}"
 
@@ -50,7 +50,7 @@ def check(
     expected: Sequence[Tensor],
     tolerance: float,
 ) -> Check:
-    """Compare an output and its gradients with the expected ones, tensor by tensor."""
+    """Compare an output and its gradients with the expected tensors."""
     error = relative_error(actual, expected)
     finite = math.isfinite(error)
     passed = finite and error <= tolerance
@@ -60,23 +60,26 @@ def check(
 def check_finite(
     against: str, shape: object, size: Sequence[int], actual: Sequence[Tensor]
 ) -> Check:
-    """For what has no reference here: an output of some size, and all values finite."""
+    """Check the output size and that all values are finite.
+
+    Used for layers without a reference.
+    """
     good = actual[0].shape == tuple(size) and all(bool(a.isfinite().all()) for a in actual)
     return Check(against, str(shape), 0.0 if good else None, 0.0, good)
 
 
 def output_and_gradients(run: Callable[[], Tensor], leaves: Sequence[Tensor]) -> list[Tensor]:
-    """An output, and gradients of `leaves` for `output_gradient` of it."""
+    """Compute the output and the gradients of `leaves` for `output_gradient(y)`."""
     y = run()
     grads = torch.autograd.grad(y, leaves, output_gradient(y), materialize_grads=True)
     return [y, *grads]
 
 
 def output_gradient(y: Tensor) -> Tensor:
-    """A fixed gradient for an output, which differs from position to position.
+    """Return a fixed output gradient with a different value at each position.
 
-    A permutation's backward would pass with a gradient of all ones whatever it does. The values
-    fit into every floating-point type, so that all types see the same.
+    With a gradient of all ones, a wrong backward pass of a permutation would still pass. The values
+    are exact in bfloat16, so every floating-point type gets the same gradient.
     """
     positions = torch.arange(y.numel(), device=y.device, dtype=torch.float64)
     gradient = (torch.frac(0.6180339887498949 * (positions + 1)) - 0.5).bfloat16()
@@ -84,7 +87,10 @@ def output_gradient(y: Tensor) -> Tensor:
 
 
 def relative_error(actual: Sequence[Tensor], expected: Sequence[Tensor]) -> float:
-    """Largest |actual - expected| / |expected| in the 2-norm; infinite if shapes differ or NaN."""
+    """Return the largest |actual - expected| / |expected| in the 2-norm.
+
+    The result is infinite if shapes differ or if an error is NaN or infinite.
+    """
     if [a.shape for a in actual] != [e.shape for e in expected]:
         return math.inf
     share = max(_FLOOR, *(torch.finfo(a.dtype).eps for a in actual))

@@ -1,4 +1,4 @@
-"""Layers to measure: every registered mixer, the floor of two linear maps, and the peers."""
+"""Layers to measure: all registered mixers, two linear layers as a lower bound, and peers."""
 
 from __future__ import annotations
 
@@ -49,18 +49,20 @@ def run(
     settings: Settings | None = None,
     hooks: Hooks | None = None,
 ) -> dict[str, Any]:
-    """Measure layers at shapes; at the default one the arithmetic is small and Python is not.
+    """Measure layers at shapes.
+
+    The default shape is so small that Python dominates the time.
 
     Args:
-        shapes: where to measure.
-        mixers: registry names, all by default; softmax always takes part.
-        settings: type, device, number of timings and limits.
-        hooks: progress, stopping and saving.
+        shapes: shapes to measure.
+        mixers: registry names, all by default; softmax is always included.
+        settings: data type, device, number of timings and limits.
+        hooks: callbacks for progress, stopping and saving.
 
     Returns:
-        See benchmarks/README.md. Rows of kind "layer", passes "forward" and "forward_backward",
-        ratios to "two linear maps" and "softmax"; "package_calls" counts the functions of this
-        package that a forward pass goes through.
+        Result in the format of benchmarks/README.md. Rows have the kind "layer" and the passes
+        "forward" and "forward_backward". Ratios are to "two linear maps" and "softmax".
+        "package_calls" counts the calls of rifflemix functions in a forward pass.
 
     Raises:
         InputError: an unknown mixer, or a setting out of range.
@@ -76,7 +78,7 @@ def run(
 
 
 def _counted(build: Callable[[Shape], Built], shape: Shape) -> Built:
-    """The built layer, which also reports the package calls of a forward pass."""
+    """Add the package calls of a forward pass to the row."""
     built = build(shape)
 
     def describe(row: Row) -> dict[str, float]:
@@ -88,7 +90,10 @@ def _counted(build: Callable[[Shape], Built], shape: Shape) -> Built:
 def layer_candidates(
     mixers: Sequence[str], peers: Sequence[Peer], settings: Settings, *, causal: bool = False
 ) -> list[Candidate]:
-    """The floor, then softmax, then the other mixers and the peers; mixers all causal or none."""
+    """List candidates: two linear layers, softmax, the other mixers, then the peers.
+
+    `causal` applies to all mixers.
+    """
     names = [SOFTMAX, *(name for name in mixers if name != SOFTMAX)]
     return [
         _candidate(LAYER, PROJECTIONS, _two_linear_maps, settings, None),
@@ -98,10 +103,10 @@ def layer_candidates(
 
 
 def gate_mixer(build: Build, settings: Settings, shape: Shape) -> list[Check]:
-    """With its fast operators against the eager ones and, forward, against float64.
+    """Compare fast operators with eager operators, and the forward pass with float64.
 
-    The first comparison is strict: both sides project alike, so that a sort sees the same values.
-    In the second one rounding before a sort may exchange neighbours.
+    The first comparison is strict, because both sides compute the same projections before a sort.
+    In the second comparison, rounding before a sort may swap neighbors.
     """
     at, module, x = _gate_layer(build, settings, shape)
     leaves = (x, *module.parameters())
@@ -124,7 +129,10 @@ def _gate_peer(build: Build, settings: Settings, shape: Shape) -> list[Check]:
 
 
 def _gate_layer(build: Build, settings: Settings, shape: Shape) -> tuple[Shape, nn.Module, Tensor]:
-    """A layer in evaluation and its input, cut to a length that float64 attention can have."""
+    """Build a layer in evaluation mode and a short input.
+
+    The input is short enough for float64 attention.
+    """
     small = replace(shape, batch=1, tokens=min(shape.tokens, _GATE_TOKENS))
     module = build(small).to(settings.torch_device, settings.torch_dtype).eval()
     return small, module, _input(small, settings)

@@ -1,4 +1,4 @@
-"""Limits that hold while something unknown runs: its time, and the machine's memory."""
+"""Limits on the time and the memory of a call with unknown cost."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from types import FrameType
 
 try:
     import resource
-except ImportError:  # Windows has no limits of a process
+except ImportError:  # Windows has no process limits
     resource = None  # type: ignore[assignment]
 
 _SHARE_OF_MEMORY = 0.8
@@ -23,10 +23,10 @@ class OutOfTimeError(Exception):
 
 @contextmanager
 def time_limit(seconds: float) -> Iterator[None]:
-    """Raise OutOfTimeError in the block after `seconds`, once the operator at work returns.
+    """Raise OutOfTimeError in the block after `seconds`, when the current operator returns.
 
-    Only the main thread can be interrupted, and only where the system has timers; elsewhere the
-    block runs to its end.
+    This works only in the main thread and on systems with `signal.setitimer`. Otherwise the block
+    runs to its end.
     """
     on_main_thread = threading.current_thread() is threading.main_thread()
     if not (on_main_thread and hasattr(signal, "setitimer")):
@@ -43,16 +43,16 @@ def time_limit(seconds: float) -> Iterator[None]:
             yield
         finally:
             signal.setitimer(signal.ITIMER_REAL, 0)
-    finally:  # also where the timer went off on the way out
+    finally:  # also if the timer fires just before it is disarmed
         signal.signal(signal.SIGALRM, before)
 
 
 @contextmanager
 def memory_limit() -> Iterator[None]:
-    """Let the process grow by most of the memory that is free; a tensor beyond is an error.
+    """Limit the growth of the process to most free memory (Linux).
 
-    Without it Linux grants memory that it does not have, and later kills the process. Other
-    systems have no such limit; a GPU refuses by itself.
+    Larger allocations raise an error. Without this limit, Linux grants memory that it does not have
+    and later kills the process. On other systems, and for GPU memory, this function does nothing.
     """
     free = _kibibytes("/proc/meminfo", "MemAvailable")
     used = _kibibytes("/proc/self/status", "VmData")
@@ -70,7 +70,7 @@ def memory_limit() -> Iterator[None]:
 
 
 def _kibibytes(file: str, name: str) -> int | None:
-    """A line of a file of /proc; None where the system has none."""
+    """Read a value from a file of /proc, or return None."""
     try:
         lines = Path(file).read_text(encoding="utf-8").splitlines()
     except OSError:

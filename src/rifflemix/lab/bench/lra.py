@@ -1,4 +1,4 @@
-"""`rifflemix bench lra`: speed and memory of the Sliceformer paper's Table III, ours beside it."""
+"""`rifflemix bench lra`: speed and memory of the models in the Sliceformer paper's Table III."""
 
 from __future__ import annotations
 
@@ -30,21 +30,22 @@ def run(
     settings: Settings | None = None,
     hooks: Hooks | None = None,
 ) -> dict[str, Any]:
-    """Measure training steps and forward passes of the Long Range Arena's Text models.
+    """Measure training and inference of the Long Range Arena's Text models.
 
     Args:
-        tokens: the N to measure at, each once; the paper has 1K to 4K.
-        batch: sequences; the paper does not say how many it has, the benchmark has 32.
-        mixers: rows of the table by registry name, all by default; softmax always takes part.
-        settings: type, device, number of timings and limits.
-        hooks: progress, stopping and saving.
+        tokens: values of N to measure, each once; the paper uses 1K to 4K.
+        batch: batch size; the paper does not give one.
+        mixers: mixers of the table by registry name, all by default; softmax is always included.
+        settings: data type, device, number of timings and limits.
+        hooks: callbacks for progress, stopping and saving.
 
     Returns:
-        See benchmarks/README.md. Rows of kind "model" as of `rifflemix bench models`, ratios to
-        "softmax"; "printed" has the paper's figures by name and N.
+        Result in the format of benchmarks/README.md. Rows have the kind "model", as in
+        `rifflemix bench models`, with ratios to "softmax". "printed" contains the values that the
+        paper reports, by name and N.
 
     Raises:
-        InputError: a mixer that the table does not have, or a setting out of range.
+        InputError: a mixer that is not in the table, or a setting out of range.
     """
     if not tokens or len(set(tokens)) != len(tokens):
         raise bad_argument("tokens", "at least one number, each only once", list(tokens))
@@ -71,7 +72,7 @@ def run(
 
 
 def _model(name: str, shape: Shape) -> nn.Module:
-    """The row's model for bytes of this length."""
+    """Build the Text model of a mixer for N bytes."""
     if name == "sliceformer":
         settings: dict[str, Any] = {
             "mixer": name,

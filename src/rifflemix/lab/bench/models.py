@@ -1,4 +1,4 @@
-"""`rifflemix bench models`: whole models with every mixer in them, inference and training."""
+"""`rifflemix bench models`: inference and training of whole models with each mixer."""
 
 from __future__ import annotations
 
@@ -38,16 +38,16 @@ from rifflemix.ops.dispatch import prefer_backend
 
 NO_MIXER, SOFTMAX = "no mixer", "softmax"
 DEFAULT_LAYERS = 4
-# A short call is made so long, but no more often than it is timed, to see what share kernels take:
-# the profiler needs seconds for the events of many calls.
+# To measure the share of kernels, a short call is repeated for about this many seconds, at most
+# `repeats` times. The profiler needs seconds to process the events of many calls.
 _SHARE_SECONDS = 0.05
 
 
 class NoMixer(nn.Module):
-    """The stand-in for a block's mixer: the identity."""
+    """Identity that replaces the mixer of a block."""
 
     def forward(self, x: Tensor, *, key_padding_mask: Tensor | None = None) -> Tensor:
-        """(B, N, C) as it came."""
+        """Return x (B, N, C) unchanged."""
         return x
 
 
@@ -61,24 +61,26 @@ def run(
     settings: Settings | None = None,
     hooks: Hooks | None = None,
 ) -> dict[str, Any]:
-    """Measure inference and training steps (forward, loss, backward, AdamW) of a model.
+    """Measure inference and training steps of a model.
+
+    A training step contains forward, loss, backward and an AdamW update.
 
     Args:
-        shapes: batch, tokens, channels and heads to measure at; the model's own where empty. Tokens
-            of "vit" are patches of a square image.
-        model: "encoder" of bytes, or "vit" of images.
-        layers: blocks of the model.
-        mixers: registry names, all by default; softmax always takes part.
-        peers: let another package's model of the same size take part if it is installed: BERT of
-            transformers beside the encoder, timm's vision transformer beside "vit".
-        settings: type, device, number of timings and limits.
-        hooks: progress, stopping and saving.
+        shapes: batch, tokens, channels and heads to measure; if empty, the default shape of the
+            model. Tokens of "vit" are patches of a square image.
+        model: "encoder" for bytes, or "vit" for images.
+        layers: number of blocks.
+        mixers: registry names, all by default; softmax is always included.
+        peers: include a third-party model of the same size if its package is installed. For the
+            encoder this is BERT of transformers, for "vit" the vision transformer of timm.
+        settings: data type, device, number of timings and limits.
+        hooks: callbacks for progress, stopping and saving.
 
     Returns:
-        See benchmarks/README.md. Rows of kind "model" and "peer", passes "forward" and
-        "training_step", ratios to "no mixer" (the backbone alone) and "softmax"; "extra" has
-        parameters, and of both passes rates and the share of kernels; "peers" says which package
-        took part.
+        Result in the format of benchmarks/README.md. Rows have the kind "model" or "peer" and the
+        passes "forward" and "training_step". Ratios are to "no mixer" (only the backbone) and
+        "softmax". "extra" contains the number of parameters, and the rates and the share of kernels
+        of both passes. "peers" lists the third-party packages and their status.
 
     Raises:
         InputError: an unknown model or mixer, or a setting out of range.
@@ -111,20 +113,21 @@ def run(
 
 
 Make = Callable[[Shape], nn.Module]
-"""A model for a shape, on the CPU in float32, of `CLASSES` classes or more."""
+"""Builds a model for a shape, on the CPU in float32, with at least `CLASSES` classes."""
 
 
 @dataclass(frozen=True)
 class Subject:
-    """A model whose inference and training step are measured, gated against the eager operators.
+    """A model to measure. Its correctness check compares it with the eager operators.
 
     Attributes:
-        name: of the row.
-        make: the model for a shape.
-        inputs: what it reads.
-        gate_tokens: most tokens that the gate compares; None where the model has its own number.
-        extra: what the row says beside rates and parameters.
-        kind: of the row. A peer, another package's model, is gated for shape and finite values.
+        name: name of the row.
+        make: builds the model for a shape.
+        inputs: makes random inputs of the model.
+        gate_tokens: largest number of tokens in the correctness check; None if the model fixes it.
+        extra: other numbers of the row, in addition to rates and parameters.
+        kind: kind of the row. For a third-party model ("peer"), the check tests only the shape
+            and that values are finite.
     """
 
     name: str
@@ -135,7 +138,7 @@ class Subject:
     kind: str = MODEL
 
     def candidate(self, settings: Settings) -> Candidate:
-        """The forward pass and the training step, for the runner."""
+        """Return the forward pass and the training step as a `Candidate`."""
         return Candidate(
             self.kind,
             self.name,
@@ -145,7 +148,7 @@ class Subject:
         )
 
     def _gate(self, settings: Settings, shape: Shape) -> list[Check]:
-        """Logits and gradients with the fast operators against the eager ones."""
+        """Compare logits and gradients of the fast operators with the eager operators."""
         tokens = min(shape.tokens, self.gate_tokens or shape.tokens)
         small = replace(shape, batch=2, tokens=tokens)
         model, inputs, _ = self._ready(settings, small)
@@ -185,7 +188,7 @@ class Subject:
         return Built(passes, describe)
 
     def _ready(self, settings: Settings, shape: Shape) -> tuple[nn.Module, Tensor, Tensor]:
-        """The model, its inputs and a label for each."""
+        """Build the model, its inputs and one label per sample."""
         device, dtype = settings.torch_device, settings.torch_dtype
         model = self.make(shape).to(device, dtype)
         inputs = self.inputs(model, shape).to(device)
@@ -194,11 +197,11 @@ class Subject:
 
 
 def training_step(model: nn.Module, inputs: Tensor, labels: Tensor) -> Callable[[], object]:
-    """A step of AdamW on one batch: forward, loss, backward, update."""
+    """Return an AdamW training step: forward, loss, backward, update."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
     for parameter in model.parameters():
         parameter.grad = torch.zeros_like(parameter)
-    optimizer.step()  # makes the optimiser's state, which no step should be charged with
+    optimizer.step()  # creates the optimizer state before any timed step
     optimizer.zero_grad(set_to_none=True)
 
     def step() -> None:

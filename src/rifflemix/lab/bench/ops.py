@@ -1,4 +1,4 @@
-"""`rifflemix bench ops`: the bare operators, one row a backend, against a copy and attention."""
+"""`rifflemix bench ops`: every operator and backend, compared with a copy and attention."""
 
 from __future__ import annotations
 
@@ -40,11 +40,11 @@ class Operator:
     """One operator with its settings.
 
     Attributes:
-        name: in tables.
-        leaves: shapes of the tensors it takes, whose gradients are computed too.
-        prepare: makes what is called, for a shape and device.
-        multiple: the tokens must be a multiple of it.
-        ours: False for what torch provides: one form, no gate.
+        name: name in tables.
+        leaves: returns the shapes of the input tensors. They also receive gradients.
+        prepare: returns the call for a shape and device.
+        multiple: the number of tokens must be a multiple of this.
+        ours: False for torch's own operators, without backends and correctness checks.
     """
 
     name: str
@@ -54,7 +54,7 @@ class Operator:
     ours: bool = True
 
     def obstacle(self, shape: Shape) -> str:
-        """Why it cannot run at a shape, or ""."""
+        """Return why the operator cannot run at a shape, or ""."""
         if shape.tokens % self.multiple:
             return f"needs a multiple of {self.multiple} tokens"
         return ""
@@ -65,17 +65,17 @@ def run(
     settings: Settings | None = None,
     hooks: Hooks | None = None,
 ) -> dict[str, Any]:
-    """Measure every operator in every form that this machine has.
+    """Measure every operator with every backend that this machine supports.
 
     Args:
-        shapes: where to measure.
-        settings: type, device, number of timings and limits.
-        hooks: progress, stopping and saving.
+        shapes: shapes to measure.
+        settings: data type, device, number of timings and limits.
+        hooks: callbacks for progress, stopping and saving.
 
     Returns:
-        See benchmarks/README.md. Rows of kind "operator", passes "forward" and
-        "forward_backward", ratios to "copy", "scaled_dot_product_attention", "torch.sort" and,
-        for other backends, to "eager".
+        Result in the format of benchmarks/README.md. Rows have the kind "operator" and the passes
+        "forward" and "forward_backward". Ratios are to "copy", "scaled_dot_product_attention",
+        "torch.sort" and, for other backends, "eager".
 
     Raises:
         InputError: a setting out of range.
@@ -109,7 +109,7 @@ def _build(operator: Operator, backend: str, settings: Settings, shape: Shape) -
 
 
 def _gate(operator: Operator, backend: str | None, settings: Settings, shape: Shape) -> list[Check]:
-    """Against the literal reference on a few tokens, and the eager form at length, in float64."""
+    """Compare with the reference (few tokens) and the eager backend, in float64."""
     if backend is None:
         return []
     long = replace(shape, batch=1, tokens=min(shape.tokens, _GATE_TOKENS))
@@ -141,7 +141,7 @@ def _leaves(operator: Operator, shape: Shape, settings: Settings) -> list[Tensor
 
 
 def _backends(operator: Operator, settings: Settings) -> tuple[str, ...]:
-    """The forms that take this type on this device, tried on a few tokens."""
+    """Try each backend on a few tokens and return the supported ones."""
     shape = Shape(1, _REFERENCE_TOKENS, 16, 2)
     leaves = _leaves(operator, shape, settings)
     call = operator.prepare(shape, settings.torch_device)
@@ -149,7 +149,10 @@ def _backends(operator: Operator, settings: Settings) -> tuple[str, ...]:
 
 
 def _is_there(call: Run, backend: str, leaves: Sequence[Tensor]) -> bool:
-    """Whether a form takes these arguments here; one that crashes is there, and fails its gate."""
+    """Check whether a backend accepts the arguments.
+
+    A backend that crashes counts as available, so that its correctness check fails.
+    """
     try:
         call(backend, leaves)
     except InputError:
@@ -224,7 +227,11 @@ def _rank_filter(window_size: int, shape: Shape, device: torch.device) -> Run:
 
 
 def _soft(name: str, shape: Shape, device: torch.device) -> Run:
-    """Where most runs are a few tokens long: neighbours are a thousandth of the range apart."""
+    """Return a call of `soft_sort` or `soft_rank`.
+
+    These temperatures make most pooled runs a few tokens long, because neighbors are about a
+    thousandth of the range apart.
+    """
     operator, temperature = getattr(ops, name), {"soft_sort": 100.0, "soft_rank": 0.01}[name]
 
     def call(backend: str, leaves: Sequence[Tensor]) -> Tensor:
@@ -243,7 +250,10 @@ def _causal_token_statistics(shape: Shape, device: torch.device) -> Run:
 
 
 def _block_size(shape: Shape) -> int:
-    """The divisor of N nearest to its square root, in ratio."""
+    """Return the divisor of N closest to its square root.
+
+    Closeness is measured as a ratio.
+    """
     divisors = [b for b in range(1, shape.tokens + 1) if shape.tokens % b == 0]
     return min(divisors, key=lambda b: abs(math.log(b * b / shape.tokens)))
 
@@ -266,7 +276,7 @@ def _sinkhorn_attention(shape: Shape, device: torch.device) -> Run:
 
     def call(backend: str, leaves: Sequence[Tensor]) -> Tensor:
         q, k, v, scores = leaves
-        sort = scores.softmax(-1)  # a sort matrix has no negative entries
+        sort = scores.softmax(-1)  # sort matrices have no negative entries
         return ops.sinkhorn_attention(q, k, v, sort, block, backend=backend)
 
     return call

@@ -1,4 +1,4 @@
-"""`rifflemix bench parallel`: layers whose sequence is split over the processes of torchrun."""
+"""`rifflemix bench parallel`: layers with a sequence split over the processes of torchrun."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import torch
-import torch.distributed.nn.functional  # later, its defaults would keep the group alive
+import torch.distributed.nn.functional  # a later import would keep the group alive
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
@@ -58,31 +58,34 @@ def run(
     hooks: Hooks | None = None,
     mesh: DeviceMesh | None = None,
 ) -> dict[str, Any]:
-    """Measure layers over a range of N, each process holding its share of the tokens.
+    """Measure layers over a range of N, split over all processes.
 
-    All processes call it alike. The first one measures the whole sequence, too, for comparison.
+    Each process has an equal share of the tokens. Every process must call this function with the
+    same arguments. The first process also measures the whole sequence for comparison.
 
     Args:
-        tokens: numbers of tokens N, each once; the processes divide them.
-        batch: sequences side by side.
+        tokens: values of N, each once; each must be a multiple of the number of processes.
+        batch: batch size.
         dim: channels C.
-        heads: heads, for layers that have them.
-        mixers: registry names, by default all that have a sharded form.
-        causal: causal layers, of the mixers that can be.
-        settings: type, device, number of timings and limits; what has taken longer than half of
-            `max_seconds` is not timed, since a process that stops by itself would hang the others.
-        hooks: progress, stopping and saving.
-        mesh: of one dimension; by default all processes that torchrun started.
+        heads: number of heads, for layers with heads.
+        mixers: registry names, by default all mixers that support sharding.
+        causal: build causal layers; by default only mixers with a causal form are included.
+        settings: data type, device, number of timings and limits. A layer that takes longer than
+            half of `max_seconds` is not timed. It cannot be interrupted, because a process that
+            stops alone would block the others.
+        hooks: callbacks for progress, stopping and saving.
+        mesh: device mesh with one dimension; by default all processes that torchrun started.
 
     Returns:
-        See benchmarks/README.md. Rows of kind "layer", passes "forward_backward" (of the slowest
-        process, with the most memory of any) and "alone" (one process). "extra" has `processes`,
-        and of the process that sends most `sent_bytes` of a forward pass, `expected_bytes` by
-        formula, `backward_sent_bytes`, and `sent_bytes_per_token` that it holds.
+        Result in the format of benchmarks/README.md. Rows have the kind "layer" and the passes
+        "forward_backward" and "alone" (one process). For "forward_backward", time and memory are
+        the largest of all processes. "extra" contains `processes` and the largest traffic of any
+        process: `sent_bytes` of a forward pass, `expected_bytes` by formula, `backward_sent_bytes`,
+        and `sent_bytes_per_token` for each of its tokens.
 
     Raises:
-        InputError: there is one process alone, an unknown mixer or one without the form asked
-            for, or numbers of tokens that the processes do not divide.
+        InputError: there is only one process, a mixer is unknown or does not support the request,
+            or the number of processes does not divide N.
     """
     settings, hooks = settings or Settings(), hooks or Hooks()
     names, shapes = _mixers(mixers, causal), _shapes(tokens, batch, dim, heads)
@@ -106,7 +109,7 @@ def run(
 
 
 def _mixers(names: Sequence[str] | None, causal: bool) -> list[str]:
-    """Those asked for, or all that can be what is asked for."""
+    """Return the requested mixers, or all mixers that support the request."""
     if names is None:
         return [name for name in SHARDED_MIXERS if mixer_card(name).causal or not causal]
     cards = [mixer_card(name) for name in names]
@@ -151,7 +154,7 @@ def _check_divides(shapes: Sequence[Shape], processes: int) -> None:
 
 @dataclass
 class _Point:
-    """A row on its way: what runs, and what the passes took when they were tried."""
+    """A row in progress: its calls, their timings and the cost of a trial call."""
 
     row: Row
     calls: dict[str, Call]
@@ -159,14 +162,17 @@ class _Point:
     probes: dict[str, Probe]
 
     def is_within(self, name: str, max_seconds: float) -> bool:
-        """Whether one more timing of a pass keeps to its limit; the first is always made."""
+        """Check whether another timing fits into the limit.
+
+        The first timing always does.
+        """
         taken = self.seconds[name]
         spent = self.probes[name].seconds + sum(taken)
         return not taken or spent + taken[-1] <= max_seconds
 
 
 class _Bench:
-    """One process's part in the measurement; what decides is agreed on by all."""
+    """Measurement in one process. All processes agree on each decision."""
 
     def __init__(
         self, settings: Settings, hooks: Hooks, mesh: DeviceMesh, causal: bool, total: int
@@ -183,7 +189,7 @@ class _Bench:
     def measure(
         self, names: Sequence[str], shapes: Sequence[Shape], details: dict[str, Any]
     ) -> dict[str, Any]:
-        """The whole result, saved after every shape."""
+        """Measure all points and save the result after every shape."""
         start, rows = time.monotonic(), list[Row]()
         result: dict[str, Any] = {}
         for shape in shapes:
@@ -210,7 +216,7 @@ class _Bench:
     # One row.
 
     def _prepare(self, name: str, shape: Shape) -> _Point:
-        """Gate a layer, count what it sends and see what its passes take."""
+        """Check a layer, count its traffic and probe its passes."""
         point = _Point(Row(LAYER, name, None, shape), {}, {}, {})
         row = point.row
         if self._stops():
@@ -241,7 +247,7 @@ class _Bench:
         return point
 
     def _built(self, name: str, shape: Shape, dtype: torch.dtype) -> tuple[TokenMixer, Tensor]:
-        """A layer and whole sequences, the same on all processes."""
+        """Build a layer and whole sequences that are equal on all processes."""
         torch.manual_seed(0)
         mixer = create_mixer(
             name,
@@ -249,7 +255,7 @@ class _Bench:
             num_heads=shape.heads,
             max_length=shape.tokens,
             causal=self.causal,
-            layer_index=1,  # strided groups: those of a first layer are on one process
+            layer_index=1,  # with index 0, each strided group is on one process
             num_layers=2,
         )
         x = torch.randn(shape.batch, shape.tokens, shape.channels)
@@ -257,7 +263,10 @@ class _Bench:
         return mixer.to(device, dtype).eval(), x.to(device, dtype)
 
     def _gate(self, name: str, shape: Shape) -> Check:
-        """In float64 with one process: outputs and all gradients of a short sequence."""
+        """Compare a short sequence with one process, in float64.
+
+        The check covers outputs and all gradients.
+        """
         size = self.mesh.size()
         length = max(size, min(shape.tokens, _GATE_TOKENS) // size * size)
         small = replace(shape, batch=1, tokens=length)
@@ -268,7 +277,7 @@ class _Bench:
         sharded = shard_sequence(copy.deepcopy(mixer), self.mesh)
         own = shard_tokens(x.detach(), self.mesh).clone().requires_grad_()
         ours = sharded(own)
-        # Each process's loss is that of its own tokens: parameters have the mean of these.
+        # Each process's loss covers only its own tokens, and parameter gradients are averaged.
         grads = torch.autograd.grad(
             ours, (own, *sharded.parameters()), weights, materialize_grads=True
         )
@@ -285,13 +294,13 @@ class _Bench:
         return found
 
     def _sharded_step(self, whole: TokenMixer, x: Tensor, row: Row) -> Call:
-        """The two passes over this process's tokens; what they send is written into the row."""
+        """Build the sharded forward and backward pass and store its traffic."""
         size = self.mesh.size()
         sharded = shard_sequence(copy.deepcopy(whole), self.mesh)
         own = shard_tokens(x, self.mesh).clone().requires_grad_()
         with Traffic(self.mesh.get_local_rank(), size) as forward:
             y = sharded(own)
-        with Traffic(self.mesh.get_local_rank(), size) as backward:  # not that of the parameters
+        with Traffic(self.mesh.get_local_rank(), size) as backward:  # without parameters
             torch.autograd.grad(y, own, torch.ones_like(y))
         number = x.element_size()
         sizes = Sizes(
@@ -308,13 +317,19 @@ class _Bench:
         return _step(sharded, own)
 
     def _probe(self, call: Call) -> Probe:
-        """What a call of all takes: the longest time and the most memory of any."""
+        """Measure a collective call.
+
+        The result has the longest time and the most memory of any process.
+        """
         found = probe(call, self.settings.torch_device)
         seconds, memory = self._largest(found.seconds, float(found.peak_memory_bytes))
         return Probe(seconds, int(memory))
 
     def _probe_alone(self, call: Call) -> Probe | None:
-        """What a call takes that the first process makes alone; None where it is too much."""
+        """Measure a call on the first process alone.
+
+        Returns None if the call exceeds time or memory.
+        """
         found = Probe(0.0, 0)
         if self.is_first:
             limit = self.settings.max_seconds / 2
@@ -331,7 +346,10 @@ class _Bench:
     # Timings.
 
     def _time(self, points: Sequence[_Point]) -> None:
-        """Everything in turn; the slowest process makes the time of what all do together."""
+        """Time all points in turn.
+
+        The slowest process determines the time of collective calls.
+        """
         limit = self.settings.max_seconds
         turns = [(point, name) for point in points for name in point.probes]
         for point, name in turns:
@@ -346,7 +364,7 @@ class _Bench:
         self._finish(points)
 
     def _seconds(self, point: _Point, name: str) -> float:
-        self._largest(0.0)  # all start together
+        self._largest(0.0)  # synchronize the start
         taken = 0.0
         if name != ALONE or self.is_first:
             taken = seconds_of(point.calls[name], self.settings.torch_device)
@@ -369,11 +387,11 @@ class _Bench:
     # Agreement.
 
     def _stops(self) -> bool:
-        """Whether any process shall stop."""
+        """Check whether any process requests a stop."""
         return self._largest(float(self.hooks.should_stop()))[0] > 0
 
     def _largest(self, *numbers: float) -> list[float]:
-        """Of each number the largest that any process has; all processes wait for each other."""
+        """Return the maximum of each number over all processes (a collective call)."""
         most = torch.tensor(numbers, dtype=torch.float64, device=self.settings.torch_device)
         torch.distributed.all_reduce(
             most, torch.distributed.ReduceOp.MAX, group=self.mesh.get_group()

@@ -1,4 +1,4 @@
-"""Efficient attention from other packages, as layers of the same size. All imports are lazy."""
+"""Efficient attention layers of third-party packages, imported on first use."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from rifflemix.lab.bench.rows import Shape
 
 @dataclass(frozen=True)
 class Peer:
-    """A package and the layer of it that takes part, with that layer's own defaults.
+    """A third-party package and its layer, with the default settings of the layer.
 
     Attributes:
-        name: on the package index.
-        module: what to import.
-        layer: makes the layer from (imported module, shape).
-        mixer: ours that does the same, None where there is none.
-        needs_gpu: it does not run on a CPU.
+        name: name on the package index.
+        module: module to import.
+        layer: builds the layer from (imported module, shape).
+        mixer: rifflemix mixer of the same kind, or None.
+        needs_gpu: whether the layer requires a GPU.
     """
 
     name: str
@@ -35,7 +35,7 @@ class Peer:
     needs_gpu: bool = False
 
     def version(self) -> str | None:
-        """Installed version, or None."""
+        """Return the installed version, or None."""
         if importlib.util.find_spec(self.module.partition(".")[0]) is None:
             return None
         try:
@@ -44,10 +44,10 @@ class Peer:
             return None
 
     def build(self, shape: Shape) -> nn.Module:
-        """The layer.
+        """Build the layer.
 
         Raises:
-            InputError: the package cannot be imported, or refuses the shape.
+            InputError: the package cannot be imported, or does not support the shape.
         """
         try:
             with warnings.catch_warnings():
@@ -58,11 +58,11 @@ class Peer:
 
 
 class PeerLayer(nn.Module):
-    """(B, N, C) -> (B, N, C), whatever else the package's layer returns.
+    """Wrapper of a third-party layer that returns only its output (B, N, C).
 
     Args:
-        name: of the package.
-        layer: the package's layer.
+        name: name of the package.
+        layer: layer of the package.
     """
 
     def __init__(self, name: str, layer: nn.Module) -> None:
@@ -71,10 +71,10 @@ class PeerLayer(nn.Module):
         self.layer = layer
 
     def forward(self, x: Tensor) -> Tensor:
-        """Mix tokens.
+        """Mix tokens: (B, N, C) -> (B, N, C).
 
         Raises:
-            InputError: the package refuses the input.
+            InputError: the layer does not support the input.
         """
         try:
             y = self.layer(x)
@@ -162,7 +162,7 @@ PEERS = (
 
 
 def peer_status(peer: Peer, device: torch.device) -> dict[str, Any]:
-    """Name, version and whether it takes part on a device, for results and messages."""
+    """Return name, version and availability on a device, for results and messages."""
     version = peer.version()
     if peer.needs_gpu and device.type != "cuda":
         detail = "left out: it needs a GPU"

@@ -1,7 +1,7 @@
-"""The figures of the Sliceformer paper's Table III, as printed.
+"""Reported values of the Sliceformer paper's Table III.
 
-JAX on the paper's GPUs, sequences of 1K to 4K; which task, which batch and how long a K is, the
-paper does not say. None stands where it prints OOM.
+The paper used JAX on its own GPUs with sequences of 1K to 4K. It does not give the task, the
+batch size or the exact length of a K. None means that the paper reports OOM.
 """
 
 from __future__ import annotations
@@ -9,14 +9,21 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 
 LENGTHS = (1024, 2048, 3072, 4096)
-"""Our reading of 1K, 2K, 3K and 4K."""
+"""N for the paper's 1K, 2K, 3K and 4K (the paper does not give exact numbers)."""
 
 Figures = tuple[float | None, float | None, float | None, float | None]
 
 
 @dataclass(frozen=True)
 class Printed:
-    """One row: its name there, steps a second in training and inference, peak memory in GB."""
+    """Reported values of one model by N.
+
+    Attributes:
+        title: name in the paper.
+        training_step: training steps per second.
+        forward: inference steps per second.
+        memory: peak memory in GB.
+    """
 
     title: str
     training_step: Figures
@@ -24,7 +31,7 @@ class Printed:
     memory: Figures
 
     def to_dict(self) -> dict[str, object]:
-        """JSON values: figures by N."""
+        """Return JSON values with the figures by N."""
         figures = {
             name: {str(n): value for n, value in zip(LENGTHS, values, strict=True)}
             for name, values in asdict(self).items()

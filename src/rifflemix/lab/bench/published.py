@@ -1,4 +1,4 @@
-"""`rifflemix bench published`: steps of rows whose papers print time and memory, beside ours."""
+"""`rifflemix bench published`: training steps compared with reported time and memory."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from rifflemix.models import create_model, model_settings
 from rifflemix.models.vision.images import ImageModel
 
 _MIB = 2**20
-# Dimension Mixer, Table 4: milliseconds of a training step and MiB, dense and butterfly
+# Dimension Mixer, Table 4: milliseconds of a training step and MiB for dense and butterfly
 # attention, on one GeForce RTX 3090.
 _TABLE4: dict[str, tuple[tuple[float, int], tuple[float, int]]] = {
     "cifar10-p4-l8": ((17.41, 434), (17.32, 386)),
@@ -32,7 +32,7 @@ PRINTED: dict[str, tuple[float, int]] = {
     for size, costs in _TABLE4.items()
     for kind, cost in zip(("dense", "butterfly"), costs, strict=True)
 }
-"""Recipe -> milliseconds and MiB of a training step that its paper prints."""
+"""Recipe -> reported milliseconds and MiB of a training step."""
 
 
 def run(
@@ -42,21 +42,21 @@ def run(
     settings: Settings | None = None,
     hooks: Hooks | None = None,
 ) -> dict[str, Any]:
-    """Measure training steps of rows on random images, the paper's figures beside ours.
+    """Measure training steps of recipes on random images, for comparison with papers.
 
     Args:
-        names: recipes out of `PRINTED`, all by default.
-        batch: samples of a step; the recipe's by default, as the paper's figures are of it.
-        settings: type, device, number of timings and limits.
-        hooks: progress, stopping and saving.
+        names: recipes in `PRINTED`, all by default.
+        batch: batch size; by default the batch size of the recipe, as in the paper.
+        settings: data type, device, number of timings and limits.
+        hooks: callbacks for progress, stopping and saving.
 
     Returns:
-        See benchmarks/README.md. Rows of kind "model" as of `rifflemix bench models`, named as
-        recipes; "extra" has printed_seconds and printed_memory_bytes too where the batch is the
-        paper's.
+        Result in the format of benchmarks/README.md. Rows have the kind "model", as in
+        `rifflemix bench models`, and the names of recipes. If the batch size is the paper's,
+        "extra" also contains printed_seconds and printed_memory_bytes.
 
     Raises:
-        InputError: a recipe whose paper prints no such figures, or a setting out of range.
+        InputError: a recipe without reported time and memory, or a setting out of range.
     """
     settings = settings or Settings()
     if batch is not None and batch < 1:
@@ -77,7 +77,7 @@ def run(
 
 
 def _shape(recipe: Recipe, batch: int) -> Shape:
-    """The batch, and the patches, channels and heads of the row's model."""
+    """Return the shape: batch size, and sizes of the recipe's model."""
     with torch.device("meta"):
         model = _model(recipe)
     known = model_settings(recipe.model) | dict(recipe.model_settings)
@@ -89,7 +89,10 @@ def _model(recipe: Recipe) -> ImageModel:
 
 
 def _subject(recipe: Recipe, batch: int) -> Subject:
-    """The row's model; the paper's figures where the batch is the paper's."""
+    """Build the subject of a recipe.
+
+    Reported values are added only at the batch size of the paper.
+    """
     milliseconds, mebibytes = PRINTED[recipe.name]
     extra = {"printed_seconds": milliseconds / 1e3, "printed_memory_bytes": mebibytes * _MIB}
     return Subject(

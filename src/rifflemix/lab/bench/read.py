@@ -1,4 +1,4 @@
-"""Reading the files that benchmarks wrote, earlier formats too."""
+"""Read benchmark result files, including earlier formats."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ _BY_NAME = "rifflemix.bench/1"
 
 
 def read_result(path: Path) -> dict[str, Any]:
-    """A result in the current format.
+    """Read a benchmark result and convert it to the current format.
 
-    Format 1 told the growth of a mixer and of a package of the same name by one and the same curve;
-    it is computed anew from the rows, which say what kind each is.
+    Format 1 used one growth curve for a mixer and a package with the same name. This function
+    recomputes the growth from the rows, because each row stores its kind.
 
     Raises:
-        InputError: the file cannot be read, or no benchmark wrote it.
+        InputError: the file cannot be read, or it is not a benchmark result.
     """
     content = read_json(path, "run the benchmark again")
     result: dict[str, Any] = content if isinstance(content, dict) else {}
@@ -40,7 +40,7 @@ def read_result(path: Path) -> dict[str, Any]:
 
 
 def _row(entry: Mapping[str, Any]) -> Row:
-    """The parts of a row that growth is computed from."""
+    """Build a row with the fields that `growth` needs."""
     shape, passes = Shape(**entry["shape"]), entry["passes"]
     timings = {name: Timing(**timed) for name, timed in passes.items()}
     return Row(entry["kind"], entry["name"], entry["backend"], shape, passes=timings)

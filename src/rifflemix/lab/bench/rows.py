@@ -27,12 +27,12 @@ STEP, ALONE = "step", "alone"
 OPERATOR, LAYER, PEER, MODEL = "operator", "layer", "peer", "model"
 
 Key = tuple[str, str]
-"""Kind and name: a mixer and a package may bear one name."""
+"""Kind and name of a row. The kind is needed because a mixer and a package may share a name."""
 
 
 @dataclass(frozen=True)
 class Shape:
-    """Batch, tokens, channels and heads of one measurement."""
+    """Batch size, tokens, channels and heads of one measurement."""
 
     batch: int
     tokens: int
@@ -56,13 +56,13 @@ class Shape:
 
 @dataclass(frozen=True)
 class Timing:
-    """One pass of one row.
+    """Timings of one pass of one row.
 
     Attributes:
-        seconds: of a call, one entry per timing, as taken.
-        p20, p50, p80: their quantiles.
-        peak_memory_bytes: above the level before the call.
-        ratios: p50 over the p50 of the reference rows at the same shape, by their names.
+        seconds: duration of each timed call, in the order of the calls.
+        p20, p50, p80: quantiles of `seconds`.
+        peak_memory_bytes: peak memory minus the memory in use before the call.
+        ratios: reference name -> p50 divided by the p50 of that reference at the same shape.
     """
 
     seconds: list[float]
@@ -75,18 +75,18 @@ class Timing:
 
 @dataclass
 class Row:
-    """One thing at one shape.
+    """Measurement of one operator, layer or model at one shape.
 
     Attributes:
         kind: operator, layer, peer or model.
-        name: what it is.
-        backend: of an operator's form; None where there is no choice.
-        shape: where it was measured.
-        status: measured, failed (its gate), left out or stopped.
-        note: why it was not measured; empty if it was.
-        gate: the checks before the first timing.
-        passes: timings by the name of the pass.
-        extra: other numbers of this kind of row.
+        name: name of the operator, mixer, package or model.
+        backend: backend of an operator; None if there is no choice.
+        shape: shape of the measurement.
+        status: measured, failed (a correctness check), left out or stopped.
+        note: reason if the row was not measured, or an empty string.
+        gate: correctness checks that ran before the first timing.
+        passes: pass name -> timing.
+        extra: other numbers. The keys depend on the benchmark.
     """
 
     kind: str
@@ -101,18 +101,18 @@ class Row:
 
     @property
     def key(self) -> Key:
-        """The kind and name of what the row measures; rows of several backends share them."""
+        """Kind and name of the row, equal for all its backends."""
         return self.kind, self.name
 
 
 def timing(seconds: Sequence[float], peak_memory_bytes: int) -> Timing:
-    """Quantiles of a list of times, interpolated between neighbours."""
+    """Build a `Timing` with linearly interpolated quantiles."""
     p20, p50, p80 = (float(value) for value in np.quantile(seconds, (0.2, 0.5, 0.8)))
     return Timing(list(seconds), p20, p50, p80, peak_memory_bytes)
 
 
 def add_ratios(rows: Sequence[Row], references: Sequence[Key]) -> None:
-    """Give every timing its ratio to the reference rows, and to the eager form of the operator."""
+    """Set the ratios of all timings to references and the eager backend."""
     for row in rows:
         others = {other.name: other for other in rows if other.key in references}
         for other in rows:
@@ -136,14 +136,14 @@ def assemble(
     complete: bool,
     wall_seconds: float,
 ) -> dict[str, Any]:
-    """A result, ready for JSON.
+    """Assemble a JSON-serializable result.
 
     Args:
-        benchmark: its name on the command line.
-        settings: everything that was asked for.
-        rows: in the order of the tables.
-        complete: False if the benchmark was stopped before its end.
-        wall_seconds: of the whole benchmark so far.
+        benchmark: name of the benchmark on the command line.
+        settings: all settings of the run.
+        rows: rows in the order of the tables.
+        complete: False if the benchmark was stopped early.
+        wall_seconds: duration of the benchmark so far.
     """
     made_in = environment()
     return {
@@ -159,7 +159,10 @@ def assemble(
 
 
 def result_name(result: Mapping[str, Any]) -> str:
-    """File name by benchmark, date and hardware: ops-20250102-131415-amd-epyc-2-cores-1-threads."""
+    """Return a file name stem from benchmark, date and hardware.
+
+    Example: ops-20250102-131415-amd-epyc-2-cores-1-threads.
+    """
     made_in = result["environment"]
     digits = re.sub(r"\D", "", made_in["time"])[:14]
     hardware = made_in["hardware"]
@@ -172,7 +175,7 @@ def result_name(result: Mapping[str, Any]) -> str:
 
 
 def new_file(folder: Path, name: str) -> Path:
-    """A path in `folder` where nothing is yet: NAME.json, or NAME-2.json ..."""
+    """Return an unused path in `folder`: NAME.json, NAME-2.json, ..."""
     path, number = folder / f"{name}.json", 2
     while path.exists():
         path, number = folder / f"{name}-{number}.json", number + 1
@@ -180,7 +183,7 @@ def new_file(folder: Path, name: str) -> Path:
 
 
 def write_dated(folder: Path, kind: str, result: Mapping[str, Any]) -> Path:
-    """Write a result to a new file of the folder, KIND-DATE-TIME.json; returns its path."""
+    """Write a result to `folder`/KIND-DATE-TIME.json and return the path."""
     path = new_file(folder, time.strftime(f"{kind}-%Y%m%d-%H%M%S", time.gmtime()))
     write_json(path, result)
     return path

@@ -1,4 +1,4 @@
-"""Measures candidates at shapes: the gate first, then time and memory, within limits."""
+"""Measure candidates at shapes: correctness checks, then time and memory, within limits."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float64": torch
 
 @dataclass(frozen=True)
 class Settings:
-    """The settings that all benchmarks take.
+    """Settings that all benchmarks share.
 
     Attributes:
         dtype: float32, bfloat16 or float64.
         device: "cpu", "cuda", "cuda:1" ...
-        repeats: timings of each call.
-        max_seconds: for one pass of one row, a first call and a timed one; what takes longer is
-            left out.
+        repeats: number of timings of each call.
+        max_seconds: time limit for one pass of one row: a trial call and at least one timed call.
+            Slower candidates are left out.
     """
 
     dtype: str = "float32"
@@ -60,18 +60,23 @@ class Settings:
 
     @property
     def torch_dtype(self) -> torch.dtype:
-        """The dtype as torch has it."""
+        """The `torch.dtype` of the setting."""
         return DTYPES[self.dtype]
 
     @property
     def torch_device(self) -> torch.device:
-        """The device as torch has it."""
+        """The `torch.device` of the setting."""
         return torch.device(self.device)
 
 
 @dataclass(frozen=True)
 class Built:
-    """Something ready to run: its passes, and what else to say of it once they are timed."""
+    """A candidate that is ready to run.
+
+    Attributes:
+        passes: pass name -> call.
+        describe: computes the `extra` numbers of the row after timing.
+    """
 
     passes: Mapping[str, Call]
     describe: Callable[[Row], dict[str, float]] = lambda row: {}
@@ -79,13 +84,13 @@ class Built:
 
 @dataclass(frozen=True)
 class Candidate:
-    """Something to measure at any shape.
+    """A candidate that can be measured at any shape.
 
     Attributes:
         kind, name, backend: as in `Row`.
-        build: makes it; raises InputError where it cannot be made.
-        gate: makes its checks; empty for what torch itself provides.
-        obstacle: why it cannot run at a shape, or "".
+        build: builds the candidate for a shape; raises InputError if that is impossible.
+        gate: runs the correctness checks; returns an empty list for torch's own operators.
+        obstacle: returns the reason if the candidate cannot run at a shape, or an empty string.
     """
 
     kind: str
@@ -97,13 +102,13 @@ class Candidate:
 
     @property
     def label(self) -> str:
-        """For progress."""
+        """Name and backend for progress messages."""
         return self.name if self.backend is None else f"{self.name} ({self.backend})"
 
 
 @dataclass(frozen=True)
 class Group:
-    """Candidates that are timed in turn at one shape; ratios are taken to `references`."""
+    """Candidates at one shape. Their timings are interleaved, with ratios to `references`."""
 
     shape: Shape
     candidates: Sequence[Candidate]
@@ -112,12 +117,13 @@ class Group:
 
 @dataclass(frozen=True)
 class Hooks:
-    """The caller's callbacks: progress, and whether to stop.
+    """Callbacks of the caller.
 
     Attributes:
-        progress: told points done, points in all, and what is being measured.
-        should_stop: polled between calls; when True, what has been measured is returned.
-        save: given the result so far after each group.
+        progress: called with the number of finished points, all points, and the current step.
+        should_stop: called between measurements; True stops the benchmark and returns the partial
+            result.
+        save: called with the partial result after each group.
     """
 
     progress: Callable[[int, int, str], None] = lambda done, total, text: None
@@ -127,7 +133,7 @@ class Hooks:
 
 @dataclass
 class _Point:
-    """A row on its way: what runs, and what a call of each pass takes."""
+    """A row in progress: the built candidate and the cost of a trial call for each pass."""
 
     row: Row
     built: Built | None = None
@@ -137,12 +143,13 @@ class _Point:
 def forward_and_backward(
     run: Callable[[], Tensor], leaves: Sequence[Tensor], module: nn.Module | None = None
 ) -> dict[str, Call]:
-    """The two passes of operators and layers.
+    """Build the two passes of operators and layers.
 
     Args:
-        run: the call.
-        leaves: tensors whose gradients the backward computes.
-        module: what is switched to evaluation for the forward and to training for both.
+        run: the forward call.
+        leaves: tensors that receive gradients.
+        module: module to switch to evaluation mode for "forward" and to training mode for
+            "forward_backward".
     """
 
     def forward() -> Tensor:
@@ -159,7 +166,7 @@ def forward_and_backward(
 
 
 def switch(module: nn.Module | None, *, training: bool) -> None:
-    """Put a module into training or evaluation; each layer is told only where that is new."""
+    """Set the training mode of a module, if it differs."""
     if module is not None and module.training != training:
         module.train(training)
 
@@ -176,15 +183,15 @@ def run_benchmark(
     """Measure all groups.
 
     Args:
-        name: as on the command line.
-        groups: at least one.
-        settings: shared by all benchmarks.
-        details: the other settings, to be written down beside them.
-        hooks: progress, stopping and saving.
-        summarise: what the result gets beside its rows.
+        name: name of the benchmark on the command line.
+        groups: at least one group.
+        settings: settings that all benchmarks share.
+        details: other settings to store in the result.
+        hooks: callbacks for progress, stopping and saving.
+        summarise: computes further entries of the result from the rows.
 
     Returns:
-        See benchmarks/README.md; "status" is "partial" after a stop.
+        Result in the format of benchmarks/README.md; "status" is "partial" after a stop.
     """
     bench = _Bench(settings, hooks or Hooks(), sum(len(group.candidates) for group in groups))
     start = time.monotonic()
@@ -207,7 +214,7 @@ def run_benchmark(
 
 
 class _Bench:
-    """Measures group by group; remembers the length at which a candidate ran out of time."""
+    """Measure group by group and remember at which length a candidate was too slow."""
 
     def __init__(self, settings: Settings, hooks: Hooks, total: int) -> None:
         self.settings = settings
@@ -215,10 +222,10 @@ class _Bench:
         self.total = total
         self._done = 0
         self._device = settings.torch_device
-        self._too_long: dict[tuple[object, ...], int] = {}  # tokens at which time ran out
+        self._too_long: dict[tuple[object, ...], int] = {}  # least tokens that took too long
 
     def measure(self, group: Group) -> list[Row]:
-        """Rows of a group, in the order of its candidates."""
+        """Return the rows of a group, in the order of its candidates."""
         points = []
         for candidate in group.candidates:
             self._tell(f"{candidate.label} at {group.shape}")
@@ -234,18 +241,21 @@ class _Bench:
         self.hooks.progress(self._done, self.total, text)
 
     def _prepare(self, candidate: Candidate, shape: Shape) -> _Point:
-        """Gate a candidate and see what its passes take; `built` is None if it must not run."""
+        """Check and probe a candidate.
+
+        `built` is None if the candidate must not run.
+        """
         row = Row(candidate.kind, candidate.name, candidate.backend, shape)
         if self.hooks.should_stop():
             row.status, row.note = STOPPED, "stopped before it was measured"
             return _Point(row)
         try:
-            # Free memory is that of a CPU; a GPU refuses what it does not have.
+            # The limit is for CPU memory. CUDA raises its own out-of-memory error.
             with memory_limit() if self._device.type == "cpu" else nullcontext():
                 return self._gate_and_probe(candidate, row)
         except InputError as error:
             row.status, row.note = LEFT_OUT, str(error)
-        except Exception as error:  # what crashes has failed; the others are still worth knowing
+        except Exception as error:  # one crash must not stop the other candidates
             if is_out_of_memory(error):
                 row.status, row.note = LEFT_OUT, "out of memory"
             else:
@@ -280,12 +290,15 @@ class _Bench:
         return _Point(row, built, probes)
 
     def _probe(self, call: Call) -> Probe:
-        """The cost of a call. It is made again to be timed, so each has half of the limit."""
+        """Measure one trial call.
+
+        The timed call repeats it, so each gets half of the limit.
+        """
         if self._device.type == "cuda":
-            call()  # compiles kernels, which would count as time and memory
+            call()  # compiles kernels before time and memory are measured
         limit = self.settings.max_seconds / 2
 
-        def limited() -> object:  # the call alone: the profiler's start may take seconds
+        def limited() -> object:  # excludes the slow start of the profiler
             with time_limit(limit):
                 return call()
 
@@ -295,7 +308,7 @@ class _Bench:
         return found
 
     def _time(self, points: Sequence[_Point]) -> None:
-        """Time one pass after the other, in each all points in turn."""
+        """Time pass by pass, with interleaved timings of all points."""
         names = list(dict.fromkeys(name for point in points for name in point.probes))
         for name in names:
             turn = {str(i): point for i, point in enumerate(points) if name in point.probes}
@@ -315,7 +328,7 @@ class _Bench:
             self._finish(point)
 
     def _finish(self, point: _Point) -> None:
-        """Mark a row that was not timed to the end, or describe it."""
+        """Mark an incomplete row as stopped, or add its `extra` numbers."""
         missing = len(point.probes) - len(point.row.passes)
         short = any(len(t.seconds) < self.settings.repeats for t in point.row.passes.values())
         if missing or (short and self.hooks.should_stop()):
@@ -325,6 +338,6 @@ class _Bench:
 
 
 def _key(candidate: Candidate, shape: Shape) -> tuple[object, ...]:
-    """The key under which times at two numbers of tokens are comparable."""
+    """Return a key for candidates that differ only in tokens."""
     size = (shape.batch, shape.channels, shape.heads)
     return (candidate.kind, candidate.name, candidate.backend, *size)

@@ -1,4 +1,4 @@
-"""`rifflemix bench scaling`: every mixer as a layer over a range of N or C, beside softmax."""
+"""`rifflemix bench scaling`: every mixer as a layer over a range of N or C, next to softmax."""
 
 from __future__ import annotations
 
@@ -31,27 +31,28 @@ def run(
     settings: Settings | None = None,
     hooks: Hooks | None = None,
 ) -> dict[str, Any]:
-    """Measure layers over a range of N or C, fit the growth of their cost, compare with softmax.
+    """Measure layers over a range of N or C and fit growth.
 
     Args:
-        tokens: the N to measure at, each once.
-        batch: sequences.
+        tokens: values of N, each once.
+        batch: batch size.
         dim: channels C.
-        dims: the C to measure at, each once, in place of `dim`, at the one N of `tokens`.
-        heads: heads, for layers that have them.
-        mixers: registry names, all by default; softmax always takes part.
-        causal: build the mixers causal; by default all that can be take part.
-        peers: let installed packages take part that are made for the same purpose.
-        settings: type, device, number of timings and limits.
-        hooks: progress, stopping and saving.
+        dims: values of C, each once. They replace `dim` and require a single N in `tokens`.
+        heads: number of heads, for layers with heads.
+        mixers: registry names, all by default; softmax is always included.
+        causal: build causal mixers; by default only mixers with a causal form are included.
+        peers: include layers of installed third-party packages.
+        settings: data type, device, number of timings and limits.
+        hooks: callbacks for progress, stopping and saving.
 
     Returns:
-        See benchmarks/README.md. Rows of kind "layer" and "peer", passes "forward" and
-        "forward_backward", ratios to "two linear maps" and "softmax"; "growth" has exponents and
-        crossovers, "peers" says which took part.
+        Result in the format of benchmarks/README.md. Rows have the kind "layer" or "peer" and the
+        passes "forward" and "forward_backward". Ratios are to "two linear maps" and "softmax".
+        "growth" contains exponents and crossovers. "peers" lists the third-party packages and their
+        status.
 
     Raises:
-        InputError: an unknown mixer, one that cannot be causal, or a setting out of range.
+        InputError: an unknown mixer, a mixer without a causal form, or a setting out of range.
     """
     settings = settings or Settings()
     axis = TOKENS if dims is None else CHANNELS
@@ -66,7 +67,7 @@ def run(
     candidates = layer_candidates(
         names, [p for p in PEERS if p.name in present], settings, causal=causal
     )
-    # The cards claim for N; for C there is no claim.
+    # Mixer cards claim an exponent only for N, not for C.
     claimed = usable_mixers() if axis == TOKENS else []
     claims = {name: mixer_card(name).cost_exponent for name in claimed}
     details = {
@@ -85,7 +86,7 @@ def run(
 
 
 def _shapes(tokens: Sequence[int], batch: int, dims: Sequence[int], heads: int) -> list[Shape]:
-    """All N at all C; one of the two is one number."""
+    """Return shapes for all pairs of N and C."""
     for name, numbers in (("tokens", tokens), ("dims", dims)):
         if not numbers or len(set(numbers)) != len(numbers):
             raise bad_argument(name, "at least one number, each only once", list(numbers))
@@ -93,7 +94,7 @@ def _shapes(tokens: Sequence[int], batch: int, dims: Sequence[int], heads: int) 
 
 
 def _mixers(names: Sequence[str] | None, causal: bool) -> list[str]:
-    """Those asked for, or all that can be what is asked for."""
+    """Return the requested mixers, or all mixers that support the request."""
     if names is None:
         return [name for name in usable_mixers() if mixer_card(name).causal or not causal]
     cards = [mixer_card(name) for name in names]
@@ -106,12 +107,12 @@ def _mixers(names: Sequence[str] | None, causal: bool) -> list[str]:
 def growth(
     rows: Sequence[Row], claims: Mapping[str, float | None], axis: str = TOKENS
 ) -> list[dict[str, Any]]:
-    """For each layer and pass: the fitted exponent, the claimed one, the crossover with softmax.
+    """Compute exponents and crossovers with softmax for each layer and pass.
 
     Args:
-        rows: of all N, or of all C.
-        claims: mixer -> the exponent that its card claims.
-        axis: what cost grows with.
+        rows: rows over a range of N or of C.
+        claims: mixer -> exponent claimed by its card.
+        axis: "tokens" or "channels".
     """
     entries = []
     for key in dict.fromkeys(row.key for row in rows):
@@ -137,7 +138,7 @@ def growth(
 
 
 def _costs(rows: Sequence[Row], key: Key, pass_name: str, axis: str) -> dict[int, float]:
-    """N or C -> median seconds, as far as measured."""
+    """Return N or C -> median seconds, for the measured rows."""
     return {
         getattr(row.shape, axis): row.passes[pass_name].p50
         for row in rows

@@ -1,4 +1,4 @@
-"""Time against N or C for every layer, with the crossover against softmax marked on it."""
+"""Plot time against N or C for every layer and mark crossovers with softmax."""
 
 from __future__ import annotations
 
@@ -28,15 +28,14 @@ from rifflemix.lab.bench.tables import (
 )
 from rifflemix.lab.report.figure import figure_png
 
-# Okabe and Ito's palette without its yellow: safe for all common kinds of colour blindness. More
-# layers than hues take darker and lighter shades of them, told apart by their markers too;
-# every curve carries its name.
+# Okabe and Ito's palette without its yellow, safe for the common kinds of color blindness. Further
+# layers get darker and lighter shades with other markers, and every curve has a label.
 _HUES = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 _SHADES = ((0.0, "o"), (-0.4, "s"), (0.3, "^"), (-0.65, "D"), (0.5, "v"))
 _SOFTMAX_COLOUR, _FLOOR_COLOUR = "#222222", "#999999"
 _DPI = 120
-_LABEL_POINTS, _LABEL_GAP = 7.5, 10.0  # size, and least distance of two labels, in points
-# Inches of a panel: room for the scale, the frame, room for the labels; and above and below it.
+_LABEL_POINTS, _LABEL_GAP = 7.5, 10.0  # font size, and minimum distance of two labels, in points
+# Inches: axis scale, frame and labels of a panel; then the margins at the top and the bottom.
 _SCALE, _FRAME, _LABELS, _TOP, _BOTTOM = 0.9, 3.5, 3.05, 0.75, 0.95
 
 
@@ -51,10 +50,11 @@ class _Curve:
 
 
 def scaling_plot(result: Mapping[str, Any]) -> bytes:
-    """PNG: a panel a pass, N (or C) across and milliseconds up, both logarithmic.
+    """Plot milliseconds against N or C as a PNG.
 
-    A ring on the curve of softmax marks where a layer's cost falls below it for good; the label at
-    the end of the layer's curve says the same in words.
+    There is one panel per pass, with logarithmic axes. A ring on the curve of softmax marks the
+    point from which a layer is faster for good. The label of the layer's curve contains the same
+    number.
     """
     passes = list(dict.fromkeys(entry["pass"] for entry in result["growth"]))
     keys = {key_of(row) for row in result["rows"]}
@@ -62,7 +62,7 @@ def scaling_plot(result: Mapping[str, Any]) -> bytes:
         width = len(passes) * (_SCALE + _FRAME + _LABELS)
         height = _TOP + _BOTTOM + max(4.2, 1.2 * _LABEL_GAP / 72 * len(keys))
         figure = Figure(figsize=(width, height), dpi=_DPI)
-        FigureCanvasAgg(figure)  # which measures the texts
+        FigureCanvasAgg(figure)  # measures the text extents
         _write_captions(figure, result)
         for i, name in enumerate(passes):
             left = i * (_SCALE + _FRAME + _LABELS) + _SCALE
@@ -114,7 +114,10 @@ def _points(
 
 
 def _looks(keys: Sequence[Key]) -> dict[Key, tuple[str, str]]:
-    """Colour and marker of each curve; they depend on the keys alone, not on what was measured."""
+    """Assign a color and a marker to each curve.
+
+    They depend only on the keys, not on the measured values.
+    """
     looks = {BASELINE: (_SOFTMAX_COLOUR, "o"), FLOOR: (_FLOOR_COLOUR, "")}
     others = [key for key in keys if key not in looks]
     for i, key in enumerate(others):
@@ -124,7 +127,7 @@ def _looks(keys: Sequence[Key]) -> dict[Key, tuple[str, str]]:
 
 
 def _shade(colour: str, shift: float) -> str:
-    """A share of the way to black (below 0) or to white."""
+    """Mix a color with black (shift below 0) or white."""
     hue, lightness, saturation = colorsys.rgb_to_hls(*to_rgb(colour))
     room = lightness if shift < 0 else 1 - lightness
     rgb = colorsys.hls_to_rgb(hue, lightness + shift * room, saturation)
@@ -181,19 +184,19 @@ def _draw_crossover(axes: Axes, curve: _Curve, softmax: Sequence[tuple[int, floa
 
 
 def _is_crossed(crossover: Mapping[str, Any] | None) -> bool:
-    """Whether softmax is faster at first, and the layer from within the range on."""
+    """Check whether the layer becomes faster than softmax within the range."""
     return crossover is not None and crossover["tokens"] is not None and not crossover["always"]
 
 
 def _interpolate(points: Sequence[tuple[int, float]], tokens: float) -> float:
-    """Straight between two neighbours on logarithmic scales."""
+    """Interpolate between two neighbors on logarithmic scales."""
     i = max(k for k, (n, _) in enumerate(points[:-1]) if n <= tokens)
     (n0, t0), (n1, t1) = points[i], points[i + 1]
     return float(t0 * (t1 / t0) ** (math.log(tokens / n0) / math.log(n1 / n0)))
 
 
 def _set_tokens(axes: Axes, tokens: Sequence[int]) -> None:
-    """Ticks where something was measured; room on the right for the labels."""
+    """Set ticks at the measured points."""
     axes.xaxis.set_major_locator(FixedLocator(tokens))
     axes.xaxis.set_minor_locator(NullLocator())
     axes.xaxis.set_major_formatter(FuncFormatter(lambda n, _: f"{n:,.0f}"))
@@ -204,7 +207,7 @@ def _set_tokens(axes: Axes, tokens: Sequence[int]) -> None:
 
 
 def _draw_labels(axes: Axes, curves: Sequence[_Curve]) -> None:
-    """Names in a column right of the frame, in the order of the curves' ends."""
+    """Write names to the right of the frame, sorted by last value."""
     dpi = axes.figure.dpi
     frame = axes.get_window_extent()
     ordered = sorted(curves, key=lambda curve: curve.points[-1][1])
@@ -240,13 +243,14 @@ def _label(curve: _Curve) -> str:
 
 
 def spread(heights: Sequence[float], gap: float, low: float, high: float) -> list[float]:
-    """Rising heights moved apart to at least `gap`, as little as needed, within low and high.
+    """Move rising heights apart to at least `gap`, within low and high.
 
-    Where there is no room for the gap, they are spaced evenly.
+    Each height moves as little as needed. If there is too little room for the gap, the heights are
+    spaced evenly.
     """
     count = len(heights)
     gap = min(gap, (high - low) / max(count - 1, 1))
-    blocks: list[tuple[float, int]] = []  # mean of the wanted start, members
+    blocks: list[tuple[float, int]] = []  # mean of the preferred starts, number of members
     for i, height in enumerate(heights):
         start, members = min(max(height - i * gap, low), high - (count - 1) * gap), 1
         while blocks and blocks[-1][0] > start:

@@ -1,4 +1,4 @@
-"""What each mixer would cost in a user's own model: forward and training, time and memory."""
+"""Measure time and memory of a user's model with each mixer, forward and training."""
 
 from __future__ import annotations
 
@@ -32,11 +32,12 @@ class SwapRow:
     """One measurement.
 
     Attributes:
-        mixer: its label; "original" is the model as it came.
-        length: tokens N.
+        mixer: label of the mixer; "original" is the unchanged model.
+        length: number of tokens N.
         phase: "forward" (evaluation mode, without gradients) or "training" (forward and backward).
-        seconds: median of a call.
-        peak_memory_bytes: most that torch's allocator held above the level before the call.
+        seconds: median time of a call.
+        peak_memory_bytes: peak memory of torch's allocator minus the memory in use before the
+            call.
     """
 
     mixer: str
@@ -48,13 +49,13 @@ class SwapRow:
 
 @dataclass(frozen=True)
 class SwapMeasurement:
-    """What `measure_swap` found.
+    """Result of `measure_swap`.
 
     Attributes:
-        rows: every measurement.
-        refused: label -> why the mixer cannot stand in this model.
-        device: where it was measured.
-        threads: of torch on a CPU.
+        rows: all measurements.
+        refused: label -> reason if the mixer does not fit into this model.
+        device: device of the measurement.
+        threads: number of torch threads on a CPU.
     """
 
     rows: list[SwapRow]
@@ -63,7 +64,7 @@ class SwapMeasurement:
     threads: int
 
     def costs(self, mixer: str, phase: str, measure: str = "seconds") -> dict[int, float]:
-        """N -> cost of one mixer; `measure` is "seconds" or "peak_memory_bytes"."""
+        """Return N -> cost of one mixer; `measure` is "seconds" or "peak_memory_bytes"."""
         return {
             row.length: float(getattr(row, measure))
             for row in self.rows
@@ -71,13 +72,13 @@ class SwapMeasurement:
         }
 
     def crossover(self, mixer: str, phase: str, measure: str = "seconds") -> Crossover | None:
-        """From which N on a mixer costs less than the original, for good."""
+        """Find the N from which a mixer stays cheaper than the original."""
         return find_crossover(
             self.costs(mixer, phase, measure), self.costs(ORIGINAL, phase, measure)
         )
 
     def table(self) -> str:
-        """Markdown: a table for each phase, then crossovers, where the original wins, refusals."""
+        """Format as Markdown: one table per phase, then notes and refused mixers."""
         parts = [self._phase_table(phase) for phase in PHASES]
         notes = [*self._wins(), *(f"{name}: {reason}" for name, reason in self.refused.items())]
         where = f"{self.device}, {self.threads} threads" if self.device == "cpu" else self.device
@@ -85,14 +86,15 @@ class SwapMeasurement:
         return "\n\n".join([*parts, "\n".join(bullet_lines(notes))])
 
     def __str__(self) -> str:
-        """The table."""
         return self.table()
 
     def plot(self, path: str | Path | None = None) -> bytes:
-        """PNG: seconds against N, a panel for each phase, both axes logarithmic.
+        """Plot seconds against N as a PNG.
+
+        There is one panel per phase, with logarithmic axes.
 
         Args:
-            path: also written there.
+            path: file to write the plot to, or None.
 
         Raises:
             InputError: matplotlib is not installed, or the file cannot be written.
@@ -107,7 +109,7 @@ class SwapMeasurement:
 
     @property
     def mixers(self) -> list[str]:
-        """Labels that were measured, the original first."""
+        """Labels of the measured models; the original model is first."""
         return list(dict.fromkeys(row.mixer for row in self.rows))
 
     def _phase_table(self, phase: str) -> str:
@@ -130,7 +132,7 @@ class SwapMeasurement:
         return "\n".join(table_lines(headers, table, range(1, len(headers))))
 
     def _wins(self) -> list[str]:
-        """Sentences that say where the original is the faster one."""
+        """List the lengths at which the original model is faster."""
         sentences = []
         for phase in PHASES:
             original = self.costs(ORIGINAL, phase)
@@ -153,26 +155,29 @@ def measure_swap(
     repeats: int = 5,
     max_seconds: float = 20.0,
 ) -> SwapMeasurement:
-    """Measure a model as it is and with each mixer, at several lengths of the input.
+    """Measure a model as it is and with each mixer.
 
-    Every mixer is measured in a copy of the model, so that memory for all copies is needed; the
-    model itself is not changed. Timings of one length are taken in turn.
+    The measurement covers several input lengths. Each mixer is measured in a copy of the model, so
+    memory for all copies is needed. The model itself does not change. Timings of the copies are
+    interleaved.
 
     Args:
-        model: attention not yet replaced.
-        mixers: names of `list_mixers()`, or label -> name or (name, options).
-        make_inputs: tokens N -> inputs of the model: a tensor, a tuple of positional arguments or
-            a dict of named ones; with their batch and on the model's device.
-        lengths: tokens N to measure.
-        repeats: timings of each call.
-        max_seconds: of timings for one mixer, length and phase; at least one is taken.
+        model: model with its original attention layers.
+        mixers: names from `list_mixers()`, or label -> name or (name, options).
+        make_inputs: maps a number of tokens N to inputs of the model, with a batch and on the
+            device of the model: a tensor, a tuple of positional arguments or a dict of keyword
+            arguments.
+        lengths: numbers of tokens N to measure.
+        repeats: number of timings of each call.
+        max_seconds: time limit of the timings of one mixer, length and phase; at least one timing
+            is always made.
 
     Returns:
-        Times, memory, crossovers; prints as a table.
+        Times, memory and crossovers; `print` shows a table.
 
     Raises:
-        InputError: no mixer can stand in the model, a length under 1, or an output in which there
-            is no floating-point tensor.
+        InputError: no mixer fits into the model, a length is below 1, or the output contains no
+            floating-point tensor.
     """
     sizes = sorted(set(check_integers("lengths", lengths, 1)))
     if not sizes:
@@ -213,7 +218,10 @@ def _labelled(mixers: Any) -> dict[str, tuple[str, Mapping[str, Any]]]:
 def _swapped(
     model: nn.Module, mixers: Mapping[str, tuple[str, Mapping[str, Any]]], longest: int
 ) -> tuple[dict[str, nn.Module], dict[str, str]]:
-    """Copies of the model by label, the original first, and why others are not among them."""
+    """Return copies of the model by label, and reasons for refusals.
+
+    The original model is first.
+    """
     models, refused = {ORIGINAL: copy.deepcopy(model)}, {}
     for label, (name, options) in mixers.items():
         part = copy.deepcopy(model)
@@ -243,7 +251,7 @@ def _call(model: nn.Module, inputs: Any, phase: str) -> Callable[[], None]:
 
 
 def _first_tensor(output: Any) -> Tensor:
-    """The first floating-point tensor with a gradient in what a model returns."""
+    """Find the first floating-point tensor with a gradient in an output."""
     todo = [output]
     while todo:
         value = todo.pop(0)

@@ -1,4 +1,4 @@
-"""The plot of a `SwapMeasurement`."""
+"""Plot of a `SwapMeasurement`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,10 @@ _MARKERS = "osD^v"
 
 
 def swap_plot(measurement: SwapMeasurement) -> bytes:
-    """PNG: milliseconds against N, a panel for each phase; the original is black."""
+    """Plot milliseconds against N as a PNG, one panel per phase.
+
+    The original model is black.
+    """
     lengths = sorted({row.length for row in measurement.rows})
     phases = list(dict.fromkeys(row.phase for row in measurement.rows))
     with matplotlib.style.context("default"):

@@ -1,4 +1,4 @@
-"""Results of a benchmark as tables, for the terminal and for Markdown, and what to say of them."""
+"""Format benchmark results as tables and notes, for the terminal and for Markdown."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ Show = Callable[[Any], str]
 
 @dataclass(frozen=True)
 class BenchTable:
-    """One table: all cells are texts."""
+    """A table of texts."""
 
     title: str
     headers: list[str]
@@ -51,9 +51,10 @@ class BenchTable:
 
 
 def bench_tables(result: Mapping[str, Any]) -> list[BenchTable]:
-    """The tables of a result: of some benchmarks by N, otherwise one per shape and pass.
+    """Return the tables of a result.
 
-    Those of models are by N where the shapes differ in nothing else.
+    They are by N for some benchmarks, otherwise by shape and pass. Tables of models are by N if
+    their shapes differ only in N.
     """
     rows = result["rows"]
     if result["benchmark"] == "scaling":
@@ -77,7 +78,7 @@ def bench_tables(result: Mapping[str, Any]) -> list[BenchTable]:
 
 
 def bench_notes(result: Mapping[str, Any]) -> list[str]:
-    """Notes: where, when and how it was measured, and everything left out."""
+    """Describe the measurement, and each row without one."""
     notes = [_caption(result)]
     if result["status"] != "complete":
         notes.append("Partial: it was stopped before everything was measured.")
@@ -91,7 +92,7 @@ def bench_notes(result: Mapping[str, Any]) -> list[str]:
 
 
 def bench_markdown(result: Mapping[str, Any]) -> str:
-    """All tables and notes."""
+    """Format all tables and notes as Markdown."""
     parts = []
     for table in bench_tables(result):
         lines = table_lines(table.headers, table.rows, range(1, len(table.headers)))
@@ -101,23 +102,29 @@ def bench_markdown(result: Mapping[str, Any]) -> str:
 
 
 def axis_of(result: Mapping[str, Any]) -> str:
-    """The axis of a scaling result, "tokens" or "channels"; older files do not say."""
+    """Return the axis of a scaling result: "tokens" or "channels".
+
+    Older files have no axis; the default is "tokens".
+    """
     axis: str = result["settings"].get("axis", "tokens")
     return axis
 
 
 def key_of(entry: Mapping[str, Any]) -> Key:
-    """Kind and name of a row or of an entry of its growth."""
+    """Return the kind and name of a row or growth entry."""
     return entry["kind"], entry["name"]
 
 
 def shown_name(entry: Mapping[str, Any]) -> str:
-    """The name, and that it is another package's where it is: some are named as our mixers are."""
+    """Return the name, with a mark for packages.
+
+    Some packages have the same name as a mixer.
+    """
     return f"{entry['name']} (package)" if entry["kind"] == PEER else str(entry["name"])
 
 
 def crossover_text(crossover: Mapping[str, Any] | None) -> str:
-    """From which N on something is faster than softmax."""
+    """Format the N from which a layer is faster than softmax."""
     if crossover is None:
         return MISSING
     if crossover["tokens"] is None:
@@ -128,7 +135,7 @@ def crossover_text(crossover: Mapping[str, Any] | None) -> str:
 
 
 def _pass_table(shape: str, name: str, rows: Sequence[Row]) -> BenchTable:
-    """One pass at one shape: time, spread, memory, ratios, and what else is known of the rows."""
+    """Show time, spread, memory, ratios and other numbers of one pass."""
     columns: list[tuple[str, Show]] = [("Name", shown_name)]
     if any(row["backend"] for row in rows):
         columns.append(("Backend", lambda row: row["backend"] or MISSING))
@@ -147,7 +154,7 @@ def _pass_table(shape: str, name: str, rows: Sequence[Row]) -> BenchTable:
 
 
 def _growth_table(growth: Sequence[Mapping[str, Any]], axis: str) -> BenchTable:
-    """Exponents measured and claimed, and crossovers with softmax."""
+    """Show measured and claimed exponents, and crossovers with softmax."""
     passes = list(dict.fromkeys(entry["pass"] for entry in growth))
     headers = ["Name", "Claimed exponent"]
     for name in passes:
@@ -174,7 +181,7 @@ def _exponent_text(entry: Mapping[str, Any]) -> str:
 
 
 def _tables_by_axis(rows: Sequence[Row], axis: str) -> list[BenchTable]:
-    """A row a layer and a column an N (or C): times with their ratio to softmax, floor, memory."""
+    """Show times, ratios and memory by layer and N (or C)."""
     forward, both = "forward", "forward_backward"
     columns: list[tuple[str, str, Show]] = [
         (f"forward, {_MILLISECONDS}", forward, _time_and(_SOFTMAX)),
@@ -189,7 +196,7 @@ def _tables_by_axis(rows: Sequence[Row], axis: str) -> list[BenchTable]:
 
 
 def _beside_table(beside: Sequence[Beside], axis: str) -> BenchTable:
-    """A row a mixer and its package, and a column an N (or C)."""
+    """Show one row per mixer and package, columns N (or C)."""
     points = sorted({pair.shape[axis] for pair in beside})
     cells = {
         (pair.mixer, pair.package, pair.shape[axis]): f"{format_rate(pair.time)} "
@@ -213,7 +220,10 @@ def _differ_in_tokens(rows: Sequence[Row]) -> bool:
 
 
 def _model_tables_by_tokens(rows: Sequence[Row]) -> list[BenchTable]:
-    """A row a model and a column an N: times with their ratio and the share of kernels; memory."""
+    """Show times, ratios, shares of kernels and memory.
+
+    One row per model, one column per N.
+    """
     shares = {"forward": "forward_kernel_share", "training_step": "kernel_share"}
 
     def time_and_share(name: str) -> Show:
@@ -235,7 +245,10 @@ def _whole(fraction: float) -> str:
 
 
 def _tables_by_context(rows: Sequence[Row]) -> list[BenchTable]:
-    """A row a mixer and a column a context: time of a token with its ratio, and the state."""
+    """Show the time of a decoding step, its ratio, and the state.
+
+    One row per mixer, one column per context.
+    """
     state = _extra("state_bytes", format_bytes)
     return [
         _by_axis(
@@ -249,7 +262,10 @@ def _tables_by_context(rows: Sequence[Row]) -> list[BenchTable]:
 
 
 def _tables_of_processes(rows: Sequence[Row], processes: int) -> list[BenchTable]:
-    """A row a mixer and a column an N: beside one process alone, and bytes beside the formula."""
+    """Compare all processes with one process, and bytes with the formula.
+
+    One row per mixer, one column per N.
+    """
     share = f"{processes} processes / one"
     columns: list[tuple[str, Show]] = [
         (
@@ -263,7 +279,10 @@ def _tables_of_processes(rows: Sequence[Row], processes: int) -> list[BenchTable
 
 
 def _beside_alone(show: Show) -> Show:
-    """Show the pass of all processes and that of one; the status where it was not measured."""
+    """Show a pass of all processes and of one process.
+
+    An unmeasured row shows its status.
+    """
     ours, alone = _timed("forward_backward", show), _timed("alone", show)
     return lambda row: f"{ours(row)} / {alone(row)}" if row["passes"] else _status(row)
 
@@ -280,7 +299,7 @@ def _sent_per_token(row: Row) -> str:
 def _tables_beside_printed(
     rows: Sequence[Row], printed: Mapping[str, Mapping[str, Any]]
 ) -> list[BenchTable]:
-    """A row a model and a column an N: ours / the paper's."""
+    """Show measured / reported values: one row per model, columns N."""
     training, forward = "training_step", "forward"
     measures: list[tuple[str, str, str, Show]] = [
         ("training, steps/s", training, training, _per_second),
@@ -344,7 +363,7 @@ def _table(title: str, columns: Sequence[tuple[str, Show]], rows: Sequence[Row])
 
 
 def _timed(name: str, show: Show, otherwise: Show = lambda row: MISSING) -> Show:
-    """Show a pass of a row, or something else where it was not timed."""
+    """Show a pass of a row, or `otherwise` if not timed."""
     return lambda row: show(row["passes"][name]) if name in row["passes"] else otherwise(row)
 
 
@@ -391,7 +410,7 @@ def _shape_text(row: Row) -> str:
 
 
 def machine(result: Mapping[str, Any]) -> str:
-    """The machine: the GPU, or the CPU with cores and threads."""
+    """Describe the machine: the GPU, or the CPU with cores and threads."""
     made_in = result["environment"]
     if result["settings"]["device"] == "cpu":
         made_in = {**made_in, "hardware": {**made_in["hardware"], "gpu": None}}
@@ -409,7 +428,7 @@ def _caption(result: Mapping[str, Any]) -> str:
     )
 
 
-# What else is known of a row, beside the pass that it is of.
+# Further columns for each pass.
 _EXTRA: Mapping[str, tuple[tuple[str, str, Show], ...]] = {
     "forward": (
         ("package_calls", "Calls in rifflemix", format_count),

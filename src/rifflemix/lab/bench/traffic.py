@@ -1,6 +1,6 @@
-"""What a process sends for a mixer of a sequence in shards: by formula, and as it is counted.
+"""Bytes that a process sends for a sharded mixer: formulas and a counter.
 
-docs/scale.md has the formulas.
+docs/scale.md explains the formulas.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from rifflemix.parallel.shards import Shards
 
 @dataclass(frozen=True)
 class Sizes:
-    """What the formulas are of.
+    """Sizes that the formulas depend on.
 
     Attributes:
-        processes: P.
-        here: tokens of each, N / P.
+        processes: number of processes P.
+        here: tokens per process, N / P.
         dim: channels C.
-        heads: H.
-        batch: B.
+        heads: number of heads H.
+        batch: batch size B.
         number: bytes of an activation.
-        summed: bytes of a number that is added up.
+        summed: bytes of a number in a sum over processes.
     """
 
     processes: int
@@ -43,7 +43,10 @@ class Sizes:
 
     @property
     def share(self) -> float:
-        """What a process sends of numbers that all add up, or share out and collect: 2 (P-1)/P."""
+        """Sent share of the data in an all-reduce: 2 (P-1)/P.
+
+        An all-to-all followed by another one sends the same share.
+        """
         return 2 * (self.processes - 1) / self.processes
 
 
@@ -51,43 +54,52 @@ class Sizes:
 
 
 def tssa(s: Sizes) -> float:
-    """Energies, memberships and their energies."""
+    """Count the bytes for sums of energies, memberships and weighted energies."""
     return s.share * s.batch * (2 * s.dim + s.heads) * s.summed
 
 
 def linear(s: Sizes) -> float:
-    """Features times values, and their sum."""
+    """Count the bytes for sums of features times values, and of features."""
     return s.share * s.batch * s.dim * (s.dim // s.heads + 1) * s.summed
 
 
 def average(s: Sizes) -> float:
-    """The sum of the tokens, and their count."""
+    """Count the bytes for the sum of the tokens, and their count."""
     return s.share * s.batch * (s.dim + 1) * s.summed
 
 
 def permuted(s: Sizes, references: int = 0) -> float:
-    """Tokens to channels, and back; reference channels go along to so many processes."""
+    """Count the bytes for tokens to channels, and back.
+
+    Reference channels are also sent to `references` processes.
+    """
     return s.batch * s.here * (s.share * s.dim + references) * s.number
 
 
 def reached(s: Sizes, reach: int = 32) -> float:
-    """The last tokens before a shard, from as many processes as hold them."""
+    """Count the bytes for the last `reach` tokens before a shard.
+
+    The processes that store these tokens send them.
+    """
     return s.batch * min(reach, (s.processes - 1) * s.here) * s.dim * s.number
 
 
 def grouped(s: Sizes) -> float:
-    """Tokens to their groups, and back: at most all."""
+    """Count the bytes for all tokens to their groups, and back.
+
+    This is an upper bound.
+    """
     return 2 * s.batch * s.here * s.dim * s.number
 
 
 def sinkhorn(s: Sizes, block: int = 1024, sums: int = 1) -> float:
-    """Sums of the blocks; queries, keys and values of heads together, and outputs back."""
+    """Count the bytes for block sums, and Q/K/V by head and back."""
     blocks = sums * s.dim * -(-s.here * s.processes // block) * s.summed
     return s.share * s.batch * (blocks + 2 * s.here * s.dim * s.number)
 
 
 def softmax(s: Sizes) -> float:
-    """Keys and values to all."""
+    """Count the bytes for keys and values to all other processes."""
     return (s.processes - 1) * s.batch * s.here * 2 * s.dim * s.number
 
 
@@ -95,13 +107,14 @@ _SUMS: Mapping[str, Callable[[Sizes], float]] = {"average": average, "linear": l
 
 
 def expected_bytes(mixer: TokenMixer, s: Sizes) -> float:
-    """What the process that sends most sends in a forward pass without padding.
+    """Return the forward traffic of the process that sends most.
 
-    Exact where the processes divide heads and channels; of `butterfly` and `grouped` a bound.
+    The sequence has no padding. The number is exact if P divides the heads and the channels. For
+    `butterfly` and `grouped` it is an upper bound.
     """
     name = mixer.card.name
     if name in _SUMS:
-        # The first of all sends its sums to every later one, where an all-reduce shares the work.
+        # In a causal mixer, the first process sends its sums to every later process.
         return _SUMS[name](s) * (s.processes / 2 if mixer.causal else 1)
     if isinstance(mixer, PermutedValues):
         if mixer.windows is not None:
@@ -115,7 +128,10 @@ def expected_bytes(mixer: TokenMixer, s: Sizes) -> float:
 
 
 def csp(mixer: CSP, s: Sizes) -> float:
-    """Tokens to channels, and back; of short groups with short shifts, what the others reach of."""
+    """Count the bytes for tokens to channels, and back.
+
+    If groups and shifts are short, processes exchange only boundary tokens.
+    """
     shards = Shards(None, 0, (s.here,) * s.processes)
     near = near_groups(mixer, shards)
     if near is None:
@@ -130,7 +146,10 @@ def csp(mixer: CSP, s: Sizes) -> float:
 
 
 def _references(mixer: CSP, s: Sizes) -> int:
-    """How many processes permute channels that start inside a head, whose first they need."""
+    """Count processes with channels that start inside a head.
+
+    These processes need the first channel of the head.
+    """
     if mixer.order != "reference":
         return 0
     each, width = mixer.inner_dim // s.processes, mixer.inner_dim // mixer.heads
@@ -138,11 +157,11 @@ def _references(mixer: CSP, s: Sizes) -> int:
 
 
 class Traffic(OperatorWatch):
-    """Inside, counts the bytes that this process sends in floating-point numbers.
+    """Context manager that counts the floating-point bytes that this process sends.
 
     Args:
-        rank: this process in the group.
-        size: processes of the group.
+        rank: rank of this process in the group.
+        size: number of processes in the group.
     """
 
     def __init__(self, rank: int, size: int) -> None:
@@ -151,5 +170,4 @@ class Traffic(OperatorWatch):
         self.sent = 0.0
 
     def saw(self, operator: Any, args: tuple[Any, ...], options: dict[str, Any], out: Any) -> None:
-        """See `OperatorWatch.saw`."""
         self.sent += sent_bytes(operator, args, self.rank, self.size)
