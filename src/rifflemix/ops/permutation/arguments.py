@@ -57,7 +57,7 @@ def check_steps(steps: Tensor | Sequence[int], x: Tensor, name: str = "steps") -
 
 
 def check_range(name: str, integers: Tensor, low: int, high: int | None) -> None:
-    """Check the range of integers, except in a traced graph, which has no values."""
+    """Check the range of integers; a traced graph has no values to check."""
     if not has_values(integers) or not values_can_be_read():
         return
     smallest, largest = map(int, integers.aminmax())
