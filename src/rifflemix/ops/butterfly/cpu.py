@@ -35,7 +35,7 @@ from rifflemix.ops.operator import operator
 _KERNELS = library()
 # Without vector instructions torch's matrix products are faster.
 _HAS_VECTORS = instruction_level() >= 2
-_FEWEST_ROWS = 16  # fewest adjacent rows for which the kernel reads x column by column
+_FEWEST_ROWS = 16  # fewest adjacent rows for which the kernel uses the transposed layout
 # Limits of the kernel: torch is as fast for fewer numbers, or if both sides of a block are wider.
 # The width limit is higher for a sequence of layers, because the kernel saves the intermediates.
 _LARGE = 1 << 16
