@@ -55,7 +55,7 @@ def prefer_backend(backend: str) -> Iterator[None]:
 
 @constant_for_compiler
 def preferred_backend() -> str | None:
-    """Return the preference of the current thread or task, None outside of `prefer_backend`."""
+    """Return the preference of the current thread or task, or None."""
     return _preferred.get()
 
 

@@ -35,7 +35,7 @@ def check_operand(
 def refuse_values(
     name: str, x: Tensor, rank: int, layout: str, dtypes: Iterable[torch.dtype]
 ) -> NoReturn:
-    """Raise the error for an `x` with a wrong rank, a wrong dtype or a size of 0.
+    """Raise the error for a wrong rank, dtype or size of `x`.
 
     Only the batch size may be 0.
     """

@@ -27,8 +27,8 @@ def without_autocast(like: Tensor) -> AbstractContextManager[object]:
 def wide_default() -> torch.dtype:
     """Return torch's default dtype, or float32 if the default has 16 bits.
 
-    Use it to initialize parameters: torch has no 16-bit factorizations and complex numbers, and
-    lacks some 16-bit distributions.
+    Use it to initialize parameters, because torch has no 16-bit factorizations, no 16-bit complex
+    numbers and not all 16-bit distributions.
     """
     return torch.promote_types(torch.get_default_dtype(), torch.float32)
 

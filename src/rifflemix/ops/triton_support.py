@@ -35,7 +35,7 @@ _NUMBERS = {int, float, type(None)}
 
 
 def with_triton(names: tuple[str, ...], x: Tensor, *conditions: bool) -> tuple[str, ...]:
-    """Add "triton" to a list of backends, slowest first, if its kernels can run.
+    """Add "triton" to the backends if its kernels can run.
 
     "triton" is the slowest backend if Triton interprets the kernels, which is for tests only. It
     also comes first during export, because an exported program must run without rifflemix. In both
@@ -61,7 +61,7 @@ def with_triton(names: tuple[str, ...], x: Tensor, *conditions: bool) -> tuple[s
 
 
 def why_not_triton() -> str:
-    """Return why Triton kernels cannot run on a GPU here, or an empty string."""
+    """Return why Triton kernels cannot run on a GPU, or ""."""
     if not INSTALLED:
         return 'no Triton: pip install "rifflemix[gpu]"'
     if not torch.cuda.is_available():
@@ -81,7 +81,9 @@ def check_device(x: Tensor) -> None:
 
 @constant_for_compiler
 def shared_memory(device: torch.device) -> int:
-    """Return the shared memory per program in bytes; `sys.maxsize` if not on a GPU.
+    """Return the shared memory per program in bytes.
+
+    The result is `sys.maxsize` if `device` is not a GPU.
 
     An H100 has 227 KiB, an A100 163 KiB, most workstation GPUs 99 KiB.
     """

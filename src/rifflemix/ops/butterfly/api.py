@@ -35,7 +35,7 @@ def butterfly_split(
         q * a * s + r + j * s for j = 0 .. a-1.
 
     Raises:
-        InputError: block * stride does not divide n, or `dim` is not in range.
+        InputError: block * stride does not divide n, or `dim` is out of range.
 
     Source: Dimension Mixer, Algorithm 1 (the permutation before the block).
     """
@@ -164,7 +164,7 @@ def _check_groups(block: int, stride: int, length: int) -> tuple[int, int]:
 
 
 def _check_map(x: Tensor, before: Tensor | None, one: BlockMap, prefix: str = "") -> BlockMap:
-    """Check a layer against x or against the weight of the layer before it.
+    """Check a layer against x or the previous weight.
 
     Errors put `prefix` before the names of the fields.
     """

@@ -37,7 +37,7 @@ _KERNELS = library()
 _HAS_VECTORS = instruction_level() >= 2
 _FEWEST_ROWS = 16  # fewest adjacent rows for which the kernel uses the transposed layout
 # Limits of the kernel: torch is as fast for fewer numbers, or if both sides of a block are wider.
-# The width limit is higher for a sequence of layers, because the kernel saves the intermediates.
+# The width limit is higher for a sequence of layers, whose intermediates the kernel keeps in cache.
 _LARGE = 1 << 16
 _NARROW, _NARROW_IN_CHAIN = 12, 32 if instruction_level() == 4 else 16
 
@@ -91,7 +91,7 @@ def pays(x: Tensor, maps: Sequence[BlockMap]) -> bool:
 
 
 def block_mlp(x: Tensor, maps: Sequence[BlockMap]) -> Tensor:
-    """See `rifflemix.ops.block_mlp`."""
+    """Run `rifflemix.ops.block_mlp`."""
     lead = x.shape[:-1]
     if x.dim() != 3:
         x = x.reshape(1, -1, x.shape[-1]) if x.dim() < 3 else x.flatten(0, -3)
@@ -109,7 +109,7 @@ def block_mlp(x: Tensor, maps: Sequence[BlockMap]) -> Tensor:
 
 
 def _lies_across(x: Tensor) -> bool:
-    """Return whether rows, instead of the features of a row, are adjacent in memory."""
+    """Return whether rows instead of features are adjacent in memory."""
     return x.stride(2) != 1 and x.stride(1) == 1 and x.shape[1] >= _FEWEST_ROWS
 
 
@@ -158,7 +158,10 @@ def _backward(
     needs_x: bool,
     needs_parameters: bool,
 ) -> tuple[Tensor, Tensor]:
-    """Compute the gradients of x and the parameters; shape (0,) if not needed."""
+    """Compute the gradients of x and the parameters.
+
+    A gradient that is not needed has shape (0,).
+    """
     maps = _check(x, parameters, sizes)
     features = maps[-1].blocks * maps[-1].out
     check_operand("grad_y", grad_y, (*x.shape[:2], features), x.dtype, x.device)
@@ -231,7 +234,10 @@ def _maps(sizes: Sequence[int]) -> list[_Map]:
 
 
 def _check(x: Tensor, parameters: Tensor, sizes: Sequence[int]) -> list[_Map]:
-    """Return the layers; raise if the arguments do not fit or a size except the batch is 0."""
+    """Check the arguments and return the layers.
+
+    Only the batch size may be 0.
+    """
     maps = _maps(sizes)
     if x.dim() != 3 or x.dtype not in TYPE_NAMES or 0 in x.shape[1:]:
         refuse_values("x", x, 3, "(outer, inner, features)", TYPE_NAMES)

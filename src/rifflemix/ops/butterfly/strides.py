@@ -80,7 +80,7 @@ def butterfly_layout(
         Padded length, a multiple of the group size min(a, N), and the strides in order.
 
     Raises:
-        InputError: a number that is not in range.
+        InputError: a number out of range.
     """
     block = min(block, num_tokens)
     # Runs at least as long as the last stride also suit fewer tokens. By strides 1, a, ... a token
@@ -104,7 +104,7 @@ def butterfly_layout(
 
 
 def _is_searched(length: int, block: int) -> bool:
-    """Return whether powers of the block and one last stride are not sufficient."""
+    """Return whether the strides for a length come from a search."""
     run = block
     while run < length // block and length % (run * block) == 0:
         run *= block
@@ -183,7 +183,7 @@ def _reached_from(sources: Sequence[int], chain: list[int], length: int, block: 
 
 
 def _spread(reached: _Reached, stride: int, block: int) -> _Reached:
-    """Mark, per column, all positions of each group that contains a reached position."""
+    """Mark all positions of each group that contains a reached position."""
     groups = reached.reshape(-1, block, stride, reached.shape[1])
     met = groups.any(axis=1, keepdims=True)
     return np.broadcast_to(met, groups.shape).reshape(reached.shape)

@@ -50,7 +50,9 @@ def circular_shift(
     return_indices: bool = False,
     backend: str = "auto",
 ) -> Tensor | tuple[Tensor, Tensor]:
-    """Roll the tokens of each channel: out[b, n, c] = x[b, (n - steps[c]) mod N, c].
+    """Roll the tokens of each channel by its number of steps.
+
+    out[b, n, c] = x[b, (n - steps[c]) mod N, c].
 
     Args:
         x: (B, N, C) tokens.
@@ -279,7 +281,9 @@ def max_exchange(
 
 
 def causal_shift(x: Tensor, steps: Tensor | Sequence[int], *, backend: str = "auto") -> Tensor:
-    """Delay every channel: out[b, n, c] = x[b, n - steps[c], c], zero where n < steps[c].
+    """Delay the tokens of each channel by its number of steps.
+
+    out[b, n, c] = x[b, n - steps[c], c], zero where n < steps[c].
 
     Right padding does not change the result at valid tokens. Convert other padding to right padding
     first.
@@ -328,7 +332,7 @@ def rank_filter(
         (B, N, C).
 
     Raises:
-        InputError: wrong shape or dtype, or a rank that is not in range.
+        InputError: wrong shape or dtype, or a rank out of range.
 
     Source: docs/causal-permutations.md. The operator is known as rank filter; the best-known case
     is the median filter.

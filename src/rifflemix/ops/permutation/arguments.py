@@ -23,7 +23,7 @@ _INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 
 
 def check_values(x: Tensor, key_padding_mask: Tensor | None) -> None:
-    """Check that `x` is (B, N, C), floating-point, with at least one token and channel."""
+    """Check that `x` is (B, N, C), floating-point and not empty."""
     check_tokens("x", x)
     if x.shape[1] < 1 or x.shape[2] < 1:
         raise bad_argument("x", "at least one token and one channel", tuple(x.shape))
@@ -31,7 +31,7 @@ def check_values(x: Tensor, key_padding_mask: Tensor | None) -> None:
 
 
 def check_groups(x: Tensor, num_groups: int, heads: int = 1) -> tuple[int, int]:
-    """Return both as ints if groups divide the tokens and heads divide the channels."""
+    """Check that groups divide the tokens and heads divide the channels."""
     groups = check_divides("num_groups", num_groups, x.shape[1], "the number of tokens N")
     return groups, check_divides("heads", heads, x.shape[2], "the number of channels C")
 
@@ -57,7 +57,7 @@ def check_steps(steps: Tensor | Sequence[int], x: Tensor, name: str = "steps") -
 
 
 def check_range(name: str, integers: Tensor, low: int, high: int | None) -> None:
-    """Check the range of integers; a traced graph has no values to check."""
+    """Check the range of integers, except in a traced graph."""
     if not has_values(integers) or not values_can_be_read():
         return
     smallest, largest = map(int, integers.aminmax())
@@ -75,7 +75,7 @@ def sort_spec(
     order: str | None,
     descending: Tensor | None = None,
 ) -> SortSpec:
-    """Combine the settings of a sort; raise if they do not fit x or each other."""
+    """Check the settings of a sort and combine them."""
     num_groups, heads = check_groups(x, num_groups, heads)
     if descending is None:
         order = "reference" if order is None else order

@@ -58,7 +58,10 @@ WORTH_A_CALL = 1 << 12  # values; for fewer, torch is faster than the call of a 
 
 
 def needs_sort(x: Tensor, num_groups: int, with_index: bool) -> bool:
-    """Return whether a sort is needed: pairs without an index need only one comparison."""
+    """Return whether a sort is needed.
+
+    Pairs without an index need only one comparison.
+    """
     return with_index or not statically_known_true(x.shape[1] == 2 * num_groups)
 
 
@@ -118,7 +121,7 @@ def _short_index(length: int) -> torch.dtype:
 
 
 def sort_with_index(x: Tensor, num_groups: int, mask: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Sort each channel of each group; return the values and the smallest possible index."""
+    """Sort each channel of each group; return values and a short index."""
     dtype = _short_index(x.shape[1])
     sorted_: tuple[Tensor, Tensor] = _sort_groups(x, num_groups, 0, None, mask, None, dtype)
     return sorted_
@@ -213,7 +216,7 @@ _sort_groups.register_autograd(_differentiate_sort, setup_context=_save_index)
 
 @operator("rifflemix::scatter", device_types="cpu")
 def _scatter(grad: Tensor, index: Tensor, mask: Tensor | None, num_groups: int) -> Tensor:
-    """Compute the gradient of `eager.take` for an index that permutes tokens within groups.
+    """Compute the gradient of `eager.take` for permutations within groups.
 
     If the index stays within groups but is not a permutation, some values are undefined.
     """
@@ -320,7 +323,7 @@ _sort_pairs.register_autograd(_differentiate_pairs, setup_context=_save_swaps)
 def _exchange_pairs(
     grad: Tensor, swaps: Tensor, mask: Tensor | None, steps: Tensor | None
 ) -> Tensor:
-    """Exchange the marked pairs and zero the padding, then shift if steps are given."""
+    """Exchange the marked pairs, zero the padding, then shift by `steps`."""
     check_tokens("grad", grad, FORMATS, mask, steps)
     check_swaps(swaps, grad)
     out = new(grad)

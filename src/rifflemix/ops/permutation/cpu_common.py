@@ -118,7 +118,7 @@ def run(
 
 
 def new(x: Tensor, shape: Any = None, dtype: torch.dtype | None = None) -> Tensor:
-    """Allocate a kernel output with the shape and dtype of `x`, unless given."""
+    """Allocate a kernel output, by default with shape and dtype of `x`."""
     shape = x.shape if shape is None else shape
     made = torch.empty(shape, dtype=dtype or x.dtype, device=x.device)
     return made if made.nbytes < HUGE else in_huge_pages(made)

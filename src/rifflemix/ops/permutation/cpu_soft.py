@@ -20,13 +20,13 @@ from rifflemix.ops.permutation.spec import SortSpec
 
 
 def soft_sort(x: Tensor, num_groups: int, temperature: float, mask: Tensor | None) -> Tensor:
-    """Sort the values of each group with steps of at most 1 / temperature."""
+    """Sort each group with steps of at most 1 / temperature."""
     ordered, _ = group_sort(x, SortSpec(num_groups, by_reference=False), mask, False)
     return _fit(ordered, num_groups, temperature, mask, ranks=False)
 
 
 def soft_rank(x: Tensor, num_groups: int, temperature: float, mask: Tensor | None) -> Tensor:
-    """Rank the values of each group; close values have ranks that differ by less than 1."""
+    """Rank the values of each group, with smooth ranks of close values."""
     ordered, index = sort_with_index(x, num_groups, mask)
     return unsort(_fit(ordered, num_groups, temperature, mask, ranks=True), index, mask, num_groups)
 

@@ -72,13 +72,16 @@ def rank_filter(x: Tensor, ranks: Tensor, window_size: int) -> Tensor:
 
 
 def token_of_rank(window: Tensor, ranks: Tensor) -> Tensor:
-    """Select (B, C) from a window (B, G, C), oldest first: the token of each channel's rank."""
+    """Select the token (B, C) of each channel's rank in a window.
+
+    `window` is (B, G, C), oldest token first.
+    """
     place = _place_of_rank(window.detach(), ranks, (1, window.shape[1])).squeeze(1)
     return window.gather(1, place).squeeze(1)
 
 
 def _place_of_rank(windows: Tensor, ranks: Tensor, groups: tuple[int, int]) -> Tensor:
-    """Find (B, K, 1, C), the position in each group of the token of each channel's rank.
+    """Find the position (B, K, 1, C) of each channel's rank in each group.
 
     `windows` is (B, K G, C).
     """
@@ -101,7 +104,7 @@ def max_exchange(x: Tensor, mask: Tensor | None, with_index: bool) -> Permuted:
 
 
 def first_positions(largest: Tensor, mask: Tensor | None) -> Tensor:
-    """Find the first valid position of each sample, in the shape (B, 1, C) of `largest`."""
+    """Find the first valid position (B, 1, C) of each sample."""
     if mask is None:
         return torch.zeros_like(largest)
     return mask.to(torch.int32).argmin(dim=1)[:, None, None].expand_as(largest)
@@ -118,7 +121,7 @@ def _swap(x: Tensor, first: Tensor, second: Tensor) -> Tensor:
 
 
 def _largest_positions(x: Tensor, mask: Tensor | None) -> Tensor:
-    """Find the first position (B, 1, C) of the largest valid value of each channel."""
+    """Find the first position (B, 1, C) of each channel's largest valid value."""
     if mask is None:
         return x.detach().argmax(dim=1, keepdim=True)
     if leaves_package():
@@ -129,7 +132,9 @@ def _largest_positions(x: Tensor, mask: Tensor | None) -> Tensor:
 
 
 def ordered_key(x: Tensor) -> Tensor:
-    """Map values to integers of the same width and order: -0.0 equals 0.0, NaN is the largest.
+    """Map values to integers of the same width and order.
+
+    -0.0 equals 0.0, NaN is the largest.
 
     The keys never use the smallest and the largest integer, so that these can mark padding.
     """
@@ -173,7 +178,7 @@ def _sort_index(x: Tensor, spec: SortSpec, mask: Tensor | None) -> Tensor:
 def group_order(
     x: Tensor, descending: Tensor | None, mask: Tensor | None, groups: tuple[int, int]
 ) -> Tensor:
-    """Compute (B, K, G, C), the position in its group of the token of each rank."""
+    """Compute the position (B, K, G, C) of each rank in each group."""
     if leaves_package():
         return _order_by_value(x.detach(), descending, mask, groups)
     keys = torch.unflatten(sort_key(x, descending, mask), 1, groups)
@@ -205,7 +210,10 @@ def _order_by_value(
 
 
 def _largest_by_value(x: Tensor, padded: Tensor) -> Tensor:
-    """Find the first position (B, 1, C) of the largest valid value; NaN is the largest."""
+    """Find the first position (B, 1, C) of each channel's largest valid value.
+
+    NaN is the largest value. Unlike `ordered_key`, this needs no bits of floats.
+    """
     nan = x.isnan() & ~padded
     numbers = x.masked_fill(padded | nan, -torch.inf)
     best = (numbers == numbers.amax(1, keepdim=True)) & ~padded & ~nan
@@ -235,7 +243,10 @@ def exchange_pairs(x: Tensor, swap: Tensor, mask: Tensor | None) -> Tensor:
 
 
 def _out_of_order(pairs: Tensor, descending: Tensor | None) -> Tensor:
-    """Return (B, K, C) bool for (B, K, 2, C): True if the second token should come first."""
+    """Mark the pairs whose second token should come first.
+
+    (B, K, 2, C) -> (B, K, C) bool.
+    """
     first, second = pairs.unbind(2)
     in_order = first <= second
     if descending is not None:
@@ -251,7 +262,7 @@ def _exchange(pairs: Tensor, swap: Tensor) -> Tensor:
 
 
 def shift_index(x: Tensor, steps: Tensor, mask: Tensor | None) -> Tensor:
-    """Compute the index (B, N, C) of the source token of each position in a circular shift."""
+    """Compute the index (B, N, C) of a circular shift."""
     length = x.shape[1]
     positions = torch.arange(length, device=x.device)
     if mask is None:
@@ -264,7 +275,7 @@ def shift_index(x: Tensor, steps: Tensor, mask: Tensor | None) -> Tensor:
 
 
 def valid_first(mask: Tensor, dim: int) -> Tensor:
-    """Rank positions so that valid positions come before padded positions, both in order."""
+    """Rank the positions in order, valid before padded positions."""
     valid = ~mask
     among_padding = running_count(mask, dim) + valid.sum(dim, keepdim=True)
     return torch.where(valid, running_count(valid, dim), among_padding) - 1

@@ -16,7 +16,7 @@ _STEEPEST = 1e300
 
 
 def soft_sort(x: Tensor, num_groups: int, temperature: float, mask: Tensor | None) -> Tensor:
-    """Sort the values of each group with steps of at most 1 / temperature."""
+    """Sort each group with steps of at most 1 / temperature."""
     columns = _Columns(x, num_groups, mask)
     values, ranks = columns.values, columns.ranks
     slope = min(1 / temperature, _STEEPEST)
@@ -29,7 +29,7 @@ def soft_sort(x: Tensor, num_groups: int, temperature: float, mask: Tensor | Non
 
 
 def soft_rank(x: Tensor, num_groups: int, temperature: float, mask: Tensor | None) -> Tensor:
-    """Rank the values of each group; close values have ranks that differ by less than 1."""
+    """Rank the values of each group, with smooth ranks of close values."""
     columns = _Columns(x, num_groups, mask)
     values, ranks = columns.values, columns.ranks
     inverse = min(1 / temperature, _STEEPEST)
@@ -57,11 +57,11 @@ class _Columns:
         self.is_number = finite.all(3, keepdim=True)
 
     def marked(self, y: Tensor) -> Tensor:
-        """Return `y` with NaN in all columns that contain an infinity or NaN."""
+        """Return `y` with NaN in columns with an infinity or NaN."""
         return y + torch.zeros_like(y).masked_fill(~self.is_number, torch.nan)
 
     def pool(self, wanted: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return sizes, mean values and mean ranks of the blocks of the nondecreasing fit."""
+        """Return sizes, mean values and mean ranks of the fitted blocks."""
         # A column with an infinity or NaN becomes one block. Padding does not join a block.
         wanted = torch.where(self.is_number, wanted, -self.ranks)
         lowest = torch.finfo(wanted.dtype).min
@@ -80,7 +80,7 @@ def _ungrouped(y: Tensor, x: Tensor, mask: Tensor | None) -> Tensor:
 
 
 def _block_starts(wanted: Tensor) -> Tensor:
-    """Mark, in (..., G), the block starts of the nondecreasing least-squares fit to columns.
+    """Mark the block starts of the nondecreasing least-squares fit to columns (..., G).
 
     Two adjacent fitted halves are merged by one mean m. Values above m on the left and values below
     m on the right become m. All other values stay unchanged.
@@ -106,7 +106,7 @@ def _block_starts(wanted: Tensor) -> Tensor:
 
 
 def _common_mean(left: Tensor, right: Tensor) -> Tensor:
-    """Compute the mean (..., 1) of the block that joins two ascending halves (..., W).
+    """Compute the mean of the block between two ascending halves (..., W).
 
     If the halves are already in order, the result is a value between them. The block contains the
     last p values on the left and the first q values on the right. A left value v is in the block if

@@ -21,7 +21,7 @@ def check_tokens(
     mask: Tensor | None,
     steps: Tensor | None,
 ) -> torch.Size:
-    """Return the shape of `x`; raise unless it is (B, N, C) and mask and steps fit."""
+    """Check tokens (B, N, C), mask and steps; return the shape."""
     shape = x.shape
     if len(shape) != 3 or x.dtype not in dtypes or shape[1] < 1 or shape[2] < 1:
         refuse_values(name, x, 3, "(B, N, C)", dtypes)
@@ -45,8 +45,9 @@ def check_sort(
     steps: Tensor | None,
     name: str = "x",
 ) -> None:
-    """Check that groups divide the tokens of `x` and heads divide its channels.
+    """Check the arguments of a sort.
 
+    `num_groups` must divide the tokens of `x`, and `leaders` must divide its channels.
     `leaders` is the number of heads with a reference channel; 0 skips the check of the heads.
     """
     _, length, channels = check_tokens(name, x, dtypes, mask, steps)
@@ -65,7 +66,7 @@ def check_pairs(x: Tensor) -> None:
 
 
 def check_index_dtype(dtype: torch.dtype | None, length: int) -> None:
-    """Check that `dtype` is None or an index dtype that can represent all positions."""
+    """Check that an index dtype (or None) can represent all positions."""
     if dtype is None:
         return
     if dtype not in _INDICES:
@@ -75,13 +76,13 @@ def check_index_dtype(dtype: torch.dtype | None, length: int) -> None:
 
 
 def check_index(index: Tensor, x: Tensor) -> None:
-    """Check that `index` has the shape and device of `x` and an index dtype."""
+    """Check the shape, device and dtype of an index for `x`."""
     dtype = index.dtype if index.dtype in _INDICES else torch.int64
     check_operand("index", index, x.shape, dtype, x.device)
 
 
 def check_swaps(swaps: Tensor, x: Tensor) -> None:
-    """Check that `swaps` is (B, N/2, C) bool: one flag per pair of tokens of `x`."""
+    """Check that `swaps` is (B, N/2, C) bool, for pairs of tokens."""
     check_pairs(x)
     batch, length, channels = x.shape
     check_operand("swaps", swaps, (batch, length // 2, channels), torch.bool, x.device)

@@ -49,12 +49,15 @@ def _shift_step(
 
 
 def circular_shift(x: Tensor, steps: Tensor, mask: Tensor | None, with_index: bool) -> Permuted:
-    """Compute CSP equation (3): out[i] = v[(i - J) mod L] on L valid tokens."""
+    """Compute CSP equation (3) on the L valid tokens of a sample.
+
+    out[i] = v[(i - J) mod L].
+    """
     return _take(x, _shift_index(x, steps, mask), mask, with_index)
 
 
 def group_sort(x: Tensor, spec: SortSpec, mask: Tensor | None, with_index: bool) -> Permuted:
-    """Compute CSP equations (4) and (5): sort the valid tokens of every group."""
+    """Compute CSP equations (4) and (5) on the valid tokens."""
     return _take(x, _sort_index(x, spec, mask), mask, with_index)
 
 
@@ -68,7 +71,7 @@ def channel_permute(
 
 
 def max_exchange(x: Tensor, mask: Tensor | None, with_index: bool) -> Permuted:
-    """Compute Max-Exchange of Sliceformer: swap the first valid token and the first largest."""
+    """Swap the first valid token and the first largest (Sliceformer)."""
     index = _identity(x)
     for sample, valid in enumerate(_valid_positions(x, mask)):
         for channel in range(x.shape[2] if valid else 0):
@@ -81,7 +84,10 @@ def max_exchange(x: Tensor, mask: Tensor | None, with_index: bool) -> Permuted:
 
 
 def causal_shift(x: Tensor, steps: Tensor, longest: int) -> Tensor:
-    """Compute u[n] = v[n - J], zero where n < J, for J of at most `longest`."""
+    """Compute u[n] = v[n - J], zero where n < J.
+
+    J is at most `longest`.
+    """
     v = torch.cat((x.new_zeros(x.shape[0], longest, x.shape[2]), x), 1)
     u = torch.empty_like(x)
     for channel, step in enumerate(steps.tolist()):
@@ -91,7 +97,10 @@ def causal_shift(x: Tensor, steps: Tensor, longest: int) -> Tensor:
 
 
 def rank_filter(x: Tensor, ranks: Tensor, window_size: int) -> Tensor:
-    """Compute y[n], the r-th smallest of v[n-G+1..n], with zeros before the first token."""
+    """Compute y[n], the r-th smallest of v[n-G+1..n].
+
+    Values before the first token are zero.
+    """
     y = x.masked_fill(torch.ones_like(x, dtype=torch.bool), 0.0)  # keeps y in x's graph
     for sample in range(x.shape[0]):
         for channel, rank in enumerate(ranks.tolist()):
@@ -185,7 +194,7 @@ def _optimal_potentials(leader: Tensor, channel: Tensor) -> tuple[Tensor, Tensor
 
 
 def soft_sort(x: Tensor, num_groups: int, temperature: float, mask: Tensor | None) -> Tensor:
-    """Project (0, 1, ..) / temperature onto the permutahedron of the values of each group."""
+    """Project (0, 1, ..) / temperature onto the permutahedron of the values."""
 
     def fit(values: Tensor, ranks: Tensor) -> Tensor:
         return _project(ranks / temperature, values)
@@ -194,7 +203,7 @@ def soft_sort(x: Tensor, num_groups: int, temperature: float, mask: Tensor | Non
 
 
 def soft_rank(x: Tensor, num_groups: int, temperature: float, mask: Tensor | None) -> Tensor:
-    """Project values / temperature of each group onto the permutahedron of 0, 1, .."""
+    """Project the values / temperature onto the permutahedron of 0, 1, .."""
 
     def fit(values: Tensor, ranks: Tensor) -> Tensor:
         return _project(values / temperature, ranks)
@@ -203,7 +212,7 @@ def soft_rank(x: Tensor, num_groups: int, temperature: float, mask: Tensor | Non
 
 
 def _project(z: Tensor, w: Tensor) -> Tensor:
-    """Compute the point nearest to z in the convex hull of all permutations of w.
+    """Project z onto the convex hull of all permutations of w.
 
     z and w are ascending. By Blondel et al. 2020, the point is z minus v, the nondecreasing
     least-squares fit to z - w: v[i] = max over j <= i of min over k >= i of the mean of j..k.
@@ -226,7 +235,7 @@ def _for_sorted(
     mask: Tensor | None,
     by_rank: bool,
 ) -> Tensor:
-    """Apply `fit` to the sorted values and the ranks of each group, in float64.
+    """Apply `fit` to the sorted values and ranks, in float64.
 
     by_rank=True writes the results to the valid positions in ascending order. by_rank=False writes
     each result to the position of its value.

@@ -69,7 +69,8 @@ def relaxed_group_sort(
         x: (B, N, C) tokens.
         num_groups: groups K, a divisor of N.
         temperature: weight of the entropy, in units of the product of two values; above 0.
-        num_iterations: number of row and column normalizations, in the log domain.
+        num_iterations: number of iterations. Each iteration normalizes rows, then columns, in the
+            log domain.
         key_padding_mask: (B, N) bool, True = padding. The transport excludes padding.
         return_plan: return (y, plan) with the (B, K, C, G, G) plans.
         backend: "auto", "reference" or "eager".
@@ -79,7 +80,7 @@ def relaxed_group_sort(
         tokens in place. Columns of a plan sum to 1, rows only after convergence.
 
     Raises:
-        InputError: wrong shape or dtype, or a number that is not in range.
+        InputError: wrong shape or dtype, or a number out of range.
 
     Source: CSP (Yuan and Xu), equations (8)-(9) and theorem 2.
     """

@@ -60,7 +60,7 @@ def shift_steps(
         (C,) int64 in 0..N-1.
 
     Raises:
-        InputError: unknown kind, a number that is not in range, or `heads` that does not divide C.
+        InputError: unknown kind, a number out of range, or `heads` that does not divide C.
 
     Source: CSP (Yuan and Xu), section 3.2.2, and equation (3) for "head". Unlike in the paper, the
     base of the power law is not floored. A floored base is 1 as soon as LC - 1 exceeds log2 N, and
@@ -148,7 +148,7 @@ def interleave_columns(
         (C,) bool, True = descending; the `descending` argument of `group_sort`.
 
     Raises:
-        InputError: a number that is not in range, `heads` that does not divide C, or `reverse`
+        InputError: a number out of range, `heads` that does not divide C, or `reverse`
             without `num_layers`.
 
     Source: Sliceformer (Yuan and Xu), equations (5)-(6), as defined in the code of the authors. If

@@ -23,9 +23,9 @@ def soft_sort(
     averages of permutations of w. The result is the point of the permutahedron that is nearest to
     (0, 1, .., G - 1) / temperature.
 
-    In the result, a run of adjacent values is replaced by values that increase by 1 / temperature
-    per token around the mean of the run. All other values are the sorted values. The sum does not
-    change. If no two adjacent values differ by more than 1 / temperature, the result is equal to
+    A steep run of adjacent values becomes a line through the mean of the run that rises by
+    1 / temperature per token. All other values are the sorted values. The sum does not change. If
+    no two adjacent values differ by more than 1 / temperature, the result is equal to
     `group_sort(x, num_groups, order="ascending")` to the last bit. At high temperatures all values
     become the mean.
 
@@ -62,7 +62,9 @@ def soft_rank(
     key_padding_mask: Tensor | None = None,
     backend: str = "auto",
 ) -> Tensor:
-    """Rank the values of each channel and group, with gradients; 0 is the smallest.
+    """Rank the values of each channel and group, with gradients.
+
+    Rank 0 is the smallest value.
 
     The result is the point nearest to values / temperature among all averages of permutations of
     0, 1, .., G - 1. If all sorted neighbors differ by at least the temperature, the result contains

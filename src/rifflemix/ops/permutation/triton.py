@@ -247,7 +247,7 @@ _shift.register_autograd(_shift_backward, setup_context=_keep_steps)
 
 
 def shift_tile(x: Tensor, row_size: int = 1) -> dict[str, int]:
-    """Choose the tile of a kernel that shifts channels, in rows of `row_size` tokens.
+    """Choose the tile of a kernel that shifts rows of tokens.
 
     Memory transfers are sectors of 32 bytes, and a shift reads each channel of a sector from a
     different token. A program handles the channels of two sectors and many tokens, so that most

@@ -22,7 +22,9 @@ def _log2(power):
 
 @triton.jit
 def _sort_key(bits, down, infinity, HALF: tl.constexpr):
-    """Map values to integers of the same order: -0.0 equals 0.0, NaN last in both directions.
+    """Map values to integers of the same order.
+
+    -0.0 equals 0.0. NaN comes last in both directions.
 
     `down` marks the values to sort in descending order, or is None. The keys never use the largest
     integer, so that it can mark padding.
@@ -53,7 +55,7 @@ def _widen(bits, HALF: tl.constexpr):
 
 @triton.jit
 def _bit(cube, i: tl.constexpr):
-    """Return bit i of the position of every element of a hypercube, for broadcasting."""
+    """Return bit i of the positions in a hypercube, for broadcasting."""
     rank: tl.constexpr = len(cube.shape)
     return tl.reshape(tl.arange(0, 2), [1] * (rank - i - 1) + [2] + [1] * i)
 
@@ -84,7 +86,7 @@ def _larger(a, b, ORDER: tl.constexpr):
 
 @triton.jit
 def _exchange(cube, bit: tl.constexpr, ORDER: tl.constexpr):
-    """Order all pairs of elements whose positions differ only in this bit, smaller first."""
+    """Order all pairs of elements that differ only in this position bit."""
     other = cube ^ tl.xor_sum(cube, len(cube.shape) - 1 - bit, keep_dims=True)
     second = _bit(cube, bit) == 1
     return tl.where(second, _larger(cube, other, ORDER), _smaller(cube, other, ORDER))
@@ -92,7 +94,10 @@ def _exchange(cube, bit: tl.constexpr, ORDER: tl.constexpr):
 
 @triton.jit
 def _merge(cube, stage: tl.constexpr, last: tl.constexpr, ORDER: tl.constexpr):
-    """Merge runs of 2^stage into sorted runs of 2^(stage + 1); odd runs are complemented."""
+    """Merge sorted runs of 2^stage into runs of 2^(stage + 1).
+
+    Odd runs are complemented.
+    """
     if stage > 0:
         cube = cube ^ -_bit(cube, stage).to(cube.dtype)
     if not last:
@@ -152,7 +157,7 @@ def rank_of_slot(
 def columns_of(
     length, channels, group_size, num_windows, CHANNELS: tl.constexpr, WINDOWS: tl.constexpr
 ):
-    """Return sample, first token, channel and existence of each column of a program's tile."""
+    """Return sample, first token, channel and existence of each tile column."""
     tiles = tl.cdiv(channels, CHANNELS)
     tile = tl.program_id(0)
     column = tl.arange(0, CHANNELS * WINDOWS)[None, :]
@@ -167,7 +172,7 @@ def columns_of(
 
 @triton.jit
 def _rows(length, channels, num_rows, row_size, ROWS: tl.constexpr, CHANNELS: tl.constexpr):
-    """Return sample, first token, channel and existence for a program's tile of token rows."""
+    """Return sample, first token, channel and existence of each tile row."""
     tiles = tl.cdiv(channels, CHANNELS)
     tile = tl.program_id(0)
     row = tile // tiles * ROWS + tl.arange(0, ROWS)[:, None]
@@ -182,7 +187,7 @@ def turn(
     x, y, x_batch, x_token, x_channel, y_batch, y_token, y_channel, length, channels,
     TOKENS: tl.constexpr, CHANNELS: tl.constexpr,
 ):  # fmt: skip
-    """Transpose x to y: one has adjacent channels in memory, the other adjacent tokens."""
+    """Copy x to y and transpose the memory layout."""
     wide, high = tl.cdiv(channels, CHANNELS), tl.cdiv(length, TOKENS)
     tile = tl.program_id(0)
     sample = (tile // (wide * high)).to(tl.int64)
@@ -196,14 +201,14 @@ def turn(
 
 @triton.jit
 def _load_step(steps, channel, channels, length):
-    """Load the steps of channels, of any size and sign, reduced to 0..length - 1."""
+    """Load the steps of channels and reduce them to 0..length - 1."""
     step = tl.load(steps + channel, mask=channel < channels, other=0) % length
     return tl.where(step < 0, step + length, step).to(tl.int32)
 
 
 @triton.jit
 def _source(token, step, length):
-    """Return the source token of a position in a circular shift by 0 <= step < length."""
+    """Return the source token of a shift by 0 <= step < length."""
     return tl.where(token < step, token + length - step, token - step)
 
 
@@ -220,7 +225,9 @@ def sort_windows(
     HALF: tl.constexpr, SLOTS: tl.constexpr, CHANNELS: tl.constexpr, WINDOWS: tl.constexpr,
     LANES: tl.constexpr, WARPS: tl.constexpr, RUN: tl.constexpr, WHOLE: tl.constexpr,
 ):  # fmt: skip
-    """Shift by `steps`, then sort every window; rank r goes to position `positions[r]`.
+    """Shift by `steps`, then sort every window.
+
+    Rank r goes to position `positions[r]`.
 
     The kernel writes the source position of each token in its window to `code` (B, N, C). `only`
     (windows, C / 2) marks the pairs of channels to sort; programs without a marked pair do nothing.
@@ -281,7 +288,9 @@ def unsort_windows(
     HALF: tl.constexpr, SLOTS: tl.constexpr, CHANNELS: tl.constexpr, WINDOWS: tl.constexpr,
     LANES: tl.constexpr, WARPS: tl.constexpr, RUN: tl.constexpr,
 ):  # fmt: skip
-    """Move the gradient of each position to its source token by a sort by `code`.
+    """Move each gradient to its source token by a sort.
+
+    The sort key is `code`.
 
     For small windows this is faster than `scatter`, which writes single values.
     """
@@ -316,7 +325,9 @@ def scatter(
     length, channels, group_size, num_rows,
     ROWS: tl.constexpr, CHANNELS: tl.constexpr,
 ):  # fmt: skip
-    """Move the gradient of each position to its source token; `code` is a permutation.
+    """Move each gradient to its source token.
+
+    `code` must be a permutation.
 
     Gradients that would leave their group are dropped.
     """
@@ -366,7 +377,9 @@ def sort_pairs(
     HALF: tl.constexpr, ROWS: tl.constexpr, CHANNELS: tl.constexpr,
     REFERENCE: tl.constexpr, ONE_LEADER: tl.constexpr,
 ):  # fmt: skip
-    """Shift by `steps`, then sort groups of two; `swaps` (B, N/2, C) marks exchanged pairs.
+    """Shift by `steps`, then sort groups of two.
+
+    The kernel marks exchanged pairs in `swaps` (B, N/2, C).
 
     REFERENCE: use the order of the first of every `leader_width` channels. ONE_LEADER: the whole
     tile has the same reference channel. swaps, steps, descending and mask may be None.
@@ -434,7 +447,10 @@ def unshift_pairs(
     length, channels, num_rows,
     ROWS: tl.constexpr, CHANNELS: tl.constexpr,
 ):  # fmt: skip
-    """Compute `unsort_pairs` after a shift: each token reads the gradient of its destination."""
+    """Invert a shift and a sort of pairs for the gradient.
+
+    Each token reads the gradient of its destination.
+    """
     sample, token, channel, there = _rows(length, channels, num_rows, 1, ROWS, CHANNELS)
     position = token + _load_step(steps, channel, channels, length)
     position = tl.where(position >= length, position - length, position)

@@ -20,7 +20,7 @@ MAX_OFFSET = 2**31 - 1
 
 
 def with_triton(names: tuple[str, ...], x: Tensor, group_size: int = 1) -> tuple[str, ...]:
-    """Add "triton" to the backends if its kernels can sort groups of this size here."""
+    """Add "triton" to the backends if its kernels can sort `x`."""
     if x.dtype not in BITS:
         return names
     fits = group_size <= longest_window(x)
@@ -34,7 +34,7 @@ def with_triton(names: tuple[str, ...], x: Tensor, group_size: int = 1) -> tuple
 
 
 def longest_window(x: Tensor) -> int:
-    """Return the longest window that one program can sort on the device of `x`."""
+    """Return the longest window that one program can sort."""
     # The programs for the longest windows exchange all slots of two channels in shared memory.
     bits = BITS[x.dtype]
     room = triton_support.shared_memory(x.device) // (2 * 2 * bits // 8)

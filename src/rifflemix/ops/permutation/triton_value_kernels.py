@@ -15,14 +15,17 @@ from rifflemix.ops.permutation.triton_kernels import columns_of, rank_of_slot, s
 
 @triton.jit
 def _spread(x):
-    """Return all ones in the halves whose top bit is set, zeros in the other halves."""
+    """Spread the top bit of each half over the half."""
     ones = x >> 15 & 0x00010001
     return (ones << 16) - ones
 
 
 @triton.jit
 def _pair_key(bits, magnitude, down, infinity):
-    """Map two values to two unsigned 16-bit keys; NaN is 0xFFFE in both directions."""
+    """Map two values to two unsigned 16-bit keys.
+
+    NaN is 0xFFFE in both directions.
+    """
     key = bits ^ (_spread(bits) | -0x7FFF8000)  # the top bit of either half
     if down is not None:
         key = key ^ down
@@ -43,7 +46,7 @@ def _pair_bits(key, down):
 
 @triton.jit
 def _pair_down(descending, channel, there):
-    """Return all ones in the halves of the channels to sort in descending order."""
+    """Return all ones in the halves of descending channels."""
     first = tl.load(descending + 2 * channel, mask=there, other=0).to(tl.int32)
     second = tl.load(descending + 2 * channel + 1, mask=there, other=0).to(tl.int32)
     return tl.where(first != 0, 0xFFFF, 0) | tl.where(second != 0, -0x00010000, 0)

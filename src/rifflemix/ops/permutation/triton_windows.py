@@ -51,7 +51,7 @@ def window_tile(slots: int, own: int, side: int, channels: int) -> dict[str, int
 def window_tile_of(
     group_size: int, half: int, channels: int, turned_bytes: int = 0
 ) -> dict[str, int]:
-    """Choose the tile of windows of this size with values of `half` bits.
+    """Choose the tile for a window size and values of `half` bits.
 
     `turned_bytes` is the size of an element of a transposed copy, or 0 without a copy. In a copy, a
     lane reads 16 bytes of one channel.
@@ -85,7 +85,7 @@ def _turned_like(x: Tensor) -> Tensor:
 
 
 def _turn(x: Tensor, y: Tensor) -> Tensor:
-    """Copy x to y, if one of them is transposed in memory, and return y."""
+    """Copy x to y with a transposed layout; return y."""
     batch, length, channels = x.shape
     tiles = num_programs(length, channels, _TURN_TILE["TOKENS"], _TURN_TILE["CHANNELS"])
     launch(
@@ -105,7 +105,7 @@ def sort_windows(
     mask: Tensor | None,
     num_groups: int,
 ) -> None:
-    """Shift by `steps`, then sort the windows of x (B, N, C) into y and `code`.
+    """Shift and sort the windows of x (B, N, C) into y and `code`.
 
     y or `code` may be None. If `positions` is given, rank r goes to position `positions[r]` of its
     window.

@@ -134,7 +134,7 @@ def _sorters(x: Tensor, spec: SortSpec, with_index: bool) -> tuple[str, ...]:
 
 
 def _soft(x: Tensor, num_groups: int) -> tuple[str, ...]:
-    """List backends as `_with_cpu` does, but prefer the kernel even for few values."""
+    """List backends as `_with_cpu`, but prefer kernels for few values too."""
     if not cpu.supports(x) or not cpu.sorts(x, num_groups):
         note_slow_call(x)
         return PLAIN

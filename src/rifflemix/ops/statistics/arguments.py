@@ -12,19 +12,25 @@ from rifflemix.ops.statistics.common import StatisticsState, accumulation_dtype
 
 
 def check_heads(name: str, w: Tensor) -> None:
-    """Check that `w` is (B, H, N, D), floating-point, with H, N and D at least 1."""
+    """Check that `w` is (B, H, N, D), floating-point and not empty.
+
+    Only B may be 0.
+    """
     check_tokens(name, w, rank=4, layout="(B, H, N, D)")
     _check_not_empty(name, w, "(B, H, N, D)")
 
 
 def check_whole(name: str, z: Tensor) -> None:
-    """Check that `z` is (B, N, C), floating-point, with N and C at least 1."""
+    """Check that `z` is (B, N, C), floating-point and not empty.
+
+    Only B may be 0.
+    """
     check_tokens(name, z)
     _check_not_empty(name, z, "(B, N, C)")
 
 
 def check_temperature(temperature: Tensor, w: Tensor) -> None:
-    """Check that `temperature` is a floating-point (H,) tensor on the device of `w`."""
+    """Check that `temperature` is floating-point, (H,) and on w's device."""
     _check_tensor("temperature", temperature, f"(H,) = ({w.shape[1]},)", (w.shape[1],), w)
     check_float_dtype("temperature", temperature.dtype)
 
@@ -70,7 +76,7 @@ def check_bias(
     state: StatisticsState | None,
     key_padding_mask: Tensor | None,
 ) -> None:
-    """Check that `bias` is None, or (H, L) with a position for every token."""
+    """Check that a bias (H, L) has a position for every token."""
     if bias is None:
         return
     check_tokens("denominator_bias", bias, rank=2, layout="(H, L)")
@@ -87,7 +93,10 @@ def check_bias(
 
 
 def _positions_used(state: StatisticsState, length: int, key_padding_mask: Tensor | None) -> int:
-    """Count the positions needed after `length` more tokens; 0 if the state is not readable."""
+    """Count the positions needed after `length` more tokens.
+
+    The result is 0 if the values of the state cannot be read.
+    """
     if len(state.position) == 0 or not _can_be_read(state.position):
         return 0
     valid = length if key_padding_mask is None else (~key_padding_mask).sum(1)
@@ -95,7 +104,7 @@ def _positions_used(state: StatisticsState, length: int, key_padding_mask: Tenso
 
 
 def _can_be_read(position: Tensor) -> bool:
-    """Return whether the values of positions are readable: not under tracing or mapping."""
+    """Return whether positions can be read: not under tracing or mapping."""
     return has_values(position) and values_can_be_read()
 
 

@@ -75,7 +75,10 @@ def bias_per_token(
     initial_state: StatisticsState | None,
     key_padding_mask: Tensor | None,
 ) -> Tensor:
-    """Gather the bias (B or 1, H, N) at the position of each token among the valid tokens."""
+    """Gather the bias (B or 1, H, N) of each token.
+
+    The position of a token counts only the valid tokens before it.
+    """
     if initial_state is None and key_padding_mask is None:
         return take_first(bias, length, 1).unsqueeze(0)
     if key_padding_mask is None:

@@ -106,7 +106,7 @@ def _forward(
     count: Tensor | None,
     key_padding_mask: Tensor | None,
 ) -> _EightTensors:
-    """Compute output, membership and the sums after the last token and before each chunk.
+    """Compute output, membership, last sums and sums before each chunk.
 
     `bias` is (B or 1, H, N). `energy`, `mass` and `count` are the sums before the first token.
     """
@@ -224,7 +224,10 @@ def _check_sums(w: Tensor, **sums: Tensor | None) -> None:
 
 
 def _bias_view(bias: Tensor | None, w: Tensor) -> tuple[Any, Any]:
-    """Return the bias as the kernels expect it; a shared bias has a batch stride of 0."""
+    """Return the bias as the kernels expect it.
+
+    A bias for all samples has a batch stride of 0.
+    """
     if bias is None:
         return None, view(w)[1]
     return view(bias.expand(w.shape[:3]))

@@ -37,7 +37,9 @@ def supports(w: Tensor) -> bool:
 
 
 def call(kernel: str, w: Tensor, *arguments: Any) -> None:
-    """Run a kernel with the sizes of `w` and with tensors, None, flags and C arrays.
+    """Run a kernel for tokens like `w`.
+
+    The kernel gets the sizes of `w`, then `arguments`: tensors, None, flags and C arrays.
 
     Raises:
         MemoryError: not enough memory for the call. The call then changes only its outputs.
@@ -61,7 +63,10 @@ def call(kernel: str, w: Tensor, *arguments: Any) -> None:
 
 
 def view(tokens: Tensor) -> tuple[Tensor, ctypes.Array[ctypes.c_int64]]:
-    """Return tokens (B, H, N, D) or (B, H, N) as the kernels expect them: data and strides."""
+    """Return tokens as the kernels expect them: data and strides.
+
+    Tokens are (B, H, N, D) or (B, H, N). The strides are for B, H and N.
+    """
     return tokens, (ctypes.c_int64 * 3)(*tokens.stride()[:3])
 
 
@@ -117,6 +122,9 @@ def width(features: int) -> int:
 
 
 def pointers(*tensors: Tensor | None) -> ctypes.Array[ctypes.c_void_p]:
-    """Make a C array of pointers; the tensors must stay alive during the call."""
+    """Make a C array of pointers.
+
+    The tensors must stay alive during the call.
+    """
     addresses = [None if tensor is None else tensor.data_ptr() for tensor in tensors]
     return (ctypes.c_void_p * len(addresses))(*addresses)

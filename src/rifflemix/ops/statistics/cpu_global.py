@@ -64,7 +64,10 @@ def _empty_outputs(
 def _forward(
     w: Tensor, temperature: Tensor, key_padding_mask: Tensor | None, normalize: bool
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Compute output and membership, and energy, moment and count for the backward pass."""
+    """Compute output and membership, then energy, moment and count.
+
+    The backward pass needs energy, moment and count.
+    """
     check_heads(w, temperature, key_padding_mask)
     y, membership, energy, moment, count = outputs = _empty_outputs(
         w, temperature, key_padding_mask, normalize

@@ -87,7 +87,7 @@ def causal_from_sums(
     member_count_before: Tensor | None,
     key_padding_mask: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Compute the causal variant from a bias per token and the sums of a state.
+    """Compute the causal variant from a bias and initial sums.
 
     `bias` is (B or 1, H, N). Bias and sums may be None. Returns the output, the membership and the
     three sums after the last token.
@@ -187,12 +187,15 @@ def compression_rate(z: Tensor, membership: Tensor, scale: float) -> Tensor:
 
 
 def _weighted_over_groups(count: Tensor, rate: Tensor) -> Tensor:
-    """Return half the mean rate (B,) of groups (B, H), weighted by their counts."""
+    """Return half the mean rate of groups, weighted by counts.
+
+    (B, H) -> (B,).
+    """
     return 0.5 * (count * rate).sum(-1) / count.sum(-1)
 
 
 def _valid_tokens(w: Tensor, key_padding_mask: Tensor | None) -> Tensor:
-    """Convert `w` to the accumulation dtype and set padding to zero, for sums over tokens."""
+    """Convert `w` to the accumulation dtype and set padding to zero."""
     tokens = w.to(accumulation_dtype(w.dtype))
     if key_padding_mask is None:
         return tokens

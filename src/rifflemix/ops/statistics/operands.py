@@ -65,5 +65,5 @@ def check_ends(w: Tensor, **ends: tuple[Tensor | None, tuple[int, ...]]) -> None
 
 
 def check_gradient(name: str, grad: Tensor, w: Tensor) -> None:
-    """Check that `grad` has the shape, dtype and device of the output for tokens `w`."""
+    """Check the shape, dtype and device of the output gradient."""
     check_operand(name, grad, w.shape, w.dtype, w.device)

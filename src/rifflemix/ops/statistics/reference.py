@@ -149,7 +149,7 @@ def _sample_membership(kept: Tensor, temperature: Tensor, normalize: bool) -> Te
 
 
 def _moment(pi: Tensor, kept: Tensor) -> Tensor:
-    """Compute the mean of squares (D,) of tokens (N, D), weighted by their membership (N,)."""
+    """Compute the mean square (D,) of tokens (N, D), weighted by membership."""
     total = torch.zeros_like(kept[:0].sum(0))
     for n in range(len(kept)):
         total = total + pi[n] * kept[n] ** 2
@@ -162,7 +162,7 @@ def _causal_token(
     denominator_bias: Tensor | None,
     before: StatisticsState,
 ) -> tuple[Tensor, Tensor, StatisticsState]:
-    """Compute output, membership and sums for one token (H, D) from the sums before it."""
+    """Compute output, membership and sums for one token (H, D)."""
     position = int(before.position)
     energy = before.energy + token**2
     logits = []
@@ -182,7 +182,10 @@ def _causal_token(
 def _prefix_membership(
     sample: Tensor, token: int, count: int, temperature: Tensor, denominator_bias: Tensor | None
 ) -> Tensor:
-    """Compute the membership (H,) of one token, with the energy of the first `count` tokens."""
+    """Compute the membership (H,) of one token.
+
+    The features are scaled by the energy of the first `count` tokens.
+    """
     logits = []
     for h in range(len(sample)):
         energy = torch.clamp((sample[h, :count] ** 2).sum(0), min=ENERGY_FLOOR)

@@ -91,7 +91,7 @@ def _forward(
     member_sums: Tensor | None,
     mask: Tensor | None,
 ) -> SevenTensors:
-    """Compute y, Pi, the sums after the last token and tensors for the backward pass.
+    """Compute y, Pi, last sums and tensors for the backward pass.
 
     Pi is (B, N, H). The last sums are w^2 (B, H, D), and Pi w^2 with Pi (B, H, D + 1). The backward
     pass needs the scores (B, N, H) and both sums before each chunk.
@@ -180,7 +180,7 @@ def _backward(
     grad_energy: Tensor | None,
     grad_member_sums: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Compute the gradients of w, of the logits (B, N, H) and of both initial sums."""
+    """Compute the gradients of w, logits (B, N, H) and initial sums."""
     check_heads(w, temperature, mask)
     check_gradient("grad", grad, w)
     batch, heads, length, features = w.shape
@@ -305,7 +305,7 @@ def _in_eager(
     member_sums: Tensor | None,
     mask: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Compute the first four outputs of `_forward` with formulas that torch can differentiate."""
+    """Compute the first four outputs of `_forward` with eager formulas."""
     member_energy, count = None, None
     if member_sums is not None:
         member_energy, count = member_sums[..., :-1], member_sums[..., -1]
@@ -318,7 +318,10 @@ def _in_eager(
 
 
 def _layout(w: Tensor) -> tuple[int, int, dict[str, int]]:
-    """Return programs, chunks per sample and tile; a lane has two features of all tokens."""
+    """Return programs, chunks per sample and tile.
+
+    A lane has two features of all tokens of a chunk.
+    """
     batch, heads, length, features = w.shape
     width = triton.next_power_of_2(features)
     num_warps = max(1, min(8, width // 64))

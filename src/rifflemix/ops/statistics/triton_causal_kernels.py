@@ -32,7 +32,9 @@ def add_up_chunks(
     sums, start, sums_up_to, end, num_chunks, width,
     ROWS: tl.constexpr, WIDTH: tl.constexpr, FROM_END: tl.constexpr,
 ):  # fmt: skip
-    """Compute running sums over the chunks of a row, from `start` or 0, in either direction.
+    """Compute running sums over the chunks of a row.
+
+    The sums start from `start` or 0. FROM_END starts with the last chunk.
 
     `start` and `end` are sums of a state, in float64.
     """
@@ -76,7 +78,7 @@ def _energy(squares, before, row, chunk, num_chunks, features, feature):
 
 @triton.jit
 def _moment(squares, share, before, row, chunk, num_chunks, features, feature, count_offset):
-    """Compute the moment of a group up to each token, and 1 / its number of tokens."""
+    """Compute the moment and 1 / count of a group at each token."""
     sums = before + (row * (num_chunks + 1) + chunk) * (features + 1)
     start = tl.load(sums + feature, mask=feature < features, other=0.0)
     part = (1.0 / (tl.cumsum(share, 0) + tl.load(sums + features) + count_offset))[:, None]
@@ -134,7 +136,9 @@ def causal_gate(
 
 @triton.jit
 def _slopes(tile, slope, share, moment, part):
-    """Compute gradients of the sums of Pi w^2 and Pi up to a token, through its output.
+    """Compute gradients of the sums up to a token, through its output.
+
+    The sums are of Pi w^2 and of Pi.
 
     The caller must sum the gradient of the sum of Pi over the features.
     """
@@ -168,7 +172,10 @@ def causal_gate_gradient_sums(
 
 @triton.jit
 def _add_behind(sums, tile, size: tl.constexpr):
-    """Add, in each pair of blocks of `size` rows, the total of the second to the first."""
+    """Add the total of each second block to the block before it.
+
+    A block has `size` rows.
+    """
     shape: tl.constexpr = (tile.shape[0] // (2 * size), 2, size, tile.shape[1])
     is_second = tl.reshape(tl.arange(0, 2), (1, 2, 1, 1)) == 1
     totals = tl.sum(tl.reshape(tile, shape), 2, keep_dims=True)
@@ -196,7 +203,10 @@ def _sums_after(after, row, chunk, num_chunks, features):
 
 @triton.jit
 def _slope_of_part(grad_energy, later, features, feature):
-    """Compute the gradient of a token's term in the sum of Pi w^2, through later outputs."""
+    """Compute the gradient of a token's term in the sum of Pi w^2.
+
+    It is the sum of the gradients through the outputs of this and all later tokens.
+    """
     start = tl.load(later + feature, mask=feature < features, other=0.0)
     return _from_here_on(grad_energy) + start[None, :]
 
@@ -230,7 +240,7 @@ def causal_membership_gradient(
 
 @triton.jit
 def _score_slopes(squares, grad_score, energy, floor):
-    """Compute gradients of a token's square and of the energy up to it, through its score.
+    """Compute gradients of a token's square and energy, through its score.
 
     If a token is the only one with energy so far, its score is constant 1. The two gradients then
     cancel exactly, but they can be huge and their sum would be a rounding error. So both are zero.
@@ -247,7 +257,10 @@ def causal_energy_gradient_sums(
     heads, length, features, num_chunks, floor,
     ROWS: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
-    """Compute chunk sums (B, H, chunks, D) of the gradients of the energies from the scores."""
+    """Compute chunk sums (B, H, chunks, D) of the energy gradients.
+
+    The energy gradients follow from the gradients of the scores.
+    """
     batch, head, chunk, token, exists, feature = _tile(mask, heads, length, num_chunks, ROWS, WIDTH)
     tile = load_tokens(w, exists, batch, head, token, w_batch, w_head, w_token, features, feature)
     squares = tile * tile
@@ -267,7 +280,10 @@ def causal_token_gradient(
     heads, length, features, num_chunks, floor, count_offset,
     ROWS: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
-    """Compute the gradient of w, through y and through w^2 in the score and both sums."""
+    """Compute the gradient of w.
+
+    It has terms through y, and through w^2 in the score and both sums.
+    """
     batch, head, chunk, token, exists, feature = _tile(mask, heads, length, num_chunks, ROWS, WIDTH)
     tile = load_tokens(w, exists, batch, head, token, w_batch, w_head, w_token, features, feature)
     slope = load_tokens(

@@ -41,7 +41,7 @@ def mask_bytes(mask: Tensor | None) -> Tensor | None:
 
 
 def sum_tile(chunks: int, width: int) -> dict[str, int]:
-    """Choose the tile for chunk sums, with all chunks in one tile if possible."""
+    """Choose the tile for chunk sums, all in one if possible."""
     columns = triton.next_power_of_2(width)
     rows = max(1, min(triton.next_power_of_2(chunks), 128, _SUMS // columns))
     warps = 8 if rows * columns > 4096 else 4
@@ -49,14 +49,17 @@ def sum_tile(chunks: int, width: int) -> dict[str, int]:
 
 
 def sums_layout(sums: Tensor) -> tuple[int, dict[str, int]]:
-    """Choose programs and tile to add up sums (B, H, chunks, width), split along the columns."""
+    """Choose programs and tile to add up chunk sums.
+
+    The sums are (B, H, chunks, width). Each program adds some of the columns.
+    """
     batch, heads, chunks, width = sums.shape
     tile = sum_tile(chunks, min(width, 32))
     return batch * heads * -(-width // tile["WIDTH"]), tile
 
 
 def head_tile(w: Tensor) -> tuple[int, dict[str, int]]:
-    """Return the chunks per sample and the tile of tokens with all heads."""
+    """Return chunks per sample and tile, with all heads per program."""
     _, heads, length, features = w.shape
     heads, width = triton.next_power_of_2(heads), triton.next_power_of_2(features)
     tokens = min(_CHUNK, max(1, _TILE // (heads * width)))
@@ -73,7 +76,7 @@ def head_tile(w: Tensor) -> tuple[int, dict[str, int]]:
 
 
 def token_layout(w: Tensor) -> tuple[int, int, dict[str, int]]:
-    """Return programs, chunks per sample and tile, for one head of one chunk per program."""
+    """Return programs, chunks per sample and tile, with one head per program."""
     batch, heads, length, features = w.shape
     width = triton.next_power_of_2(features)
     warps = max(1, min(8, width // 32))

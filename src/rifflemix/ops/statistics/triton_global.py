@@ -59,7 +59,10 @@ def token_statistics(
 def _forward(
     w: Tensor, temperature: Tensor, mask: Tensor | None, normalize: bool
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Compute output, Pi (B, N, H), sums of Pi w^2 and Pi (B, H, D + 1), energy (B, H, D)."""
+    """Compute the output, and tensors for the backward pass.
+
+    The tensors are Pi (B, N, H), sums of Pi w^2 and Pi (B, H, D + 1), and energy (B, H, D).
+    """
     check_heads(w, temperature, mask)
     check_limits(w)
     batch, heads, length, features = w.shape

@@ -17,7 +17,10 @@ import triton.language as tl
 
 @triton.jit
 def chunk_of_head(heads, num_chunks):
-    """Return sample, head and chunk of a program; the head varies fastest, as in memory."""
+    """Return sample, head and chunk of a program.
+
+    The head varies fastest, as in memory.
+    """
     program = tl.program_id(0)
     rest = program // heads
     return (rest // num_chunks).to(tl.int64), (program % heads).to(tl.int64), rest % num_chunks
@@ -45,7 +48,10 @@ def load_tokens(x, exists, batch, head, token, x_batch, x_head, x_token, feature
 def store_tokens(
     x, value, exists, batch, head, token, length, x_batch, x_head, x_token, features, feature
 ):  # fmt: skip
-    """Store tokens of one head, with zeros at padded tokens even if `value` is NaN there."""
+    """Store tokens of one head, with zeros at padded tokens.
+
+    Padded tokens are zero even if `value` is NaN.
+    """
     x += batch * x_batch + head * x_head
     x += token.to(tl.int64)[:, None] * x_token + feature[None, :]
     there = (feature < features)[None, :]
@@ -80,7 +86,10 @@ def row_and_columns(width, WIDTH: tl.constexpr):
 
 @triton.jit
 def _total_of_chunks(sums, row, column, num_chunks, width, ROWS: tl.constexpr, WIDTH: tl.constexpr):
-    """Sum all chunks of a row: 64 tiles at a time in float32, then these sums in float64."""
+    """Sum all chunks of a row.
+
+    64 tiles at a time are summed in float32, then these sums in float64.
+    """
     total = tl.zeros((WIDTH,), tl.float64)
     for start in range(0, num_chunks, 64 * ROWS):
         part = tl.zeros((ROWS, WIDTH), tl.float32)
@@ -103,7 +112,10 @@ def add_chunks(sums, total, num_chunks, width, ROWS: tl.constexpr, WIDTH: tl.con
 
 @triton.jit
 def at_least(x, floor):
-    """Return the larger of x and floor; NaN stays NaN, unlike with the maximum instruction."""
+    """Return the larger of x and floor.
+
+    NaN stays NaN. A plain maximum instruction would drop it.
+    """
     return tl.maximum(x, floor, propagate_nan=tl.PropagateNan.ALL)
 
 
@@ -237,7 +249,9 @@ def moment_gradient(
     sums, member_sums, grad_energy, grad_count, features, num_chunks, count_offset,
     ROWS: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
-    """Compute the gradients of the sums of Pi w^2 (B, H, D) and of Pi (B, H).
+    """Compute the gradients of the sums of Pi w^2 and Pi.
+
+    They are (B, H, D) and (B, H).
 
     The input is the chunk sums of `gate_gradient_sums`.
     """
@@ -272,7 +286,10 @@ def membership_gradient(
     TOKENS: tl.constexpr, HEADS: tl.constexpr, WIDTH: tl.constexpr, STEPS: tl.constexpr,
     REVERSED: tl.constexpr,
 ):  # fmt: skip
-    """Compute the gradient of the softmax logits (B, N, H), and its chunk sums times w^2."""
+    """Compute the gradient of the softmax logits (B, N, H).
+
+    The kernel also writes the chunk sums of this gradient times w^2.
+    """
     program = tl.program_id(0)
     if REVERSED:
         program = tl.num_programs(0) - 1 - program
@@ -315,7 +332,10 @@ def token_gradient(
     heads, length, features, num_chunks, floor, count_offset,
     ROWS: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
-    """Compute the gradient of w, through y and through w^2 in score, energy and moment."""
+    """Compute the gradient of w.
+
+    It has terms through y, and through w^2 in score, energy and moment.
+    """
     batch, head, chunk = chunk_of_head(heads, num_chunks)
     feature = tl.arange(0, WIDTH)
     token = chunk * ROWS + tl.arange(0, ROWS)

@@ -14,7 +14,7 @@ _MAX_CHANNELS = 4096
 
 
 def with_triton(names: tuple[str, ...], w: Tensor) -> tuple[str, ...]:
-    """Add "triton" to the backends if its kernels support the tokens `w` here."""
+    """Add "triton" to the backends if its kernels support `w`."""
     if w.dtype not in _DTYPES:
         return names
     return triton_support.with_triton(names, w, w.shape[1] * w.shape[3] <= _MAX_CHANNELS)
