@@ -1,6 +1,6 @@
 """Backend selection for all operators.
 
-A family is a subpackage whose backend modules define the same functions. Every family has
+A family is a subpackage. Its backend modules define the same functions. Every family has
 `reference` and `eager`; families with kernels also have `cpu` or `triton`. A public function checks
 its arguments and calls the function of the same name in the `unchecked` module. That function lists
 the backends that support the arguments, and `Family.pick` selects one of them.

@@ -108,10 +108,10 @@ def operator(name: str, **options: Any) -> Callable[[Function], Operator]:
 def _differentiable(
     name: str, function: Function, backward: Function, setup_context: Function
 ) -> Any:
-    """Return a `torch.autograd.Function` whose `forward` receives the context.
+    """Return a `torch.autograd.Function` with a combined `forward(ctx, ...)`.
 
-    This costs half as much as a separate `setup_context`, for which torch inspects the signature of
-    `forward` at every call.
+    This costs half as much as a separate `setup_context`, because torch then inspects the signature
+    at every call.
     """
 
     def forward(ctx: Any, *arguments: Any) -> Any:

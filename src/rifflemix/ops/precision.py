@@ -16,7 +16,7 @@ _TOKENS_TOGETHER = 1024
 def without_autocast(like: Tensor) -> AbstractContextManager[object]:
     """Return a context that disables autocast on the device of `like`.
 
-    On the meta device, which has no autocast, the context does nothing.
+    The context does nothing on the meta device, because that device has no autocast.
     """
     kind = like.device.type
     if kind == "meta":

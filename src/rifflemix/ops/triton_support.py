@@ -37,18 +37,18 @@ _NUMBERS = {int, float, type(None)}
 def with_triton(names: tuple[str, ...], x: Tensor, *conditions: bool) -> tuple[str, ...]:
     """Add "triton" to the backends if its kernels can run.
 
-    "triton" is the slowest backend if Triton interprets the kernels, which is for tests only. It
-    also comes first during export, because an exported program must run without rifflemix. In both
-    cases the kernels run only if the caller requests "triton".
+    "triton" is the slowest backend if Triton interprets the kernels (for tests only). It also comes
+    first during export, because an exported program must run without rifflemix. In both cases the
+    kernels run only if the caller requests "triton".
 
     Args:
         names: the other backends, slowest first.
         x: tensor with the device of the kernel inputs; any device if Triton is in interpreter mode.
-        conditions: conditions on the sizes, which must all be true. They are not evaluated if no
-            kernel can run, so that a traced graph gets no guards on them.
+        conditions: conditions on the sizes; all must be true. They are not evaluated if no kernel
+            can run, so that a traced graph gets no guards on them.
     """
-    # The transforms of torch.func need registered operators. So does forward-mode differentiation,
-    # which would treat the results of a kernel as constants.
+    # The transforms of torch.func need registered operators. Forward-mode differentiation also
+    # needs them, because it would treat the results of a kernel as constants.
     if not INSTALLED or not has_plain_autograd():
         return names
     if not (INTERPRETED or (x.is_cuda and _ON_GPU)):
@@ -101,7 +101,7 @@ def _shared_memory(device: torch.device) -> int:
 def launch(kernel: Any, programs: int, like: Tensor, *arguments: Any, **options: Any) -> None:
     """Launch a kernel with `programs` programs on the device of `like`.
 
-    Triton inspects all arguments at every launch, which takes longer than most kernels. So the
+    At every launch Triton inspects all arguments. This takes longer than most kernels, so the
     compiled kernel is cached by the types, alignment and sizes of the arguments.
     """
     if not programs:

@@ -37,7 +37,7 @@ _KERNELS = library()
 _HAS_VECTORS = instruction_level() >= 2
 _FEWEST_ROWS = 16  # fewest adjacent rows for which the kernel uses the transposed layout
 # Limits of the kernel: torch is as fast for fewer numbers, or if both sides of a block are wider.
-# The width limit is higher for a sequence of layers, whose intermediates the kernel keeps in cache.
+# The width limit is higher for a sequence of layers: the kernel keeps the intermediates in cache.
 _LARGE = 1 << 16
 _NARROW, _NARROW_IN_CHAIN = 12, 32 if instruction_level() == 4 else 16
 

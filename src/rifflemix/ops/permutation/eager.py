@@ -243,7 +243,7 @@ def exchange_pairs(x: Tensor, swap: Tensor, mask: Tensor | None) -> Tensor:
 
 
 def _out_of_order(pairs: Tensor, descending: Tensor | None) -> Tensor:
-    """Mark the pairs whose second token should come first.
+    """Mark the pairs that are out of order.
 
     (B, K, 2, C) -> (B, K, C) bool.
     """

@@ -109,9 +109,9 @@ def _common_mean(left: Tensor, right: Tensor) -> Tensor:
     """Compute the mean of the block between two ascending halves (..., W).
 
     If the halves are already in order, the result is a value between them. The block contains the
-    last p values on the left and the first q values on the right. A left value v is in the block if
-    the sum of (u - v) over larger left values u is less than the sum of (v - r) over smaller right
-    values r. q minimizes the mean.
+    last p values on the left and the first q values on the right. For a left value v, its excess is
+    the sum of (u - v) over larger left values u. Its deficit is the sum of (v - r) over smaller
+    right values r. v is in the block if its excess is less than its deficit. q minimizes the mean.
     """
     pivot = left[..., -1:]
     downward = (left - pivot).flip(-1).contiguous()

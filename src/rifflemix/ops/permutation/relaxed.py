@@ -59,8 +59,8 @@ def relaxed_group_sort(
     `group_sort(x, num_groups)` if that permutation is unique. A positive temperature also smooths
     channel 0.
 
-    The iterations start from the optimal potentials at temperature 0, which have a closed form. The
-    limit does not depend on the start. But from the plain kernel, convergence becomes slower as the
+    The iterations start from the closed-form optimal potentials at temperature 0. The limit does
+    not depend on the start. But from the plain kernel, convergence becomes slower as the
     temperature decreases.
 
     The plans need B * C * N * G numbers. Use this function for small groups and to train an order.

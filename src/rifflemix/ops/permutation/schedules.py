@@ -132,9 +132,9 @@ def interleave_columns(
 ) -> Tensor:
     """Select the channels that Order-Interleave sorts in descending order.
 
-    Within each head of width n = C / heads, column j is descending iff floor(j / w) is odd, with
-    w = max(1, n // 2^layer_index). So the direction changes after every half of a head in layer 1
-    and after every quarter in layer 2. Layer 0 has no descending column.
+    Each head has width n = C / heads and runs of w = max(1, n // 2^layer_index) columns. Column j
+    of a head is descending iff floor(j / w) is odd. So the direction changes after every half of a
+    head in layer 1 and after every quarter in layer 2. Layer 0 has no descending column.
 
     Args:
         num_channels: channels C.

@@ -250,8 +250,8 @@ def shift_tile(x: Tensor, row_size: int = 1) -> dict[str, int]:
     """Choose the tile of a kernel that shifts rows of tokens.
 
     Memory transfers are sectors of 32 bytes, and a shift reads each channel of a sector from a
-    different token. A program handles the channels of two sectors and many tokens, so that most
-    sectors that one token loads are reused from the cache by other tokens.
+    different token. A program handles the channels of two sectors and many tokens. So most sectors
+    that one token loads are reused from the cache by other tokens.
     """
     channels = 64 // x.element_size()
     return {

@@ -111,8 +111,8 @@ def _merge(cube, stage: tl.constexpr, last: tl.constexpr, ORDER: tl.constexpr):
 def _bitonic_sort(tile, ORDER: tl.constexpr):
     """Sort the rows of a tile of distinct integers, ascending.
 
-    `tl.sort` chooses a direction at each comparison, which costs a comparison and a selection. Here
-    the integers of descending runs are complemented once per stage. So each comparison is one
+    `tl.sort` chooses a direction at each comparison, so each costs a comparison and a selection.
+    Here the integers of descending runs are complemented once per stage, so each comparison is one
     minimum or maximum.
     """
     stages: tl.constexpr = _log2(tile.shape[1])
@@ -201,7 +201,10 @@ def turn(
 
 @triton.jit
 def _load_step(steps, channel, channels, length):
-    """Load the steps of channels and reduce them to 0..length - 1."""
+    """Load the steps of channels and reduce them to 0..length - 1.
+
+    Steps may have any size and sign. There is one step per channel, not per token.
+    """
     step = tl.load(steps + channel, mask=channel < channels, other=0) % length
     return tl.where(step < 0, step + length, step).to(tl.int32)
 

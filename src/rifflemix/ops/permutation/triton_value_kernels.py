@@ -1,7 +1,7 @@
 """GPU kernel that sorts 16-bit values without positions, two channels at a time.
 
 Two values of adjacent channels are packed into one integer, and one instruction compares both
-halves. So a tile has twice as many channels as in `triton_kernels.sort_windows`. There are no bits
+halves. So a tile has twice the channels of `triton_kernels.sort_windows`. There are no bits
 for positions, so the kernel is for inference, when no order is needed.
 """
 

@@ -228,8 +228,8 @@ def variational_compression_rate(
 ) -> Tensor:
     """Compute the variational compression objective that token statistics decrease.
 
-    The objective is 1/2 sum_h n_h / n sum_i log(1 + scale * m[h, i]). n_h is the sum of Pi[h], n is
-    the sum of all Pi, and m[h, i] is the mean of w[h, :, i]^2 weighted by Pi[h].
+    The objective is 1/2 sum_h n_h / n sum_i log(1 + scale * m[h, i]). n_h is the sum of Pi[h] and n
+    is the sum of all Pi. m[h, i] is the mean of w[h, :, i]^2 weighted by Pi[h].
 
     For `scale` = 1 and constant Pi, its gradient with respect to w is -1/n times the output of
     `token_statistics`. Let w = U_h^T z for orthonormal U_h that span group h. Then the objective is
