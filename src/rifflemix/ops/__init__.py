@@ -1,4 +1,4 @@
-"""Operators: functions on tensors, one folder per family."""
+"""Operators: functions on tensors, with one subpackage per family."""
 
 from rifflemix.ops.butterfly import (
     BlockMap,

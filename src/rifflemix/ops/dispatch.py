@@ -1,8 +1,9 @@
-"""The one way to choose the implementation of an operator that runs.
+"""Backend selection for all operators.
 
-A family is a folder with modules of the same functions: `reference` and `eager` always, `cpu` and
-`triton` where kernels exist. A public function checks its arguments and calls its namesake in the
-family's `unchecked` module, which says what can run them; `Family.pick` does the rest.
+A family is a subpackage. Its backend modules define the same functions. Every family has
+`reference` and `eager`; families with kernels also have `cpu` or `triton`. A public function checks
+its arguments and calls the function of the same name in the `unchecked` module. That function lists
+the backends that support the arguments, and `Family.pick` selects one of them.
 """
 
 from __future__ import annotations
@@ -18,25 +19,25 @@ from rifflemix.errors import bad_argument, check_choice
 
 BACKENDS = ("auto", "reference", "eager", "cpu", "triton")
 PLAIN = ("reference", "eager")
-"""Backends that run any arguments on any device, slowest first."""
+"""Backends that support all arguments on all devices, slowest first."""
 
 _preferred: ContextVar[str | None] = ContextVar("rifflemix_preferred_backend", default=None)
-# The preferences of all threads. Calls outside of any look no further. A compiler cannot guard a
-# context variable: a graph is compiled again when these change.
+# Preferences of all threads. If empty, calls skip the context variable. A compiler cannot guard a
+# context variable, but it guards this tuple and recompiles a graph when the tuple changes.
 _active: tuple[str, ...] = ()
 _changes = threading.Lock()
 
 
 @contextmanager
 def prefer_backend(backend: str) -> Iterator[None]:
-    """Make "auto" mean `backend` wherever that backend supports the arguments.
+    """Make "auto" select `backend` if that backend supports the arguments.
 
-    The preference holds for the current thread or asyncio task. A thread that starts inside does
-    not inherit it, unless the thread runs in `contextvars.copy_context()`. A backward pass uses the
-    backend of its forward pass, on any thread.
+    The preference applies to the current thread or asyncio task. A thread that starts inside the
+    context does not inherit it, unless the thread runs in `contextvars.copy_context()`. A backward
+    pass uses the backend of its forward pass, on any thread.
 
     Raises:
-        InputError: an unknown name.
+        InputError: unknown backend name.
     """
     global _active
     check_choice("backend", backend, BACKENDS)
@@ -54,19 +55,21 @@ def prefer_backend(backend: str) -> Iterator[None]:
 
 @constant_for_compiler
 def preferred_backend() -> str | None:
-    """Return the preference of the current thread or task; None outside of `prefer_backend`."""
+    """Return the preference of the current thread or task, or None."""
     return _preferred.get()
 
 
 def choose(backend: str, available: tuple[str, ...]) -> str:
-    """The backend that will run: for "auto" the preferred one or else the last of `available`.
+    """Return the name of the backend to run.
+
+    "auto" selects the preferred backend if it is available, otherwise the last of `available`.
 
     Args:
-        backend: what the caller asked for, one of `BACKENDS`.
-        available: the backends that support these arguments here, slowest first.
+        backend: requested backend, one of `BACKENDS`.
+        available: backends that support these arguments on this machine, slowest first.
 
     Raises:
-        InputError: an unknown name, or a backend that cannot run these arguments here.
+        InputError: unknown name, or a backend that does not support these arguments here.
     """
     check_choice("backend", backend, BACKENDS)
     if backend == "auto":
@@ -86,10 +89,10 @@ class Family:
     """The implementations of one operator family.
 
     Args:
-        reference: the equations, literal and slow.
-        eager: plain torch, on any device.
-        cpu: compiled kernels on the CPU.
-        load_triton: imports and returns the kernels on a GPU.
+        reference: module that implements the equations literally; slow.
+        eager: module in plain torch, for any device.
+        cpu: module with compiled CPU kernels, if any.
+        load_triton: function that imports and returns the module with GPU kernels, if any.
     """
 
     def __init__(
@@ -104,12 +107,12 @@ class Family:
         self._load_triton = load_triton
 
     def pick(self, backend: str, available: tuple[str, ...] = PLAIN) -> Any:
-        """The module that will run; see `choose`.
+        """Return the module of the backend that `choose` selects.
 
         Raises:
-            InputError: as `choose`.
+            InputError: same conditions as for `choose`.
         """
-        # What nearly every call asks for costs no further call.
+        # Fast path for the most frequent call: no further function call.
         is_plain = isinstance(backend, str) and backend == "auto" and not _active
         name = available[-1] if is_plain else choose(backend, available)
         if name == "triton" and self._load_triton is not None:

@@ -1,4 +1,4 @@
-"""Gradients of gradients for kernels that have none of their own."""
+"""Second-order gradients for kernels that have no double-backward implementation."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ def second_order_gradients(
     inputs: Sequence[Tensor | None],
     grads: Sequence[Tensor | None],
 ) -> list[Tensor | None]:
-    """Gradients of a plain formula that can be differentiated again.
+    """Compute gradients of a formula that can be differentiated again.
 
-    Each input comes to the formula over an edge of its own: two of them may be one tensor, or one
-    may be made from another, and torch adds up what each of them is given here.
+    Each input enters the formula through a separate view. Two inputs may be the same tensor, or one
+    input may be computed from another. Torch then adds up the gradients that are returned here.
 
     Args:
-        formula: the outputs for the inputs, in plain torch.
-        inputs: of the kernel; None where there was none.
-        grads: of the outputs; None for each that had none.
+        formula: function in plain torch that computes the outputs from the inputs.
+        inputs: inputs of the kernel; None for an absent input.
+        grads: gradients of the outputs; None for an output without a gradient.
 
     Returns:
-        A gradient for each input; None for each that takes none.
+        One gradient per input; None for an input that does not require a gradient.
     """
     apart = [x.view_as(x) if x is not None and x.requires_grad else x for x in inputs]
     reached = [

@@ -1,8 +1,8 @@
 """Checks of the arguments of registered operators.
 
-Anybody may call these as `torch.ops.rifflemix.*`, and a kernel reads and writes where its arguments
-say. Mixers and public functions have checked theirs already, so what fits must be seen to fit at
-the price of a few comparisons.
+Any code can call the operators as `torch.ops.rifflemix.*`, and wrong arguments would make a kernel
+read or write invalid memory. Mixers and public functions have already checked their arguments. So
+for valid arguments these checks must cost only a few comparisons.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _F = TypeVar("_F", bound=Callable[..., Any])
 def check_operand(
     name: str, x: Tensor, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device
 ) -> None:
-    """Raise unless `x` has this shape, dtype and device."""
+    """Check the shape, dtype and device of `x`."""
     if x.shape == shape and x.dtype is dtype and x.device == device:
         return
     if x.shape != shape:
@@ -35,9 +35,9 @@ def check_operand(
 def refuse_values(
     name: str, x: Tensor, rank: int, layout: str, dtypes: Iterable[torch.dtype]
 ) -> NoReturn:
-    """Raise for an `x` that has not this rank, one of these dtypes and something along its sizes.
+    """Raise the error for a wrong rank, dtype or size of `x`.
 
-    The batch may be empty.
+    Only the batch size may be 0.
     """
     if x.dim() != rank:
         raise bad_argument(name, f"shape {layout}", tuple(x.shape))
@@ -47,16 +47,16 @@ def refuse_values(
 
 
 def check_count(name: str, count: int, length: int, of_what: str) -> None:
-    """Raise unless `count` is positive and divides `length`."""
+    """Check that `count` is positive and divides `length`."""
     if count < 1 or length % count:
         raise bad_argument(name, f"a divisor of {of_what} = {length}", count)
 
 
 def on_one_device(fake: _F) -> _F:
-    """A fake that refuses tensors on several devices.
+    """Wrap a fake implementation so that it rejects tensors on different devices.
 
-    One on the meta device sends the whole call to the operator's fake, whose outputs would then be
-    taken for results.
+    If one tensor is on the meta device, torch runs the fake implementation of the operator. Without
+    this check, the outputs of the fake implementation would pass for results.
     """
 
     @functools.wraps(fake)

@@ -1,8 +1,9 @@
-"""Registered operators, and the short way to their functions.
+"""Registered operators, with a fast path that calls their functions directly.
 
-A call through torch's dispatcher, and the autograd that `torch.library` adds in Python, take as
-long as a small kernel. Compilers, exporters, profilers, dispatch modes, transforms and tensors that
-are more than their numbers need the operator; where there are none, its function is called itself.
+A call through torch's dispatcher and the Python autograd of `torch.library` takes as long as a
+small kernel. Compilers, exporters, profilers, dispatch modes, transforms and special tensors
+(subclasses, meta, batched or lazily negated tensors) need the registered operator. In all other
+cases rifflemix calls the function directly.
 """
 
 from __future__ import annotations
@@ -24,16 +25,17 @@ _PLAIN_VALUES = {type(None), bool, int, float, tuple}  # no operator takes a tup
 
 
 class Operator:
-    """An operator of torch's that is called as its function is, with the same gradients.
+    """A torch operator with the call signature and the gradients of its function.
 
     Args:
-        function: of tensors and numbers, which it leaves as they are; its results are new tensors.
-        name: "rifflemix::NAME"; from then on it is `torch.ops.rifflemix.NAME`.
-        options: of `torch.library.custom_op`.
+        function: function of tensors and numbers. It must not modify its arguments, and it must
+            return new tensors.
+        name: "rifflemix::NAME"; the operator is registered as `torch.ops.rifflemix.NAME`.
+        options: options of `torch.library.custom_op`.
 
     Attributes:
-        name: without the namespace; graphs of autograd show it.
-        overload: what torch calls.
+        name: name without the namespace, as shown in autograd graphs.
+        overload: the registered overload that torch calls.
     """
 
     def __init__(self, function: Function, name: str, **options: Any) -> None:
@@ -52,12 +54,12 @@ class Operator:
         self._differentiable: Any = None
 
     def register_fake(self, fake: Function) -> Function:
-        """As of `torch.library.custom_op`."""
+        """Register a fake implementation, as for `torch.library.custom_op`."""
         self._registered.register_fake(self._with_tensors(fake))
         return fake
 
     def _with_tensors(self, function: Function) -> Function:
-        """The function for callers of `torch.ops`, where None passes for any tensor."""
+        """Reject None for tensors, because `torch.ops` accepts None for any tensor."""
 
         @wraps(function)
         def checked(*arguments: Any) -> Any:
@@ -69,12 +71,12 @@ class Operator:
         return checked
 
     def register_autograd(self, backward: Function, *, setup_context: Function) -> None:
-        """As of `torch.library.custom_op`."""
+        """Register a backward function, as for `torch.library.custom_op`."""
         self._registered.register_autograd(backward, setup_context=setup_context)
         self._differentiable = _differentiable(self.name, self._function, backward, setup_context)
 
     def __call__(self, *arguments: Any) -> Any:
-        """The operator's results."""
+        """Run the function, through torch's dispatcher only if necessary."""
         if operators_are_watched():
             return self.overload(*arguments)
         needs_gradient = False
@@ -95,7 +97,7 @@ class Operator:
 
 
 def operator(name: str, **options: Any) -> Callable[[Function], Operator]:
-    """Decorator that registers a function as an `Operator`."""
+    """Return a decorator that registers a function as an `Operator`."""
 
     def register(function: Function) -> Operator:
         return Operator(function, name, **options)
@@ -106,8 +108,10 @@ def operator(name: str, **options: Any) -> Callable[[Function], Operator]:
 def _differentiable(
     name: str, function: Function, backward: Function, setup_context: Function
 ) -> Any:
-    """A `torch.autograd.Function`. One that is given its context costs half as much as one with
-    `setup_context`, for which torch studies the signature at every call.
+    """Return a `torch.autograd.Function` with a combined `forward(ctx, ...)`.
+
+    This costs half as much as a separate `setup_context`, because torch then inspects the signature
+    at every call.
     """
 
     def forward(ctx: Any, *arguments: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Arithmetic that needs more bits than the tensors at hand have."""
+"""Arithmetic that needs a higher precision than the dtype of its inputs."""
 
 from __future__ import annotations
 
@@ -9,12 +9,15 @@ from torch import Tensor
 
 from rifflemix.compat import is_known
 
-# Tokens whose products a matrix product of torch's adds one after another.
+# Tokens per piece in `sum_of_products`: torch adds products within a piece one after another.
 _TOKENS_TOGETHER = 1024
 
 
 def without_autocast(like: Tensor) -> AbstractContextManager[object]:
-    """A context in which autocast is off on the tensor's device; the meta device has none."""
+    """Return a context that disables autocast on the device of `like`.
+
+    The context does nothing on the meta device, because that device has no autocast.
+    """
     kind = like.device.type
     if kind == "meta":
         return nullcontext()
@@ -22,22 +25,24 @@ def without_autocast(like: Tensor) -> AbstractContextManager[object]:
 
 
 def wide_default() -> torch.dtype:
-    """Torch's default dtype, or float32 where that has 16 bits: for what parameters start from.
+    """Return torch's default dtype, or float32 if the default has 16 bits.
 
-    Factorisations, complex numbers and some distributions have no form in 16 bits.
+    Use it to initialize parameters, because torch has no 16-bit factorizations, no 16-bit complex
+    numbers and not all 16-bit distributions.
     """
     return torch.promote_types(torch.get_default_dtype(), torch.float32)
 
 
 def as_default(x: Tensor) -> Tensor:
-    """`x` in torch's default dtype, as parameters are."""
+    """Convert `x` to torch's default dtype, the dtype of parameters."""
     return x.to(torch.get_default_dtype())
 
 
 def sum_of_products(x: Tensor, y: Tensor) -> Tensor:
-    """Sum over the tokens: x^T y, (..., N, M) and (..., N, D) -> (..., M, D).
+    """Compute x^T y over the tokens: (..., N, M), (..., N, D) -> (..., M, D).
 
-    A long sequence is summed in pieces, since a matrix product in float32 loses digits with N.
+    Long sequences are summed in pieces, because a float32 matrix product loses precision as N
+    grows.
     """
     length = x.shape[-2]
     if not is_known(length) or length <= _TOKENS_TOGETHER:

@@ -1,4 +1,4 @@
-"""Whether Triton kernels can run, decided without importing Triton."""
+"""Checks whether Triton kernels can run, without importing Triton."""
 
 from __future__ import annotations
 
@@ -19,36 +19,36 @@ from rifflemix.compat import (
 )
 from rifflemix.errors import bad_argument
 
-# Option of a kernel in which lanes add what they have to what another brings, so that all hold the
-# sum. A product that is fused with its addition is not rounded: the lanes would hold, and write,
-# sums that differ in the last bit.
+# Option for kernels in which lanes exchange partial sums so that every lane gets the total. A fused
+# multiply-add does not round the product, so the totals of the lanes would differ in the last bit.
 ROUNDED = {"enable_fp_fusion": False}
-# Looked up once: a graph that is being traced must not meet it.
+# Read once at import, because a traced graph must not contain this lookup.
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 INSTALLED = importlib.util.find_spec("triton") is not None
-# Triton compiles the code that launches a kernel; how kernels are cut is made for NVIDIA's GPUs.
+# Triton needs a C compiler for the launch code. The tile sizes are tuned for NVIDIA GPUs.
 _HAS_COMPILER = any(map(shutil.which, (os.environ.get("CC", "cc"), "gcc", "clang")))
 _ON_GPU = _HAS_COMPILER and torch.version.hip is None
-# What `launch` keeps, and how much of it: lengths that change with every batch add up.
+# Cache of `launch`. Its size is limited, because every new sequence length adds an entry.
 _compiled: dict[tuple[Any, ...], tuple[Any, list[Any]]] = {}
 _MOST_COMPILED = 4096
 _NUMBERS = {int, float, type(None)}
 
 
 def with_triton(names: tuple[str, ...], x: Tensor, *conditions: bool) -> tuple[str, ...]:
-    """Backends, slowest first, with "triton" among them where its kernels run.
+    """Add "triton" to the backends if its kernels can run.
 
-    Interpreted they are the slowest, for tests; and an exported program must run without this
-    library, so they run only where a caller names them.
+    "triton" is the slowest backend if Triton interprets the kernels (for tests only). It also comes
+    first during export, because an exported program must run without rifflemix. In both cases the
+    kernels run only if the caller requests "triton".
 
     Args:
-        names: the other backends.
-        x: a tensor like those for the kernels; on any device when Triton interprets them.
-        conditions: on the sizes, which must all hold. Where no kernel runs they are not looked
-            at, so that a traced graph is not bound to them.
+        names: the other backends, slowest first.
+        x: tensor with the device of the kernel inputs; any device if Triton is in interpreter mode.
+        conditions: conditions on the sizes; all must be true. They are not evaluated if no kernel
+            can run, so that a traced graph gets no guards on them.
     """
-    # torch.func's transforms need operators that torch knows, and so does forward mode, which would
-    # take a kernel's results for constants.
+    # The transforms of torch.func need registered operators. Forward-mode differentiation also
+    # needs them, because it would treat the results of a kernel as constants.
     if not INSTALLED or not has_plain_autograd():
         return names
     if not (INTERPRETED or (x.is_cuda and _ON_GPU)):
@@ -61,7 +61,7 @@ def with_triton(names: tuple[str, ...], x: Tensor, *conditions: bool) -> tuple[s
 
 
 def why_not_triton() -> str:
-    """Why Triton's kernels do not run on a GPU here; empty if they do."""
+    """Return why Triton kernels cannot run on a GPU, or ""."""
     if not INSTALLED:
         return 'no Triton: pip install "rifflemix[gpu]"'
     if not torch.cuda.is_available():
@@ -74,16 +74,18 @@ def why_not_triton() -> str:
 
 
 def check_device(x: Tensor) -> None:
-    """Raise unless Triton runs kernels on tensors like `x` here."""
+    """Check that Triton can run kernels on the device of `x`."""
     if not (x.is_cuda or INTERPRETED):
         raise bad_argument("x", "a tensor on a GPU", f"one on {x.device}")
 
 
 @constant_for_compiler
 def shared_memory(device: torch.device) -> int:
-    """Bytes of shared memory that a program can have on a GPU; no limit elsewhere.
+    """Return the shared memory per program in bytes.
 
-    An H100 gives 227 KiB, an A100 163, most GPUs of workstations 99.
+    The result is `sys.maxsize` if `device` is not a GPU.
+
+    An H100 has 227 KiB, an A100 163 KiB, most workstation GPUs 99 KiB.
     """
     return _shared_memory(device)
 
@@ -92,15 +94,15 @@ def shared_memory(device: torch.device) -> int:
 def _shared_memory(device: torch.device) -> int:
     if device.type != "cuda" or not torch.cuda.is_available():
         return sys.maxsize
-    properties: Any = torch.cuda.get_device_properties(device)  # torch's stub lacks this one
+    properties: Any = torch.cuda.get_device_properties(device)  # the stub lacks the field below
     return int(properties.shared_memory_per_block_optin)
 
 
 def launch(kernel: Any, programs: int, like: Tensor, *arguments: Any, **options: Any) -> None:
-    """Run this many programs of a kernel on the device of `like`.
+    """Launch a kernel with `programs` programs on the device of `like`.
 
-    Triton studies all arguments at every launch, which takes longer than most kernels do. What it
-    has compiled is kept here for arguments of the same types, alignment and sizes.
+    At every launch Triton inspects all arguments. This takes longer than most kernels, so the
+    compiled kernel is cached by the types, alignment and sizes of the arguments.
     """
     if not programs:
         return
@@ -108,7 +110,7 @@ def launch(kernel: Any, programs: int, like: Tensor, *arguments: Any, **options:
         if INTERPRETED:
             kernel[(programs,)](*arguments, **options)
             return
-        # Numbers count as they are, which is finer than need be; asking for their class is fast.
+        # The key contains the values of numbers: finer than necessary, but fast to build.
         kinds = [
             value if value.__class__ in _NUMBERS else (value.dtype, value.data_ptr() % 16)
             for value in arguments

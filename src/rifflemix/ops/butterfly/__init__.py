@@ -1,4 +1,4 @@
-"""Butterfly structure: strided groups of positions, and block-diagonal linear maps and MLPs.
+"""Butterfly structure: strided groups of positions, block-diagonal linear layers and MLPs.
 
 Source: Sapkota and Bhattarai, "Dimension Mixer: Group Mixing of Input Dimensions for Efficient
 Function Approximation".

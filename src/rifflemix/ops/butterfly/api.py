@@ -1,4 +1,4 @@
-"""The public functions of this family: arguments checked, then handed to `unchecked`."""
+"""Public functions of this family: they check their arguments and call `unchecked`."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ from rifflemix.ops.butterfly.maps import ACTIVATIONS, BlockMap
 def butterfly_split(
     x: Tensor, block: int, stride: int, dim: int = 1, *, backend: str = "auto"
 ) -> Tensor:
-    """Arrange an axis in groups of `block` positions that lie `stride` apart.
+    """Split an axis into groups of `block` positions at distance `stride`.
 
     Args:
         x: tensor of any shape and dtype; axis `dim` has length n.
         block: a, positions per group.
-        stride: s, distance between the positions of a group; block * stride divides n.
-        dim: the axis, negative counts from the end.
+        stride: s, distance between the positions of a group; block * stride must divide n.
+        dim: axis to split; a negative number counts from the end.
         backend: "auto", "reference" or "eager".
 
     Returns:
-        x with axis `dim` replaced by two axes (n/a, a). Group q * s + r holds the positions
+        x with axis `dim` replaced by two axes (n/a, a). Group q * s + r contains the positions
         q * a * s + r + j * s for j = 0 .. a-1.
 
     Raises:
@@ -46,16 +46,16 @@ def butterfly_split(
 
 
 def butterfly_merge(y: Tensor, stride: int, dim: int = 1, *, backend: str = "auto") -> Tensor:
-    """Undo `butterfly_split`: every position returns to where it was.
+    """Invert `butterfly_split`.
 
     Args:
         y: tensor of any shape and dtype with axes (n/a, a) at `dim` and `dim + 1`.
-        stride: s, the stride it was split with.
-        dim: the axis of the groups, negative counts from the end.
+        stride: s, the stride of the split.
+        dim: axis of the groups; a negative number counts from the end.
         backend: "auto", "reference" or "eager".
 
     Returns:
-        y with the two axes replaced by one of length n.
+        y with the two axes replaced by one axis of length n.
 
     Raises:
         InputError: a * s does not divide n, or `dim` is out of range.
@@ -77,23 +77,24 @@ def block_linear(
     out_stride: int = 1,
     backend: str = "auto",
 ) -> Tensor:
-    """Multiply by a block-diagonal matrix: each block of features has its own linear map.
+    """Multiply by a block-diagonal matrix: one linear layer per block of features.
 
     Args:
         x: (..., blocks * in) features.
         weight: (blocks, in, out).
         bias: (blocks, out) or None.
-        in_stride: the features of a block are so far apart in x: block k takes group k of
-            `butterfly_split` with this stride. A divisor of blocks; 1, side by side.
-        out_stride: the same for the result, whose blocks `butterfly_merge` puts in place.
+        in_stride: distance in x between the features of a block, a divisor of blocks. Block k reads
+            group k of `butterfly_split` with this stride. 1: adjacent features.
+        out_stride: distance in the result between the features of a block, a divisor of blocks. The
+            result is `butterfly_merge` of the blocks with this stride.
         backend: "auto", "reference", "eager" or "cpu".
 
     Returns:
-        (..., blocks * out), block k being x_k @ weight[k] + bias[k]. The compiled kernel keeps the
-        layout of x: where x is a transposed view, so is the result.
+        (..., blocks * out); block k is x_k @ weight[k] + bias[k]. The compiled kernel keeps the
+        memory layout of x: if x is a transposed view, the result is one too.
 
     Raises:
-        InputError: shapes, dtypes or devices that do not fit each other.
+        InputError: incompatible shapes, dtypes or devices.
 
     Source: Dimension Mixer, Algorithm 2 (BlockLinear).
     """
@@ -102,20 +103,21 @@ def block_linear(
 
 
 def block_mlp(x: Tensor, maps: Sequence[BlockMap], *, backend: str = "auto") -> Tensor:
-    """Apply block-diagonal maps one after the other, with activations after some of them.
+    """Apply a sequence of block-diagonal linear layers with optional activations.
 
     Args:
         x: (..., n) features.
-        maps: at least one; each takes as many features as the one before puts out.
-        backend: "auto", "reference", "eager" or "cpu". The compiled kernel keeps what lies between
-            the maps in the processor's cache, in float32 or wider, and saves only `x` for the
-            backward pass.
+        maps: layers, at least one. The input width of a layer must equal the output width of the
+            layer before it.
+        backend: "auto", "reference", "eager" or "cpu". The compiled kernel keeps the intermediate
+            features in the processor cache, in float32 or wider. It saves only `x` for the backward
+            pass.
 
     Returns:
-        (..., blocks * out) of the last map.
+        (..., blocks * out) with the sizes of the last layer.
 
     Raises:
-        InputError: maps that do not fit x or each other.
+        InputError: layers that do not fit x or each other.
 
     Source: Dimension Mixer, Algorithm 2 (BlockMLP); with strides of a butterfly, section 3.1.
     """
@@ -140,7 +142,7 @@ def _check_tensor(name: str, x: Tensor) -> None:
 
 
 def _axis(dim: int, rank: int, axes: int) -> int:
-    """`dim` counted from the front; `axes` of the `rank` axes may be chosen."""
+    """Return `dim` counted from the front; it must be less than `axes`."""
     dim = check_integer("dim", dim)
     front = dim + rank if dim < 0 else dim
     if not 0 <= front < axes:
@@ -162,7 +164,10 @@ def _check_groups(block: int, stride: int, length: int) -> tuple[int, int]:
 
 
 def _check_map(x: Tensor, before: Tensor | None, one: BlockMap, prefix: str = "") -> BlockMap:
-    """The map, if it fits x or the weight of the map before; `prefix` is to the names in errors."""
+    """Check a layer against x or the previous weight.
+
+    Errors put `prefix` before the names of the fields.
+    """
     weight, bias, in_stride, out_stride, activation = one
     check_floating("x", x, "(..., blocks * in)")
     _check_tensor(f"{prefix}weight", weight)

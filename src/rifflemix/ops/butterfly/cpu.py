@@ -1,7 +1,7 @@
-"""Block-diagonal maps by a compiled kernel, which reads and writes features in butterfly order.
+"""Block-diagonal layers in a compiled CPU kernel that reads and writes in butterfly order.
 
-Maps one after the other, with activations between, are one call: what lies between them stays in
-the processor's cache, and backward finds it again. The kernel is in ops/native/block_maps.cpp.
+One call runs a sequence of layers with activations. The intermediate features stay in the processor
+cache, and the backward pass recomputes them. The kernel is in ops/native/block_maps.cpp.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ from rifflemix.ops.native import (
 from rifflemix.ops.operands import check_count, check_operand, on_one_device, refuse_values
 from rifflemix.ops.operator import operator
 
-# Looked up once: a graph that is being traced must not meet the loading of a library.
+# Loaded once at import, because a traced graph must not contain the loading of a library.
 _KERNELS = library()
 # Without vector instructions torch's matrix products are faster.
 _HAS_VECTORS = instruction_level() >= 2
-_FEWEST_ROWS = 16  # that lie side by side, for which the kernel reads them so
-# For fewer numbers, or where blocks are wider on both sides, torch's products are as fast: those of
-# a single map, and those of a chain, which the kernel spares what lies between.
+_FEWEST_ROWS = 16  # fewest adjacent rows for which the kernel uses the transposed layout
+# Limits of the kernel: torch is as fast for fewer numbers, or if both sides of a block are wider.
+# The width limit is higher for a sequence of layers: the kernel keeps the intermediates in cache.
 _LARGE = 1 << 16
 _NARROW, _NARROW_IN_CHAIN = 12, 32 if instruction_level() == 4 else 16
 
@@ -46,7 +46,7 @@ _ACTIVATIONS = {None: 0, "gelu": 1, "elu": 2}  # as in ops/native/activations.h
 
 
 class _Map(NamedTuple):
-    """Of a map, what the kernel takes beside its parameters, in its order."""
+    """Settings of a layer as the kernel expects them, in the order of the kernel."""
 
     blocks: int
     width: int
@@ -62,14 +62,14 @@ class _Map(NamedTuple):
 
 
 def weights_of_maps(sizes: Sequence[int]) -> list[int]:
-    """How many weights each map of `block_maps` has."""
+    """Return the number of weights of each layer of `block_maps`."""
     return [one.blocks * one.width * one.out for one in _maps(sizes)]
 
 
 def supports(x: Tensor, maps: Sequence[BlockMap]) -> bool:
-    """Whether the kernel can run this.
+    """Return whether the kernel supports these arguments.
 
-    An exported program must run where this library is not.
+    It does not during export, because an exported program must run without rifflemix.
     """
     return (
         _HAS_VECTORS
@@ -85,13 +85,13 @@ def supports(x: Tensor, maps: Sequence[BlockMap]) -> bool:
 
 
 def pays(x: Tensor, maps: Sequence[BlockMap]) -> bool:
-    """Whether the kernel is faster than torch's matrix products."""
+    """Return whether the kernel is faster than torch's matrix products."""
     widest = _NARROW if len(maps) == 1 else _NARROW_IN_CHAIN
     return x.numel() >= _LARGE and all(min(m.weight.shape[1:]) <= widest for m in maps)
 
 
 def block_mlp(x: Tensor, maps: Sequence[BlockMap]) -> Tensor:
-    """See `rifflemix.ops.block_mlp`."""
+    """Run `rifflemix.ops.block_mlp`."""
     lead = x.shape[:-1]
     if x.dim() != 3:
         x = x.reshape(1, -1, x.shape[-1]) if x.dim() < 3 else x.flatten(0, -3)
@@ -109,17 +109,17 @@ def block_mlp(x: Tensor, maps: Sequence[BlockMap]) -> Tensor:
 
 
 def _lies_across(x: Tensor) -> bool:
-    """Whether rows lie side by side in memory, not the features of a row."""
+    """Return whether rows instead of features are adjacent in memory."""
     return x.stride(2) != 1 and x.stride(1) == 1 and x.shape[1] >= _FEWEST_ROWS
 
 
 def _readable(x: Tensor) -> Tensor:
-    """(outer, inner, features) with rows or features side by side: a copy only if neither is."""
+    """Return `x` with adjacent rows or adjacent features, copied only if necessary."""
     return x if x.stride(2) == 1 or _lies_across(x) else x.contiguous()
 
 
 def _empty_like(x: Tensor, features: int) -> Tensor:
-    """(outer, inner, features) that lies in memory as `x` does."""
+    """Allocate (outer, inner, features) with the memory layout of `x`."""
     outer, inner, _ = x.shape
     if _lies_across(x):
         return x.new_empty((outer, features, inner)).transpose(1, 2)
@@ -128,12 +128,12 @@ def _empty_like(x: Tensor, features: int) -> Tensor:
 
 @operator("rifflemix::block_maps", device_types="cpu")
 def _apply(x: Tensor, parameters: Tensor, sizes: Sequence[int]) -> Tensor:
-    """Maps of x, one after the other.
+    """Apply the layers to x one after the other.
 
     Args:
         x: (outer, inner, features).
-        parameters: of each map the weight, then the bias if it has one; one row of numbers.
-        sizes: of each map the fields of `_Map`.
+        parameters: 1-d tensor with the weight and the bias (if any) of each layer.
+        sizes: fields of `_Map` of each layer.
     """
     maps = _check(x, parameters, sizes)
     y = in_huge_pages(_empty_like(x, maps[-1].blocks * maps[-1].out))
@@ -158,7 +158,10 @@ def _backward(
     needs_x: bool,
     needs_parameters: bool,
 ) -> tuple[Tensor, Tensor]:
-    """Gradients of x and of the parameters; nothing, in shape (0,), where not needed."""
+    """Compute the gradients of x and the parameters.
+
+    A gradient that is not needed has shape (0,).
+    """
     maps = _check(x, parameters, sizes)
     features = maps[-1].blocks * maps[-1].out
     check_operand("grad_y", grad_y, (*x.shape[:2], features), x.dtype, x.device)
@@ -193,7 +196,11 @@ def _call(
     *,
     is_backward: bool,
 ) -> None:
-    """Run the kernel on `tensors`; `sides` are x, y or its gradient, and the gradient of x."""
+    """Run the kernel on `tensors`.
+
+    `sides` are x, then y (or its gradient), then the gradient of x (or x). The kernel needs their
+    strides.
+    """
     x = sides[0]
     across = [_lies_across(side) for side in sides]
     sizes = (
@@ -215,7 +222,7 @@ def _call(
 
 
 def _wide(parameters: Tensor) -> Tensor:
-    """Parameters as the kernel takes them, in the type of its sums."""
+    """Convert parameters to the accumulation dtype of the kernel."""
     return parameters.to(torch.promote_types(parameters.dtype, torch.float32)).contiguous()
 
 
@@ -227,7 +234,10 @@ def _maps(sizes: Sequence[int]) -> list[_Map]:
 
 
 def _check(x: Tensor, parameters: Tensor, sizes: Sequence[int]) -> list[_Map]:
-    """The maps; raise unless all fits, with something along all sizes but the batch."""
+    """Check the arguments and return the layers.
+
+    Only the batch size may be 0.
+    """
     maps = _maps(sizes)
     if x.dim() != 3 or x.dtype not in TYPE_NAMES or 0 in x.shape[1:]:
         refuse_values("x", x, 3, "(outer, inner, features)", TYPE_NAMES)
@@ -261,7 +271,7 @@ def _differentiate(ctx: Any, grad_y: Tensor) -> tuple[Tensor | None, ...]:
 
 
 def _formula(maps: list[_Map], x: Tensor, parameters: Tensor) -> tuple[Tensor]:
-    """The same in plain torch."""
+    """Compute the output in plain torch, for second-order gradients."""
     names = {number: name for name, number in _ACTIVATIONS.items()}
     found = []
     for one, own in zip(maps, parameters.split([m.num_parameters for m in maps]), strict=True):

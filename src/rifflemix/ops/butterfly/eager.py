@@ -1,4 +1,4 @@
-"""Butterfly operators as views: at most one copy, the batch dimension never folded away."""
+"""Butterfly operators as views, with at most one copy. The batch axis stays separate."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rifflemix.ops.butterfly.maps import BlockMap
 
 
 def butterfly_split(x: Tensor, block: int, stride: int, dim: int) -> Tensor:
-    """(.., n, ..) -> (.., n/block, block, ..); `dim` is not negative."""
+    """Reshape (.., n, ..) -> (.., n/block, block, ..); `dim` is not negative."""
     spans = x.shape[dim] // (block * stride)
     swapped = x.unflatten(dim, (spans, block, stride)).transpose(dim + 1, dim + 2)
     y: Tensor = swapped.flatten(dim, dim + 1)
@@ -20,7 +20,7 @@ def butterfly_split(x: Tensor, block: int, stride: int, dim: int) -> Tensor:
 
 
 def butterfly_merge(y: Tensor, stride: int, dim: int) -> Tensor:
-    """(.., n/block, block, ..) -> (.., n, ..); `dim` is not negative."""
+    """Reshape (.., n/block, block, ..) -> (.., n, ..); `dim` is not negative."""
     spans = y.shape[dim] // stride
     x: Tensor = y.unflatten(dim, (spans, stride)).transpose(dim + 1, dim + 2).flatten(dim, dim + 2)
     return x
@@ -29,15 +29,15 @@ def butterfly_merge(y: Tensor, stride: int, dim: int) -> Tensor:
 def block_linear(
     x: Tensor, weight: Tensor, bias: Tensor | None, in_stride: int, out_stride: int
 ) -> Tensor:
-    """One batched matrix product over the blocks."""
+    """Compute one batched matrix product over the blocks."""
     groups = butterfly_split(x, weight.shape[1], in_stride, x.dim() - 1)
     y = torch.einsum("...ki,kio->...ko", groups, weight)
-    y = y if bias is None else y + bias.to(y.dtype)  # autocast may have chosen another
+    y = y if bias is None else y + bias.to(y.dtype)  # autocast may have changed the dtype
     return butterfly_merge(y, out_stride, x.dim() - 1)
 
 
 def block_mlp(x: Tensor, maps: Sequence[BlockMap]) -> Tensor:
-    """Map by map."""
+    """Apply the layers one by one."""
     for weight, bias, in_stride, out_stride, activation in maps:
         x = block_linear(x, weight, bias, in_stride, out_stride)
         x = x if activation is None else _ACTIVATIONS[activation](x)

@@ -1,4 +1,4 @@
-"""What a block MLP is made of."""
+"""The layers of a block MLP."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ ACTIVATIONS = ("gelu", "elu")
 
 
 class BlockMap(NamedTuple):
-    """A block-diagonal map, and the activation after it.
+    """A block-diagonal linear layer and the activation after it.
 
     Attributes:
         weight: (blocks, in, out).
         bias: (blocks, out) or None.
-        in_stride: of the features that come in, see `block_linear`.
-        out_stride: of those that go out.
+        in_stride: stride of the input features, see `block_linear`.
+        out_stride: stride of the output features, see `block_linear`.
         activation: "gelu", x Phi(x); "elu", exp(x) - 1 below 0; or None.
     """
 

@@ -1,4 +1,4 @@
-"""Butterfly operators as literal as their definitions: explicit indices and loops."""
+"""Butterfly operators as literal implementations, with explicit indices and loops."""
 
 from __future__ import annotations
 
@@ -12,7 +12,10 @@ from rifflemix.ops.butterfly.maps import BlockMap
 
 
 def split_indices(length: int, block: int, stride: int) -> list[list[int]]:
-    """Positions of each group: group q * stride + r holds q * block * stride + r + j * stride."""
+    """List the positions of each group.
+
+    Group q * stride + r contains the positions q * block * stride + r + j * stride.
+    """
     groups = []
     for start in range(0, length, block * stride):
         for base in range(start, start + stride):
@@ -28,7 +31,7 @@ def butterfly_split(x: Tensor, block: int, stride: int, dim: int) -> Tensor:
 
 
 def butterfly_merge(y: Tensor, stride: int, dim: int) -> Tensor:
-    """Put every position back where `butterfly_split` took it from; `dim` is not negative."""
+    """Invert `butterfly_split`; `dim` is not negative."""
     groups, block = y.shape[dim], y.shape[dim + 1]
     came_to = [0] * (groups * block)
     for g, group in enumerate(split_indices(groups * block, block, stride)):
@@ -40,7 +43,7 @@ def butterfly_merge(y: Tensor, stride: int, dim: int) -> Tensor:
 def block_linear(
     x: Tensor, weight: Tensor, bias: Tensor | None, in_stride: int, out_stride: int
 ) -> Tensor:
-    """One matrix product per block, side by side."""
+    """Compute one matrix product per block and merge the results."""
     blocks, width, _ = weight.shape
     groups = butterfly_split(x, width, in_stride, x.dim() - 1)
     outputs = []
@@ -51,7 +54,7 @@ def block_linear(
 
 
 def block_mlp(x: Tensor, maps: Sequence[BlockMap]) -> Tensor:
-    """Each map, then its activation."""
+    """Apply each layer, then its activation."""
     for weight, bias, in_stride, out_stride, activation in maps:
         x = block_linear(x, weight, bias, in_stride, out_stride)
         if activation == "gelu":

@@ -1,4 +1,4 @@
-"""The strides of a butterfly, in integers: no rounding, no logarithms."""
+"""Strides of a butterfly, in exact integer arithmetic."""
 
 from __future__ import annotations
 
@@ -13,31 +13,32 @@ from rifflemix.errors import bad_argument
 
 _Reached = NDArray[np.bool_]
 
-_CELLS = 2**24  # positions times sources looked at together: 16 MiB
+_CELLS = 2**24  # limit of positions times sources per search step: 16 MiB
 
 
 def butterfly_strides(length: int, block: int) -> list[int]:
-    """The strides of the sublayers of one complete butterfly.
+    """Compute the strides of the sublayers of one complete butterfly.
 
-    They are 1, block, block^2, ... as long as the blocks divide, then length / block. Where these
-    do not yet bring every position to every other (24 positions in blocks of 4: 1, 6 reach 16),
-    valid strides are appended, each time the one that reaches most, the smallest on ties.
+    They are 1, block, block^2, ... while the groups divide the length, then length / block. These
+    strides may not connect every pair of positions: for 24 positions in blocks of 4, the strides 1
+    and 6 reach only 16. Then further valid strides are appended. Each is the stride that reaches
+    the most positions, the smallest one on ties.
 
     Args:
         length: n, positions to mix.
-        block: a, positions that one group holds; a divisor of `length`, at least 2 unless
-            `length` is 1.
+        block: a, positions per group; a divisor of `length`, at least 2 unless `length` is 1.
 
     Returns:
-        Strides s, each valid (a * s divides n); applied one after the other, each output position
-        depends on every input position. `[1]` where one group holds everything.
+        Strides s, each valid (a * s divides n). After all of them, each output position depends on
+        every input position. `[1]` if one group contains all positions.
 
     Raises:
-        InputError: no strides can do it: `block` does not divide `length`, or groups of one
-            position would have to mix several.
+        InputError: no strides exist: `block` does not divide `length`, or `block` is 1 and `length`
+            is greater than 1.
 
-    Source: Dimension Mixer, Algorithm 1, with integer divisibility instead of its rule, which
-    for some lengths is not valid (24 and 4: stride 4) or, made valid, not complete.
+    Source: Dimension Mixer, Algorithm 1, with integer divisibility instead of the paper's rule.
+    For some lengths that rule is invalid (length 24, block 4: stride 4), or incomplete if made
+    valid.
     """
     length, block = _check_lengths(length, block)
     if length == block:
@@ -49,9 +50,9 @@ def butterfly_strides(length: int, block: int) -> list[int]:
     if mixed == length:
         return strides
     strides.append(length // block)
-    # So far each source fills its aligned run of `mixed` positions; the last stride copies the run
-    # to every position that agrees modulo length / block. All positions, then, if the run covers
-    # these.
+    # So far each source reaches all of its aligned run of `mixed` positions. The last stride
+    # connects positions that are equal modulo length / block. If a run has at least length / block
+    # positions, it contains all residues, so each source reaches all positions.
     if mixed >= length // block:
         return strides
     return _completed(strides, mixed, length, block)
@@ -60,19 +61,20 @@ def butterfly_strides(length: int, block: int) -> list[int]:
 def butterfly_layout(
     num_tokens: int, block: int, *, serve_fewer: bool = False
 ) -> tuple[int, list[int]]:
-    """The length to pad to, and strides that bring every token to every other.
+    """Compute a padded length and strides that connect every pair of tokens.
 
-    Where `block` divides the tokens nothing is padded and the strides are those of
-    `butterfly_strides`. Else padding fills up a length that powers of the block and one last
-    stride serve; as nothing travels over a padded position, a second way through some of the
-    strides is added where tokens would be cut off.
+    If `block` divides N, no padding is needed and `butterfly_strides` gives the strides. Otherwise
+    the padded length is one for which powers of the block and one last stride are sufficient.
+    Padded positions do not pass on information. If they would disconnect tokens, some of the
+    strides are applied a second time.
 
     Args:
         num_tokens: N, at least 1.
-        block: a, tokens per group, at least 2 unless N is 1; N itself where it is larger.
-        serve_fewer: the layout is for every number of tokens up to N. Fewer than N may need a
-            second pass through the strides. Where the strides of N itself had to be searched,
-            which some smaller number can never pass, those of a padded length take their place.
+        block: a, tokens per group, at least 2 unless N is 1; values above N mean N.
+        serve_fewer: make the layout suitable for every number of tokens up to N. Fewer than N
+            tokens may need a second pass through the strides. If the strides for N come from a
+            search, some smaller number of tokens would stay disconnected after any number of
+            passes. The strides of a padded length replace them.
 
     Returns:
         Padded length, a multiple of the group size min(a, N), and the strides in order.
@@ -81,9 +83,9 @@ def butterfly_layout(
         InputError: a number out of range.
     """
     block = min(block, num_tokens)
-    # Runs at least as long as the last stride serve fewer tokens too: by strides 1, a, ... a token
-    # reaches the first one of its run, by the last stride one of the first run, and the second
-    # pass goes from there through the first run, and by the last stride everywhere.
+    # Runs at least as long as the last stride also suit fewer tokens. By strides 1, a, ... a token
+    # reaches the first token of its run, then by the last stride a token of the first run. The
+    # second pass goes through the first run, and by the last stride to all tokens.
     if num_tokens % block == 0 and not (serve_fewer and _is_searched(num_tokens, block)):
         return num_tokens, butterfly_strides(num_tokens, block)
     span = block
@@ -93,17 +95,16 @@ def butterfly_layout(
     strides = butterfly_strides(length, block)
     last = length // block
     if len(strides) == 2 and num_tokens - (last - 1) * block >= last:
-        return length, strides  # the last, shorter block still meets every group of the last stride
-    # Each token reaches the lowest position of its group, which is never padding, and so by the
-    # last stride a position at or below any other; what is missing then are the strides inside a
-    # run.
+        return length, strides  # the last block has tokens in every group of the last stride
+    # The lowest position of a group is never padding, so each token reaches it. By the last stride
+    # it then reaches a position at or below any other. The strides within a run do the rest.
     is_power = strides[-1] == strides[-2] * block
     way_back = strides[:-1] if is_power or len(strides) == 2 else strides
     return length, strides + way_back
 
 
 def _is_searched(length: int, block: int) -> bool:
-    """Whether the powers of the block and one last stride do not serve a length."""
+    """Return whether the strides for a length come from a search."""
     run = block
     while run < length // block and length % (run * block) == 0:
         run *= block
@@ -126,14 +127,14 @@ def _check_lengths(length: int, block: int) -> tuple[int, int]:
 
 
 def _completed(strides: list[int], run: int, length: int, block: int) -> list[int]:
-    """`strides` with valid ones appended until every position reaches every other.
+    """Append valid strides until every position reaches every other position.
 
-    It ends: strides 1 and length / block, with the powers between, connect all positions, so from
-    an incomplete set some valid stride always reaches further.
+    The search ends: stride 1, the powers and length / block together connect all positions. So from
+    an incomplete set, some valid stride always reaches further.
 
     Args:
-        strides: the chain so far; its first strides fill aligned runs of `run` positions.
-        run: positions that one source fills before the last stride of the chain.
+        strides: strides so far; before the last one, a source reaches an aligned run of positions.
+        run: number of positions in that run.
         length: n.
         block: a.
     """
@@ -153,10 +154,11 @@ def _completed(strides: list[int], run: int, length: int, block: int) -> list[in
 
 
 def _unserved_source(chain: list[int], run: int, length: int, block: int) -> int | None:
-    """A position that does not reach all others, or None.
+    """Return a position that does not reach all other positions, or None.
 
-    One source per aligned run is enough, as a run is filled first; and only up to the period of
-    the groups, as moving all positions by it (around the end) moves groups onto groups.
+    One source per aligned run is enough, because a source first reaches all of its run. Sources up
+    to the period of the groups are enough, because a circular shift by the period maps groups to
+    groups.
     """
     spans = [block * stride for stride in chain if block * stride < length]
     sources = range(0, min(math.lcm(run, *spans), length), run)
@@ -170,8 +172,8 @@ def _unserved_source(chain: list[int], run: int, length: int, block: int) -> int
 
 
 def _reached_from(sources: Sequence[int], chain: list[int], length: int, block: int) -> _Reached:
-    """(length, sources) bool: the positions that each source reaches through the chain."""
-    # Of NumPy: neither a default device nor a graph that is being exported may catch this search.
+    """Compute (length, sources) bool: the positions that each source reaches."""
+    # NumPy keeps this search independent of torch's default device and out of exported graphs.
     reached = np.zeros((length, len(sources)), dtype=np.bool_)
     for column, source in enumerate(sources):
         reached[source, column] = True
@@ -181,7 +183,7 @@ def _reached_from(sources: Sequence[int], chain: list[int], length: int, block: 
 
 
 def _spread(reached: _Reached, stride: int, block: int) -> _Reached:
-    """Every position whose group of this stride holds a reached position, column by column."""
+    """Mark all positions of each group that contains a reached position."""
     groups = reached.reshape(-1, block, stride, reached.shape[1])
     met = groups.any(axis=1, keepdims=True)
     return np.broadcast_to(met, groups.shape).reshape(reached.shape)

@@ -1,4 +1,4 @@
-"""The family without argument checks, for callers that have made them: layers, and `api`."""
+"""Functions of the family without argument checks, for layers and `api`."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ _SLOW_CPU: tuple[str, ...] = ("reference", "cpu", "eager")
 def butterfly_split(
     x: Tensor, block: int, stride: int, dim: int = 1, backend: str = "auto"
 ) -> Tensor:
-    """`rifflemix.ops.butterfly_split`; `dim` is not negative."""
+    """Run `rifflemix.ops.butterfly_split`; `dim` is not negative."""
     groups: Tensor = _FAMILY.pick(backend).butterfly_split(x, block, stride, dim)
     return groups
 
 
 def butterfly_merge(y: Tensor, stride: int, dim: int = 1, backend: str = "auto") -> Tensor:
-    """`rifflemix.ops.butterfly_merge`; `dim` is not negative."""
+    """Run `rifflemix.ops.butterfly_merge`; `dim` is not negative."""
     merged: Tensor = _FAMILY.pick(backend).butterfly_merge(y, stride, dim)
     return merged
 
 
 def block_mlp(x: Tensor, maps: Sequence[BlockMap], backend: str = "auto") -> Tensor:
-    """`rifflemix.ops.block_mlp`; `block_linear` is one map of it."""
+    """Run `rifflemix.ops.block_mlp`; `block_linear` is `block_mlp` with one layer."""
     if cpu.supports(x, maps):
         names = _FAST_CPU if cpu.pays(x, maps) else _SLOW_CPU
     else:

@@ -1,13 +1,12 @@
 """Channel-wise permutations of tokens: circular shifts, group sorts and the max exchange.
 
-In all of these a padded position (key_padding_mask True) is left out: the operator acts on the
-valid tokens of each sample alone, wherever they stand, the index at a padded position is the
-position itself and the output there is zero. Gradients go to the values, through the gather; an
-order has none (`relaxed_group_sort` is the form whose order has one; `soft_rank` are ranks that
-have one).
+All permutations skip padded positions (key_padding_mask True) and act only on the valid tokens of
+each sample, at any positions. At a padded position, the index is the position itself and the output
+is zero. Gradients flow to the values through the gather. The order of a sort has no gradient. Use
+`relaxed_group_sort` for an order with gradients, or `soft_rank` for ranks with gradients.
 
-The causal ones, `causal_shift` and `rank_filter`, are no permutations and take no mask: what stands
-after a token never reaches it.
+The causal operators `causal_shift` and `rank_filter` are not permutations and have no mask. Their
+output at a token does not depend on later tokens.
 """
 
 from rifflemix.ops.permutation.api import (

@@ -1,4 +1,4 @@
-"""The public functions of this family: arguments checked, then handed to `unchecked`."""
+"""Public functions of this family: they check their arguments and call `unchecked`."""
 
 from __future__ import annotations
 
@@ -50,13 +50,15 @@ def circular_shift(
     return_indices: bool = False,
     backend: str = "auto",
 ) -> Tensor | tuple[Tensor, Tensor]:
-    """Roll the tokens of each channel: out[b, n, c] = x[b, (n - steps[c]) mod N, c].
+    """Roll the tokens of each channel by its number of steps.
+
+    out[b, n, c] = x[b, (n - steps[c]) mod N, c].
 
     Args:
         x: (B, N, C) tokens.
-        steps: (C,) integers from -2^62 to 2^62, such as `shift_steps` gives.
-        key_padding_mask: (B, N) bool, True = padding. The L valid tokens of a sample roll among
-            their own positions, mod L.
+        steps: (C,) integers from -2^62 to 2^62, for example from `shift_steps`.
+        key_padding_mask: (B, N) bool, True = padding. The L valid tokens of a sample roll over the
+            L valid positions, mod L.
         return_indices: return (y, index) with y = x.gather(1, index) at valid positions.
         backend: "auto", "reference", "eager", "cpu" or "triton".
 
@@ -116,25 +118,26 @@ def group_sort(
 ) -> Tensor | tuple[Tensor, Tensor]:
     """Sort every channel within contiguous groups of N / num_groups tokens.
 
-    - "reference": the values of a channel take the rank order that channel 0 has in the group:
-      out[n, c] = sorted_c[rank of x[n, 0]]; channel 0 stays as it is. Each group's rearrangement
-      is the optimal transport from the channel to channel 0.
-    - "ascending", "descending": every channel by its own values.
+    - "reference": reorder the values of a channel to the rank order of channel 0 in the group:
+      out[n, c] = sorted_c[rank of x[n, 0]]. Channel 0 does not change. In each group, the
+      permutation is the optimal transport from the channel to channel 0.
+    - "ascending", "descending": sort every channel by its own values.
 
-    All orders are stable (of equal values the earlier token comes first, in descending order as
-    well; -0.0 equals 0.0) and put NaN after every number. Groups of two are exchanged by one
-    comparison, without a sort.
+    All orders are stable: of equal values the earlier token comes first, also in descending order,
+    and -0.0 equals 0.0. NaN comes after all numbers. Groups of two need only one comparison, not a
+    sort.
 
     Args:
         x: (B, N, C) tokens.
         num_groups: groups K, a divisor of N.
-        order: one of the names above; None is "reference", or "ascending" beside `descending`.
-        descending: (C,) bool, the channels that an ascending sort sorts in descending order
-            instead (`interleave_columns` makes one).
-        heads: contiguous heads of C / heads channels; in reference order the first channel of a
-            head is the reference of that head. Other orders do not depend on it.
-        key_padding_mask: (B, N) bool, True = padding. A group's valid tokens are sorted among
-            their own positions.
+        order: one of the names above. None means "ascending" if `descending` is given, otherwise
+            "reference".
+        descending: (C,) bool, channels to sort in descending order, for example from
+            `interleave_columns`. Requires ascending order.
+        heads: number of contiguous heads, each of C / heads channels. In reference order the first
+            channel of a head is the reference of that head. Other orders ignore `heads`.
+        key_padding_mask: (B, N) bool, True = padding. The valid tokens of a group are sorted over
+            the valid positions of the group.
         return_indices: return (y, index) with y = x.gather(1, index) at valid positions.
         backend: "auto", "reference", "eager", "cpu" or "triton".
 
@@ -142,8 +145,8 @@ def group_sort(
         (B, N, C); with `return_indices` also the (B, N, C) int64 index.
 
     Raises:
-        InputError: wrong shape or dtype, a number that does not divide, or `descending` beside an
-            order other than "ascending".
+        InputError: wrong shape or dtype, a number that is not a divisor, or `descending` together
+            with an order other than "ascending".
 
     Source: CSP (Yuan and Xu), equations (4)-(5) and appendix B; Sliceformer (Yuan and Xu),
     section III.
@@ -193,17 +196,17 @@ def channel_permute(
     return_indices: bool = False,
     backend: str = "auto",
 ) -> Tensor | tuple[Tensor, Tensor]:
-    """CSP on a value matrix: `circular_shift`, then `group_sort`.
+    """Apply CSP to a value matrix: `circular_shift`, then `group_sort`.
 
-    Channel 0 is shifted by steps[0] like any other: give 0 to keep the reference in place, as the
-    paper does. Applied to MEGA's values it replaces the whole attention product.
+    Channel 0 shifts by steps[0]. Set steps[0] to 0 to keep the reference in place, as in the paper.
+    In MEGA, this function replaces the whole attention product.
 
     Args:
         x: (B, N, C) values.
         steps: (C,) integers, see `circular_shift`.
         num_groups: groups K, a divisor of N.
         order: "reference", "ascending" or "descending", see `group_sort`.
-        heads: heads with a reference channel of their own, see `group_sort`.
+        heads: number of heads, each with one reference channel; see `group_sort`.
         key_padding_mask: (B, N) bool, True = padding.
         return_indices: return (y, index) with y = x.gather(1, index) at valid positions.
         backend: "auto", "reference", "eager", "cpu" or "triton".
@@ -212,7 +215,7 @@ def channel_permute(
         (B, N, C); with `return_indices` also the (B, N, C) int64 index.
 
     Raises:
-        InputError: wrong shape or dtype, or a number that does not divide.
+        InputError: wrong shape or dtype, or a number that is not a divisor.
 
     Source: CSP (Yuan and Xu), equations (4)-(5).
     """
@@ -252,14 +255,15 @@ def max_exchange(
     return_indices: bool = False,
     backend: str = "auto",
 ) -> Tensor | tuple[Tensor, Tensor]:
-    """Exchange, in each channel, the first token with the largest.
+    """Exchange the first token of each channel with the largest token.
 
-    Of equal largest values the first is taken; NaN counts as the largest, as it does in a sort.
+    If several tokens have the largest value, the first of them is exchanged. NaN counts as the
+    largest value, as in a sort.
 
     Args:
         x: (B, N, C) tokens.
         key_padding_mask: (B, N) bool, True = padding. The first valid token is exchanged with the
-            largest valid one.
+            largest valid token.
         return_indices: return (y, index) with y = x.gather(1, index) at valid positions.
         backend: "auto", "reference", "eager" or "cpu".
 
@@ -277,10 +281,12 @@ def max_exchange(
 
 
 def causal_shift(x: Tensor, steps: Tensor | Sequence[int], *, backend: str = "auto") -> Tensor:
-    """Delay every channel: out[b, n, c] = x[b, n - steps[c], c], zero where n < steps[c].
+    """Delay the tokens of each channel by its number of steps.
 
-    Padding that stands after the valid tokens reaches none of them; other padding has to be moved
-    there first.
+    out[b, n, c] = x[b, n - steps[c], c], zero where n < steps[c].
+
+    Right padding does not change the result at valid tokens. Convert other padding to right padding
+    first.
 
     Args:
         x: (B, N, C) tokens.
@@ -298,7 +304,7 @@ def causal_shift(x: Tensor, steps: Tensor | Sequence[int], *, backend: str = "au
     check_values(x, None)
     steps = check_steps(steps, x)
     check_range("steps", steps, 0, None)
-    # A token before the first is zero however far before, and a graph that is traced has no values.
+    # Larger steps also give only zeros. A traced graph cannot read the steps to find the longest.
     longest = x.shape[1]
     return unchecked.causal_shift(x, steps.clamp(max=longest), longest, backend)
 
@@ -306,28 +312,30 @@ def causal_shift(x: Tensor, steps: Tensor | Sequence[int], *, backend: str = "au
 def rank_filter(
     x: Tensor, ranks: Tensor | Sequence[int], window_size: int, *, backend: str = "auto"
 ) -> Tensor:
-    """Each token's channels become order statistics of the last `window_size` tokens.
+    """Compute order statistics of the last `window_size` tokens, per channel.
 
-    out[b, n, c] = the value with rank ranks[c], 0 for the smallest, among x[b, n-G+1..n, c], where
-    tokens before the first are zero. Of equal values the earlier token comes first (-0.0 equals
-    0.0), NaN after every number. The gradient goes to the token that was taken.
+    out[b, n, c] is the value with rank ranks[c] (0 for the smallest) among x[b, n-G+1..n, c].
+    Tokens before the first token are zero. Of equal values the earlier token comes first, and -0.0
+    equals 0.0. NaN comes after all numbers. The gradient flows to the selected token.
 
-    Padding that stands after the valid tokens reaches none of them; other padding has to be moved
-    there first.
+    Right padding does not change the result at valid tokens. Convert other padding to right padding
+    first.
 
     Args:
         x: (B, N, C) tokens.
         ranks: (C,) integers from 0 to G - 1.
-        window_size: tokens G in a window, the own one included. Kernels take up to 256.
+        window_size: tokens G in a window, including the current token. The compiled kernel supports
+            at most 256.
         backend: "auto", "reference", "eager" or "cpu".
 
     Returns:
         (B, N, C).
 
     Raises:
-        InputError: wrong shape or dtype, or a rank that no window has.
+        InputError: wrong shape or dtype, or a rank out of range.
 
-    Source: docs/causal-permutations.md; known as the rank filter, whose median is the best known.
+    Source: docs/causal-permutations.md. The operator is known as rank filter; the best-known case
+    is the median filter.
     """
     check_values(x, None)
     window_size = check_integer("window_size", window_size, 1)

@@ -23,7 +23,7 @@ _INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 
 
 def check_values(x: Tensor, key_padding_mask: Tensor | None) -> None:
-    """Raise unless `x` is (B, N, C), floating-point, with at least one token and one channel."""
+    """Check that `x` is (B, N, C), floating-point and not empty."""
     check_tokens("x", x)
     if x.shape[1] < 1 or x.shape[2] < 1:
         raise bad_argument("x", "at least one token and one channel", tuple(x.shape))
@@ -31,15 +31,18 @@ def check_values(x: Tensor, key_padding_mask: Tensor | None) -> None:
 
 
 def check_groups(x: Tensor, num_groups: int, heads: int = 1) -> tuple[int, int]:
-    """Both as ints; raise unless groups divide the tokens and heads divide the channels."""
+    """Check that groups divide the tokens and heads divide the channels."""
     groups = check_divides("num_groups", num_groups, x.shape[1], "the number of tokens N")
     return groups, check_divides("heads", heads, x.shape[2], "the number of channels C")
 
 
 def check_steps(steps: Tensor | Sequence[int], x: Tensor, name: str = "steps") -> Tensor:
-    """The steps on x's device; they are settings, so their own device does not matter."""
+    """Check the steps and return them on x's device.
+
+    Steps are settings, so they may be on any device.
+    """
     if torch.compiler.is_compiling() and hasattr(steps, "__array__"):
-        steps = torch.as_tensor(steps)  # a traced graph has NumPy's arrays as tensors
+        steps = torch.as_tensor(steps)  # a traced graph contains NumPy arrays as tensors
     if not isinstance(steps, Tensor):
         integers = check_integers(name, steps)
         steps = torch.tensor(integers, dtype=torch.int64, device=x.device)
@@ -54,7 +57,7 @@ def check_steps(steps: Tensor | Sequence[int], x: Tensor, name: str = "steps") -
 
 
 def check_range(name: str, integers: Tensor, low: int, high: int | None) -> None:
-    """Raise unless all are in the range; a graph that is traced cannot tell."""
+    """Check the range of integers, except in a traced graph."""
     if not has_values(integers) or not values_can_be_read():
         return
     smallest, largest = map(int, integers.aminmax())
@@ -72,7 +75,7 @@ def sort_spec(
     order: str | None,
     descending: Tensor | None = None,
 ) -> SortSpec:
-    """The four settings of a sort as one value; raise where they do not fit x or each other."""
+    """Check the settings of a sort and combine them."""
     num_groups, heads = check_groups(x, num_groups, heads)
     if descending is None:
         order = "reference" if order is None else order

@@ -1,8 +1,8 @@
-"""The permutation family by compiled kernels on the CPU.
+"""The permutation family in compiled CPU kernels.
 
-The kernels are in ops/native. What the gradient needs is kept small: the index of each position in
-16 bits where N allows it, one byte for a pair of tokens. A gradient of a gradient is left to eager
-formulas. The rank filter is in `cpu_ranks`.
+The kernels are in ops/native. They save little for the backward pass: an index in 16 bits if N
+allows it, one byte per pair of tokens. Second-order gradients use the eager formulas. The rank
+filter is in `cpu_ranks`.
 """
 
 from __future__ import annotations
@@ -50,20 +50,23 @@ __all__ = [
 ]
 
 _BAD_INDEX = -2  # kBadIndex of native/kernels.h
-# Vectors of AVX2 sort keys of 64 bits, which float32 and more tokens than 15 bits count need,
-# faster than torch sorts the values.
+# float32 and groups of more than 2^15 tokens need 64-bit keys. From AVX2 on, the kernel sorts these
+# keys faster than torch sorts the values.
 SORTS_LONG_KEYS = instruction_level() >= 3
-_MOST_SHORT_KEYS = 1 << 15  # tokens of a group, as in sort.cpp
-WORTH_A_CALL = 1 << 12  # values; with fewer torch's operators finish before a kernel is called
+_MOST_SHORT_KEYS = 1 << 15  # tokens per group, as in sort.cpp
+WORTH_A_CALL = 1 << 12  # values; for fewer, torch is faster than the call of a kernel
 
 
 def needs_sort(x: Tensor, num_groups: int, with_index: bool) -> bool:
-    """Whether groups are sorted: pairs without an index need one comparison."""
+    """Return whether a sort is needed.
+
+    Pairs without an index need only one comparison.
+    """
     return with_index or not statically_known_true(x.shape[1] == 2 * num_groups)
 
 
 def sorts(x: Tensor, num_groups: int) -> bool:
-    """Whether there is a kernel for keys of this length."""
+    """Return whether a kernel supports keys of this length."""
     if SORTS_LONG_KEYS:
         return True
     return x.dtype != torch.float32 and x.shape[1] // num_groups <= _MOST_SHORT_KEYS
@@ -75,7 +78,7 @@ def circular_shift(x: Tensor, steps: Tensor, mask: Tensor | None, with_index: bo
 
 
 def causal_shift(x: Tensor, steps: Tensor, longest: int) -> Tensor:
-    """Roll round a circle closed by zeros: `longest` of them, but no more than tokens."""
+    """Append min(longest, N) zeros and roll, so that zeros enter at the front."""
     length = x.shape[1]
     zeros = min(longest, length) if is_known(length) else longest
     rolled = _shift(F.pad(x, (0, 0, 0, zeros)), steps.clamp(max=zeros), None)
@@ -113,19 +116,19 @@ def _permute(
 
 
 def _short_index(length: int) -> torch.dtype:
-    """The smallest type that holds all positions."""
+    """Return the smallest index dtype for all positions."""
     return torch.uint16 if statically_known_true(length <= 1 << 16) else torch.int32
 
 
 def sort_with_index(x: Tensor, num_groups: int, mask: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Each channel of each group in ascending order, and the index, as short as it can be."""
+    """Sort each channel of each group; return values and a short index."""
     dtype = _short_index(x.shape[1])
     sorted_: tuple[Tensor, Tensor] = _sort_groups(x, num_groups, 0, None, mask, None, dtype)
     return sorted_
 
 
 def unsort(y: Tensor, index: Tensor, mask: Tensor | None, num_groups: int) -> Tensor:
-    """What stands in order (B, N, C) back where `sort_with_index` took it from."""
+    """Invert `sort_with_index` for sorted values (B, N, C)."""
     back: Tensor = _scatter(y, index, mask, num_groups)
     return back
 
@@ -138,7 +141,7 @@ def max_exchange(x: Tensor, mask: Tensor | None, with_index: bool) -> Permuted:
     return y, eager.swap_index(x, first, largest) if with_index else None
 
 
-# Sort of groups, and the scatter that is its gradient.
+# Group sort, and the scatter for its gradient.
 
 
 @operator("rifflemix::group_sort", device_types="cpu")
@@ -151,7 +154,11 @@ def _sort_groups(
     steps: Tensor | None,
     index_dtype: torch.dtype | None,
 ) -> tuple[Tensor, Tensor]:
-    """Values and index, empty without an index dtype; `leaders`: heads with a reference, or 0."""
+    """Sort groups; return values and index.
+
+    The index is empty if `index_dtype` is None. `leaders` is the number of heads with a reference
+    channel; 0 means that every channel is sorted by its own values.
+    """
     check_sort(x, FORMATS, num_groups, leaders, descending, mask, steps)
     check_index_dtype(index_dtype, x.shape[1])
     if steps is not None:
@@ -190,7 +197,7 @@ def _(
 
 def _save_index(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
     _, num_groups, _, _, mask, steps, _ = inputs
-    # A shift carries tokens out of their group.
+    # A shift can move tokens out of their group.
     ctx.num_groups = num_groups if steps is None else 1
     ctx.save_for_backward(output[1], mask)
     ctx.mark_non_differentiable(output[1])
@@ -198,7 +205,7 @@ def _save_index(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]
 
 
 def _differentiate_sort(ctx: Any, grad: Tensor | None, _: None) -> tuple[Tensor | None, ...]:
-    if grad is None:  # what follows the values has no gradient
+    if grad is None:  # no gradient of the values
         return (None,) * 7
     index, mask = ctx.saved_tensors
     return _scatter(grad, index, mask, ctx.num_groups), None, None, None, None, None, None
@@ -209,9 +216,9 @@ _sort_groups.register_autograd(_differentiate_sort, setup_context=_save_index)
 
 @operator("rifflemix::scatter", device_types="cpu")
 def _scatter(grad: Tensor, index: Tensor, mask: Tensor | None, num_groups: int) -> Tensor:
-    """Gradient of `eager.take` for an index that permutes the tokens within groups.
+    """Compute the gradient of `eager.take` for permutations within groups.
 
-    Of an index that stays within groups but is no permutation, some values are undefined.
+    If the index stays within groups but is not a permutation, some values are undefined.
     """
     check_sort(grad, FORMATS, num_groups, 0, None, mask, None)
     check_index(index, grad)
@@ -243,7 +250,7 @@ def _differentiate_scatter(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
 _scatter.register_autograd(_differentiate_scatter, setup_context=_save_scatter)
 
 
-# Sort of pairs, and the exchange that is its gradient.
+# Sort of pairs, and the exchange for its gradient.
 
 
 @operator("rifflemix::sort_pairs", device_types="cpu")
@@ -255,7 +262,10 @@ def _sort_pairs(
     steps: Tensor | None,
     keep: bool,
 ) -> tuple[Tensor, Tensor]:
-    """Values, and the (B, N/2, C) pairs that were exchanged; empty unless `keep`."""
+    """Sort pairs; return values and flags (B, N/2, C) of exchanged pairs.
+
+    The flags are empty unless `keep` is True.
+    """
     check_sort(x, FORMATS, 1, leaders, descending, mask, steps)
     batch, length, channels = x.shape
     if length % 2:
@@ -313,7 +323,7 @@ _sort_pairs.register_autograd(_differentiate_pairs, setup_context=_save_swaps)
 def _exchange_pairs(
     grad: Tensor, swaps: Tensor, mask: Tensor | None, steps: Tensor | None
 ) -> Tensor:
-    """Exchange pairs as noted, padding made zero, then shift where there are steps."""
+    """Exchange the marked pairs, zero the padding, then shift by `steps`."""
     check_tokens("grad", grad, FORMATS, mask, steps)
     check_swaps(swaps, grad)
     out = new(grad)
@@ -342,7 +352,7 @@ def _differentiate_exchange(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]
 _exchange_pairs.register_autograd(_differentiate_exchange, setup_context=_save_exchange)
 
 
-# The shift alone: its gradient is the shift back.
+# Shift without a sort. The gradient is a shift by the negative steps.
 
 
 @operator("rifflemix::circular_shift", device_types="cpu")
@@ -385,12 +395,12 @@ def _(x: Tensor, mask: Tensor | None) -> Tensor:
     return x.new_empty((x.shape[0], 1, x.shape[2]), dtype=torch.int64)
 
 
-# The swap of two positions, its own gradient.
+# Swap of two positions. The gradient is the same swap.
 
 
 @operator("rifflemix::swap_positions", device_types="cpu")
 def _swap_positions(x: Tensor, first: Tensor, second: Tensor, mask: Tensor | None) -> Tensor:
-    """Swap two positions, (B, 1, C) each, in one copy; padding becomes zero."""
+    """Swap two positions, (B, 1, C) each, with one copy; padding becomes zero."""
     check_tokens("x", x, FORMATS, mask, None)
     check_positions("first", first, x)
     check_positions("second", second, x)

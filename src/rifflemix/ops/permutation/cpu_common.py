@@ -1,4 +1,4 @@
-"""What the kernels of this family share: how they are called, and which tokens they take."""
+"""Helpers to call the CPU kernels of this family and to check which tokens they support."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rifflemix.compat import has_plain_autograd
 from rifflemix.ops.native import HUGE, checked, in_huge_pages, library, require_library
 
 _KERNELS = library()
-# Bytes of an element, bits of infinity and of the quiet NaN.
+# Element size in bytes, bits of infinity, bits of the quiet NaN.
 FORMATS = {
     torch.float32: (4, 0x7F800000, 0x7FC00000),
     torch.bfloat16: (2, 0x7F80, 0x7FC0),
@@ -22,7 +22,7 @@ FORMATS = {
 
 
 def supports(x: Tensor) -> bool:
-    """Whether the kernels can run on x here."""
+    """Return whether the kernels can run on x here."""
     return (
         _KERNELS is not None
         and x.device.type == "cpu"
@@ -32,7 +32,7 @@ def supports(x: Tensor) -> bool:
 
 
 class _Problem(ctypes.Structure):
-    """`Problem` of native/permutation.h, field by field."""
+    """The struct `Problem` of native/permutation.h."""
 
     _fields_ = [
         ("x", ctypes.c_void_p),
@@ -74,12 +74,12 @@ def run(
     temperature: float = 0.0,
     **tensors: Any,
 ) -> int:
-    """Call a kernel; `tensors` are the fields that point to one, None where there is none.
+    """Call a kernel and return its result code, 0 on success.
 
-    Returns what it returns, 0 where all is well.
+    `tensors` are the pointer fields of `_Problem`; None means a null pointer.
 
     Raises:
-        MemoryError: no memory for the call; nothing else is touched by it.
+        MemoryError: not enough memory for the call. The call then changes nothing else.
     """
     x = x if x.stride(2) == 1 else x.contiguous()
     given = {}
@@ -118,7 +118,7 @@ def run(
 
 
 def new(x: Tensor, shape: Any = None, dtype: torch.dtype | None = None) -> Tensor:
-    """An output that a kernel is about to fill, like `x` where nothing else is said."""
+    """Allocate a kernel output, by default with shape and dtype of `x`."""
     shape = x.shape if shape is None else shape
     made = torch.empty(shape, dtype=dtype or x.dtype, device=x.device)
     return made if made.nbytes < HUGE else in_huge_pages(made)

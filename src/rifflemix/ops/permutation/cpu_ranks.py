@@ -1,4 +1,4 @@
-"""The rank filter by compiled kernels on the CPU; its gradient needs a byte for each value."""
+"""The rank filter in compiled CPU kernels. The backward pass needs one byte per value."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from rifflemix.ops.permutation import eager
 from rifflemix.ops.permutation.cpu_common import FORMATS, new, run
 from rifflemix.ops.permutation.operands import check_tokens
 
-_MOST_WINDOW = 256  # tokens, whose distances fit a byte
+_MOST_WINDOW = 256  # tokens, so that a distance within the window fits a byte
 
 
 def filters(window_size: int) -> bool:
-    """Whether there is a kernel for windows of this size."""
+    """Return whether the kernel supports this window size."""
     return window_size <= _MOST_WINDOW
 
 
 def rank_filter(x: Tensor, ranks: Tensor, window_size: int) -> Tensor:
-    """Of the last tokens of each channel the one with its rank."""
+    """Select the token of each channel's rank among the last `window_size` tokens."""
     wants_grad = torch.is_grad_enabled() and x.requires_grad
     y: Tensor = _rank_filter(x, ranks, window_size, wants_grad)[0]
     return y
@@ -31,7 +31,10 @@ def rank_filter(x: Tensor, ranks: Tensor, window_size: int) -> Tensor:
 
 @operator("rifflemix::rank_filter", device_types="cpu")
 def _rank_filter(x: Tensor, ranks: Tensor, window_size: int, keep: bool) -> tuple[Tensor, Tensor]:
-    """Values, and how many tokens back each was taken, (B, N, C) uint8; empty unless `keep`."""
+    """Return the values and their distances to the source tokens, (B, N, C) uint8.
+
+    The distances are empty unless `keep` is True.
+    """
     _check(x, window_size)
     check_operand("ranks", ranks, (x.shape[2],), torch.int64, x.device)
     y = new(x)
@@ -54,7 +57,7 @@ def _save_back(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor])
 
 
 def _differentiate_filter(ctx: Any, grad: Tensor | None, _: None) -> tuple[Tensor | None, ...]:
-    if grad is None:  # what follows the values has no gradient
+    if grad is None:  # no gradient of the values
         return (None,) * 4
     (back,) = ctx.saved_tensors
     return _collect(grad, back, ctx.window_size), None, None, None
@@ -65,7 +68,10 @@ _rank_filter.register_autograd(_differentiate_filter, setup_context=_save_back)
 
 @operator("rifflemix::rank_filter_back", device_types="cpu")
 def _collect(grad: Tensor, back: Tensor, window_size: int) -> Tensor:
-    """Gradient of `eager.take_back`: each token's sum over those that took it."""
+    """Compute the gradient of `eager.take_back`.
+
+    It sums, for each token, over all positions that selected the token.
+    """
     _check(grad, window_size)
     check_operand("back", back, grad.shape, torch.uint8, grad.device)
     out = new(grad)

@@ -1,6 +1,6 @@
-"""Soft sorts and ranks by compiled kernels on the CPU: a sort, then one pass along its tokens.
+"""Soft sorts and ranks in compiled CPU kernels: a sort, then one pass over the sorted tokens.
 
-The gradient needs the index of the sort and a byte for each value.
+The backward pass needs the index of the sort and one byte per value.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from rifflemix.ops.permutation.spec import SortSpec
 
 
 def soft_sort(x: Tensor, num_groups: int, temperature: float, mask: Tensor | None) -> Tensor:
-    """Sorted values of each group, of which none rises by more than the temperature allows."""
+    """Sort each group with steps of at most 1 / temperature."""
     ordered, _ = group_sort(x, SortSpec(num_groups, by_reference=False), mask, False)
     return _fit(ordered, num_groups, temperature, mask, ranks=False)
 
 
 def soft_rank(x: Tensor, num_groups: int, temperature: float, mask: Tensor | None) -> Tensor:
-    """Ranks in each group, of which neighbours may differ by less than one."""
+    """Rank the values of each group, with smooth ranks of close values."""
     ordered, index = sort_with_index(x, num_groups, mask)
     return unsort(_fit(ordered, num_groups, temperature, mask, ranks=True), index, mask, num_groups)
 
@@ -43,10 +43,10 @@ def _fit(
 def _project(
     x: Tensor, num_groups: int, temperature: float, mask: Tensor | None, ranks: bool, keep: bool
 ) -> tuple[Tensor, Tensor]:
-    """The projection of groups in ascending order, and where blocks start, uint8 (B, N, C).
+    """Project sorted groups; return the projection and the block starts, uint8 (B, N, C).
 
-    `ranks`: that of the values onto their ranks' permutahedron, else of the ranks onto the values'.
-    The second output is empty unless `keep`.
+    ranks=True projects the values onto the permutahedron of the ranks. ranks=False projects the
+    ranks onto the permutahedron of the values. The block starts are empty unless `keep` is True.
     """
     _check("x", x, num_groups, temperature, mask)
     y = new(x)
@@ -72,7 +72,7 @@ def _save_starts(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor
 
 
 def _differentiate_project(ctx: Any, grad: Tensor | None, _: None) -> tuple[Tensor | None, ...]:
-    if grad is None:  # what follows the values has no gradient
+    if grad is None:  # no gradient of the values
         return (None,) * 6
     starts, mask = ctx.saved_tensors
     back = _project_back(grad, starts, ctx.num_groups, ctx.temperature, mask, ctx.ranks)
@@ -91,7 +91,11 @@ def _project_back(
     mask: Tensor | None,
     ranks: bool,
 ) -> Tensor:
-    """The mean over each block; of ranks what exceeds it, over the temperature."""
+    """Compute the gradient of `_project`.
+
+    For a soft sort it is the mean over each block. For soft ranks it is the difference from that
+    mean, divided by the temperature.
+    """
     _check("grad", grad, num_groups, temperature, mask)
     check_operand("starts", starts, grad.shape, torch.uint8, grad.device)
     out = new(grad)
@@ -119,7 +123,7 @@ def _keep_starts(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
 
 
 def _differentiate_back(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-    # A symmetric matrix: its own gradient.
+    # The operator is a symmetric matrix, so its gradient is the same operator.
     starts, mask = ctx.saved_tensors
     back = _project_back(grad, starts, ctx.num_groups, ctx.temperature, mask, ctx.ranks)
     return back, None, None, None, None, None

@@ -1,6 +1,7 @@
 """The permutation family in plain torch, for any device.
 
-Functions return (y, index), and None for the index unless `with_index`: it can cost more than y.
+Permutations return (y, index). The index is None unless `with_index` is True, because the index can
+cost more than y.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ KEY_DTYPES = {
 
 
 def take(x: Tensor, index: Tensor, mask: Tensor | None) -> Tensor:
-    """Gather x along the tokens, zero at padded positions."""
+    """Gather x along the tokens and set padded positions to zero."""
     return zero_padding(x.gather(1, index), mask)
 
 
@@ -38,7 +39,7 @@ def circular_shift(x: Tensor, steps: Tensor, mask: Tensor | None, with_index: bo
 
 
 def group_sort(x: Tensor, spec: SortSpec, mask: Tensor | None, with_index: bool) -> Permuted:
-    """Sort each channel within groups of tokens; see the public function."""
+    """Sort each channel within groups of tokens."""
     if statically_known_true(x.shape[1] == 2 * spec.num_groups):
         return _sort_pairs(x, spec, mask, with_index)
     index = _sort_index(x, spec, mask)
@@ -55,13 +56,13 @@ def channel_permute(
 
 
 def causal_shift(x: Tensor, steps: Tensor, longest: int) -> Tensor:
-    """Move channel c by steps[c] tokens, at most `longest`, towards the end, zeros in front."""
+    """Delay channel c by steps[c] tokens (at most `longest`) and fill with zeros."""
     index = torch.arange(x.shape[1], device=x.device)[:, None] + (longest - steps)
     return F.pad(x, (0, 0, longest, 0)).gather(1, index.expand(x.shape))
 
 
 def rank_filter(x: Tensor, ranks: Tensor, window_size: int) -> Tensor:
-    """Of the last tokens of each channel the one with its rank."""
+    """Select the token of each channel's rank among the last `window_size` tokens."""
     length = x.shape[1]
     inside = torch.arange(window_size, device=x.device)
     index = (torch.arange(length, device=x.device)[:, None] + inside).flatten()
@@ -71,19 +72,25 @@ def rank_filter(x: Tensor, ranks: Tensor, window_size: int) -> Tensor:
 
 
 def token_of_rank(window: Tensor, ranks: Tensor) -> Tensor:
-    """(B, C): of each channel of a window (B, G, C), oldest first, the token with its rank."""
+    """Select the token (B, C) of each channel's rank in a window.
+
+    `window` is (B, G, C), oldest token first.
+    """
     place = _place_of_rank(window.detach(), ranks, (1, window.shape[1])).squeeze(1)
     return window.gather(1, place).squeeze(1)
 
 
 def _place_of_rank(windows: Tensor, ranks: Tensor, groups: tuple[int, int]) -> Tensor:
-    """(B, K, 1, C): where in each group of (B, K G, C) the token of each channel's rank stands."""
+    """Find the position (B, K, 1, C) of each channel's rank in each group.
+
+    `windows` is (B, K G, C).
+    """
     order = group_order(windows, None, None, groups)
     return order.gather(2, ranks.expand_as(order[:, :, :1]))
 
 
 def take_back(x: Tensor, back: Tensor) -> Tensor:
-    """Each position's token (B, N, C) from so many positions back, zero before the first."""
+    """Gather (B, N, C) tokens `back` positions earlier, zero before the first token."""
     index = torch.arange(x.shape[1], device=x.device)[:, None] - back
     return x.gather(1, index.clamp(min=0)).masked_fill(index < 0, 0.0)
 
@@ -97,14 +104,14 @@ def max_exchange(x: Tensor, mask: Tensor | None, with_index: bool) -> Permuted:
 
 
 def first_positions(largest: Tensor, mask: Tensor | None) -> Tensor:
-    """(B, 1, C): the first valid position of each sample, like `largest`."""
+    """Find the first valid position (B, 1, C) of each sample."""
     if mask is None:
         return torch.zeros_like(largest)
     return mask.to(torch.int32).argmin(dim=1)[:, None, None].expand_as(largest)
 
 
 def swap_index(x: Tensor, first: Tensor, second: Tensor) -> Tensor:
-    """(B, N, C): the token that each position takes when two positions of each channel swap."""
+    """Compute the index (B, N, C) that swaps two positions of each channel."""
     positions = torch.arange(x.shape[1], device=x.device)[:, None].expand(x.shape)
     return _swap(positions, first, second)
 
@@ -114,7 +121,7 @@ def _swap(x: Tensor, first: Tensor, second: Tensor) -> Tensor:
 
 
 def _largest_positions(x: Tensor, mask: Tensor | None) -> Tensor:
-    """(B, 1, C): the position of each channel's largest valid value, the first of equal ones."""
+    """Find the first position (B, 1, C) of each channel's largest valid value."""
     if mask is None:
         return x.detach().argmax(dim=1, keepdim=True)
     if leaves_package():
@@ -125,20 +132,22 @@ def _largest_positions(x: Tensor, mask: Tensor | None) -> Tensor:
 
 
 def ordered_key(x: Tensor) -> Tensor:
-    """Integers of x's width, ordered as its values: -0.0 equals 0.0, NaN is the largest.
+    """Map values to integers of the same width and order.
 
-    The two extreme integers are never used: they are free to mark padding.
+    -0.0 equals 0.0, NaN is the largest.
+
+    The keys never use the smallest and the largest integer, so that these can mark padding.
     """
     x = x.detach().resolve_neg()
     bits = x.view(KEY_DTYPES[x.dtype])
     top = torch.iinfo(bits.dtype).max
-    # A float's bits count upwards as an integer, except that negative ones count downwards.
+    # Read as integers, the bits of floats ascend for positive values and descend for negative ones.
     key = torch.where(bits < 0, bits ^ top, bits)
     return key.masked_fill(x == 0, 0).masked_fill(x.isnan(), top - 1)
 
 
 def sort_key(x: Tensor, descending: Tensor | None, mask: Tensor | None) -> Tensor:
-    """Keys whose ascending stable order is the one wanted: NaN after numbers, padding after NaN."""
+    """Compute keys for an ascending stable sort: numbers, then NaN, then padding."""
     key = ordered_key(x)
     top = torch.iinfo(key.dtype).max
     if descending is not None:
@@ -147,11 +156,11 @@ def sort_key(x: Tensor, descending: Tensor | None, mask: Tensor | None) -> Tenso
 
 
 def _sort_index(x: Tensor, spec: SortSpec, mask: Tensor | None) -> Tensor:
-    """(B, N, C): the token that each position takes.
+    """Compute the index (B, N, C) of the source token of each position.
 
-    In each group, sorting gives the r-th token in order; each position then asks for one rank. As
-    padded tokens come last in order, in the order of their positions, and padded positions ask for
-    the last ranks in the same order, padding maps to itself.
+    A sort gives the token of each rank in a group, and each position reads the token of one rank.
+    Padded tokens have the last ranks, in the order of their positions. Padded positions read the
+    same ranks in the same order, so padding maps to itself.
     """
     groups = (spec.num_groups, x.shape[1] // spec.num_groups)
     order = group_order(x, spec.descending, mask, groups)
@@ -169,21 +178,21 @@ def _sort_index(x: Tensor, spec: SortSpec, mask: Tensor | None) -> Tensor:
 def group_order(
     x: Tensor, descending: Tensor | None, mask: Tensor | None, groups: tuple[int, int]
 ) -> Tensor:
-    """(B, K, G, C): where in its group each group's r-th token in order stands."""
+    """Compute the position (B, K, G, C) of each rank in each group."""
     if leaves_package():
         return _order_by_value(x.detach(), descending, mask, groups)
     keys = torch.unflatten(sort_key(x, descending, mask), 1, groups)
     return keys.sort(dim=2, stable=True).indices
 
 
-# Other runtimes read no bits of a float as an integer, and may compare NaN as they like. What
-# leaves this package therefore sorts numbers only, and then moves NaN and padding behind them.
+# Other runtimes cannot read the bits of a float as an integer, and their order of NaN can differ.
+# Exported graphs therefore sort only numbers, and then move NaN and padding behind them.
 
 
 def _order_by_value(
     x: Tensor, descending: Tensor | None, mask: Tensor | None, groups: tuple[int, int]
 ) -> Tensor:
-    """(B, K, G, C): the order of `sort_key` in each group."""
+    """Compute (B, K, G, C), the order of `sort_key` in each group, without keys."""
     kind = x.isnan().to(torch.int64)
     if mask is not None:
         kind = kind.masked_fill(mask.unsqueeze(-1), 2)
@@ -201,7 +210,10 @@ def _order_by_value(
 
 
 def _largest_by_value(x: Tensor, padded: Tensor) -> Tensor:
-    """(B, 1, C): the first position of the largest valid value, NaN being the largest."""
+    """Find the first position (B, 1, C) of each channel's largest valid value.
+
+    NaN is the largest value. Unlike `ordered_key`, this needs no bits of floats.
+    """
     nan = x.isnan() & ~padded
     numbers = x.masked_fill(padded | nan, -torch.inf)
     best = (numbers == numbers.amax(1, keepdim=True)) & ~padded & ~nan
@@ -210,7 +222,7 @@ def _largest_by_value(x: Tensor, padded: Tensor) -> Tensor:
 
 
 def _sort_pairs(x: Tensor, spec: SortSpec, mask: Tensor | None, with_index: bool) -> Permuted:
-    """Groups of two need one comparison: either the pair stays or it is exchanged."""
+    """Sort groups of two tokens with one comparison per pair."""
     pairs = torch.unflatten(x, 1, (-1, 2))
     swap = _out_of_order(pairs.detach(), spec.descending)
     if spec.by_reference:
@@ -226,17 +238,20 @@ def _sort_pairs(x: Tensor, spec: SortSpec, mask: Tensor | None, with_index: bool
 
 
 def exchange_pairs(x: Tensor, swap: Tensor, mask: Tensor | None) -> Tensor:
-    """Exchange the tokens of the pairs where (B, N/2, C) `swap` says so."""
+    """Exchange the tokens of each pair for which `swap` (B, N/2, C) is True."""
     return zero_padding(_exchange(torch.unflatten(x, 1, (-1, 2)), swap), mask)
 
 
 def _out_of_order(pairs: Tensor, descending: Tensor | None) -> Tensor:
-    """(B, K, C) bool from (B, K, 2, C): the second should come before the first."""
+    """Mark the pairs that are out of order.
+
+    (B, K, 2, C) -> (B, K, C) bool.
+    """
     first, second = pairs.unbind(2)
     in_order = first <= second
     if descending is not None:
         in_order = torch.where(descending, first >= second, in_order)
-    # A comparison with NaN is False, and only a first NaN before a number is out of order.
+    # A comparison with NaN is False. A pair with NaN is out of order only if NaN precedes a number.
     return ~in_order & (second == second)
 
 
@@ -247,7 +262,7 @@ def _exchange(pairs: Tensor, swap: Tensor) -> Tensor:
 
 
 def shift_index(x: Tensor, steps: Tensor, mask: Tensor | None) -> Tensor:
-    """(B, N, C): the token that each position takes in a circular shift."""
+    """Compute the index (B, N, C) of a circular shift."""
     length = x.shape[1]
     positions = torch.arange(length, device=x.device)
     if mask is None:
@@ -260,7 +275,7 @@ def shift_index(x: Tensor, steps: Tensor, mask: Tensor | None) -> Tensor:
 
 
 def valid_first(mask: Tensor, dim: int) -> Tensor:
-    """The rank of each position when valid positions come first, each kind in its own order."""
+    """Rank the positions in order, valid before padded positions."""
     valid = ~mask
     among_padding = running_count(mask, dim) + valid.sum(dim, keepdim=True)
     return torch.where(valid, running_count(valid, dim), among_padding) - 1

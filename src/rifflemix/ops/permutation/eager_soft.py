@@ -1,6 +1,6 @@
-"""Soft sorts and ranks in plain torch: projections onto the permutahedron, all columns at once.
+"""Soft sorts and ranks in plain torch: projections onto the permutahedron, for all columns at once.
 
-All is computed in float64: the steps of a soft sort add up to many times the values they fit.
+All computations use float64, because the sums of a soft sort's steps can far exceed the values.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _STEEPEST = 1e300
 
 
 def soft_sort(x: Tensor, num_groups: int, temperature: float, mask: Tensor | None) -> Tensor:
-    """Sorted values of each group, of which none rises by more than the temperature allows."""
+    """Sort each group with steps of at most 1 / temperature."""
     columns = _Columns(x, num_groups, mask)
     values, ranks = columns.values, columns.ranks
     slope = min(1 / temperature, _STEEPEST)
@@ -29,7 +29,7 @@ def soft_sort(x: Tensor, num_groups: int, temperature: float, mask: Tensor | Non
 
 
 def soft_rank(x: Tensor, num_groups: int, temperature: float, mask: Tensor | None) -> Tensor:
-    """Ranks in each group, of which neighbours may differ by less than one."""
+    """Rank the values of each group, with smooth ranks of close values."""
     columns = _Columns(x, num_groups, mask)
     values, ranks = columns.values, columns.ranks
     inverse = min(1 / temperature, _STEEPEST)
@@ -40,10 +40,10 @@ def soft_rank(x: Tensor, num_groups: int, temperature: float, mask: Tensor | Non
 
 
 class _Columns:
-    """The values of each group and channel in ascending order, (B, K, C, G), padding last."""
+    """Ascending values (B, K, C, G) of each group and channel, with padding last."""
 
     def __init__(self, x: Tensor, num_groups: int, mask: Tensor | None) -> None:
-        # How often halves are joined depends on the length: a traced graph holds for one.
+        # The number of merge steps depends on the length, so a traced graph fixes the length.
         groups = (num_groups, as_constant(x.shape[1]) // num_groups)
         self.order = eager.group_order(x, None, mask, groups).transpose(2, 3)
         grouped = torch.unflatten(x.double(), 1, groups).transpose(2, 3)
@@ -57,12 +57,12 @@ class _Columns:
         self.is_number = finite.all(3, keepdim=True)
 
     def marked(self, y: Tensor) -> Tensor:
-        """`y`, with NaN where a column holds an infinity or NaN and so has no projection."""
+        """Return `y` with NaN in columns with an infinity or NaN."""
         return y + torch.zeros_like(y).masked_fill(~self.is_number, torch.nan)
 
     def pool(self, wanted: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """The blocks of the nondecreasing fit to `wanted`: sizes, mean values and mean ranks."""
-        # What is no column of numbers is one block, and padding joins none.
+        """Return sizes, mean values and mean ranks of the fitted blocks."""
+        # A column with an infinity or NaN becomes one block. Padding does not join a block.
         wanted = torch.where(self.is_number, wanted, -self.ranks)
         lowest = torch.finfo(wanted.dtype).min
         top = wanted.masked_fill(~self.valid, lowest).amax(3, keepdim=True)
@@ -80,10 +80,10 @@ def _ungrouped(y: Tensor, x: Tensor, mask: Tensor | None) -> Tensor:
 
 
 def _block_starts(wanted: Tensor) -> Tensor:
-    """Where the blocks of the nondecreasing least-squares fit to (..., G) columns start, (..., G).
+    """Mark the block starts of the nondecreasing least-squares fit to columns (..., G).
 
-    Halves that are fitted are fitted together by one mean m: what is above it on the left and
-    below it on the right becomes m, and nothing else moves.
+    Two adjacent fitted halves are merged by one mean m. Values above m on the left and values below
+    m on the right become m. All other values stay unchanged.
     """
     size, width = wanted.shape[-1], 1
     while width < size:
@@ -106,10 +106,12 @@ def _block_starts(wanted: Tensor) -> Tensor:
 
 
 def _common_mean(left: Tensor, right: Tensor) -> Tensor:
-    """(..., 1): the mean of the block where two ascending (..., W) meet; between them if in order.
+    """Compute the mean of the block between two ascending halves (..., W).
 
-    The last p on the left are in it: all whose excess over the p-th is less than what is missing to
-    it on the right. Of the first q on the right are as many as make the mean lowest.
+    If the halves are already in order, the result is a value between them. The block contains the
+    last p values on the left and the first q values on the right. For a left value v, its excess is
+    the sum of (u - v) over larger left values u. Its deficit is the sum of (v - r) over smaller
+    right values r. v is in the block if its excess is less than its deficit. q minimizes the mean.
     """
     pivot = left[..., -1:]
     downward = (left - pivot).flip(-1).contiguous()

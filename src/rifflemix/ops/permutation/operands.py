@@ -21,13 +21,13 @@ def check_tokens(
     mask: Tensor | None,
     steps: Tensor | None,
 ) -> torch.Size:
-    """The shape of `x`; raise unless it is (B, N, C) of one of these dtypes, and the rest fits."""
+    """Check tokens (B, N, C), mask and steps; return the shape."""
     shape = x.shape
     if len(shape) != 3 or x.dtype not in dtypes or shape[1] < 1 or shape[2] < 1:
         refuse_values(name, x, 3, "(B, N, C)", dtypes)
     if mask is not None:
         check_operand("mask", mask, (shape[0], shape[1]), torch.bool, x.device)
-    # Every shift comes here: what fits costs no further call.
+    # Every shift runs this check, so valid steps cost no further function call.
     if steps is not None and (
         steps.shape != shape[2:] or steps.dtype is not torch.int64 or steps.device != x.device
     ):
@@ -45,7 +45,11 @@ def check_sort(
     steps: Tensor | None,
     name: str = "x",
 ) -> None:
-    """Raise unless groups divide the tokens of `x`, and reference heads (0: none) its channels."""
+    """Check the arguments of a sort.
+
+    `num_groups` must divide the tokens of `x`, and `leaders` must divide its channels.
+    `leaders` is the number of heads with a reference channel; 0 skips the check of the heads.
+    """
     _, length, channels = check_tokens(name, x, dtypes, mask, steps)
     if num_groups < 1 or length % num_groups:
         check_count("num_groups", num_groups, length, "the number of tokens N")
@@ -56,13 +60,13 @@ def check_sort(
 
 
 def check_pairs(x: Tensor) -> None:
-    """Raise unless the tokens of `x` are pairs."""
+    """Check that `x` has an even number of tokens."""
     if x.shape[1] % 2:
         raise bad_argument("x", "an even number of tokens N", x.shape[1])
 
 
 def check_index_dtype(dtype: torch.dtype | None, length: int) -> None:
-    """Raise unless `dtype`, if there is one, is that of an index and holds all positions."""
+    """Check that an index dtype (or None) can represent all positions."""
     if dtype is None:
         return
     if dtype not in _INDICES:
@@ -72,19 +76,19 @@ def check_index_dtype(dtype: torch.dtype | None, length: int) -> None:
 
 
 def check_index(index: Tensor, x: Tensor) -> None:
-    """Raise unless `index` has the shape and device of `x` and the dtype of an index."""
+    """Check the shape, device and dtype of an index for `x`."""
     dtype = index.dtype if index.dtype in _INDICES else torch.int64
     check_operand("index", index, x.shape, dtype, x.device)
 
 
 def check_swaps(swaps: Tensor, x: Tensor) -> None:
-    """Raise unless `swaps` says of each pair of `x` whether it is exchanged."""
+    """Check that `swaps` is (B, N/2, C) bool, for pairs of tokens."""
     check_pairs(x)
     batch, length, channels = x.shape
     check_operand("swaps", swaps, (batch, length // 2, channels), torch.bool, x.device)
 
 
 def check_positions(name: str, positions: Tensor, x: Tensor) -> None:
-    """Raise unless `positions` is (B, 1, C) int64; torch checks what is in it."""
+    """Check that `positions` is (B, 1, C) int64; torch checks the values."""
     batch, _, channels = x.shape
     check_operand(name, positions, (batch, 1, channels), torch.int64, x.device)

@@ -1,6 +1,6 @@
-"""The permutation family as the papers write it: loops over samples, groups and channels.
+"""Literal implementation of the equations: loops over samples, groups and channels.
 
-Permutations return the values and the index (B, N, C) of the token that every position takes.
+Permutations return the values and the index (B, N, C) of the source token of each position.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from rifflemix.ops.permutation.spec import Permuted, SortSpec
 def shift_steps(
     kind: str, tokens: int, channels: int, layer: int, layers: int, group_size: int, heads: int
 ) -> list[int]:
-    """CSP section 3.2.2, equation (3) ("head") and the released code ("code_...")."""
+    """Compute CSP section 3.2.2, equation (3) ("head") and the released code ("code_...")."""
     return [
         _shift_step(kind, channel, tokens, channels, layer, layers, group_size, heads)
         for channel in range(channels)
@@ -35,11 +35,11 @@ def _shift_step(
         width = channels // heads
         return channels // width * (c // width) % tokens
     if kind == "code_linear":
-        # The release moves on by its sort window after every channel, but not after the first.
+        # The released code adds its sort window after every channel except the first.
         return window * max(c - 1, 0) % tokens
     if kind == "code_exp":
-        # The ceiling of a double, not of the number it stands for: the release computes so, and
-        # where the power is whole, rounding may have lifted it over the integer.
+        # The ceiling of a rounded double, as in the released code. If the exact power is an
+        # integer, rounding can increase the result by 1.
         power: float = tokens ** (joint / all_channels)
         return math.ceil(power) % tokens
     if kind == "power" and c > 0:
@@ -49,26 +49,29 @@ def _shift_step(
 
 
 def circular_shift(x: Tensor, steps: Tensor, mask: Tensor | None, with_index: bool) -> Permuted:
-    """CSP equation (3): out[i] = v[(i - J) mod L] on the L valid tokens of a sample."""
+    """Compute CSP equation (3) on the L valid tokens of a sample.
+
+    out[i] = v[(i - J) mod L].
+    """
     return _take(x, _shift_index(x, steps, mask), mask, with_index)
 
 
 def group_sort(x: Tensor, spec: SortSpec, mask: Tensor | None, with_index: bool) -> Permuted:
-    """CSP equations (4) and (5): every group's valid tokens, sorted or in the reference's order."""
+    """Compute CSP equations (4) and (5) on the valid tokens."""
     return _take(x, _sort_index(x, spec, mask), mask, with_index)
 
 
 def channel_permute(
     x: Tensor, steps: Tensor, spec: SortSpec, mask: Tensor | None, with_index: bool
 ) -> Permuted:
-    """CSP equation (5): P_c = T_c S_{J_c}."""
+    """Compute CSP equation (5): P_c = T_c S_{J_c}."""
     shift = _shift_index(x, steps, mask)
     sort = _sort_index(x.gather(1, shift), spec, mask)
     return _take(x, shift.gather(1, sort), mask, with_index)
 
 
 def max_exchange(x: Tensor, mask: Tensor | None, with_index: bool) -> Permuted:
-    """Sliceformer's Max-Exchange: the first valid token and the first largest change positions."""
+    """Swap the first valid token and the first largest (Sliceformer)."""
     index = _identity(x)
     for sample, valid in enumerate(_valid_positions(x, mask)):
         for channel in range(x.shape[2] if valid else 0):
@@ -81,7 +84,10 @@ def max_exchange(x: Tensor, mask: Tensor | None, with_index: bool) -> Permuted:
 
 
 def causal_shift(x: Tensor, steps: Tensor, longest: int) -> Tensor:
-    """u[n] = v[n - J], zero where n < J, for J of at most `longest`."""
+    """Compute u[n] = v[n - J], zero where n < J.
+
+    J is at most `longest`.
+    """
     v = torch.cat((x.new_zeros(x.shape[0], longest, x.shape[2]), x), 1)
     u = torch.empty_like(x)
     for channel, step in enumerate(steps.tolist()):
@@ -91,8 +97,11 @@ def causal_shift(x: Tensor, steps: Tensor, longest: int) -> Tensor:
 
 
 def rank_filter(x: Tensor, ranks: Tensor, window_size: int) -> Tensor:
-    """y[n] = the r-th smallest of v[n-G+1..n], where a token before the first is zero."""
-    y = x.masked_fill(torch.ones_like(x, dtype=torch.bool), 0.0)  # a gradient of zeros at least
+    """Compute y[n], the r-th smallest of v[n-G+1..n].
+
+    Values before the first token are zero.
+    """
+    y = x.masked_fill(torch.ones_like(x, dtype=torch.bool), 0.0)  # keeps y in x's graph
     for sample in range(x.shape[0]):
         for channel, rank in enumerate(ranks.tolist()):
             values = [0.0] * (window_size - 1) + x[sample, :, channel].tolist()
@@ -143,9 +152,9 @@ def _take(x: Tensor, index: Tensor, mask: Tensor | None, with_index: bool) -> Pe
 def relaxed_plan(
     x: Tensor, num_groups: int, temperature: float, num_iterations: int, mask: Tensor | None
 ) -> Tensor:
-    """CSP equations (8) and (9): alternating normalisation of exp(v_1 v_c^T / temperature).
+    """Compute CSP equations (8) and (9): normalize exp(v_1 v_c^T / temperature) alternately.
 
-    The kernel's rows and columns are scaled first, which does not change the limit.
+    The rows and columns of the kernel are scaled first. This does not change the limit.
     """
     batch, length, channels = x.shape
     size = length // num_groups
@@ -169,7 +178,10 @@ def relaxed_plan(
 
 
 def _optimal_potentials(leader: Tensor, channel: Tensor) -> tuple[Tensor, Tensor]:
-    """Solve the dual of appendix B: f_n + g_m >= leader_n channel_m, equal for sorted partners."""
+    """Solve the dual of appendix B.
+
+    f_n + g_m >= leader_n channel_m, with equality if n and m have the same rank.
+    """
     rows, columns = leader.argsort(stable=True), channel.argsort(stable=True)
     f, g = torch.zeros_like(leader), torch.zeros_like(channel)
     for rank, (n, m) in enumerate(zip(rows.tolist(), columns.tolist(), strict=True)):
@@ -182,7 +194,7 @@ def _optimal_potentials(leader: Tensor, channel: Tensor) -> tuple[Tensor, Tensor
 
 
 def soft_sort(x: Tensor, num_groups: int, temperature: float, mask: Tensor | None) -> Tensor:
-    """Every group's projection of (0, 1, ..) / temperature onto the permutahedron of its values."""
+    """Project (0, 1, ..) / temperature onto the permutahedron of the values."""
 
     def fit(values: Tensor, ranks: Tensor) -> Tensor:
         return _project(ranks / temperature, values)
@@ -191,7 +203,7 @@ def soft_sort(x: Tensor, num_groups: int, temperature: float, mask: Tensor | Non
 
 
 def soft_rank(x: Tensor, num_groups: int, temperature: float, mask: Tensor | None) -> Tensor:
-    """Every group's projection of its values / temperature onto the permutahedron of 0, 1, .."""
+    """Project the values / temperature onto the permutahedron of 0, 1, .."""
 
     def fit(values: Tensor, ranks: Tensor) -> Tensor:
         return _project(values / temperature, ranks)
@@ -200,10 +212,10 @@ def soft_rank(x: Tensor, num_groups: int, temperature: float, mask: Tensor | Non
 
 
 def _project(z: Tensor, w: Tensor) -> Tensor:
-    """The point nearest to z in the convex hull of all orders of w, where both are ascending.
+    """Project z onto the convex hull of all permutations of w.
 
-    Blondel et al. 2020: z minus the nondecreasing least-squares fit v to z - w, here by its formula
-    v[i] = max over j <= i of min over k >= i of the mean of j..k.
+    z and w are ascending. By Blondel et al. 2020, the point is z minus v, the nondecreasing
+    least-squares fit to z - w: v[i] = max over j <= i of min over k >= i of the mean of j..k.
     """
     if not (z.isfinite().all() and w.isfinite().all()):
         return z * float("nan")
@@ -223,9 +235,10 @@ def _for_sorted(
     mask: Tensor | None,
     by_rank: bool,
 ) -> Tensor:
-    """`fit` of every group's sorted values and their ranks, in float64.
+    """Apply `fit` to the sorted values and ranks, in float64.
 
-    `by_rank`: the valid positions take what comes of it in order; else each value keeps its place.
+    by_rank=True writes the results to the valid positions in ascending order. by_rank=False writes
+    each result to the position of its value.
     """
     rows = []
     size = x.shape[1] // num_groups

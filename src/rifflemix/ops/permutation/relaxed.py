@@ -51,32 +51,33 @@ def relaxed_group_sort(
     return_plan: bool = False,
     backend: str = "auto",
 ) -> Tensor | tuple[Tensor, Tensor]:
-    """Reference-order group sort whose order has gradients too.
+    """Sort groups in reference order, with gradients of the order.
 
-    In every group of G tokens channel c is multiplied by the plan
-    T = Sinkhorn(exp(v_0 v_c^T / temperature)): rows are destinations and follow channel 0, columns
-    are sources. As the temperature goes to 0, T tends to the permutation of
-    `group_sort(x, num_groups)`, wherever that is unique. Channel 0 is treated like any other, so
-    at a positive temperature it is smoothed as well.
+    In every group of G tokens, channel c is multiplied by the plan
+    T = Sinkhorn(exp(v_0 v_c^T / temperature)). Rows are destinations and follow channel 0, columns
+    are sources. As the temperature goes to 0, T converges to the permutation of
+    `group_sort(x, num_groups)` if that permutation is unique. A positive temperature also smooths
+    channel 0.
 
-    The iterations start from the potentials that are optimal at temperature 0, known in closed
-    form. Where they converge to does not depend on the start, but from the plain kernel they get
-    there ever more slowly as the temperature falls.
+    The iterations start from the closed-form optimal potentials at temperature 0. The limit does
+    not depend on the start. But from the plain kernel, convergence becomes slower as the
+    temperature decreases.
 
-    The plans take B * C * N * G numbers: a form for small groups and for training an order.
+    The plans need B * C * N * G numbers. Use this function for small groups and to train an order.
 
     Args:
         x: (B, N, C) tokens.
         num_groups: groups K, a divisor of N.
-        temperature: weight of the entropy, in units of the product of two values; over 0.
-        num_iterations: pairs of a row and a column normalisation, in the log domain.
-        key_padding_mask: (B, N) bool, True = padding: it takes no part in the transport.
+        temperature: weight of the entropy, in units of the product of two values; above 0.
+        num_iterations: number of iterations. Each iteration normalizes rows, then columns, in the
+            log domain.
+        key_padding_mask: (B, N) bool, True = padding. The transport excludes padding.
         return_plan: return (y, plan) with the (B, K, C, G, G) plans.
         backend: "auto", "reference" or "eager".
 
     Returns:
-        (B, N, C), zero at padded positions; with `return_plan` also the plans, in which a padded
-        token stays where it is. Columns of a plan sum to 1, rows as far as it has converged.
+        (B, N, C), zero at padded positions; with `return_plan` also the plans. Plans leave padded
+        tokens in place. Columns of a plan sum to 1, rows only after convergence.
 
     Raises:
         InputError: wrong shape or dtype, or a number out of range.
@@ -113,7 +114,7 @@ def _relaxed_plan(
     gain = leader.unsqueeze(4) * channels.unsqueeze(3)
     scores = (gain - rows.unsqueeze(4) - columns.unsqueeze(3)) / temperature
     if mask is not None:
-        # Padding is a block of its own: it exchanges mass with nothing but itself.
+        # A padded token exchanges mass only with itself.
         padded = torch.unflatten(mask, 1, groups).unsqueeze(2)
         itself = torch.eye(padded.shape[3], dtype=torch.bool, device=x.device)
         apart = (padded.unsqueeze(4) | padded.unsqueeze(3)) & ~itself
@@ -122,10 +123,11 @@ def _relaxed_plan(
 
 
 def _dual_potentials(leader: Tensor, channels: Tensor, order: Tensor) -> tuple[Tensor, Tensor]:
-    """Rows f and columns g with f_n + g_m >= leader_n * channel_m, equal where the sort matches.
+    """Compute optimal dual potentials f of rows and g of columns.
 
-    With both sorted, as a and b, f may rise from a_r to a_{r+1} by the difference times anything
-    between b_r and b_{r+1}; the middle treats rows and columns alike.
+    f_n + g_m >= leader_n * channel_m, with equality if the sort matches n and m. Let a and b be the
+    sorted leader and channel. From rank r to r + 1, f may increase by a_{r+1} - a_r times any value
+    between b_r and b_{r+1}. The mean of b_r and b_{r+1} treats rows and columns symmetrically.
     """
     rank = eager.invert(order, dim=3)
     a, b = leader.gather(3, order[:, :, :1]), channels.gather(3, order)

@@ -1,4 +1,4 @@
-"""Shift steps and sort directions, which do not depend on the tokens."""
+"""Schedules of shift steps and sort directions. They do not depend on the tokens."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rifflemix.compat import sizes_are_tensors
 from rifflemix.errors import bad_argument, check_choice
 from rifflemix.ops.operator import operator
 
-_MOST = 2**31 - 1  # of tokens and channels: products of two stay within int64
+_MOST = 2**31 - 1  # limit for tokens and channels, so that products of two fit int64
 _POWER_KINDS = ("power", "code_exp")
 SHIFT_KINDS = ("none", "linear", "power", "head", "code_linear", "code_exp")
 
@@ -29,41 +29,42 @@ def shift_steps(
     heads: int = 1,
     device: torch.device | str | None = None,
 ) -> Tensor:
-    """Circular shift of every channel of one layer.
+    """Compute the circular shift of every channel of one layer.
 
-    With channels c = 0..C-1, tokens N, layers L and the joint channel index g = layer_index*C + c:
+    Notation: channels c = 0..C-1, tokens N, layers L, joint channel index g = layer_index*C + c.
 
     - "none": 0.
-    - "linear": c * ceil(N/C) mod N, for N of the order of C.
-    - "power": round(N^(g/(LC-1))) - 1, for N much larger than C; the first channel of every layer
-      is the reference of the group sort and stays where it is.
-    - "head": H * floor(c/D) mod N for H heads of D = C/H channels: one step for a whole head, as
-      in the paper's first experiment.
-    - "code_linear": G * max(c-1, 0) mod N for groups of G tokens, as the authors released it;
-      G = 1 makes N different steps where C > N.
-    - "code_exp": ceil(N^(g/(LC))) mod N, as the authors released it: the power is a rounded
-      double, so that a few steps are one more than the true ceiling. Channel 0 moves too.
+    - "linear": c * ceil(N/C) mod N, suitable if N is of the order of C.
+    - "power": round(N^(g/(LC-1))) - 1, suitable if N is much larger than C. The first channel of
+      every layer is the reference of the group sort and does not shift.
+    - "head": H * floor(c/D) mod N for H heads of D = C/H channels. All channels of a head have the
+      same step, as in the first experiment of the paper.
+    - "code_linear": G * max(c-1, 0) mod N for groups of G tokens, as in the released code. G = 1
+      gives N different steps if C > N.
+    - "code_exp": ceil(N^(g/(LC))) mod N, as in the released code. The power is a rounded double,
+      so a few steps are one more than the exact ceiling. Channel 0 also shifts.
 
-    The powers of "power" are decided in integer arithmetic, never by a rounded logarithm.
+    "power" rounds in exact integer arithmetic and never uses a rounded logarithm.
 
     Args:
         kind: one of the names above.
         num_tokens: tokens N.
         num_channels: channels C of this layer.
-        layer_index: 0-based position of the layer in its stack ("power" and "code_exp" use it).
-        num_layers: layers L of the stack.
-        group_size: tokens G that are sorted together ("code_linear" uses it).
-        heads: heads H, a divisor of C ("head" uses it).
-        device: where the result goes.
+        layer_index: 0-based position of the layer in its stack (only for "power" and "code_exp").
+        num_layers: layers L of the stack (only for "power" and "code_exp").
+        group_size: tokens G of a sorted group (only for "code_linear").
+        heads: heads H, a divisor of C (only for "head").
+        device: device of the result.
 
     Returns:
         (C,) int64 in 0..N-1.
 
     Raises:
-        InputError: an unknown kind, a number out of range, or `heads` that does not divide C.
+        InputError: unknown kind, a number out of range, or `heads` that does not divide C.
 
-    Source: CSP (Yuan and Xu), section 3.2.2, and for "head" equation (3); the base of the power
-    law is not floored (floored it is 1, which shifts nothing, as soon as LC - 1 exceeds log2 N).
+    Source: CSP (Yuan and Xu), section 3.2.2, and equation (3) for "head". Unlike in the paper, the
+    base of the power law is not floored. A floored base is 1 as soon as LC - 1 exceeds log2 N, and
+    then no channel shifts.
     """
     check_choice("kind", kind, SHIFT_KINDS)
     num_tokens = check_integer("num_tokens", num_tokens, 1, _MOST)
@@ -97,13 +98,13 @@ def scheduled_steps(
     heads: int,
     device: torch.device,
 ) -> Tensor:
-    """`shift_steps` for arguments that have been checked.
+    """Compute `shift_steps` for checked arguments.
 
-    The modulus is the number of tokens; where that is a symbol of a traced graph, modulus and group
-    size are tensors of one number, since ONNX reckons with no other.
+    The modulus is the number of tokens. If that number is symbolic, modulus and group size are 0-d
+    tensors, because ONNX arithmetic needs tensors.
     """
     if kind in _POWER_KINDS:
-        if sizes_are_tensors():  # such a graph takes no device, and holds for one length alone
+        if sizes_are_tensors():  # such a graph accepts no device and fixes the length
             known = _power_steps(kind, int(num_tokens), num_channels, layer_index, num_layers)
             return torch.tensor(known, device=device)
         steps: Tensor = _power_shift_steps(
@@ -112,7 +113,7 @@ def scheduled_steps(
         return steps
     channels = torch.arange(num_channels, device=device)
     if kind == "linear":
-        # ONNX rounds the quotient of a negative number towards zero: no -(-N // C).
+        # Not -(-N // C), because ONNX rounds negative quotients towards zero.
         return channels * ((num_tokens + num_channels - 1) // num_channels) % modulus
     if kind == "code_linear":
         return group_size * (channels - 1).clamp(min=0) % modulus
@@ -129,28 +130,30 @@ def interleave_columns(
     reverse: bool = False,
     num_layers: int | None = None,
 ) -> Tensor:
-    """The channels that Order-Interleave sorts in descending order.
+    """Select the channels that Order-Interleave sorts in descending order.
 
-    Within each head of width n = C / heads, column j is descending iff floor(j / w) is odd, with
-    w = max(1, n // 2^layer_index): none in layer 0, halves in layer 1, quarters in layer 2.
+    Each head has width n = C / heads and runs of w = max(1, n // 2^layer_index) columns. Column j
+    of a head is descending iff floor(j / w) is odd. So the direction changes after every half of a
+    head in layer 1 and after every quarter in layer 2. Layer 0 has no descending column.
 
     Args:
         num_channels: channels C.
         layer_index: 0-based position of the layer in its stack.
-        heads: contiguous heads the channels are split into; the paper has one.
-        reverse: count layers from the last one, so that the first layer is the finest (as the
-            authors' vision code does); needs `num_layers`.
-        num_layers: layers of the stack.
+        heads: number of contiguous heads; 1 in the paper.
+        reverse: count layers from the last one, so that the first layer is the finest, as in the
+            vision code of the authors. Requires `num_layers`.
+        num_layers: number of layers of the stack.
 
     Returns:
         (C,) bool, True = descending; the `descending` argument of `group_sort`.
 
     Raises:
-        InputError: a number out of range, `heads` that does not divide C, or `reverse` without
-            `num_layers`.
+        InputError: a number out of range, `heads` that does not divide C, or `reverse`
+            without `num_layers`.
 
-    Source: Sliceformer (Yuan and Xu), equations (5)-(6), as the authors' code defines them. Where
-    2w does not divide n, that code starts its last run one column late; the rule is kept here.
+    Source: Sliceformer (Yuan and Xu), equations (5)-(6), as defined in the code of the authors. If
+    2w does not divide n, that code starts its last run one column late. rifflemix follows the rule
+    above instead.
     """
     num_channels = check_integer("num_channels", num_channels, 1)
     heads = check_divides("heads", heads, num_channels, "num_channels")
@@ -177,7 +180,10 @@ def _power_shift_steps(
     num_layers: int,
     device: torch.device,
 ) -> Tensor:
-    """A custom op so that exact integers survive torch.compile and export with any N."""
+    """Compute the steps in a custom operator.
+
+    The operator keeps the integers exact under torch.compile and export, for any N.
+    """
     check_choice("kind", kind, _POWER_KINDS)
     check_integer("num_tokens", num_tokens, 1, _MOST)
     check_integer("num_channels", num_channels, 1, _MOST)
@@ -207,13 +213,13 @@ def _power_steps(
     total = num_layers * num_channels
     joint = range(first, first + num_channels)
     if kind == "code_exp":
-        # As the release computes it, rounding included: 64^(10/12) is 32, but gives 33.
+        # Includes the rounding errors of the released code: 64^(10/12) is 32, but gives 33.
         return tuple(math.ceil(num_tokens ** (g / total)) % num_tokens for g in joint)
     return (0, *(_nearest_power(num_tokens, g, total - 1) - 1 for g in joint[1:]))
 
 
 def _nearest_power(base: int, numerator: int, denominator: int) -> int:
-    """The integer nearest to base^(numerator/denominator), which never lies half-way."""
+    """Round base^(numerator/denominator) to an integer; ties are impossible."""
     value: float = base ** (numerator / denominator)
     near = round(value + 0.5)
     if abs(value + 0.5 - near) > 1e-9 * value:

@@ -17,35 +17,38 @@ def soft_sort(
     key_padding_mask: Tensor | None = None,
     backend: str = "auto",
 ) -> Tensor:
-    """Ascending sort of every channel within groups, whose steep places are smoothed.
+    """Sort every channel within groups and smooth steep steps.
 
-    Of a group's G sorted values w, in each channel, it is the point nearest to
-    (0, 1, .., G - 1) / temperature among all averages of orders of w, the permutahedron of w. Runs
-    of neighbours become their mean, from which they rise by 1 / temperature a token; the others are
-    the sorted values. The sum stays. Where no two neighbours are further apart than
-    1 / temperature it is `group_sort(x, num_groups, order="ascending")` to the last bit; at high
-    temperatures all become the mean.
+    Let w be the G sorted values of a group in one channel. The permutahedron of w is the set of all
+    averages of permutations of w. The result is the point of the permutahedron that is nearest to
+    (0, 1, .., G - 1) / temperature.
 
-    The gradient of a run goes in equal parts to all tokens of the run. `-soft_sort(-x)` sorts
-    downwards.
+    A steep run of adjacent values becomes a line through the mean of the run that rises by
+    1 / temperature per token. All other values are the sorted values. The sum does not change. If
+    no two adjacent values differ by more than 1 / temperature, the result is equal to
+    `group_sort(x, num_groups, order="ascending")` to the last bit. At high temperatures all values
+    become the mean.
+
+    The gradient of a run is shared equally by all tokens of the run. Use `-soft_sort(-x)` for
+    descending order.
 
     Args:
         x: (B, N, C) tokens.
         num_groups: groups K, a divisor of N, of contiguous tokens.
-        temperature: ranks for a unit of the values: the strength of the regularisation, over 0.
-        key_padding_mask: (B, N) bool, True = padding. A group's valid tokens are sorted among
-            their own positions.
+        temperature: strength of the regularization in ranks per unit of the values, above 0.
+        key_padding_mask: (B, N) bool, True = padding. The valid tokens of a group are sorted over
+            the valid positions of the group.
         backend: "auto", "reference", "eager" or "cpu".
 
     Returns:
-        (B, N, C), zero at padded positions. A channel becomes NaN in a group where it holds an
-        infinity or NaN.
+        (B, N, C), zero at padded positions. If a channel contains an infinity or NaN in a group, it
+        becomes NaN in that group.
 
     Raises:
-        InputError: wrong shape or dtype, a number that does not divide, or a bad temperature.
+        InputError: wrong shape or dtype, a number that is not a divisor, or an invalid temperature.
 
     Source: docs/learned-permutations.md; Blondel, Teboul, Berthet and Djolonga 2020, "Fast
-    Differentiable Sorting and Ranking", with quadratic regularisation, ascending.
+    Differentiable Sorting and Ranking", with quadratic regularization, ascending.
     """
     groups, strength = _check(x, num_groups, temperature, key_padding_mask)
     return unchecked.soft_sort(x, groups, strength, key_padding_mask, backend)
@@ -59,31 +62,34 @@ def soft_rank(
     key_padding_mask: Tensor | None = None,
     backend: str = "auto",
 ) -> Tensor:
-    """Rank of every value in its channel and group, 0 for the smallest, with a gradient.
+    """Rank the values of each channel and group, with gradients.
 
-    It is the point nearest to the values / temperature among all averages of orders of
-    0, 1, .., G - 1. Where no two neighbours in order are nearer than the temperature it holds the
-    ranks themselves; nearer ones share their ranks' mean, from which they differ as they do / the
-    temperature; equal ones have equal ranks. The sum is that of all ranks. At high temperatures
-    all become (G - 1) / 2.
+    Rank 0 is the smallest value.
+
+    The result is the point nearest to values / temperature among all averages of permutations of
+    0, 1, .., G - 1. If all sorted neighbors differ by at least the temperature, the result contains
+    the exact ranks. In a run of closer values, a rank is the mean rank of the run plus
+    (value - mean value of the run) / temperature. Equal values have equal ranks. The sum of the
+    ranks does not change. At high temperatures all ranks become (G - 1) / 2.
 
     Args:
         x: (B, N, C) tokens.
         num_groups: groups K, a divisor of N, of contiguous tokens.
-        temperature: the strength of the regularisation, in units of the values; over 0.
-        key_padding_mask: (B, N) bool, True = padding. Ranks are among a group's valid tokens.
+        temperature: strength of the regularization, in units of the values; above 0.
+        key_padding_mask: (B, N) bool, True = padding. Only valid tokens of a group are ranked.
         backend: "auto", "reference", "eager" or "cpu".
 
     Returns:
-        (B, N, C) of the type of x (bfloat16 counts to 256 in ones), zero at padded positions. A
-        channel becomes NaN in a group where it holds an infinity or NaN.
+        (B, N, C) in the dtype of x, zero at padded positions. (bfloat16 represents all integers
+        only up to 256.) If a channel contains an infinity or NaN in a group, it becomes NaN in that
+        group.
 
     Raises:
-        InputError: wrong shape or dtype, a number that does not divide, or a bad temperature.
+        InputError: wrong shape or dtype, a number that is not a divisor, or an invalid temperature.
 
     Source: docs/learned-permutations.md; Blondel, Teboul, Berthet and Djolonga 2020, "Fast
-    Differentiable Sorting and Ranking", with quadratic regularisation; there 1 is the rank of the
-    largest.
+    Differentiable Sorting and Ranking", with quadratic regularization. In the paper, rank 1 is the
+    largest value.
     """
     groups, strength = _check(x, num_groups, temperature, key_padding_mask)
     return unchecked.soft_rank(x, groups, strength, key_padding_mask, backend)

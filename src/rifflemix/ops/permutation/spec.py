@@ -1,4 +1,4 @@
-"""Arguments and results that the implementations of this family share."""
+"""Types of arguments and results for the backends of this family."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ from typing import NamedTuple
 from torch import Tensor
 
 Permuted = tuple[Tensor, Tensor | None]
-"""Values (B, N, C), and the index that gathers them, or None if it was not asked for."""
+"""Values (B, N, C) and the index that gathers them; the index is None if not requested."""
 
 
 class SortSpec(NamedTuple):
-    """How groups of tokens are sorted.
+    """Settings of a group sort.
 
     Attributes:
         num_groups: groups K, a divisor of N.
-        by_reference: by the rank order of each head's first channel; False: every channel by its
-            own values.
-        heads: contiguous heads of C / heads channels.
-        descending: (C,) bool, channels that are sorted downwards; None: none.
+        by_reference: True: sort by the rank order of the first channel of each head. False: sort
+            every channel by its own values.
+        heads: number of contiguous heads, each of C / heads channels.
+        descending: (C,) bool, channels to sort in descending order. None: all channels ascending.
     """
 
     num_groups: int

@@ -1,7 +1,7 @@
-"""The permutation family on a GPU: what `eager` computes, to the last bit but those inside NaN.
+"""The permutation family on a GPU. Results are bit-identical to `eager`, except the bits in NaN.
 
-The order is kept for the backward as a code of one or two bytes an element: in pairs whether they
-were exchanged, else each token's former position within its group.
+The forward pass saves the order for the backward pass as a code of one or two bytes per element.
+For pairs, the code marks exchanged pairs. Otherwise it is the source position in the group.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from rifflemix.ops.triton_support import launch
 Arguments = tuple[Any, ...]
 
 _ROW_TILE = {"ROWS": 8, "CHANNELS": 128, "num_warps": 4}
-# Up to this many tokens a backward that sorts costs less than one that writes single values.
+# Longest group for which a backward pass that sorts is faster than one that writes single values.
 _MAX_UNSORTED = 256
 
 
@@ -54,7 +54,7 @@ def group_sort(x: Tensor, spec: SortSpec, mask: Tensor | None, with_index: bool)
 def channel_permute(
     x: Tensor, steps: Tensor, spec: SortSpec, mask: Tensor | None, with_index: bool
 ) -> Permuted:
-    """Shift and sort in one kernel; where there is padding, shift by torch."""
+    """Shift and sort in one kernel; with padding, torch does the shift."""
     if mask is None:
         return _permute(x, steps, spec, None, with_index)
     index = eager.shift_index(x, steps, mask)
@@ -73,7 +73,7 @@ def _permute(
 
 
 def _index(code: Tensor, steps: Tensor | None, num_groups: int, length: int) -> Tensor:
-    """(B, N, C) int64: the token that each position takes."""
+    """Decode the index (B, N, C) int64 of the source token of each position."""
     group_size = length // num_groups
     starts = torch.arange(0, length, group_size, device=code.device).unsqueeze(-1)
     if group_size == 2:
@@ -86,7 +86,7 @@ def _index(code: Tensor, steps: Tensor | None, num_groups: int, length: int) -> 
 
 
 def _room_for_code(x: Tensor, num_groups: int, with_code: bool) -> Tensor:
-    """Room for the code of an order."""
+    """Allocate the code of an order."""
     batch, length, channels = x.shape
     group_size = length // num_groups
     if not with_code:
@@ -247,11 +247,11 @@ _shift.register_autograd(_shift_backward, setup_context=_keep_steps)
 
 
 def shift_tile(x: Tensor, row_size: int = 1) -> dict[str, int]:
-    """The tile of a kernel that shifts channels, in rows of `row_size` tokens.
+    """Choose the tile of a kernel that shifts rows of tokens.
 
-    Memory comes in sectors of 32 bytes, and a shift takes each channel of a sector from another
-    token: a program has the channels of two sectors and many tokens, so that most of what one of
-    them brings to the cache, the others find there.
+    Memory transfers are sectors of 32 bytes, and a shift reads each channel of a sector from a
+    different token. A program handles the channels of two sectors and many tokens. So most sectors
+    that one token loads are reused from the cache by other tokens.
     """
     channels = 64 // x.element_size()
     return {
@@ -286,7 +286,10 @@ def _sort_pairs(
     mask: Tensor | None,
     leader_width: int,
 ) -> None:
-    """`leader_width` is the number of channels that follow one, or 0: each its own order."""
+    """Sort pairs; every `leader_width` channels share one reference channel.
+
+    0 means that each channel has its own order.
+    """
     tile = _ROW_TILE if steps is None else shift_tile(x, 2)
     grid, sizes = _rows(x, 2, tile)
     launch(
@@ -317,21 +320,21 @@ def _unsort_pairs(
 
 
 def _valid_positions_first(mask: Tensor, num_groups: int) -> Tensor:
-    """(B, N, 1) int16: in each group, the valid positions in order, then the padded ones."""
+    """List the positions of each group, valid before padded, as (B, N, 1) int16."""
     groups = torch.unflatten(mask.to(torch.uint8), 1, (num_groups, -1))
     order = groups.sort(dim=2, stable=True).indices
     return order.to(torch.int16).flatten(1).unsqueeze(-1).contiguous()
 
 
 def _whole_rows(x: Tensor) -> Tensor:
-    """Tokens whose channels lie side by side, with offsets of 32 bits within a sample."""
+    """Return `x` with adjacent channels and 32-bit offsets within a sample."""
     if x.stride(2) == 1 and 0 <= x.stride(1) * x.shape[1] <= MAX_OFFSET:
         return x
     return x.contiguous()
 
 
 def _rows(x: Tensor, row_size: int, tile: dict[str, int]) -> tuple[int, tuple[int, int, int]]:
-    """Number of programs, and (N, C, rows) for rows of `row_size` tokens."""
+    """Return the number of programs, and (N, C, rows) for rows of `row_size` tokens."""
     batch, length, channels = x.shape
     num_rows = batch * (length // row_size)
     programs = num_programs(num_rows, channels, tile["ROWS"], tile["CHANNELS"])

@@ -1,12 +1,12 @@
 """GPU kernels of the permutation family.
 
-All of them see values as the integers of their bits (16 or 32 of them, `HALF`). To sort, the order
-of a value and its position are packed into one integer of twice the width, all different, so that
-an unstable sort of them is a stable sort of the values, and what is sorted says where it came from.
-From the top bit down: key | position | 1 bit that tells -0.0 from the 0.0 that it equals.
+The kernels read values as integers of 16 or 32 bits (`HALF`). For a sort, the key of a value and
+its position are packed into one integer of twice the width. Packed integers are distinct, so an
+unstable sort of them is a stable sort of the values. They also contain the source positions.
+From the highest bit down: key | position | 1 bit that distinguishes -0.0 from 0.0.
 
-A window is a group of tokens of one channel, filled up to a power of two with keys above all
-others. A program loads a tile of windows, channels along its lanes, and keeps it in registers.
+A window is a group of tokens of one channel, padded to a power of two with the largest keys. A
+program loads a tile of windows, with channels along its lanes, and keeps it in registers.
 """
 
 from __future__ import annotations
@@ -22,10 +22,12 @@ def _log2(power):
 
 @triton.jit
 def _sort_key(bits, down, infinity, HALF: tl.constexpr):
-    """Integers ordered as the values: -0.0 equals 0.0, NaN comes last in either direction.
+    """Map values to integers of the same order.
 
-    `down` is None or says which values count downwards. The largest integer is never used: it is
-    free to mark padding.
+    -0.0 equals 0.0. NaN comes last in both directions.
+
+    `down` marks the values to sort in descending order, or is None. The keys never use the largest
+    integer, so that it can mark padding.
     """
     top: tl.constexpr = (1 << (HALF - 1)) - 1
     magnitude = bits & top
@@ -38,7 +40,7 @@ def _sort_key(bits, down, infinity, HALF: tl.constexpr):
 
 @triton.jit
 def _bits_of(key, negative_zero, down, HALF: tl.constexpr):
-    """The value whose key it is, 0.0 for a padded position's."""
+    """Invert `_sort_key`; the key of a padded position gives 0.0."""
     top: tl.constexpr = (1 << (HALF - 1)) - 1
     if down is not None:
         key = tl.where(down & (key < top - 1), ~key, key)
@@ -53,7 +55,7 @@ def _widen(bits, HALF: tl.constexpr):
 
 @triton.jit
 def _bit(cube, i: tl.constexpr):
-    """Bit i of the position of every element of a hypercube, as a tensor that broadcasts."""
+    """Return bit i of the positions in a hypercube, for broadcasting."""
     rank: tl.constexpr = len(cube.shape)
     return tl.reshape(tl.arange(0, 2), [1] * (rank - i - 1) + [2] + [1] * i)
 
@@ -84,7 +86,7 @@ def _larger(a, b, ORDER: tl.constexpr):
 
 @triton.jit
 def _exchange(cube, bit: tl.constexpr, ORDER: tl.constexpr):
-    """Of two elements whose positions differ in one bit alone, the smaller comes first."""
+    """Order all pairs of elements that differ only in this position bit."""
     other = cube ^ tl.xor_sum(cube, len(cube.shape) - 1 - bit, keep_dims=True)
     second = _bit(cube, bit) == 1
     return tl.where(second, _larger(cube, other, ORDER), _smaller(cube, other, ORDER))
@@ -92,7 +94,10 @@ def _exchange(cube, bit: tl.constexpr, ORDER: tl.constexpr):
 
 @triton.jit
 def _merge(cube, stage: tl.constexpr, last: tl.constexpr, ORDER: tl.constexpr):
-    """Make sorted runs of 2^(stage + 1) from runs of half of it; odd runs come complemented."""
+    """Merge sorted runs of 2^stage into runs of 2^(stage + 1).
+
+    Odd runs are complemented.
+    """
     if stage > 0:
         cube = cube ^ -_bit(cube, stage).to(cube.dtype)
     if not last:
@@ -106,9 +111,9 @@ def _merge(cube, stage: tl.constexpr, last: tl.constexpr, ORDER: tl.constexpr):
 def _bitonic_sort(tile, ORDER: tl.constexpr):
     """Sort the rows of a tile of distinct integers, ascending.
 
-    `tl.sort` decides at each comparison which way it goes, which costs a comparison and a
-    selection. Here the integers that count downwards are complemented, once a stage, and each
-    comparison is one minimum or maximum.
+    `tl.sort` chooses a direction at each comparison, so each costs a comparison and a selection.
+    Here the integers of descending runs are complemented once per stage, so each comparison is one
+    minimum or maximum.
     """
     stages: tl.constexpr = _log2(tile.shape[1])
     cube = tl.reshape(tile, [2] * _log2(tile.numel))
@@ -121,14 +126,14 @@ def _bitonic_sort(tile, ORDER: tl.constexpr):
 def sort_slots(
     packed, LANES: tl.constexpr, WARPS: tl.constexpr, RUN: tl.constexpr, ORDER: tl.constexpr
 ):  # fmt: skip
-    """Sort a tile (slots, columns) along its slots; `rank_of_slot` tells the order they are in.
+    """Sort a tile (slots, columns) along its slots; `rank_of_slot` gives the resulting order.
 
-    A network compares near slots far more often than distant ones, so those that one thread holds
-    are made the near ones, then those of its warp. A thread's own slots are loaded by runs of RUN,
-    one for each lane in turn: the sort sees them renumbered, which moves no data, since keys know
-    their position.
+    A sorting network compares near slots far more often than distant slots. So the slots of one
+    thread become the nearest, then the slots of one warp. A thread loads its slots in runs of RUN,
+    and the lanes take turns. The sort renumbers the slots without moving data, because each key
+    contains its position.
 
-    ORDER: of "whole" integers, or of the unsigned 16-bit "halves" of each by themselves.
+    ORDER: "whole" sorts integers, "halves" sorts the two unsigned 16-bit halves separately.
     """
     slots: tl.constexpr = packed.shape[0]
     columns: tl.constexpr = packed.shape[1]
@@ -152,11 +157,11 @@ def rank_of_slot(
 def columns_of(
     length, channels, group_size, num_windows, CHANNELS: tl.constexpr, WINDOWS: tl.constexpr
 ):
-    """Sample, first token and channel of every column of a program's tile, and which exist."""
+    """Return sample, first token, channel and existence of each tile column."""
     tiles = tl.cdiv(channels, CHANNELS)
     tile = tl.program_id(0)
     column = tl.arange(0, CHANNELS * WINDOWS)[None, :]
-    # Told of no more than two side by side, the compiler gives a lane two channels of many slots.
+    # The hint of two adjacent channels makes the compiler give a lane two channels of many slots.
     channel = tile % tiles * CHANNELS + column % CHANNELS
     channel = tl.max_contiguous(channel, (1, 2 if CHANNELS > 1 else 1))
     window = tile // tiles * WINDOWS + column // CHANNELS
@@ -167,7 +172,7 @@ def columns_of(
 
 @triton.jit
 def _rows(length, channels, num_rows, row_size, ROWS: tl.constexpr, CHANNELS: tl.constexpr):
-    """Sample, first token and channel of a program's tile of rows of tokens, and which exist."""
+    """Return sample, first token, channel and existence of each tile row."""
     tiles = tl.cdiv(channels, CHANNELS)
     tile = tl.program_id(0)
     row = tile // tiles * ROWS + tl.arange(0, ROWS)[:, None]
@@ -182,7 +187,7 @@ def turn(
     x, y, x_batch, x_token, x_channel, y_batch, y_token, y_channel, length, channels,
     TOKENS: tl.constexpr, CHANNELS: tl.constexpr,
 ):  # fmt: skip
-    """Copy x to y: in one of them channels lie side by side in memory, in the other tokens do."""
+    """Copy x to y and transpose the memory layout."""
     wide, high = tl.cdiv(channels, CHANNELS), tl.cdiv(length, TOKENS)
     tile = tl.program_id(0)
     sample = (tile // (wide * high)).to(tl.int64)
@@ -196,14 +201,17 @@ def turn(
 
 @triton.jit
 def _load_step(steps, channel, channels, length):
-    """Steps of any size and sign, of channels and not of tokens, brought to 0..length - 1."""
+    """Load the steps of channels and reduce them to 0..length - 1.
+
+    Steps may have any size and sign. There is one step per channel, not per token.
+    """
     step = tl.load(steps + channel, mask=channel < channels, other=0) % length
     return tl.where(step < 0, step + length, step).to(tl.int32)
 
 
 @triton.jit
 def _source(token, step, length):
-    """The token that a circular shift by 0 <= step < length brings to a position."""
+    """Return the source token of a shift by 0 <= step < length."""
     return tl.where(token < step, token + length - step, token - step)
 
 
@@ -220,12 +228,13 @@ def sort_windows(
     HALF: tl.constexpr, SLOTS: tl.constexpr, CHANNELS: tl.constexpr, WINDOWS: tl.constexpr,
     LANES: tl.constexpr, WARPS: tl.constexpr, RUN: tl.constexpr, WHOLE: tl.constexpr,
 ):  # fmt: skip
-    """Shift (`steps`), then sort every window; the r-th in order goes to the position
-    `positions[r]`.
+    """Shift by `steps`, then sort every window.
 
-    `code` (B, N, C) takes the position within its window that each token came from. `only`
-    (windows, C / 2) marks the pairs of channels that are to be sorted: programs that have none do
-    nothing. y, code, positions (B, N, leaders), steps, descending, mask and only may be None.
+    Rank r goes to position `positions[r]`.
+
+    The kernel writes the source position of each token in its window to `code` (B, N, C). `only`
+    (windows, C / 2) marks the pairs of channels to sort; programs without a marked pair do nothing.
+    y, code, positions (B, N, leaders), steps, descending, mask and only may be None.
     """
     sample, start, channel, there = columns_of(
         length, channels, group_size, num_windows, CHANNELS, WINDOWS
@@ -242,7 +251,7 @@ def sort_windows(
     if steps is not None:
         step = _load_step(steps, channel, channels, length)
         if WHOLE:
-            # The window holds all tokens: read them as they stand and shift the positions instead.
+            # The window contains all tokens, so shift the positions instead of the reads.
             position = slot + step
             position = tl.where(position >= length, position - length, position)
         else:
@@ -282,9 +291,11 @@ def unsort_windows(
     HALF: tl.constexpr, SLOTS: tl.constexpr, CHANNELS: tl.constexpr, WINDOWS: tl.constexpr,
     LANES: tl.constexpr, WARPS: tl.constexpr, RUN: tl.constexpr,
 ):  # fmt: skip
-    """Send each position's gradient back to the token that came there, by sorting by `code`.
+    """Move each gradient to its source token by a sort.
 
-    For small windows this beats `scatter`, which writes single values.
+    The sort key is `code`.
+
+    For small windows this is faster than `scatter`, which writes single values.
     """
     sample, start, channel, there = columns_of(
         length, channels, group_size, num_windows, CHANNELS, WINDOWS
@@ -317,8 +328,11 @@ def scatter(
     length, channels, group_size, num_rows,
     ROWS: tl.constexpr, CHANNELS: tl.constexpr,
 ):  # fmt: skip
-    """Send each position's gradient back to the token that came there; the code is a
-    permutation. What it sends out of its group goes nowhere.
+    """Move each gradient to its source token.
+
+    `code` must be a permutation.
+
+    Gradients that would leave their group are dropped.
     """
     sample, token, channel, there = _rows(length, channels, num_rows, 1, ROWS, CHANNELS)
     bits = tl.load(
@@ -366,10 +380,12 @@ def sort_pairs(
     HALF: tl.constexpr, ROWS: tl.constexpr, CHANNELS: tl.constexpr,
     REFERENCE: tl.constexpr, ONE_LEADER: tl.constexpr,
 ):  # fmt: skip
-    """Shift (`steps`), then sort groups of two; `swaps` (B, N/2, C) tells which were exchanged.
+    """Shift by `steps`, then sort groups of two.
 
-    REFERENCE: in the order of the first of `leader_width` channels, ONE_LEADER: the same one for
-    the whole tile. swaps, steps, descending and mask may be None.
+    The kernel marks exchanged pairs in `swaps` (B, N/2, C).
+
+    REFERENCE: use the order of the first of every `leader_width` channels. ONE_LEADER: the whole
+    tile has the same reference channel. swaps, steps, descending and mask may be None.
     """
     sample, token, channel, there = _rows(length, channels, num_rows, 2, ROWS, CHANNELS)
     first, second = _load_pair(
@@ -434,7 +450,10 @@ def unshift_pairs(
     length, channels, num_rows,
     ROWS: tl.constexpr, CHANNELS: tl.constexpr,
 ):  # fmt: skip
-    """The same after a shift: each token fetches the gradient of the position it went to."""
+    """Invert a shift and a sort of pairs for the gradient.
+
+    Each token reads the gradient of its destination.
+    """
     sample, token, channel, there = _rows(length, channels, num_rows, 1, ROWS, CHANNELS)
     position = token + _load_step(steps, channel, channels, length)
     position = tl.where(position >= length, position - length, position)
@@ -452,7 +471,7 @@ def shift(
     x, y, steps, x_batch, x_token, x_channel, length, channels, num_rows,
     ROWS: tl.constexpr, CHANNELS: tl.constexpr,
 ):  # fmt: skip
-    """Make y[b, n, c] = x[b, (n - steps[c]) mod N, c]."""
+    """Compute y[b, n, c] = x[b, (n - steps[c]) mod N, c]."""
     sample, token, channel, there = _rows(length, channels, num_rows, 1, ROWS, CHANNELS)
     source = _source(token, _load_step(steps, channel, channels, length), length)
     x += sample * x_batch + (source * x_token + channel * x_channel)

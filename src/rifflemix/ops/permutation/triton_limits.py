@@ -1,4 +1,4 @@
-"""Limits of this family's GPU kernels, known without importing Triton."""
+"""Limits of the GPU kernels of this family, without importing Triton."""
 
 from __future__ import annotations
 
@@ -10,16 +10,17 @@ from rifflemix.ops import triton_support
 
 BITS = {torch.bfloat16: 16, torch.float16: 16, torch.float32: 32}
 INFINITY_BITS = {torch.bfloat16: 0x7F80, torch.float16: 0x7C00, torch.float32: 0x7F800000}
-# Longest window that one program sorts.
+# Longest window that one program can sort, by bits per value.
 MAX_WINDOW = {16: 16384, 32: 8192}
-# Longest window, by bits of a value, that "auto" gives them. These took less than the eager path
-# on an H100 or H200 (docs/gpu.md); longer ones have not been timed beside it.
+# Longest window, by bits per value, for which "auto" selects the kernels. Up to this length the
+# kernels were faster than the eager backend on an H100 or H200 (docs/gpu.md). Longer windows were
+# not measured.
 FASTEST_WINDOW = {16: 16384, 32: 1024}
 MAX_OFFSET = 2**31 - 1
 
 
 def with_triton(names: tuple[str, ...], x: Tensor, group_size: int = 1) -> tuple[str, ...]:
-    """Backends with "triton" among them if its kernels can sort such groups of x here."""
+    """Add "triton" to the backends if its kernels can sort `x`."""
     if x.dtype not in BITS:
         return names
     fits = group_size <= longest_window(x)
@@ -33,15 +34,15 @@ def with_triton(names: tuple[str, ...], x: Tensor, group_size: int = 1) -> tuple
 
 
 def longest_window(x: Tensor) -> int:
-    """Longest window that one program sorts on the device of `x`."""
-    # Programs of the longest exchange all slots of two channels through shared memory.
+    """Return the longest window that one program can sort."""
+    # The programs for the longest windows exchange all slots of two channels in shared memory.
     bits = BITS[x.dtype]
     room = triton_support.shared_memory(x.device) // (2 * 2 * bits // 8)
     return min(MAX_WINDOW[bits], 1 << (room.bit_length() - 1))
 
 
 def check_limits(x: Tensor, group_size: int) -> None:
-    """Raise unless the kernels run on tokens (B, N, C) like these, in groups of this size."""
+    """Check that the kernels support tokens (B, N, C) and groups of this size."""
     triton_support.check_device(x)
     longest = longest_window(x)
     if group_size > longest:

@@ -1,8 +1,8 @@
-"""GPU kernel that sorts values of 16 bits alone, two channels at a time.
+"""GPU kernel that sorts 16-bit values without positions, two channels at a time.
 
-Two values of neighbouring channels are one integer, whose halves an instruction compares: a tile of
-`triton_kernels.sort_windows` holds twice the channels. Positions have no room beside the values, so
-that this serves where nobody asks for them: in inference.
+Two values of adjacent channels are packed into one integer, and one instruction compares both
+halves. So a tile has twice the channels of `triton_kernels.sort_windows`. There are no bits
+for positions, so the kernel is for inference, when no order is needed.
 """
 
 from __future__ import annotations
@@ -15,14 +15,17 @@ from rifflemix.ops.permutation.triton_kernels import columns_of, rank_of_slot, s
 
 @triton.jit
 def _spread(x):
-    """All ones in the halves whose top bit is set, zeros in the others."""
+    """Spread the top bit of each half over the half."""
     ones = x >> 15 & 0x00010001
     return (ones << 16) - ones
 
 
 @triton.jit
 def _pair_key(bits, magnitude, down, infinity):
-    """Two unsigned keys of 16 bits, ordered as two values: NaN is 0xFFFE, in either direction."""
+    """Map two values to two unsigned 16-bit keys.
+
+    NaN is 0xFFFE in both directions.
+    """
     key = bits ^ (_spread(bits) | -0x7FFF8000)  # the top bit of either half
     if down is not None:
         key = key ^ down
@@ -32,7 +35,7 @@ def _pair_key(bits, magnitude, down, infinity):
 
 @triton.jit
 def _pair_bits(key, down):
-    """The two values whose keys they are, 0.0 for 0xFFFF."""
+    """Invert `_pair_key`; 0xFFFF gives 0.0."""
     value = key
     if down is not None:
         value = value ^ down
@@ -43,7 +46,7 @@ def _pair_bits(key, down):
 
 @triton.jit
 def _pair_down(descending, channel, there):
-    """All ones in the halves of the channels that count downwards."""
+    """Return all ones in the halves of descending channels."""
     first = tl.load(descending + 2 * channel, mask=there, other=0).to(tl.int32)
     second = tl.load(descending + 2 * channel + 1, mask=there, other=0).to(tl.int32)
     return tl.where(first != 0, 0xFFFF, 0) | tl.where(second != 0, -0x00010000, 0)
@@ -57,12 +60,11 @@ def sort_values(
     SLOTS: tl.constexpr, CHANNELS: tl.constexpr, WINDOWS: tl.constexpr,
     LANES: tl.constexpr, WARPS: tl.constexpr, RUN: tl.constexpr, ORDER: tl.constexpr,
 ):  # fmt: skip
-    """Sort the values of every window, without saying where they came from.
+    """Sort the values of every window, without source positions.
 
-    x and y are of pairs of channels, as are `channels` and all strides: two 16-bit values are one
-    integer, whose halves an instruction compares. They do not know their positions, so that -0.0
-    goes before the 0.0 that it equals, in whatever order they came: the pairs (windows, channels)
-    that have one are marked in `left`, for `sort_windows`.
+    x, y, `channels` and all strides count pairs of channels: two 16-bit values are one integer.
+    Without positions, -0.0 always comes before 0.0, although a stable sort must keep their order.
+    So the kernel marks pairs (windows, channels) with a -0.0 in `left`, for `sort_windows`.
     """
     sample, start, channel, there = columns_of(
         length, channels, group_size, num_windows, CHANNELS, WINDOWS

@@ -1,8 +1,8 @@
-"""Launches the kernels that sort windows, cut into programs.
+"""Launch of the kernels that sort windows, and their division into programs.
 
-A program that holds a long window has room for one or two channels of it, less than a sector of
-memory: such windows are sorted in a copy that is turned, in which the tokens of a channel lie side
-by side. Windows that write tokens out of order are not: such writes are scattered either way.
+A program with a long window has registers for only one or two channels, less than a sector of
+memory. So long windows are sorted in a transposed copy with adjacent tokens. Windows that write
+tokens out of order do not use a copy, because their writes are scattered in both layouts.
 """
 
 from __future__ import annotations
@@ -18,23 +18,23 @@ from rifflemix.ops.permutation import triton_value_kernels as value_kernels
 from rifflemix.ops.permutation.triton_limits import BITS, INFINITY_BITS, MAX_OFFSET
 from rifflemix.ops.triton_support import INTERPRETED, launch
 
-# Windows of more tokens than this are turned; shorter ones gain less than launching copies takes.
+# Windows with more tokens use a transposed copy. For shorter windows the copies cost too much.
 _MOST_ACROSS = 512
 _TURN_TILE = {"TOKENS": 64, "CHANNELS": 64, "num_warps": 4}
-# Elements that turned rows start at multiples of, for Triton to see that they are aligned.
+# Rows of a transposed copy start at multiples of this, so that Triton detects their alignment.
 _ALIGNED = 16
 
 
 def window_tile(slots: int, own: int, side: int, channels: int) -> dict[str, int]:
-    """How `sort_windows` cuts (tokens, channels) for windows of `slots` positions.
+    """Choose the tile of `sort_windows` for windows of `slots` positions.
 
-    A lane holds `side` channels, side by side. Of a window it has `own` slots, the rest is in other
-    lanes of its warp. Only the longest windows, which one warp has no registers for, are spread
-    over several, which exchange values through shared memory.
+    A lane has `side` adjacent channels and `own` slots of a window. The other slots are in other
+    lanes of its warp. Only the longest windows need the registers of several warps, which exchange
+    values through shared memory.
     """
     lanes = max(1, min(32, slots // own))
     shares = max(1, slots // (own * lanes))
-    # The compiler puts lanes side by side as long as there are columns: more warps, other lanes.
+    # The compiler assigns lanes along the columns first, so the number of warps affects the lanes.
     num_warps = shares if lanes > 1 else 4
     columns = min(side, channels) * 32 // lanes * num_warps // shares
     tile_channels = min(columns, triton.next_power_of_2(channels))
@@ -51,9 +51,10 @@ def window_tile(slots: int, own: int, side: int, channels: int) -> dict[str, int
 def window_tile_of(
     group_size: int, half: int, channels: int, turned_bytes: int = 0
 ) -> dict[str, int]:
-    """The tile of windows of this size and of values of `half` bits.
+    """Choose the tile for a window size and values of `half` bits.
 
-    Where tokens are turned, which are then of `turned_bytes`, a lane reads 16 bytes of one channel.
+    `turned_bytes` is the size of an element of a transposed copy, or 0 without a copy. In a copy, a
+    lane reads 16 bytes of one channel.
     """
     slots = max(2, triton.next_power_of_2(group_size))
     own = 16 if slots <= 64 else 32 if slots <= 1024 else 64
@@ -67,24 +68,24 @@ def window_tile_of(
 
 
 def _is_turned(group_size: int, x: Tensor) -> bool:
-    """Whether windows of this size are sorted in a copy in which tokens lie side by side."""
+    """Return whether windows of this size are sorted in a transposed copy."""
     _, length, channels = x.shape
     return group_size > _MOST_ACROSS and channels * _pitch(length) <= MAX_OFFSET
 
 
 def _pitch(length: int) -> int:
-    """Elements from one channel to the next where tokens lie side by side."""
+    """Return the channel stride of a transposed copy, in elements."""
     return -(-length // _ALIGNED) * _ALIGNED
 
 
 def _turned_like(x: Tensor) -> Tensor:
-    """Room for (B, N, C) in which tokens lie side by side."""
+    """Allocate (B, N, C) with adjacent tokens."""
     batch, length, channels = x.shape
     return x.new_empty((batch, channels, _pitch(length)))[:, :, :length].transpose(1, 2)
 
 
 def _turn(x: Tensor, y: Tensor) -> Tensor:
-    """Copy x to y, one of which is turned; returns y."""
+    """Copy x to y with a transposed layout; return y."""
     batch, length, channels = x.shape
     tiles = num_programs(length, channels, _TURN_TILE["TOKENS"], _TURN_TILE["CHANNELS"])
     launch(
@@ -104,14 +105,16 @@ def sort_windows(
     mask: Tensor | None,
     num_groups: int,
 ) -> None:
-    """Shift by `steps`, and sort the windows of x (B, N, C) into y and `code`, of which one may be
-    None; the r-th in order goes to the position `positions[r]` of its window where there are any.
+    """Shift and sort the windows of x (B, N, C) into y and `code`.
+
+    y or `code` may be None. If `positions` is given, rank r goes to position `positions[r]` of its
+    window.
     """
     batch, length, channels = x.shape
     leaders = 1 if positions is None else positions.shape[2]
     half, group_size, num_windows = BITS[x.dtype], length // num_groups, batch * num_groups
     only: Tensor | None = None
-    # Without positions tokens leave in order. Padding has positions: it stays where it is.
+    # Without `positions`, writes are in order. Padding requires `positions` and stays in place.
     in_order = y is not None and positions is None
     if y is not None and in_order and code is None and _goes_by_pairs(x, steps, num_groups):
         only = _sort_values(x, y, descending, num_groups)
@@ -140,24 +143,24 @@ def sort_windows(
 
 
 def _goes_by_pairs(x: Tensor, steps: Tensor | None, num_groups: int) -> bool:
-    """Whether `sort_values` can read these values, of whose order nothing else is wanted."""
+    """Return whether `sort_values` supports x; it does not return the order."""
     return (
         BITS[x.dtype] == 16
         and x.shape[2] % 2 == x.stride(0) % 2 == x.stride(1) % 2 == 0
         and x.data_ptr() % 4 == 0
-        and (steps is None or num_groups == 1)  # which moves tokens within the window
+        and (steps is None or num_groups == 1)  # no effect within a full window
         and _compares_halves(x.device)
     )
 
 
 @functools.cache
 def _compares_halves(device: torch.device) -> bool:
-    """Whether an instruction there compares the halves of two integers, which came with Hopper."""
+    """Return whether the GPU compares 16-bit halves in one instruction (Hopper or later)."""
     return INTERPRETED or torch.cuda.get_device_capability(device) >= (9, 0)
 
 
 def _sort_values(x: Tensor, y: Tensor, descending: Tensor | None, num_groups: int) -> Tensor:
-    """Sort by pairs of channels; (windows, C / 2) bytes, of those that it had to leave."""
+    """Sort pairs of channels; return (windows, C / 2) flags of pairs still to sort."""
     dtype, x, y = x.dtype, x.view(torch.int32), y.view(torch.int32)
     batch, length, pairs = x.shape
     group_size, num_windows = length // num_groups, batch * num_groups
@@ -188,7 +191,7 @@ def unsort_windows(
     mask: Tensor | None,
     num_groups: int,
 ) -> None:
-    """Send the gradient of each position back to the token that `code` says came there."""
+    """Move the gradient of each position to its source token from `code`."""
     batch, length, channels = grad.shape
     half, group_size, num_windows = BITS[grad.dtype], length // num_groups, batch * num_groups
     tile = window_tile_of(group_size, half, channels)
@@ -207,7 +210,7 @@ def num_programs(rows: int, columns: int, tile_rows: int, tile_columns: int) -> 
 
 
 def bits_of(x: Tensor | None) -> Tensor | None:
-    """The same memory as integers: kernels compare bits."""
+    """View a tensor as integers, because kernels compare bits."""
     if x is None:
         return None
     return x.view({2: torch.int16, 4: torch.int32, 8: torch.int64}[x.element_size()])

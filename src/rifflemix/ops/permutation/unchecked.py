@@ -1,6 +1,6 @@
-"""The family without argument checks, for callers that have made them: mixers, and `api`.
+"""Functions of the family without argument checks, for mixers and `api`.
 
-Functions return (y, index), and None for the index unless `with_index`.
+Permutations return (y, index). The index is None unless `with_index` is True.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def circular_shift(
     with_index: bool = False,
     backend: str = "auto",
 ) -> Permuted:
-    """`rifflemix.ops.circular_shift` for steps (C,) int64 on x's device."""
+    """Run `rifflemix.ops.circular_shift` for steps (C,) int64 on x's device."""
     names = _with_cpu(x)
     if mask is None:
         names = with_triton(names, x)
@@ -50,7 +50,7 @@ def group_sort(
     with_index: bool = False,
     backend: str = "auto",
 ) -> Permuted:
-    """`rifflemix.ops.group_sort`."""
+    """Run `rifflemix.ops.group_sort`."""
     module = _FAMILY.pick(backend, _sorters(x, spec, with_index))
     permuted: Permuted = module.group_sort(x, spec, mask, with_index)
     return permuted
@@ -64,7 +64,7 @@ def channel_permute(
     with_index: bool = False,
     backend: str = "auto",
 ) -> Permuted:
-    """`rifflemix.ops.channel_permute` for steps (C,) int64 on x's device."""
+    """Run `rifflemix.ops.channel_permute` for steps (C,) int64 on x's device."""
     module = _FAMILY.pick(backend, _sorters(x, spec, with_index))
     permuted: Permuted = module.channel_permute(x, steps, spec, mask, with_index)
     return permuted
@@ -73,20 +73,20 @@ def channel_permute(
 def max_exchange(
     x: Tensor, mask: Tensor | None = None, with_index: bool = False, backend: str = "auto"
 ) -> Permuted:
-    """`rifflemix.ops.max_exchange`."""
+    """Run `rifflemix.ops.max_exchange`."""
     module = _FAMILY.pick(backend, _with_cpu(x))
     permuted: Permuted = module.max_exchange(x, mask, with_index)
     return permuted
 
 
 def causal_shift(x: Tensor, steps: Tensor, longest: int, backend: str = "auto") -> Tensor:
-    """`rifflemix.ops.causal_shift` for steps (C,) int64 on x's device, of at most `longest`."""
+    """Run `rifflemix.ops.causal_shift` for steps (C,) int64, at most `longest`, on x's device."""
     y: Tensor = _FAMILY.pick(backend, _with_cpu(x)).causal_shift(x, steps, longest)
     return y
 
 
 def rank_filter(x: Tensor, ranks: Tensor, window_size: int, backend: str = "auto") -> Tensor:
-    """`rifflemix.ops.rank_filter` for ranks (C,) int64 on x's device."""
+    """Run `rifflemix.ops.rank_filter` for ranks (C,) int64 on x's device."""
     names = _with_cpu(x) if cpu.filters(window_size) else PLAIN
     y: Tensor = _FAMILY.pick(backend, names).rank_filter(x, ranks, window_size)
     return y
@@ -99,7 +99,7 @@ def soft_sort(
     mask: Tensor | None = None,
     backend: str = "auto",
 ) -> Tensor:
-    """`rifflemix.ops.soft_sort`."""
+    """Run `rifflemix.ops.soft_sort`."""
     y: Tensor = _SOFT.pick(backend, _soft(x, num_groups)).soft_sort(
         x, num_groups, temperature, mask
     )
@@ -113,7 +113,7 @@ def soft_rank(
     mask: Tensor | None = None,
     backend: str = "auto",
 ) -> Tensor:
-    """`rifflemix.ops.soft_rank`."""
+    """Run `rifflemix.ops.soft_rank`."""
     y: Tensor = _SOFT.pick(backend, _soft(x, num_groups)).soft_rank(
         x, num_groups, temperature, mask
     )
@@ -121,7 +121,7 @@ def soft_rank(
 
 
 def token_of_rank(window: Tensor, ranks: Tensor) -> Tensor:
-    """(B, C): the last output of `rank_filter` on a window (B, G, C) that it covers."""
+    """Compute the last output (B, C) of `rank_filter` on one full window (B, G, C)."""
     return eager.token_of_rank(window, ranks)
 
 
@@ -134,7 +134,7 @@ def _sorters(x: Tensor, spec: SortSpec, with_index: bool) -> tuple[str, ...]:
 
 
 def _soft(x: Tensor, num_groups: int) -> tuple[str, ...]:
-    """As `_with_cpu`; plain torch takes longer than a kernel even for few values."""
+    """List backends as `_with_cpu`, but prefer kernels for few values too."""
     if not cpu.supports(x) or not cpu.sorts(x, num_groups):
         note_slow_call(x)
         return PLAIN
@@ -142,12 +142,12 @@ def _soft(x: Tensor, num_groups: int) -> tuple[str, ...]:
 
 
 def _with_cpu(x: Tensor) -> tuple[str, ...]:
-    """The backends that support these arguments here, slowest first, but for Triton's."""
+    """List the backends that support `x` here, slowest first, except "triton"."""
     if not cpu.supports(x):
         note_slow_call(x)
         return PLAIN
-    # A small tensor is done before a kernel has been called, and an exported program must run
-    # without this library: there the kernels are for those who name them.
+    # In two cases the kernel runs only if the caller requests "cpu". For a small tensor, torch is
+    # faster than the call of a kernel. An exported program must run without rifflemix.
     is_small = statically_known_true(x.numel() < cpu.WORTH_A_CALL)
     if is_small or leaves_package():
         return ("cpu", *PLAIN)

@@ -1,4 +1,4 @@
-"""Token statistics: attention from second moments of the tokens, without pairwise products.
+"""Token statistics: attention from second moments of tokens, without pairwise products.
 
 Source: Wu et al. 2024, "Token Statistics Transformer: Linear-Time Attention via Variational Rate
 Reduction" (ToST, TSSA).

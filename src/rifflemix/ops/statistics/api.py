@@ -1,4 +1,4 @@
-"""The public functions of this family: arguments checked, then handed to `unchecked`."""
+"""Public functions of this family: they check their arguments and call `unchecked`."""
 
 from __future__ import annotations
 
@@ -55,31 +55,32 @@ def token_statistics(
     dropout_p: float = 0.0,
     backend: str = "auto",
 ) -> Tensor | tuple[Tensor, Tensor]:
-    """Token statistics self-attention between its two projections; O(N D) time and memory.
+    """Compute token statistics self-attention without its input and output projections.
 
-    Group h takes token n with probability Pi[h, n], a softmax over the heads of the token's
-    share of the energy in that head's features. The output is minus each token's part in the
-    group, feature by feature damped where the group's second moment m is large:
-    y = -(w * Pi) / (1 + m). It is a descent step on `variational_compression_rate`.
+    Time and memory are O(N D). Head h defines a group. Token n belongs to group h with probability
+    Pi[h, n]. Pi is a softmax over the heads. Its logit is the token's share of the energy in the
+    features of that head, times the temperature. The output is y = -(w * Pi) / (1 + m). The second
+    moment m of a group damps features with high energy. y is a descent direction of
+    `variational_compression_rate`.
 
     Args:
         w: (B, H, N, D) projected tokens.
         temperature: (H,) factor of each head's logit, of any floating-point dtype.
-        normalize: scale each feature to unit norm over the tokens for Pi; False is the
-            ablation of the paper's Table 8.
-        key_padding_mask: (B, N) bool, True = padding; the result at valid positions is that of the
-            valid tokens alone, and zero elsewhere.
+        normalize: scale each feature to unit norm over the tokens before computing Pi. False is the
+            ablation in Table 8 of the paper.
+        key_padding_mask: (B, N) bool, True = padding. Padding does not change the result at valid
+            positions. The result at padded positions is zero.
         return_membership: also return Pi.
-        dropout_p: probability of dropping an entry of the (B, H, 1, D) factor 1 / (1 + m); it
-            drops whenever it is not 0, so pass 0 when not training.
+        dropout_p: probability of dropping an entry of the (B, H, 1, D) factor 1 / (1 + m). There is
+            no training flag: pass 0 at inference.
         backend: "auto", "reference", "eager", "cpu" or "triton".
 
     Returns:
-        y (B, H, N, D) in w's dtype, or (y, Pi) with Pi (B, H, N) in float32, float64 for
-        float64 tokens. Statistics are summed in that dtype too.
+        y (B, H, N, D) in w's dtype, or (y, Pi) with Pi (B, H, N) in float32 (float64 for float64
+        tokens). The sums of the statistics have the same dtype as Pi.
 
     Raises:
-        InputError: a wrong shape, dtype, device or probability.
+        InputError: wrong shape, dtype, device or probability.
 
     Source: ToST, equations (10), (11), (31) and (32).
     """
@@ -172,34 +173,37 @@ def causal_token_statistics(
     | tuple[Tensor, Tensor]
     | tuple[Tensor, Tensor, StatisticsState]
 ):
-    """Token statistics where every sum runs over the tokens so far; constant memory per token.
+    """Compute causal token statistics, with sums over the tokens so far.
 
-    Pieces of a sequence give what the whole gives, when each starts from the state at the end
-    of the piece before. Dropout aside, y[:, :, n] depends on w[:, :, :n + 1] alone.
+    Memory per token is constant. A sequence can be processed in pieces: pass the state after each
+    piece to the next piece. The result is the same as for the whole sequence. Without dropout,
+    y[:, :, n] depends only on w[:, :, :n + 1].
 
     Args:
         w: (B, H, N, D) projected tokens.
         temperature: (H,) factor of each head's logit, of any floating-point dtype.
-        denominator_bias: (H, L), a learned number per head and position, added to each of the D
-            features' ratios before they are summed: D * temperature * bias on the logit. The
-            position of a token is the number of valid tokens before it, padding not counted,
-            so that padding moves nothing. L must cover all tokens, those in the state included.
-        initial_state: what an earlier call returned, to go on from there; it must not be cast
-            to a lower precision.
+        denominator_bias: (H, L), a learned number per head and position. It is added to the ratio
+            of each of the D features, so the logit changes by D * temperature * bias. The position
+            of a token is the number of valid tokens before it, so padding does not change it. L
+            must be at least the number of all tokens, including the tokens in the state.
+        initial_state: state from an earlier call, to continue a sequence. Do not cast it to a lower
+            precision.
         return_state: also return the state after the last token.
         return_membership: also return Pi.
-        key_padding_mask: (B, N) bool, True = padding; as if the valid tokens stood alone.
+        key_padding_mask: (B, N) bool, True = padding. Padding does not change the result at valid
+            positions.
         dropout_p: probability of dropping an entry of the (B, H, N, D) factor 1 / (1 + m).
         backend: "auto", "reference", "eager", "cpu" or "triton".
 
     Returns:
-        y (B, H, N, D) in w's dtype; with flags (y, Pi), (y, state) or (y, Pi, state), where Pi
-        (B, H, N) and the sums in the state are float32, float64 for float64 tokens.
+        y (B, H, N, D) in w's dtype; with the flags (y, Pi), (y, state) or (y, Pi, state). Pi
+        (B, H, N) is float32 (float64 for float64 tokens). For the dtype of the sums in the state,
+        see `StatisticsState`.
 
     Raises:
-        InputError: a wrong shape, dtype, device or probability, or more tokens than
-            `denominator_bias` has positions. (In a compiled graph the position in the state is
-            not read, and going beyond the last position is an indexing error.)
+        InputError: wrong shape, dtype, device or probability, or more tokens than positions in
+            `denominator_bias`. (A compiled graph does not check the position in the state. There,
+            too many tokens cause an indexing error.)
 
     Source: ToST, equations (28), (29) and (34).
     """
@@ -222,26 +226,28 @@ def causal_token_statistics(
 def variational_compression_rate(
     w: Tensor, membership: Tensor, *, scale: float = 1.0, backend: str = "auto"
 ) -> Tensor:
-    """The variational compression objective: what a layer of token statistics lowers.
+    """Compute the variational compression objective that token statistics decrease.
 
-    1/2 sum_h n_h / n sum_i log(1 + scale * m[h, i]), where n_h is the sum of Pi[h], n that of
-    all Pi, and m[h, i] the mean of w[h, :, i]^2 weighted by Pi[h]. With `scale` = 1 and Pi held
-    fixed its gradient with respect to w is -1/n times the output of `token_statistics`. With
-    w = U_h^T z for orthonormal U_h that span group h it is at least `compression_rate(z, Pi)`,
-    and equal where the U_h are the eigenvectors of the groups' second moments.
+    The objective is 1/2 sum_h n_h / n sum_i log(1 + scale * m[h, i]). n_h is the sum of Pi[h] and n
+    is the sum of all Pi. m[h, i] is the mean of w[h, :, i]^2 weighted by Pi[h].
+
+    For `scale` = 1 and constant Pi, its gradient with respect to w is -1/n times the output of
+    `token_statistics`. Let w = U_h^T z for orthonormal U_h that span group h. Then the objective is
+    at least `compression_rate(z, Pi)`. Both are equal if the U_h are the eigenvectors of the second
+    moments of the groups.
 
     Args:
         w: (B, H, N, D) projected tokens.
-        membership: (B, H, N) probabilities that sum to 1 over H, as `token_statistics` returns
-            them; zero at padded tokens, which then do not count.
-        scale: the factor d / epsilon^2 of the rate distortion, above 0.
+        membership: (B, H, N) probabilities from `token_statistics` that sum to 1 over H. Zeros
+            exclude padded tokens.
+        scale: factor d / epsilon^2 of the rate distortion, above 0.
         backend: "auto", "reference" or "eager".
 
     Returns:
         (B,) nats, in membership's dtype.
 
     Raises:
-        InputError: a wrong shape, dtype or device.
+        InputError: wrong shape, dtype or device.
 
     Source: ToST, equation (4) with f(x) = log(1 + scale * x).
     """
@@ -254,23 +260,22 @@ def variational_compression_rate(
 def compression_rate(
     z: Tensor, membership: Tensor, *, scale: float = 1.0, backend: str = "auto"
 ) -> Tensor:
-    """The compression term of maximal coding rate reduction, R^c(Z | Pi): no basis is needed.
+    """Compute the compression term R^c(Z | Pi) of maximal coding rate reduction.
 
-    1/2 sum_h n_h / n log det(I + scale / n_h Z^T diag(Pi[h]) Z). One group that holds all
-    tokens, Pi = 1, gives the expansion term R(Z).
+    R^c = 1/2 sum_h n_h / n log det(I + scale / n_h Z^T diag(Pi[h]) Z). It needs no basis. One group
+    with all tokens (Pi = 1) gives the expansion term R(Z).
 
     Args:
         z: (B, N, C) tokens.
-        membership: (B, H, N) probabilities that sum to 1 over H; zero at padded tokens, which
-            then do not count.
-        scale: the factor d / epsilon^2 of the rate distortion, above 0.
+        membership: (B, H, N) probabilities that sum to 1 over H. Zeros exclude padded tokens.
+        scale: factor d / epsilon^2 of the rate distortion, above 0.
         backend: "auto", "reference" or "eager".
 
     Returns:
         (B,) nats, in membership's dtype.
 
     Raises:
-        InputError: a wrong shape, dtype or device.
+        InputError: wrong shape, dtype or device.
 
     Source: ToST, equation (1); Yu et al. 2020, "Learning Diverse and Discriminative
     Representations via the Principle of Maximal Coding Rate Reduction".

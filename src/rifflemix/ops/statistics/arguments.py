@@ -12,25 +12,31 @@ from rifflemix.ops.statistics.common import StatisticsState, accumulation_dtype
 
 
 def check_heads(name: str, w: Tensor) -> None:
-    """Raise unless `w` is (B, H, N, D), floating-point, with something along H, N and D."""
+    """Check that `w` is (B, H, N, D), floating-point and not empty.
+
+    Only B may be 0.
+    """
     check_tokens(name, w, rank=4, layout="(B, H, N, D)")
     _check_not_empty(name, w, "(B, H, N, D)")
 
 
 def check_whole(name: str, z: Tensor) -> None:
-    """Raise unless `z` is (B, N, C), floating-point, with something along N and C."""
+    """Check that `z` is (B, N, C), floating-point and not empty.
+
+    Only B may be 0.
+    """
     check_tokens(name, z)
     _check_not_empty(name, z, "(B, N, C)")
 
 
 def check_temperature(temperature: Tensor, w: Tensor) -> None:
-    """Raise unless `temperature` is a floating-point (H,) tensor where `w` is."""
+    """Check that `temperature` is floating-point, (H,) and on w's device."""
     _check_tensor("temperature", temperature, f"(H,) = ({w.shape[1]},)", (w.shape[1],), w)
     check_float_dtype("temperature", temperature.dtype)
 
 
 def check_groups(membership: Tensor, tokens: Tensor) -> None:
-    """Raise unless `membership` is (B, H, N) for tokens (B, H, N, D) or (B, N, C)."""
+    """Check that `membership` is (B, H, N) for tokens (B, H, N, D) or (B, N, C)."""
     batch, length = tokens.shape[0], tokens.shape[-2]
     check_tokens("membership", membership, layout="(B, H, N)")
     heads = tokens.shape[1] if tokens.dim() == 4 else membership.shape[1]
@@ -42,7 +48,7 @@ def check_groups(membership: Tensor, tokens: Tensor) -> None:
 
 
 def check_state(state: StatisticsState | None, w: Tensor) -> None:
-    """Raise unless `state` is None or fits tokens like `w`."""
+    """Check that `state` is None or fits the tokens `w`."""
     if state is None:
         return
     if not isinstance(state, StatisticsState):
@@ -70,7 +76,7 @@ def check_bias(
     state: StatisticsState | None,
     key_padding_mask: Tensor | None,
 ) -> None:
-    """Raise unless `bias` is None or (H, L) with a position for every token up to the last."""
+    """Check that a bias (H, L) has a position for every token."""
     if bias is None:
         return
     check_tokens("denominator_bias", bias, rank=2, layout="(H, L)")
@@ -87,7 +93,10 @@ def check_bias(
 
 
 def _positions_used(state: StatisticsState, length: int, key_padding_mask: Tensor | None) -> int:
-    """Positions needed after `length` more tokens; 0 where that cannot be read."""
+    """Count the positions needed after `length` more tokens.
+
+    The result is 0 if the values of the state cannot be read.
+    """
     if len(state.position) == 0 or not _can_be_read(state.position):
         return 0
     valid = length if key_padding_mask is None else (~key_padding_mask).sum(1)
@@ -95,7 +104,7 @@ def _positions_used(state: StatisticsState, length: int, key_padding_mask: Tenso
 
 
 def _can_be_read(position: Tensor) -> bool:
-    """Whether positions, which are data, are at hand: no graph is traced, and nothing mapped."""
+    """Return whether positions can be read: not under tracing or mapping."""
     return has_values(position) and values_can_be_read()
 
 

@@ -1,4 +1,4 @@
-"""Constants, accumulation dtype and state that this family's backends share."""
+"""Constants, accumulation dtype and state for all backends of this family."""
 
 from __future__ import annotations
 
@@ -10,27 +10,27 @@ from torch import Tensor
 
 from rifflemix.compat import take_first, widest_float
 
-# Floors of the denominators. They are part of the definition: results near them depend on them.
-NORM_FLOOR = 1e-12  # of the norm of a feature column over the tokens
-ENERGY_FLOOR = 1e-12  # of the causal running sum of squares, which is a squared norm
+# Floors of the denominators. They are part of the definition and affect results near them.
+NORM_FLOOR = 1e-12  # for the norm of a feature column over the tokens
+ENERGY_FLOOR = 1e-12  # for the causal running sum of squares (a squared norm)
 COUNT_OFFSET = 1e-8  # added to the number of tokens in a group
 
 accumulation_dtype = partial(torch.promote_types, torch.float32)
-"""The dtype in which statistics of tokens of a dtype are summed: float32, or float64 for it."""
+"""Dtype of the sums for tokens of a dtype: float64 for float64 tokens, otherwise float32."""
 
 
 class StatisticsState(NamedTuple):
-    """The state of `causal_token_statistics` after the tokens so far; its size is constant.
+    """The state of `causal_token_statistics` after the tokens so far, of constant size.
 
-    The sums are float64 whatever the tokens are. A sum in float32 stops growing near 2^24 tokens.
-    (On MPS, which has no float64, they are float32.)
+    The sums are float64 for all dtypes of tokens, because a float32 sum stops growing near 2^24
+    tokens. On MPS the sums are float32, because MPS has no float64.
 
     Attributes:
         energy: (B, H, D) sum of w^2.
         member_energy: (B, H, D) sum of Pi * w^2.
         member_count: (B, H) sum of Pi.
-        position: (B,) int64, number of valid tokens so far, which is the index into
-            `denominator_bias` of the next one.
+        position: (B,) int64, number of valid tokens so far. It is the index of the next token in
+            `denominator_bias`.
     """
 
     energy: Tensor
@@ -60,7 +60,10 @@ class StatisticsState(NamedTuple):
 
 
 def renewal_counts(every: int | str, length: int) -> list[int]:
-    """After how many tokens the causal memberships are taken anew: multiples, or powers of two."""
+    """List the token counts at which all memberships are recomputed.
+
+    They are the multiples of `every`, or the powers of two for "doubling".
+    """
     if isinstance(every, int):
         return list(range(every, length + 1, every))
     return [1 << power for power in range(length.bit_length())]
@@ -72,13 +75,16 @@ def bias_per_token(
     initial_state: StatisticsState | None,
     key_padding_mask: Tensor | None,
 ) -> Tensor:
-    """(B or 1, H, N): the bias at each token's position among the valid tokens of its sample."""
+    """Gather the bias (B or 1, H, N) of each token.
+
+    The position of a token counts only the valid tokens before it.
+    """
     if initial_state is None and key_padding_mask is None:
         return take_first(bias, length, 1).unsqueeze(0)
     if key_padding_mask is None:
         index = torch.arange(length, device=bias.device).unsqueeze(0)
     else:
-        # A padded position takes its predecessor's index, or -1, the last: its Pi is zero.
+        # A padded token has the index of the token before it, or -1. This is harmless: its Pi is 0.
         index = (~key_padding_mask).cumsum(1) - 1
     if initial_state is not None:
         index = index + initial_state.position.unsqueeze(1)
@@ -88,7 +94,7 @@ def bias_per_token(
 def end_position(
     w: Tensor, initial_state: StatisticsState | None, key_padding_mask: Tensor | None
 ) -> Tensor:
-    """(B,) int64: number of valid tokens up to the end of `w`, those in the state included."""
+    """Count the valid tokens of `w` and of the state: (B,) int64."""
     if initial_state is None:
         before = torch.zeros(w.shape[0], dtype=torch.int64, device=w.device)
     else:

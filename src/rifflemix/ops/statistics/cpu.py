@@ -1,4 +1,4 @@
-"""The compiled kernels of this family."""
+"""The CPU backend of this family."""
 
 from rifflemix.ops.statistics.cpu_causal import causal_token_statistics
 from rifflemix.ops.statistics.cpu_common import supports

@@ -1,6 +1,6 @@
-"""Causal token statistics by compiled kernels: sums within chunks, and over whole chunks before.
+"""Causal token statistics in compiled CPU kernels, with sums within and over chunks.
 
-The kernels are in ops/native/statistics_causal.cpp; see cpu.py for what both forms share.
+The kernels are in ops/native/statistics_causal.cpp. See cpu_common.py for shared helpers.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def causal_token_statistics(
     initial_state: StatisticsState | None,
     key_padding_mask: Tensor | None,
 ) -> tuple[Tensor, Tensor, StatisticsState]:
-    """See `rifflemix.ops.causal_token_statistics`; returns output, membership and state."""
+    """Run `rifflemix.ops.causal_token_statistics`; return output, membership and state."""
     dtype = accumulation_dtype(w.dtype)
     bias = None
     if denominator_bias is not None:
@@ -75,7 +75,7 @@ def causal_token_statistics(
 
 
 def _empty_ends(w: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Energy, mass and count of a state, or their gradients."""
+    """Allocate energy, mass and count of a state, or their gradients."""
     batch, heads, _, features = w.shape
     return (
         w.new_empty((batch, heads, features), dtype=torch.float64),
@@ -106,9 +106,9 @@ def _forward(
     count: Tensor | None,
     key_padding_mask: Tensor | None,
 ) -> _EightTensors:
-    """Output, membership, the three sums after the last token, and those before each chunk.
+    """Compute output, membership, last sums and sums before each chunk.
 
-    `bias` is (B or 1, H, N), `energy`, `mass` and `count` are the sums before the first token.
+    `bias` is (B or 1, H, N). `energy`, `mass` and `count` are the sums before the first token.
     """
     check_heads(w, temperature, key_padding_mask)
     if bias is not None:
@@ -161,7 +161,7 @@ def _backward(
     grad_mass: Tensor | None,
     grad_count: Tensor | None,
 ) -> _SixTensors:
-    """Gradients of w, of the temperature, of a bias per logit / D and of the first sums."""
+    """Compute the gradients of w, temperature, scores and initial sums."""
     check_heads(w, temperature, key_padding_mask)
     check_bias(bias, w)
     check_gradient("grad_y", grad_y, w)
@@ -187,7 +187,7 @@ def _backward(
     grad_w, grad_temperature, grad_scores, *grad_first = gradients
     w, grad_y = with_whole_rows(w), with_whole_rows(grad_y)
     grad_last = [contiguous(grad) for grad in (grad_energy, grad_mass, grad_count)]
-    # In w's own precision the parts of its gradient are put together in place.
+    # If w has the accumulation dtype, the gradient of w is accumulated in place.
     partial = grad_w if w.dtype == temperature.dtype else empty_tokens(w, temperature.dtype)
     call(
         "causal_token_statistics_backward",
@@ -216,7 +216,7 @@ _backward.register_fake(on_one_device(_empty_gradients))
 
 
 def _check_sums(w: Tensor, **sums: Tensor | None) -> None:
-    """Raise unless energy, mass and count are all there and fit `w`."""
+    """Check that energy, mass and count are all given and fit `w`."""
     check_all_or_none(tuple(sums), tuple(sums.values()))
     batch, heads, _, features = w.shape
     shapes = ((batch, heads, features), (batch, heads, features), (batch, heads))
@@ -224,7 +224,10 @@ def _check_sums(w: Tensor, **sums: Tensor | None) -> None:
 
 
 def _bias_view(bias: Tensor | None, w: Tensor) -> tuple[Any, Any]:
-    """The bias as kernels take it; one for all samples has a stride of 0 between them."""
+    """Return the bias as the kernels expect it.
+
+    A bias for all samples has a batch stride of 0.
+    """
     if bias is None:
         return None, view(w)[1]
     return view(bias.expand(w.shape[:3]))
@@ -238,7 +241,7 @@ def _save(ctx: Any, inputs: tuple[Tensor | None, ...], output: _EightTensors) ->
 def _differentiate(
     ctx: Any, grad_y: Tensor | None, *grads: Tensor | None
 ) -> tuple[Tensor | None, ...]:
-    saved = ctx.saved_tensors  # once: gradient checkpointing recomputes what is read
+    saved = ctx.saved_tensors  # read once: gradient checkpointing recomputes at each read
     inputs, statistics = saved[:7], saved[7:]
     if torch.is_grad_enabled():
         formula = partial(eager.causal_from_sums, key_padding_mask=inputs[6])

@@ -1,4 +1,4 @@
-"""Passing tensors to the compiled kernels of this family."""
+"""Helpers to call the compiled CPU kernels of this family."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from rifflemix.compat import has_plain_autograd, leaves_package
 from rifflemix.ops.native import TYPE_NAMES, checked, instruction_level, library, require_library
 from rifflemix.ops.statistics.common import accumulation_dtype
 
-# Looked up once: a graph that is being traced must not meet the loading of a library.
+# Loaded once at import, because a traced graph must not contain the loading of a library.
 _KERNELS = library()
-# Without vector instructions the eager formulas are as fast.
+# Without vector instructions, the eager formulas are equally fast.
 _HAS_VECTORS = instruction_level() >= 2
-# Tokens summed together; the sums of chunks are added in order, whatever the number of threads.
+# Tokens per chunk. Sums of chunks are added in order, so results do not depend on the threads.
 _CHUNK = 64
-# The kernels' statistics hold the features of a head in a multiple of every vector length.
+# The kernels pad the features of a head to a multiple of all vector lengths.
 _WIDTH_MULTIPLE = 16
 
 
 def supports(w: Tensor) -> bool:
-    """Whether the kernels can run this.
+    """Return whether the kernels support tokens like `w` here.
 
-    An exported program must run where this library is not.
+    They do not during export, because an exported program must run without rifflemix.
     """
     return (
         _HAS_VECTORS
@@ -37,12 +37,14 @@ def supports(w: Tensor) -> bool:
 
 
 def call(kernel: str, w: Tensor, *arguments: Any) -> None:
-    """Run a kernel for tokens like `w`: sizes, then tensors, None, flags and C arrays.
+    """Run a kernel for tokens like `w`.
+
+    The kernel gets the sizes of `w`, then `arguments`: tensors, None, flags and C arrays.
 
     Raises:
-        MemoryError: no memory for the call; nothing but its outputs is touched by it.
+        MemoryError: not enough memory for the call. The call then changes only its outputs.
     """
-    # Few calls of functions, and one loop: a short sequence waits for Python, not for the kernel.
+    # Few function calls and one loop, because Python dominates the time for short sequences.
     kernels = _KERNELS or require_library(None)
     function = getattr(kernels, f"rifflemix_{kernel}_{TYPE_NAMES[w.dtype]}")
     columns = -(-w.shape[3] // _WIDTH_MULTIPLE) * _WIDTH_MULTIPLE  # width()
@@ -61,42 +63,45 @@ def call(kernel: str, w: Tensor, *arguments: Any) -> None:
 
 
 def view(tokens: Tensor) -> tuple[Tensor, ctypes.Array[ctypes.c_int64]]:
-    """Tokens (B, H, N, D), or (B, H, N), as kernels take them: data and strides of B, H and N."""
+    """Return tokens as the kernels expect them: data and strides.
+
+    Tokens are (B, H, N, D) or (B, H, N). The strides are for B, H and N.
+    """
     return tokens, (ctypes.c_int64 * 3)(*tokens.stride()[:3])
 
 
 def contiguous(tensor: Tensor | None) -> Tensor | None:
-    """As a contiguous tensor, if there is one."""
+    """Make a tensor contiguous; None stays None."""
     return None if tensor is None else tensor.contiguous()
 
 
 def with_whole_rows(tokens: Tensor) -> Tensor:
-    """Tokens (B, H, N, D) whose D features lie side by side: a copy only where they do not."""
+    """Return tokens (B, H, N, D) with adjacent features, copied only if necessary."""
     if tokens.stride(-1) == 1 or tokens.shape[-1] == 1:
         return tokens
     return tokens.transpose(1, 2).contiguous().transpose(1, 2)
 
 
 def empty_tokens(w: Tensor, dtype: torch.dtype | None = None) -> Tensor:
-    """(B, H, N, D) in a (B, N, H, D) storage."""
+    """Allocate (B, H, N, D) with (B, N, H, D) storage."""
     batch, heads, length, features = w.shape
     return w.new_empty((batch, length, heads, features), dtype=dtype).transpose(1, 2)
 
 
 def empty_per_token(w: Tensor) -> Tensor:
-    """(B, H, N) in a (B, N, H) storage, in the accumulation dtype."""
+    """Allocate (B, H, N) with (B, N, H) storage, in the accumulation dtype."""
     batch, heads, length, _ = w.shape
     empty = w.new_empty((batch, length, heads), dtype=accumulation_dtype(w.dtype))
     return empty.transpose(1, 2)
 
 
 def by_token(values: Tensor | None) -> Tensor | None:
-    """(B, H, N) in a (B, N, H) storage: a copy only where it is not so already."""
+    """Return (B, H, N) with (B, N, H) storage, copied only if necessary."""
     return None if values is None else values.transpose(1, 2).contiguous().transpose(1, 2)
 
 
 def empty_per_chunk(w: Tensor, columns: int) -> tuple[Tensor, Tensor]:
-    """(B, chunks, H, columns) and (B, chunks, H), in the accumulation dtype."""
+    """Allocate (B, chunks, H, columns) and (B, chunks, H), in the accumulation dtype."""
     batch, heads, length, _ = w.shape
     chunks = -(-length // _CHUNK)  # num_chunks()
     dtype = accumulation_dtype(w.dtype)
@@ -107,16 +112,19 @@ def empty_per_chunk(w: Tensor, columns: int) -> tuple[Tensor, Tensor]:
 
 
 def num_chunks(length: int) -> int:
-    """Chunks that the kernels cut this many tokens into."""
+    """Return the number of chunks for `length` tokens."""
     return -(-length // _CHUNK)
 
 
 def width(features: int) -> int:
-    """Features of a head in the statistics of the kernels."""
+    """Return the padded number of features of a head."""
     return -(-features // _WIDTH_MULTIPLE) * _WIDTH_MULTIPLE
 
 
 def pointers(*tensors: Tensor | None) -> ctypes.Array[ctypes.c_void_p]:
-    """A C structure of pointers; the tensors must outlive the call."""
+    """Make a C array of pointers.
+
+    The tensors must stay alive during the call.
+    """
     addresses = [None if tensor is None else tensor.data_ptr() for tensor in tensors]
     return (ctypes.c_void_p * len(addresses))(*addresses)

@@ -1,8 +1,8 @@
-"""Token statistics by compiled kernels: a few passes over the tokens, wherever they lie in memory.
+"""Token statistics in compiled CPU kernels: a few passes over the tokens, with any strides.
 
-Tokens are read and written with the strides of a (B, N, H, D) storage, so that a projection's
-output is taken apart into heads, and put together again, without a copy. The kernels are in
-ops/native/statistics.cpp. A gradient of a gradient is left to the eager formulas.
+The kernels read and write tokens with (B, N, H, D) storage. So the output of a projection is split
+into heads, and heads are merged again, without a copy. The kernels are in
+ops/native/statistics.cpp. Second-order gradients use the eager formulas.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def token_statistics(
     normalize: bool,
     key_padding_mask: Tensor | None,
 ) -> tuple[Tensor, Tensor]:
-    """See `rifflemix.ops.token_statistics`; returns the output and the membership."""
+    """Run `rifflemix.ops.token_statistics`; return the output and the membership."""
     temperature = temperature.to(accumulation_dtype(w.dtype))
     y, membership, *_ = _forward(w, temperature, key_padding_mask, normalize)
     return y, membership
@@ -64,7 +64,10 @@ def _empty_outputs(
 def _forward(
     w: Tensor, temperature: Tensor, key_padding_mask: Tensor | None, normalize: bool
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Output, membership, and what the gradient needs: energy, moment and count."""
+    """Compute output and membership, then energy, moment and count.
+
+    The backward pass needs energy, moment and count.
+    """
     check_heads(w, temperature, key_padding_mask)
     y, membership, energy, moment, count = outputs = _empty_outputs(
         w, temperature, key_padding_mask, normalize
@@ -107,7 +110,7 @@ def _backward(
     grad_y: Tensor,
     grad_membership: Tensor | None,
 ) -> tuple[Tensor, Tensor]:
-    """Gradients of w and of the temperature."""
+    """Compute the gradients of w and of the temperature."""
     check_heads(w, temperature, key_padding_mask)
     check_gradient("grad_y", grad_y, w)
     batch, heads, length, features = w.shape

@@ -1,7 +1,7 @@
-"""Token statistics in a few passes over the tokens, on any device.
+"""Token statistics in plain torch: a few passes over the tokens, on any device.
 
-The sums over tokens are no matrix products: autocast would run those in half precision, and sums
-over thousands of squares must stay in float32.
+Sums over tokens do not use matrix products, because autocast would run these in half precision.
+Sums of thousands of squares need float32.
 """
 
 from __future__ import annotations
@@ -33,23 +33,23 @@ def token_statistics(
     key_padding_mask: Tensor | None,
     total: Callable[[Tensor], Tensor] | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """See `rifflemix.ops.token_statistics`; returns the output and the membership.
+    """Run `rifflemix.ops.token_statistics`; return the output and the membership.
 
-    `total` makes sums over the tokens at hand those over all tokens, where there are more.
+    If other processes have further tokens, `total` turns local sums into sums over all tokens.
     """
     tokens = _valid_tokens(w, key_padding_mask)
     squares = tokens.square()
     scores = squares
     if normalize:
-        # The floor of the norm, squared. Dividing by the squared norm needs no root, whose
-        # gradient at a column of zeros would be infinite.
+        # Divide by the squared norm (and square the floor of the norm). A square root would have an
+        # infinite gradient at a column of zeros.
         norms = squares.sum(-2, keepdim=True)
         scores = squares / (norms if total is None else total(norms)).clamp_min(NORM_FLOOR**2)
     membership = _membership(scores.sum(-1), temperature, key_padding_mask)
     weights = membership.unsqueeze(-1)
     member_energy = (weights * squares).sum(-2, keepdim=True)
     count = weights.sum(-2, keepdim=True)
-    if total is not None:  # both at once: each call waits for other processes
+    if total is not None:  # one call for both, because each call waits for other processes
         member_energy, count = total(torch.cat((member_energy, count), -1)).tensor_split([-1], -1)
     moment = member_energy / (count + COUNT_OFFSET)
     return _gated(tokens, weights, moment, key_padding_mask).to(w.dtype), membership
@@ -63,12 +63,12 @@ def causal_token_statistics(
     initial_state: StatisticsState | None,
     key_padding_mask: Tensor | None,
 ) -> tuple[Tensor, Tensor, StatisticsState]:
-    """See `rifflemix.ops.causal_token_statistics`; returns output, membership and state."""
+    """Run `rifflemix.ops.causal_token_statistics`; return output, membership and state."""
     bias = None
     if denominator_bias is not None:
         bias = bias_per_token(denominator_bias, w.shape[2], initial_state, key_padding_mask)
     before: tuple[Tensor | None, Tensor | None, Tensor | None] = (None, None, None)
-    if initial_state is not None:  # torch 2.8 traces taking it apart, but no slice of it
+    if initial_state is not None:  # torch 2.8 cannot trace a slice of the state
         energy, member_energy, member_count, _ = initial_state
         before = (energy, member_energy, member_count)
     y, membership, energy, member_energy, member_count = causal_from_sums(
@@ -87,16 +87,17 @@ def causal_from_sums(
     member_count_before: Tensor | None,
     key_padding_mask: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """The causal form for a bias (B or 1, H, N) per token and the state's sums, if there are any.
+    """Compute the causal variant from a bias and initial sums.
 
-    Returns the output, the membership and the three sums after the last token.
+    `bias` is (B or 1, H, N). Bias and sums may be None. Returns the output, the membership and the
+    three sums after the last token.
     """
     tokens = _valid_tokens(w, key_padding_mask)
     squares = tokens.square()
     energy, last_energy = _sums_so_far(squares, energy_before)
     scores = (squares / energy.clamp_min(ENERGY_FLOOR)).sum(-1)
     if bias is not None:
-        # Added to each of the D features before the sum over them: D times in all.
+        # The bias is added to each of the D features before their sum, so D times in total.
         scores = scores + w.shape[3] * bias.to(scores.dtype)
     membership = _membership(scores, temperature, key_padding_mask)
     weights = membership.unsqueeze(-1)
@@ -109,13 +110,13 @@ def causal_from_sums(
 
 
 def _sums_so_far(values: Tensor, before: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Sum (B, H, N, D) over the tokens up to each one, starting from the sums (B, H, D) before.
+    """Compute running sums of (B, H, N, D) over the tokens, starting from `before` (B, H, D).
 
     Returns:
-        The sums in the dtype of `values`, and the last sum in the dtype of a state.
+        The running sums in the dtype of `values`, and the last sum in the dtype of a state.
     """
     sums = values.cumsum(-2)
-    last = sums[:, :, -1].to(widest_float(values.device), copy=True)  # a view keeps all sums alive
+    last = sums[:, :, -1].to(widest_float(values.device), copy=True)  # not a view of all sums
     if before is None:
         return sums, last
     return sums + before.to(sums.dtype).unsqueeze(-2), last + before
@@ -129,9 +130,9 @@ def renormalized_token_statistics(
     every: int | str,
     key_padding_mask: Tensor | None,
 ) -> tuple[Tensor, Tensor]:
-    """See `unchecked.renormalized_token_statistics`; returns the output and the membership."""
+    """Run `unchecked.renormalized_token_statistics`; return the output and the membership."""
     tokens = _valid_tokens(w, key_padding_mask)
-    length = as_constant(w.shape[2])  # a traced graph holds for this length alone
+    length = as_constant(w.shape[2])  # a traced graph fixes this length
     squares = tokens.square()
     energy = squares.cumsum(-2).clamp_min(ENERGY_FLOOR)
     offset = squares.new_zeros(w.shape[1], length)
@@ -139,12 +140,12 @@ def renormalized_token_statistics(
         offset = w.shape[3] * denominator_bias[:, :length].to(squares.dtype)
     membership = _membership((squares / energy).sum(-1) + offset, temperature, key_padding_mask)
     weights = membership.unsqueeze(-1)
-    # Sums of memberships and of their energies go through all steps together, the count last.
+    # The last column of `summed` is 1, so that the last sum is the count.
     summed = torch.cat((squares, torch.ones_like(squares[..., :1])), -1)
     sums = (weights * summed).cumsum(-2)
     counts = renewal_counts(every, length)
     changes = [torch.zeros_like(sums[:, :, :1])]
-    # Renewals that look at less than twice as many tokens as each other go together.
+    # Batch the steps: within a batch, the numbers of tokens differ by less than a factor of 2.
     rounds: dict[int, list[int]] = {}
     for count in counts:
         rounds.setdefault((count - 1).bit_length(), []).append(count)
@@ -166,7 +167,7 @@ def renormalized_token_statistics(
 
 
 def variational_compression_rate(w: Tensor, membership: Tensor, scale: float) -> Tensor:
-    """See `rifflemix.ops.variational_compression_rate`."""
+    """Run `rifflemix.ops.variational_compression_rate`."""
     squares = w.to(membership.dtype).square()
     count = membership.sum(-1) + COUNT_OFFSET
     moment = (membership.unsqueeze(-1) * squares).sum(-2) / count.unsqueeze(-1)
@@ -174,7 +175,7 @@ def variational_compression_rate(w: Tensor, membership: Tensor, scale: float) ->
 
 
 def compression_rate(z: Tensor, membership: Tensor, scale: float) -> Tensor:
-    """See `rifflemix.ops.compression_rate`."""
+    """Run `rifflemix.ops.compression_rate`."""
     tokens = z.to(membership.dtype).unsqueeze(1)
     count = membership.sum(-1) + COUNT_OFFSET
     with without_autocast(z):
@@ -186,12 +187,15 @@ def compression_rate(z: Tensor, membership: Tensor, scale: float) -> Tensor:
 
 
 def _weighted_over_groups(count: Tensor, rate: Tensor) -> Tensor:
-    """(B, H) counts and rates -> (B,): half the mean rate, each group weighed by its share."""
+    """Return half the mean rate of groups, weighted by counts.
+
+    (B, H) -> (B,).
+    """
     return 0.5 * (count * rate).sum(-1) / count.sum(-1)
 
 
 def _valid_tokens(w: Tensor, key_padding_mask: Tensor | None) -> Tensor:
-    """`w` in the accumulation dtype, zero at padded positions, where they add to no statistic."""
+    """Convert `w` to the accumulation dtype and set padding to zero."""
     tokens = w.to(accumulation_dtype(w.dtype))
     if key_padding_mask is None:
         return tokens
@@ -199,7 +203,7 @@ def _valid_tokens(w: Tensor, key_padding_mask: Tensor | None) -> Tensor:
 
 
 def _membership(scores: Tensor, temperature: Tensor, key_padding_mask: Tensor | None) -> Tensor:
-    """(B, H, N) scores -> softmax over the heads, zero at padded positions."""
+    """Compute the softmax of scores (B, H, N) over the heads; padding becomes zero."""
     logits = temperature.to(scores.dtype).unsqueeze(-1) * scores
     membership = torch.softmax(logits, dim=1)
     if key_padding_mask is None:
@@ -210,9 +214,9 @@ def _membership(scores: Tensor, temperature: Tensor, key_padding_mask: Tensor | 
 def _gated(
     tokens: Tensor, weights: Tensor, moment: Tensor, key_padding_mask: Tensor | None
 ) -> Tensor:
-    """The descent direction; `moment` is (B, H, 1 or N, D)."""
+    """Compute the descent direction; `moment` is (B, H, 1 or N, D)."""
     y = (-weights * tokens) * (1.0 / (1.0 + moment))
     if key_padding_mask is None:
         return y
-    # Zero already, but where a valid token is no number: then so is the gate.
+    # Padding is already zero, except if a NaN or infinity in a valid token makes the gate NaN.
     return torch.where(key_padding_mask[:, None, :, None], 0.0, y)

@@ -15,14 +15,14 @@ _DTYPES = frozenset((torch.float16, torch.bfloat16, torch.float32, torch.float64
 
 
 def check_heads(w: Tensor, temperature: Tensor, mask: Tensor | None) -> None:
-    """Raise unless `w` is (B, H, N, D), and temperature (H,) and mask (B, N) fit it."""
+    """Check `w` (B, H, N, D), temperature (H,) and mask (B, N)."""
     if w.dim() != 4 or w.dtype not in _DTYPES:
         refuse_values("w", w, 4, "(B, H, N, D)", _DTYPES)
     batch, heads, length, features = w.shape
     if heads < 1 or length < 1 or features < 1:
         refuse_values("w", w, 4, "(B, H, N, D)", _DTYPES)
     dtype = accumulation_dtype(w.dtype)
-    # What fits costs no further call.
+    # A valid temperature costs no further function call.
     if (
         temperature.shape != (heads,)
         or temperature.dtype is not dtype
@@ -34,7 +34,7 @@ def check_heads(w: Tensor, temperature: Tensor, mask: Tensor | None) -> None:
 
 
 def check_bias(bias: Tensor | None, w: Tensor) -> None:
-    """Raise unless `bias` is None, or (B, H, N) or (1, H, N) in the accumulation dtype."""
+    """Check that `bias` is None, or (B or 1, H, N) in the accumulation dtype."""
     if bias is None:
         return
     samples = 1 if bias.shape[:1] == (1,) else w.shape[0]
@@ -43,14 +43,14 @@ def check_bias(bias: Tensor | None, w: Tensor) -> None:
 
 
 def check_all_or_none(names: Sequence[str], values: Sequence[Tensor | None]) -> None:
-    """Raise unless all of `values` are given, or none is."""
+    """Check that either all or no `values` are given."""
     given = sum(value is not None for value in values)
     if given not in (0, len(values)):
         raise bad_argument(", ".join(names), "all of them, or none", f"{given} of {len(values)}")
 
 
 def check_statistics(w: Tensor, **statistics: tuple[Tensor | None, tuple[int, ...]]) -> None:
-    """Raise unless every (tensor, its shape) is None or fits, in the accumulation dtype of `w`."""
+    """Check pairs (tensor or None, expected shape) in the accumulation dtype of `w`."""
     dtype, device = accumulation_dtype(w.dtype), w.device
     for name, (value, shape) in statistics.items():
         if value is not None:
@@ -58,12 +58,12 @@ def check_statistics(w: Tensor, **statistics: tuple[Tensor | None, tuple[int, ..
 
 
 def check_ends(w: Tensor, **ends: tuple[Tensor | None, tuple[int, ...]]) -> None:
-    """Raise unless every (tensor, its shape) is None or fits, in the dtype of a state's sums."""
+    """Check pairs (tensor or None, expected shape) in the dtype of the sums of a state."""
     for name, (value, shape) in ends.items():
         if value is not None:
             check_operand(name, value, shape, torch.float64, w.device)
 
 
 def check_gradient(name: str, grad: Tensor, w: Tensor) -> None:
-    """Raise unless `grad` looks like the output for tokens `w`."""
+    """Check the shape, dtype and device of the output gradient."""
     check_operand(name, grad, w.shape, w.dtype, w.device)

@@ -1,4 +1,4 @@
-"""Token statistics as the equations say, one sample, head and token at a time: the truth."""
+"""Literal implementation of the equations: one sample, head and token at a time."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def token_statistics(
     normalize: bool,
     key_padding_mask: Tensor | None,
 ) -> tuple[Tensor, Tensor]:
-    """See `rifflemix.ops.token_statistics`; returns the output and the membership."""
+    """Run `rifflemix.ops.token_statistics`; return the output and the membership."""
     if not len(w):
         return w.clone(), _accumulated(w[..., 0])
     tokens, temperature = _accumulated(w), _accumulated(temperature)
@@ -50,7 +50,7 @@ def causal_token_statistics(
     initial_state: StatisticsState | None,
     key_padding_mask: Tensor | None,
 ) -> tuple[Tensor, Tensor, StatisticsState]:
-    """See `rifflemix.ops.causal_token_statistics`; returns output, membership and state."""
+    """Run `rifflemix.ops.causal_token_statistics`; return output, membership and state."""
     if not len(w):
         state = initial_state or StatisticsState.zeros(0, w.shape[1], w.shape[3], device=w.device)
         return w.clone(), _accumulated(w[..., 0]), state
@@ -83,7 +83,7 @@ def renormalized_token_statistics(
     every: int | str,
     key_padding_mask: Tensor | None,
 ) -> tuple[Tensor, Tensor]:
-    """See `unchecked.renormalized_token_statistics`; returns the output and the membership."""
+    """Run `unchecked.renormalized_token_statistics`; return the output and the membership."""
     tokens, temperature = _accumulated(w), _accumulated(temperature)
     y, membership = torch.zeros_like(tokens), torch.zeros_like(tokens[..., 0])
     renewals = [0, *renewal_counts(every, w.shape[2])]
@@ -107,7 +107,7 @@ def renormalized_token_statistics(
 
 
 def variational_compression_rate(w: Tensor, membership: Tensor, scale: float) -> Tensor:
-    """See `rifflemix.ops.variational_compression_rate`."""
+    """Run `rifflemix.ops.variational_compression_rate`."""
     rates = []
     for sample, pi in zip(_accumulated(w), membership, strict=True):
         total = sum(pi[h].sum() + COUNT_OFFSET for h in range(len(pi)))
@@ -122,7 +122,7 @@ def variational_compression_rate(w: Tensor, membership: Tensor, scale: float) ->
 
 
 def compression_rate(z: Tensor, membership: Tensor, scale: float) -> Tensor:
-    """See `rifflemix.ops.compression_rate`."""
+    """Run `rifflemix.ops.compression_rate`."""
     rates = []
     for sample, pi in zip(_accumulated(z), membership, strict=True):
         total = sum(pi[h].sum() + COUNT_OFFSET for h in range(len(pi)))
@@ -137,7 +137,7 @@ def compression_rate(z: Tensor, membership: Tensor, scale: float) -> Tensor:
 
 
 def _sample_membership(kept: Tensor, temperature: Tensor, normalize: bool) -> Tensor:
-    """(H, N, D) valid tokens of one sample -> (H, N)."""
+    """Compute the membership (H, N) of the valid tokens (H, N, D) of one sample."""
     logits = []
     for h in range(len(kept)):
         scored = kept[h]
@@ -149,7 +149,7 @@ def _sample_membership(kept: Tensor, temperature: Tensor, normalize: bool) -> Te
 
 
 def _moment(pi: Tensor, kept: Tensor) -> Tensor:
-    """(N,) membership and (N, D) tokens of one head -> (D,) weighted mean of squares."""
+    """Compute the mean square (D,) of tokens (N, D), weighted by membership."""
     total = torch.zeros_like(kept[:0].sum(0))
     for n in range(len(kept)):
         total = total + pi[n] * kept[n] ** 2
@@ -162,7 +162,7 @@ def _causal_token(
     denominator_bias: Tensor | None,
     before: StatisticsState,
 ) -> tuple[Tensor, Tensor, StatisticsState]:
-    """One token (H, D) of one sample and the sums before it -> output, membership, sums."""
+    """Compute output, membership and sums for one token (H, D)."""
     position = int(before.position)
     energy = before.energy + token**2
     logits = []
@@ -182,7 +182,10 @@ def _causal_token(
 def _prefix_membership(
     sample: Tensor, token: int, count: int, temperature: Tensor, denominator_bias: Tensor | None
 ) -> Tensor:
-    """(H,) membership of one token of (H, N, D), its features scaled over the first `count`."""
+    """Compute the membership (H,) of one token.
+
+    The features are scaled by the energy of the first `count` tokens.
+    """
     logits = []
     for h in range(len(sample)):
         energy = torch.clamp((sample[h, :count] ** 2).sum(0), min=ENERGY_FLOOR)
@@ -198,13 +201,13 @@ def _accumulated(x: Tensor) -> Tensor:
 
 
 def _valid_positions(w: Tensor, key_padding_mask: Tensor | None) -> list[Tensor]:
-    """For each sample, the indices of its valid tokens."""
+    """List the indices of the valid tokens of each sample."""
     if key_padding_mask is None:
         return [torch.arange(w.shape[2], device=w.device)] * w.shape[0]
     return [torch.nonzero(~padded).squeeze(-1) for padded in key_padding_mask]
 
 
 def _put_back(values: Tensor, valid: Tensor, length: int) -> Tensor:
-    """(H, valid, ...) -> (H, length, ...) with zeros at the other positions."""
+    """Scatter (H, valid, ...) -> (H, length, ...) with zeros at padded positions."""
     out = values.new_zeros(values.shape[0], length, *values.shape[2:])
     return out.index_copy(1, valid, values)

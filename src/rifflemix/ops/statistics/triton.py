@@ -1,4 +1,4 @@
-"""The GPU kernels of this family."""
+"""The GPU backend of this family."""
 
 from rifflemix.ops.statistics.triton_causal import causal_token_statistics
 from rifflemix.ops.statistics.triton_global import token_statistics

@@ -1,7 +1,8 @@
-"""Causal token statistics on a GPU: a scan over chunks, then each chunk on its own.
+"""Causal token statistics on a GPU: a scan over chunks, then one program per chunk and head.
 
-Forward takes four passes over the tokens, backward four (with three of them over the incoming
-gradient). The softmax over heads, small beside the tokens, is torch's.
+The forward pass reads the tokens four times. The backward pass reads the tokens four times and the
+incoming gradient three times. Torch computes the softmax over heads, because its tensors are small
+relative to the tokens.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ from rifflemix.ops.statistics.triton_limits import check_limits
 from rifflemix.ops.triton_support import launch
 
 Arguments = tuple[Any, ...]
-# Tokens of a chunk: the running sums before it take the room of four tokens in bfloat16.
+# Tokens per chunk. The running sums before a chunk need as much memory as four bfloat16 tokens.
 _ROWS = 16
 SevenTensors = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]
 
@@ -56,7 +57,7 @@ def causal_token_statistics(
     initial_state: StatisticsState | None,
     key_padding_mask: Tensor | None,
 ) -> tuple[Tensor, Tensor, StatisticsState]:
-    """See `rifflemix.ops.causal_token_statistics`; returns output, membership and state."""
+    """Run `rifflemix.ops.causal_token_statistics`; return output, membership and state."""
     bias, energy, member_sums = None, None, None
     if denominator_bias is not None:
         bias = bias_per_token(denominator_bias, w.shape[2], initial_state, key_padding_mask)
@@ -90,16 +91,17 @@ def _forward(
     member_sums: Tensor | None,
     mask: Tensor | None,
 ) -> SevenTensors:
-    """y; Pi (B, N, H); sums at the end: of w^2 (B, H, D), of Pi w^2 and Pi (B, H, D + 1).
+    """Compute y, Pi, last sums and tensors for the backward pass.
 
-    Then what the backward needs: the scores (B, N, H), and those sums before each chunk.
+    Pi is (B, N, H). The last sums are w^2 (B, H, D), and Pi w^2 with Pi (B, H, D + 1). The backward
+    pass needs the scores (B, N, H) and both sums before each chunk.
 
     Args:
         w: (B, H, N, D).
         temperature: (H,).
         bias: (B, N, H).
-        energy: (B, H, D), the sum of w^2 before the first token.
-        member_sums: (B, H, D + 1), those of Pi w^2 and, last, of Pi.
+        energy: (B, H, D), sum of w^2 before the first token.
+        member_sums: (B, H, D + 1), sums of Pi w^2 and, in the last column, of Pi.
         mask: (B, N).
     """
     check_heads(w, temperature, mask)
@@ -178,7 +180,7 @@ def _backward(
     grad_energy: Tensor | None,
     grad_member_sums: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Gradients of w, of the logits (B, N, H), and of both sums before the first token."""
+    """Compute the gradients of w, logits (B, N, H) and initial sums."""
     check_heads(w, temperature, mask)
     check_gradient("grad", grad, w)
     batch, heads, length, features = w.shape
@@ -243,7 +245,7 @@ def _empty_gradients(
 
 
 def _empty_ends(w: Tensor) -> tuple[Tensor, Tensor]:
-    """The sums of a state, or their gradients."""
+    """Allocate the sums of a state, or their gradients."""
     batch, heads, _, features = w.shape
     shape = (batch, heads, features)
     return (
@@ -303,7 +305,7 @@ def _in_eager(
     member_sums: Tensor | None,
     mask: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """The same four results by formulas that can be differentiated again."""
+    """Compute the first four outputs of `_forward` with eager formulas."""
     member_energy, count = None, None
     if member_sums is not None:
         member_energy, count = member_sums[..., :-1], member_sums[..., -1]
@@ -316,7 +318,10 @@ def _in_eager(
 
 
 def _layout(w: Tensor) -> tuple[int, int, dict[str, int]]:
-    """Programs, chunks of a sample and tile: a lane has two features of all tokens of a chunk."""
+    """Return programs, chunks per sample and tile.
+
+    A lane has two features of all tokens of a chunk.
+    """
     batch, heads, length, features = w.shape
     width = triton.next_power_of_2(features)
     num_warps = max(1, min(8, width // 64))
@@ -326,7 +331,7 @@ def _layout(w: Tensor) -> tuple[int, int, dict[str, int]]:
 
 
 def _add_up(sums: Tensor, start: Tensor | None, *, from_end: bool = False) -> tuple[Tensor, Tensor]:
-    """(B, H, chunks + 1, width): running sums over the chunks, from `start` on; the last one."""
+    """Compute running sums (B, H, chunks + 1, width) from `start`, and the last sum."""
     batch, heads, chunks, width = sums.shape
     total = float32(sums, batch, heads, chunks + 1, width)
     end = sums.new_empty((batch, heads, width), dtype=torch.float64)

@@ -1,9 +1,10 @@
-"""GPU kernels of causal token statistics: sums within chunks, on top of those of whole chunks.
+"""GPU kernels of causal token statistics: running sums within chunks, plus sums of whole chunks.
 
-A program has one head of one chunk of tokens, all of it in registers, two features a lane: running
-sums over the tokens stay within a thread. "before" (B, H, chunks + 1, width) holds the sums before
-each chunk and after the last, "after" the sums behind each chunk, last chunk first. The width is D,
-or D + 1 where the sum of Pi follows that of Pi w^2. Layouts are those of `triton_kernels`.
+A program keeps one head of one chunk of tokens in registers, with two features per lane. So running
+sums over the tokens stay within a thread. "before" (B, H, chunks + 1, width) contains the sums
+before each chunk and after the last one. "after" contains the sums after each chunk, last chunk
+first. The width is D, or D + 1 for the sums of Pi w^2 followed by the sum of Pi. See
+`triton_kernels` for the memory layouts.
 """
 
 from __future__ import annotations
@@ -31,9 +32,11 @@ def add_up_chunks(
     sums, start, sums_up_to, end, num_chunks, width,
     ROWS: tl.constexpr, WIDTH: tl.constexpr, FROM_END: tl.constexpr,
 ):  # fmt: skip
-    """Running sums over the chunks of a row, from `start` (or 0), first or last chunk first.
+    """Compute running sums over the chunks of a row.
 
-    `start` and `end`, the sums of a state, are float64.
+    The sums start from `start` or 0. FROM_END starts with the last chunk.
+
+    `start` and `end` are sums of a state, in float64.
     """
     row, column = row_and_columns(width, WIDTH)
     there = column < width
@@ -56,18 +59,18 @@ def add_up_chunks(
 
 @triton.jit
 def _tile(mask, heads, length, num_chunks, ROWS: tl.constexpr, WIDTH: tl.constexpr):
-    """Where a program's tile lies."""
+    """Return the indices of a program's tile."""
     batch, head, chunk = chunk_of_head(heads, num_chunks)
     token = chunk * ROWS + tl.arange(0, ROWS)
     exists = token_exists(mask, batch, token, length)
-    # The compiler, told of no more than two, would give a lane eight features of fewer tokens.
+    # Without this hint, the compiler would give a lane eight features of fewer tokens.
     feature = tl.max_contiguous(tl.arange(0, WIDTH), 2 if WIDTH > 1 else 1)
     return batch, head, chunk, token, exists, feature
 
 
 @triton.jit
 def _energy(squares, before, row, chunk, num_chunks, features, feature):
-    """Sum of w^2 up to each token."""
+    """Compute the sum of w^2 up to each token."""
     sums = before + (row * (num_chunks + 1) + chunk) * features
     start = tl.load(sums + feature, mask=feature < features, other=1.0)
     return tl.cumsum(squares, 0) + start[None, :]
@@ -75,7 +78,7 @@ def _energy(squares, before, row, chunk, num_chunks, features, feature):
 
 @triton.jit
 def _moment(squares, share, before, row, chunk, num_chunks, features, feature, count_offset):
-    """Moment of a group up to each token, and 1 / its number of tokens."""
+    """Compute the moment and 1 / count of a group at each token."""
     sums = before + (row * (num_chunks + 1) + chunk) * (features + 1)
     start = tl.load(sums + feature, mask=feature < features, other=0.0)
     part = (1.0 / (tl.cumsum(share, 0) + tl.load(sums + features) + count_offset))[:, None]
@@ -87,7 +90,7 @@ def causal_scores(
     w, mask, before, scores, w_batch, w_head, w_token, heads, length, features, num_chunks, floor,
     ROWS: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
-    """Make scores (B, N, H): sum over features of w^2 / energy so far."""
+    """Compute scores (B, N, H): sum over features of w^2 / energy so far."""
     batch, head, chunk, token, exists, feature = _tile(mask, heads, length, num_chunks, ROWS, WIDTH)
     tile = load_tokens(w, exists, batch, head, token, w_batch, w_head, w_token, features, feature)
     squares = tile * tile
@@ -101,7 +104,7 @@ def causal_member_sums(
     w, mask, pi, sums, w_batch, w_head, w_token, heads, length, features, num_chunks,
     ROWS: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
-    """Make sums (B, H, chunks, D + 1): of Pi w^2, and of Pi."""
+    """Compute chunk sums (B, H, chunks, D + 1) of Pi w^2 and of Pi."""
     batch, head, chunk, token, exists, feature = _tile(mask, heads, length, num_chunks, ROWS, WIDTH)
     tile = load_tokens(w, exists, batch, head, token, w_batch, w_head, w_token, features, feature)
     share = tl.load(pi + (batch * length + token) * heads + head, mask=exists, other=0.0)
@@ -117,7 +120,7 @@ def causal_gate(
     heads, length, features, num_chunks, count_offset,
     ROWS: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
-    """Make y = -(w Pi) / (1 + moment so far)."""
+    """Compute y = -(w Pi) / (1 + moment so far)."""
     batch, head, chunk, token, exists, feature = _tile(mask, heads, length, num_chunks, ROWS, WIDTH)
     tile = load_tokens(w, exists, batch, head, token, w_batch, w_head, w_token, features, feature)
     share = tl.load(pi + (batch * length + token) * heads + head, mask=exists, other=0.0)
@@ -133,9 +136,11 @@ def causal_gate(
 
 @triton.jit
 def _slopes(tile, slope, share, moment, part):
-    """Gradients of the sums up to each token, of Pi w^2 and of Pi, through that token's output.
+    """Compute gradients of the sums up to a token, through its output.
 
-    That of Pi is still to be summed over the features.
+    The sums are of Pi w^2 and of Pi.
+
+    The caller must sum the gradient of the sum of Pi over the features.
     """
     damp = 1.0 / (1.0 + moment)
     grad_energy = slope * tile * share[:, None] * damp * damp * part
@@ -148,7 +153,7 @@ def causal_gate_gradient_sums(
     heads, length, features, num_chunks, count_offset,
     ROWS: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
-    """Chunk sums (B, H, chunks, D + 1) of the gradients of the sums of Pi w^2 and of Pi."""
+    """Compute chunk sums (B, H, chunks, D + 1) of the gradients from `_slopes`."""
     batch, head, chunk, token, exists, feature = _tile(mask, heads, length, num_chunks, ROWS, WIDTH)
     tile = load_tokens(w, exists, batch, head, token, w_batch, w_head, w_token, features, feature)
     slope = load_tokens(
@@ -167,7 +172,10 @@ def causal_gate_gradient_sums(
 
 @triton.jit
 def _add_behind(sums, tile, size: tl.constexpr):
-    """Of each two blocks of `size` rows, add the second one's total to the sums in the first."""
+    """Add the total of each second block to the block before it.
+
+    A block has `size` rows.
+    """
     shape: tl.constexpr = (tile.shape[0] // (2 * size), 2, size, tile.shape[1])
     is_second = tl.reshape(tl.arange(0, 2), (1, 2, 1, 1)) == 1
     totals = tl.sum(tl.reshape(tile, shape), 2, keep_dims=True)
@@ -177,9 +185,9 @@ def _add_behind(sums, tile, size: tl.constexpr):
 
 @triton.jit
 def _from_here_on(tile):
-    """Sums of a tile over each token and those after it.
+    """Compute reverse running sums of a tile over the tokens.
 
-    Triton's own scan from the end shuffles, even where a thread has all tokens.
+    The reverse scan of Triton shuffles between threads, even if one thread has all tokens.
     """
     sums = tile
     for i in tl.static_range(_log2(tile.shape[0])):
@@ -189,13 +197,16 @@ def _from_here_on(tile):
 
 @triton.jit
 def _sums_after(after, row, chunk, num_chunks, features):
-    """Where the gradients of the sums behind a chunk lie."""
+    """Return the address of the gradients of the sums after a chunk."""
     return after + (row * (num_chunks + 1) + num_chunks - 1 - chunk) * (features + 1)
 
 
 @triton.jit
 def _slope_of_part(grad_energy, later, features, feature):
-    """Gradient of a token's own part in the sum of Pi w^2: through the outputs from it on."""
+    """Compute the gradient of a token's term in the sum of Pi w^2.
+
+    It is the sum of the gradients through the outputs of this and all later tokens.
+    """
     start = tl.load(later + feature, mask=feature < features, other=0.0)
     return _from_here_on(grad_energy) + start[None, :]
 
@@ -206,7 +217,7 @@ def causal_membership_gradient(
     heads, length, features, num_chunks, count_offset,
     ROWS: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
-    """Make grad_pi (B, N, H): gradient of Pi, through y and the sums."""
+    """Compute the gradient of Pi (B, N, H), through y and the sums."""
     batch, head, chunk, token, exists, feature = _tile(mask, heads, length, num_chunks, ROWS, WIDTH)
     tile = load_tokens(w, exists, batch, head, token, w_batch, w_head, w_token, features, feature)
     slope = load_tokens(
@@ -229,10 +240,10 @@ def causal_membership_gradient(
 
 @triton.jit
 def _score_slopes(squares, grad_score, energy, floor):
-    """Gradients of a token's square and of the energy up to it, through its score alone.
+    """Compute gradients of a token's square and energy, through its score.
 
-    A token that is its whole energy has score 1 whatever it is. Both gradients, which may be huge
-    and would leave rounding errors in place of their sum, are then left out.
+    If a token is the only one with energy so far, its score is constant 1. The two gradients then
+    cancel exactly, but they can be huge and their sum would be a rounding error. So both are zero.
     """
     scale = 1.0 / at_least(energy, floor)
     is_free = energy >= floor
@@ -246,7 +257,10 @@ def causal_energy_gradient_sums(
     heads, length, features, num_chunks, floor,
     ROWS: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
-    """Chunk sums (B, H, chunks, D) of the gradient of the energies, from that of the scores."""
+    """Compute chunk sums (B, H, chunks, D) of the energy gradients.
+
+    The energy gradients follow from the gradients of the scores.
+    """
     batch, head, chunk, token, exists, feature = _tile(mask, heads, length, num_chunks, ROWS, WIDTH)
     tile = load_tokens(w, exists, batch, head, token, w_batch, w_head, w_token, features, feature)
     squares = tile * tile
@@ -266,7 +280,10 @@ def causal_token_gradient(
     heads, length, features, num_chunks, floor, count_offset,
     ROWS: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
-    """Gradient of w: through its square, in the score and both sums, and through y."""
+    """Compute the gradient of w.
+
+    It has terms through y, and through w^2 in the score and both sums.
+    """
     batch, head, chunk, token, exists, feature = _tile(mask, heads, length, num_chunks, ROWS, WIDTH)
     tile = load_tokens(w, exists, batch, head, token, w_batch, w_head, w_token, features, feature)
     slope = load_tokens(

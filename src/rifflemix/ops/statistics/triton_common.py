@@ -1,4 +1,4 @@
-"""Layout and tiles of tensors for the GPU kernels of this family."""
+"""Memory layouts and tiles for the GPU kernels of this family."""
 
 from __future__ import annotations
 
@@ -9,39 +9,39 @@ from torch import Tensor
 from rifflemix.ops.statistics import triton_kernels as kernels
 from rifflemix.ops.triton_support import ROUNDED, launch
 
-# All tiles were timed on an H100. Numbers in a tile of tokens with all their heads: 16 a thread.
+# All tile sizes are tuned on an H100. Elements in a tile of tokens with all heads: 16 per thread.
 _TILE = 2048
-# Tokens a program sums over, at least: their sum takes as much room as a token.
+# Fewest tokens per program, because the sum of a program needs as much memory as one token.
 _CHUNK = 64
-# Numbers in a head's tile for each warp, 32 a lane, and in a tile of sums of chunks.
+# Elements per warp in the tile of one head (32 per lane), and elements in a tile of chunk sums.
 _OF_WARP, _SUMS = 1024, 16384
 
 
 def with_whole_rows(tokens: Tensor) -> Tensor:
-    """Tokens (B, H, N, D) whose D features lie side by side: a copy only where they do not."""
+    """Return tokens (B, H, N, D) with adjacent features, copied only if necessary."""
     if tokens.stride(-1) == 1 or tokens.shape[-1] == 1:
         return tokens
     return tokens.transpose(1, 2).contiguous().transpose(1, 2)
 
 
 def empty_tokens(w: Tensor) -> Tensor:
-    """(B, H, N, D) in a (B, N, H, D) storage, so that putting heads together is free."""
+    """Allocate (B, H, N, D) with (B, N, H, D) storage, so that merging heads needs no copy."""
     batch, heads, length, features = w.shape
     return w.new_empty((batch, length, heads, features)).transpose(1, 2)
 
 
 def float32(like: Tensor, *shape: int) -> Tensor:
-    """Room for float32 numbers beside a tensor."""
+    """Allocate a float32 tensor on the device of `like`."""
     return like.new_empty(shape, dtype=torch.float32)
 
 
 def mask_bytes(mask: Tensor | None) -> Tensor | None:
-    """A mask as kernels read it."""
+    """View a mask as contiguous bytes for the kernels."""
     return None if mask is None else mask.contiguous().view(torch.uint8)
 
 
 def sum_tile(chunks: int, width: int) -> dict[str, int]:
-    """Tile of the sums of chunks: all of them at once, where they are not too many."""
+    """Choose the tile for chunk sums, all in one if possible."""
     columns = triton.next_power_of_2(width)
     rows = max(1, min(triton.next_power_of_2(chunks), 128, _SUMS // columns))
     warps = 8 if rows * columns > 4096 else 4
@@ -49,14 +49,17 @@ def sum_tile(chunks: int, width: int) -> dict[str, int]:
 
 
 def sums_layout(sums: Tensor) -> tuple[int, dict[str, int]]:
-    """Programs and tile that add up sums (B, H, chunks, width), each some of the columns."""
+    """Choose programs and tile to add up chunk sums.
+
+    The sums are (B, H, chunks, width). Each program adds some of the columns.
+    """
     batch, heads, chunks, width = sums.shape
     tile = sum_tile(chunks, min(width, 32))
     return batch * heads * -(-width // tile["WIDTH"]), tile
 
 
 def head_tile(w: Tensor) -> tuple[int, dict[str, int]]:
-    """Chunks of a sample, and the tile of tokens with all their heads."""
+    """Return chunks per sample and tile, with all heads per program."""
     _, heads, length, features = w.shape
     heads, width = triton.next_power_of_2(heads), triton.next_power_of_2(features)
     tokens = min(_CHUNK, max(1, _TILE // (heads * width)))
@@ -73,7 +76,7 @@ def head_tile(w: Tensor) -> tuple[int, dict[str, int]]:
 
 
 def token_layout(w: Tensor) -> tuple[int, int, dict[str, int]]:
-    """Programs, chunks of a sample and tile where each head of each chunk is on its own."""
+    """Return programs, chunks per sample and tile, with one head per program."""
     batch, heads, length, features = w.shape
     width = triton.next_power_of_2(features)
     warps = max(1, min(8, width // 32))
@@ -83,7 +86,7 @@ def token_layout(w: Tensor) -> tuple[int, int, dict[str, int]]:
 
 
 def sum_squares(w: Tensor, mask: Tensor | None, layout: tuple[int, int, dict[str, int]]) -> Tensor:
-    """(B, H, chunks, D): sums of w^2 over the chunks of a layout."""
+    """Sum w^2 over the chunks of a layout: (B, H, chunks, D)."""
     batch, heads, length, features = w.shape
     programs, chunks, tile = layout
     sums = float32(w, batch, heads, chunks, features)

@@ -1,8 +1,8 @@
 """Token statistics on a GPU: three passes over the tokens forward, three backward.
 
-The membership needs the energy of all tokens, and the output the moments of all memberships, so
-that three passes are the fewest; tokens that fit the cache are read from memory once. Backward,
-the same holds of the gradients of the moments and of the energy.
+Three is the minimum: the membership needs the energy of all tokens, and the output needs the
+moments of all memberships. Tokens that fit the cache are read from memory once. The backward pass
+depends in the same way on the gradients of the moments and of the energy.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def token_statistics(
     normalize: bool,
     key_padding_mask: Tensor | None,
 ) -> tuple[Tensor, Tensor]:
-    """See `rifflemix.ops.token_statistics`; returns the output and the membership."""
+    """Run `rifflemix.ops.token_statistics`; return the output and the membership."""
     y, pi, *_ = _forward(w, temperature.to(torch.float32), key_padding_mask, normalize)
     return y, pi.transpose(1, 2)
 
@@ -59,7 +59,10 @@ def token_statistics(
 def _forward(
     w: Tensor, temperature: Tensor, mask: Tensor | None, normalize: bool
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Output; Pi (B, N, H); sums of Pi w^2 and of Pi (B, H, D + 1); energy (B, H, D)."""
+    """Compute the output, and tensors for the backward pass.
+
+    The tensors are Pi (B, N, H), sums of Pi w^2 and Pi (B, H, D + 1), and energy (B, H, D).
+    """
     check_heads(w, temperature, mask)
     check_limits(w)
     batch, heads, length, features = w.shape
@@ -115,7 +118,7 @@ def _backward(
     grad: Tensor,
     grad_pi: Tensor | None,
 ) -> tuple[Tensor, Tensor]:
-    """Gradients of w and of the temperature."""
+    """Compute the gradients of w and of the temperature."""
     check_heads(w, temperature, mask)
     check_gradient("grad", grad, w)
     batch, heads, length, features = w.shape

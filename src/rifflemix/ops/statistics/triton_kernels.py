@@ -1,12 +1,12 @@
-"""GPU kernels of token statistics, and what the causal ones share with them.
+"""GPU kernels of token statistics, and helpers for the causal kernels.
 
-Tokens w are (B, H, N, D) with any strides but 1 along D; per-token numbers are (B, N, H), sums
-over tokens (B, H, D) and sums of chunks of tokens (B, H, chunks, D), contiguous and float32. A
-second kernel adds the sums of chunks in order and in float64: results do not depend on timing, and
-rounding errors do not grow with the number of tokens.
+Tokens w are (B, H, N, D) with stride 1 along D and any other strides. The other tensors are
+contiguous and float32: numbers per token (B, N, H), sums over tokens (B, H, D), and sums over
+chunks of tokens (B, H, chunks, D). A second kernel adds the chunk sums in order and in float64. So
+results do not depend on timing, and rounding errors do not grow with the number of tokens.
 
-Programs walk through memory in order, or from its end where REVERSED: a pass over the tokens then
-begins with those that the pass before has left in the cache.
+Programs process memory in order, or in reverse order if REVERSED is True. A reversed pass starts
+with the tokens that the previous pass left in the cache.
 """
 
 from __future__ import annotations
@@ -17,7 +17,10 @@ import triton.language as tl
 
 @triton.jit
 def chunk_of_head(heads, num_chunks):
-    """Sample, head and chunk of a program; heads first, as in memory."""
+    """Return sample, head and chunk of a program.
+
+    The head varies fastest, as in memory.
+    """
     program = tl.program_id(0)
     rest = program // heads
     return (rest // num_chunks).to(tl.int64), (program % heads).to(tl.int64), rest % num_chunks
@@ -25,7 +28,7 @@ def chunk_of_head(heads, num_chunks):
 
 @triton.jit
 def token_exists(mask, batch, token, length):
-    """Whether tokens exist and are not padding."""
+    """Return whether tokens exist and are not padding."""
     there = token < length
     if mask is not None:
         there = there & (tl.load(mask + batch * length + token, mask=there, other=1) == 0)
@@ -34,7 +37,7 @@ def token_exists(mask, batch, token, length):
 
 @triton.jit
 def load_tokens(x, exists, batch, head, token, x_batch, x_head, x_token, features, feature):
-    """(tokens, features) of one head in float32, zero where no token exists."""
+    """Load (tokens, features) of one head in float32, with zeros for missing tokens."""
     x += batch * x_batch + head * x_head
     offset = token.to(tl.int64)[:, None] * x_token + feature[None, :]
     there = exists[:, None] & (feature < features)[None, :]
@@ -45,12 +48,15 @@ def load_tokens(x, exists, batch, head, token, x_batch, x_head, x_token, feature
 def store_tokens(
     x, value, exists, batch, head, token, length, x_batch, x_head, x_token, features, feature
 ):  # fmt: skip
-    """The reverse of `load_tokens`; zeros at padded tokens, whatever a sum over the others is."""
+    """Store tokens of one head, with zeros at padded tokens.
+
+    Padded tokens are zero even if `value` is NaN.
+    """
     x += batch * x_batch + head * x_head
     x += token.to(tl.int64)[:, None] * x_token + feature[None, :]
     there = (feature < features)[None, :]
     tl.store(x, value.to(x.dtype.element_ty), mask=exists[:, None] & there)
-    # A second store needs fewer registers than to choose between value and zero before one.
+    # A second store needs fewer registers than a selection between value and zero.
     padded = (token < length) & ~exists
     tl.store(x, tl.zeros_like(value).to(x.dtype.element_ty), mask=padded[:, None] & there)
 
@@ -60,7 +66,7 @@ def sum_squares(
     w, mask, sums, w_batch, w_head, w_token, heads, length, features, num_chunks,
     ROWS: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
-    """Make sums (B, H, chunks, D): sum of w^2 over chunks of ROWS tokens."""
+    """Compute sums (B, H, chunks, D) of w^2 over chunks of ROWS tokens."""
     batch, head, chunk = chunk_of_head(heads, num_chunks)
     feature = tl.arange(0, WIDTH)
     token = chunk * ROWS + tl.arange(0, ROWS)
@@ -72,7 +78,7 @@ def sum_squares(
 
 @triton.jit
 def row_and_columns(width, WIDTH: tl.constexpr):
-    """Row of sums (rows, chunks, width) and its columns that a program has."""
+    """Return the row and the columns of sums (rows, chunks, width) for a program."""
     program = tl.program_id(0)
     blocks = tl.cdiv(width, WIDTH)
     return (program // blocks).to(tl.int64), program % blocks * WIDTH + tl.arange(0, WIDTH)
@@ -80,7 +86,10 @@ def row_and_columns(width, WIDTH: tl.constexpr):
 
 @triton.jit
 def _total_of_chunks(sums, row, column, num_chunks, width, ROWS: tl.constexpr, WIDTH: tl.constexpr):
-    """Sum all chunks of a row; 64 tiles at a time in float32, and these sums in float64."""
+    """Sum all chunks of a row.
+
+    64 tiles at a time are summed in float32, then these sums in float64.
+    """
     total = tl.zeros((WIDTH,), tl.float64)
     for start in range(0, num_chunks, 64 * ROWS):
         part = tl.zeros((ROWS, WIDTH), tl.float32)
@@ -95,7 +104,7 @@ def _total_of_chunks(sums, row, column, num_chunks, width, ROWS: tl.constexpr, W
 
 @triton.jit
 def add_chunks(sums, total, num_chunks, width, ROWS: tl.constexpr, WIDTH: tl.constexpr):
-    """Make total (rows, width) from sums (rows, chunks, width)."""
+    """Compute total (rows, width) from sums (rows, chunks, width)."""
     row, column = row_and_columns(width, WIDTH)
     found = _total_of_chunks(sums, row, column, num_chunks, width, ROWS, WIDTH)
     tl.store(total + row * width + column, found, mask=column < width)
@@ -103,13 +112,16 @@ def add_chunks(sums, total, num_chunks, width, ROWS: tl.constexpr, WIDTH: tl.con
 
 @triton.jit
 def at_least(x, floor):
-    """The larger of both; NaN stays NaN, which an instruction for maxima would take for less."""
+    """Return the larger of x and floor.
+
+    NaN stays NaN. A plain maximum instruction would drop it.
+    """
     return tl.maximum(x, floor, propagate_nan=tl.PropagateNan.ALL)
 
 
 @triton.jit
 def _inverse_energy(energy, there, floor, offset):
-    """1 / max(sum of w^2, floor); 1 where tokens are not normalised."""
+    """Compute 1 / max(sum of w^2, floor), or 1 if tokens are not normalized."""
     if energy is None:
         scale = tl.where(there, 1.0, 0.0)
     else:
@@ -119,9 +131,9 @@ def _inverse_energy(energy, there, floor, offset):
 
 @triton.jit
 def _gate(member_sums, row, feature, features, count_offset):
-    """Moment, number of tokens and 1 / (1 + moment) of a head.
+    """Compute moment, number of tokens and 1 / (1 + moment) of a head.
 
-    member_sums (B, H, D + 1) holds the sums of Pi w^2 and, last, of Pi.
+    member_sums (B, H, D + 1) contains the sums of Pi w^2 and, in the last column, of Pi.
     """
     there = feature < features
     sums = member_sums + row * (features + 1)
@@ -134,7 +146,7 @@ def _gate(member_sums, row, feature, features, count_offset):
 def _all_heads(
     x, exists, batch, token, head, x_batch, x_head, x_token, heads, features, feature
 ):  # fmt: skip
-    """(tokens, heads, features) in float32."""
+    """Load (tokens, heads, features) in float32."""
     there = exists[:, None, None] & (head < heads)[None, :, None]
     there = there & (feature < features)[None, None, :]
     offset = token.to(tl.int64)[:, None, None] * x_token
@@ -150,7 +162,7 @@ def membership(
     TOKENS: tl.constexpr, HEADS: tl.constexpr, WIDTH: tl.constexpr, STEPS: tl.constexpr,
     REVERSED: tl.constexpr,
 ):  # fmt: skip
-    """Make Pi (B, N, H), and its chunk sums (B, H, chunks, D + 1): of Pi w^2, and of Pi."""
+    """Compute Pi (B, N, H), and chunk sums (B, H, chunks, D + 1) of Pi w^2 and Pi."""
     program = tl.program_id(0)
     if REVERSED:
         program = tl.num_programs(0) - 1 - program
@@ -190,7 +202,7 @@ def gate(
     heads, length, features, num_chunks, count_offset, mask,
     ROWS: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
-    """Make y = -(w Pi) / (1 + moment)."""
+    """Compute y = -(w Pi) / (1 + moment)."""
     batch, head, chunk = chunk_of_head(heads, num_chunks)
     feature = tl.arange(0, WIDTH)
     token = chunk * ROWS + tl.arange(0, ROWS)
@@ -211,7 +223,10 @@ def gate_gradient_sums(
     heads, length, features, num_chunks, count_offset, mask,
     ROWS: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
-    """Make through_tokens (B, N, H), sums over features of grad w gate; chunk sums of Pi w grad."""
+    """Compute through_tokens (B, N, H) and chunk sums of Pi w grad.
+
+    through_tokens is the sum over the features of grad w / (1 + moment).
+    """
     batch, head, chunk = chunk_of_head(heads, num_chunks)
     feature = tl.arange(0, WIDTH)
     token = chunk * ROWS + tl.arange(0, ROWS)
@@ -234,7 +249,12 @@ def moment_gradient(
     sums, member_sums, grad_energy, grad_count, features, num_chunks, count_offset,
     ROWS: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
-    """Gradients of the sums of Pi w^2 (B, H, D) and of Pi (B, H) from `gate_gradient_sums`."""
+    """Compute the gradients of the sums of Pi w^2 and Pi.
+
+    They are (B, H, D) and (B, H).
+
+    The input is the chunk sums of `gate_gradient_sums`.
+    """
     row = tl.program_id(0).to(tl.int64)
     feature = tl.arange(0, WIDTH)
     through = _total_of_chunks(sums, row, feature, num_chunks, features, ROWS, WIDTH)
@@ -249,7 +269,7 @@ def energy_gradient(
     sums, energy, score_sums, grad_temperature, features, num_chunks, floor,
     ROWS: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
-    """Adds the chunks of `membership_gradient`; grad_temperature (B, H) follows from them."""
+    """Add the chunk sums of `membership_gradient` and compute grad_temperature (B, H)."""
     row = tl.program_id(0).to(tl.int64)
     feature = tl.arange(0, WIDTH)
     there = feature < features
@@ -266,7 +286,10 @@ def membership_gradient(
     TOKENS: tl.constexpr, HEADS: tl.constexpr, WIDTH: tl.constexpr, STEPS: tl.constexpr,
     REVERSED: tl.constexpr,
 ):  # fmt: skip
-    """Make grad_logits (B, N, H): gradient of the softmax's logits; chunk sums of it times w^2."""
+    """Compute the gradient of the softmax logits (B, N, H).
+
+    The kernel also writes the chunk sums of this gradient times w^2.
+    """
     program = tl.program_id(0)
     if REVERSED:
         program = tl.num_programs(0) - 1 - program
@@ -309,7 +332,10 @@ def token_gradient(
     heads, length, features, num_chunks, floor, count_offset,
     ROWS: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
-    """Gradient of w: through its square, in the score, the energy and the moment, and through y."""
+    """Compute the gradient of w.
+
+    It has terms through y, and through w^2 in score, energy and moment.
+    """
     batch, head, chunk = chunk_of_head(heads, num_chunks)
     feature = tl.arange(0, WIDTH)
     token = chunk * ROWS + tl.arange(0, ROWS)

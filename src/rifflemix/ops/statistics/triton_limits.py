@@ -1,4 +1,4 @@
-"""Limits of this family's GPU kernels, known without importing Triton."""
+"""Limits of the GPU kernels of this family, without importing Triton."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from rifflemix.errors import bad_argument
 from rifflemix.ops import triton_support
 
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-# One program holds all features of a token.
+# One program needs registers for all features of a token.
 _MAX_CHANNELS = 4096
 
 
 def with_triton(names: tuple[str, ...], w: Tensor) -> tuple[str, ...]:
-    """Backends with "triton" among them if its kernels take these tokens here."""
+    """Add "triton" to the backends if its kernels support `w`."""
     if w.dtype not in _DTYPES:
         return names
     return triton_support.with_triton(names, w, w.shape[1] * w.shape[3] <= _MAX_CHANNELS)
 
 
 def check_limits(w: Tensor) -> None:
-    """Raise unless the kernels run on tokens (B, H, N, D) like these."""
+    """Check that the kernels support the tokens `w` (B, H, N, D)."""
     triton_support.check_device(w)
     if w.dtype not in _DTYPES:
         raise bad_argument("w", "float32, bfloat16 or float16", w.dtype)

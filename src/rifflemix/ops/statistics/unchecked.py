@@ -1,4 +1,4 @@
-"""The family without argument checks, for callers that have made them: mixers, and `api`."""
+"""Functions of the family without argument checks, for mixers and `api`."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ def token_statistics(
     dropout_p: float = 0.0,
     backend: str = "auto",
 ) -> tuple[Tensor, Tensor]:
-    """`rifflemix.ops.token_statistics`; returns the output and the membership."""
+    """Run `rifflemix.ops.token_statistics`; return the output and the membership."""
     module = _FAMILY.pick(backend, _available(w))
     y, membership = module.token_statistics(
         w, temperature, normalize=normalize, key_padding_mask=key_padding_mask
     )
     if dropout_p:
-        # The gate is a factor of the output, the same for all tokens.
+        # The gate is a factor of y and the same for all tokens, so apply its dropout to y.
         batch, heads, _, features = w.shape
         ones = w.new_ones((batch, heads, 1, features), dtype=membership.dtype)
         y = (y * dropout(ones, dropout_p)).to(y.dtype)
@@ -54,7 +54,7 @@ def causal_token_statistics(
     dropout_p: float = 0.0,
     backend: str = "auto",
 ) -> tuple[Tensor, Tensor, StatisticsState]:
-    """`rifflemix.ops.causal_token_statistics`; returns output, membership and state."""
+    """Run `rifflemix.ops.causal_token_statistics`; return output, membership and state."""
     module = _FAMILY.pick(backend, _available(w))
     y, membership, state = module.causal_token_statistics(
         w,
@@ -75,24 +75,25 @@ def renormalized_token_statistics(
     dropout_p: float = 0.0,
     backend: str = "auto",
 ) -> tuple[Tensor, Tensor]:
-    """`causal_token_statistics` whose memberships are taken anew from time to time.
+    """Compute causal token statistics with memberships that are recomputed periodically.
 
-    When `every` tokens have come, and after as many again ("doubling": 1, 2, 4, ... tokens), the
-    memberships of all tokens so far are computed from the energy so far; the sums go on from
-    there. In between they are as they were. With 1 that is equation (33), with at least N (34).
+    After every `every` tokens ("doubling": after 1, 2, 4, ... tokens), the memberships of all
+    tokens so far are recomputed from the energy so far. The sums continue from the new memberships.
+    Memberships do not change between these steps. every=1 is equation (33), every >= N is
+    equation (34).
 
     Args:
-        w: (B, H, N, D) projected tokens, of which padding stands last.
+        w: (B, H, N, D) projected tokens; any padding must be right padding.
         temperature: (H,).
-        denominator_bias: (H, at least N) or None; a token keeps its own.
-        every: at least 1, or "doubling".
+        denominator_bias: (H, at least N) or None; the bias of a token does not change.
+        every: an integer of at least 1, or "doubling".
         key_padding_mask: (B, N) bool, True = padding.
-        dropout_p: as in `causal_token_statistics`.
+        dropout_p: see `causal_token_statistics`.
         backend: "auto", "reference" or "eager".
 
     Returns:
-        y (B, H, N, D), and (B, H, N) each token's membership when it came. Time is
-        O(N^2 D / every), and O(N D) for "doubling"; memory O(N^2 / every) for each head, O(N D).
+        y (B, H, N, D), and the first membership of each token (B, H, N). Time is O(N^2 D / every),
+        or O(N D) for "doubling". Memory is O(N^2 / every) per head, or O(N D) for "doubling".
     """
     y, membership = _FAMILY.pick(backend).renormalized_token_statistics(
         w, temperature, denominator_bias, every=every, key_padding_mask=key_padding_mask
@@ -103,7 +104,7 @@ def renormalized_token_statistics(
 def variational_compression_rate(
     w: Tensor, membership: Tensor, scale: float = 1.0, backend: str = "auto"
 ) -> Tensor:
-    """`rifflemix.ops.variational_compression_rate`."""
+    """Run `rifflemix.ops.variational_compression_rate`."""
     rate: Tensor = _FAMILY.pick(backend).variational_compression_rate(w, membership, scale)
     return rate
 
@@ -111,13 +112,13 @@ def variational_compression_rate(
 def compression_rate(
     z: Tensor, membership: Tensor, scale: float = 1.0, backend: str = "auto"
 ) -> Tensor:
-    """`rifflemix.ops.compression_rate`."""
+    """Run `rifflemix.ops.compression_rate`."""
     rate: Tensor = _FAMILY.pick(backend).compression_rate(z, membership, scale)
     return rate
 
 
 def _available(w: Tensor) -> tuple[str, ...]:
-    """The backends that support these arguments here, slowest first."""
+    """List the backends that support `w` here, slowest first."""
     names: tuple[str, ...] = PLAIN
     if cpu.supports(w):
         names = (*PLAIN, "cpu")
