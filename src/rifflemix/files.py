@@ -31,7 +31,7 @@ def make_folder(folder: Path) -> None:
     """Create `folder` and its parents.
 
     Raises:
-        InputError: The folder cannot be created or is not writable.
+        InputError: the folder cannot be created or is not writable.
     """
     with reported("make folder", folder):
         folder.mkdir(parents=True, exist_ok=True)
@@ -45,7 +45,7 @@ def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
     `path` always has either the old or the new content, even after a kill or a power failure.
 
     Raises:
-        InputError: The file cannot be written (no permission, no space ...).
+        InputError: the file cannot be written (no permission, no space ...).
     """
     try:
         with scratch_folder(path.parent) as scratch:
@@ -110,8 +110,8 @@ def read_text(path: Path) -> str:
     """Read a UTF-8 file that rifflemix wrote.
 
     Raises:
-        OSError: The file cannot be read.
-        ValueError: The file is not UTF-8, or is larger than any file that rifflemix writes.
+        OSError: the file cannot be read.
+        ValueError: the file is not UTF-8, or is larger than any file that rifflemix writes.
     """
     check_regular(path)
     if path.stat().st_size > _MOST_TEXT:
@@ -123,11 +123,11 @@ def read_json(path: Path, advice: str = START_OVER) -> Any:
     """Read a JSON file.
 
     Args:
-        path: The file.
-        advice: End of the error message for a damaged file, with advice for the user.
+        path: the file.
+        advice: end of the error message for a damaged file, with advice for the user.
 
     Raises:
-        InputError: The file cannot be read or is not JSON.
+        InputError: the file cannot be read or is not JSON.
     """
     try:
         return parse_json(read_text(path))
@@ -141,7 +141,7 @@ def read_json_lines(path: Path) -> list[Any]:
     """Read a file with one JSON value per line.
 
     Raises:
-        InputError: The file cannot be read, or a line is not JSON.
+        InputError: the file cannot be read, or a line is not JSON.
     """
     try:
         return [parse_json(line) for line in read_text(path).splitlines()]
@@ -166,14 +166,14 @@ def read_tensors(path: Path, advice: str = START_OVER) -> tuple[dict[str, Tensor
     """Read a file that `write_tensors` wrote.
 
     Args:
-        path: The file.
-        advice: End of the error message for a damaged file, with advice for the user.
+        path: the file.
+        advice: end of the error message for a damaged file, with advice for the user.
 
     Returns:
         The tensors by name, and the JSON values.
 
     Raises:
-        InputError: The file is missing, truncated, changed, or was not written by rifflemix.
+        InputError: the file is missing, truncated, changed, or was not written by rifflemix.
     """
     try:
         check_regular(path)
@@ -210,12 +210,12 @@ def claimed_folder(
 
     Args:
         folder: A new or empty folder, or the folder of an earlier run with the same settings.
-        settings: The run's settings as JSON values, written to config.json.
-        name: Name of the argument that chose the folder, for error messages.
-        free: Dotted names of the settings that may change when a run resumes.
+        settings: the run's settings as JSON values, written to config.json.
+        name: name of the argument that chose the folder, for error messages.
+        free: dotted names of the settings that may change when a run resumes.
 
     Raises:
-        InputError: The folder cannot be written, is in use, or contains other files.
+        InputError: the folder cannot be written, is in use, or contains other files.
     """
     check_same_settings(folder, settings, name=name, free=free)
     with reported("look at", folder):

@@ -31,8 +31,8 @@ def locked(folder: Path, name: str = LOCK) -> Iterator[None]:
     The operating system releases the lock when the process ends for any reason.
 
     Raises:
-        FolderInUse: Another process has the lock.
-        InputError: The lock file cannot be created or locked.
+        FolderInUse: another process has the lock.
+        InputError: the lock file cannot be created or locked.
     """
     try:
         descriptor = _lock(folder, name)
@@ -56,7 +56,7 @@ def scratch_folder(parent: Path) -> Iterator[Path]:
     that killed processes left behind.
 
     Raises:
-        OSError: The folder cannot be created.
+        OSError: the folder cannot be created.
     """
     delete_leftovers(parent)
     with contextlib.ExitStack() as stack:

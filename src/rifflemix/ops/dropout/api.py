@@ -30,15 +30,15 @@ def dropout(x: Tensor, p: float, *, backend: str = "auto") -> Tensor:
     kernels. It also does so under torch.func transforms and forward-mode differentiation.
 
     Args:
-        x: Floating-point tensor of any shape.
-        p: Probability in [0, 1), exact to 2^-32. There is no training flag: pass 0 for evaluation.
+        x: floating-point tensor of any shape.
+        p: probability in [0, 1), exact to 2^-32. There is no training flag: pass 0 for evaluation.
         backend: "auto", "reference", "eager" or "cpu".
 
     Returns:
         Tensor like `x`; `x` itself for p = 0. Dropped elements are 0 even if x is not finite.
 
     Raises:
-        InputError: Wrong dtype, `p` out of range, or a backend that does not support the call.
+        InputError: wrong dtype, `p` out of range, or a backend that does not support the call.
 
     Source: Srivastava et al. 2014, "Dropout". The random numbers follow Salmon et al. 2011,
     "Parallel Random Numbers: As Easy as 1, 2, 3".
@@ -71,11 +71,11 @@ def dropout_attention(
         q: (B, H, N, D) queries.
         k: (B, H, S, D) keys.
         v: (B, H, S, E) values.
-        dropout_p: Probability in [0, 1) of dropping a weight. There is no training flag.
-        mask: Tensor that broadcasts to (B, H, N, S), or None. Either bool, True = may attend, or
+        dropout_p: probability in [0, 1) of dropping a weight. There is no training flag.
+        mask: tensor that broadcasts to (B, H, N, S), or None. Either bool, True = may attend, or
             floating point, added to the scores; the latter needs memory for all weights. The
             output of a query without keys is 0.
-        is_causal: Query n attends only to keys 0 ... n. Not supported together with `mask`.
+        is_causal: query n attends only to keys 0 ... n. Not supported together with `mask`.
         is_padding: `mask` is a (B, 1, 1, N) bool padding mask, False = padding, and queries and
             keys are the same tokens. Outputs at padding are then 0. Right padding adds no cost on
             a CPU.
@@ -85,7 +85,7 @@ def dropout_attention(
         (B, H, N, E) tensor with the dtype of `q`.
 
     Raises:
-        InputError: Incompatible shapes, dtypes or devices, a value out of range, or a backend that
+        InputError: incompatible shapes, dtypes or devices, a value out of range, or a backend that
             does not support the call.
 
     Source: Vaswani et al. 2017, "Attention Is All You Need", equation (1) and section 5.4. The

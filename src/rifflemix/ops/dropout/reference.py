@@ -55,9 +55,9 @@ def threefry(
     """Generate random words with Threefry-4x32.
 
     Args:
-        counter: Four int64 tensors of the same shape, with values from 0 to 2^32 - 1.
-        key: Four int64 tensors like `counter`.
-        rounds: Number of rounds that mix the words.
+        counter: four int64 tensors of the same shape, with values from 0 to 2^32 - 1.
+        key: four int64 tensors like `counter`.
+        rounds: number of rounds that mix the words.
 
     Returns:
         Four tensors of random 32-bit words, with the shape of `counter`.
