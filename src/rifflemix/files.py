@@ -209,7 +209,7 @@ def claimed_folder(
     """Create or reopen a run's folder, write its config.json, and lock it.
 
     Args:
-        folder: A new or empty folder, or the folder of an earlier run with the same settings.
+        folder: a new or empty folder, or the folder of an earlier run with the same settings.
         settings: the run's settings as JSON values, written to config.json.
         name: name of the argument that chose the folder, for error messages.
         free: dotted names of the settings that may change when a run resumes.

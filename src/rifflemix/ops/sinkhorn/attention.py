@@ -129,8 +129,7 @@ def sinkhorn_attention(
             then no local term. 0 disables SortCut.
         sortcut_local: with SortCut, each query also attends to its own block.
         mixture: add full softmax attention with the same q, k, v (quadratic).
-        causal: a query attends only to itself and to earlier tokens of its own block. Not
-            supported with SortCut.
+        causal: a query ignores later tokens of the same block. Not supported with SortCut.
         key_padding_mask: (B, N) bool, True = padding.
         null_kv: (H, D) null key and (H, D) null value, repeated to fill null blocks.
         padding_rule: see `sorted_padding_mask`. "majority" also excludes padding from the sums.
