@@ -40,9 +40,10 @@ def make_folder(folder: Path) -> None:
 
 
 def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
-    """Call `write` on a temporary path, flush the file to disk, then move it to `path`.
+    """Call `write` on a temporary path, then move the file to `path`.
 
-    `path` always has either the old or the new content, even after a kill or a power failure.
+    The file is flushed to disk first. `path` always has either the old or the new content, even
+    after a kill or a power failure.
 
     Raises:
         InputError: the file cannot be written (no permission, no space ...).
@@ -100,7 +101,10 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def check_regular(path: Path) -> None:
-    """Raise OSError if `path` is a pipe or a device: reading it could block or never end."""
+    """Raise OSError if `path` is a pipe or a device.
+
+    Reading from it could block or never end.
+    """
     mode = path.stat().st_mode
     if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
         raise OSError(errno.EINVAL, "it is no regular file")
@@ -236,7 +240,7 @@ def claimed_folder(
 def check_same_settings(
     folder: Path, settings: Mapping[str, Any], *, name: str = "out", free: Collection[str] = ()
 ) -> None:
-    """Raise InputError unless a folder is new, empty, or has the same settings.
+    """Raise InputError unless a folder is empty or has the same settings.
 
     See `claimed_folder` for the arguments.
     """
@@ -319,7 +323,7 @@ def _digest(tensors: Mapping[str, Tensor], meta: Any) -> str:
 
 @contextlib.contextmanager
 def reported(verb: str, path: Path) -> Iterator[None]:
-    """Convert an OSError, such as a disk error, to an InputError with one sentence."""
+    """Convert an OSError, such as a disk error, to a one-sentence InputError."""
     try:
         yield
     except OSError as error:
@@ -327,7 +331,7 @@ def reported(verb: str, path: Path) -> Iterator[None]:
 
 
 def cannot(verb: str, path: Path, error: Exception) -> InputError:
-    """Create the error for a failed system call on a file or folder."""
+    """Create the error for a failed operation on a file or folder."""
     reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
     return InputError(f"cannot {verb} {path}: {reason}")
 

@@ -50,10 +50,10 @@ def locked(folder: Path, name: str = LOCK) -> Iterator[None]:
 
 @contextlib.contextmanager
 def scratch_folder(parent: Path) -> Iterator[Path]:
-    """Create a temporary folder in `parent`, and delete it at the end of the context.
+    """Create a temporary folder in `parent` for the duration of the context.
 
-    The folder stays locked during the context. Every call first deletes the temporary folders
-    that killed processes left behind.
+    The folder is locked during the context and deleted at the end. Every call first deletes the
+    temporary folders that killed processes left behind.
 
     Raises:
         OSError: the folder cannot be created.
@@ -120,7 +120,10 @@ def _unlock(descriptor: int) -> None:
 
 
 def _forget_locks() -> None:
-    """Close all locks in a forked child: data loader workers must not keep a killed run's lock."""
+    """Close all locks in a forked child process.
+
+    A data loader worker may outlive a killed run, and must not keep its lock.
+    """
     while _held:
         os.close(_held.pop())
 

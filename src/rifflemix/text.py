@@ -22,13 +22,16 @@ _BLOCK = re.compile(r"^(?:>|[#+=-](?=[\s#=-]|$)|\d{1,9}(?=[.)](?:\s|$)))")
 
 
 def terminal_text(value: object) -> str:
-    r"""Convert a value to one line of text; escape terminal control characters as \x1b etc."""
+    r"""Convert a value to one line of text that is safe in terminals.
+
+    Control characters become escapes such as \x1b.
+    """
     text = str(value)
     return text if text.isprintable() else "".join(map(_shown, text))
 
 
 def plot_text(value: object) -> str:
-    """Convert a value to text for matplotlib; escape $, which starts a formula."""
+    """Convert a value to text for matplotlib, without formulas."""
     return re.sub(r"(?<!\\)\$", r"\\$", terminal_lines(value))
 
 
@@ -63,7 +66,7 @@ def code(value: object) -> Markdown:
 
 
 def link(value: object, url: str) -> Markdown:
-    """Escape text and link it to a URL, which must already be quoted."""
+    """Escape text and make it a link to a quoted URL."""
     return Markdown(f"[{markdown_text(value)}]({url})")
 
 
@@ -75,7 +78,7 @@ def bullet_lines(values: Iterable[object]) -> list[str]:
 def table_lines(
     headers: Sequence[object], rows: Iterable[Iterable[object]], right: range = range(0)
 ) -> list[str]:
-    """Format the lines of a Markdown table; the columns in `right` are right-aligned."""
+    """Format a Markdown table as lines; columns in `right` are right-aligned."""
     rule = [Markdown("---:" if column in right else "---") for column in range(len(headers))]
     return [_line(cells) for cells in (headers, rule, *rows)]
 

@@ -17,9 +17,9 @@ from rifflemix.ops.dropout import unchecked
 
 
 def dropout(x: Tensor, p: float, *, backend: str = "auto") -> Tensor:
-    """Set each element to zero with probability p, and divide the others by 1 - p.
+    """Zero each element with probability p; divide the others by 1 - p.
 
-    On a CPU, a seed from torch's generator determines the dropped elements:
+    On a CPU, a seed from torch's generator determines the dropped elements.
 
     - The result does not depend on the number of threads or on the backend.
     - The same elements are dropped again if the generator's state is restored, for example in a

@@ -67,7 +67,7 @@ def dropout_attention(
 
 
 def _empty_tokens(like: Tensor, length: int, features: int) -> Tensor:
-    """Allocate (B, H, N, D) with the memory layout (B, N, H, D)."""
+    """Allocate (B, H, N, D) with memory layout (B, N, H, D)."""
     batch, heads = like.shape[:2]
     return like.new_empty((batch, length, heads, features)).transpose(1, 2)
 
@@ -147,7 +147,7 @@ def _call(
     lse: Tensor,
     outputs: tuple[Tensor, ...],
 ) -> None:
-    """Run the forward kernel if `outputs` is (y,), or the backward kernel otherwise."""
+    """Run the forward kernel if `outputs` is (y,), else the backward kernel."""
     inputs = [_with_whole_rows(t) for t in (q, k, v)]
     batch, heads, queries, width = q.shape
     keys = k.shape[2]
@@ -186,7 +186,7 @@ def _check(
     seed: Tensor,
     p: float,
 ) -> None:
-    """Raise unless the shapes are compatible and all sizes except the batch are above 0."""
+    """Raise InputError for incompatible shapes or empty dimensions (except the batch)."""
     for name, tokens in (("q", q), ("k", k), ("v", v)):
         if tokens.dim() != 4 or tokens.dtype not in TYPE_NAMES or 0 in tokens.shape[1:]:
             refuse_values(name, tokens, 4, "(B, H, N, D)", TYPE_NAMES)

@@ -89,7 +89,9 @@ def attend(
 
 
 def takes_seed(x: Tensor) -> bool:
-    """Check whether the eager backend uses a seed: CPU, real values, no transform or graph.
+    """Check whether the eager backend draws from a seed for `x`.
+
+    It does so on a CPU, for tensors with values, outside transforms and compiled graphs.
 
     GPUs and the compiler have a fused torch dropout. Transforms control the randomness of each
     sample themselves.
@@ -99,7 +101,7 @@ def takes_seed(x: Tensor) -> bool:
 
 
 def is_kept(count: int, p: float, seed: int) -> Tensor:
-    """Return a (count,) bool mask of the kept elements 0 ... count - 1."""
+    """Return a (count,) bool mask of the elements that dropout keeps."""
     tiles = -(-count // TILE)
     parts = [
         _kept_in_tiles(first, min(first + _TILES, tiles), threshold(p), seed)
@@ -122,7 +124,10 @@ def _kept_in_tiles(first: int, last: int, limit: int, seed: int) -> Tensor:
 
 
 def _halves(blocks: Tensor, stream: int, seed: int) -> Tensor:
-    """Map (8 tiles,) int64 blocks to (tiles, 64) int32 halves of random words, in order."""
+    """Generate halves of random words, (tiles, 64) int32, from block numbers.
+
+    `blocks` is (8 tiles,) int64.
+    """
     low, high = _signed(seed), _signed(seed >> 32)
     keys = (low, high, 0, 0, PARITY ^ low ^ high)
     x = [

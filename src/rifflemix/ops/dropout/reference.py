@@ -29,12 +29,15 @@ def dropout(x: Tensor, p: float, seed: Tensor) -> Tensor:
 
 
 def is_kept(count: int, p: float, seed: Tensor) -> Tensor:
-    """Return a (count,) bool mask of the kept elements 0 ... count - 1."""
+    """Return a (count,) bool mask of the elements that dropout keeps."""
     return numbers(count, seed) >= threshold(p)
 
 
 def numbers(count: int, seed: Tensor) -> Tensor:
-    """Return the random numbers of elements 0 ... count - 1: (count,) int64, 0 to 2^32 - 1."""
+    """Return the random numbers of the first `count` elements.
+
+    The result is (count,) int64, with values from 0 to 2^32 - 1.
+    """
     block = torch.arange(-(-count // TILE) * BLOCKS_PER_TILE, device=seed.device)
     zero = torch.zeros_like(block)
     key = (seed & _MASK, seed >> 32 & _MASK, zero, zero)

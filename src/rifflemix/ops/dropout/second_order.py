@@ -29,7 +29,7 @@ def differentiate_again(y: Tensor) -> None:
 def _replace_gradients(
     gradients: Sequence[Tensor | None], grad_outputs: Sequence[Tensor | None]
 ) -> tuple[Tensor | None, ...] | None:
-    """Compute differentiable gradients of q, k and v, or return None to keep torch's."""
+    """Compute differentiable gradients, or return None to keep torch's gradients."""
     if not torch.is_grad_enabled():
         return None
     try:

@@ -23,12 +23,15 @@ PARITY = 0x1BD11BDA
 
 
 def draw_seed(device: torch.device | str = "cpu") -> Tensor:
-    """Draw a () int64 seed from torch's generator; checkpoints save the generator's state."""
+    """Draw a () int64 seed from torch's generator.
+
+    Checkpoints save the state of this generator.
+    """
     return torch.randint(2**63 - 1, (), dtype=torch.int64, device=device)
 
 
 def threshold(p: float) -> int:
-    """Round p 2^32 to an integer: elements with a smaller number are dropped."""
+    """Round p 2^32 to an integer; elements with smaller numbers are dropped."""
     return min(round(p * 2**32), 2**32 - 1)
 
 

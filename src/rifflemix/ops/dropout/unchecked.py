@@ -42,7 +42,7 @@ def dropout_attention(
         is_bias = mask is not None and mask.is_floating_point()
         if is_bias and (in_function_transform() or becomes_onnx()):
             # torch may select its fused operator here, although it gives the mask no gradient. The
-            # ONNX exporter selects it after an operator whose outputs have another memory layout.
+            # ONNX exporter may select it after an operator with another memory layout.
             y = eager.attend(q, k, v, mask, is_causal)
         else:
             y = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=is_causal)

@@ -1,4 +1,4 @@
-"""Load the optional C++ kernels; rifflemix uses the eager operators if they are missing."""
+"""Load the optional C++ kernels. Without them, rifflemix uses the eager operators."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def find_library() -> tuple[ctypes.CDLL | None, str]:
 
 
 def build_log() -> str:
-    """Read the compiler errors of a failed kernel build; empty if the build succeeded."""
+    """Read the compiler errors of a failed build; empty after success."""
     try:
         return (_FOLDER / _BUILD_LOG).read_text(encoding="utf-8", errors="replace").strip()
     except OSError:
@@ -72,7 +72,10 @@ def build_log() -> str:
 
 @functools.cache
 def library() -> ctypes.CDLL | None:
-    """Return the compiled kernels, or log the reason (debug level, once) and return None."""
+    """Return the compiled kernels, or None if they cannot be used.
+
+    The reason is logged once, at debug level.
+    """
     kernels, why = find_library()
     if kernels is None:
         _LOG.debug("no compiled kernels, the eager operators serve: %s", why)
@@ -80,7 +83,7 @@ def library() -> ctypes.CDLL | None:
 
 
 def note_slow_call(x: Tensor) -> None:
-    """Warn once if a call on `x` uses plain torch because the kernels are missing."""
+    """Warn once if missing kernels slow down a call on `x`."""
     if torch.compiler.is_compiling() or x.device.type != "cpu" or x.numel() < _LARGE:
         return
     if library() is None:
@@ -128,7 +131,7 @@ def checked(result: int) -> int:
 
 
 def in_huge_pages(new: Tensor) -> Tensor:
-    """Request huge pages for a large output before a kernel fills it, and return the output."""
+    """Request huge pages for a large new output, and return it."""
     kernels = library()
     if new.nbytes >= HUGE and kernels is not None:
         kernels.rifflemix_advise_huge_pages(

@@ -371,7 +371,7 @@ RIFFLEMIX_INLINE void compare_blocks(BackwardSlice<kBytes, A>& s, const A* grads
   }
 }
 
-// Computes the gradients of the sort matrix and of the source blocks from those of sorted blocks.
+// Propagates the gradients of sorted blocks to the sort matrix and to the source blocks.
 template <int kBytes, class A>
 RIFFLEMIX_INLINE void backward_sort(BackwardSlice<kBytes, A>& s, int64_t first, int64_t last) {
   const Problem<A>& p = s.p;

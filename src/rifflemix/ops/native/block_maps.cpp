@@ -30,8 +30,8 @@ struct Map {
   int64_t parameters() const { return weights() + has_bias * blocks * out; }
 };
 
-// Number of chunks of tiles with separate sums, which are then added in order. It does not depend
-// on the number of threads.
+// Number of chunks of tiles. Each chunk has a separate sum, and the sums are added in order. The
+// number of chunks does not depend on the number of threads.
 constexpr int64_t kChunks = 16;
 constexpr int64_t kTilesTogether = 64;  // tiles summed in float before the sum is added in double
 

@@ -29,8 +29,8 @@
 
 // Defines one function per instruction set, and `name`, which calls the best of them:
 //   RIFFLEMIX_DISPATCH(Result, name, (parameters), (arguments), { body })
-// Functions that the body calls must be inlined (RIFFLEMIX_INLINE), so that they are built for the
-// set too, or must be dispatched. The body may use kBytes, the size of the set's longest vectors.
+// Functions called by the body must be inlined (RIFFLEMIX_INLINE) or dispatched: otherwise they are
+// not built for the set. The body may use kBytes, the size of the set's longest vectors.
 #if defined(__x86_64__) && !defined(RIFFLEMIX_ONE_INSTRUCTION_SET)  // defined in tests of one set
 // `zig c++` turns off Clang features by name, and they can only be turned on again by name.
 #if defined(__clang__)

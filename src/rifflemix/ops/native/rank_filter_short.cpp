@@ -165,7 +165,7 @@ RIFFLEMIX_INLINE void filter_by_wide_key(const Stretch<int16_t>& s, const Four<i
 }
 
 // Filters four tokens of a block of channels. For each vector of channels, `special` counts the
-// next groups of four windows that may contain a key that cannot be converted back to its value.
+// next groups of four windows that may contain a key without a value.
 template <int kMost, bool kKeep, class Key, class Bits>
 RIFFLEMIX_INLINE void filter_four(const Stretch<Bits>& s, const Four<Bits>& four, Key* keys,
                                   uint8_t* special) {

@@ -3,8 +3,8 @@
 // The tokens shared by all four windows are sorted once. Two more tokens give the tokens shared by
 // the first two windows, and two others those shared by the last two windows. Each window then
 // lacks one token. The token of the wanted rank is the missing token or one of its two possible
-// sorted neighbors. An exchange is a minimum and a maximum of keys. If the distance of the token is
-// needed, a 16-bit key is combined with the token's number, and a 32-bit key is searched in its
+// sorted neighbors. An exchange is a minimum and a maximum of keys. To find the distance of the
+// token, a 16-bit key is combined with the token's number, and a 32-bit key is searched in its
 // window.
 
 #pragma once

@@ -115,7 +115,7 @@ RIFFLEMIX_INLINE void close_circle(const Shifting<Bits>& s, const Tile<Bits>& ti
   }
 }
 
-// Fills the tile's rows with the valid tokens whose ranks, before the shift, start at `rank`.
+// Fills the tile's rows with valid tokens; their ranks before the shift start at `rank`.
 template <class Bits>
 RIFFLEMIX_INLINE void read_back(const Shifting<Bits>& s, const Tile<Bits>& tile, int32_t rank) {
   constexpr int square = kVectorBytes / sizeof(Bits);

@@ -36,7 +36,7 @@ def block_attention(
     dropout_p: float = 0.0,
     backend: str = "auto",
 ) -> Tensor:
-    """Attend from each block of queries to its local and its sorted keys.
+    """Attend from each block of queries to local and sorted keys.
 
     `combine` selects how local and sorted keys are combined:
 
@@ -195,7 +195,7 @@ def _check_operand(name: str, tensor: Tensor, expected: tuple[int, ...], q: Tens
 
 
 def _check_hidden(name: str, hidden: Tensor | None, full: tuple[int, ...], q: Tensor) -> None:
-    """Raise unless `hidden` is None or a bool tensor that broadcasts to `full`."""
+    """Raise unless `hidden` is None or a bool tensor broadcastable to `full`."""
     if hidden is None:
         return
     if not isinstance(hidden, Tensor) or hidden.dtype != torch.bool:

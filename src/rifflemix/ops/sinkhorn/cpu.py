@@ -46,7 +46,7 @@ def sinkhorn(
 def _forward(
     log_scores: Tensor, live: Tensor, num_iterations: int, causal: bool, last_rows: bool
 ) -> Tensor:
-    """Compute the sort matrix; `live` is True for entries that may be above zero."""
+    """Compute the sort matrix; `live` marks entries that may be positive."""
     _check(log_scores, live, num_iterations, causal, last_rows)
     return _call(log_scores, live, num_iterations, causal, last_rows, None)
 

@@ -81,7 +81,7 @@ def _backward(
     lse: Tensor,
     grad_y: Tensor,
 ) -> tuple[Tensor, Tensor]:
-    """Compute the gradients of Q, K and V in one tensor, and of the sort matrix."""
+    """Compute the gradients of Q, K, V (one tensor) and `sort`."""
     terms = Terms(unseen, padding, mixes_padding, causal, seed, p)
     check(q, k, v, sort, block_size, TYPE_NAMES)
     terms.check(q, sort, block_size)
@@ -106,7 +106,7 @@ def _call(
     lse: Tensor,
     outputs: tuple[Tensor, ...],
 ) -> None:
-    """Run the forward kernel if `outputs` is (y,), or the backward kernel otherwise."""
+    """Run the forward kernel if `outputs` is (y,), else the backward kernel."""
     # The kernel needs contiguous features. Tensors that it writes already have them.
     tensors = [
         x if x.stride(-1) == 1 or x.shape[-1] == 1 else x.contiguous()

@@ -23,7 +23,9 @@ def statistics_dtype(dtype: torch.dtype) -> torch.dtype:
 def live_entries(
     log_scores: Tensor, causal: bool, block_padding_mask: Tensor | None, num_null: int = 0
 ) -> Tensor:
-    """Return a bool mask of live entries: True = the row may use the source of the column.
+    """Return a bool mask of live entries, like the scores.
+
+    True = the destination (row) may use the source (column).
 
     The first `num_null` columns are null blocks, available to every live destination.
     """
@@ -133,7 +135,7 @@ def block_scores(
 
 
 def _valid(x: Tensor, key_padding_mask: Tensor | None) -> Tensor:
-    """Return (B, 1, N, 1): 1 at valid tokens, 0 at padding, in the accumulation dtype."""
+    """Return 1 for valid tokens and 0 for padding, (B, 1, N, 1)."""
     dtype = statistics_dtype(x.dtype)
     if key_padding_mask is None:
         return torch.ones(1, 1, x.shape[2], 1, dtype=dtype, device=x.device)
@@ -141,7 +143,7 @@ def _valid(x: Tensor, key_padding_mask: Tensor | None) -> Tensor:
 
 
 def _kept(x: Tensor, key_padding_mask: Tensor | None) -> Tensor:
-    """Cast `x` to the accumulation dtype and zero the padding, even if it is NaN."""
+    """Cast `x` to the accumulation dtype; zero the padding, even NaN."""
     x = x.to(statistics_dtype(x.dtype))
     if key_padding_mask is None:
         return x

@@ -74,7 +74,10 @@ def _sorted_sources(
     null_kv: tuple[Tensor, Tensor] | None,
     padding_rule: str,
 ) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Compute sorted keys and values (B, H, R, b, D), and the hidden positions (B, H, R, b)."""
+    """Compute sorted keys and values, and their hidden positions.
+
+    The shapes are (B, H, R, b, D) and (B, H, R, b).
+    """
     num_null = sort.shape[-1] - k.shape[2] // block_size
     if key_padding_mask is not None and padding_rule == "majority":
         padded = key_padding_mask[:, None, :, None]
@@ -98,7 +101,10 @@ def _null_blocks(null: Tensor, blocks: Tensor, num_null: int) -> Tensor:
 def _per_query_block(
     sorted_k: Tensor, sorted_v: Tensor, unseen: Tensor | None, num_blocks: int, shared: bool
 ) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Group the sorted blocks by query block: (B, H, n, s, D), hidden keys (B, H, n, 1, s)."""
+    """Group the sorted keys and values by query block.
+
+    The shapes are (B, H, n, s, D), and (B, H, n, 1, s) for the mask of hidden keys.
+    """
     rows = 1 if shared else num_blocks
     sorted_k = torch.unflatten(sorted_k, 2, (rows, -1)).flatten(3, 4)
     sorted_v = torch.unflatten(sorted_v, 2, (rows, -1)).flatten(3, 4)
@@ -111,7 +117,7 @@ def _per_query_block(
 def _local_hidden(
     key_padding_mask: Tensor | None, block_size: int, causal: bool, device: torch.device
 ) -> Tensor | None:
-    """Compute the mask of hidden local keys; broadcasts to (B, H, n, b, b)."""
+    """Mask hidden local keys; broadcasts to (B, H, n, b, b)."""
     hidden = None
     if causal:
         hidden = torch.ones(block_size, block_size, dtype=torch.bool, device=device).triu(1)
@@ -124,7 +130,7 @@ def _local_hidden(
 def _hide_wrapped(
     hidden: Tensor | None, unseen: Tensor | None, q: Tensor, rotation: int
 ) -> tuple[Tensor, Tensor]:
-    """Separate the first `rotation` tokens, now at the end, from all other tokens."""
+    """Separate the last `rotation` tokens from all others: they wrapped around."""
     num_blocks, block_size = q.shape[2:4]
     position = torch.arange(num_blocks * block_size, device=q.device)
     wrapped = (position >= num_blocks * block_size - rotation).reshape(num_blocks, block_size)
@@ -225,7 +231,10 @@ def _sum_logits(
     sorted_hidden: Tensor | None,
     dropout_p: float,
 ) -> Tensor:
-    """Compute softmax(Q psi(K)^T + Q K^T) psi(V); hidden local keys do not shift the logits."""
+    """Compute softmax(Q psi(K)^T + Q K^T) psi(V).
+
+    Hidden local keys do not shift the logits.
+    """
     q = q * q.shape[-1] ** -0.5
     local = q @ k.transpose(-1, -2)
     if hidden is not None:

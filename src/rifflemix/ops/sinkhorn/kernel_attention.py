@@ -59,7 +59,7 @@ class Terms(NamedTuple):
 def has_one_softmax(
     q: Tensor, k: Tensor, v: Tensor, sort: Tensor, settings: dict[str, Any]
 ) -> bool:
-    """Check whether the kernels support a call: one softmax that `Terms` can describe."""
+    """Check whether the kernels support a call, with one softmax."""
     return (
         settings["combine"] == "concat"
         and settings["null_kv"] is None
@@ -100,7 +100,7 @@ def attend_by(
 def check(
     q: Tensor, k: Tensor, v: Tensor, sort: Tensor, block_size: int, dtypes: Collection[torch.dtype]
 ) -> None:
-    """Raise unless the shapes are compatible and all sizes except the batch are above 0."""
+    """Raise InputError for incompatible shapes or empty dimensions (except the batch)."""
     if q.dim() != 4 or q.dtype not in dtypes or 0 in q.shape[1:]:
         refuse_values("q", q, 4, "(B, H, N, D)", dtypes)
     for name, tokens in (("k", k), ("v", v)):
@@ -114,7 +114,10 @@ def check(
 def empty_outputs(
     q: Tensor, k: Tensor, v: Tensor, sort: Tensor, block_size: int, *_: Any
 ) -> tuple[Tensor, Tensor]:
-    """Allocate (B, H, N, D) outputs in (B, N, H, D) memory layout, and (B, H, N) log-sum-exps."""
+    """Allocate the outputs and the log-sum-exps.
+
+    The outputs are (B, H, N, D) with memory layout (B, N, H, D); the log-sum-exps are (B, H, N).
+    """
     batch, heads, length, width = q.shape
     wide = torch.promote_types(q.dtype, torch.float32)
     y = q.new_empty((batch, length, heads, width)).transpose(1, 2)
@@ -124,18 +127,24 @@ def empty_outputs(
 def empty_gradients(
     q: Tensor, k: Tensor, v: Tensor, sort: Tensor, *_: Any
 ) -> tuple[Tensor, Tensor]:
-    """Allocate the gradients: (B, N, 3, H, D) for Q, K and V, and the shape of `sort`."""
+    """Allocate the gradients.
+
+    The shapes are (B, N, 3, H, D) for Q, K and V together, and the shape of `sort`.
+    """
     batch, heads, length, width = q.shape
     return q.new_empty((batch, length, 3, heads, width)), sort.new_empty(sort.shape)
 
 
 def by_head(grads: Tensor) -> tuple[Tensor, ...]:
-    """Split (B, N, 3, H, D) into three (B, H, N, D) tensors."""
+    """Split (B, N, 3, H, D) into three (B, H, N, D)."""
     return tuple(part.transpose(1, 2) for part in grads.unbind(2))
 
 
 def drop_weights(weights: Tensor, terms: Terms) -> Tensor:
-    """Apply the CPU kernel's dropout to weights (B, H, n, b, S): element order has rows of keys."""
+    """Apply the dropout of the CPU kernel to weights (B, H, n, b, S).
+
+    The kernel counts elements of the transposed weights, with one row per key.
+    """
     return dropout(weights.mT, terms.p, terms.seed).mT
 
 
@@ -148,7 +157,7 @@ def attend_to_blocks(
     terms: Terms,
     drop: Callable[[Tensor, Terms], Tensor] = drop_weights,
 ) -> Tensor:
-    """Compute the result of the kernels in plain torch, with all weights in memory."""
+    """Compute the kernels' result in plain torch, with all weights in memory."""
     if terms.padding is not None and not terms.mixes_padding:
         padded = terms.padding[:, None, :, None]
         k, v = torch.where(padded, 0.0, k), torch.where(padded, 0.0, v)
@@ -169,7 +178,7 @@ def attend_to_blocks(
 
 
 def _hidden(scores: Tensor, terms: Terms) -> Tensor:
-    """Return a bool mask like the scores, (B, H, n, b, S): sorted keys, then local keys."""
+    """Mask the hidden keys: bool, (B, H, n, b, S), sorted keys first."""
     batch, _, blocks, block_size, keys = scores.shape
     hidden = torch.zeros(scores.shape, dtype=torch.bool, device=scores.device)
     sorted_keys, own = hidden.split((keys - block_size, block_size), -1)

@@ -16,7 +16,7 @@ def _for_each_matrix(
     run: Callable[[Tensor, list[bool]], Tensor],
     num_blocks: int,
 ) -> Tensor:
-    """Apply `run` to every (rows, columns) matrix and its list of padding blocks."""
+    """Apply `run` to every matrix and its list of padding blocks."""
     leading = scores.shape[:-2]
     results = []
     for position in itertools.product(*(range(size) for size in leading)):

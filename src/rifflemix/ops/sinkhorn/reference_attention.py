@@ -12,7 +12,7 @@ from rifflemix.ops.sinkhorn.reference import sort_blocks, sorted_padding_mask
 
 
 def _attend(q: Tensor, keys: list[Tensor], values: list[Tensor]) -> Tensor:
-    """Attend from one query (D,) to lists of keys and values; zero if the lists are empty."""
+    """Attend from one query (D,) to lists of keys and values."""
     if not keys:
         return torch.zeros_like(q)
     weights = (torch.stack(keys) @ q / math.sqrt(q.shape[0])).softmax(0)
@@ -25,7 +25,7 @@ def _combine(
     distant: list[tuple[Tensor, Tensor] | None],
     combine: str,
 ) -> Tensor:
-    """Attend from one query to local and sorted (key, value) pairs; None = hidden."""
+    """Attend from one query to (key, value) pairs; None = hidden."""
     near = [pair for pair in local if pair is not None]
     far = [pair for pair in distant if pair is not None]
     if combine == "concat":

@@ -9,7 +9,9 @@ from torch import Tensor
 
 
 def running_logsumexp(x: Tensor) -> Tensor:
-    """Compute c[..., u, :] = log sum over v <= u of exp(x[..., v, :]), for finite x (..., n, m).
+    """Compute the running logsumexp of a finite x (..., n, m).
+
+    c[..., u, :] = log sum over v <= u of exp(x[..., v, :]).
 
     The value is `torch.logcumsumexp`; the derivative is implemented here. torch's derivative uses
     the logarithm of the incoming gradient, so the second derivative is NaN if that gradient is
@@ -54,12 +56,15 @@ class _RunningLogSumExp(torch.autograd.Function):
 
 
 def _decay(c: Tensor) -> Tensor:
-    """Compute the ratio of the sums up to positions v and v + 1: (..., n - 1, m)."""
+    """Compute the ratios of successive running sums, (..., n - 1, m)."""
     return (c[..., :-1, :] - c[..., 1:, :]).exp()
 
 
 def _decaying_sums(x: Tensor, decay: Tensor) -> Tensor:
-    """Solve y[n-1] = x[n-1], y[v] = x[v] + decay[v] y[v+1] in log2 n steps, by doubling."""
+    """Solve y[v] = x[v] + decay[v] y[v+1] with y[n-1] = x[n-1].
+
+    The solution by doubling needs log2 n steps.
+    """
     step, length = 1, x.shape[-2]
     while step < length:
         nearer = x[..., :-step, :] + decay * x[..., step:, :]

@@ -89,7 +89,7 @@ def _backward(
     log_sums: Tensor,
     grad_y: Tensor,
 ) -> tuple[Tensor, Tensor]:
-    """Compute the gradients of Q, K and V in one tensor, and of the sort matrix."""
+    """Compute the gradients of Q, K, V (one tensor) and `sort`."""
     terms = Terms(unseen, padding, mixes_padding, causal, seed, p)
     check_attention_limits(q, k, v, sort, block_size)
     terms.check(q, sort, block_size)
@@ -146,7 +146,7 @@ def _sort_gradient(
     sorted_grads: tuple[Tensor, Tensor],
     grads: tuple[Tensor, Tensor],
 ) -> Tensor:
-    """Compute the gradient of the sort matrix, and add the sorted gradients to `grads`."""
+    """Compute the gradient of `sort`; add the sorted gradients to `grads`."""
     batch, heads, _, width = k.shape
     tile = _sort_tile(k, sort)
     groups = -(-block_size // tile["POSITIONS"])
@@ -163,7 +163,10 @@ def _sort_gradient(
 
 
 def _hidden(terms: Terms) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    """Return masks as bytes: hidden sorted keys, hidden local keys, tokens to sort as zeros."""
+    """Convert the masks to bytes.
+
+    The masks are hidden sorted keys, hidden local keys, and tokens to sort as zeros.
+    """
     unseen, padding = (
         None if mask is None else mask.contiguous().view(torch.uint8)
         for mask in (terms.unseen, terms.padding)
@@ -199,7 +202,10 @@ def _programs(q: Tensor, block_size: int) -> int:
 
 
 def _sizes(q: Tensor, sort: Tensor, block_size: int) -> tuple[int | float, ...]:
-    """Return heads, blocks, block size, sorted keys per block, features, scale of logits."""
+    """Return the size arguments of the attention kernels.
+
+    They are heads, blocks, block size, sorted keys per block, features and scale of logits.
+    """
     _, heads, length, width = q.shape
     blocks = length // block_size
     count = sort.shape[2] // blocks * block_size
@@ -207,7 +213,7 @@ def _sizes(q: Tensor, sort: Tensor, block_size: int) -> tuple[int | float, ...]:
 
 
 def _block_tile(q: Tensor, block_size: int) -> dict[str, int]:
-    """Choose the tile of the attention kernels: all queries of a block, some keys at a time."""
+    """Choose the attention tile: a query block, some keys at a time."""
     queries, width = tile_size(block_size), tile_size(q.shape[3])
     tile = {"QUERIES": queries, "KEYS": min(queries, _KEYS // q.element_size()), "WIDTH": width}
     size = queries * width * q.element_size()
@@ -216,7 +222,7 @@ def _block_tile(q: Tensor, block_size: int) -> dict[str, int]:
 
 
 def _sort_tile(k: Tensor, sort: Tensor) -> dict[str, int]:
-    """Choose the tile of the sort kernels: the sort matrix, some positions of all blocks."""
+    """Choose the sort tile: `sort`, and some positions of all blocks."""
     rows, blocks, width = *map(tile_size, sort.shape[2:]), tile_size(k.shape[3])
     positions = max(1, _ROW // k.element_size() // width)
     tile = {"POSITIONS": positions, "WIDTH": width, "ROWS": rows, "BLOCKS": blocks}

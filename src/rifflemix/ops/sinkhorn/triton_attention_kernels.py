@@ -15,7 +15,7 @@ import triton.language as tl
 
 @triton.jit
 def _columns(group, block_size, width, POSITIONS: tl.constexpr, WIDTH: tl.constexpr):
-    """Return the block position and feature of each column, and a mask of valid columns."""
+    """Return position, feature and validity of each column of a tile."""
     column = tl.arange(0, POSITIONS * WIDTH)
     position, feature = group * POSITIONS + column // WIDTH, column % WIDTH
     return position, feature, (position < block_size) & (feature < width)
@@ -44,7 +44,7 @@ def _in_blocks(
 def _sorted_rows(
     x, of_head, position, feature, there, rows, block_size, width, ROWS: tl.constexpr
 ):  # fmt: skip
-    """Return pointers (ROWS, columns) to the same positions of every sorted block, and a mask."""
+    """Return pointers (ROWS, columns) into all sorted blocks, and a mask."""
     row = tl.arange(0, ROWS)[:, None]
     token = (of_head * rows + row) * block_size + position[None, :]
     return x + token * width + feature[None, :], (row < rows) & there[None, :]
@@ -64,7 +64,7 @@ def _sort(
     position, feature, there, rows, blocks, block_size, width,
     ROWS: tl.constexpr, BLOCKS: tl.constexpr,
 ):  # fmt: skip
-    """Write the weighted sums of the blocks of `x`, with weights (ROWS, BLOCKS)."""
+    """Write sums of the blocks of `x` with weights (ROWS, BLOCKS)."""
     place, exists = _in_blocks(
         x, padding, batch, head, x_batch, x_head, x_token, position, feature, there, blocks,
         block_size, BLOCKS,
@@ -82,7 +82,7 @@ def sort_tokens(
     k_batch, k_head, k_token, v_batch, v_head, v_token, heads, rows, blocks, block_size, width,
     POSITIONS: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr, BLOCKS: tl.constexpr,
 ):  # fmt: skip
-    """Compute sums of blocks of keys and values, weighted by the rows of the sort matrix.
+    """Sort the blocks of keys and values with the sort matrix.
 
     Tokens in `padding` count as zeros.
     """
@@ -109,7 +109,7 @@ def _through_sort(
     g_batch, g_head, g_token, position, feature, there, weight, sum_of_sort,
     rows, blocks, block_size, width, ROWS: tl.constexpr, BLOCKS: tl.constexpr,
 ):  # fmt: skip
-    """Add the gradient of the sorted blocks to `grad`; return the gradient of the weights."""
+    """Add the sorted blocks' gradient to `grad`; return the weights' gradient."""
     place, exists = _sorted_rows(
         grad_sorted, of_head, position, feature, there, rows, block_size, width, ROWS
     )
@@ -138,7 +138,10 @@ def sort_gradient(
     GROUPS: tl.constexpr, POSITIONS: tl.constexpr, WIDTH: tl.constexpr,
     ROWS: tl.constexpr, BLOCKS: tl.constexpr,
 ):  # fmt: skip
-    """Add to grad_k and grad_v; write partial sort gradients to sums (B, H, parts, R, n)."""
+    """Add the gradients of sorted tokens to grad_k and grad_v.
+
+    Write partial sums of the sort matrix's gradient to `sums` (B, H, parts, R, n).
+    """
     of_head, part = (tl.program_id(0) // parts).to(tl.int64), tl.program_id(0) % parts
     batch, head = of_head // heads, of_head % heads
     weight = _weights(sort, of_head, rows, blocks, ROWS, BLOCKS)
@@ -166,7 +169,7 @@ def sort_gradient(
 def _tokens(
     first, count, start, stride_token, width, TOKENS: tl.constexpr, WIDTH: tl.constexpr
 ):  # fmt: skip
-    """Return the offsets of tokens first + start and later, and a mask of valid offsets."""
+    """Return offsets of the tokens from first + start on, and a mask."""
     token, feature = start + tl.arange(0, TOKENS)[:, None], tl.arange(0, WIDTH)[None, :]
     offset = (first + token).to(tl.int64) * stride_token + feature
     return offset, (token < count) & (feature < width)
@@ -174,7 +177,7 @@ def _tokens(
 
 @triton.jit
 def _seen(hidden, start, count, CAUSAL: tl.constexpr, QUERIES: tl.constexpr, KEYS: tl.constexpr):
-    """Return a (QUERIES, KEYS) mask of visible keys among keys `start` ... `count` - 1."""
+    """Return a (QUERIES, KEYS) mask of visible keys from `start` on."""
     key = start + tl.arange(0, KEYS)
     seen = key < count
     if hidden is not None:
@@ -189,7 +192,7 @@ def _seen(hidden, start, count, CAUSAL: tl.constexpr, QUERIES: tl.constexpr, KEY
 def _keys(
     x, hidden, first, count, start, stride_token, width, KEYS: tl.constexpr, WIDTH: tl.constexpr
 ):  # fmt: skip
-    """Load the features (KEYS, WIDTH) of keys from `start` on; zeros for hidden keys."""
+    """Load keys (KEYS, WIDTH) from `start` on; hidden keys are zero."""
     offset, exists = _tokens(first, count, start, stride_token, width, KEYS, WIDTH)
     if hidden is not None:
         key = start + tl.arange(0, KEYS)
@@ -201,7 +204,7 @@ def _keys(
 def _kept(
     seed, p, of_head, own, start, OWN: tl.constexpr, QUERIES: tl.constexpr, KEYS: tl.constexpr
 ):  # fmt: skip
-    """Return a (QUERIES, KEYS) mask of the weights that dropout keeps, for keys from `start` on.
+    """Return a (QUERIES, KEYS) dropout mask for keys from `start` on.
 
     Each Philox counter generates the numbers of four keys. The counter consists of the query's
     token, the index of the group of four keys, OWN (sorted or local keys), and the head.
@@ -247,7 +250,7 @@ def attend(
     y_batch, y_head, y_token, heads, blocks, block_size, count, width, scale, p,
     CAUSAL: tl.constexpr, QUERIES: tl.constexpr, KEYS: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
-    """Attend from each query block to its `count` sorted keys and to its local keys.
+    """Attend from each query block to sorted and local keys.
 
     Dropout needs a seed, () int64, and drops weights with probability `p`.
     """
@@ -292,7 +295,7 @@ def _attend_gradient(
     OWN: tl.constexpr, CAUSAL: tl.constexpr,
     QUERIES: tl.constexpr, KEYS: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
-    """Write the gradients of `count` keys and values; return the updated query gradient."""
+    """Write key and value gradients; return the updated query gradient."""
     for start in range(0, count, KEYS):
         keys = _keys(k, hidden, first, count, start, k_token, width, KEYS, WIDTH)
         values = _keys(v, hidden, first, count, start, v_token, width, KEYS, WIDTH)
@@ -325,7 +328,10 @@ def attend_gradient(
     heads, blocks, block_size, count, width, scale, p,
     CAUSAL: tl.constexpr, QUERIES: tl.constexpr, KEYS: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
-    """Compute the gradients of `attend`. Each key belongs to one query block: no sums needed."""
+    """Compute the gradients of `attend`.
+
+    Each key belongs to one query block, so gradients of different blocks are not added.
+    """
     of_head, block = (tl.program_id(0) // blocks).to(tl.int64), tl.program_id(0) % blocks
     batch, head = of_head // heads, of_head % heads
     own, sorted_here = block * block_size, (of_head * blocks + block) * count
@@ -365,7 +371,7 @@ def _write_kept(
     kept, seed, p, of_head, first, own, count, block_size, keys, OWN: tl.constexpr,
     QUERIES: tl.constexpr, KEYS: tl.constexpr,
 ):  # fmt: skip
-    """Write the dropout mask of `count` keys, from column `first` of `keys` columns on."""
+    """Write the dropout mask of `count` keys from column `first` on."""
     token = tl.arange(0, QUERIES)[:, None]
     for start in range(0, count, KEYS):
         key = start + tl.arange(0, KEYS)[None, :]
@@ -378,7 +384,7 @@ def _write_kept(
 def kept_weights(
     seed, kept, blocks, block_size, count, p, QUERIES: tl.constexpr, KEYS: tl.constexpr
 ):  # fmt: skip
-    """Write the dropout mask (B, H, n, b, count + b) of `attend`, without attention."""
+    """Write the dropout mask of `attend`, (B, H, n, b, count + b)."""
     of_head, block = (tl.program_id(0) // blocks).to(tl.int64), tl.program_id(0) % blocks
     own, keys = block * block_size, count + block_size
     kept += (of_head * blocks + block) * block_size * keys

@@ -19,7 +19,10 @@ import triton.language as tl
 
 @triton.jit
 def _rows(size, FROM_END: tl.constexpr, SIZE: tl.constexpr):
-    """Return the row numbers of a tile; rows outside the matrix are >= `size` or below 0."""
+    """Return the row numbers of a tile.
+
+    Rows outside the matrix have numbers >= `size` or below 0.
+    """
     row = tl.arange(0, SIZE)
     if FROM_END:
         row = size - 1 - row
@@ -28,7 +31,7 @@ def _rows(size, FROM_END: tl.constexpr, SIZE: tl.constexpr):
 
 @triton.jit
 def _place(size, FROM_END: tl.constexpr, SIZE: tl.constexpr):
-    """Return the offsets of a matrix, and a mask of the offsets inside it."""
+    """Return the offsets of a matrix, and a mask of valid offsets."""
     row, column = _rows(size, FROM_END, SIZE)[:, None], tl.arange(0, SIZE)[None, :]
     return row * size + column, (row >= 0) & (row < size) & (column < size)
 
@@ -38,7 +41,10 @@ def _load(
     scores, padding, matrix, of_sample, size, log_zero,
     CAUSAL: tl.constexpr, FROM_END: tl.constexpr, SIZE: tl.constexpr,
 ):  # fmt: skip
-    """Load a matrix in float32 and the mask of live entries; other entries are `log_zero`."""
+    """Load a float32 matrix and its mask of live entries.
+
+    All other entries are `log_zero`.
+    """
     offset, inside = _place(size, FROM_END, SIZE)
     value = tl.load(scores + matrix * size * size + offset, mask=inside, other=float("-inf"))
     value = value.to(tl.float32)
@@ -68,7 +74,10 @@ def _take(norms, step, size, FROM_END: tl.constexpr, SIZE: tl.constexpr):
 
 @triton.jit
 def _logsumexp(value, AXIS: tl.constexpr):
-    """Compute logsumexp along rows (1) or columns (0); always finite, since `value` is finite."""
+    """Compute logsumexp along rows (1) or columns (0).
+
+    The result is always finite, since `value` is finite.
+    """
     largest = tl.max(value, AXIS, keep_dims=True)
     total = tl.sum(tl.exp(value - largest), AXIS, keep_dims=True)
     return largest + tl.log(total)
@@ -99,7 +108,7 @@ def balance(
     scores, padding, sort, norms, running, of_sample, size, iterations, log_zero,
     CAUSAL: tl.constexpr, LAST_ROWS: tl.constexpr, SIZE: tl.constexpr,
 ):  # fmt: skip
-    """Compute the sort matrix after `iterations` row and column steps; store their norms."""
+    """Compute the sort matrix, and store the norms of all steps."""
     matrix = tl.program_id(0).to(tl.int64)
     value, live = _load(scores, padding, matrix, of_sample, size, log_zero, CAUSAL, False, SIZE)
     offset, inside = _place(size, False, SIZE)
@@ -132,7 +141,10 @@ def _shares(value, live, log_zero):
 
 @triton.jit
 def _through_step(grad, shares, AXIS: tl.constexpr):
-    """Compute the gradient before a step from the gradient after it and the step's result."""
+    """Compute the gradient before a step from the gradient after it.
+
+    `shares` is the exponential of the step's result.
+    """
     return grad - shares * tl.sum(grad, AXIS, keep_dims=True)
 
 
@@ -143,7 +155,10 @@ def _through_both(factor, total, other_factor, other_total):
 
 @triton.jit
 def _sums_of_later(grad, norm, later):
-    """Sum grad[u] exp(norm[v] - norm[u]) over the rows u >= v; `later` is norm[v + 1]."""
+    """Sum grad[u] exp(norm[v] - norm[u]) over the rows u >= v.
+
+    `later` is norm[v + 1].
+    """
     _, total = tl.associative_scan((tl.exp(norm - later), grad), 0, _through_both)
     return total
 
@@ -153,7 +168,10 @@ def balance_backward(
     scores, padding, norms, running, grad_sort, grad_scores, of_sample, size, iterations, log_zero,
     CAUSAL: tl.constexpr, LAST_ROWS: tl.constexpr, SIZE: tl.constexpr,
 ):  # fmt: skip
-    """Compute the gradient of the scores; CAUSAL matrices are processed from the last row."""
+    """Compute the gradient of the scores.
+
+    CAUSAL matrices are processed from the last row to the first.
+    """
     matrix = tl.program_id(0).to(tl.int64)
     value, live = _load(scores, padding, matrix, of_sample, size, log_zero, CAUSAL, CAUSAL, SIZE)
     offset, inside = _place(size, CAUSAL, SIZE)

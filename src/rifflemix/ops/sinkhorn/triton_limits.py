@@ -27,7 +27,7 @@ _SHARED, _HALF_SHARED, _MOST_OF_HALF = 227 * 1024, 99 * 1024, 64
 def with_triton(
     names: tuple[str, ...], log_scores: Tensor, num_iterations: int, causal: bool
 ) -> tuple[str, ...]:
-    """Add "triton" to the backend names if its kernels support these scores on this device."""
+    """Add "triton" to `names` if its kernels support these scores here."""
     if num_iterations < 1 or log_scores.dtype not in _DTYPES:
         return names
     size = log_scores.shape[-1]
@@ -38,7 +38,7 @@ def with_triton(
 
 
 def check_limits(log_scores: Tensor, num_iterations: int, causal: bool) -> None:
-    """Raise unless the balancing kernels support the scores (..., n, n), on any device."""
+    """Raise unless the kernels support scores (..., n, n) on a GPU."""
     size = log_scores.shape[-1] if log_scores.dim() > 1 else 0
     if log_scores.dtype not in _DTYPES or not size or log_scores.shape[-2] != size:
         refuse_values("log_scores", log_scores, log_scores.dim(), "(..., n, n)", _DTYPES)
@@ -52,7 +52,7 @@ def check_limits(log_scores: Tensor, num_iterations: int, causal: bool) -> None:
 def with_triton_attention(
     names: tuple[str, ...], q: Tensor, sort: Tensor, block_size: int
 ) -> tuple[str, ...]:
-    """Add "triton" to the backend names if its kernels support this attention on this device."""
+    """Add "triton" to `names` if its kernels support this attention here."""
     if q.dtype not in _DTYPES:
         return names
     # Triton's interpreter multiplies bfloat16 matrices as if their bits were integers.
@@ -64,7 +64,7 @@ def with_triton_attention(
 
 
 def check_attention_limits(q: Tensor, k: Tensor, v: Tensor, sort: Tensor, block_size: int) -> None:
-    """Raise unless the attention kernels support the tensors, on any device."""
+    """Raise unless the attention kernels support tensors of these sizes."""
     check(q, k, v, sort, block_size, _DTYPES)
     names = ("features", "tokens in a block", "rows of sort", "columns of sort")
     for name, size, most in zip(names, _sizes(q, sort, block_size), _most(q), strict=True):
@@ -73,12 +73,15 @@ def check_attention_limits(q: Tensor, k: Tensor, v: Tensor, sort: Tensor, block_
 
 
 def _sizes(q: Tensor, sort: Tensor, block_size: int) -> tuple[int, ...]:
-    """Return features, tokens in a block, rows and columns of the sort matrix."""
+    """Return features, block size, rows and columns of `sort`."""
     return q.shape[3], block_size, *sort.shape[2:]
 
 
 def _most(q: Tensor) -> tuple[int, ...]:
-    """Return the maximum of each size; reads only the features, so graphs allow any length."""
+    """Return the maximum of each size in `_sizes`.
+
+    Only the number of features is read, so compiled graphs support any length.
+    """
     side = _SIDES[q.dtype]
     area, tokens = side**2, _MOST_SIDE
     shared = triton_support.shared_memory(q.device)
@@ -91,5 +94,8 @@ def _most(q: Tensor) -> tuple[int, ...]:
 
 
 def tile_size(count: int) -> int:
-    """Return the side of a tile for `count` entries: a power of two, at least 16."""
+    """Return the tile side for `count` entries.
+
+    It is a power of two and at least 16.
+    """
     return max(_LEAST_SIDE, 1 << (int(count) - 1).bit_length())
