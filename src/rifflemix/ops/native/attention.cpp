@@ -119,6 +119,7 @@ RIFFLEMIX_INLINE void clear_padded(const Slice<kBytes, A>& s, int64_t first, int
   }
 }
 
+// Writes zeros for all skipped queries.
 template <int kBytes, class A>
 RIFFLEMIX_INLINE void write_zeros(const Slice<kBytes, A>& s, Buffer<A>& rows, int64_t padded,
                                   int64_t width, const View& x) {
