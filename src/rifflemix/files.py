@@ -1,4 +1,4 @@
-"""Files that are either whole or absent: atomic writes, checked reads, the folder of a run."""
+"""Atomic file writes, checked reads, and the output folder of a run."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ from rifflemix.errors import InputError, bad_argument, is_out_of_memory
 from rifflemix.json_values import parse_json
 from rifflemix.locks import LOCK, locked, scratch_folder
 
-_HEADER = "rifflemix"  # the one header entry: safetensors writes several in random order
+_HEADER = "rifflemix"  # a single header entry: safetensors writes several entries in random order
 _MOST_TEXT = 1 << 28
 START_OVER = "remove the folder to start over, or choose another"
 
 
 def make_folder(folder: Path) -> None:
-    """Make `folder` and its parents.
+    """Create `folder` and its parents.
 
     Raises:
-        InputError: it cannot be made or written to.
+        InputError: the folder cannot be created or is not writable.
     """
     with reported("make folder", folder):
         folder.mkdir(parents=True, exist_ok=True)
@@ -40,9 +40,10 @@ def make_folder(folder: Path) -> None:
 
 
 def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
-    """Call `write` on a temporary path, flush the file to disk, then move it to `path`.
+    """Call `write` on a temporary path, then move the file to `path`.
 
-    At any moment, even after a kill or a power cut, `path` has the old content or the new one.
+    The file is flushed to disk first. `path` always has either the old or the new content, even
+    after a kill or a power failure.
 
     Raises:
         InputError: the file cannot be written (no permission, no space ...).
@@ -51,7 +52,7 @@ def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
         with scratch_folder(path.parent) as scratch:
             temporary = scratch / "file"
             temporary.touch()
-            mode = temporary.stat().st_mode  # safetensors makes its files private
+            mode = temporary.stat().st_mode  # safetensors creates private files
             write(temporary)
             temporary.chmod(mode)
             flush(temporary)
@@ -67,23 +68,24 @@ def write_bytes(path: Path, content: bytes) -> None:
 
 
 def user_path(name: str, path: str | os.PathLike[str]) -> Path:
-    """A path with ~ and ~user replaced by the folders they stand for.
+    """Expand ~ and ~user in a path.
 
     Raises:
-        InputError: `path` is no path, is not in UTF-8, or there is no such user; it says `name`.
+        InputError: `path` is not a path, is not valid UTF-8, cannot be accessed, or its user does
+            not exist. The message starts with the argument's name, `name`.
     """
     if not isinstance(path, str | os.PathLike):
         raise bad_argument(name, "a path", repr(path))
     if not (text := os.fsdecode(path)) or "\0" in text:
         raise bad_argument(name, "a path", repr(text))
     try:
-        text.encode()  # JSON, safetensors and reports hold nothing else
+        text.encode()  # JSON, safetensors and reports need UTF-8
         found = Path(path).expanduser()
         found.lstat()
     except UnicodeEncodeError:
         raise bad_argument(name, "a path in UTF-8", ascii(text)) from None
     except (FileNotFoundError, NotADirectoryError):
-        pass  # perhaps it is to be made
+        pass  # the caller may create it
     except RuntimeError:
         raise bad_argument(name, "a path whose ~ stands for a user's folder", str(path)) from None
     except OSError as error:
@@ -93,23 +95,27 @@ def user_path(name: str, path: str | os.PathLike[str]) -> Path:
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Write `value` atomically as indented JSON; NaN and infinity are refused."""
+    """Write `value` atomically as indented JSON; NaN and infinity raise ValueError."""
     text = json.dumps(value, indent=2, allow_nan=False) + "\n"
     write_bytes(path, text.encode())
 
 
 def check_regular(path: Path) -> None:
-    """Raise OSError where `path` is a pipe or a device, which would be waited for, or never end."""
+    """Raise OSError if `path` is a pipe or a device.
+
+    Reading from it could block or never end.
+    """
     mode = path.stat().st_mode
     if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
         raise OSError(errno.EINVAL, "it is no regular file")
 
 
 def read_text(path: Path) -> str:
-    """The UTF-8 text of a file of ours.
+    """Read a UTF-8 file that rifflemix wrote.
 
     Raises:
-        OSError, ValueError: it cannot be read, is no such text, or larger than any of ours.
+        OSError: the file cannot be read.
+        ValueError: the file is not UTF-8, or is larger than any file that rifflemix writes.
     """
     check_regular(path)
     if path.stat().st_size > _MOST_TEXT:
@@ -118,10 +124,14 @@ def read_text(path: Path) -> str:
 
 
 def read_json(path: Path, advice: str = START_OVER) -> Any:
-    """Read a JSON file; `advice` is what to do where it is damaged.
+    """Read a JSON file.
+
+    Args:
+        path: the file.
+        advice: end of the error message for a damaged file, with advice for the user.
 
     Raises:
-        InputError: it cannot be read or is not JSON.
+        InputError: the file cannot be read or is not JSON.
     """
     try:
         return parse_json(read_text(path))
@@ -132,10 +142,10 @@ def read_json(path: Path, advice: str = START_OVER) -> Any:
 
 
 def read_json_lines(path: Path) -> list[Any]:
-    """Read a file with one JSON value a line.
+    """Read a file with one JSON value per line.
 
     Raises:
-        InputError: it cannot be read, or a line is not JSON.
+        InputError: the file cannot be read, or a line is not JSON.
     """
     try:
         return [parse_json(line) for line in read_text(path).splitlines()]
@@ -148,8 +158,8 @@ def read_json_lines(path: Path) -> list[Any]:
 def write_tensors(path: Path, tensors: Mapping[str, Tensor], meta: Any) -> None:
     """Write CPU tensors and JSON values to one safetensors file, atomically.
 
-    A checksum of both goes into its header: safetensors alone sees a short file but not
-    a changed byte.
+    The header contains a checksum of both. safetensors by itself detects a truncated file, but
+    not a changed byte.
     """
     entry = {"meta": meta, "sha256": _digest(tensors, meta)}
     header = {_HEADER: json.dumps(entry, allow_nan=False)}
@@ -157,10 +167,17 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], meta: Any) -> None:
 
 
 def read_tensors(path: Path, advice: str = START_OVER) -> tuple[dict[str, Tensor], Any]:
-    """Read what `write_tensors` wrote.
+    """Read a file that `write_tensors` wrote.
+
+    Args:
+        path: the file.
+        advice: end of the error message for a damaged file, with advice for the user.
+
+    Returns:
+        The tensors by name, and the JSON values.
 
     Raises:
-        InputError: the file is missing, truncated or changed, or not one of ours.
+        InputError: the file is missing, truncated, changed, or was not written by rifflemix.
     """
     try:
         check_regular(path)
@@ -169,7 +186,7 @@ def read_tensors(path: Path, advice: str = START_OVER) -> tuple[dict[str, Tensor
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (no dict)
     except (OSError, MemoryError) as error:
         raise cannot("read", path, error) from error
-    # A header may name types that this torch does not have, or shapes that it cannot make.
+    # A header may name dtypes that this torch lacks, or shapes that it cannot allocate.
     except (SafetensorError, RuntimeError, TypeError, ValueError, AttributeError) as error:
         if is_out_of_memory(error):
             raise cannot("read", path, error) from error
@@ -193,23 +210,23 @@ CONFIG_FILE = "config.json"
 def claimed_folder(
     folder: Path, settings: Mapping[str, Any], *, name: str = "out", free: Collection[str] = ()
 ) -> Iterator[None]:
-    """Make the folder of a run, or open it again, write its config.json and hold it.
+    """Create or reopen a run's folder, write its config.json, and lock it.
 
     Args:
-        folder: new, empty, or of an earlier start with the same settings.
-        settings: what the run is, as JSON values; goes to config.json.
-        name: the argument that chose the folder, for messages.
-        free: dotted names of settings that a run may change when it goes on.
+        folder: a new or empty folder, or the folder of an earlier run with the same settings.
+        settings: the run's settings as JSON values, written to config.json.
+        name: name of the argument that chose the folder, for error messages.
+        free: dotted names of the settings that may change when a run resumes.
 
     Raises:
-        InputError: it cannot be written, is in use, or holds something else.
+        InputError: the folder cannot be written, is in use, or contains other files.
     """
     check_same_settings(folder, settings, name=name, free=free)
     with reported("look at", folder):
         is_new = not folder.exists()
     make_folder(folder)
     with locked(folder):
-        # Again: another process may have been here.
+        # Check again: another process may have written to the folder before it was locked.
         check_same_settings(folder, settings, name=name, free=free)
         try:
             write_json(folder / CONFIG_FILE, settings)
@@ -223,9 +240,9 @@ def claimed_folder(
 def check_same_settings(
     folder: Path, settings: Mapping[str, Any], *, name: str = "out", free: Collection[str] = ()
 ) -> None:
-    """Raise InputError if a folder has something else than an earlier start of this very run.
+    """Raise InputError unless a folder is empty or has the same settings.
 
-    Arguments as for `claimed_folder`.
+    See `claimed_folder` for the arguments.
     """
     path = folder / CONFIG_FILE
     with reported("look at", folder):
@@ -244,7 +261,7 @@ def check_same_settings(
     earlier = read_json(path)
     if not isinstance(earlier, dict) or earlier.get("format") != settings.get("format"):
         raise bad_argument(name, "a folder of the same command", f"another run's, {folder}")
-    as_kept = json.loads(json.dumps(settings))  # tuples come back as lists
+    as_kept = json.loads(json.dumps(settings))  # the round trip converts tuples to lists
     if difference := first_difference(earlier, as_kept, free):
         setting, before, now = difference
         same = "model, torch" if setting == "model.hash" else "settings"
@@ -260,9 +277,9 @@ _NAMES_OF_FILES = ("task_options.data", "task.options.data")
 def first_difference(
     earlier: Mapping[str, Any], now: Mapping[str, Any], free: Collection[str] = (), prefix: str = ""
 ) -> tuple[str, Any, Any] | None:
-    """The first setting that two configurations disagree on: its dotted name and both values.
+    """Find the first setting that differs: its dotted name and both values.
 
-    The name of a file of the user's own is none: its content has a hash of its own.
+    Paths of user data files are ignored, because the settings contain a hash of their content.
     """
     for key in [*now, *(key for key in earlier if key not in now)]:
         name, before, after = f"{prefix}{key}", earlier.get(key), now.get(key)
@@ -277,7 +294,7 @@ def first_difference(
 
 
 def _remove_empty(folder: Path) -> None:
-    """Remove a folder that has nothing but its lock, if that is possible."""
+    """Remove a folder that contains only its lock, if possible."""
     with contextlib.suppress(OSError):
         if os.listdir(folder) == [LOCK]:
             (folder / LOCK).unlink()
@@ -285,9 +302,9 @@ def _remove_empty(folder: Path) -> None:
 
 
 def flush(path: Path) -> None:
-    """Force a file or the entries of a folder to disk."""
+    """Flush a file, or the entries of a folder, to disk."""
     if sys.platform == "win32" and path.is_dir():
-        return  # Windows cannot open a folder, and writes its entries at once
+        return  # Windows cannot open a folder, and writes folder entries immediately
     descriptor = os.open(path, os.O_RDWR if sys.platform == "win32" else os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -306,7 +323,7 @@ def _digest(tensors: Mapping[str, Tensor], meta: Any) -> str:
 
 @contextlib.contextmanager
 def reported(verb: str, path: Path) -> Iterator[None]:
-    """Raise InputError with one sentence in place of an OSError, such as of a failing disk."""
+    """Convert an OSError, such as a disk error, to a one-sentence InputError."""
     try:
         yield
     except OSError as error:
@@ -314,11 +331,11 @@ def reported(verb: str, path: Path) -> Iterator[None]:
 
 
 def cannot(verb: str, path: Path, error: Exception) -> InputError:
-    """The error for a file or folder that the system refuses."""
+    """Create the error for a failed operation on a file or folder."""
     reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
     return InputError(f"cannot {verb} {path}: {reason}")
 
 
 def damaged_run(path: Path, reason: str, advice: str = START_OVER) -> InputError:
-    """The error for a file of a run that is not what was written."""
+    """Create the error for a damaged file of a run."""
     return InputError(f"{path} is damaged ({reason}); {advice}")

@@ -1,4 +1,4 @@
-"""Locks on folders, and temporary folders that their lock protects."""
+"""Folder locks, and temporary folders protected by a lock."""
 
 from __future__ import annotations
 
@@ -17,20 +17,22 @@ from rifflemix.errors import InputError
 LOCK = ".lock"
 _TEMPORARY = re.compile(r"\.rifflemix-[0-9a-f]{16}\.tmp")
 _WITHOUT_LOCKS = (errno.ENOSYS, errno.ENOTSUP, errno.ENOLCK)  # some network file systems
-_held: set[int] = set()  # descriptors of the locks of this process
+_held: set[int] = set()  # file descriptors of the locks that this process owns
 
 
 class FolderInUse(InputError):
-    """Another process holds a folder."""
+    """Another process has locked the folder."""
 
 
 @contextlib.contextmanager
 def locked(folder: Path, name: str = LOCK) -> Iterator[None]:
-    """Hold the lock `name` in a folder. The system frees it when the process ends in any way.
+    """Lock a folder with the lock file `name` during the context.
+
+    The operating system releases the lock when the process ends for any reason.
 
     Raises:
-        FolderInUse: another process holds it.
-        InputError: the lock cannot be made.
+        FolderInUse: another process has the lock.
+        InputError: the lock file cannot be created or locked.
     """
     try:
         descriptor = _lock(folder, name)
@@ -48,12 +50,13 @@ def locked(folder: Path, name: str = LOCK) -> Iterator[None]:
 
 @contextlib.contextmanager
 def scratch_folder(parent: Path) -> Iterator[Path]:
-    """Make a temporary folder in `parent` and delete it at the end.
+    """Create a temporary folder in `parent` for the duration of the context.
 
-    The folder is locked while it is used. Every call first deletes what killed processes left.
+    The folder is locked during the context and deleted at the end. Every call first deletes the
+    temporary folders that killed processes left behind.
 
     Raises:
-        OSError: the folder cannot be made.
+        OSError: the folder cannot be created.
     """
     delete_leftovers(parent)
     with contextlib.ExitStack() as stack:
@@ -68,7 +71,7 @@ def _new_scratch(parent: Path, stack: contextlib.ExitStack) -> Path:
         try:
             stack.callback(_unlock, _lock(folder))
         except (BlockingIOError, FileNotFoundError):
-            continue  # another process took the folder for a leftover before it was locked
+            continue  # another process deleted the folder as a leftover before it was locked
         except OSError as error:
             if error.errno not in _WITHOUT_LOCKS:
                 raise
@@ -77,9 +80,10 @@ def _new_scratch(parent: Path, stack: contextlib.ExitStack) -> Path:
 
 
 def delete_leftovers(parent: Path) -> None:
-    """Delete the unlocked temporary folders in `parent`: a killed process left them.
+    """Delete the temporary folders that killed processes left in `parent`.
 
-    Nothing with another name is deleted. A leftover that cannot be deleted stays for a later call.
+    These folders have a fixed name pattern and no lock; everything else stays. A folder that
+    cannot be deleted stays for a later call.
     """
     with contextlib.suppress(OSError), os.scandir(parent) as entries:
         found = [Path(e.path) for e in entries if _TEMPORARY.fullmatch(e.name) and _is_folder(e)]
@@ -97,7 +101,7 @@ def _is_folder(entry: os.DirEntry[str]) -> bool:
 
 
 def _lock(folder: Path, name: str = LOCK) -> int:
-    """Lock a folder; raises BlockingIOError if another process holds it."""
+    """Lock a folder; raise BlockingIOError if another process has the lock."""
     descriptor = os.open(folder / name, os.O_RDWR | os.O_CREAT, 0o644)
     _held.add(descriptor)
     try:
@@ -116,7 +120,10 @@ def _unlock(descriptor: int) -> None:
 
 
 def _forget_locks() -> None:
-    """In a forked child: a data loading process that outlives a kill must not keep the lock."""
+    """Close all locks in a forked child process.
+
+    A data loader worker may outlive a killed run, and must not keep its lock.
+    """
     while _held:
         os.close(_held.pop())
 

@@ -1,6 +1,6 @@
-"""Text from outside (names, paths, labels, error messages), made safe for what shows it.
+"""Escape external text (names, paths, labels, error messages) for terminals, plots and Markdown.
 
-Values of HTML pages are escaped by their templates.
+HTML templates escape their own values.
 """
 
 from __future__ import annotations
@@ -9,40 +9,43 @@ import re
 import unicodedata
 from collections.abc import Iterable, Sequence
 
-# Control characters, surrogates, line separators, and format characters such as those that
+# Control characters, surrogates, line separators, and format characters. Some format characters
 # reverse the direction of text.
 _UNSAFE = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})
 _JOINERS = "\u200c\u200d"  # format characters that several scripts and emoji need
 
-# What begins emphasis, code, a link, a tag, an entity, deleted text or a formula.
+# Characters that start emphasis, code, a link, a tag, an entity, deleted text or a formula.
 _MARKUP = re.compile(r"[\\`*\[\]]|(?<![^\W_])_|_(?![^\W_])|<(?=[a-zA-Z/!?])|&(?=#?\w+;)|[~$]")
 _ENTITIES = {character: f"&#{ord(character)};" for character in "<&~$"}
-# What begins a heading, quote or list at the start of a line.
+# Characters that start a heading, quote or list at the start of a line.
 _BLOCK = re.compile(r"^(?:>|[#+=-](?=[\s#=-]|$)|\d{1,9}(?=[.)](?:\s|$)))")
 
 
 def terminal_text(value: object) -> str:
-    r"""Write a text in one line, with escapes such as \x1b for what would control a terminal."""
+    r"""Convert a value to one line of text that is safe in terminals.
+
+    Control characters become escapes such as \x1b.
+    """
     text = str(value)
     return text if text.isprintable() else "".join(map(_shown, text))
 
 
 def plot_text(value: object) -> str:
-    """Write a text for matplotlib without formulas."""
+    """Convert a value to text for matplotlib, without formulas."""
     return re.sub(r"(?<!\\)\$", r"\\$", terminal_lines(value))
 
 
 def terminal_lines(value: object) -> str:
-    """Write each line of a text as `terminal_text` does."""
+    """Apply `terminal_text` to each line of a text."""
     return "\n".join(map(terminal_text, str(value).split("\n")))
 
 
 class Markdown(str):
-    """A text that is Markdown already: `markdown_text` leaves it alone."""
+    """Text that is already Markdown: `markdown_text` does not escape it."""
 
 
 def markdown_text(value: object) -> Markdown:
-    """Escape a text within a line of Markdown."""
+    """Escape text for use inside a line of Markdown."""
     if isinstance(value, Markdown):
         return value
     line = terminal_text(" ".join(str(value).split()))
@@ -50,12 +53,12 @@ def markdown_text(value: object) -> Markdown:
 
 
 def bold(value: object) -> Markdown:
-    """Escape a text and make it bold."""
+    """Escape text and make it bold."""
     return Markdown(f"**{markdown_text(value)}**")
 
 
 def code(value: object) -> Markdown:
-    """Write a text as code, also if it has backticks."""
+    """Format text as inline code, even if it contains backticks."""
     text = terminal_text(value)
     ticks = "`" * (max(map(len, re.findall("`+", text)), default=0) + 1)
     space = " " if len(ticks) > 1 else ""
@@ -63,19 +66,19 @@ def code(value: object) -> Markdown:
 
 
 def link(value: object, url: str) -> Markdown:
-    """Escape a text and make it a link to a quoted URL."""
+    """Escape text and make it a link to a quoted URL."""
     return Markdown(f"[{markdown_text(value)}]({url})")
 
 
 def bullet_lines(values: Iterable[object]) -> list[str]:
-    """The lines of a Markdown list."""
+    """Format values as the lines of a Markdown list."""
     return [f"- {_BLOCK.sub(_escaped, markdown_text(value), count=1)}" for value in values]
 
 
 def table_lines(
     headers: Sequence[object], rows: Iterable[Iterable[object]], right: range = range(0)
 ) -> list[str]:
-    """The lines of a Markdown table; the columns in `right` are aligned there."""
+    """Format a Markdown table as lines; columns in `right` are right-aligned."""
     rule = [Markdown("---:" if column in right else "---") for column in range(len(headers))]
     return [_line(cells) for cells in (headers, rule, *rows)]
 

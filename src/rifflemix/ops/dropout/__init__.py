@@ -1,4 +1,4 @@
-"""Dropout whose mask is a function of a seed: drawn by all threads, exact on resume, not stored."""
+"""Dropout with a seeded mask: multithreaded, reproducible on resume, and not stored."""
 
 from rifflemix.ops.dropout.api import dropout, dropout_attention
 

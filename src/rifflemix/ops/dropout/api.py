@@ -1,4 +1,4 @@
-"""The public functions of this family: arguments checked, then handed to `unchecked`."""
+"""Public dropout functions: check the arguments, then call `unchecked`."""
 
 from __future__ import annotations
 
@@ -17,27 +17,30 @@ from rifflemix.ops.dropout import unchecked
 
 
 def dropout(x: Tensor, p: float, *, backend: str = "auto") -> Tensor:
-    """Each element becomes zero with probability p, the others x / (1 - p).
+    """Zero each element with probability p; divide the others by 1 - p.
 
-    On a CPU the elements that are dropped follow from one number that torch's generator draws: the
-    same for any number of threads and for every backend, again where the generator's state is
-    restored (a resumed run, a checkpointed block), others in the next call. Only that number is
-    kept for the gradient. On other devices, in a graph that torch compiles without the kernels, and
-    under transforms of torch.func or forward-mode differentiation it is torch's own dropout.
+    On a CPU, a seed from torch's generator determines the dropped elements.
+
+    - The result does not depend on the number of threads or on the backend.
+    - The same elements are dropped again if the generator's state is restored, for example in a
+      resumed run or a checkpointed block. Every call draws a new seed.
+    - Only the seed is kept for the gradient.
+
+    The function uses torch's own dropout on other devices, and in compiled graphs without the
+    kernels. It also does so under torch.func transforms and forward-mode differentiation.
 
     Args:
-        x: floating-point, of any shape.
-        p: probability in [0, 1), exact to 2^-32; it drops whenever it is not 0, so pass 0 when not
-            training.
+        x: floating-point tensor of any shape.
+        p: probability in [0, 1), exact to 2^-32. There is no training flag: pass 0 for evaluation.
         backend: "auto", "reference", "eager" or "cpu".
 
     Returns:
-        Like `x`; `x` itself for p = 0. Elements that are dropped are 0 also where x is not finite.
+        Tensor like `x`; `x` itself for p = 0. Dropped elements are 0 even if x is not finite.
 
     Raises:
-        InputError: another dtype, `p` out of range, or a backend that cannot run this.
+        InputError: wrong dtype, `p` out of range, or a backend that does not support the call.
 
-    Source: Srivastava et al. 2014, "Dropout"; the numbers are those of Salmon et al. 2011,
+    Source: Srivastava et al. 2014, "Dropout". The random numbers follow Salmon et al. 2011,
     "Parallel Random Numbers: As Easy as 1, 2, 3".
     """
     check_floating("x", x, "(...)")
@@ -55,34 +58,38 @@ def dropout_attention(
     is_padding: bool = False,
     backend: str = "auto",
 ) -> Tensor:
-    """Softmax attention some of whose weights are dropped: dropout(softmax(q k^T / sqrt(D))) v.
+    """Compute attention with dropout on the weights: dropout(softmax(q k^T / sqrt(D))) v.
 
-    On a CPU the N x S weights exist for a few queries at a time only, forward and backward; torch's
-    attention holds them all where it drops some. What is dropped is that of `dropout` on the
-    (B, H, N, S) weights. Without dropout, on other devices and wherever `dropout` says so it is
-    torch's `scaled_dot_product_attention`.
+    On a CPU, only the weights of a few queries are in memory at a time, forward and backward.
+    torch's attention with dropout stores all N x S weights. The function drops the same elements
+    as `dropout` on the (B, H, N, S) weights.
+
+    The function uses torch's `scaled_dot_product_attention` if `dropout_p` is 0, on other devices,
+    and in the other cases listed for `dropout`.
 
     Args:
         q: (B, H, N, D) queries.
         k: (B, H, S, D) keys.
         v: (B, H, S, E) values.
-        dropout_p: probability in [0, 1) of dropping a weight; it drops whenever it is not 0.
-        mask: broadcasts to (B, H, N, S): bool, True = may attend, or numbers that are added to the
-            scores, for which all weights are held. A query that may attend nowhere gives 0.
-        is_causal: query n attends to keys 0 ... n only; without a mask.
-        is_padding: `mask`, a bool (B, 1, 1, N), False = padding, is of tokens that are queries and
-            keys. Outputs at padding are then 0; padding that stands last costs nothing on a CPU.
+        dropout_p: probability in [0, 1) of dropping a weight. There is no training flag.
+        mask: tensor that broadcasts to (B, H, N, S), or None. Either bool, True = may attend, or
+            floating point, added to the scores; the latter needs memory for all weights. The
+            output of a query without keys is 0.
+        is_causal: query n attends only to keys 0 ... n. Not supported together with `mask`.
+        is_padding: `mask` is a (B, 1, 1, N) bool padding mask, False = padding, and queries and
+            keys are the same tokens. Outputs at padding are then 0. Right padding adds no cost on
+            a CPU.
         backend: "auto", "reference", "eager" or "cpu".
 
     Returns:
-        (B, H, N, E), the dtype of `q`.
+        (B, H, N, E) tensor with the dtype of `q`.
 
     Raises:
-        InputError: shapes, dtypes or devices that do not fit, a value out of range, or a backend
-            that cannot run this.
+        InputError: incompatible shapes, dtypes or devices, a value out of range, or a backend that
+            does not support the call.
 
-    Source: Vaswani et al. 2017, "Attention Is All You Need", equation (1) and section 5.4; the
-    order of the work is that of Dao et al. 2022, "FlashAttention", algorithms 2 and 4.
+    Source: Vaswani et al. 2017, "Attention Is All You Need", equation (1) and section 5.4. The
+    order of the computation follows Dao et al. 2022, "FlashAttention", algorithms 2 and 4.
     """
     check_tokens("q", q, rank=4, layout="(B, H, N, D)")
     _check_keys("k", k, q, k)

@@ -1,4 +1,4 @@
-"""Dropout by a compiled kernel: one pass, all threads, and a seed instead of a mask to keep."""
+"""Dropout with a compiled kernel: one multithreaded pass that stores a seed, not a mask."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from rifflemix.ops.native import TYPE_NAMES, checked, in_huge_pages, library, re
 from rifflemix.ops.operands import check_operand, on_one_device
 from rifflemix.ops.operator import operator
 
-# Looked up once: a graph that is being traced must not meet the loading of a library.
+# Loaded at import: loading a library cannot be traced.
 KERNELS = library()
 
 
 def supports(x: Tensor) -> bool:
-    """Whether the kernel can run this.
+    """Check whether the kernel supports `x`.
 
-    An exported program must run where this library is not.
+    Exported programs do not use the kernel, because they must run without this library.
     """
     return (
         KERNELS is not None
@@ -74,7 +74,7 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
 
 
 def _differentiate(ctx: Any, grad_y: Tensor) -> tuple[Tensor, None, None]:
-    """The same elements of the gradient: dropout is linear."""
+    """Apply the same dropout to the gradient: dropout is linear."""
     (seed,) = ctx.saved_tensors
     return _apply(grad_y, seed, ctx.p), None, None
 

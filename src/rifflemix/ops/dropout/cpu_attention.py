@@ -1,8 +1,8 @@
-"""Attention with dropout by a compiled kernel: only some queries' weights exist at a time.
+"""Attention with dropout in a compiled kernel: stores the weights of a few queries at a time.
 
-Backward finds the weights again from the log-sum-exp of each query's scores, and what was dropped
-from the seed. The kernel is in ops/native/attention.cpp. A gradient of a gradient is left to the
-eager formulas, and so are weights with a bias, of which the kernel of dropout drops some.
+The backward pass recomputes the weights from the log-sum-exp of each query's scores, and the
+dropped elements from the seed. The kernel is in ops/native/attention.cpp. The eager formulas
+compute second-order gradients and scores with a bias, the latter with the dropout kernel.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ from rifflemix.ops.native import (
 from rifflemix.ops.operands import check_operand, on_one_device, refuse_values
 from rifflemix.ops.operator import operator
 
-# Without vector instructions torch's matrix products are faster.
+# Without vector instructions, torch's matrix products are faster.
 _HAS_VECTORS = instruction_level() >= 2
 
 
 def supports_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> bool:
-    """Whether the kernel can run this."""
+    """Check whether the kernel supports the arguments."""
     return (
         _HAS_VECTORS
         and supports(q)
@@ -67,7 +67,7 @@ def dropout_attention(
 
 
 def _empty_tokens(like: Tensor, length: int, features: int) -> Tensor:
-    """(B, H, N, D) in a (B, N, H, D) storage."""
+    """Allocate (B, H, N, D) with memory layout (B, N, H, D)."""
     batch, heads = like.shape[:2]
     return like.new_empty((batch, length, heads, features)).transpose(1, 2)
 
@@ -88,7 +88,7 @@ def _forward(
     seed: Tensor,
     p: float,
 ) -> tuple[Tensor, Tensor]:
-    """Output, and the log-sum-exp of each query's scores."""
+    """Compute the output and the log-sum-exp of each query's scores."""
     _check(q, k, v, mask, is_padding, seed, p)
     y, lse = _empty_outputs(q, k, v)
     _call(q, k, v, mask, is_causal, is_padding, seed, p, lse, (in_huge_pages(y),))
@@ -120,7 +120,7 @@ def _backward(
     lse: Tensor,
     grad_y: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of q, k and v."""
+    """Compute the gradients of q, k and v."""
     _check(q, k, v, mask, is_padding, seed, p)
     shape = (*q.shape[:3], v.shape[3])
     check_operand("y", y, shape, q.dtype, q.device)
@@ -147,7 +147,7 @@ def _call(
     lse: Tensor,
     outputs: tuple[Tensor, ...],
 ) -> None:
-    """Run the kernel: the forward pass with y alone as output, else with what backward has."""
+    """Run the forward kernel if `outputs` is (y,), else the backward kernel."""
     inputs = [_with_whole_rows(t) for t in (q, k, v)]
     batch, heads, queries, width = q.shape
     keys = k.shape[2]
@@ -186,7 +186,7 @@ def _check(
     seed: Tensor,
     p: float,
 ) -> None:
-    """Raise unless the tensors fit each other, with something along all sizes but the batch."""
+    """Raise InputError for incompatible shapes or empty dimensions (except the batch)."""
     for name, tokens in (("q", q), ("k", k), ("v", v)):
         if tokens.dim() != 4 or tokens.dtype not in TYPE_NAMES or 0 in tokens.shape[1:]:
             refuse_values(name, tokens, 4, "(B, H, N, D)", TYPE_NAMES)
@@ -206,7 +206,7 @@ def _check(
 
 
 def _with_whole_rows(tokens: Tensor) -> Tensor:
-    """Tokens whose features lie side by side: a copy only where they do not."""
+    """Make the features contiguous; copy only if necessary."""
     return tokens if tokens.stride(-1) == 1 or tokens.shape[-1] == 1 else tokens.contiguous()
 
 

@@ -1,4 +1,4 @@
-"""Dropout in plain torch: the same numbers by 32-bit arithmetic on a CPU, torch's own elsewhere."""
+"""Dropout in plain torch: seeded 32-bit arithmetic on a CPU, torch's own dropout elsewhere."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from rifflemix.ops.dropout.spec import (
     threshold,
 )
 
-# Tiles drawn together: their words stay in a processor's cache.
+# Number of tiles generated together, so that their words stay in the CPU cache.
 _TILES = 4096
 
 
 def dropout(x: Tensor, p: float, seed: Tensor | None) -> Tensor:
-    """See `rifflemix.ops.dropout`; without a seed, by torch's own generator."""
+    """See `rifflemix.ops.dropout`; uses torch's own dropout if `seed` is None."""
     if seed is None:
         return F.dropout(x, p)
     kept = is_kept(x.numel(), p, int(seed)).view(x.shape)
@@ -44,7 +44,7 @@ def dropout_attention(
     p: float,
     seed: Tensor | None,
 ) -> Tensor:
-    """See `rifflemix.ops.dropout_attention`; without a seed, torch's own."""
+    """See `rifflemix.ops.dropout_attention`; uses torch's own attention if `seed` is None."""
     if seed is None:
         y = F.scaled_dot_product_attention(
             q, k, v, attn_mask=mask, is_causal=is_causal, dropout_p=p
@@ -55,7 +55,7 @@ def dropout_attention(
 
 
 def without_padding(y: Tensor, mask: Tensor | None) -> Tensor:
-    """Zeros in place of the outputs of tokens that a mask of padding hides."""
+    """Set the outputs at padding to zero."""
     return y if mask is None else y.masked_fill(~mask[..., :1, :].mT, 0.0)
 
 
@@ -67,13 +67,17 @@ def attend(
     is_causal: bool,
     drop: Callable[[Tensor], Tensor] = lambda weights: weights,
 ) -> Tensor:
-    """softmax(q k^T / sqrt(D)) v with the mask of torch's attention; `drop` changes the weights."""
+    """Compute softmax(q k^T / sqrt(D)) v, with `mask` as in torch's attention.
+
+    `drop` is applied to the weights.
+    """
     scores = (q / math.sqrt(q.shape[-1])) @ k.mT
     blind = None
     if is_causal:
         later = torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device).triu(1)
         scores = scores.masked_fill(later, -torch.inf)
-    # A query that sees nothing gets nothing, as in torch's attention, not NaN: it sees all first.
+    # A query without keys gives 0, as in torch's attention. To avoid NaN, it first attends to all
+    # keys, and its output is zeroed at the end.
     if mask is not None and mask.dtype == torch.bool:
         blind = ~mask.any(-1, keepdim=True)
         scores = scores.masked_fill(~(mask | blind), -torch.inf)
@@ -85,17 +89,19 @@ def attend(
 
 
 def takes_seed(x: Tensor) -> bool:
-    """Whether these formulas draw: on a CPU, values at hand, outside of transforms and graphs.
+    """Check whether the eager backend draws from a seed for `x`.
 
-    GPUs and the compiler have a fused dropout of torch's own, and transforms decide themselves
-    what is drawn for each sample.
+    It does so on a CPU, for tensors with values, outside transforms and compiled graphs.
+
+    GPUs and the compiler have a fused torch dropout. Transforms control the randomness of each
+    sample themselves.
     """
     draws = x.device.type == "cpu" and has_plain_autograd() and not torch.compiler.is_compiling()
     return draws and has_values(x)
 
 
 def is_kept(count: int, p: float, seed: int) -> Tensor:
-    """(count,) bool: which of the elements 0 ... count - 1 dropout keeps."""
+    """Return a (count,) bool mask of the elements that dropout keeps."""
     tiles = -(-count // TILE)
     parts = [
         _kept_in_tiles(first, min(first + _TILES, tiles), threshold(p), seed)
@@ -109,7 +115,7 @@ def _kept_in_tiles(first: int, last: int, limit: int, seed: int) -> Tensor:
     halves = _halves(blocks, 0, seed)
     upper = limit >> 16
     kept = halves > upper
-    # One number in 65,536 needs its lower half: those of whole tiles are drawn again.
+    # One number in 65,536 needs its lower half. These are generated for whole tiles.
     (tied,) = (halves == upper).any(1).nonzero(as_tuple=True)
     if len(tied):
         lower = _halves(blocks.view(-1, BLOCKS_PER_TILE)[tied].flatten(), 1, seed)
@@ -118,7 +124,10 @@ def _kept_in_tiles(first: int, last: int, limit: int, seed: int) -> Tensor:
 
 
 def _halves(blocks: Tensor, stream: int, seed: int) -> Tensor:
-    """Blocks (8 tiles,) int64 -> (tiles, 64) int32, halves of random words in their order."""
+    """Generate halves of random words, (tiles, 64) int32, from block numbers.
+
+    `blocks` is (8 tiles,) int64.
+    """
     low, high = _signed(seed), _signed(seed >> 32)
     keys = (low, high, 0, 0, PARITY ^ low ^ high)
     x = [
@@ -131,7 +140,7 @@ def _halves(blocks: Tensor, stream: int, seed: int) -> Tensor:
         a, b = (1, 3) if r % 2 == 0 else (3, 1)
         for target, source, bits in zip((0, 2), (a, b), ROTATIONS[r % 8], strict=True):
             x[target] += x[source]
-            # Shifts to the right repeat the sign: the bits that come in are cut off.
+            # A right shift repeats the sign bit, so the upper bits are masked.
             top = (x[source] >> (32 - bits)) & ((1 << bits) - 1)
             x[source] = (x[source] << bits).bitwise_or_(top).bitwise_xor_(x[target])
         if r % 4 == 3:
@@ -143,5 +152,5 @@ def _halves(blocks: Tensor, stream: int, seed: int) -> Tensor:
 
 
 def _signed(word: int) -> int:
-    """The lower 32 bits as the int32 of these bits."""
+    """Reinterpret the lower 32 bits as int32."""
     return ((word & 0xFFFFFFFF) ^ 0x80000000) - 0x80000000

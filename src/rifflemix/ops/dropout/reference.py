@@ -1,4 +1,4 @@
-"""Dropout word by word as published: the truth that the other forms are tested against."""
+"""Reference dropout, written exactly as published, to test the other backends."""
 
 from __future__ import annotations
 
@@ -29,12 +29,15 @@ def dropout(x: Tensor, p: float, seed: Tensor) -> Tensor:
 
 
 def is_kept(count: int, p: float, seed: Tensor) -> Tensor:
-    """(count,) bool: which of the elements 0 ... count - 1 dropout keeps."""
+    """Return a (count,) bool mask of the elements that dropout keeps."""
     return numbers(count, seed) >= threshold(p)
 
 
 def numbers(count: int, seed: Tensor) -> Tensor:
-    """(count,) int64 from 0 to 2^32 - 1: the random numbers of elements 0 ... count - 1."""
+    """Return the random numbers of the first `count` elements.
+
+    The result is (count,) int64, with values from 0 to 2^32 - 1.
+    """
     block = torch.arange(-(-count // TILE) * BLOCKS_PER_TILE, device=seed.device)
     zero = torch.zeros_like(block)
     key = (seed & _MASK, seed >> 32 & _MASK, zero, zero)
@@ -52,15 +55,15 @@ def numbers(count: int, seed: Tensor) -> Tensor:
 def threefry(
     counter: Sequence[Tensor], key: Sequence[Tensor], rounds: int = ROUNDS
 ) -> tuple[Tensor, ...]:
-    """Threefry-4x32: four words of random bits for four words each of a counter and a key.
+    """Generate random words with Threefry-4x32.
 
     Args:
-        counter: four int64 tensors of one shape, from 0 to 2^32 - 1.
-        key: four alike.
-        rounds: how often the words are mixed.
+        counter: four int64 tensors of the same shape, with values from 0 to 2^32 - 1.
+        key: four int64 tensors like `counter`.
+        rounds: number of rounds that mix the words.
 
     Returns:
-        Four like `counter`.
+        Four tensors of random 32-bit words, with the shape of `counter`.
 
     Source: Salmon et al. 2011, section 4 and the released tables of constants.
     """
@@ -103,5 +106,5 @@ def dropout_attention(
     total = weights.sum(-1, keepdim=True)
     weights = torch.where(total > 0, weights / total, 0.0)
     if is_padding:
-        weights = weights * sees.mT  # a token that nobody sees sees nobody
+        weights = weights * sees.mT  # padding tokens attend to no token
     return dropout(weights, p, seed) @ v

@@ -1,7 +1,7 @@
-"""Gradients of gradients of torch's attention on a CPU, which torch itself has not.
+"""Second-order gradients of torch's attention on a CPU (unsupported by torch).
 
-Its fused operator stays as it is. A hook on its node looks on, and only where somebody asked for a
-graph of the gradient does it hand on gradients of the plain formula instead.
+The forward pass still uses torch's fused operator. A hook on its autograd node replaces the
+gradients by the gradients of the plain formula, but only if `create_graph` is set.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from rifflemix.ops.gradients import second_order_gradients
 
 
 def differentiate_again(y: Tensor) -> None:
-    """Make the gradient of `y`, the output of torch's attention, differentiable."""
+    """Make the gradient of torch's attention differentiable, given its output `y`."""
     if torch.compiler.is_compiling() or not has_plain_autograd():
         return
     node = fused_attention_node(y)
@@ -29,12 +29,12 @@ def differentiate_again(y: Tensor) -> None:
 def _replace_gradients(
     gradients: Sequence[Tensor | None], grad_outputs: Sequence[Tensor | None]
 ) -> tuple[Tensor | None, ...] | None:
-    """Gradients of queries, keys and values with a graph; None to keep those without one."""
+    """Compute differentiable gradients, or return None to keep torch's gradients."""
     if not torch.is_grad_enabled():
         return None
     try:
         q, k, v, mask, is_causal = fused_attention_inputs()
-    except CheckpointError:  # it recomputes inputs once, for the node: torch refuses a second order
+    except CheckpointError:  # torch does not support second order under checkpointing
         return None
     found = second_order_gradients(
         lambda q, k, v: (attend(q, k, v, mask, is_causal),), (q, k, v), grad_outputs[:1]

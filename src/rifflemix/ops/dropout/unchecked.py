@@ -1,4 +1,4 @@
-"""The family without argument checks, for callers that have made them: layers, and `api`."""
+"""Dropout without argument checks, for callers that checked them: layers and `api`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _ATTENTION = Family(reference, eager, cpu=cpu_attention)
 
 
 def dropout(x: Tensor, p: float, backend: str = "auto") -> Tensor:
-    """`rifflemix.ops.dropout`."""
+    """See `rifflemix.ops.dropout`."""
     if p == 0.0:
         return x
     module = _FAMILY.pick(backend, _available(cpu.supports(x), x))
@@ -36,20 +36,20 @@ def dropout_attention(
     dropout_p: float = 0.0,
     backend: str = "auto",
 ) -> Tensor:
-    """`rifflemix.ops.dropout_attention`; without dropout torch's own."""
+    """See `rifflemix.ops.dropout_attention`; uses torch's attention if `dropout_p` is 0."""
     if dropout_p == 0.0:
         y: Tensor
         is_bias = mask is not None and mask.is_floating_point()
         if is_bias and (in_function_transform() or becomes_onnx()):
-            # Torch's fused operator differentiates no mask, and is taken where nobody sees that:
-            # by ONNX's exporter after another one, whose outputs lie otherwise in memory.
+            # torch may select its fused operator here, although it gives the mask no gradient. The
+            # ONNX exporter may select it after an operator with another memory layout.
             y = eager.attend(q, k, v, mask, is_causal)
         else:
             y = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=is_causal)
         if y.requires_grad:
             differentiate_again(y)
         y = eager.without_padding(y, mask) if is_padding else y
-        return y if y.dtype == q.dtype else y.to(q.dtype)  # autocast chose another
+        return y if y.dtype == q.dtype else y.to(q.dtype)  # autocast may change the dtype
     runs = cpu_attention.supports_attention(q, k, v, mask)
     module = _ATTENTION.pick(backend, _available(runs, q))
     draws = module is not eager or eager.takes_seed(q)
@@ -61,7 +61,7 @@ def dropout_attention(
 
 
 def _available(kernels_run: bool, x: Tensor) -> tuple[str, ...]:
-    """The backends that support these arguments here, slowest first."""
+    """List the available backends that support the arguments, slowest first."""
     if kernels_run:
         return (*PLAIN, "cpu")
     note_slow_call(x)

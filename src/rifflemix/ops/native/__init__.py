@@ -1,4 +1,4 @@
-"""Loads the optional C++ kernels; where they are missing, the eager operators serve."""
+"""Load the optional C++ kernels. Without them, rifflemix uses the eager operators."""
 
 from __future__ import annotations
 
@@ -15,33 +15,37 @@ from rifflemix.errors import InputError
 
 _LOG = logging.getLogger("rifflemix")
 _FOLDER = Path(__file__).parent
-_LIBRARY = "_kernels.so"  # as setup.py names it
+_LIBRARY = "_kernels.so"  # same name in setup.py
 _INTERFACE = 11  # RIFFLEMIX_INTERFACE of kernels.h
-_BUILD_LOG = "_kernels_build.txt"  # likewise
-# pip would take the package without kernels from its cache.
+_BUILD_LOG = "_kernels_build.txt"  # same name in setup.py
+# By default, pip would reinstall the package without kernels from its cache.
 _AGAIN = (
     "install rifflemix where there is a C++ compiler "
     "(again: with pip's --force-reinstall --no-deps --no-cache-dir)"
 )
 _OUT_OF_MEMORY = -1  # kOutOfMemory of kernels.h
-_LARGE = 1 << 12  # values from which the want of a kernel is felt
+_LARGE = 1 << 12  # smallest number of values for which a missing kernel matters
 TYPE_NAMES = {
     torch.float32: "float32",
     torch.float64: "float64",
     torch.bfloat16: "bfloat16",
     torch.float16: "float16",
 }
-"""How kernels for a type are called, of operators that take all four."""
+"""Suffixes of kernel names by dtype, for operators that support all four dtypes."""
 HUGE = 1 << 25
-"""Bytes from which memory is asked of the system at every allocation."""
+"""Smallest size in bytes for which every allocation requests new memory from the system."""
 
 
 class MissingKernels(UserWarning):
-    """Plain torch did what a compiled kernel would have done faster; said once."""
+    """The compiled kernels are missing, so slower plain torch ran instead (warned once)."""
 
 
 def find_library() -> tuple[ctypes.CDLL | None, str]:
-    """The compiled kernels, or None; and where they are, or why there are none."""
+    """Load the compiled kernels.
+
+    Returns:
+        The library and its path, or None and the reason why it cannot be used.
+    """
     path = _FOLDER / _LIBRARY
     if not path.exists():
         why = "its compilation failed: " if build_log() else ""
@@ -59,7 +63,7 @@ def find_library() -> tuple[ctypes.CDLL | None, str]:
 
 
 def build_log() -> str:
-    """What the compiler said when `setup.py` could not build the kernels; empty if it could."""
+    """Read the compiler errors of a failed build; empty after success."""
     try:
         return (_FOLDER / _BUILD_LOG).read_text(encoding="utf-8", errors="replace").strip()
     except OSError:
@@ -68,7 +72,10 @@ def build_log() -> str:
 
 @functools.cache
 def library() -> ctypes.CDLL | None:
-    """The compiled kernels, or None with one debug-level log line that says why not."""
+    """Return the compiled kernels, or None if they cannot be used.
+
+    The reason is logged once, at debug level.
+    """
     kernels, why = find_library()
     if kernels is None:
         _LOG.debug("no compiled kernels, the eager operators serve: %s", why)
@@ -76,7 +83,7 @@ def library() -> ctypes.CDLL | None:
 
 
 def note_slow_call(x: Tensor) -> None:
-    """Warn, the first time only, where plain torch serves a call on `x` for want of the library."""
+    """Warn once if missing kernels slow down a call on `x`."""
     if torch.compiler.is_compiling() or x.device.type != "cpu" or x.numel() < _LARGE:
         return
     if library() is None:
@@ -94,7 +101,7 @@ def _warn_of_missing_kernels() -> None:
 
 
 def require_library(kernels: ctypes.CDLL | None) -> ctypes.CDLL:
-    """The compiled kernels for a call that nothing else can serve; raise where there are none."""
+    """Return the compiled kernels, or raise InputError if they are missing."""
     if kernels is None:
         raise InputError(
             "this operator needs the compiled kernels; `rifflemix doctor` says why there are none"
@@ -104,16 +111,19 @@ def require_library(kernels: ctypes.CDLL | None) -> ctypes.CDLL:
 
 @functools.cache
 def instruction_level() -> int:
-    """4: AVX-512, 3: AVX2, 2: NEON, 1: another architecture; 0: no compiled kernels."""
+    """Return the instruction set of the kernels.
+
+    4: AVX-512, 3: AVX2, 2: NEON, 1: another architecture, 0: no compiled kernels.
+    """
     kernels = library()
     return 0 if kernels is None else int(kernels.rifflemix_instruction_level())
 
 
 def checked(result: int) -> int:
-    """What a kernel returned.
+    """Return the result of a kernel, after a check for failed allocations.
 
     Raises:
-        MemoryError: it could not have the memory it needed.
+        MemoryError: the kernel could not allocate memory.
     """
     if result == _OUT_OF_MEMORY:
         raise MemoryError("no memory for a compiled kernel; smaller batches need less")
@@ -121,7 +131,7 @@ def checked(result: int) -> int:
 
 
 def in_huge_pages(new: Tensor) -> Tensor:
-    """An output that is about to be filled: in huge pages, if new memory has to be asked for."""
+    """Request huge pages for a large new output, and return it."""
     kernels = library()
     if new.nbytes >= HUGE and kernels is not None:
         kernels.rifflemix_advise_huge_pages(

@@ -1,4 +1,4 @@
-// Activations between linear maps, and their slopes.
+// Activations between linear layers, and their derivatives.
 
 #pragma once
 
@@ -6,11 +6,12 @@
 
 namespace rifflemix {
 
-// As ops/butterfly/cpu.py numbers them.
+// The same numbers are used in ops/butterfly/cpu.py.
 enum Activation : int64_t { kNone = 0, kGelu = 1, kElu = 2 };
 
-// The standard normal distribution at x, given exp(-x^2 / 2). In float32 the smaller one of itself
-// and 1 - itself is a polynomial of v = 1 / (1 + 0.35 |x|), of relative error 3e-8, times that.
+// Standard normal distribution function at x, given bell = exp(-x^2 / 2). In float32 the tail
+// min(result, 1 - result) is bell times a polynomial of v = 1 / (1 + 0.35 |x|), with relative
+// error 3e-8.
 template <class A, int kBytes>
 RIFFLEMIX_INLINE Vector<A, kBytes> normal_below(Vector<A, kBytes> x, Vector<A, kBytes> bell) {
   using Values = Vector<A, kBytes>;
@@ -33,7 +34,8 @@ RIFFLEMIX_INLINE Vector<A, kBytes> normal_below(Vector<A, kBytes> x, Vector<A, k
   }
 }
 
-// y = act(x), and where asked for dy/dx, of `count` numbers in whole vectors; in place.
+// Computes y = act(x) in place for `count` numbers in whole vectors, and dy/dx if `slopes` is not
+// null.
 template <class A, int kBytes>
 RIFFLEMIX_INLINE void activate(int64_t kind, int64_t count, A* x, A* slopes) {
   using Values = Vector<A, kBytes>;

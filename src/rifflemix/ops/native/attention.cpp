@@ -1,4 +1,4 @@
-// Softmax attention with dropout of the weights, which exist for some queries at a time only.
+// Softmax attention with dropout of the weights. Only the weights of some queries are in memory.
 //
 // Notation, for query i and key j of a slice (sample and head) with element index e(i, j):
 //   s = scale q k, w = exp(s - lse) = softmax_j(s), m = kept(e) / (1 - p), y = sum_j w m v
@@ -14,7 +14,7 @@ namespace rifflemix::attention {
 
 struct Sizes {
   int64_t batch, heads, queries, keys, width, value_width, causal;
-  int64_t is_padding;  // the mask is of tokens that are queries and keys, with one row for all
+  int64_t is_padding;  // padding mask, same for all queries; queries and keys are the same tokens
   int64_t threads;
 };
 
@@ -22,28 +22,28 @@ template <class A>
 struct Problem {
   Sizes sizes;
   Rows<A> rows;
-  A scale;  // of the scores
+  A scale;  // scale of the scores
   Drop drop;
   A kept_scale;
   View q, k, v;
-  const uint8_t* mask;  // 1 where a query may see a key, or null; with the strides of all four
+  const uint8_t* mask;  // 1 = the query may attend to the key; or null; 4 strides
   const int64_t* mask_strides;
   A* lse;  // (batch, heads, queries)
   View y, grad_y;
   View grad_q, grad_k, grad_v;  // null in the forward pass
 };
 
-// Queries whose scores are held at once: their scratch stays within a few hundred KB.
+// Number of queries processed together: their scratch memory is at most a few hundred KB.
 inline int64_t queries_at_once(const Sizes& sizes) {
   const int64_t most = (int64_t{1} << 16) / std::max<int64_t>(sizes.keys, 1);
   return std::min(sizes.queries, std::clamp<int64_t>(most / 4 * 4, 16, 64));
 }
 
-// One slice made ready, and scratch for some of its queries; a thread has one for all its slices.
+// One packed slice, and scratch memory for some of its queries. A thread reuses it for all slices.
 template <int kBytes, class A>
 struct Slice {
   const Problem<A>& p;
-  // Tokens that stand last are left out: keys that no query of the slice sees, padded queries.
+  // Trailing padded queries and trailing keys that are hidden from all queries are skipped.
   int64_t b = 0, h = 0, keys, queries, width, value_width, columns, rows;
   Buffer<A> packed_keys, values, keys_across, packed_queries, scores, out;
   Buffer<int16_t> keep;
@@ -64,7 +64,7 @@ struct Slice {
   RIFFLEMIX_INLINE void take(int64_t slice) {
     b = slice / p.sizes.heads, h = slice % p.sizes.heads;
     keys = p.sizes.keys;
-    if (p.mask != nullptr && p.mask_strides[2] == 0) {  // one answer for all queries
+    if (p.mask != nullptr && p.mask_strides[2] == 0) {  // same mask for all queries
       const uint8_t* sees = mask_of(0);
       while (keys > 0 && !sees[(keys - 1) * p.mask_strides[3]]) --keys;
     }
@@ -76,7 +76,7 @@ struct Slice {
     transpose_rows(packed_keys.data(), keys, p.sizes.width, width, keys_across.data());
   }
 
-  // Scores of queries [first, last), -inf where a query sees no key.
+  // Computes the scores of queries [first, last); hidden keys have -inf.
   RIFFLEMIX_INLINE void find_scores(int64_t first, int64_t last) {
     const int64_t inner = p.sizes.width;
     p.rows.pack(p.q, {b, h, first, last}, inner, width, p.scale, packed_queries.data());
@@ -93,12 +93,12 @@ struct Slice {
       if (p.mask_strides[3] == 1) {
         for (int64_t j = 0; j < keys; ++j) row[j] = sees[j] ? row[j] : hidden;
       } else if (!*sees) {
-        std::fill(row, row + keys, hidden);  // one answer for all keys
+        std::fill(row, row + keys, hidden);  // same mask for all keys
       }
     }
   }
 
-  // Which weights of query i of [first, last) are kept; ask for the queries in turn.
+  // Returns the dropout mask of query i of [first, last). Call it for the queries in order.
   RIFFLEMIX_INLINE const int16_t* find_kept_weights(int64_t first, int64_t last, int64_t i) {
     const int64_t apart = p.sizes.keys;
     const int64_t start = ((b * p.sizes.heads + h) * p.sizes.queries + i) * apart;
@@ -108,7 +108,7 @@ struct Slice {
   }
 };
 
-// Zeros in place of the rows of padded queries, then of all that were left out.
+// Sets the rows of padded queries to zero.
 template <int kBytes, class A>
 RIFFLEMIX_INLINE void clear_padded(const Slice<kBytes, A>& s, int64_t first, int64_t last, A* rows,
                                    int64_t width) {
@@ -119,6 +119,7 @@ RIFFLEMIX_INLINE void clear_padded(const Slice<kBytes, A>& s, int64_t first, int
   }
 }
 
+// Writes zeros for all skipped queries.
 template <int kBytes, class A>
 RIFFLEMIX_INLINE void write_zeros(const Slice<kBytes, A>& s, Buffer<A>& rows, int64_t padded,
                                   int64_t width, const View& x) {
@@ -129,7 +130,7 @@ RIFFLEMIX_INLINE void write_zeros(const Slice<kBytes, A>& s, Buffer<A>& rows, in
   }
 }
 
-// Scores of one query to what its values are multiplied by; returns the scores' log-sum-exp.
+// Converts the scores of one query to weights after dropout; returns the scores' log-sum-exp.
 template <int kBytes, class A>
 RIFFLEMIX_INLINE A find_weights(A* row, int64_t columns, const int16_t* keep, A kept_scale) {
   using Values = Vector<A, kBytes>;
@@ -149,7 +150,7 @@ RIFFLEMIX_INLINE A find_weights(A* row, int64_t columns, const int16_t* keep, A 
     store_as(row + j, weight);
   }
   const A sum = sum_lanes<A, kBytes>(sums);
-  const A factor = sum == A(0) ? A(0) : kept_scale / sum;  // a query that sees nothing
+  const A factor = sum == A(0) ? A(0) : kept_scale / sum;  // a query without visible keys
   for (int64_t j = 0; j < columns; j += lanes) {
     const Values weight = load_as<Values>(row + j);
     store_as(row + j, weight * where<A, kBytes>(keep + j, spread<A, kBytes>(factor)));
@@ -180,8 +181,8 @@ RIFFLEMIX_INLINE void forward_slice(Slice<kBytes, A>& s, int64_t index) {
   write_zeros(s, s.out, s.value_width, p.sizes.value_width, p.y);
 }
 
-// Scores to what the values were multiplied by, and the gradient of the weights to that of the
-// scores, for one query.
+// For one query, converts the scores to weights after dropout, and the gradient of these weights to
+// the gradient of the scores.
 template <int kBytes, class A>
 RIFFLEMIX_INLINE void find_gradients(A* scores, A* grads, int64_t columns, const int16_t* keep,
                                      A kept_scale, A lse, A along) {
@@ -205,7 +206,7 @@ struct BackwardSlice : Slice<kBytes, A> {
         grad_v(this->keys * this->value_width) {}
 };
 
-// Whether any of `count` numbers, whole vectors of them, is not 0.
+// Returns true if any of `count` numbers is not 0; `count` is a multiple of a vector.
 template <class A>
 RIFFLEMIX_INLINE bool any_of(const A* numbers, int64_t count) {
   typename VectorOf<A>::Integers found{};
@@ -216,7 +217,8 @@ RIFFLEMIX_INLINE bool any_of(const A* numbers, int64_t count) {
   return false;
 }
 
-// Weights and gradients of the scores of queries [first, last), into `scores` and `grads`.
+// Writes the weights of queries [first, last) to `scores`, and the gradients of their scores to
+// `grads`.
 template <int kBytes, class A>
 RIFFLEMIX_INLINE void find_score_gradients(BackwardSlice<kBytes, A>& s, const A* lse, int64_t first,
                                            int64_t last) {
@@ -262,7 +264,7 @@ RIFFLEMIX_INLINE void backward_slice(BackwardSlice<kBytes, A>& s, int64_t index)
                        {s.packed_queries.data(), kPanel<A>, width}, s.grad_k.data(), width, true);
       multiply<kBytes>(rows, s.keys, width, {s.grads.data(), s.columns, 1},
                        {s.packed_keys.data(), kPanel<A>, width}, s.grad_q.data(), width, false);
-    } else {  // queries whose outputs nothing used
+    } else {  // outputs of these queries have no gradient
       std::fill(s.grad_q.begin(), s.grad_q.end(), A(0));
     }
     p.rows.write(s.grad_q.data(), width, p.sizes.width, p.scale, p.grad_q, tokens);
@@ -299,8 +301,8 @@ int run(const Problem<A>& p) {
   });
 }
 
-// `tensors`: q, k, v, mask, lse, y, and for the backward pass gradients of y, q, k and v, or null;
-// `strides`: three for each of them but lse, four for the mask.
+// `tensors`: q, k, v, mask, lse, y, and the gradients of y, q, k and v (null in the forward pass).
+// `strides`: three for each tensor except lse, four for the mask.
 template <class T>
 int call(const Sizes& sizes, double scale, double kept_scale, const uint64_t* seed,
          uint32_t threshold, void* const* tensors, const int64_t* strides) {

@@ -1,28 +1,29 @@
-// Sinkhorn balancing of small matrices: rows and columns of logarithms are normalised in turn.
+// Sinkhorn balancing of small matrices: rows and columns of logarithms are normalized in turn.
 //
-// Notation: a step r' = r - log sum exp(r), over a row or a column, of the entries that are live;
-// the others stay at kLogZero. Its gradient: dr = dr' - exp(r') sum dr'.
-// Where causal, row u of a column takes c = log sum exp(r) of rows v <= u alone; its gradient there:
-// dr_v = dr'_v - exp(r'_v) t_v, with t_v = sum_u>=v dr'_u exp(c_v - c_u), which is
-// dr'_v + exp(c_v - c_w) t_w of the next live row w.
+// Notation: a step is r' = r - log sum exp(r) over the live entries of a row or column; all other
+// entries stay at kLogZero. Its gradient is dr = dr' - exp(r') sum dr'.
+// In a causal column, row u subtracts c_u = log sum exp(r) over rows v <= u. The gradient is then
+// dr_v = dr'_v - exp(r'_v) t_v with t_v = sum_u>=v dr'_u exp(c_v - c_u). With the next live row w,
+// t_v = dr'_v + exp(c_v - c_w) t_w.
 
 #include "threads.h"
 #include "vector.h"
 
 namespace rifflemix::balance {
 
-// Stands for the log of zero, and is finite: no difference of two such is NaN.
+// Replaces log(0). It is finite, so differences are never NaN.
 constexpr double kLogZero = -1e30;
 
-// `iterations` of rows, then columns, and where `last_rows` a step of rows more.
+// `iterations`: each has a row step, then a column step. `last_rows`: end with another row step.
 struct Sizes {
   int64_t count, size, iterations, causal, last_rows, threads;
 
   int64_t steps() const { return 2 * iterations + last_rows; }
 };
 
-// `size` x `size` matrices; `live` has 1 for each entry that is; `grad_sort` is null in the forward
-// pass, in which `out` is the sort matrix. In the backward pass it is the gradient of the scores.
+// `size` x `size` matrices; `live` is 1 for live entries. `grad_sort` is null in the forward pass.
+// `out` is the sort matrix in the forward pass, and the gradient of the scores in the backward
+// pass.
 template <class A>
 struct Problem {
   Sizes sizes;
@@ -32,8 +33,8 @@ struct Problem {
   A* out;
 };
 
-// Matrices with rows of whole vectors; a thread has them for all its share. `dead` is 0 at live
-// entries and kLogZero elsewhere; `steps` are the logarithms, in the backward pass after each step.
+// Memory of one thread: matrices with rows of whole vectors. `dead` is 0 at live entries and
+// kLogZero elsewhere. `steps` are the logarithms; the backward pass keeps them after each step.
 template <class A>
 struct Scratch {
   const int64_t row, area;
@@ -91,7 +92,7 @@ RIFFLEMIX_INLINE void normalise_columns(const Scratch<A>& s, const A* from, A* t
   }
 }
 
-// Where causal.
+// Causal column step.
 template <class A>
 RIFFLEMIX_INLINE void normalise_columns_so_far(const Scratch<A>& s, const A* from, A* to) {
   for (int64_t j = 0; j < s.row; j += kLanes<A>) {
@@ -108,7 +109,7 @@ RIFFLEMIX_INLINE void normalise_columns_so_far(const Scratch<A>& s, const A* fro
   }
 }
 
-// The logarithms of a matrix after all steps.
+// Computes the logarithms of a matrix after all steps.
 template <class A>
 RIFFLEMIX_INLINE const A* balance(const Problem<A>& p, Scratch<A>& s, int64_t index) {
   const int64_t size = p.sizes.size;
@@ -137,7 +138,8 @@ RIFFLEMIX_INLINE const A* balance(const Problem<A>& p, Scratch<A>& s, int64_t in
   return at;
 }
 
-// Of a gradient by the logarithms after a step, by those before it; `after` holds the former ones.
+// Converts the gradient of the logarithms after a step to the gradient before the step. `after` are
+// the logarithms after the step.
 template <class A>
 RIFFLEMIX_INLINE void backward_columns(const Scratch<A>& s, const A* after, A* grad) {
   for (int64_t j = 0; j < s.row; j += kLanes<A>) {
@@ -161,7 +163,7 @@ RIFFLEMIX_INLINE void backward_rows(const Scratch<A>& s, const A* after, A* grad
   }
 }
 
-// Where causal, from the logarithms before the step too: c is the difference of both.
+// Causal column step: c is the difference of the logarithms before and after the step.
 template <class A>
 RIFFLEMIX_INLINE void backward_columns_so_far(const Scratch<A>& s, const A* before, const A* after,
                                               A* grad) {
@@ -179,7 +181,7 @@ RIFFLEMIX_INLINE void backward_columns_so_far(const Scratch<A>& s, const A* befo
   }
 }
 
-// exp of the logarithms, or its product with the gradient, which is that by the logarithms.
+// Writes exp of the logarithms, the sort matrix.
 template <class A>
 RIFFLEMIX_INLINE void find_sort(const Problem<A>& p, Scratch<A>& s, int64_t index) {
   const A* logs = balance<A>(p, s, index);

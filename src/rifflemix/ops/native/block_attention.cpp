@@ -1,15 +1,17 @@
-// Attention of blocks of queries to their own keys and to blocks of keys sorted beside them.
+// Attention from blocks of queries to local and sorted blocks of keys.
 //
 // Notation, for a block u of a slice (sample and head), source blocks v, sort rows r of block u:
-//   k'_r = sum_v S_rv k_v and v'_r likewise; a query i of block u has weights w_j = softmax_j(s q k_j)
-//   over the keys j that it sees of all k'_r and of k_u; y = sum_j w_j m_j v_j, where m_j is 1, or
-//   with dropout kept(e) / (1 - p) of element e = (slice, u, j, i)
+//   sorted keys k'_r = sum_v S_rv k_v, sorted values v'_r = sum_v S_rv v_v
+//   weights of query i of block u: w_j = softmax_j(s q k_j) over its visible keys j in k'_r and k_u
+//   outputs y = sum_j w_j m_j v_j, where m_j = 1, or with dropout m_j = kept(e) / (1 - p) for
+//   element e = (slice, u, j, i)
 //   gradients: dv_j = sum_i w_j m_j dy, ds_j = w_j (m_j dp_j - sum_j w_j m_j dp_j) with dp_j =
-//   sum_d dy v_j; those of k'_r and v'_r go on to dS_rv = sum k_v dk'_r + sum v_v dv'_r and, by S
-//   transposed, to k and v
+//   sum_d dy v_j
+//   gradients of the sort: dS_rv = sum k_v dk'_r + sum v_v dv'_r; S transposed maps dk'_r and dv'_r
+//   to the gradients of k and v
 //
-// Sorted keys and values exist for some blocks at a time only, weights for some queries. These have
-// a row for each key, so that sums over keys run along whole vectors of queries.
+// Only the sorted keys and values of some blocks, and the weights of some queries, are in memory.
+// The weights have one row per key, so that sums over keys use whole vectors of queries.
 
 #include <limits>
 
@@ -19,24 +21,24 @@
 
 namespace rifflemix::blocks {
 
-// `rows` of the sort matrix: a multiple of the blocks. `block` tokens in a block. Blocks are sorted
-// with zeros at padding unless `mixes_padding`; where `causal`, a query sees keys of its own block
-// up to itself.
+// `rows`: rows of the sort matrix, a multiple of the number of blocks. `block`: tokens in a block.
+// `mixes_padding`: sorted blocks include the values at padding instead of zeros. `causal`: a query
+// ignores later keys of its block.
 struct Sizes {
   int64_t batch, heads, tokens, width, block, rows, mixes_padding, causal, threads;
 };
 
-// What queries do not see, true where hidden; null where nothing is.
+// Masks, true = hidden; null if no key is hidden.
 struct Hidden {
-  const bool* sorted;   // (batch, heads, rows, block) keys of sorted blocks
-  const bool* padding;  // (batch, tokens) keys of their own
+  const bool* sorted;   // (batch, heads, rows, block), sorted keys
+  const bool* padding;  // (batch, tokens), local keys
 };
 
 template <class A>
 struct Problem {
   Sizes sizes;
   Rows<A> rows;
-  A scale;  // of the scores
+  A scale;  // scale of the scores
   Hidden hidden;
   const Drop* drop;  // null without dropout
   A kept_scale;
@@ -46,30 +48,30 @@ struct Problem {
   View grad_q, grad_k, grad_v, grad_sort;  // null in the forward pass
 };
 
-// Rows of the sort matrix whose blocks are sorted together, and queries whose weights are.
+// Number of sort rows processed together, and of queries with weights in memory.
 constexpr int64_t kRowsTogether = 64, kQueriesTogether = 64;
-// Rows whose products with one other are summed together: as many as sums are in flight.
+// Number of rows multiplied with one other row together: enough independent sums to hide latency.
 constexpr int kRowsCompared = 8;
 
-// Queries [first, first + count) of block u, which is block `at` of those that are sorted together.
+// Queries [first, first + count) of block u; `at` is the index of block u in its group.
 struct Queries {
   int64_t u, at, first, count;
 };
 
-// -1 for each weight that is kept, 0 for others, `row` from key to key; null without dropout.
+// Dropout mask: -1 for kept, 0 for dropped weights; keys are `row` apart; null without dropout.
 struct Kept {
   const int16_t* weights;
   int64_t row;
 };
 
-// One slice made ready, and scratch for some of its blocks; a thread has one for all its slices.
+// One packed slice, and scratch memory for some of its blocks. A thread reuses it for all slices.
 template <int kBytes, class A>
 struct Slice {
   const Problem<A>& p;
-  const int64_t block, blocks, per_block;  // tokens in a block; blocks; sorted blocks for each
-  const int64_t queries;                   // whose weights exist at once, of a block
-  const int64_t width, columns, sources;   // of tokens, of queries and of the sort matrix, padded
-  const int64_t step;                      // from block to block; its end keeps caches apart
+  const int64_t block, blocks, per_block;  // tokens in a block; blocks; sorted blocks per block
+  const int64_t queries;                   // queries of a block with weights in memory
+  const int64_t width, columns, sources;   // padded features, queries and sort matrix columns
+  const int64_t step;                      // distance of blocks; padded to avoid shared cache sets
   const int64_t together;                  // blocks of queries in a group
   int64_t b = 0, h = 0;
   Buffer<A> keys, values, sort, sorted_keys, sorted_values;
@@ -90,13 +92,13 @@ struct Slice {
         keep(p.drop != nullptr ? keys_each() * columns + columns + 2 * kTile : 0),
         keep_row(columns + 2 * kTile) {}
 
-  // A block's queries in equal shares.
+  // Splits the queries of a block into equal shares.
   static RIFFLEMIX_INLINE int64_t some_queries(int64_t block) {
     const int64_t shares = (block + kQueriesTogether - 1) / kQueriesTogether;
     return (block + shares - 1) / shares;
   }
 
-  // Keys of a block's queries.
+  // Number of keys of each query block.
   RIFFLEMIX_INLINE int64_t keys_each() const { return (per_block + 1) * block; }
 
   RIFFLEMIX_INLINE Tokens tokens(int64_t u) const { return {b, h, u * block, (u + 1) * block}; }
@@ -117,7 +119,7 @@ struct Slice {
     clear_padded(values);
   }
 
-  // Zeros in place of padded tokens that nothing may read.
+  // Sets padded tokens to zero, unless `mixes_padding`.
   RIFFLEMIX_INLINE void clear_padded(Buffer<A>& tokens) const {
     if (p.hidden.padding == nullptr || p.sizes.mixes_padding) return;
     const bool* padding = p.hidden.padding + b * p.sizes.tokens;
@@ -126,7 +128,7 @@ struct Slice {
     }
   }
 
-  // The sorted keys and values of query blocks [first, last).
+  // Computes the sorted keys and values of query blocks [first, last).
   RIFFLEMIX_INLINE void sort_blocks(int64_t first, int64_t last) {
     const Matrix<const A> rows{&sort[first * per_block * sources], sources, 1};
     const int64_t count = (last - first) * per_block;
@@ -136,13 +138,12 @@ struct Slice {
                      sorted_values.data(), step, false);
   }
 
-  // Part j of the keys of a block, or of its values: sorted blocks, then its own.
+  // Part j of a block's keys or values: sorted blocks, then the local block.
   RIFFLEMIX_INLINE A* part(Buffer<A>& own, Buffer<A>& sorted, const Queries& q, int64_t j) const {
     return j < per_block ? &sorted[(q.at * per_block + j) * step] : &own[q.u * step];
   }
 
-  // to[key][query]: products of all keys that a block has, or of its values, with queries or
-  // gradients.
+  // to[key][query]: products of all keys (or values) of a block with queries (or gradients).
   RIFFLEMIX_INLINE void compare(Buffer<A>& own, Buffer<A>& sorted, const Queries& q,
                                 const Buffer<A>& across, Buffer<A>& to) const {
     const int64_t inner = p.sizes.width;
@@ -161,7 +162,7 @@ struct Slice {
     hide_scores(q);
   }
 
-  // -inf where a query does not see a key.
+  // Sets the scores of hidden keys to -inf.
   RIFFLEMIX_INLINE void hide_scores(const Queries& q) {
     constexpr A hidden = -std::numeric_limits<A>::infinity();
     const int64_t sorted = per_block * block;
@@ -191,7 +192,7 @@ struct Slice {
     return {keep.data(), columns};
   }
 
-  // out[query] = sum over all keys of from[key][query] times the parts' rows.
+  // to[query] = sum over all keys of from[key][query] times the key's (or value's) row.
   RIFFLEMIX_INLINE void gather(const Buffer<A>& from, Buffer<A>& own, Buffer<A>& sorted,
                                const Queries& q, Buffer<A>& to) const {
     for (int64_t j = 0; j <= per_block; ++j) {
@@ -201,7 +202,7 @@ struct Slice {
   }
 };
 
-// Numbers of those weights of key j that dropout keeps, scaled; without it as they are.
+// Applies dropout to numbers of key j: scales kept weights and zeros the others.
 template <class A, class Values>
 RIFFLEMIX_INLINE Values drop_some(Values values, const Kept& kept, int64_t j, int64_t i,
                                   A kept_scale) {
@@ -209,8 +210,8 @@ RIFFLEMIX_INLINE Values drop_some(Values values, const Kept& kept, int64_t j, in
   return where<A, sizeof(Values)>(kept.weights + j * kept.row + i, values * kept_scale);
 }
 
-// Scores to exponentials, of those that are kept; the sum over all of each query goes to `sums`,
-// its logarithm to `lse`, and 0 where it sees no key.
+// Converts scores to exponentials after dropout. Writes each query's sum before dropout to `sums`,
+// and the log-sum-exp of its scores to `lse` (0 without visible keys).
 template <int kBytes, class A>
 RIFFLEMIX_INLINE void find_weights(Slice<kBytes, A>& s, const Queries& q, A* sums, A* lse) {
   using Values = Vector<A, kBytes>;
@@ -245,7 +246,7 @@ RIFFLEMIX_INLINE void forward_queries(Slice<kBytes, A>& s, const Queries& q, A* 
   find_weights(s, q, sums, lse);
   s.gather(s.weights, s.values, s.sorted_values, q, s.out);
   for (int64_t i = 0; i < q.count; ++i) {
-    const A factor = sums[i] == A(0) ? A(0) : A(1) / sums[i];  // a query that sees nothing
+    const A factor = sums[i] == A(0) ? A(0) : A(1) / sums[i];  // a query without visible keys
     A* row = &s.out[i * s.width];
     for (int64_t d = 0; d < s.width; d += kLanes<A>) store(row + d, load(row + d) * factor);
   }
@@ -282,7 +283,7 @@ struct BackwardSlice : Slice<kBytes, A> {
         grad_sort(this->together * this->per_block * this->sources) {}
 };
 
-// Scores to what the values were multiplied by, and the gradients of that to those of scores.
+// Converts scores to weights after dropout, and gradients of these weights to gradients of scores.
 template <int kBytes, class A>
 RIFFLEMIX_INLINE void find_gradients(BackwardSlice<kBytes, A>& s, const Queries& q, const A* lse) {
   using Values = Vector<A, kBytes>;
@@ -311,7 +312,8 @@ RIFFLEMIX_INLINE void find_gradients(BackwardSlice<kBytes, A>& s, const Queries&
   }
 }
 
-// Gradients of some queries, and what those give to the keys and values, sorted and own.
+// Computes the gradients of some queries, and adds their part to the gradients of sorted and local
+// keys and values.
 template <int kBytes, class A>
 RIFFLEMIX_INLINE void backward_queries(BackwardSlice<kBytes, A>& s, const Queries& q,
                                        const A* lse) {
@@ -324,7 +326,7 @@ RIFFLEMIX_INLINE void backward_queries(BackwardSlice<kBytes, A>& s, const Querie
   find_gradients(s, q, lse);
   for (int64_t j = 0; j <= s.per_block; ++j) {
     const int64_t first = j * s.block * columns;
-    const bool add = j == s.per_block || q.first > 0;  // the sorted are new, others had shares
+    const bool add = j == s.per_block || q.first > 0;  // sorted: new for the first queries
     multiply<kBytes>(s.block, q.count, width, {&s.weights[first], columns, 1},
                      {s.grad_y.data(), kPanel<A>, width},
                      s.part(s.grad_values, s.grad_sorted_values, q, j), width, add);
@@ -336,7 +338,8 @@ RIFFLEMIX_INLINE void backward_queries(BackwardSlice<kBytes, A>& s, const Querie
   p.rows.write(s.grad_q.data(), width, p.sizes.width, p.scale, p.grad_q, s.tokens(q));
 }
 
-// c[i][j] (+)= the product of row i of `a` with row j of `b`, of `inner` numbers in whole vectors.
+// c[i][j] (+)= the dot product of row i of `a` with row j of `b`; rows have `inner` numbers in
+// whole vectors.
 template <int kRows, class A>
 RIFFLEMIX_INLINE void compare_rows(const A* a, const A* b, int64_t count, int64_t step,
                                    int64_t inner, A* c, int64_t c_row, bool add) {
@@ -352,7 +355,7 @@ RIFFLEMIX_INLINE void compare_rows(const A* a, const A* b, int64_t count, int64_
   }
 }
 
-// The same for `count` blocks of gradients and all sources, into the gradient of the sort matrix.
+// The same for `count` blocks of gradients and all sources: the gradient of the sort matrix.
 template <int kBytes, class A>
 RIFFLEMIX_INLINE void compare_blocks(BackwardSlice<kBytes, A>& s, const A* grads, const A* sources,
                                      int64_t count, bool add) {
@@ -368,7 +371,7 @@ RIFFLEMIX_INLINE void compare_blocks(BackwardSlice<kBytes, A>& s, const A* grads
   }
 }
 
-// Gradients of sorted blocks go on to the sort matrix, and by it to the sources.
+// Propagates the gradients of sorted blocks to the sort matrix and to the source blocks.
 template <int kBytes, class A>
 RIFFLEMIX_INLINE void backward_sort(BackwardSlice<kBytes, A>& s, int64_t first, int64_t last) {
   const Problem<A>& p = s.p;
@@ -436,9 +439,9 @@ int run(const Problem<A>& p) {
   });
 }
 
-// `tensors`: what is hidden of sorted keys and of own ones, either of which may be null; lse; q, k,
-// v, sort, y, or for the backward pass q, k, v, sort and the gradients of y, q, k, v and sort.
-// `strides`: three for each from q on. `seed`: null without dropout.
+// `tensors`: masks of sorted and local keys (may be null), lse, q, k, v, sort. Then y in the
+// forward pass, or the gradients of y, q, k, v and sort in the backward pass.
+// `strides`: three for each tensor from q on. `seed`: null without dropout.
 template <class T>
 int call(const Sizes& sizes, double scale, double kept_scale, const uint64_t* seed,
          uint32_t threshold, void* const* tensors, const int64_t* strides, bool backward) {

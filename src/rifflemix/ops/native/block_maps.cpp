@@ -1,9 +1,9 @@
-// Block-diagonal maps of features in butterfly order, one after the other with activations between,
-// and the gradients of all of them.
+// Sequence of block-diagonal linear layers in butterfly order with activations, and its gradients.
 //
-// Rows are worked on in tiles that are transposed: a feature of all rows of a tile lies side by
-// side, so that blocks of any width fill whole vectors, and their order costs nothing. A tile stays
-// in a processor's cache from the first map to the last; backward finds what lies between again.
+// Rows are processed in transposed tiles: the values of a feature are contiguous over the rows of a
+// tile. Blocks of any width therefore fill whole vectors, and the order of features has no cost. A
+// tile stays in the CPU cache from the first layer to the last. The backward pass recomputes the
+// intermediate activations.
 
 #include <type_traits>
 
@@ -15,27 +15,28 @@
 namespace rifflemix::block_maps {
 
 struct Sizes {
-  int64_t outer, inner, maps;  // rows, and maps of them
-  int64_t x_across, y_across;  // rows lie side by side, not features
+  int64_t outer, inner, maps;  // outer x inner rows; number of layers
+  int64_t x_across, y_across;  // 1 = rows are contiguous, not features
   int64_t threads, element_bytes;
 };
 
 struct Map {
-  int64_t blocks, in, out;        // features of a block
-  int64_t in_stride, out_stride;  // how far apart the features of a block are
+  int64_t blocks, in, out;        // blocks; input and output features of a block
+  int64_t in_stride, out_stride;  // distance of the features of a block
   int64_t has_bias;
-  int64_t activation;  // after it
+  int64_t activation;  // activation after the layer
 
   int64_t weights() const { return blocks * in * out; }
   int64_t parameters() const { return weights() + has_bias * blocks * out; }
 };
 
-// Chunks of tiles that are summed apart and then in order: as many for any number of threads.
+// Number of chunks of tiles. Each chunk has a separate sum, and the sums are added in order. The
+// number of chunks does not depend on the number of threads.
 constexpr int64_t kChunks = 16;
-constexpr int64_t kTilesTogether = 64;  // that are summed before their sum is set aside
+constexpr int64_t kTilesTogether = 64;  // tiles summed in float before the sum is added in double
 
-// (outer, inner, features) as they lie in memory; the tokens of `view` are rows, or features where
-// rows lie side by side.
+// (outer, inner, features) in memory; the tokens of `view` are rows, or features if rows are
+// contiguous.
 struct Features {
   View view;
   bool across;
@@ -48,7 +49,7 @@ struct Features {
   }
 };
 
-// Rows [first, first + count) of one outer index, `rows` with those that are filled up with zeros.
+// Rows [first, first + count) of one outer index, padded with zeros to `rows`.
 struct Tile {
   int64_t b, first, count, rows;
 };
@@ -60,10 +61,10 @@ struct Problem {
   Rows<A> io;
   Features x, y;  // y or its gradient
   Features grad_x;
-  const A* parameters;  // of each map the weight, then the bias
-  A* grad_parameters;   // null where not asked for, as is the data of grad_x
-  int64_t rows, tiles_each;  // of a tile, and tiles of an outer index
-  int64_t widest;            // features between maps
+  const A* parameters;  // weight, then bias of each layer
+  A* grad_parameters;   // null if not needed, like the data of grad_x
+  int64_t rows, tiles_each;  // rows of a tile; tiles per outer index
+  int64_t widest;            // maximum features between layers
 
   Tile tile(int64_t index) const {
     const int64_t first = index % tiles_each * rows;
@@ -73,7 +74,7 @@ struct Problem {
   int64_t tiles() const { return sizes.outer * tiles_each; }
 };
 
-// A square of as many numbers as a 32-byte vector has: to[j * to_row + i] = from(i)[j].
+// Side of a square with one 32-byte vector per row; transposed: to[j * to_row + i] = from(i)[j].
 template <class A>
 constexpr int64_t kSquare = permutation::kVectorBytes / sizeof(A);
 
@@ -85,12 +86,12 @@ RIFFLEMIX_INLINE void transpose_square(const From& from, A* to, int64_t to_row) 
       reinterpret_cast<Bits*>(to), to_row);
 }
 
-// Feature 0 of block k; feature i is i * stride further.
+// Index of feature 0 of block k; feature i is at distance i * stride.
 RIFFLEMIX_INLINE int64_t place(int64_t k, int64_t width, int64_t stride) {
   return k / stride * stride * width + k % stride;
 }
 
-// A tile's features, transposed, and room to transpose them in.
+// The transposed features of a tile, and scratch memory for the transpose.
 template <class A>
 struct Columns {
   const Features& of;
@@ -135,7 +136,7 @@ struct Columns {
   }
 };
 
-// The features of a tile after a map with these parameters, before its activation.
+// Applies a layer to a tile, without its activation.
 template <int kBytes, class A>
 RIFFLEMIX_INLINE void map_tile(const Map& m, const A* weight, const Tile& t, const A* x, A* y) {
   const A* bias = weight + m.weights();
@@ -150,7 +151,7 @@ RIFFLEMIX_INLINE void map_tile(const Map& m, const A* weight, const Tile& t, con
   }
 }
 
-// The gradient of what came to a map, from that of what left it.
+// Computes the gradient of a layer's input from the gradient of its output.
 template <int kBytes, class A>
 RIFFLEMIX_INLINE void map_back(const Map& m, const A* weight, const Tile& t, const A* grad_y,
                                A* grad_x) {
@@ -168,8 +169,9 @@ constexpr int64_t whole_squares(int64_t count) {
   return (count + kSquare<A> - 1) / kSquare<A> * kSquare<A>;
 }
 
-// Sums over the rows of some tiles, as parameters lie but with rows of whole squares. `sums` has
-// those of the last tiles, `earlier` the rest: a float that takes up every tile would lose digits.
+// Sums over the rows of some tiles, in the order of the parameters but with rows of whole squares.
+// `sums` contains the last tiles, `earlier` all others in double, because a float sum of all tiles
+// would lose digits.
 template <class A>
 struct Sums {
   const Problem<A>& p;
@@ -182,7 +184,7 @@ struct Sums {
     sums.resize(count);
   }
 
-  // After tile number `tile` of these sums.
+  // Call it after tile number `tile` of these sums.
   void set_aside(int64_t tile) {
     if (tile % kTilesTogether != kTilesTogether - 1) return;
     earlier.resize(sums.size());
@@ -194,7 +196,8 @@ struct Sums {
 
   static int64_t size(const Map& m) { return m.blocks * (m.in + 1) * whole_squares<A>(m.out); }
 
-  // To `into`, the sums of this map; `rows` and `products` have room for one block's.
+  // Adds a tile to `into`, the sums of this layer. `rows` and `products` are scratch memory for one
+  // block.
   template <int kBytes>
   static RIFFLEMIX_INLINE void add(const Map& m, const Tile& t, const A* x, const A* grad, A* rows,
                                    A* products, A* into) {
@@ -216,7 +219,7 @@ struct Sums {
     }
   }
 
-  // The gradients of a block by row: those of the features that it has, then anything finite.
+  // Collects the gradients of a block by row: its features, then arbitrary finite numbers.
   static RIFFLEMIX_INLINE void collect(const Map& m, const Tile& t, const A* grad, A* rows) {
     const int64_t wide = whole_squares<A>(m.out), apart = m.out_stride * t.rows, last = m.out - 1;
     for (int64_t i = 0; i < wide; i += kSquare<A>) {
@@ -249,7 +252,7 @@ RIFFLEMIX_INLINE void map_tiles_of(const Problem<A>& p, int64_t first, int64_t l
   }
 }
 
-// What the gradients of a tile need: what comes to each map, and the slopes of its activation.
+// Values of a tile for the gradients: input of each layer, and derivatives of its activation.
 template <class A>
 struct Trace {
   const Problem<A>& p;
@@ -280,7 +283,7 @@ struct Trace {
   }
 };
 
-// Room for gradients between maps, and for those of one block's weight.
+// Scratch memory for gradients between layers, and for the weight gradient of one block.
 template <class A>
 struct Room {
   Buffer<A> between[2], rows, products;
@@ -295,7 +298,8 @@ struct Room {
   }
 };
 
-// From the last map to the first: `grad` is that of a tile's y, `grad_x` that of its x or null.
+// Computes gradients from the last layer to the first. `grad` is the gradient of a tile's y,
+// `grad_x` the gradient of its x, or null.
 template <int kBytes, class A>
 RIFFLEMIX_INLINE void go_back(Sums<A>& sums, const Tile& t, const Trace<A>& trace, A* grad,
                               A* grad_x, Room<A>& room) {
@@ -347,7 +351,7 @@ RIFFLEMIX_INLINE void sum_tiles_of(Sums<A>& sums, int64_t first, int64_t last) {
 RIFFLEMIX_BLOCK_MAP_TILES(float)
 RIFFLEMIX_BLOCK_MAP_TILES(double)
 
-// The chunks' sums in order, without what fills up the squares.
+// Adds the sums of the chunks in order, without the padding of the squares.
 template <class A>
 void add_chunks(const Problem<A>& p, const std::vector<Sums<A>>& chunks) {
   A* total = p.grad_parameters;
@@ -391,13 +395,13 @@ int run(const Problem<A>& p, bool backward) {
   });
 }
 
-// `tensors`: x, parameters, y; or, where there are two more, its gradient, and those of x and the
-// parameters, either of which may be null. `strides`: for x, y and the gradient of x that of outer,
-// and of rows, or of features where rows lie side by side.
+// `tensors`: x, parameters and y in the forward pass. In the backward pass: x, parameters, and the
+// gradients of y, x and the parameters; the last two may be null. `strides`: for x, y and the
+// gradient of x, the stride of outer, then of rows (or of features if rows are contiguous).
 template <class T>
 int call(Sizes s, const Map* maps, void* const* tensors, const int64_t* strides, bool backward) {
   using A = Acc<T>;
-  bool by_row = !s.x_across && !s.y_across;  // and rows are equally far apart
+  bool by_row = !s.x_across && !s.y_across;  // and rows have a constant stride
   for (int i = 0; i < 6; i += 2) by_row = by_row && strides[i] == s.inner * strides[i + 1];
   if (by_row) {
     s.inner *= s.outer;
@@ -411,7 +415,7 @@ int call(Sizes s, const Map* maps, void* const* tensors, const int64_t* strides,
     return Features{{tensors[which == 2 ? 3 : 2 * which], strides[2 * which], 0,
                      strides[2 * which + 1]}, across != 0, count, s.element_bytes};
   };
-  // A tile of either side stays within some 32 KB.
+  // A tile of inputs or outputs has at most about 32 KB.
   const int64_t most = (int64_t{1} << 13) / std::max({in, out, widest}) / 16 * 16;
   const int64_t rows = std::clamp<int64_t>(most, 16, 64);
   const Problem<A> p{s, maps, rows_of<T>(), features(0, in, s.x_across),

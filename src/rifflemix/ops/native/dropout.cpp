@@ -6,7 +6,7 @@
 
 namespace rifflemix::dropout {
 
-constexpr int64_t kBlock = 2048;  // elements, a multiple of a tile, that a thread takes at once
+constexpr int64_t kBlock = 2048;  // elements per task, a multiple of a tile
 
 template <class T>
 struct Problem {

@@ -1,4 +1,4 @@
-// Which instruction set the dispatched kernels use on this processor.
+// Reports the instruction set that the dispatched kernels use on this processor.
 
 #include "kernels.h"
 

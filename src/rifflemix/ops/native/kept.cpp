@@ -1,4 +1,4 @@
-// The generator behind kept.h.
+// Random number generator of kept.h.
 
 #include "kept.h"
 
@@ -12,16 +12,16 @@ typedef uint32_t Words __attribute__((vector_size(4 * kLanes)));
 
 RIFFLEMIX_INLINE Words rotate(Words x, int bits) { return (x << bits) | (x >> (32 - bits)); }
 
-// 13 rounds, one more than the fewest with which the generator passes every test of BigCrush.
+// One round more than the generator needs to pass every BigCrush test.
 constexpr int kRounds = 13;
 constexpr int kRotations[8][2] = {{10, 26}, {11, 21}, {13, 27}, {23, 5},
                                   {6, 20},  {17, 11}, {25, 10}, {18, 20}};
 
-// The blocks of a tile, word by word: word k of block j is result[k][j].
+// Generates the blocks of a tile, word by word: word k of block j is x[k][j].
 RIFFLEMIX_INLINE void draw(const Drop& drop, uint64_t tile, uint32_t stream, Words x[4]) {
   const uint32_t key[5] = {drop.seed[0], drop.seed[1], 0, 0,
                            0x1BD11BDAu ^ drop.seed[0] ^ drop.seed[1]};
-  const uint64_t first = tile * kLanes;  // a multiple of 8: adding a lane carries nothing over
+  const uint64_t first = tile * kLanes;  // a multiple of 8: adding a lane never carries
   x[0] = Words{0, 1, 2, 3, 4, 5, 6, 7} + static_cast<uint32_t>(first) + key[0];
   x[1] = Words{} + static_cast<uint32_t>(first >> 32) + key[1];
   x[2] = Words{} + stream + key[2];
@@ -40,8 +40,9 @@ RIFFLEMIX_INLINE void draw(const Drop& drop, uint64_t tile, uint32_t stream, Wor
   }
 }
 
-// -1 for each kept element of some tiles, 0 for each dropped one. Halves decide but for the one
-// number in 65,536 whose upper half equals the threshold's; its lower half is of a second stream.
+// Writes the mask of some tiles: -1 for kept, 0 for dropped elements. The upper halves decide,
+// except for one number in 65,536 with the upper half of the threshold. Its lower half comes from a
+// second stream.
 template <int kTiles>
 RIFFLEMIX_INLINE void find_tiles(const Drop& drop, uint64_t tile, int16_t* keep) {
   Words words[4 * kTiles];
@@ -68,7 +69,7 @@ RIFFLEMIX_INLINE void find_tiles(const Drop& drop, uint64_t tile, int16_t* keep)
 RIFFLEMIX_DISPATCH(void, find_many_tiles,
                    (const Drop& drop, uint64_t tile, uint64_t last, int16_t* keep),
                    (drop, tile, last, keep), {
-  // Two at once: the rounds of one wait for each other.
+  // Two tiles at a time, because the rounds of one tile depend on each other.
   for (; tile + 1 < last; tile += 2, keep += 2 * kTile) find_tiles<2>(drop, tile, keep);
   if (tile < last) find_tiles<1>(drop, tile, keep);
 })

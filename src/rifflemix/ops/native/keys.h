@@ -1,8 +1,8 @@
-// Floating-point values as integer keys: ordered, stable, and with the value inside.
+// Floating-point values as integer keys for a stable sort; a key contains the value.
 //
-// A key holds, from its top half to its lowest bit, the value as an ordered integer, the index of
-// its token and whether it was -0.0. The smaller key comes first: keys of equal values are ordered
-// by index, NaN comes after all numbers, padding after NaN.
+// The upper half of a key is the value as an ordered integer. The lower half is the index of the
+// token, followed by one bit that is set for -0.0. Keys are sorted in ascending order: equal values
+// are ordered by index, NaN comes after all numbers, and padding after NaN.
 
 #pragma once
 
@@ -38,7 +38,7 @@ RIFFLEMIX_INLINE V load(const T* from) {
 template <class T>
 constexpr T kTop = std::numeric_limits<T>::max();
 
-// What tells the floating-point types of one width apart.
+// Constants that differ between floating-point types of the same width.
 template <class Bits>
 struct Format {
   Bits infinity;
@@ -48,8 +48,8 @@ struct Format {
 template <class Bits>
 constexpr Bits kSign = std::numeric_limits<Bits>::min();
 
-// A value as an integer with the order of the values: 0 for both zeros, one less than the largest
-// for NaN. Descending order is the order of the values with their sign turned.
+// Converts a value to an integer with the same order: 0 for both zeros, the largest integer minus
+// one for NaN. For descending order, flip the sign of the values first.
 template <class Integer, class Bits>
 RIFFLEMIX_INLINE Integer ordered(Integer bits, const Format<Bits>& format) {
   const Integer magnitude = bits & kTop<Bits>;
@@ -58,8 +58,8 @@ RIFFLEMIX_INLINE Integer ordered(Integer bits, const Format<Bits>& format) {
   return magnitude > format.infinity ? Integer{} + (kTop<Bits> - 1) : key;
 }
 
-// Keys of `count` vectors of values that are `stride` apart; the first has `index` in its group.
-// `flip` is the sign bit of channels in descending order, 0 of others.
+// Makes the keys of `count` vectors of values that are `stride` apart; `index` is the first
+// vector's index in its group. `flip` is the sign bit for channels in descending order, else 0.
 template <class Key, class Bits>
 RIFFLEMIX_INLINE void make_keys(const Bits* values, int64_t stride, int64_t count, const Bits* flip,
                                 Key index, const Format<Bits>& format,
@@ -76,7 +76,7 @@ RIFFLEMIX_INLINE void make_keys(const Bits* values, int64_t stride, int64_t coun
   }
 }
 
-// Keys of padding, after every value.
+// Keys of padding, larger than the keys of all values.
 template <class Key, class Bits>
 RIFFLEMIX_INLINE Vector<Key, kLanes<Key>> padding_keys(Key index) {
   return Vector<Key, kLanes<Key>>{} + ((Key{kTop<Bits>} << (4 * sizeof(Key))) | (index << 1));
@@ -88,7 +88,8 @@ RIFFLEMIX_INLINE int32_t index_of(Key key) {
   return static_cast<int32_t>((static_cast<std::make_unsigned_t<Key>>(key) << half) >> (half + 1));
 }
 
-// Values, `stride` apart, and indices of `count` vectors of keys; NaN comes back as the quiet NaN.
+// Converts `count` vectors of keys back to values, `stride` apart, and indices. Every NaN becomes
+// the quiet NaN.
 template <class Key, class Bits>
 RIFFLEMIX_INLINE void read_keys(const Vector<Key, kLanes<Key>>* const* rows, int64_t offset,
                                 int64_t count, const Bits* flip, const Format<Bits>& format,

@@ -1,10 +1,10 @@
-// The position of each channel's largest value, the first of equal ones; NaN counts as the largest.
+// Position of each channel's largest value: the first of equal values; NaN is the largest.
 
 #include "permutation.h"
 
 namespace rifflemix::permutation {
 
-// One line of channels of one sample; p.index is (batch, channels) of int64.
+// Processes one cache line of channels of one sample; p.index is (batch, channels) int64.
 template <class Bits>
 RIFFLEMIX_INLINE void find_largest(const Problem& p, int64_t b, int64_t channel) {
   constexpr int lanes = kVectorBytes / sizeof(Bits);

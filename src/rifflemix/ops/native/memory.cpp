@@ -7,7 +7,7 @@
 #include <unistd.h>
 #endif
 
-// Asks for huge pages: new memory comes page by page, which can take longer than filling it.
+// Requests huge pages: page faults of new memory can take longer than filling the memory.
 RIFFLEMIX_EXPORT void rifflemix_advise_huge_pages(void* memory, int64_t bytes) {
 #if defined(__linux__) && defined(MADV_HUGEPAGE)
   const uintptr_t page = static_cast<uintptr_t>(sysconf(_SC_PAGESIZE));

@@ -1,4 +1,4 @@
-// Small matrix products for kernels whose matrices are in a processor's cache.
+// Small matrix products for kernels with matrices in the CPU cache.
 
 #pragma once
 
@@ -6,7 +6,7 @@
 
 namespace rifflemix {
 
-// Columns that are worked on together; the columns of B and C come in whole panels.
+// Number of columns processed together. B and C are padded to whole panels of columns.
 template <class A>
 constexpr int kPanel = 2 * kLanes<A>;
 
@@ -29,11 +29,11 @@ struct Panels {
   int64_t panel, row;
 };
 
-// Rows of two vectors that are worked on together: their sums fill the registers that additions
-// keep busy.
+// Number of rows of two vectors processed together: enough independent sums to hide the latency of
+// additions.
 constexpr int kRowsAtOnce = 4;
 
-// Here a panel of B is one vector.
+// Here, a panel of B is one vector.
 template <int kRows, int kVectors, int kBytes, class A>
 RIFFLEMIX_INLINE void multiply_rows(int64_t inner, Matrix<const A> a, Panels<A> b, A* c,
                                     int64_t c_row, bool add) {
@@ -51,7 +51,7 @@ RIFFLEMIX_INLINE void multiply_rows(int64_t inner, Matrix<const A> a, Panels<A> 
       values[v] = load_as<Values>(b.data + v * b.panel + t * b.row);
     }
     for (int i = 0; i < kRows; ++i) {
-      const Values factor = a.data[i * a.row + t * a.column] - Values{};  // spread, no addition
+      const Values factor = a.data[i * a.row + t * a.column] - Values{};  // broadcast, no addition
       for (int v = 0; v < kVectors; ++v) sums[i][v] += factor * values[v];
     }
   }
@@ -73,7 +73,7 @@ RIFFLEMIX_INLINE void multiply_rest(int64_t rows, int64_t inner, Matrix<const A>
   }
 }
 
-// Of kVectors vectors of columns.
+// Multiplies kVectors vectors of columns.
 template <int kVectors, int kBytes, class A>
 RIFFLEMIX_INLINE void multiply_vectors(int64_t rows, int64_t inner, Matrix<const A> a, Panels<A> b,
                                        A* c, int64_t c_row, bool add) {
@@ -84,12 +84,12 @@ RIFFLEMIX_INLINE void multiply_vectors(int64_t rows, int64_t inner, Matrix<const
   multiply_rest<at_once, kVectors, kBytes>(rows, inner, a, b, c, c_row, add);
 }
 
-// C = A B, or C += A B; sums run over `inner` in order, whatever the sizes and the vectors.
+// C = A B, or C += A B. Sums run over `inner` in order, for all sizes and vector lengths.
 template <int kBytes, class A>
 RIFFLEMIX_INLINE void multiply(int64_t rows, int64_t inner, int64_t columns, Matrix<const A> a,
                                Panels<A> b, A* c, int64_t c_row, bool add) {
   constexpr int64_t panel = kPanel<A>;
-  if constexpr (kBytes == panel * sizeof(A)) {  // a panel is a vector
+  if constexpr (kBytes == panel * sizeof(A)) {  // one panel is one vector
     for (; columns > panel; columns -= 2 * panel, b.data += 2 * b.panel, c += 2 * panel) {
       multiply_vectors<2, kBytes>(rows, inner, a, b, c, c_row, add);
     }
@@ -101,7 +101,8 @@ RIFFLEMIX_INLINE void multiply(int64_t rows, int64_t inner, int64_t columns, Mat
   }
 }
 
-// The same where rows of B lie whole, of vectors of kVectorBytes; worked on in those of kBytes.
+// The same for contiguous rows of B, padded to vectors of kVectorBytes. Computes with vectors of
+// kBytes.
 template <int kBytes, class A>
 RIFFLEMIX_INLINE void multiply_whole(int64_t rows, int64_t inner, int64_t columns,
                                      Matrix<const A> a, const A* b, int64_t b_row, A* c,

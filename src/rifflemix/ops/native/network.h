@@ -1,10 +1,10 @@
-// Sorting network over the rows of a tile: every lane of a row vector is a column of its own.
+// Sorting network over the rows of a tile: every lane of a row vector is a separate column.
 //
-// Bitonic merges in the form whose exchanges all point downwards (the first stage of a merge
-// mirrors its second half), on blocks of 16 rows sorted by Batcher's odd-even merge sort. Up to
-// four stages run on 16 rows held in registers, and blocks of kBlock rows are finished before the
-// next is touched, so that most stages stay in the first-level cache. Rows past `limit` must hold
-// the largest key; as they never move, exchanges with them alone are skipped.
+// Batcher's odd-even merge sort sorts blocks of 16 rows, then bitonic merges combine the blocks. In
+// this variant of bitonic merges all exchanges point downwards: the first stage mirrors the second
+// half. Up to four stages run on 16 rows in registers. Each block of kBlock rows is finished before
+// the next block starts, so most stages stay in the L1 cache. Rows from `limit` on must contain the
+// largest key. They never move, so exchanges between two of them are skipped.
 
 #pragma once
 
@@ -15,8 +15,8 @@ namespace rifflemix::permutation {
 constexpr int kBlockLog = 8;
 constexpr int64_t kBlock = int64_t{1} << kBlockLog;
 
-// Vectors that a tile of `rows` takes: one unused row after each block, so that rows a power of
-// two apart do not fall into the same cache set.
+// Number of vectors in a tile of `rows`. One row after each block is unused, so that rows at
+// power-of-two distances do not share a cache set.
 RIFFLEMIX_INLINE int64_t tile_rows(int64_t rows) { return rows + rows / kBlock; }
 RIFFLEMIX_INLINE int64_t tile_row(int64_t row) { return row + row / kBlock; }
 
@@ -70,8 +70,8 @@ RIFFLEMIX_INLINE void half_clean(V* r) {
   }
 }
 
-// log2(Count) stages on Count rows that are `stride` vectors apart. Mirror: these are the first
-// stages of a merge, and the rows of the second half come from `second` instead.
+// Runs log2(Count) stages on Count rows that are `stride` vectors apart. Mirror: these are the
+// first stages of a merge, and the second half of the rows is read from `second`.
 template <int Count, bool Mirror, class V>
 RIFFLEMIX_INLINE void stages(V* first, V* second, int64_t stride) {
   V r[Count];
@@ -89,7 +89,7 @@ RIFFLEMIX_INLINE void stages(V* first, V* second, int64_t stride) {
   for (int i = 0; i < Count; ++i) (i < Count / 2 ? first : second)[i * stride] = r[i];
 }
 
-// log2(Count) stages over `size` rows of which the first `limit` count.
+// Runs log2(Count) stages over `size` rows; rows from `limit` on are skipped.
 template <int Count, bool Mirror, class V>
 RIFFLEMIX_INLINE void pass(V* rows, int64_t size, int64_t limit) {
   const int64_t spacing = size / Count;
@@ -111,7 +111,7 @@ RIFFLEMIX_INLINE void passes(V* rows, int64_t size, int64_t limit, int num_stage
   }
 }
 
-// Sorts up to kBlock contiguous rows, a power of two from 16 up.
+// Sorts up to kBlock contiguous rows. `size` is a power of two and at least 16.
 template <class V>
 RIFFLEMIX_INLINE void sort_block(V* rows, int64_t size, int64_t limit) {
   limit = std::min(size, limit);
@@ -150,7 +150,7 @@ RIFFLEMIX_INLINE void merge(V* rows, int log, int64_t limit) {
   }
 }
 
-// Sorts each lane of `size` rows, a power of two; from row `limit` on they hold the largest key.
+// Sorts each lane of `size` rows, a power of two. Rows from `limit` on contain the largest key.
 template <class V>
 RIFFLEMIX_INLINE void sort_rows(V* rows, int64_t size, int64_t limit) {
   switch (size) {

@@ -10,7 +10,7 @@ struct Pairs {
   PairScratch<Bits> scratch;
 };
 
-// Fetches the rows of pair i ahead of their use, as far as they do not crowd out those in use.
+// Prefetches the rows of pair i, as far as they do not evict rows in use.
 template <class Bits>
 RIFFLEMIX_INLINE void foresee_pair(const Problem& p, int64_t i) {
   const int64_t b = i / (p.length / 2), n = 2 * (i % (p.length / 2));
@@ -19,7 +19,7 @@ RIFFLEMIX_INLINE void foresee_pair(const Problem& p, int64_t i) {
   foresee(p.row<Bits>(b, n + 1), kLineBytes, lines);
 }
 
-// Pairs first..last-1, counted over all samples.
+// Exchanges pairs first..last-1, counted over all samples.
 template <Swaps kSwaps, class Bits>
 RIFFLEMIX_INLINE void exchange_pairs(const Pairs<Bits>& pairs, int64_t first, int64_t last,
                                      int64_t slot) {

@@ -1,4 +1,4 @@
-// The group sort of two tokens: one comparison and one exchange, on runs of channels.
+// Group sort of pairs of tokens: one comparison and one exchange, on runs of channels.
 
 #pragma once
 
@@ -6,7 +6,7 @@
 
 namespace rifflemix::permutation {
 
-// The tokens of a pair and where they go.
+// Inputs and outputs of a pair of tokens.
 template <class Bits>
 struct Pair {
   const Bits *first, *second;
@@ -20,17 +20,17 @@ struct Pair {
 template <class Bits>
 constexpr int kPairLanes = kVectorBytes / sizeof(Bits);
 
-// Whether each channel of a pair is exchanged: decided here, or repeated as it was decided before.
+// Source of the exchange mask: compare the values now, or repeat stored swaps.
 enum class Swaps { kDecided, kRepeated };
 
 template <class Bits>
 struct Decision {
-  const Bits* flip;  // the sign bit of descending channels; a vector more than there are channels
-  Bits opposite;     // ones where the reference channel is out of order, else 0
+  const Bits* flip;  // sign bit for descending channels; one vector longer than the channels
+  Bits opposite;     // all ones if the reference channel is out of order, else 0
   Format<Bits> format;
 };
 
-// Ones where the second value should come before the first.
+// Returns all ones in lanes with the second value before the first in the sorted order.
 template <class Bits, class Lanes = Vector<Bits, kPairLanes<Bits>>>
 RIFFLEMIX_INLINE Lanes out_of_order(const Lanes& first, const Lanes& second,
                                     const Format<Bits>& format) {
@@ -63,7 +63,7 @@ RIFFLEMIX_INLINE void exchange_vector(const Pair<Bits>& pair, const Decision<Bit
   std::memcpy(pair.second_out, &second_out, sizeof(second_out));
 }
 
-// Exchanges `count` channels vector by vector; what is left over is copied out and back.
+// Exchanges `count` channels vector by vector; the remainder is copied to a buffer and back.
 template <Swaps kSwaps, class Bits>
 RIFFLEMIX_INLINE void exchange_pair(const Pair<Bits>& pair, Decision<Bits> decision, int64_t count,
                                     uint8_t* swaps) {
@@ -85,7 +85,7 @@ RIFFLEMIX_INLINE void exchange_pair(const Pair<Bits>& pair, Decision<Bits> decis
   if (kSwaps == Swaps::kDecided) std::copy(bytes, bytes + (count - c), swaps + c);
 }
 
-// A pair with padding is not exchanged, and its padded positions become zero.
+// Copies a pair with padding without an exchange; padded positions become zero.
 template <Swaps kSwaps, class Bits>
 RIFFLEMIX_INLINE void keep_pair(const Pair<Bits>& pair, bool first_padded, bool second_padded,
                                 int64_t count, uint8_t* swaps) {
@@ -96,7 +96,7 @@ RIFFLEMIX_INLINE void keep_pair(const Pair<Bits>& pair, bool first_padded, bool 
   if (kSwaps == Swaps::kDecided) std::fill(swaps, swaps + count, uint8_t{0});
 }
 
-// The directions of the channels and, where nobody keeps the swaps, a row of them per slot.
+// The directions of the channels, and a scratch row of swaps per slot if swaps are not returned.
 template <class Bits>
 struct PairScratch {
   Bits* flip;
@@ -112,14 +112,14 @@ struct PairScratch {
       flip[c] = p.descending[c] ? kSign<Bits> : Bits{0};
     }
   }
-  // Of pair k, counted over all samples.
+  // Swaps of pair k, counted over all samples.
   RIFFLEMIX_INLINE uint8_t* swaps(const Problem& p, int64_t k, int64_t slot) const {
     return p.swaps == nullptr ? unused + slot * p.channels : p.swaps + k * p.channels;
   }
 };
 
-// Channels channel..channel+count-1 of pair k of sample b, to which `pair` points.
-// opposite(head) is ones where that head's reference channel is out of order.
+// Exchanges channels channel..channel+count-1 of pair k of sample b; `pair` points to them.
+// opposite(head) is all ones if the head's reference channel is out of order.
 template <Swaps kSwaps, class Bits, class Opposite>
 RIFFLEMIX_INLINE void exchange_channels(const Problem& p, const PairScratch<Bits>& scratch,
                                         int64_t b, int64_t k, int64_t channel, int64_t count,

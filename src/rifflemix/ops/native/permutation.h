@@ -1,6 +1,6 @@
-// What the permutation kernels share: the problem as Python gives it, and how work is divided.
+// Shared by the permutation kernels: the problem as passed by Python, and the division of work.
 //
-// A kernel called without scratch memory returns how many bytes of it it needs, and does nothing.
+// Without scratch memory, a kernel only returns the number of scratch bytes that it needs.
 
 #pragma once
 
@@ -12,26 +12,26 @@
 
 namespace rifflemix::permutation {
 
-// x is (batch, length, channels) with any strides but 1 for the channels; the outputs are
-// contiguous. Given from Python as 64-bit fields in this order; what a kernel does not use is 0.
+// x is (batch, length, channels) with stride 1 for channels and any other strides; outputs are
+// contiguous. Python passes 64-bit fields in this order; unused fields are 0.
 struct Problem {
   const void* x;
   int64_t batch_stride, row_stride;
   void* y;
-  void* index;                // of the token that each position takes; how far back, of a filter;
-                              // 1 where a block starts, of a projection
-  int64_t index_bytes;        // 2, 4 or 8, of a filter or projection 1; 0 without index
-  uint8_t* swaps;             // (batch, length / 2, channels): the pair is exchanged
+  void* index;                // index of each position's source token; filter: its distance;
+                              // projection: 1 at the start of a block
+  int64_t index_bytes;        // 2, 4 or 8; filter and projection: 1; 0 without index
+  uint8_t* swaps;             // (batch, length / 2, channels), 1 = the pair is exchanged
   const uint8_t* mask;        // (batch, length), 1 = padding
   const uint8_t* descending;  // (channels)
-  const int64_t* steps;       // (channels), of a shift; of a filter the ranks
-  int64_t batch, length, channels, group_size;  // of a filter the window
-  int64_t heads;              // that have a reference channel; 0: every channel by its own values.
-                              // of a projection: 1 for ranks, 0 for values
+  const int64_t* steps;       // (channels) shifts; filter: ranks
+  int64_t batch, length, channels, group_size;  // filter: group_size is the window
+  int64_t heads;              // heads with a reference channel; 0: sort each channel separately;
+                              // projection: 1 for ranks, 0 for values
   int64_t element_bytes, infinity, nan;
   void* scratch;
   int64_t threads;
-  double temperature;         // of a projection
+  double temperature;         // projection only
 
   template <class Bits>
   Format<Bits> format() const {
@@ -44,14 +44,14 @@ struct Problem {
   RIFFLEMIX_INLINE bool padded(int64_t b, int64_t n) const {
     return mask != nullptr && mask[b * length + n] != 0;
   }
-  // A thread is worth starting for some tens of thousands of values.
+  // Starting a thread pays off for some tens of thousands of values.
   int64_t useful_threads() const {
     return std::max<int64_t>(1, std::min(threads, batch * length * channels >> 15));
   }
 };
 
-// Runs body(first, last, slot) over [0, count) in contiguous shares; no two at a time have the same
-// slot, of which there are p.useful_threads().
+// Runs body(first, last, slot) over [0, count) in contiguous shares. Concurrent shares have
+// different slots, numbered from 0 to p.useful_threads() - 1.
 template <class Body>
 void share(const Problem& p, int64_t count, const Body& body) {
   const int64_t threads = p.useful_threads();
@@ -65,13 +65,13 @@ void share(const Problem& p, int64_t count, const Body& body) {
   });
 }
 
-// Fetches rows ahead of their use: the processor does not foresee steps of a whole row.
+// Prefetches rows: the hardware prefetcher does not detect strides of a whole row.
 RIFFLEMIX_INLINE void foresee(const void* first, int64_t stride, int64_t count) {
   const char* row = static_cast<const char*>(first);
   for (int64_t i = 0; i < count; ++i) __builtin_prefetch(row + i * stride);
 }
 
-// Hands out pieces of the scratch memory; from no memory at all it finds how much is needed.
+// Allocates pieces of the scratch memory. With a null base, it only counts the bytes.
 class Arena {
  public:
   explicit Arena(void* base) : base_(static_cast<char*>(base)) {}
@@ -91,11 +91,11 @@ class Arena {
 
 RIFFLEMIX_INLINE int64_t quotient_up(int64_t count, int64_t of) { return (count + of - 1) / of; }
 
-// Where a circular shift of each sample's valid tokens takes them from.
+// Source positions of a circular shift of each sample's valid tokens.
 struct Shift {
-  int32_t *position, *rank;  // (batch, length): of the r-th valid token, of each valid position
-  int32_t *valid;            // (batch): how many
-  int32_t *step;             // (batch, channels): in 0..valid-1
+  int32_t *position, *rank;  // (batch, length): of the r-th valid token; of each valid position
+  int32_t *valid;            // (batch): number of valid tokens
+  int32_t *step;             // (batch, channels): shift in 0..valid-1
 
   Shift(const Problem& p, Arena& arena) {
     const bool needed = p.steps != nullptr;
@@ -122,7 +122,7 @@ struct Shift {
     }
   }
 
-  // The position in sample b that valid position n of channel c takes.
+  // Source position in sample b for valid position n of channel c.
   RIFFLEMIX_INLINE int64_t source(const Problem& p, int64_t b, int64_t n, int64_t c) const {
     const int32_t back = rank[b * p.length + n] - step[b * p.channels + c];
     return position[b * p.length + (back < 0 ? back + valid[b] : back)];

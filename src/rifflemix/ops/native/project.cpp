@@ -1,8 +1,9 @@
-// Projection onto the permutahedron: of columns that are sorted, by pooling adjacent violators.
+// Projection of sorted columns onto the permutahedron by pooling adjacent violators.
 //
-// A block is a run of tokens that move together. Where a new token breaks the order of what is
-// fitted, it joins the block before it, and that one the block before, each at most once: linear
-// time. A column is one thread's, and sums are in double: any number of threads gives the same bits.
+// A block is a run of tokens with a common mean. If a new token violates the order of the fit, its
+// block is merged with the block before, repeatedly. Every block is merged at most once, so the
+// time is linear. One thread processes a column, and sums are in double. The result therefore does
+// not depend on the number of threads.
 
 #include <cmath>
 #include <limits>
@@ -14,26 +15,26 @@ namespace rifflemix::permutation {
 
 using rifflemix::store;
 
-constexpr int64_t kColumns = 16;  // of a task
-constexpr int64_t kAhead = 8;  // rows
+constexpr int64_t kColumns = 16;  // columns per task
+constexpr int64_t kAhead = 8;     // rows to prefetch
 constexpr double kSteepest = 1e300;
 
-// Tokens from `first` up to the first of the next block.
+// Tokens from `first` up to the start of the next block.
 struct Block {
   double mean;
   int64_t first;
 };
 
-// The sizes of a projection, or of its gradient, and its pieces of the scratch memory.
+// Sizes and scratch memory of a projection or its gradient.
 struct Projecting {
   const Problem& p;
-  int64_t lines;    // of channels
-  int64_t stride;   // of columns, so that they do not push each other out of the cache
+  int64_t lines;    // groups of kColumns channels
+  int64_t stride;   // distance of columns, chosen so that they do not share cache sets
   bool ranks;
-  double slope;     // of values the step from rank to rank; of ranks the temperature
+  double slope;     // soft sort: step from rank to rank; soft ranks: temperature
   double inverse;
   float* columns;   // (slots, kColumns, stride)
-  uint8_t* starts;  // (slots, kColumns, stride): the first of a block
+  uint8_t* starts;  // (slots, kColumns, stride): 1 at the start of a block
   Block* blocks;    // (slots, group_size)
 
   Projecting(const Problem& problem, Arena& arena)
@@ -50,8 +51,8 @@ struct Projecting {
   }
 };
 
-// The blocks of a sorted column. Two neighbours whose centres are `run` tokens apart are one if
-// the means of a soft sort rise by more than the slope allows, those of soft ranks by less.
+// Finds the blocks of a sorted column. Two neighbors with centers `run` tokens apart are merged if
+// their means rise by more (soft sort) or less (soft ranks) than the slope allows.
 RIFFLEMIX_INLINE int64_t pool(const float* column, int64_t count, double slope, bool ranks,
                               Block* blocks) {
   int64_t top = 0;
@@ -71,8 +72,8 @@ RIFFLEMIX_INLINE int64_t pool(const float* column, int64_t count, double slope, 
   return top;
 }
 
-// Projects a column in place and marks where its blocks start. One with an infinity or NaN has no
-// projection: it becomes NaN.
+// Projects a column in place and marks the starts of its blocks. A column with an infinity or NaN
+// has no projection and becomes NaN.
 RIFFLEMIX_INLINE void project_column(const Projecting& of, float* column, int64_t count,
                                      Block* blocks, uint8_t* starts) {
   std::fill(starts, starts + count, uint8_t{0});
@@ -98,7 +99,8 @@ RIFFLEMIX_INLINE void project_column(const Projecting& of, float* column, int64_
   }
 }
 
-// The gradient, in place: the mean of each block; of ranks what exceeds it, over the temperature.
+// Computes the gradient in place. Soft sort: the mean of each block. Soft ranks: the difference
+// from this mean, divided by the temperature.
 RIFFLEMIX_INLINE void average_column(const Projecting& of, float* column, int64_t count,
                                      const uint8_t* starts) {
   for (int64_t first = 0, end; first < count; first = end) {
@@ -112,7 +114,7 @@ RIFFLEMIX_INLINE void average_column(const Projecting& of, float* column, int64_
   }
 }
 
-// One group of one line of channels; valid tokens stand close together in the columns.
+// Processes one group of kColumns channels; the columns contain only the valid tokens.
 template <bool kBack, class T>
 RIFFLEMIX_INLINE void project_tile(const Projecting& of, int64_t task, int64_t slot) {
   const Problem p = of.p;

@@ -1,14 +1,14 @@
-// Of each channel's last tokens the one that has the channel's rank among them.
+// Rank filter: for each channel, selects the token with the channel's rank among the last tokens.
 //
-// Short windows are sorted (rank_windows.h). A longer one keeps the ranks of its tokens: when it
-// moves on by a token, the others' are corrected, by -1 where the token that leaves came before, by
-// +1 where the one that comes does. Before the first token there are zeros.
+// Short windows are sorted (rank_windows.h). Longer windows store the ranks of their tokens. When
+// the window moves by one token, the ranks of the others change: -1 if the removed token was ranked
+// before, +1 if the new token is. The sequence is preceded by zeros.
 
 #include "rank_filter.h"
 
 namespace rifflemix::permutation {
 
-// The last tokens of one block of channels; token i of those that came is in slot i % size.
+// The last tokens of one block of channels; token i is in slot i % size.
 template <class Bits>
 struct Window {
   static constexpr int64_t width = 8 * kLine<Bits>;
@@ -27,9 +27,9 @@ struct Window {
   }
 };
 
-// Puts a vector of token `passed` in place of the oldest, in `slot`. Gives the value of the wanted
-// rank and, where `kKeep`, how many tokens back it is. The number of tokens so far is added to every
-// rank, so that a token that leaves and one that comes cost the others a subtraction each.
+// Replaces the oldest token, in `slot`, by a vector of token `passed`. Returns the value of the
+// wanted rank and, if `kKeep`, its distance in tokens. Stored ranks include the number of tokens so
+// far, so each removed and each new token needs only one subtraction per rank.
 template <bool kKeep, class Bits, class V>
 RIFFLEMIX_INLINE V replace_oldest(const Window<Bits>& window, int64_t at, int64_t slot, Bits passed,
                                   V value, V wanted, const Format<Bits>& format, V* ago) {
@@ -40,7 +40,7 @@ RIFFLEMIX_INLINE V replace_oldest(const Window<Bits>& window, int64_t at, int64_
   wanted += static_cast<Bits>(passed + 1);
   const auto meet = [&](int64_t s) __attribute__((always_inline)) {
     const V other = load<V>(window.keys + s * width + at);
-    const V before = key < other;  // -1 where it is true: of equal tokens the older comes first
+    const V before = key < other;  // -1 = true; the older of equal tokens comes first
     const V now = load<V>(window.ranks + s * width + at) - (gone > other) - before;
     std::memcpy(window.ranks + s * width + at, &now, sizeof(now));
     rank += before;

@@ -1,4 +1,4 @@
-// What both ways to filter by rank share: how tokens and channels are divided.
+// Division of tokens and channels, shared by both algorithms of the rank filter.
 
 #pragma once
 
@@ -6,22 +6,22 @@
 
 namespace rifflemix::permutation {
 
-constexpr int64_t kShortWindow = 8;   // tokens of the windows that are sorted
-constexpr int64_t kShortWidth = 256;  // channels of a block of theirs
-constexpr int64_t kShortRows = 16;    // of 32-bit keys
+constexpr int64_t kShortWindow = 8;   // maximum tokens of a window that is sorted
+constexpr int64_t kShortWidth = 256;  // channels in a block for short windows
+constexpr int64_t kShortRows = 16;    // rows of 32-bit keys
 constexpr int64_t kTokensOfStretch = 1024;
 
-// The sizes of a filter and its pieces of the scratch memory.
+// Sizes and scratch memory of a filter.
 template <class Bits>
 struct Filtering {
   const Problem& p;
-  bool sorts;         // short windows, and the processor is quick at it
-  int64_t width;      // channels of a block
-  int64_t blocks;     // of channels
-  int64_t stretch;    // tokens in one
-  int64_t stretches;  // of tokens
-  int64_t bytes;      // of a window
-  Bits* wanted;       // (blocks, width): the rank that each channel takes
+  bool sorts;         // sort windows: they are short and the processor sorts them fast
+  int64_t width;      // channels in a block
+  int64_t blocks;     // blocks of channels
+  int64_t stretch;    // tokens in a stretch
+  int64_t stretches;  // stretches of tokens
+  int64_t bytes;      // bytes of a window
+  Bits* wanted;       // (blocks, width): rank for each channel
   char* windows;      // (slots, bytes)
 
   Filtering(const Problem& problem, Arena& arena)
@@ -36,8 +36,8 @@ struct Filtering {
         wanted(arena.take<Bits>(blocks * width)),
         windows(arena.take<char>(p.useful_threads() * bytes)) {}
 
-  // Windows up to this are quicker corrected: keys of 16 bits are twice as long where distances
-  // are kept.
+  // Up to this window, correcting ranks is faster than sorting. The limit is higher for 16-bit
+  // keys with distances, because these keys are twice as long.
   static int64_t least_sorted(const Problem& p) {
     return sizeof(Bits) == 2 && p.index_bytes > 0 ? 6 : 1;
   }
@@ -48,8 +48,8 @@ struct Filtering {
   }
 };
 
-// A stretch of tokens of a block of channels of a sample. The problem is copied: a store could else
-// change it, for all that a compiler knows.
+// A stretch of tokens in a block of channels of a sample. It contains a copy of the problem, so the
+// compiler knows that stores do not change the problem.
 template <class Bits>
 struct Stretch {
   const Problem p;

@@ -1,8 +1,8 @@
-// The gradient of the rank filter: each token collects from those that took it.
+// Gradient of the rank filter: each token adds the gradients of the outputs that selected it.
 //
-// Sums are in float32, from the token's own output on, whatever the number of threads. Gradients
-// are read where they are; those of float16, which take many instructions to convert, and those
-// that fill no vectors are converted or copied once, while a token may still collect from them.
+// Sums are in float32 and start at the token's own output, for any number of threads. Gradients are
+// read in place, with two exceptions that are copied to a buffer once: float16 gradients, because
+// their conversion is slow, and gradients that do not fill whole vectors.
 
 #include <type_traits>
 
@@ -15,11 +15,11 @@ using rifflemix::Bfloat16;
 using rifflemix::Float16;
 using rifflemix::store;
 
-constexpr int64_t kTokensOfTask = 512;  // and no fewer than eight windows
-constexpr int64_t kMostWindow = 256;    // tokens, whose distances fit a byte
-constexpr int64_t kMostWidth = 256;     // channels of a block
+constexpr int64_t kTokensOfTask = 512;  // minimum; a task also has at least eight windows
+constexpr int64_t kMostWindow = 256;    // maximum tokens: distances fit in a byte
+constexpr int64_t kMostWidth = 256;     // maximum channels in a block
 
-// The sums of a vector of gradients of type T.
+// Sums of a vector of gradients of type T.
 template <class T>
 struct Sums {
   using Ago = int32_t;
@@ -37,7 +37,7 @@ struct Sums {
   }
 };
 
-// Those of bfloat16 are the upper halves of float32: every other one is summed by itself.
+// bfloat16 values are the upper halves of float32: even and odd elements are summed separately.
 template <>
 struct Sums<Bfloat16> {
   using Ago = int16_t;
@@ -65,11 +65,11 @@ struct Collecting {
   using Ago = typename Sums<Source>::Ago;
 
   const Problem& p;
-  int64_t width;  // channels of a block
-  int64_t rows;   // outputs that are kept, a power of two; that of token n is in row n % rows
+  int64_t width;  // channels in a block
+  int64_t rows;   // buffered outputs, a power of two; token n is in row n % rows
   int64_t blocks, stretches, stretch;
   Source* grads;  // (slots, rows, width)
-  Ago* agos;      // the same; -1 where there is no output
+  Ago* agos;      // (slots, rows, width): distances; -1 without an output
 
   Collecting(const Problem& problem, Arena& arena)
       : p(problem),
@@ -84,8 +84,8 @@ struct Collecting {
   }
 };
 
-// A stretch of tokens of a block of channels of a sample. The problem is copied: a store could else
-// change it, for all that a compiler knows.
+// A stretch of tokens in a block of channels of a sample. It contains a copy of the problem, so the
+// compiler knows that stores do not change the problem.
 template <class T>
 struct Outputs {
   using Source = typename Collecting<T>::Source;
@@ -94,7 +94,7 @@ struct Outputs {
 
   const Problem p;
   const int64_t width, mask, b, first, last, channel, count;
-  const bool direct;  // gradients are read where they are
+  const bool direct;  // gradients are read in place
   Source* const grads;
   Ago* const agos;
 
@@ -124,7 +124,7 @@ struct Outputs {
     return grads + (n & mask) * width;
   }
 
-  // Converts what is needed of the output of token n.
+  // Converts the distances and, if necessary, the gradients of token n's output.
   RIFFLEMIX_INLINE void read(int64_t n) const {
     Ago* ago = agos + (n & mask) * width;
     if (n >= p.length) {
@@ -144,8 +144,8 @@ struct Outputs {
     }
   }
 
-  // Sums for token n, whose outputs have been read; two vectors side by side, the last one twice
-  // where their number is odd.
+  // Writes the sums of token n after its outputs were read. Processes two vectors at a time, and
+  // the last vector twice if the number is odd.
   RIFFLEMIX_INLINE void write(int64_t n) const {
     const Source* from[kMostWindow];
     for (int64_t j = 0; j < p.group_size; ++j) from[j] = grad(n + j);

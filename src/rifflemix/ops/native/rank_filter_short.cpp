@@ -1,4 +1,4 @@
-// The rank filter for short windows. rank_windows.h says how they are sorted.
+// Rank filter for short windows; rank_windows.h describes the sort.
 
 #include "rank_windows.h"
 
@@ -13,7 +13,7 @@ struct Rows {
   RIFFLEMIX_INLINE T* row(int64_t i) const { return first + i * stride; }
 };
 
-// What is read and written of tokens n to n + 3: in the tensors or, at their edges, in buffers.
+// Inputs and outputs of tokens n to n + 3: in the tensors or, at their edges, in buffers.
 template <class Bits>
 struct Four {
   int64_t n;
@@ -22,7 +22,7 @@ struct Four {
   Rows<uint8_t> ago;
 };
 
-// Values by how many tokens before the n-th they are, where their keys do not give them back.
+// Reads values by their distance from token n, for keys that cannot be converted back.
 template <class Bits>
 RIFFLEMIX_INLINE Short<Bits> value_ago(const Stretch<Bits>& s, int64_t n, int64_t at,
                                        Short<Bits> ago) {
@@ -37,26 +37,26 @@ RIFFLEMIX_INLINE Short<Bits> value_ago(const Stretch<Bits>& s, int64_t n, int64_
   return value;
 }
 
-// The bits of a value as an integer in the order of the values, and back: -1 for -0.0, NaN beyond
-// the infinities.
+// Converts the bits of a value to an integer in the order of the values, and back: -1 for -0.0, NaN
+// beyond the infinities.
 template <class Bits>
 RIFFLEMIX_INLINE Short<Bits> reordered(Short<Bits> bits) {
   return bits ^ ((bits >> (8 * sizeof(Bits) - 1)) & kTop<Bits>);
 }
 
-// A vector of keys of 16 bits as two of 32: each holds every other channel's keys and, below them,
-// the number of the token in its stretch, so that no two keys of a channel are equal.
+// A vector of 16-bit keys becomes two vectors of 32-bit keys, for even and odd channels. The lower
+// half of a key is the number of the token in its stretch, so the keys of a channel are unique.
 typedef Short<int16_t> Narrow;
 typedef Short<int32_t> Wide;
 constexpr int kWideLanes = kShortBytes / sizeof(int32_t);
 static_assert(kTokensOfStretch + kPast + kTogether <= kTop<int16_t>, "numbers of 15 bits");
 
-// The lower halves of one vector and the upper halves of the other.
+// Combines the lower halves of one vector with the upper halves of the other.
 RIFFLEMIX_INLINE Wide halves(Wide low, Wide high) {
   return (Wide)alternate((Narrow)low, (Narrow)high);
 }
 
-// Writes a vector of keys of the token of a number.
+// Writes a vector of keys of the token with this number.
 template <class Bits>
 RIFFLEMIX_INLINE void put_keys(Short<Bits> keys, int64_t, Bits* to) {
   std::memcpy(to, &keys, sizeof(keys));
@@ -68,8 +68,8 @@ RIFFLEMIX_INLINE void put_keys(Narrow keys, int64_t number, int32_t* to) {
   std::memcpy(to + kWideLanes, &odd, sizeof(odd));
 }
 
-// Puts the keys of four tokens into rows from `keys` on; whether some do not give the value back:
-// then NaN and -0.0 have the order that equal tokens need.
+// Writes the keys of four tokens to rows from `keys` on. Returns true if some keys cannot be
+// converted back to values: the keys of NaN and -0.0 then have the order of equal tokens.
 template <class Bits, class Key>
 RIFFLEMIX_INLINE bool put_four(const Four<Bits>& four, int64_t at, const Format<Bits>& format,
                                int64_t token, Key* keys) {
@@ -92,8 +92,8 @@ RIFFLEMIX_INLINE bool put_four(const Four<Bits>& four, int64_t at, const Format<
   return true;
 }
 
-// Four windows of one vector of channels; the keys of their last tokens are in rows from `keys` on.
-// `special`: a key of the windows does not give its value back.
+// Filters four windows of one vector of channels. The keys of their last tokens are in rows from
+// `keys` on. `special`: a key of the windows cannot be converted back to its value.
 template <int kMost, bool kKeep, class Bits>
 RIFFLEMIX_INLINE void filter_by_key(const Stretch<Bits>& s, const Four<Bits>& four, int64_t at,
                                     const Bits* keys, bool special) {
@@ -131,7 +131,7 @@ RIFFLEMIX_INLINE void filter_by_key(const Stretch<Bits>& s, const Four<Bits>& fo
   }
 }
 
-// The same by keys that hold the number of their token.
+// The same for keys that contain the number of their token.
 template <int kMost>
 RIFFLEMIX_INLINE void filter_by_wide_key(const Stretch<int16_t>& s, const Four<int16_t>& four,
                                          int64_t at, const int32_t* keys, int64_t number,
@@ -139,11 +139,11 @@ RIFFLEMIX_INLINE void filter_by_wide_key(const Stretch<int16_t>& s, const Four<i
   const Windows<kMost, int32_t> windows{s.p.group_size};
   const Wide wanted = load<Wide>(s.wanted + at);
   Wide even[kTogether], odd[kTogether];
-  windows.filter(keys, wanted, even);  // whose ranks the bits of others are above
+  windows.filter(keys, wanted, even);  // upper bits: ranks of odd channels, ignored
   windows.filter(keys + kWideLanes, wanted >> 16, odd);
 #pragma GCC unroll 2
   for (int w = 0; w < kTogether; w += 2) {
-    // Two windows side by side.
+    // Two windows at a time.
     const Wide own = Wide{} + static_cast<int32_t>((number + w) | (number + w + 1) << 16);
     const Narrow even_ago = (Narrow)own - (Narrow)halves(even[w], even[w + 1] << 16);
     const Narrow odd_ago = (Narrow)own - (Narrow)halves(odd[w], odd[w + 1] << 16);
@@ -164,8 +164,8 @@ RIFFLEMIX_INLINE void filter_by_wide_key(const Stretch<int16_t>& s, const Four<i
   }
 }
 
-// Four tokens of a block of channels. `special` counts, for each vector of them, the fours whose
-// windows have yet to pass a value that its key does not give back.
+// Filters four tokens of a block of channels. For each vector of channels, `special` counts the
+// next groups of four windows that may contain a key without a value.
 template <int kMost, bool kKeep, class Key, class Bits>
 RIFFLEMIX_INLINE void filter_four(const Stretch<Bits>& s, const Four<Bits>& four, Key* keys,
                                   uint8_t* special) {

@@ -1,10 +1,11 @@
-// Windows of up to eight tokens, of which four that follow each other are sorted together.
+// Sorts four consecutive windows of up to eight tokens together.
 //
-// What four windows share is sorted once. Two tokens more make what the first two windows share,
-// two others what the last two do; then each window lacks one token, and its rank is taken by that
-// token or by one of the two sorted ones that it may come between. An exchange is a minimum and a
-// maximum of keys. Where it matters which token a key came from, one of 16 bits is joined with the
-// token's number, and one of 32 bits is looked for among the keys of its window.
+// The tokens shared by all four windows are sorted once. Two more tokens give the tokens shared by
+// the first two windows, and two others those shared by the last two windows. Each window then
+// lacks one token. The token of the wanted rank is the missing token or one of its two possible
+// sorted neighbors. An exchange is a minimum and a maximum of keys. To find the distance of the
+// token, a 16-bit key is combined with the token's number, and a 32-bit key is searched in its
+// window.
 
 #pragma once
 
@@ -15,12 +16,12 @@
 namespace rifflemix::permutation {
 
 constexpr int64_t kTogether = 4;  // windows
-constexpr int64_t kPast = 8;      // tokens before a run, which its windows reach
-constexpr int64_t kRun = 8;      // tokens after which the last ones become the past
-constexpr int kSpecialFours = 3;  // fours of windows that one token may be in
+constexpr int64_t kPast = 8;      // tokens before a run that its windows may include
+constexpr int64_t kRun = 8;       // tokens in a run; its last tokens are the past of the next run
+constexpr int kSpecialFours = 3;  // maximum groups of four windows that contain one token
 static_assert(kPast + kRun == kShortRows && kPast >= kShortWindow, "windows of a run in the rows");
 
-// Longer than the processor's own, a vector would be taken apart.
+// Vectors longer than the processor's registers would be split.
 #if defined(__aarch64__) || (defined(RIFFLEMIX_ONE_INSTRUCTION_SET) && !defined(__AVX2__))
 constexpr int kShortBytes = 16;
 #else
@@ -52,7 +53,7 @@ RIFFLEMIX_INLINE void exchange(V& first, V& second) {
   first = low;
 }
 
-// Puts a key among kCount sorted ones.
+// Inserts a key into kCount sorted keys.
 template <int kCount, class V>
 RIFFLEMIX_INLINE void insert(V* sorted, V key) {
 #pragma GCC unroll 8
@@ -60,8 +61,9 @@ RIFFLEMIX_INLINE void insert(V* sorted, V key) {
   sorted[kCount] = key;
 }
 
-// Puts two keys among kCount sorted ones, an odd number: the smaller among those at even places,
-// the larger among the others, which leaves neighbours to be exchanged (Batcher's merge).
+// Inserts two keys into kCount sorted keys; kCount is odd. The smaller key is inserted into the
+// keys at even positions, the larger key into the others. Then neighbors are exchanged (Batcher's
+// merge).
 template <int kCount, class V>
 RIFFLEMIX_INLINE void insert_two(const V* sorted, V a, V b, V* all) {
   constexpr int half = kCount / 2;
@@ -82,11 +84,11 @@ RIFFLEMIX_INLINE void insert_two(const V* sorted, V a, V b, V* all) {
   }
 }
 
-// Of 1, 2 and 4.
+// log2 of 1, 2 or 4.
 constexpr int log2_of(int bit) { return bit / 2; }
 
-// Windows of up to kMost tokens, 4 or 8, of keys whose rows are kShortWidth apart. In place of
-// tokens that a smaller window lacks there is the largest key.
+// Windows of up to kMost (4 or 8) tokens, with rows of keys that are kShortWidth apart. Smaller
+// windows are filled up with the largest key.
 template <int kMost, class Key>
 struct Windows {
   using V = Short<Key>;
@@ -97,7 +99,7 @@ struct Windows {
   static RIFFLEMIX_INLINE V row(const Key* keys, int64_t i) {
     return load<V>(keys + i * kShortWidth);
   }
-  // A row, or the largest key where windows have no such token.
+  // A row, or the largest key if the windows do not contain the token.
   static RIFFLEMIX_INLINE V row_if(bool there, const Key* keys, int64_t i) {
     const Key least = there ? kSign<Key> : kTop<Key>;
     return larger(row(keys, i), V{} + least);
@@ -112,7 +114,7 @@ struct Windows {
     } else {
       share_five(first, shared);
     }
-    // Only windows of two lack these.
+    // Only windows of two tokens lack these two tokens.
     const V older = kMost == 4 ? row_if(size > 2, first, 2) : row(first, 2);
     const V newer = kMost == 4 ? row_if(size > 2, last, 1) : row(last, 1);
     insert_two<kShared>(shared, older, row(first, 1), sorted);
@@ -121,7 +123,7 @@ struct Windows {
     take(sorted, row(first, 2), row(last, 3), wanted, taken + 2);
   }
 
-  // The tokens that four windows of five to eight share, sorted.
+  // Sorts the tokens shared by four windows of five to eight tokens.
   RIFFLEMIX_INLINE void share_five(const Key* first, V* s) const {
     s[0] = row(first, 3);
     s[1] = row(first, 4);
@@ -138,8 +140,8 @@ struct Windows {
     exchange(s[2], s[3]);
   }
 
-  // Of two windows that share all tokens but one, the older and the newer one: it comes between two
-  // neighbours of the sorted ones, which the bits of the rank find.
+  // Finds the keys of the wanted rank for two windows. Both contain the sorted keys; one also
+  // contains `older`, the other `newer`. The bits of the rank select the two sorted neighbors.
   static RIFFLEMIX_INLINE void take(const V* sorted, V older, V newer, V wanted, V* taken) {
     V around[kMost + 1];
     around[0] = V{} + kSign<Key>;
@@ -159,7 +161,7 @@ struct Windows {
 
 typedef Short<int8_t> Bytes;
 
-// Byte i of an element from vector i.
+// Builds elements with byte i taken from vector i.
 template <int kParts, class V, std::size_t... At>
 RIFFLEMIX_INLINE Bytes byte_of_each(const V* vectors, std::index_sequence<At...>) {
   constexpr Bytes odd = {(At % 2 == 1 ? -1 : 0)...}, late = {(At % 4 >= 2 ? -1 : 0)...};
@@ -171,12 +173,12 @@ RIFFLEMIX_INLINE Bytes byte_of_each(const V* vectors, std::index_sequence<At...>
   }
 }
 
-// How far back the keys taken are of windows that end at row `last` and after, a byte for each of
-// as many as fit a key; false where equal ones are in a window.
+// Finds the distances of the taken keys, for windows that end at row `last` and at the next rows.
+// The distances are packed as one byte per window. Returns false if a window has equal keys.
 template <int kMost, class Key, class V>
 RIFFLEMIX_INLINE bool find(const Key* last, const V* taken, int64_t size, Bytes* ago) {
   constexpr int parts = sizeof(Key);
-  Bytes found = {};  // the distance, and 16 for each token found
+  Bytes found = {};  // sum over the tokens found of 16 + distance
 #pragma GCC unroll 8
   for (int i = 0; i < kMost; ++i) {
     if (i > 1 && i >= size) break;
@@ -190,10 +192,10 @@ RIFFLEMIX_INLINE bool find(const Key* last, const V* taken, int64_t size, Bytes*
   return !any(found & static_cast<int8_t>(0xE0));
 }
 
-// The same for one window: of equal tokens the one that has the rank.
+// The same for one window with equal keys: selects the token that has the rank.
 template <class Key, class V>
 RIFFLEMIX_INLINE V find_among_equals(const Key* last, V taken, V wanted, int64_t size) {
-  V left = wanted, ago = {};  // equal tokens to be passed over
+  V left = wanted, ago = {};  // equal tokens to skip
   for (int64_t i = 0; i < size; ++i) left += load<V>(last - i * kShortWidth) < taken;
   for (int64_t i = size - 1; i >= 0; --i) {
     const V equal = load<V>(last - i * kShortWidth) == taken;
@@ -203,7 +205,7 @@ RIFFLEMIX_INLINE V find_among_equals(const Key* last, V taken, V wanted, int64_t
   return ago;
 }
 
-// Elements of two vectors, counted through both.
+// Selects elements of two vectors, with indices into their concatenation.
 template <int... kAt, class V>
 RIFFLEMIX_INLINE V chosen(V first, V second) {
 #if defined(__clang__)
@@ -213,7 +215,7 @@ RIFFLEMIX_INLINE V chosen(V first, V second) {
 #endif
 }
 
-// The even elements of one vector between the odd ones of the other.
+// Interleaves the even elements of one vector with the odd elements of the other.
 template <class V, std::size_t... At>
 RIFFLEMIX_INLINE V alternate(V even, V odd, std::index_sequence<At...>) {
   return chosen<int(At + At % 2 * sizeof...(At))...>(even, odd);
@@ -223,7 +225,7 @@ RIFFLEMIX_INLINE V alternate(V even, V odd) {
   return alternate(even, odd, std::make_index_sequence<sizeof(V) / sizeof(even[0])>());
 }
 
-// The elements of a vector, every kParts-th from the first on, then from the second on.
+// Reorders a vector: every kParts-th element from the first on, then from the second on, and so on.
 template <int kParts, class V, std::size_t... At>
 RIFFLEMIX_INLINE V by_part(V vector, std::index_sequence<At...>) {
   constexpr int lanes = sizeof...(At) / kParts;

@@ -1,14 +1,14 @@
-// The backward of a gather whose index is a permutation of tokens in every channel.
+// Backward pass of a gather with an index that permutes the tokens of every channel.
 //
-// The index may come from anybody: a position outside its group is refused, not written to.
+// The index is not trusted: a position outside its group is an error, and nothing is written there.
 
 #include "permutation.h"
 
 namespace rifflemix::permutation {
 
-constexpr int64_t kAhead = 16;  // rows
+constexpr int64_t kAhead = 16;  // rows to prefetch
 
-// Where tokens move only within their group, the tile of a group; else of the whole sample.
+// Scratch tiles: a tile is one group if tokens move only within groups, else the whole sample.
 template <class Bits>
 struct Scattering {
   const Problem& p;
@@ -18,9 +18,9 @@ struct Scattering {
       : p(problem), tiles(arena.take<Bits>(p.useful_threads() * p.group_size * kLine<Bits>)) {}
 };
 
-// One group of one line of channels: collected in a tile, whose lines lie side by side, then
-// copied out, since lines that are whole tokens apart would push each other out of the cache.
-// Returns false at a position outside the group.
+// Scatters one group of one cache line of channels. The lines are first collected in a contiguous
+// tile, because lines at distances of whole tokens would share cache sets. Returns false at a
+// position outside the group.
 template <class Index, class Bits>
 bool scatter_tile(const Scattering<Bits>& s, int64_t row, int64_t channel, Bits* tile,
                   const Bits* grad, const uint8_t* mask, int64_t start) {

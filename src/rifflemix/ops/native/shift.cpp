@@ -1,15 +1,15 @@
-// Circular shift of every channel, alone or together with the group sort of pairs.
+// Circular shift of every channel, alone or combined with the group sort of pairs.
 //
-// A tile is one cache line of channels of one sample. Its valid tokens are laid out channel by
-// channel, where a shift is a move of the start, and are read back as rows; so every line of
-// memory is used whole, however far apart the shifts of its channels are.
+// A tile is one cache line of channels of one sample. Its valid tokens are transposed, so that each
+// channel is contiguous and a shift is an offset. Then they are read back as rows. Memory is
+// therefore accessed in whole cache lines, for any shifts of the channels.
 
 #include "pairs.h"
 #include "transpose.h"
 
 namespace rifflemix::permutation {
 
-constexpr int64_t kRows = 32;  // read back at a time
+constexpr int64_t kRows = 32;  // rows read back at a time
 
 enum class Around { kNothing, kSortAfter, kExchangeBefore };
 
@@ -20,8 +20,8 @@ struct Shifting {
   const Problem& p;
   Shift shift;
   PairScratch<Bits> pairs;
-  Bits* opposite;  // (batch, heads, length / 2): ones where the shifted reference is out of order
-  int64_t height;  // of a tile's channel: the tokens, the first kRows again, and room
+  Bits* opposite;  // (batch, heads, length / 2): all ones if the shifted reference is out of order
+  int64_t height;  // size of a tile's channel: the tokens, the first kRows again, and padding
   Bits* channels;  // (slots, line, height)
   Bits* rows;      // (slots, kRows, line)
 
@@ -39,7 +39,7 @@ struct Shifting {
   }
 };
 
-// One line of channels of one sample, and a slot's memory.
+// One cache line of channels of one sample, and the memory of a slot.
 template <class Bits>
 struct Tile {
   int64_t b, channel, count, slot;
@@ -63,8 +63,8 @@ RIFFLEMIX_INLINE void copy_line(const Bits* from, Bits* to, int64_t count) {
   }
 }
 
-// The tile's rows, without those of padding: copied from x or, where that is null, in place.
-// Returns how many they are.
+// Gathers the tile's rows of valid tokens, copied from x, or in place if x is null. Returns the
+// number of rows.
 template <class Bits>
 RIFFLEMIX_INLINE int64_t gather_valid(const Shifting<Bits>& s, const Tile<Bits>& tile, int64_t n,
                                       int64_t count, const Bits* x) {
@@ -77,7 +77,7 @@ RIFFLEMIX_INLINE int64_t gather_valid(const Shifting<Bits>& s, const Tile<Bits>&
   return valid;
 }
 
-// The reverse: spreads the first rows over the valid positions, and zeros over the others.
+// Inverse of `gather_valid`: moves the first rows to the valid positions, and zeros the others.
 template <class Bits>
 RIFFLEMIX_INLINE void spread_valid(const Shifting<Bits>& s, const Tile<Bits>& tile, int64_t n,
                                    int64_t count, int64_t valid) {
@@ -91,8 +91,8 @@ RIFFLEMIX_INLINE void spread_valid(const Shifting<Bits>& s, const Tile<Bits>& ti
   }
 }
 
-// Lays out the tile's rows, whose first has this rank; what lies behind the valid ones is laid
-// out as well, and overwritten by the next rows.
+// Transposes the tile's rows; the first row has this rank. Rows after the valid rows are transposed
+// too, and overwritten by the next rows.
 template <class Bits>
 RIFFLEMIX_INLINE void lay_out(const Shifting<Bits>& s, const Tile<Bits>& tile, int64_t rank) {
   constexpr int square = kVectorBytes / sizeof(Bits);
@@ -105,7 +105,7 @@ RIFFLEMIX_INLINE void lay_out(const Shifting<Bits>& s, const Tile<Bits>& tile, i
   }
 }
 
-// Repeats the first tokens after the last, so that a run may go round.
+// Repeats the first tokens after the last, so that a run of tokens may wrap around.
 template <class Bits>
 RIFFLEMIX_INLINE void close_circle(const Shifting<Bits>& s, const Tile<Bits>& tile) {
   const int64_t valid = s.shift.valid[tile.b];
@@ -115,7 +115,7 @@ RIFFLEMIX_INLINE void close_circle(const Shifting<Bits>& s, const Tile<Bits>& ti
   }
 }
 
-// Fills the tile's rows with the valid tokens whose ranks, before the shift, start at `rank`.
+// Fills the tile's rows with valid tokens; their ranks before the shift start at `rank`.
 template <class Bits>
 RIFFLEMIX_INLINE void read_back(const Shifting<Bits>& s, const Tile<Bits>& tile, int32_t rank) {
   constexpr int square = kVectorBytes / sizeof(Bits);
@@ -134,7 +134,7 @@ RIFFLEMIX_INLINE void read_back(const Shifting<Bits>& s, const Tile<Bits>& tile,
   }
 }
 
-// Apart from what calls them, since several do and transposing is most of their code.
+// Not inlined: they have several callers, and transposing is a lot of code.
 #define RIFFLEMIX_TRANSPOSING(Bits)                                                              \
   RIFFLEMIX_DISPATCH(void, lay_out_of,                                                           \
                      (const Shifting<Bits>& s, const Tile<Bits>& tile, int64_t rank),            \
@@ -145,7 +145,7 @@ RIFFLEMIX_INLINE void read_back(const Shifting<Bits>& s, const Tile<Bits>& tile,
 RIFFLEMIX_TRANSPOSING(int32_t)
 RIFFLEMIX_TRANSPOSING(int16_t)
 
-// Exchanges the pairs of tokens n..n+count-1, rows from `from` on, into those from `to` on.
+// Exchanges the pairs of tokens n..n+count-1. Reads rows from `from` on, writes rows from `to` on.
 template <Swaps kSwaps, class Bits>
 RIFFLEMIX_INLINE void exchange_rows(const Shifting<Bits>& s, const Tile<Bits>& tile, int64_t n,
                                     int64_t count, const Bits* from, int64_t stride, Bits* to,
@@ -161,7 +161,7 @@ RIFFLEMIX_INLINE void exchange_rows(const Shifting<Bits>& s, const Tile<Bits>& t
   }
 }
 
-// Lays out all valid tokens of the tile.
+// Transposes all valid tokens of the tile.
 template <Around kAround, class Bits>
 RIFFLEMIX_INLINE void take_tokens(const Shifting<Bits>& s, const Tile<Bits>& tile) {
   const Problem& p = s.p;
@@ -207,7 +207,7 @@ RIFFLEMIX_INLINE void shift_tile(const Shifting<Bits>& s, const Tile<Bits>& tile
   }
 }
 
-// Whether the reference pairs of each head are out of order once shifted.
+// Computes for each head if the shifted reference pairs are out of order.
 template <class Bits>
 void compare_leaders(const Shifting<Bits>& s, int64_t first, int64_t last) {
   const Problem& p = s.p;

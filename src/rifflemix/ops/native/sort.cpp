@@ -1,11 +1,11 @@
-// Stable sort of groups of tokens, every channel by its own order, with the indices.
+// Stable sort of groups of tokens, separately in every channel, with the indices.
 //
-// A tile is one group of one cache line of channels. Its values become keys that hold value and
-// index, a network sorts the keys, and rows of keys are read back in the order asked for: with
-// `rank` the position's rank in the reference channel (or among valid tokens, with padding),
-// out[n] = sorted[rank[n]].
+// A tile is one group of one cache line of channels. Its values are converted to keys of value and
+// index. A sorting network sorts the keys, and rows of keys are read back in the required order:
+// out[n] = sorted[rank[n]]. `rank` is the position's rank in the reference channel or, with
+// padding, among valid tokens.
 //
-// Where x was shifted before, the index counts the tokens as they stood before the shift.
+// If x is shifted before the sort, the index refers to positions before the shift.
 
 #include "network.h"
 #include "permutation.h"
@@ -20,22 +20,22 @@ RIFFLEMIX_DISPATCH(void, sort_keys, (Keys<int32_t>* rows, int64_t size, int64_t 
 RIFFLEMIX_DISPATCH(void, sort_keys, (Keys<int64_t>* rows, int64_t size, int64_t limit),
                    (rows, size, limit), { sort_rows(rows, size, limit); })
 
-constexpr int64_t kChunk = 16;  // rows taken together, a divisor of kBlock
+constexpr int64_t kChunk = 16;  // rows processed together, a divisor of kBlock
 constexpr int64_t kRowsPerTask = 256;
 
-// The sizes of a sort and its pieces of the scratch memory.
+// Sizes and scratch memory of a sort.
 template <class Bits, class Key>
 struct Sorting {
   static constexpr int64_t line = kLine<Bits>;
   static constexpr int64_t lanes = kLanes<Key>;
 
   const Problem& p;
-  int64_t rows = 1;      // of a tile: group_size rounded up to a power of two
-  int64_t groups;        // of one task
-  int64_t blocks;        // of that many groups in a sample
-  int64_t num_rankings;  // of a sample
+  int64_t rows = 1;      // rows of a tile: group_size rounded up to a power of two
+  int64_t groups;        // groups per task
+  int64_t blocks;        // blocks of `groups` groups in a sample
+  int64_t num_rankings;  // rankings per sample
   Shift shift;
-  int32_t* ranks;        // (batch, num_rankings, length), within the group
+  int32_t* ranks;        // (batch, num_rankings, length): ranks within the group
   Keys<Key>* tiles;      // (slots, line / lanes, tile_rows(rows))
   Bits* staged;          // (slots, kChunk, line)
 
@@ -126,17 +126,17 @@ RIFFLEMIX_INLINE const Keys<Key>* sort_tile(const Sorting<Bits, Key>& s,
   return tile;
 }
 
-// A run of one tile's lanes whose positions share a ranking (null: their own order).
+// A run of a tile's lanes that share a ranking (null: no ranking, sorted order).
 struct Run {
   int64_t low, high;
   const int32_t* ranking;
 };
 
-// Up to kChunk positions from n on, and of a vector of channels the lanes first..last-1.
+// Up to kChunk positions from n on, and lanes first..last-1 of a vector of channels.
 template <class Bits, class Key>
 struct Piece {
-  int64_t b, n, count, start;  // start: the group's first token
-  int64_t channel;             // of lane 0
+  int64_t b, n, count, start;  // start: first token of the group
+  int64_t channel;             // channel of lane 0
   int64_t first, last;
 };
 
@@ -161,7 +161,7 @@ RIFFLEMIX_INLINE void write_indices(const Sorting<Bits, Key>& s, const Piece<Bit
   }
 }
 
-// Writes what the indices within the group stand for; `within` is overwritten.
+// Converts indices within the group to positions and writes them; `within` is overwritten.
 template <class Bits, class Key>
 RIFFLEMIX_INLINE void write_positions(const Sorting<Bits, Key>& s, const Piece<Bits, Key>& piece,
                                    int32_t* within) {
@@ -185,7 +185,7 @@ RIFFLEMIX_INLINE void write_positions(const Sorting<Bits, Key>& s, const Piece<B
   }
 }
 
-// Writes one piece; rows[i] is the sorted vector that position n + i takes.
+// Writes one piece; rows[i] is the sorted vector for position n + i.
 template <class Bits, class Key>
 RIFFLEMIX_INLINE void write_piece(const Sorting<Bits, Key>& s, const Piece<Bits, Key>& piece,
                                   const Keys<Key>* const* rows, int64_t offset, const Bits* flip) {
@@ -208,7 +208,7 @@ RIFFLEMIX_INLINE void write_piece(const Sorting<Bits, Key>& s, const Piece<Bits,
   if (p.index_bytes > 0) write_positions(s, piece, within);
 }
 
-// Fetches the lines to which the rows from n on will be written.
+// Prefetches the output lines of the rows from n on.
 RIFFLEMIX_INLINE void foresee_outputs(const Problem& p, int64_t b, int64_t n, int64_t channel,
                                       int64_t count) {
   const int64_t at = (b * p.length + n) * p.channels + channel;
@@ -238,8 +238,8 @@ RIFFLEMIX_INLINE void write_run(const Sorting<Bits, Key>& s, const Columns<Bits>
   }
 }
 
-// Calls body(sample, group's first token, tile) for tasks first..last-1; neighbouring tasks are
-// tiles of the same groups, which lie side by side in memory.
+// Calls body(sample, first token of the group, tile) for tasks first..last-1. Neighboring tasks are
+// adjacent tiles of the same groups.
 template <class Bits, class Key, class Body>
 RIFFLEMIX_INLINE void for_tiles(const Sorting<Bits, Key>& s, int64_t num_tiles, int64_t first,
                                 int64_t last, const Body& body) {
@@ -253,7 +253,7 @@ RIFFLEMIX_INLINE void for_tiles(const Sorting<Bits, Key>& s, int64_t num_tiles, 
   }
 }
 
-// Ranks of the heads' reference channels.
+// Computes the ranks of the heads' reference channels.
 template <class Bits, class Key>
 RIFFLEMIX_INLINE void rank_leaders(const Sorting<Bits, Key>& s, int64_t first, int64_t last,
                                    int64_t slot) {
@@ -272,7 +272,7 @@ RIFFLEMIX_INLINE void rank_leaders(const Sorting<Bits, Key>& s, int64_t first, i
   });
 }
 
-// Ranks of positions when a group's valid positions come first, each kind in its own order.
+// Computes ranks that put a group's valid positions before its padding, in their original order.
 template <class Bits, class Key>
 void rank_valid_first(const Sorting<Bits, Key>& s) {
   const Problem& p = s.p;

@@ -1,7 +1,7 @@
-// Token statistics in both directions: each step goes once over the tokens, chunk by chunk.
+// Bidirectional token statistics: each step reads the tokens once, chunk by chunk.
 //
 // Notation, for a token n and feature d of head h:
-//   q = w^2, energy = sum_n q, scale = 1 / max(energy, floor) or 1 where not normalised
+//   q = w^2, energy = sum_n q, scale = 1 / max(energy, floor) or 1 if not normalized
 //   s = sum_d q scale, Pi = softmax_h(T s), count = sum_n Pi + offset
 //   moment = sum_n Pi q / count, gate = 1 / (1 + moment), y = -w Pi gate
 
@@ -10,8 +10,8 @@
 namespace rifflemix {
 namespace {
 
-// What both ways read. T is (heads), the mask (batch, length) or null, Pi (batch, length, heads),
-// energy and moment (batch, heads, width), count (batch, heads).
+// Arguments of the forward and the backward pass. T is (heads), the mask (batch, length) or null,
+// Pi (batch, length, heads), energy and moment (batch, heads, width), count (batch, heads).
 template <class T>
 struct Problem {
   using A = Acc<T>;
@@ -21,7 +21,7 @@ struct Problem {
   const A* temperature;
   const uint8_t* mask;
   A *membership, *energy, *moment, *count;
-  // Scratch: a sum for each chunk, (batch, chunks, heads, width) and (batch, chunks, heads).
+  // Scratch: sums of each chunk, (batch, chunks, heads, width) and (batch, chunks, heads).
   A *feature_parts, *head_parts;
 };
 
@@ -69,7 +69,7 @@ RIFFLEMIX_INLINE void energy_of_sample(const Forward<T>& f, int64_t b) {
   sum_parts(f.feature_parts + b * chunks * row, chunks, row, f.energy + b * row);
 }
 
-// Pi of the chunk's tokens.
+// Computes Pi of the chunk's tokens.
 template <class T>
 RIFFLEMIX_INLINE void find_membership(const Forward<T>& f, const Chunk& chunk) {
   using A = Acc<T>;
@@ -126,7 +126,8 @@ RIFFLEMIX_INLINE void write_output(const Forward<T>& f, const Chunk& chunk) {
   }
 }
 
-// sum_d grad_y w gate of the chunk's tokens, into `grad_scores`; the chunk's sum of Pi grad_y w.
+// Writes sum_d grad_y w gate of the chunk's tokens to `grad_scores`, and computes the chunk's sum
+// of Pi grad_y w.
 template <class T>
 RIFFLEMIX_INLINE void sum_gate_gradient(const Backward<T>& g, const Chunk& chunk) {
   using A = Acc<T>;
@@ -152,7 +153,7 @@ RIFFLEMIX_INLINE void sum_gate_gradient(const Backward<T>& g, const Chunk& chunk
   }
 }
 
-// Gradients of sum_n Pi q and sum_n Pi, which both reach y through the moment alone.
+// Computes the gradients of sum_n Pi q and sum_n Pi. Both affect y only through the moment.
 template <class T>
 RIFFLEMIX_INLINE void moment_gradient_of_sample(const Backward<T>& g, int64_t b) {
   using A = Acc<T>;
@@ -173,7 +174,8 @@ RIFFLEMIX_INLINE void moment_gradient_of_sample(const Backward<T>& g, int64_t b)
   }
 }
 
-// Gradient of s, into `grad_scores`; the chunk's parts of those of the scale and of T.
+// Writes the gradient of s to `grad_scores`, and computes the chunk's parts of the gradients of the
+// scale and of T.
 template <class T>
 RIFFLEMIX_INLINE void find_score_gradient(const Backward<T>& g, const Chunk& chunk) {
   using A = Acc<T>;
@@ -215,7 +217,7 @@ RIFFLEMIX_INLINE void find_score_gradient(const Backward<T>& g, const Chunk& chu
   }
 }
 
-// Gradient of the energy, through the scale: none where there is no scale, or the floor stood in.
+// Computes the gradient of the energy through the scale; zero without a scale or below the floor.
 template <class T>
 RIFFLEMIX_INLINE void energy_gradient_of_sample(const Backward<T>& g, int64_t b) {
   using A = Acc<T>;
@@ -324,7 +326,7 @@ int backward(const Backward<T>& g) {
 }  // namespace
 }  // namespace rifflemix
 
-// Null stands for an absent mask or gradient; strides are those of batch, head and token.
+// An absent mask or gradient is null; strides are those of batch, head and token.
 #define RIFFLEMIX_TOKEN_STATISTICS(name, T)                                                        \
   RIFFLEMIX_EXPORT int rifflemix_token_statistics_forward_##name(                                  \
       const rifflemix::Sizes* sizes, int64_t normalize, const T* w, const int64_t* w_strides,      \

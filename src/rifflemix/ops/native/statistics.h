@@ -1,11 +1,11 @@
-// What the kernels of token statistics share: sizes, views, and the softmax over heads.
+// Shared by the kernels of token statistics: sizes, views, and the softmax over heads.
 //
-// Tokens of a sample are cut into chunks of fixed length, and every sum over tokens is a sum of
-// chunks in order, in double. So results do not depend on the number of threads, and rounding errors
-// do not grow with the number of tokens.
+// The tokens of a sample are split into chunks of fixed length. Every sum over tokens adds the sums
+// of the chunks in order, in double. Results therefore do not depend on the number of threads, and
+// rounding errors do not grow with the number of tokens.
 //
-// Statistics per feature have the layout (..., heads, width): the features of a head padded to
-// `width`, a multiple of a vector. Statistics per token have the layout (batch, length, heads).
+// Statistics per feature have the layout (..., heads, width); `width` is the number of features of
+// a head, padded to whole vectors. Statistics per token have the layout (batch, length, heads).
 
 #pragma once
 
@@ -16,24 +16,24 @@
 
 namespace rifflemix {
 
-constexpr double kNormFloor = 1e-12;    // of the norm of a feature column over the tokens
-constexpr double kEnergyFloor = 1e-12;  // of the causal running sum of squares
+constexpr double kNormFloor = 1e-12;    // minimum norm of a feature column over the tokens
+constexpr double kEnergyFloor = 1e-12;  // minimum of the causal running sum of squares
 constexpr double kCountOffset = 1e-8;   // added to the number of tokens in a group
 
-// Given from Python as an array of int64, in this order.
+// Python passes these fields as an int64 array in this order.
 struct Sizes {
   int64_t batch, heads, length, features, width, chunk, threads;
 
   int64_t chunks() const { return (length + chunk - 1) / chunk; }
   int64_t row() const { return heads * width; }
-  // Starting a thread costs as much as going over a hundred thousand values.
+  // Starting a thread takes as long as processing a hundred thousand values.
   int useful_threads() const {
     const int64_t values = batch * length * heads * features;
     return static_cast<int>(std::max<int64_t>(1, std::min(threads, values >> 18)));
   }
 };
 
-// (batch, heads, length, features) with any strides but 1 for the last.
+// (batch, heads, length, features) with stride 1 for features and any other strides.
 template <class T>
 struct View {
   T* data;
@@ -62,9 +62,9 @@ struct Chunk {
   RIFFLEMIX_INLINE bool padded(int64_t n) const { return padding != nullptr && padding[n] != 0; }
 };
 
-// Calls body(d, i, rest) for each vector of head h's features: d is its index there, i that in
-// a row of statistics, and it holds `rest` features, or more where it is whole. Once inlined, whole
-// vectors know that they are, and load and store without a question.
+// Calls body(d, i, rest) for each vector of head h's features. d is its index in the head, i its
+// index in a row of statistics. `rest` is the number of features in the vector. It is a constant
+// for whole vectors, so inlined loads and stores do not check it.
 template <class A, class Body>
 RIFFLEMIX_INLINE void for_vectors(const Sizes& sizes, int64_t h, const Body& body) {
   constexpr int64_t lanes = kLanes<A>;
@@ -81,7 +81,7 @@ RIFFLEMIX_INLINE void zero_token(const Sizes& sizes, const View<T>& view, int64_
   }
 }
 
-// The chunk's sum of squares.
+// Computes the sum of squares of a chunk.
 template <class T, class A = Acc<T>>
 RIFFLEMIX_INLINE void sum_squares(const Sizes& sizes, const Chunk& chunk, const View<const T>& w,
                                   A* total) {
@@ -98,7 +98,7 @@ RIFFLEMIX_INLINE void sum_squares(const Sizes& sizes, const Chunk& chunk, const 
   }
 }
 
-// The chunk's sums of Pi w^2 and of Pi, for Pi of (batch, length, heads).
+// Computes the sums of Pi w^2 and of Pi of a chunk; Pi is (batch, length, heads).
 template <class T, class A = Acc<T>>
 RIFFLEMIX_INLINE void sum_weighted_squares(const Sizes& sizes, const Chunk& chunk,
                                            const View<const T>& w, const A* membership,
@@ -120,7 +120,8 @@ RIFFLEMIX_INLINE void sum_weighted_squares(const Sizes& sizes, const Chunk& chun
   }
 }
 
-// Softmax over heads, in place, of the (tokens, heads) logits of a chunk; zero at padding.
+// Computes the softmax over heads in place for the (tokens, heads) logits of a chunk. The result is
+// zero at padding.
 template <class A>
 RIFFLEMIX_INLINE void softmax_over_heads(const Chunk& chunk, int64_t heads, A* logits) {
   const int64_t tokens = chunk.last - chunk.first;
@@ -146,7 +147,7 @@ RIFFLEMIX_INLINE void softmax_over_heads(const Chunk& chunk, int64_t heads, A* l
   }
 }
 
-// Gradient of the softmax over the heads of one token, in place.
+// Computes the gradient of the softmax over the heads of one token, in place.
 template <class A>
 RIFFLEMIX_INLINE void softmax_gradient(int64_t heads, const A* membership, A* gradient) {
   A mean = 0;
@@ -154,8 +155,8 @@ RIFFLEMIX_INLINE void softmax_gradient(int64_t heads, const A* membership, A* gr
   for (int64_t h = 0; h < heads; ++h) gradient[h] = membership[h] * (gradient[h] - mean);
 }
 
-// Adds the (parts, size) values of one sample in order. There are as many parts as tokens divided by
-// a constant, so that a float would lose digits.
+// Adds the (parts, size) values of one sample in order. The number of parts grows with the number
+// of tokens, so a float sum would lose digits.
 template <class A>
 void sum_parts(const A* parts, int64_t count, int64_t size, A* total) {
   Buffer<double> sum(size);
@@ -165,8 +166,8 @@ void sum_parts(const A* parts, int64_t count, int64_t size, A* total) {
   for (int64_t i = 0; i < size; ++i) total[i] = static_cast<A>(sum[i]);
 }
 
-// Defines `dispatch` for tokens of type T: `run` on a share of the chunks, by instruction set, which
-// a template cannot be.
+// Defines `dispatch` for tokens of type T: it calls `run` on a share of the chunks for the best
+// instruction set. This is a macro because a template cannot be dispatched.
 #define RIFFLEMIX_DISPATCH_STEPS(T)                                                      \
   RIFFLEMIX_DISPATCH(void, dispatch,                                                     \
                      (Step step, const Forward<T>& f, int64_t first, int64_t last),      \
@@ -175,7 +176,7 @@ void sum_parts(const A* parts, int64_t count, int64_t size, A* total) {
                      (Step step, const Backward<T>& g, int64_t first, int64_t last),     \
                      (step, g, first, last), { run(step, g, first, last); })
 
-// One step over all chunks of all samples; throws std::bad_alloc without the memory for it.
+// Runs one step over all chunks of all samples. Throws std::bad_alloc if an allocation fails.
 template <class Step, class Work>
 void over_chunks(Step step, const Work& work) {
   parallel_for(work.sizes.batch * work.sizes.chunks(), work.sizes.useful_threads(),

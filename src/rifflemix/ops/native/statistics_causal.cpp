@@ -1,18 +1,19 @@
-// Causal token statistics. A sum over the tokens so far is the sum of all chunks before the token's
-// own plus a sum within the chunk: each step goes over the chunks, in any order, and between steps
-// the sums of single chunks are turned into sums before (or, for gradients, after) each chunk.
+// Causal token statistics. A sum over the tokens so far is the sum of all earlier chunks plus a sum
+// within the token's chunk. Each step processes the chunks in any order. Between steps, the sums of
+// the chunks are accumulated to sums before (or, for gradients, after) each chunk.
 //
 // Notation, for a token n and feature d of head h, with sums over the tokens up to n:
 //   q = w^2, energy = sum q, s = sum_d q / max(energy, floor) + D bias, Pi = softmax_h(T s)
-//   count = sum Pi + offset, mass = sum Pi q, gate = 1 / (1 + mass / count) = count / (count + mass)
-//   y = -w Pi gate
+//   count = sum Pi + offset, mass = sum Pi q
+//   gate = 1 / (1 + mass / count) = count / (count + mass), y = -w Pi gate
 
 #include "statistics.h"
 
 namespace rifflemix {
 namespace {
 
-// What both ways read. T is (heads), the mask (batch, length) or null, Pi (batch, length, heads).
+// Arguments of the forward and the backward pass. T is (heads), the mask (batch, length) or null,
+// Pi (batch, length, heads).
 template <class T>
 struct Problem {
   using A = Acc<T>;
@@ -22,13 +23,14 @@ struct Problem {
   View<const A> bias;  // (batch, heads, length), or null data
   const uint8_t* mask;
   A* membership;
-  // Sums before each chunk: (batch, chunks, heads, width), of the count (batch, chunks, heads).
+  // Sums before each chunk: (batch, chunks, heads, width); count is (batch, chunks, heads).
   A *energy, *mass, *count;
 };
 
-// Sums before the first token and after the last: (batch, heads, features), of the count
-// (batch, heads). For gradients they are exchanged. Null if they are not given. They are double: a
-// stream adds token after token to them, and a float near 2^24 stays as it is.
+// Sums before the first token (`given`) and after the last token (`found`): (batch, heads,
+// features); count is (batch, heads). For gradients, `given` is after the last token and `found`
+// before the first. Absent sums are null. The sums are double, because streaming adds one token at
+// a time, and adding 1 to a float of 2^24 does not change it.
 struct Ends {
   const double *given_energy, *given_mass, *given_count;
   double *found_energy, *found_mass, *found_count;
@@ -47,13 +49,13 @@ struct Backward : Problem<T> {
   View<const T> grad_y;
   const A* grad_membership;  // (batch, length, heads) or null
   View<T> grad_w;
-  A* grad_scores;  // (batch, length, heads), of s; on the way sum_d grad_y w gate
+  A* grad_scores;  // (batch, length, heads): gradient of s; intermediate: sum_d grad_y w gate
   A* grad_temperature;
-  // Scratch: gradients of the sums after each chunk, in the layouts of the sums before.
+  // Scratch: gradients of the sums after each chunk, with the layouts of the sums before.
   A *grad_energy, *grad_mass, *grad_count;
-  A* grad_counts;        // (batch, length, heads), of the count at each token
+  A* grad_counts;        // (batch, length, heads): gradient of the count at each token
   A* temperature_parts;  // (batch, chunks, heads)
-  A* partial;            // (batch, length, heads, features), grad_w but for the energy after
+  A* partial;            // (batch, length, heads, features): grad_w without the later energy
 };
 
 // Running sums within a chunk.
@@ -70,7 +72,7 @@ RIFFLEMIX_INLINE Acc<T> bias_at(const Problem<T>& p, int64_t b, int64_t n, int64
   return Acc<T>(p.sizes.features) * p.bias.at(b, n)[h * p.bias.head];
 }
 
-// Pi of the chunk's tokens.
+// Computes Pi of the chunk's tokens.
 template <class T>
 RIFFLEMIX_INLINE void find_membership(const Forward<T>& f, const Chunk& chunk) {
   using A = Acc<T>;
@@ -124,8 +126,8 @@ RIFFLEMIX_INLINE void write_output(const Forward<T>& f, const Chunk& chunk) {
   }
 }
 
-// sum_d grad_y w gate of the chunk's tokens, into `grad_scores`; gradients of the mass and the count
-// that y at each token gives, summed over the chunk for the mass.
+// Writes sum_d grad_y w gate of the chunk's tokens to `grad_scores`. Also computes the gradients of
+// the mass (summed over the chunk) and of the count (at each token) through y.
 template <class T>
 RIFFLEMIX_INLINE void find_gate_gradient(const Backward<T>& g, const Chunk& chunk) {
   using A = Acc<T>;
@@ -165,8 +167,9 @@ RIFFLEMIX_INLINE void find_gate_gradient(const Backward<T>& g, const Chunk& chun
   }
 }
 
-// Memory of one thread for `find_score_gradient`: sums at each token of a chunk, then, for one
-// token, 1 / max(energy, floor), the same but zero under the floor, and the gate.
+// Memory of one thread for `find_score_gradient`. `energy`, `mass` and `count` are sums at each
+// token of a chunk. For one token, `inverse` is 1 / max(energy, floor). `active` is the same but
+// zero below the floor.
 template <class A>
 struct Recomputed {
   Buffer<A> energy, mass, count, inverse, active, gate, scores;
@@ -181,7 +184,7 @@ struct Recomputed {
         scores(sizes.heads) {}
 };
 
-// The sums at each token of the chunk.
+// Recomputes the sums at each token of the chunk.
 template <class T>
 RIFFLEMIX_INLINE void recompute_sums(const Backward<T>& g, const Chunk& chunk,
                                      Recomputed<Acc<T>>& at) {
@@ -212,8 +215,9 @@ RIFFLEMIX_INLINE void recompute_sums(const Backward<T>& g, const Chunk& chunk,
   }
 }
 
-// Of one token: gradient of Pi without the softmax's own, into `grad_scores`, and s. `within` holds
-// the gradients of the sums over the later tokens of the chunk, and takes up this token's.
+// Writes the gradient of one token's Pi, before the softmax gradient, to `grad_scores`, and
+// recomputes s. `within` contains the gradients of the sums over the chunk's later tokens; this
+// token's gradients are added.
 template <class T>
 RIFFLEMIX_INLINE void membership_gradient_of_token(const Backward<T>& g, const Chunk& chunk,
                                                    int64_t n, Recomputed<Acc<T>>& at,
@@ -251,7 +255,7 @@ RIFFLEMIX_INLINE void membership_gradient_of_token(const Backward<T>& g, const C
   }
 }
 
-// Of one token: its gradient, but for what comes from the energy after this chunk.
+// Computes the gradient of one token, except for the part from the energy after this chunk.
 template <class T>
 RIFFLEMIX_INLINE void partial_gradient_of_token(const Backward<T>& g, const Chunk& chunk, int64_t n,
                                                 const Recomputed<Acc<T>>& at,
@@ -278,8 +282,8 @@ RIFFLEMIX_INLINE void partial_gradient_of_token(const Backward<T>& g, const Chun
   }
 }
 
-// Gradient of s of the chunk's tokens, from the last to the first; the chunk's parts of the
-// gradients of the energy before it and of T; most of the gradient of w.
+// Processes the chunk's tokens from the last to the first. Computes the gradient of s, the chunk's
+// parts of the gradients of the energy before it and of T, and `partial`.
 template <class T>
 RIFFLEMIX_INLINE void find_score_gradient(const Backward<T>& g, const Chunk& chunk,
                                           Recomputed<Acc<T>>& at) {
@@ -368,8 +372,8 @@ RIFFLEMIX_DISPATCH_STEPS(double)
 RIFFLEMIX_DISPATCH_STEPS(Bfloat16)
 RIFFLEMIX_DISPATCH_STEPS(Float16)
 
-// Turns the sums of single chunks, (batch, chunks, heads, width), into sums of all chunks before
-// each (after each, if backwards), from `given` on; `found` is the sum of all. Both are
+// Accumulates the sums of chunks, (batch, chunks, heads, width), to sums of all chunks before each
+// chunk (or after it, if backwards). The sums start from `given`; `found` is the total. Both are
 // (batch, heads, features).
 template <class A>
 void accumulate_chunks(const Sizes& sizes, int64_t features, int64_t width, bool backwards,
@@ -436,7 +440,7 @@ int backward(const Backward<T>& g) {
 }  // namespace
 }  // namespace rifflemix
 
-// Null stands for what is absent; strides are those of batch, head and token.
+// Absent tensors are null; strides are those of batch, head and token.
 #define RIFFLEMIX_CAUSAL_TOKEN_STATISTICS(name, T)                                                 \
   RIFFLEMIX_EXPORT int rifflemix_causal_token_statistics_forward_##name(                           \
       const rifflemix::Sizes* sizes, const T* w, const int64_t* w_strides,                         \

@@ -1,4 +1,4 @@
-// Work shared among threads: torch's own where they can be had, else threads of our own.
+// Parallel loops on torch's threads if they are available, otherwise on new threads.
 
 #include "threads.h"
 
@@ -16,12 +16,12 @@
 namespace rifflemix {
 namespace {
 
-// Calls function(argument) on every thread of a team; 0 threads: as many as torch uses.
+// Calls function(argument) on every thread of a team; 0 threads: the number of torch's threads.
 using Team = void (*)(void (*function)(void*), void* argument, unsigned threads, unsigned flags);
 
-// Entry point of the OpenMP library that torch has loaded, or nullptr. Its threads keep their
-// processors busy for a while after each of torch's operators: a thread of our own, started beside
-// them, has to wait for one, and they themselves need not be started.
+// Entry point of the OpenMP library that torch has loaded, or nullptr. Its threads spin for a while
+// after each torch operator, so a new thread would have to wait for a processor. They also need no
+// start-up time.
 Team loaded_team() {
 #if defined(__linux__) && !defined(RIFFLEMIX_OWN_THREADS)  // for ThreadSanitizer
   static const Team team = reinterpret_cast<Team>(dlsym(RTLD_DEFAULT, "GOMP_parallel"));
@@ -31,15 +31,15 @@ Team loaded_team() {
 #endif
 }
 
-// [0, count) in shares that whoever is free takes next.
+// Splits [0, count) into shares; a free thread processes the next share.
 struct Shares {
   Work work_on;
   int64_t count, shares;
   std::atomic<int64_t> next{0};
   std::atomic<bool> failed{false};
 
-  // Works on one more share; false if none is left. No exception may leave a thread: once an
-  // allocation has failed, the shares that are left are passed over.
+  // Processes one more share; returns false if no share is left. No exception may leave a thread:
+  // after a failed allocation, the remaining shares are skipped.
   bool work() {
     const int64_t share = next++;
     if (share >= shares) return false;
@@ -68,8 +68,9 @@ bool work_in_team(Team team, Shares& shares, int64_t workers) {
   return !shares.failed;
 }
 
-// The caller works too, and waits for shares, not for threads: on a busy machine a helper that the
-// system starts late finds nothing left and holds nobody up. Returns false if an allocation failed.
+// The caller also processes shares, and waits for shares instead of threads. On a busy machine, a
+// helper that starts late therefore does not delay the caller. Returns false if an allocation
+// failed.
 bool work_on_new_threads(const Work& work_on, int64_t count, int64_t shares, int64_t workers) {
   struct Progress {
     Shares shares;
@@ -77,7 +78,7 @@ bool work_on_new_threads(const Work& work_on, int64_t count, int64_t shares, int
     std::condition_variable finished;
     int64_t done = 0;
   };
-  // What works is the caller's and is not touched after the last share: late helpers take none.
+  // `work_on` belongs to the caller. Late helpers do not use it, because no share is left.
   const std::shared_ptr<Progress> progress(new Progress{{work_on, count, shares}, {}, {}});
   const auto work = [progress] {
     while (progress->shares.work()) {
@@ -88,7 +89,7 @@ bool work_on_new_threads(const Work& work_on, int64_t count, int64_t shares, int
   try {
     for (int64_t helper = 1; helper < workers; ++helper) std::thread(work).detach();
   } catch (const std::exception&) {
-    // No more threads, or no memory for one, to be had: those that there are do the work.
+    // No more threads or no memory for one: the existing threads do the work.
   }
   work();
   std::unique_lock<std::mutex> lock(progress->mutex);

@@ -1,4 +1,4 @@
-// Work shared among threads; how is in threads.cpp, once for all kernels.
+// Parallel loops for all kernels; the implementation is in threads.cpp.
 
 #pragma once
 
@@ -6,14 +6,14 @@
 
 namespace rifflemix {
 
-// What is called on shares of a range, and how: call(body, first, last).
+// Work on shares of a range: call(body, first, last).
 struct Work {
   const void* body;
   void (*call)(const void* body, int64_t first, int64_t last);
 };
 
-// Runs the work over [0, count) on up to `threads` threads; throws std::bad_alloc on the caller's
-// where an allocation failed on any.
+// Runs the work over [0, count) on up to `threads` threads. If an allocation fails on any thread,
+// throws std::bad_alloc on the caller's thread.
 void share_work(int64_t count, int threads, const Work& work);
 
 // The same for body(first, last).

@@ -1,14 +1,14 @@
-// How tokens of each type become rows of numbers, built once for all kernels that take any type.
+// Conversion of tokens of each type to rows of numbers, built once for all kernels.
 
 #include "tokens.h"
 
 namespace rifflemix {
 namespace {
 
-// Tokens of a head lie far apart: no processor foresees that they will be read.
+// Number of tokens to prefetch: the tokens of a head are far apart, so hardware does not prefetch.
 constexpr int64_t kTokensAhead = 40;
 
-// Tokens as rows of `padded` numbers, zeros after the features.
+// Writes tokens as rows of `padded` numbers, with zeros after the features.
 template <class T>
 RIFFLEMIX_INLINE void pack_rows(const View& x, const Tokens& tokens, int64_t width, int64_t padded,
                                 Acc<T> factor, Acc<T>* rows) {

@@ -1,4 +1,4 @@
-// Tokens of any floating-point type as rows of numbers for small matrix products, and back.
+// Conversion between tokens of any floating-point type and rows of numbers for matrix products.
 
 #pragma once
 
@@ -6,8 +6,8 @@
 
 namespace rifflemix {
 
-// (batch, heads, tokens, features) of any type, with the strides of the first three; features lie
-// side by side.
+// (batch, heads, tokens, features) of any type, with the strides of the first three dimensions;
+// features are contiguous.
 struct View {
   void* data;
   int64_t batch, head, token;
@@ -22,8 +22,8 @@ struct Tokens {
   int64_t b, h, first, last;
 };
 
-// How tokens of one type become rows of numbers, and back. All that lies between is the same for
-// all types that are summed in one.
+// Functions that convert tokens of one type to rows of numbers, and back. Kernels are shared by all
+// types with the same accumulation type.
 template <class A>
 struct Rows {
   void (*pack)(const View& x, const Tokens& tokens, int64_t width, int64_t padded, A factor,
@@ -32,11 +32,12 @@ struct Rows {
                 const Tokens& tokens);
 };
 
-// For tokens of type T.
+// Returns the functions for tokens of type T.
 template <class T>
 Rows<Acc<T>> rows_of();
 
-// Rows of tokens, transposed, in panels: entry (d, n) is panels[n / P][d][n % P], zeros at the end.
+// Transposes rows of tokens into panels: entry (d, n) is panels[n / P][d][n % P]. The last panel is
+// padded with zeros.
 template <class A>
 RIFFLEMIX_INLINE void transpose_rows(const A* rows, int64_t count, int64_t width, int64_t padded,
                                      A* panels) {

@@ -1,4 +1,4 @@
-// Transpose of a square of values held in registers.
+// Transpose of a square of values in registers.
 
 #pragma once
 
@@ -8,8 +8,7 @@
 
 namespace rifflemix::permutation {
 
-// Of two rows `Distance` apart: their blocks of `Distance` lanes that lie off the diagonal are
-// exchanged.
+// Exchanges the off-diagonal blocks of `Distance` lanes of two rows that are `Distance` apart.
 template <int Distance, class V, std::size_t... Lane>
 RIFFLEMIX_INLINE void transpose_blocks(V& first, V& second, std::index_sequence<Lane...>) {
   constexpr int size = sizeof...(Lane);
@@ -39,7 +38,7 @@ RIFFLEMIX_INLINE void transpose_registers(V* rows) {
   }
 }
 
-// to[j * to_stride + i] = from(i)[j] for a square of as many values as a vector has.
+// to[j * to_stride + i] = from(i)[j] for a square with one vector per row.
 template <class T, class From>
 RIFFLEMIX_INLINE void transpose(const From& from, T* to, int64_t to_stride) {
   constexpr int size = kVectorBytes / sizeof(T);

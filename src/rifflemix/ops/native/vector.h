@@ -1,7 +1,7 @@
 // Short vectors of float or double, and tokens of any floating-point type as such vectors.
 //
-// Written with the compiler's vector types, so that one source serves every instruction set and
-// sums over features are vectorised in a fixed order, without -ffast-math.
+// The code uses the compiler's vector types. One source supports every instruction set, and sums
+// over features are vectorized in a fixed order, without -ffast-math.
 
 #pragma once
 
@@ -42,7 +42,7 @@ using Vector = typename VectorOf<A, kBytes>::Type;
 template <class A>
 constexpr int kLanes = kVectorBytes / sizeof(A);
 
-// Memory that begins with a line of a processor's cache, so that vectors do not cross lines.
+// Allocator with cache line alignment, so that vectors do not cross cache lines.
 template <class A>
 struct FromLine {
   using value_type = A;
@@ -63,7 +63,7 @@ struct FromLine {
 template <class A>
 using Buffer = std::vector<A, FromLine<A>>;
 
-// What tokens of type T are summed in.
+// Accumulation type for tokens of type T.
 template <class T>
 struct Accumulate {
   using Type = float;
@@ -88,7 +88,7 @@ RIFFLEMIX_INLINE Vector<A, kBytes> spread(A value) {
   return Vector<A, kBytes>{} + value;
 }
 
-// `yes` where the lanes of `mask` are all ones, `no` where they are zero.
+// Selects `yes` in lanes of `mask` that are all ones, and `no` in lanes that are zero.
 template <class A, int kBytes = kVectorBytes>
 RIFFLEMIX_INLINE Vector<A, kBytes> select(typename VectorOf<A, kBytes>::Integers mask,
                                           Vector<A, kBytes> yes, Vector<A, kBytes> no) {
@@ -97,7 +97,8 @@ RIFFLEMIX_INLINE Vector<A, kBytes> select(typename VectorOf<A, kBytes>::Integers
                                     (~mask & bits_as<Integers>(no)));
 }
 
-// `yes` where `keep` holds -1, zero where it holds 0: as many numbers as there are lanes.
+// Selects `yes` in lanes with `keep` = -1, and zero in lanes with `keep` = 0. `keep` has one number
+// per lane.
 template <class A, int kBytes = kVectorBytes>
 RIFFLEMIX_INLINE Vector<A, kBytes> where(const int16_t* keep, Vector<A, kBytes> yes) {
   typedef int16_t Halves __attribute__((vector_size(2 * kBytes / sizeof(A))));
@@ -107,13 +108,13 @@ RIFFLEMIX_INLINE Vector<A, kBytes> where(const int16_t* keep, Vector<A, kBytes> 
   return select<A, kBytes>(mask, yes, Vector<A, kBytes>{});
 }
 
-// The larger one; NaN in `x` stays.
+// The maximum of x and floor; NaN in `x` stays NaN.
 template <class A>
 RIFFLEMIX_INLINE Vector<A> at_least(Vector<A> x, A floor) {
   return select<A>(x < floor, spread(floor), x);
 }
 
-// Sum of the lanes, by halves.
+// Adds the lanes by repeated halving.
 template <class A, int kBytes = kVectorBytes>
 RIFFLEMIX_INLINE A sum_lanes(Vector<A, kBytes> v) {
   A lanes[kBytes / sizeof(A)];
@@ -131,7 +132,7 @@ RIFFLEMIX_INLINE Vector<A> load(const A* p) {
   return v;
 }
 
-// A vector of this type.
+// Loads a vector of type V.
 template <class V, class A>
 RIFFLEMIX_INLINE V load_as(const A* p) {
   V v;
@@ -139,7 +140,7 @@ RIFFLEMIX_INLINE V load_as(const A* p) {
   return v;
 }
 
-// Of any length, without conversion.
+// Stores a vector of any length, without conversion.
 template <class V, class A>
 RIFFLEMIX_INLINE void store_as(A* p, V v) {
   std::memcpy(p, &v, sizeof(v));
@@ -155,7 +156,7 @@ RIFFLEMIX_INLINE Vector<float> load(const Float16* p) {
   HalfBits halves;
   std::memcpy(&halves, p, sizeof(halves));
   const WordBits bits = __builtin_convertvector(halves, WordBits);
-  // The exponent's bias differs by 112; multiplying by 2^112 serves subnormal numbers too.
+  // The exponent biases differ by 112. Multiplying by 2^112 also works for subnormal numbers.
   const Vector<float> magnitude = bits_as<Vector<float>>((bits & 0x7fffu) << 13) * 0x1p112f;
   const WordBits special = (WordBits)((bits & 0x7c00u) == 0x7c00u) & 0x7f800000u;
   return bits_as<Vector<float>>(bits_as<WordBits>(magnitude) | special | ((bits & 0x8000u) << 16));
@@ -166,9 +167,9 @@ RIFFLEMIX_INLINE void store(A* p, Vector<A> v) {
   std::memcpy(p, &v, sizeof(v));
 }
 
-// Both conversions to 16 bits round to the nearest, ties to even, and keep NaN.
+// Both conversions to 16 bits round to nearest, ties to even, and preserve NaN.
 
-// Bits whose upper halves are those of the numbers in bfloat16.
+// Returns 32-bit words whose upper halves are the numbers in bfloat16.
 RIFFLEMIX_INLINE WordBits rounded_bits(Vector<float> v) {
   const WordBits bits = bits_as<WordBits>(v);
   const WordBits nan = (WordBits)(v != v);
@@ -184,7 +185,7 @@ RIFFLEMIX_INLINE void store(Float16* p, Vector<float> v) {
   const WordBits all = bits_as<WordBits>(v);
   const WordBits bits = all & 0x7fffffffu;
   const WordBits normal = (bits - (112u << 23) + 0xfffu + ((bits >> 13) & 1u)) >> 13;
-  // Adding 0.5 leaves the bits of a subnormal result, rounded, at the end of the sum's.
+  // Adding 0.5 rounds a subnormal result and leaves its bits in the low bits of the sum.
   const WordBits small = bits_as<WordBits>(bits_as<Vector<float>>(bits) + 0.5f) - 0x3f000000u;
   const WordBits is_small = (WordBits)(bits < (113u << 23));
   const WordBits is_large = (WordBits)(bits >= (143u << 23));
@@ -196,7 +197,7 @@ RIFFLEMIX_INLINE void store(Float16* p, Vector<float> v) {
   std::memcpy(p, &halves, sizeof(halves));
 }
 
-// The first `count` values, zeros after them; `count` may exceed a vector.
+// Loads the first `count` values, followed by zeros; `count` may exceed a vector.
 template <class T>
 RIFFLEMIX_INLINE Vector<Acc<T>> load(const T* p, int64_t count) {
   constexpr int lanes = kLanes<Acc<T>>;
@@ -215,15 +216,15 @@ RIFFLEMIX_INLINE void store(T* p, Vector<Acc<T>> v, int64_t count) {
   for (int64_t i = 0; i < count; ++i) p[i] = some[i];
 }
 
-// last(p, r, power) of numbers not above 0: their exponential, which is power * (1 + p * r). Below
-// -87, where power would not be normal, that of -87.
+// Returns last(p, r, power) for numbers x <= 0, where exp(x) = power * (1 + p * r). Numbers below
+// -87 are clamped to -87, because power would be subnormal.
 template <int kBytes, class Last>
 RIFFLEMIX_INLINE Vector<float, kBytes> exponential(Vector<float, kBytes> x, const Last& last) {
   using Floats = Vector<float, kBytes>;
   using Integers = typename VectorOf<float, kBytes>::Integers;
   const Floats floor = Floats{} - 87.0f;
   const Floats clamped = x < floor ? floor : x;
-  // Adding 1.5 * 2^23 rounds to an integer, which stays in the low bits of the sum.
+  // Adding 1.5 * 2^23 rounds to an integer and leaves it in the low bits of the sum.
   const Floats shifted = clamped * 1.44269504f + 12582912.0f;
   const Floats n = shifted - 12582912.0f;
   const Floats r = (clamped - n * 0.693359375f) - n * -2.12194440e-4f;
@@ -238,7 +239,7 @@ RIFFLEMIX_INLINE Vector<float, kBytes> exponential(Vector<float, kBytes> x, cons
   return last(p, r, bits_as<Floats>(power));
 }
 
-// exp of numbers not above 0, within 2 units in the last place; below -87 it is 0.
+// exp(x) for x <= 0, within 2 units in the last place; 0 below -87.
 template <class A, int kBytes = kVectorBytes>
 RIFFLEMIX_INLINE Vector<A, kBytes> exp_of_negative(Vector<A, kBytes> x) {
   using Values = Vector<A, kBytes>;
@@ -253,7 +254,7 @@ RIFFLEMIX_INLINE Vector<A, kBytes> exp_of_negative(Vector<A, kBytes> x) {
   }
 }
 
-// exp(x) - 1 of numbers not above 0, within 2 units in the last place.
+// exp(x) - 1 for x <= 0, within 2 units in the last place.
 template <class A, int kBytes = kVectorBytes>
 RIFFLEMIX_INLINE Vector<A, kBytes> exp_less_one(Vector<A, kBytes> x) {
   using Values = Vector<A, kBytes>;

@@ -36,32 +36,37 @@ def block_attention(
     dropout_p: float = 0.0,
     backend: str = "auto",
 ) -> Tensor:
-    """Attention of each block of queries to its own block and to its sorted keys.
+    """Attend from each block of queries to local and sorted keys.
 
-    - "concat": one softmax over the sorted and the local keys together.
-    - "sum_logits": softmax(Q psi(K)^T + Q K^T) psi(V), the printed formula: local keys shift the
-      logits, local values are not used; a hidden local key shifts nothing.
-    - "sum_out": two softmaxes, one over the sorted and one over the local keys, added.
+    `combine` selects how local and sorted keys are combined:
 
-    Logits are divided by sqrt(D). A query that sees no key gets zero.
+    - "concat": one softmax over the concatenated sorted and local keys.
+    - "sum_logits": softmax(Q psi(K)^T + Q K^T) psi(V), the formula in the paper. Local keys only
+      shift the logits, and local values are not used. A hidden local key does not shift a logit.
+    - "sum_out": the sum of two attention outputs, with separate softmaxes over the sorted and the
+      local keys.
+
+    Logits are divided by sqrt(D). The output of a query without visible keys is zero.
 
     Args:
         q: (B, H, n, b, D) queries in blocks.
         k: (B, H, n, b, D) local keys.
         v: (B, H, n, b, D) local values.
         sorted_k: (B, H, n, s, D) sorted keys of each block; s = b for "sum_logits".
-        sorted_v: (B, H, n, s, D) their values.
-        combine: one of the three.
-        hidden: bool, broadcasts to (B, H, n, b, b), True = local key not seen by the query.
-        sorted_hidden: bool, broadcasts to (B, H, n, b, s).
+        sorted_v: (B, H, n, s, D) sorted values.
+        combine: "concat", "sum_logits" or "sum_out".
+        hidden: bool mask that broadcasts to (B, H, n, b, b), True = the query ignores the local
+            key.
+        sorted_hidden: bool mask that broadcasts to (B, H, n, b, s), True = the query ignores the
+            sorted key.
         dropout_p: probability of dropping an attention weight.
         backend: "auto", "reference" (no dropout) or "eager".
 
     Returns:
-        (B, H, n, b, D).
+        (B, H, n, b, D) outputs.
 
     Raises:
-        InputError: an unknown name, or shapes, dtypes or devices that do not fit.
+        InputError: an unknown name, or incompatible shapes, dtypes or devices.
 
     Source: Tay et al. 2020, "Sparse Sinkhorn Attention", section 3.2.
     """
@@ -101,43 +106,48 @@ def sinkhorn_attention(
     dropout_p: float = 0.0,
     backend: str = "auto",
 ) -> Tensor:
-    """Sparse Sinkhorn attention for a given sort matrix; no N x N matrix unless `mixture`.
+    """Compute Sparse Sinkhorn attention for a given sort matrix.
 
-    Keys and values are sorted in blocks by `sort`; each block of queries attends to its sorted
-    blocks and to itself, in the way `combine` names (see `block_attention`).
+    `sort` sorts the blocks of keys and values. Each block of queries then attends to its sorted
+    blocks and to its own block; `combine` selects how (see `block_attention`). There is no N x N
+    matrix unless `mixture` is set.
 
     Args:
-        q: (B, H, N, D) queries; with SortCut and no local term any number of them.
+        q: (B, H, N, D) queries. With SortCut and without a local term, the number of queries may
+            differ from N.
         k: (B, H, N, D) keys.
         v: (B, H, N, D) values.
-        sort: (B, H, R, n) with n = N / b, rows destinations. R = n * r: rows u*r .. u*r+r-1 hold
-            the sorted blocks of query block u (r = 1 for Sinkhorn, k for top-k). With `null_kv`
-            the first columns, those in excess of n, weigh null blocks. With `causal=True` every
-            row of block u must be zero at sources v >= u; `sinkhorn` and `top_k_blocks` see to it.
-            A row of zeros is hidden where `causal` or a mask is given; elsewhere it is literally
-            a block of zeros.
-        block_size: tokens b in a block, a divisor of N.
+        sort: (B, H, R, n) sort matrix; rows are destinations, columns are sources, n = N / b.
+            R = n * r: rows u*r .. u*r+r-1 define the sorted blocks of query block u (r = 1 for
+            Sinkhorn, k for top-k). With `null_kv`, the matrix has extra leading columns for the
+            null blocks. With `causal=True`, the rows of block u must be zero at sources v >= u,
+            as in the results of `sinkhorn` and `top_k_blocks`. A zero row is hidden if `causal` or
+            a mask is given. Otherwise, it is a block of zeros.
+        block_size: number of tokens b in a block, a divisor of N.
         combine: "concat", "sum_logits" or "sum_out".
-        sortcut: m > 0: all queries share the first m rows of `sort` and have no local term.
-        sortcut_local: SortCut with each query's own block beside the shared ones.
+        sortcut: number m of leading rows of `sort` that all queries share (SortCut). There is
+            then no local term. 0 disables SortCut.
+        sortcut_local: with SortCut, each query also attends to its own block.
         mixture: add full softmax attention with the same q, k, v (quadratic).
-        causal: a query sees earlier tokens of its own block only; not with SortCut.
+        causal: a query ignores later tokens of the same block. Not supported with SortCut.
         key_padding_mask: (B, N) bool, True = padding.
         null_kv: (H, D) null key and (H, D) null value, repeated to fill null blocks.
-        padding_rule: see `sorted_padding_mask`. "majority" also keeps padding out of the sums;
-            "argmax" mixes the values at padding too, as the port that it comes from does.
-        rotation: causal only: blocks start at this token, and the earlier tokens attend only to
-            each other. `sort` belongs to the sequence rolled left by as much.
+        padding_rule: see `sorted_padding_mask`. "majority" also excludes padding from the sums.
+            "argmax" includes the values at padding, like the port that it reproduces.
+        rotation: index of the token at which the first block starts (causal only). Earlier tokens
+            attend only to each other. `sort` must belong to the sequence rolled left by
+            `rotation`.
         dropout_p: probability of dropping an attention weight.
-        backend: "auto", "reference" (no dropout), "eager", or for "concat" without SortCut, null
-            blocks and rotation "cpu", and on a GPU "triton", up to 128 blocks of 128 tokens
-            (float32: 64 of 64, or of 128 where D <= 32).
+        backend: "auto", "reference" (no dropout), "eager", "cpu" or "triton". The last two need
+            "concat" without SortCut, null blocks and rotation. "triton" needs a GPU and supports
+            up to 128 blocks of 128 tokens. Its limits in float32 are 64 blocks of 64 tokens, or
+            64 blocks of 128 tokens if D <= 32.
 
     Returns:
-        (B, H, N, D); zero for a query that sees no key.
+        (B, H, N, D) outputs; zero for a query without visible keys.
 
     Raises:
-        InputError: an unknown name, shapes, dtypes or devices that do not fit, or options that
+        InputError: an unknown name, incompatible shapes, dtypes or devices, or options that
             exclude each other.
 
     Source: Tay et al. 2020, "Sparse Sinkhorn Attention", sections 3.2 to 3.4.
@@ -185,7 +195,7 @@ def _check_operand(name: str, tensor: Tensor, expected: tuple[int, ...], q: Tens
 
 
 def _check_hidden(name: str, hidden: Tensor | None, full: tuple[int, ...], q: Tensor) -> None:
-    """Raise unless `hidden` is None or a bool tensor that broadcasts to `full`."""
+    """Raise unless `hidden` is None or a bool tensor broadcastable to `full`."""
     if hidden is None:
         return
     if not isinstance(hidden, Tensor) or hidden.dtype != torch.bool:

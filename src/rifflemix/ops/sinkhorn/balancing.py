@@ -1,4 +1,4 @@
-"""From block scores to a sort matrix: Sinkhorn balancing, Gumbel noise, top-k selection."""
+"""Convert block scores to a sort matrix: Sinkhorn balancing, Gumbel noise, top-k selection."""
 
 from __future__ import annotations
 
@@ -31,31 +31,34 @@ def sinkhorn(
     block_padding_mask: Tensor | None = None,
     backend: str = "auto",
 ) -> Tensor:
-    """Balance exp(log_scores) into a (nearly) doubly stochastic sort matrix, in the log domain.
+    """Balance exp(log_scores) into a (nearly) doubly stochastic sort matrix.
 
-    Each iteration normalises every row over its sources, then every column over its
-    destinations, so the columns sum to one at the end. With `causal=True` only sources v < u
-    are live for destination u (row 0 is all zero), and a column is normalised over the
-    destinations u' <= u seen so far, so that row u depends on rows up to u only.
+    The computation uses the log domain. Each iteration normalizes every row over its sources, then
+    every column over its destinations, so the columns sum to one at the end.
+
+    With `causal=True`, destination u uses only sources v < u, so row 0 is zero. Row u of a column
+    is normalized over the destinations u' <= u. Row u therefore depends only on rows up to u.
 
     Args:
-        log_scores: (..., n, n), rows destinations, columns sources; -inf marks an entry that
-            must stay zero.
-        num_iterations: row and column steps N_k; 0 gives exp(log_scores), nothing normalised.
-        causal: strictly past sources, running columns.
-        final_row_norm: causal only: end with one more row step, so that each sorted block is a
-            convex combination. False is the literal order, which leaves S[u, u-1] = 1.
-        block_padding_mask: (B, n) bool, True = a block that holds padding only; B is the first
-            axis of `log_scores`, absent where that is (n, n). Such blocks are neither source
-            nor destination, and the others come out as if they were not there.
+        log_scores: (..., n, n) scores; rows are destinations, columns are sources. The result is
+            zero at entries of -inf.
+        num_iterations: number N_k of iterations, each with a row and a column step. 0 returns
+            exp(log_scores) without normalization.
+        causal: use only past sources, and normalize columns over the rows so far.
+        final_row_norm: end with one more row step (causal only). Each sorted block is then a
+            convex combination. False is the order in the paper, with the result S[u, u-1] = 1.
+        block_padding_mask: (B, n) bool, True = the block contains only padding. B is the first
+            dimension of `log_scores`; the mask is (n,) if `log_scores` is (n, n). Padding blocks
+            are neither sources nor destinations, and do not change the other entries.
         backend: "auto", "reference", "eager", "cpu" (at least one iteration) or "triton" (not
             float64; at least one iteration; up to 128 blocks, 64 if causal).
 
     Returns:
-        S, the shape and dtype of `log_scores`; zero rows and columns where nothing is live.
+        Sort matrix S with the shape and dtype of `log_scores`. Rows and columns without usable
+        entries are zero.
 
     Raises:
-        InputError: a shape, dtype or count that does not fit.
+        InputError: a wrong shape, dtype or number of iterations.
 
     Source: Tay et al. 2020, "Sparse Sinkhorn Attention", sections 3.1.1 and 3.3.2.
     """
@@ -76,19 +79,19 @@ def gumbel_noise(
     device: torch.device | str | None = None,
     dtype: torch.dtype | None = None,
 ) -> Tensor:
-    """Standard Gumbel samples -log(-log u), u uniform in (0, 1).
+    """Draw standard Gumbel samples -log(-log u), u uniform in (0, 1).
 
     Args:
         shape: shape of the result.
-        generator: where randomness comes from; torch's default generator if None.
+        generator: source of randomness; torch's default generator if None.
         device: device of the result.
-        dtype: floating-point type of the result; drawn in at least float32.
+        dtype: floating-point dtype of the result. The samples are drawn in at least float32.
 
     Returns:
-        Samples of that shape, between about -2.6 and 13.8 (u is kept 1e-6 off 0 and 1).
+        Samples between about -2.6 and 13.8 (u is clamped to [1e-6, 1 - 1e-6]).
 
     Raises:
-        InputError: a shape that is no sequence of integers, or another type than floating point.
+        InputError: `shape` is not a sequence of integers, or `dtype` is not floating point.
 
     Source: Tay et al. 2020, section 3.2.1; Jang et al. 2016.
     """
@@ -111,25 +114,25 @@ def gumbel_sinkhorn(
     block_padding_mask: Tensor | None = None,
     backend: str = "auto",
 ) -> Tensor:
-    """Sinkhorn((log kernel(scores) + noise) / temperature).
+    """Compute sinkhorn((log kernel(scores) + noise) / temperature).
 
     Args:
-        scores: (..., n, n) output R of a sorting network, rows destinations.
+        scores: (..., n, n) output R of a sorting network; rows are destinations.
         num_iterations: see `sinkhorn`.
-        temperature: tau > 0; lower is nearer a permutation.
-        noise: same shape as `scores` (see `gumbel_noise`), or None.
-        kernel: "exp" takes the scores as logarithms (the paper); "relu" takes relu(scores)
-            + 1e-6 itself as the matrix to balance (a widely used PyTorch port).
+        temperature: tau > 0; a lower temperature gives a matrix closer to a permutation.
+        noise: tensor with the shape of `scores` (see `gumbel_noise`), or None.
+        kernel: "exp" uses the scores as logarithms, as in the paper. "relu" balances the matrix
+            relu(scores) + 1e-6, as in a widely used PyTorch port.
         causal: see `sinkhorn`.
         final_row_norm: see `sinkhorn`.
         block_padding_mask: see `sinkhorn`.
         backend: see `sinkhorn`.
 
     Returns:
-        S, the shape and dtype of `scores`.
+        Sort matrix S with the shape and dtype of `scores`.
 
     Raises:
-        InputError: a shape, name or number that does not fit.
+        InputError: a wrong shape, an unknown name, or a number out of range.
 
     Source: Tay et al. 2020, section 3.2.1.
     """
@@ -168,26 +171,26 @@ def top_k_blocks(
     block_padding_mask: Tensor | None = None,
     backend: str = "auto",
 ) -> Tensor:
-    """Choose k source blocks for each destination, one by one, instead of balancing.
+    """Pick the k best source blocks for each destination, instead of balancing.
 
-    Pick j is the source of highest score among those not yet picked; its weight is its softmax
-    probability among them. Ties go to the earlier source. Where no source is left the row is
-    zero.
+    Pick j is the source with the highest score among the sources that are left. Its weight is its
+    softmax probability among these sources. The earlier source wins a tie. If no source is left,
+    the row is zero.
 
     Args:
-        scores: (..., R, num_null + n), rows destinations, columns sources.
-        k: picks for each destination.
-        temperature: tau > 0 of the softmax.
-        causal: sources v < u only (null blocks always); needs R = n.
-        num_null: first columns that stand for null blocks, open to every destination.
-        block_padding_mask: (B, n) bool, True = a block that holds padding only; see `sinkhorn`.
+        scores: (..., R, num_null + n) scores; rows are destinations, columns are sources.
+        k: number of picks for each destination.
+        temperature: temperature tau > 0 of the softmax.
+        causal: use only sources v < u and null blocks; needs R = n.
+        num_null: number of leading columns for null blocks, available to every destination.
+        block_padding_mask: (B, n) bool, True = the block contains only padding; see `sinkhorn`.
         backend: "auto", "reference" or "eager".
 
     Returns:
-        (..., R * k, num_null + n): row u * k + j is pick j of destination u.
+        (..., R * k, num_null + n) sort matrix; row u * k + j is pick j of destination u.
 
     Raises:
-        InputError: a shape, name or number that does not fit.
+        InputError: a wrong shape, or a number out of range.
 
     Source: the top-k variant of the sinkhorn-transformer package (no Sinkhorn iterations).
     """

@@ -1,4 +1,4 @@
-"""Blocks of tokens: pooling, scores between them, sorting them, what padding becomes."""
+"""Operations on blocks of tokens: pooling, scores, sorting, and padding masks."""
 
 from __future__ import annotations
 
@@ -28,21 +28,21 @@ def pool_blocks(
     key_padding_mask: Tensor | None = None,
     backend: str = "auto",
 ) -> Tensor:
-    """One vector for each block of tokens: what a sorting network reads.
+    """Sum the tokens of each block, as input of a sorting network.
 
     Args:
         x: (B, N, C) tokens.
-        block_size: tokens b in a block, a divisor of N.
-        causal: sum all tokens up to the first of block u, and not those of block u: a later
-            token of the block would leak.
-        key_padding_mask: (B, N) bool, True = padding, which adds nothing.
+        block_size: number of tokens b in a block, a divisor of N.
+        causal: for block u, sum all tokens up to and including the first token of block u.
+            Including the rest of block u would leak later tokens.
+        key_padding_mask: (B, N) bool, True = padding. Padding is not included in the sums.
         backend: "auto", "reference" or "eager".
 
     Returns:
-        (B, N / b, C).
+        (B, N / b, C) sums, one vector for each block.
 
     Raises:
-        InputError: wrong shape, dtype or device, or b that does not divide N.
+        InputError: a wrong shape, dtype or device, or b does not divide N.
 
     Source: Tay et al. 2020, "Sparse Sinkhorn Attention", equations (2) and (5).
     """
@@ -63,26 +63,27 @@ def block_scores(
     key_padding_mask: Tensor | None = None,
     backend: str = "auto",
 ) -> Tensor:
-    """Scores of an attention sorting network: pooled queries times pooled keys over sqrt(D).
+    """Score pairs of blocks with an attention sorting network.
 
-    Means over the block are compared. With `causal=True` destination u is the running mean of
-    the queries up to the first token of block u, and source v the sum over block v of the
-    running means of the keys; use only entries v < u.
+    The scores are the scaled dot products of pooled queries and pooled keys, divided by sqrt(D).
+    Pooling is the mean over a block. With `causal=True`, destination u is the running mean of the
+    queries up to the first token of block u. Source v is then the sum over block v of the running
+    means of the keys. Use only entries v < u.
 
     Args:
         q: (B, H, N, D) queries.
         k: (B, H, N, D) keys.
-        block_size: tokens b in a block, a divisor of N.
-        causal: pool the past only.
-        shared: one destination for all queries (their mean); not with `causal`.
-        key_padding_mask: (B, N) bool, True = padding, left out of every mean.
+        block_size: number of tokens b in a block, a divisor of N.
+        causal: pool only past tokens.
+        shared: use the mean of all queries as the only destination. Not supported with `causal`.
+        key_padding_mask: (B, N) bool, True = padding. Padding is not included in the means.
         backend: "auto", "reference" or "eager".
 
     Returns:
-        (B, H, N / b, N / b), rows destinations; (B, H, 1, N / b) if `shared`.
+        (B, H, N / b, N / b) scores, or (B, H, 1, N / b) if `shared`. Rows are destinations.
 
     Raises:
-        InputError: wrong shape, dtype or device, or b that does not divide N.
+        InputError: a wrong shape, dtype or device, or b does not divide N.
 
     Source: the attention sorting network of the sinkhorn-transformer package.
     """
@@ -100,18 +101,20 @@ def block_scores(
 
 
 def sort_blocks(blocks: Tensor, sort: Tensor, *, backend: str = "auto") -> Tensor:
-    """Sorted block u = sum over v of sort[u, v] times block v, position by position.
+    """Sort blocks of tokens with a sort matrix.
+
+    Sorted block u is the sum over v of sort[u, v] times block v, position by position.
 
     Args:
-        blocks: (..., n, b, D).
-        sort: (..., R, n), rows destinations, same leading axes.
+        blocks: (..., n, b, D) blocks.
+        sort: (..., R, n) sort matrix with the same leading dimensions; rows are destinations.
         backend: "auto", "reference" or "eager".
 
     Returns:
-        (..., R, b, D).
+        (..., R, b, D) sorted blocks.
 
     Raises:
-        InputError: shapes, dtypes or devices that do not fit.
+        InputError: incompatible shapes, dtypes or devices.
 
     Source: Tay et al. 2020, section 3.1.2.
     """
@@ -136,25 +139,25 @@ def sorted_padding_mask(
     num_null: int = 0,
     backend: str = "auto",
 ) -> Tensor:
-    """The positions of the sorted blocks that must not be attended to.
+    """Compute the attention mask of sorted blocks.
 
     Args:
-        sort: (B, H, R, num_null + n) sort matrix, rows destinations.
-        block_size: tokens b in a block.
-        key_padding_mask: (B, n * b) bool, True = padding; None where there is none.
-        rule: "majority" hides a position where less than half of the row's weight comes from valid
-            tokens (for rows that sum to one: psi(mask) < 0.5); "argmax" takes the mask of the
-            block of highest weight.
-        num_null: first columns that stand for null blocks, always valid.
+        sort: (B, H, R, num_null + n) sort matrix; rows are destinations.
+        block_size: number of tokens b in a block.
+        key_padding_mask: (B, n * b) bool, True = padding; None if there is no padding.
+        rule: "majority" hides a position if less than half of the row's weight comes from valid
+            tokens. For rows that sum to one, this is psi(mask) < 0.5. "argmax" uses the mask of
+            the block with the highest weight.
+        num_null: number of leading columns for null blocks. Null blocks are always valid.
         backend: "auto", "reference" or "eager".
 
     Returns:
-        (B, H, R, b) bool, True = hidden; rows of zero weight are hidden whole.
+        (B, H, R, b) bool mask, True = hidden. All positions of zero rows are hidden.
 
     Raises:
-        InputError: an unknown rule, or shapes that do not fit.
+        InputError: an unknown rule, or incompatible shapes.
 
-    Source: Tay et al. 2020 leaves masks open; the readings are those of the released ports.
+    Source: Tay et al. 2020 does not specify masks. The rules come from the released ports.
     """
     check_tokens("sort", sort, rank=4, layout="(B, H, R, n)")
     check_choice("rule", rule, PADDING_RULES)

@@ -1,7 +1,7 @@
-"""Sinkhorn balancing by a compiled kernel: all steps of a matrix while it is in a cache.
+"""Sinkhorn balancing in a compiled kernel: runs all steps while the matrix is in the CPU cache.
 
-The gradient goes through the steps again and keeps none of them. The kernel is in
-ops/native/balance.cpp. A gradient of a gradient is left to the eager formulas.
+The backward pass recomputes the steps, so they are not stored. The kernel is in
+ops/native/balance.cpp. The eager formulas compute second-order gradients.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _TYPE_NAMES = {torch.float32: "float32", torch.float64: "float64"}
 
 
 def supports_balancing(log_scores: Tensor, num_iterations: int) -> bool:
-    """Whether the kernel can run this."""
+    """Check whether the kernel supports the arguments."""
     return num_iterations > 0 and 0 not in log_scores.shape[-2:] and supports(log_scores)
 
 
@@ -46,7 +46,7 @@ def sinkhorn(
 def _forward(
     log_scores: Tensor, live: Tensor, num_iterations: int, causal: bool, last_rows: bool
 ) -> Tensor:
-    """The sort matrix; `live` is True where an entry may be above zero."""
+    """Compute the sort matrix; `live` marks entries that may be positive."""
     _check(log_scores, live, num_iterations, causal, last_rows)
     return _call(log_scores, live, num_iterations, causal, last_rows, None)
 
@@ -68,7 +68,7 @@ def _backward(
     last_rows: bool,
     grad_sort: Tensor,
 ) -> Tensor:
-    """The gradient of the scores."""
+    """Compute the gradient of the scores."""
     _check(log_scores, live, num_iterations, causal, last_rows)
     check_operand("grad_sort", grad_sort, log_scores.shape, log_scores.dtype, log_scores.device)
     grad_sort = grad_sort.contiguous()

@@ -1,8 +1,8 @@
-"""Sparse Sinkhorn attention by a compiled kernel: blocks are sorted where they are attended to.
+"""Sparse Sinkhorn attention in a compiled kernel that sorts and attends in one pass.
 
-Sorted keys and values exist for a few blocks at a time, forward and backward, and tokens are read
-and written wherever they lie. A seed stands for what dropout keeps. The kernel is in
-ops/native/block_attention.cpp. A gradient of a gradient is left to the plain formula.
+Forward and backward keep the sorted keys and values of only a few blocks in memory. They read and
+write tokens in place, and recompute the dropped weights from a seed. The kernel is in
+ops/native/block_attention.cpp. The plain formula computes second-order gradients.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from rifflemix.ops.sinkhorn.kernel_attention import (
     register_gradients,
 )
 
-# Without vector instructions torch's matrix products are faster.
+# Without vector instructions, torch's matrix products are faster.
 HAS_VECTORS = instruction_level() >= 2
 
 
@@ -53,7 +53,7 @@ def _forward(
     seed: Tensor | None,
     p: float,
 ) -> tuple[Tensor, Tensor]:
-    """Output, and the log-sum-exp of each query's scores."""
+    """Compute the output and the log-sum-exp of each query's scores."""
     terms = Terms(unseen, padding, mixes_padding, causal, seed, p)
     check(q, k, v, sort, block_size, TYPE_NAMES)
     terms.check(q, sort, block_size)
@@ -81,7 +81,7 @@ def _backward(
     lse: Tensor,
     grad_y: Tensor,
 ) -> tuple[Tensor, Tensor]:
-    """Gradients: of queries, keys and values side by side, and of the sort matrix."""
+    """Compute the gradients of Q, K, V (one tensor) and `sort`."""
     terms = Terms(unseen, padding, mixes_padding, causal, seed, p)
     check(q, k, v, sort, block_size, TYPE_NAMES)
     terms.check(q, sort, block_size)
@@ -106,8 +106,8 @@ def _call(
     lse: Tensor,
     outputs: tuple[Tensor, ...],
 ) -> None:
-    """Run the kernel: the forward pass with y alone as output, else with what backward has."""
-    # Features lie side by side; what is written does by itself.
+    """Run the forward kernel if `outputs` is (y,), else the backward kernel."""
+    # The kernel needs contiguous features. Tensors that it writes already have them.
     tensors = [
         x if x.stride(-1) == 1 or x.shape[-1] == 1 else x.contiguous()
         for x in (q, k, v, sort, *outputs)
@@ -140,4 +140,4 @@ def _call(
 
 register_gradients(_forward, _backward, needs_y=False)
 sinkhorn_attention = partial(attend_by, _forward)
-"""See `rifflemix.ops.sinkhorn.sinkhorn_attention`; the settings have one softmax."""
+"""See `rifflemix.ops.sinkhorn.sinkhorn_attention`; needs settings with one softmax."""

@@ -1,4 +1,4 @@
-"""Sparse Sinkhorn attention in plain torch: vectorised, any device."""
+"""Sparse Sinkhorn sorting in plain torch: vectorized, any device."""
 
 from __future__ import annotations
 
@@ -10,22 +10,24 @@ from torch import Tensor
 
 from rifflemix.ops.sinkhorn.running_logsumexp import running_logsumexp
 
-# Stands for the log of zero. Finite, so that a row or column without a live entry gives zeros
-# and zero gradients where -inf would give NaN.
+# Replaces log(0). It is finite, so rows and columns without live entries have zero values and zero
+# gradients; -inf would produce NaN.
 LOG_ZERO = -1e30
 
 
 def statistics_dtype(dtype: torch.dtype) -> torch.dtype:
-    """The type sums are accumulated in: at least float32."""
+    """Return the dtype for accumulating sums: at least float32."""
     return torch.promote_types(dtype, torch.float32)
 
 
 def live_entries(
     log_scores: Tensor, causal: bool, block_padding_mask: Tensor | None, num_null: int = 0
 ) -> Tensor:
-    """Bool, True where destination (row) may take from source (column).
+    """Return a bool mask of live entries, like the scores.
 
-    The first `num_null` columns are null blocks, open to every live destination.
+    True = the destination (row) may use the source (column).
+
+    The first `num_null` columns are null blocks, available to every live destination.
     """
     rows, columns = log_scores.shape[-2:]
     live = ~torch.isneginf(log_scores)
@@ -62,12 +64,12 @@ def balance(
     causal: bool = False,
     final_row_norm: bool = False,
 ) -> Tensor:
-    """The sort matrix of scores in the type of statistics; `live` broadcasts to them."""
+    """Balance scores in the accumulation dtype; `live` broadcasts to `log_scores`."""
     dead = ~live
     r = log_scores.masked_fill(dead, LOG_ZERO)
     for _ in range(num_iterations):
         r = r.log_softmax(-1).masked_fill(dead, LOG_ZERO)
-        # A causal column may only be normalised over the destinations seen so far.
+        # A causal column may only be normalized over the destinations so far.
         r = r - running_logsumexp(r) if causal else r.log_softmax(-2)
         r = r.masked_fill(dead, LOG_ZERO)
     if causal and final_row_norm and num_iterations:
@@ -90,7 +92,7 @@ def top_k_blocks(
     picks = []
     for _ in range(k):
         weights = wide.masked_fill(~live, LOG_ZERO).softmax(-1).masked_fill(~live, 0.0)
-        # argmax, not topk: it promises the first of equal entries.
+        # argmax returns the first of equal entries; topk does not guarantee this.
         best = weights.argmax(-1, keepdim=True) == columns
         picks.append(weights.masked_fill(~best, 0.0))
         live = live & ~best
@@ -106,8 +108,8 @@ def pool_blocks(
     blocks = torch.unflatten(x, 1, (-1, block_size))
     totals = blocks.sum(2, dtype=statistics_dtype(x.dtype))
     if causal:
-        # Totals of earlier blocks are shifted in, never subtracted out: subtraction would leave
-        # the rounding errors of later tokens behind.
+        # Shift the cumulative sums. Subtracting the later tokens instead would leave their rounding
+        # errors in the result.
         totals = F.pad(totals.cumsum(1), (0, 0, 1, 0))[:, :-1] + blocks[:, :, 0]
     return totals.to(x.dtype)
 
@@ -133,7 +135,7 @@ def block_scores(
 
 
 def _valid(x: Tensor, key_padding_mask: Tensor | None) -> Tensor:
-    """(B, 1, N, 1) ones at valid tokens, zeros at padding, in the type of statistics."""
+    """Return 1 for valid tokens and 0 for padding, (B, 1, N, 1)."""
     dtype = statistics_dtype(x.dtype)
     if key_padding_mask is None:
         return torch.ones(1, 1, x.shape[2], 1, dtype=dtype, device=x.device)
@@ -141,7 +143,7 @@ def _valid(x: Tensor, key_padding_mask: Tensor | None) -> Tensor:
 
 
 def _kept(x: Tensor, key_padding_mask: Tensor | None) -> Tensor:
-    """`x` in the type of statistics, zero at padding: a NaN there would survive a product."""
+    """Cast `x` to the accumulation dtype; zero the padding, even NaN."""
     x = x.to(statistics_dtype(x.dtype))
     if key_padding_mask is None:
         return x

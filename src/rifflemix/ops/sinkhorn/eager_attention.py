@@ -1,4 +1,4 @@
-"""Attention over local and sorted blocks in plain torch: any device."""
+"""Attention over local and sorted blocks in plain torch, on any device."""
 
 from __future__ import annotations
 
@@ -42,8 +42,9 @@ def sinkhorn_attention(
         hidden = None if unseen is None else unseen.flatten(2).unsqueeze(2)
         y = attend(q, sorted_k.flatten(2, 3), sorted_v.flatten(2, 3), hidden, dropout_p)
     else:
-        # Heads of one token lie together, apart from keys and values: a third copied is less to
-        # keep for the gradient than all three, of which those are needed in blocks only.
+        # Copy the queries out of the joint Q/K/V tensor, with the heads of a token contiguous. The
+        # gradient then keeps the copy instead of the whole joint tensor: keys and values are only
+        # needed in blocks.
         q = q.transpose(1, 2).contiguous().transpose(1, 2)
         blocks = (-1, block_size)
         q_blocks, k_blocks = torch.unflatten(q, 2, blocks), torch.unflatten(k, 2, blocks)
@@ -58,7 +59,7 @@ def sinkhorn_attention(
             q_blocks, k_blocks, v_blocks, sorted_k, sorted_v, combine, hidden, unseen, dropout_p
         )
         y = y.flatten(2, 3)
-        if rotation:  # torch copies for none too
+        if rotation:  # torch.roll copies even if the shift is 0
             y = y.roll(rotation, 2)
     return y if full is None else y + full
 
@@ -73,7 +74,10 @@ def _sorted_sources(
     null_kv: tuple[Tensor, Tensor] | None,
     padding_rule: str,
 ) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Sorted keys and values (B, H, R, b, D), and what is hidden of them (B, H, R, b)."""
+    """Compute sorted keys and values, and their hidden positions.
+
+    The shapes are (B, H, R, b, D) and (B, H, R, b).
+    """
     num_null = sort.shape[-1] - k.shape[2] // block_size
     if key_padding_mask is not None and padding_rule == "majority":
         padded = key_padding_mask[:, None, :, None]
@@ -89,7 +93,7 @@ def _sorted_sources(
 
 
 def _null_blocks(null: Tensor, blocks: Tensor, num_null: int) -> Tensor:
-    """(H, D) repeated to (B, H, num_null, b, D)."""
+    """Repeat (H, D) to (B, H, num_null, b, D)."""
     batch, heads, _, block_size, width = blocks.shape
     return null[:, None, None].expand(batch, heads, num_null, block_size, width)
 
@@ -97,7 +101,10 @@ def _null_blocks(null: Tensor, blocks: Tensor, num_null: int) -> Tensor:
 def _per_query_block(
     sorted_k: Tensor, sorted_v: Tensor, unseen: Tensor | None, num_blocks: int, shared: bool
 ) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Rows of sorted blocks -> what each query block sees, (B, H, n, s, D) and (B, H, n, 1, s)."""
+    """Group the sorted keys and values by query block.
+
+    The shapes are (B, H, n, s, D), and (B, H, n, 1, s) for the mask of hidden keys.
+    """
     rows = 1 if shared else num_blocks
     sorted_k = torch.unflatten(sorted_k, 2, (rows, -1)).flatten(3, 4)
     sorted_v = torch.unflatten(sorted_v, 2, (rows, -1)).flatten(3, 4)
@@ -110,7 +117,7 @@ def _per_query_block(
 def _local_hidden(
     key_padding_mask: Tensor | None, block_size: int, causal: bool, device: torch.device
 ) -> Tensor | None:
-    """The keys of its own block that a query must not see; broadcasts to (B, H, n, b, b)."""
+    """Mask hidden local keys; broadcasts to (B, H, n, b, b)."""
     hidden = None
     if causal:
         hidden = torch.ones(block_size, block_size, dtype=torch.bool, device=device).triu(1)
@@ -123,7 +130,7 @@ def _local_hidden(
 def _hide_wrapped(
     hidden: Tensor | None, unseen: Tensor | None, q: Tensor, rotation: int
 ) -> tuple[Tensor, Tensor]:
-    """Hide the first `rotation` tokens, which end up last, and the others from each other."""
+    """Separate the last `rotation` tokens from all others: they wrapped around."""
     num_blocks, block_size = q.shape[2:4]
     position = torch.arange(num_blocks * block_size, device=q.device)
     wrapped = (position >= num_blocks * block_size - rotation).reshape(num_blocks, block_size)
@@ -143,7 +150,7 @@ def full_attention(
     key_padding_mask: Tensor | None,
     dropout_p: float,
 ) -> Tensor:
-    """Softmax attention over all tokens: the other half of the mixture."""
+    """Compute softmax attention over all tokens, the second term of the mixture."""
     if key_padding_mask is None:
         return dropout_attention(q, k, v, is_causal=causal, dropout_p=dropout_p)
     hidden = key_padding_mask[:, None, None]
@@ -156,24 +163,24 @@ def full_attention(
 def attend(
     q: Tensor, k: Tensor, v: Tensor, hidden: Tensor | None, dropout_p: float = 0.0
 ) -> Tensor:
-    """Softmax attention over the last two axes; zero where a query sees no key.
+    """Compute softmax attention over the last two dimensions; zero without visible keys.
 
-    q (..., M, D), k and v (..., S, D) with two or three leading axes; hidden: bool, broadcasts
-    to (..., M, S), True = not seen.
+    `q` is (..., M, D), `k` and `v` are (..., S, D), with two or three leading dimensions. `hidden`
+    is a bool mask that broadcasts to (..., M, S), True = hidden.
     """
     blind = None
     mask = None
     if hidden is not None:
         hidden = torch.atleast_2d(hidden)
         blind = hidden.all(-1, keepdim=True)
-        # A query without a key would give NaN: it sees all keys, and is zeroed afterwards.
+        # A query without keys would give NaN. It attends to all keys, and is zeroed at the end.
         mask = ~hidden | blind
         if q.dim() == 5 and mask.dim() > 2:
             mask = mask.reshape(*(1,) * (5 - mask.dim()), *mask.shape).transpose(1, 2)
             mask = mask.expand(q.shape[0], q.shape[2], -1, -1, -1).flatten(0, 1)
     if q.dim() == 4:
         y = dropout_attention(q, k, v, mask=mask, dropout_p=dropout_p)
-    else:  # samples and blocks in one axis: the fused kernels take four, and leave heads together
+    else:  # merge samples and blocks: fused kernels need 4 dimensions, heads together
         batch, blocks = q.shape[0], q.shape[2]
         q = q.transpose(1, 2).flatten(0, 1)
         k, v = k.transpose(1, 2).flatten(0, 1), v.transpose(1, 2).flatten(0, 1)
@@ -202,7 +209,7 @@ def block_attention(
     both = None
     if hidden is not None or sorted_hidden is not None:
         both = torch.cat((_full(sorted_hidden, q, sorted_k), _full(hidden, q, k)), -1)
-    # Heads after blocks, as `attend` reads them: it would copy what lies otherwise.
+    # Use the memory layout that `attend` reads, heads after blocks, to avoid another copy.
     keys = torch.cat((sorted_k.transpose(1, 2), k.transpose(1, 2)), -2).transpose(1, 2)
     values = torch.cat((sorted_v.transpose(1, 2), v.transpose(1, 2)), -2).transpose(1, 2)
     return attend(q, keys, values, both, dropout_p)
@@ -224,7 +231,10 @@ def _sum_logits(
     sorted_hidden: Tensor | None,
     dropout_p: float,
 ) -> Tensor:
-    """softmax(Q psi(K)^T + Q K^T) psi(V); a hidden local key adds nothing to its logit."""
+    """Compute softmax(Q psi(K)^T + Q K^T) psi(V).
+
+    Hidden local keys do not shift the logits.
+    """
     q = q * q.shape[-1] ** -0.5
     local = q @ k.transpose(-1, -2)
     if hidden is not None:

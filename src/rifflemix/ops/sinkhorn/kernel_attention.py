@@ -1,7 +1,7 @@
-"""What the kernels of Sparse Sinkhorn attention have in common: what they take and make.
+"""Arguments, outputs and gradients shared by the CPU and GPU kernels of Sinkhorn attention.
 
-They know one softmax over sorted and own keys, of which some may be hidden and weights dropped. A
-gradient of a gradient is left to the formula.
+The kernels support one softmax over sorted and local keys, with hidden keys and with dropout. The
+formula `attend_to_blocks` computes second-order gradients.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from rifflemix.ops.sinkhorn.eager_attention import full_attention
 
 
 class Terms(NamedTuple):
-    """Which keys a query sees, and which weights dropout keeps.
+    """Masks and dropout settings of a kernel call.
 
     Attributes:
-        unseen: (B, H, R, b) bool, True = position of a sorted block that is hidden.
-        padding: (B, N) bool, True = key that its own block does not see.
-        mixes_padding: blocks are sorted with what stands at padding, not with zeros.
-        causal: a query sees keys of its own block up to itself.
-        seed: () int64, of dropout; None without.
+        unseen: (B, H, R, b) bool, True = hidden position of a sorted block.
+        padding: (B, N) bool, True = hidden local key.
+        mixes_padding: sorted blocks include the values at padding instead of zeros.
+        causal: a query ignores later keys of the same block.
+        seed: () int64 seed of dropout; None without dropout.
         p: probability of dropping a weight.
     """
 
@@ -41,7 +41,7 @@ class Terms(NamedTuple):
     p: float = 0.0
 
     def check(self, q: Tensor, sort: Tensor, block_size: int) -> None:
-        """Raise unless these fit queries and a sort matrix that fit each other."""
+        """Raise InputError if a field is incompatible with `q` and `sort`."""
         if self.unseen is not None:
             shape = (*sort.shape[:3], block_size)
             check_operand("unseen", self.unseen, shape, torch.bool, q.device)
@@ -59,7 +59,7 @@ class Terms(NamedTuple):
 def has_one_softmax(
     q: Tensor, k: Tensor, v: Tensor, sort: Tensor, settings: dict[str, Any]
 ) -> bool:
-    """Whether sorted and own keys share a softmax that `Terms` describe."""
+    """Check whether the kernels support a call, with one softmax."""
     return (
         settings["combine"] == "concat"
         and settings["null_kv"] is None
@@ -80,7 +80,10 @@ def attend_by(
     block_size: int,
     **settings: Any,
 ) -> Tensor:
-    """`sinkhorn_attention` by a kernel that takes `Terms`, for settings with one softmax."""
+    """Run `sinkhorn_attention` with a kernel, for calls that pass `has_one_softmax`.
+
+    `forward` is the kernel's operator; it accepts the fields of `Terms`.
+    """
     causal, padding = settings["causal"], settings["key_padding_mask"]
     p, rule = settings["dropout_p"], settings["padding_rule"]
     unseen = None
@@ -97,7 +100,7 @@ def attend_by(
 def check(
     q: Tensor, k: Tensor, v: Tensor, sort: Tensor, block_size: int, dtypes: Collection[torch.dtype]
 ) -> None:
-    """Raise unless the tensors fit each other, with something along all sizes but the batch."""
+    """Raise InputError for incompatible shapes or empty dimensions (except the batch)."""
     if q.dim() != 4 or q.dtype not in dtypes or 0 in q.shape[1:]:
         refuse_values("q", q, 4, "(B, H, N, D)", dtypes)
     for name, tokens in (("k", k), ("v", v)):
@@ -111,7 +114,10 @@ def check(
 def empty_outputs(
     q: Tensor, k: Tensor, v: Tensor, sort: Tensor, block_size: int, *_: Any
 ) -> tuple[Tensor, Tensor]:
-    """Outputs (B, H, N, D) in a (B, N, H, D) storage, and log-sum-exps (B, H, N)."""
+    """Allocate the outputs and the log-sum-exps.
+
+    The outputs are (B, H, N, D) with memory layout (B, N, H, D); the log-sum-exps are (B, H, N).
+    """
     batch, heads, length, width = q.shape
     wide = torch.promote_types(q.dtype, torch.float32)
     y = q.new_empty((batch, length, heads, width)).transpose(1, 2)
@@ -121,18 +127,24 @@ def empty_outputs(
 def empty_gradients(
     q: Tensor, k: Tensor, v: Tensor, sort: Tensor, *_: Any
 ) -> tuple[Tensor, Tensor]:
-    """(B, N, 3, H, D) for queries, keys and values, and the like of `sort`."""
+    """Allocate the gradients.
+
+    The shapes are (B, N, 3, H, D) for Q, K and V together, and the shape of `sort`.
+    """
     batch, heads, length, width = q.shape
     return q.new_empty((batch, length, 3, heads, width)), sort.new_empty(sort.shape)
 
 
 def by_head(grads: Tensor) -> tuple[Tensor, ...]:
-    """(B, N, 3, H, D) -> three times (B, H, N, D)."""
+    """Split (B, N, 3, H, D) into three (B, H, N, D)."""
     return tuple(part.transpose(1, 2) for part in grads.unbind(2))
 
 
 def drop_weights(weights: Tensor, terms: Terms) -> Tensor:
-    """Dropout of weights (B, H, n, b, S) on a CPU: elements are counted with a row for each key."""
+    """Apply the dropout of the CPU kernel to weights (B, H, n, b, S).
+
+    The kernel counts elements of the transposed weights, with one row per key.
+    """
     return dropout(weights.mT, terms.p, terms.seed).mT
 
 
@@ -145,7 +157,7 @@ def attend_to_blocks(
     terms: Terms,
     drop: Callable[[Tensor, Terms], Tensor] = drop_weights,
 ) -> Tensor:
-    """What the kernels do, as a formula; all weights exist at once."""
+    """Compute the kernels' result in plain torch, with all weights in memory."""
     if terms.padding is not None and not terms.mixes_padding:
         padded = terms.padding[:, None, :, None]
         k, v = torch.where(padded, 0.0, k), torch.where(padded, 0.0, v)
@@ -166,7 +178,7 @@ def attend_to_blocks(
 
 
 def _hidden(scores: Tensor, terms: Terms) -> Tensor:
-    """(B, H, n, b, S) bool like the scores: sorted keys, then own ones."""
+    """Mask the hidden keys: bool, (B, H, n, b, S), sorted keys first."""
     batch, _, blocks, block_size, keys = scores.shape
     hidden = torch.zeros(scores.shape, dtype=torch.bool, device=scores.device)
     sorted_keys, own = hidden.split((keys - block_size, block_size), -1)
@@ -185,13 +197,14 @@ def register_gradients(
     needs_y: bool,
     drop: Callable[[Tensor, Terms], Tensor] = drop_weights,
 ) -> None:
-    """Make `forward` differentiable, once by `backward` and again by the formula.
+    """Register gradients: `backward` for the first order, the formula for higher orders.
 
     Args:
-        forward: the registered operator, which returns y and the log-sum-exps.
-        backward: takes the same arguments, y if it `needs_y`, the log-sum-exps and y's gradient.
-        needs_y: whether y is kept for it.
-        drop: dropout of the weights as the kernels draw it.
+        forward: the registered operator; it returns y and the log-sum-exps.
+        backward: operator with the same arguments, then y if `needs_y`, the log-sum-exps and the
+            gradient of y.
+        needs_y: save y for `backward`.
+        drop: function that drops the same weights as the kernels.
     """
 
     def save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:

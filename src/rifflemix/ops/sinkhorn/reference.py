@@ -1,4 +1,4 @@
-"""Sparse Sinkhorn attention, one entry at a time: slow, and what other forms are tested against."""
+"""Reference Sparse Sinkhorn sorting, one entry at a time: slow, to test the other backends."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def _for_each_matrix(
     run: Callable[[Tensor, list[bool]], Tensor],
     num_blocks: int,
 ) -> Tensor:
-    """Run on every (rows, columns) matrix of the leading axes, with its list of dead blocks."""
+    """Apply `run` to every matrix and its list of padding blocks."""
     leading = scores.shape[:-2]
     results = []
     for position in itertools.product(*(range(size) for size in leading)):

@@ -1,4 +1,4 @@
-"""Attention over local and sorted blocks, one query at a time: slow, for tests."""
+"""Reference attention over local and sorted blocks, one query at a time: slow, for tests."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rifflemix.ops.sinkhorn.reference import sort_blocks, sorted_padding_mask
 
 
 def _attend(q: Tensor, keys: list[Tensor], values: list[Tensor]) -> Tensor:
-    """One query (D,) over lists of keys and values; zero where the lists are empty."""
+    """Attend from one query (D,) to lists of keys and values."""
     if not keys:
         return torch.zeros_like(q)
     weights = (torch.stack(keys) @ q / math.sqrt(q.shape[0])).softmax(0)
@@ -25,7 +25,7 @@ def _combine(
     distant: list[tuple[Tensor, Tensor] | None],
     combine: str,
 ) -> Tensor:
-    """One query over (key, value) pairs of its block and of the sorted blocks; None = hidden."""
+    """Attend from one query to (key, value) pairs; None = hidden."""
     near = [pair for pair in local if pair is not None]
     far = [pair for pair in distant if pair is not None]
     if combine == "concat":
@@ -52,7 +52,7 @@ def block_attention(
     sorted_hidden: Tensor | None,
     dropout_p: float = 0.0,
 ) -> Tensor:
-    """See `rifflemix.ops.sinkhorn.block_attention`; `dropout_p` is 0 here."""
+    """See `rifflemix.ops.sinkhorn.block_attention`; `dropout_p` must be 0."""
     hide = torch.zeros((), dtype=torch.bool) if hidden is None else hidden
     hide_sorted = torch.zeros((), dtype=torch.bool) if sorted_hidden is None else sorted_hidden
     hide = hide.expand(*q.shape[:-1], k.shape[3])
@@ -89,14 +89,14 @@ def sinkhorn_attention(
     rotation: int,
     dropout_p: float,
 ) -> Tensor:
-    """See `rifflemix.ops.sinkhorn.sinkhorn_attention`; `dropout_p` is 0 here."""
+    """See `rifflemix.ops.sinkhorn.sinkhorn_attention`; `dropout_p` must be 0."""
     length, b = k.shape[2], block_size
-    # A row of zeros is a block that is not there where one can come about, else a block of zeros.
+    # With `causal` or a mask, a zero row is a hidden block; otherwise it is a block of zeros.
     empty_is_hidden = causal or key_padding_mask is not None
     padded = key_padding_mask
     if padded is None:
         padded = torch.zeros(k.shape[0], length, dtype=torch.bool, device=k.device)
-    # Position p of the rolled sequence holds token order[p]; blocks are runs of such positions.
+    # Position p of the rolled sequence contains token order[p]; blocks are consecutive positions.
     order = [(position + rotation) % length for position in range(length)]
     sorted_k, sorted_v, unseen = _sorted(k, v, sort, b, padded, order, null_kv, padding_rule)
     per_block = 0 if sortcut else sort.shape[2] // (length // b)

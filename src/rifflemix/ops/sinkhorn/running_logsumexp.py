@@ -1,4 +1,4 @@
-"""Logarithm of running sums of exponentials, with gradients of every order."""
+"""Running logsumexp with gradients of every order."""
 
 from __future__ import annotations
 
@@ -9,11 +9,13 @@ from torch import Tensor
 
 
 def running_logsumexp(x: Tensor) -> Tensor:
-    """c[..., u, :] = log sum over v <= u of exp(x[..., v, :]), for finite x (..., n, m).
+    """Compute the running logsumexp of a finite x (..., n, m).
 
-    The value is torch's logcumsumexp, the derivative is our own: torch takes the logarithm of the
-    incoming gradient, and where that gradient is zero, the second derivative is NaN. Traced graphs
-    take no second derivative, and use torch's.
+    c[..., u, :] = log sum over v <= u of exp(x[..., v, :]).
+
+    The value is `torch.logcumsumexp`; the derivative is implemented here. torch's derivative uses
+    the logarithm of the incoming gradient, so the second derivative is NaN if that gradient is
+    zero. Traced graphs have no second derivative, and use torch's derivative.
     """
     if torch.compiler.is_compiling():
         return x.logcumsumexp(-2)
@@ -22,10 +24,11 @@ def running_logsumexp(x: Tensor) -> Tensor:
 
 
 class _RunningLogSumExp(torch.autograd.Function):
-    """dc_u / dx_v = exp(x_v - c_u) for v <= u: a share in [0, 1], never a quotient of small sums.
+    """Derivative dc_u / dx_v = exp(x_v - c_u) for v <= u, a number in [0, 1].
 
-    exp(x_v - c_u) = exp(x_v - c_v) exp(c_v - c_{v+1}) ... exp(c_{u-1} - c_u), so sums over u or v
-    follow a linear recurrence with factors in [0, 1].
+    The derivative never divides by a small sum. Since exp(x_v - c_u) is the product
+    exp(x_v - c_v) exp(c_v - c_{v+1}) ... exp(c_{u-1} - c_u), sums over u or v follow a linear
+    recurrence with factors in [0, 1].
     """
 
     generate_vmap_rule = True
@@ -53,12 +56,15 @@ class _RunningLogSumExp(torch.autograd.Function):
 
 
 def _decay(c: Tensor) -> Tensor:
-    """(..., n - 1, m): how much of the sum up to position v + 1 was there at position v."""
+    """Compute the ratios of successive running sums, (..., n - 1, m)."""
     return (c[..., :-1, :] - c[..., 1:, :]).exp()
 
 
 def _decaying_sums(x: Tensor, decay: Tensor) -> Tensor:
-    """The y with y[n-1] = x[n-1] and y[v] = x[v] + decay[v] y[v+1], by doubling: log2 n steps."""
+    """Solve y[v] = x[v] + decay[v] y[v+1] with y[n-1] = x[n-1].
+
+    The solution by doubling needs log2 n steps.
+    """
     step, length = 1, x.shape[-2]
     while step < length:
         nearer = x[..., :-step, :] + decay * x[..., step:, :]

@@ -1,6 +1,6 @@
-"""Sinkhorn balancing on a GPU: all steps of a matrix in one program, where torch launches 4 a turn.
+"""Sinkhorn balancing on a GPU: one program runs all steps of a matrix.
 
-A gradient of a gradient is left to the eager formulas.
+Plain torch launches four kernels per iteration. The eager formulas compute second-order gradients.
 """
 
 from __future__ import annotations
@@ -20,8 +20,9 @@ from rifflemix.ops.sinkhorn import triton_kernels as kernels
 from rifflemix.ops.sinkhorn.triton_limits import check_limits, tile_size
 from rifflemix.ops.triton_support import launch
 
-# Numbers of a matrix that a thread has room for, since the backward holds three matrices; and as
-# few as are worth a warp more, up to so many. Running sums have been timed with the most only.
+# Maximum matrix entries per thread, since the backward keeps three matrices in registers; minimum
+# entries per thread for another warp; maximum warps. Causal matrices use the minimum of warps, the
+# only number that was timed for running sums.
 _MOST_NUMBERS, _LEAST_NUMBERS, _WARPS = 32, 4, 8
 
 
@@ -53,14 +54,14 @@ def _forward(
     causal: bool,
     last_rows: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The sort matrix, and in float32 what the steps subtracted; see `triton_kernels`.
+    """Compute the sort matrix, and the subtracted norms in float32 (see `triton_kernels`).
 
     Args:
-        log_scores: (..., n, n).
-        padding: (samples, n), with as many matrices for each sample; True = padding.
-        num_iterations: T.
-        causal: row u takes from columns v < u; a column is normalised over the rows so far.
-        last_rows: a row step comes last; for `causal` alone.
+        log_scores: (..., n, n) scores.
+        padding: (samples, n) bool, True = padding; every sample has the same number of matrices.
+        num_iterations: number T of iterations.
+        causal: row u uses columns v < u; columns are normalized over the rows so far.
+        last_rows: end with a row step (`causal` only).
     """
     of_sample = _check(log_scores, padding, num_iterations, causal, last_rows)
     triton_support.check_device(log_scores)
@@ -117,7 +118,7 @@ def _backward(
     running: Tensor,
     grad_sort: Tensor,
 ) -> Tensor:
-    """The gradient of the scores."""
+    """Compute the gradient of the scores."""
     of_sample = _check(log_scores, padding, num_iterations, causal, last_rows)
     size, device = log_scores.shape[-1], log_scores.device
     norms_shape, running_shape = _kept_shapes(log_scores, num_iterations, causal)
@@ -149,7 +150,7 @@ def _check(
     causal: bool,
     last_rows: bool,
 ) -> int:
-    """Refuse what the kernels cannot read; the matrices of a sample."""
+    """Raise InputError for unsupported arguments; return the number of matrices per sample."""
     check_limits(log_scores, num_iterations, causal)
     if last_rows and not causal:
         raise bad_argument("last_rows", "False unless causal", last_rows)
@@ -165,7 +166,7 @@ def _bytes(padding: Tensor | None) -> Tensor | None:
 
 
 def _tile(size: int, causal: bool) -> dict[str, int]:
-    """A square that holds the matrix, and the warps that hold the square."""
+    """Choose the size of the square tile and the number of warps."""
     side = tile_size(size)
     least, most = (max(1, side**2 // (32 * n)) for n in (_MOST_NUMBERS, _LEAST_NUMBERS))
     return {"SIZE": side, "num_warps": least if causal else max(least, min(_WARPS, most))}

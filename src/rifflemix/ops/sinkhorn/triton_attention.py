@@ -1,7 +1,7 @@
-"""Sparse Sinkhorn attention on a GPU: tokens are read and written wherever they lie.
+"""Sparse Sinkhorn attention on a GPU, without copying tokens into blocks.
 
-torch's operators copy them into blocks and back, nine times forward. Sorted keys and values are
-made anew for the backward pass rather than kept for it; a seed stands for what dropout keeps.
+torch's operators copy tokens into blocks and back, nine times in the forward pass. The backward
+pass recomputes the sorted keys and values. It recomputes the dropped weights from a seed.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from rifflemix.ops.sinkhorn.kernel_attention import (
 from rifflemix.ops.sinkhorn.triton_limits import check_attention_limits, tile_size
 from rifflemix.ops.triton_support import ROUNDED, launch
 
-# Bytes of a row of a tile: of tokens at some positions of all blocks, and of keys at a time.
+# Sizes of tiles in bytes: a row of tokens in the sort kernels, and a column of keys at a time.
 _ROW, _KEYS = 256, 128
-# Keys of a tile of which is only told what dropout keeps.
+# Keys per tile in `kept_weights`.
 _LEAST_KEYS = 16
-# Programs of a head that go back through the sort: each leaves sums of its own.
+# Maximum number of `sort_gradient` programs per head; each program writes separate sums.
 _PARTS = 8
 
 
@@ -51,7 +51,7 @@ def _forward(
     seed: Tensor | None,
     p: float,
 ) -> tuple[Tensor, Tensor]:
-    """Output, and the log-sum-exp of each query's scores."""
+    """Compute the output and the log-sum-exp of each query's scores."""
     terms = Terms(unseen, padding, mixes_padding, causal, seed, p)
     check_attention_limits(q, k, v, sort, block_size)
     terms.check(q, sort, block_size)
@@ -89,7 +89,7 @@ def _backward(
     log_sums: Tensor,
     grad_y: Tensor,
 ) -> tuple[Tensor, Tensor]:
-    """Gradients: of queries, keys and values side by side, and of the sort matrix."""
+    """Compute the gradients of Q, K, V (one tensor) and `sort`."""
     terms = Terms(unseen, padding, mixes_padding, causal, seed, p)
     check_attention_limits(q, k, v, sort, block_size)
     terms.check(q, sort, block_size)
@@ -124,7 +124,7 @@ def _(q: Tensor, k: Tensor, v: Tensor, sort: Tensor, *_: Any) -> tuple[Tensor, T
 def _sort(
     k: Tensor, v: Tensor, sort: Tensor, block_size: int, unsorted: Tensor | None
 ) -> tuple[Tensor, Tensor]:
-    """Sorted keys and values, (B, H, R b, D) each."""
+    """Compute the sorted keys and values, (B, H, R b, D) each."""
     batch, heads, _, width = k.shape
     rows, blocks = sort.shape[2:]
     sorted_k, sorted_v = (x.new_empty((batch, heads, rows * block_size, width)) for x in (k, v))
@@ -146,7 +146,7 @@ def _sort_gradient(
     sorted_grads: tuple[Tensor, Tensor],
     grads: tuple[Tensor, Tensor],
 ) -> Tensor:
-    """The gradient of the sort matrix; adds to those of keys and values what came through it."""
+    """Compute the gradient of `sort`; add the sorted gradients to `grads`."""
     batch, heads, _, width = k.shape
     tile = _sort_tile(k, sort)
     groups = -(-block_size // tile["POSITIONS"])
@@ -163,7 +163,10 @@ def _sort_gradient(
 
 
 def _hidden(terms: Terms) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    """As bytes: hidden sorted keys, hidden own keys, and tokens that are not sorted."""
+    """Convert the masks to bytes.
+
+    The masks are hidden sorted keys, hidden local keys, and tokens to sort as zeros.
+    """
     unseen, padding = (
         None if mask is None else mask.contiguous().view(torch.uint8)
         for mask in (terms.unseen, terms.padding)
@@ -172,7 +175,7 @@ def _hidden(terms: Terms) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
 
 
 def _drop(weights: Tensor, terms: Terms) -> Tensor:
-    """Dropout of weights (B, H, n, b, S), as the kernels draw it."""
+    """Apply the kernels' dropout to weights (B, H, n, b, S)."""
     batch, heads, blocks, block_size, keys = weights.shape
     kept = torch.empty(weights.shape, dtype=torch.uint8, device=weights.device)
     queries = tile_size(block_size)
@@ -185,7 +188,7 @@ def _drop(weights: Tensor, terms: Terms) -> Tensor:
 
 
 def _readable(tokens: Tensor) -> Tensor:
-    """Tokens whose features lie side by side: a copy only where they do not."""
+    """Make the features contiguous; copy only if necessary."""
     return tokens if tokens.stride(-1) == 1 else tokens.contiguous()
 
 
@@ -199,7 +202,10 @@ def _programs(q: Tensor, block_size: int) -> int:
 
 
 def _sizes(q: Tensor, sort: Tensor, block_size: int) -> tuple[int | float, ...]:
-    """Heads, blocks, tokens of a block, sorted keys that it sees, features, scale of logits."""
+    """Return the size arguments of the attention kernels.
+
+    They are heads, blocks, block size, sorted keys per block, features and scale of logits.
+    """
     _, heads, length, width = q.shape
     blocks = length // block_size
     count = sort.shape[2] // blocks * block_size
@@ -207,7 +213,7 @@ def _sizes(q: Tensor, sort: Tensor, block_size: int) -> tuple[int | float, ...]:
 
 
 def _block_tile(q: Tensor, block_size: int) -> dict[str, int]:
-    """The queries of a block, and some keys at a time."""
+    """Choose the attention tile: a query block, some keys at a time."""
     queries, width = tile_size(block_size), tile_size(q.shape[3])
     tile = {"QUERIES": queries, "KEYS": min(queries, _KEYS // q.element_size()), "WIDTH": width}
     size = queries * width * q.element_size()
@@ -216,7 +222,7 @@ def _block_tile(q: Tensor, block_size: int) -> dict[str, int]:
 
 
 def _sort_tile(k: Tensor, sort: Tensor) -> dict[str, int]:
-    """The sort matrix, and some positions of all blocks."""
+    """Choose the sort tile: `sort`, and some positions of all blocks."""
     rows, blocks, width = *map(tile_size, sort.shape[2:]), tile_size(k.shape[3])
     positions = max(1, _ROW // k.element_size() // width)
     tile = {"POSITIONS": positions, "WIDTH": width, "ROWS": rows, "BLOCKS": blocks}
@@ -226,4 +232,4 @@ def _sort_tile(k: Tensor, sort: Tensor) -> dict[str, int]:
 
 register_gradients(_forward, _backward, needs_y=True, drop=_drop)
 sinkhorn_attention = partial(attend_by, _forward)
-"""See `rifflemix.ops.sinkhorn.sinkhorn_attention`; the settings have one softmax."""
+"""See `rifflemix.ops.sinkhorn.sinkhorn_attention`; needs settings with one softmax."""

@@ -1,10 +1,10 @@
 """GPU kernels of Sparse Sinkhorn attention.
 
-Blocks are sorted first, and then attended to: sorted keys and values are (B, H, R b, D), in one
-piece, so that the r blocks that query block u sees lie together. Tokens are read and written
-wherever they lie, with their features side by side. Programs that sort hold some positions of all
-blocks, those that attend a block of queries. Hidden keys are unsigned bytes of 1: `unseen`
-(B, H, R b) among sorted keys, `padding` (B, N) among own ones.
+The sort kernels run first, then the attention kernels. Sorted keys and values are (B, H, R b, D),
+contiguous, so the r sorted blocks of query block u are adjacent. Other tokens may have any strides
+but need contiguous features. A sort program processes some positions of all blocks; an attention
+program processes one block of queries. Masks are unsigned bytes, 1 = hidden: `unseen` (B, H, R b)
+for sorted keys, `padding` (B, N) for local keys.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import triton.language as tl
 
 @triton.jit
 def _columns(group, block_size, width, POSITIONS: tl.constexpr, WIDTH: tl.constexpr):
-    """Position in the block and feature of each column, and which of them exist."""
+    """Return position, feature and validity of each column of a tile."""
     column = tl.arange(0, POSITIONS * WIDTH)
     position, feature = group * POSITIONS + column // WIDTH, column % WIDTH
     return position, feature, (position < block_size) & (feature < width)
@@ -26,7 +26,10 @@ def _in_blocks(
     x, padding, batch, head, stride_batch, stride_head, stride_token, position, feature, there,
     blocks, block_size, BLOCKS: tl.constexpr,
 ):  # fmt: skip
-    """Pointers (BLOCKS, columns) to the same positions of every block, and which are sorted."""
+    """Return pointers (BLOCKS, columns) to the same positions of every block, and their mask.
+
+    The mask excludes `padding`.
+    """
     block = tl.arange(0, BLOCKS)[:, None]
     token = (block * block_size + position[None, :]).to(tl.int64)
     exists = (block < blocks) & there[None, :]
@@ -41,7 +44,7 @@ def _in_blocks(
 def _sorted_rows(
     x, of_head, position, feature, there, rows, block_size, width, ROWS: tl.constexpr
 ):  # fmt: skip
-    """Pointers (ROWS, columns) to the same positions of every sorted block, and which exist."""
+    """Return pointers (ROWS, columns) into all sorted blocks, and a mask."""
     row = tl.arange(0, ROWS)[:, None]
     token = (of_head * rows + row) * block_size + position[None, :]
     return x + token * width + feature[None, :], (row < rows) & there[None, :]
@@ -49,7 +52,7 @@ def _sorted_rows(
 
 @triton.jit
 def _weights(sort, of_head, rows, blocks, ROWS: tl.constexpr, BLOCKS: tl.constexpr):
-    """The sort matrix (ROWS, BLOCKS) of a head."""
+    """Load the sort matrix (ROWS, BLOCKS) of a head."""
     row, block = tl.arange(0, ROWS)[:, None], tl.arange(0, BLOCKS)[None, :]
     offset = (of_head * rows + row) * blocks + block
     return tl.load(sort + offset, mask=(row < rows) & (block < blocks), other=0.0)
@@ -61,7 +64,7 @@ def _sort(
     position, feature, there, rows, blocks, block_size, width,
     ROWS: tl.constexpr, BLOCKS: tl.constexpr,
 ):  # fmt: skip
-    """Write the sums of the blocks of `x` that the weights (ROWS, BLOCKS) name."""
+    """Write sums of the blocks of `x` with weights (ROWS, BLOCKS)."""
     place, exists = _in_blocks(
         x, padding, batch, head, x_batch, x_head, x_token, position, feature, there, blocks,
         block_size, BLOCKS,
@@ -79,9 +82,9 @@ def sort_tokens(
     k_batch, k_head, k_token, v_batch, v_head, v_token, heads, rows, blocks, block_size, width,
     POSITIONS: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr, BLOCKS: tl.constexpr,
 ):  # fmt: skip
-    """Sums of blocks of keys and values, weighted by the rows of the sort matrix.
+    """Sort the blocks of keys and values with the sort matrix.
 
-    `padding` are tokens in whose place zeros are sorted.
+    Tokens in `padding` count as zeros.
     """
     groups = tl.cdiv(block_size, POSITIONS)
     of_head = (tl.program_id(0) // groups).to(tl.int64)
@@ -106,7 +109,7 @@ def _through_sort(
     g_batch, g_head, g_token, position, feature, there, weight, sum_of_sort,
     rows, blocks, block_size, width, ROWS: tl.constexpr, BLOCKS: tl.constexpr,
 ):  # fmt: skip
-    """Adds what came through the sorted blocks to `grad`; returns the gradient of the weights."""
+    """Add the sorted blocks' gradient to `grad`; return the weights' gradient."""
     place, exists = _sorted_rows(
         grad_sorted, of_head, position, feature, there, rows, block_size, width, ROWS
     )
@@ -135,7 +138,10 @@ def sort_gradient(
     GROUPS: tl.constexpr, POSITIONS: tl.constexpr, WIDTH: tl.constexpr,
     ROWS: tl.constexpr, BLOCKS: tl.constexpr,
 ):  # fmt: skip
-    """Complete grad_k and grad_v; sums (B, H, parts, R, n) of the gradient of the sort matrix."""
+    """Add the gradients of sorted tokens to grad_k and grad_v.
+
+    Write partial sums of the sort matrix's gradient to `sums` (B, H, parts, R, n).
+    """
     of_head, part = (tl.program_id(0) // parts).to(tl.int64), tl.program_id(0) % parts
     batch, head = of_head // heads, of_head % heads
     weight = _weights(sort, of_head, rows, blocks, ROWS, BLOCKS)
@@ -163,7 +169,7 @@ def sort_gradient(
 def _tokens(
     first, count, start, stride_token, width, TOKENS: tl.constexpr, WIDTH: tl.constexpr
 ):  # fmt: skip
-    """Offsets of `start` and later of the `count` tokens from `first` on, and which exist."""
+    """Return offsets of the tokens from first + start on, and a mask."""
     token, feature = start + tl.arange(0, TOKENS)[:, None], tl.arange(0, WIDTH)[None, :]
     offset = (first + token).to(tl.int64) * stride_token + feature
     return offset, (token < count) & (feature < width)
@@ -171,7 +177,7 @@ def _tokens(
 
 @triton.jit
 def _seen(hidden, start, count, CAUSAL: tl.constexpr, QUERIES: tl.constexpr, KEYS: tl.constexpr):
-    """(QUERIES, KEYS) bool: which of `count` keys, from `start` on, the queries of a block see."""
+    """Return a (QUERIES, KEYS) mask of visible keys from `start` on."""
     key = start + tl.arange(0, KEYS)
     seen = key < count
     if hidden is not None:
@@ -186,7 +192,7 @@ def _seen(hidden, start, count, CAUSAL: tl.constexpr, QUERIES: tl.constexpr, KEY
 def _keys(
     x, hidden, first, count, start, stride_token, width, KEYS: tl.constexpr, WIDTH: tl.constexpr
 ):  # fmt: skip
-    """Features (KEYS, WIDTH) of keys from `start` on: zeros of those that nobody sees."""
+    """Load keys (KEYS, WIDTH) from `start` on; hidden keys are zero."""
     offset, exists = _tokens(first, count, start, stride_token, width, KEYS, WIDTH)
     if hidden is not None:
         key = start + tl.arange(0, KEYS)
@@ -198,10 +204,10 @@ def _keys(
 def _kept(
     seed, p, of_head, own, start, OWN: tl.constexpr, QUERIES: tl.constexpr, KEYS: tl.constexpr
 ):  # fmt: skip
-    """(QUERIES, KEYS) bool: which weights of keys from `start` on dropout keeps.
+    """Return a (QUERIES, KEYS) dropout mask for keys from `start` on.
 
-    One counter draws for four keys. It holds the query's token, the number of the four, whether
-    they are sorted or own keys, and the head.
+    Each Philox counter generates the numbers of four keys. The counter consists of the query's
+    token, the index of the group of four keys, OWN (sorted or local keys), and the head.
     """
     zero = tl.zeros((QUERIES, KEYS // 4), tl.int32)
     token = zero + (own + tl.arange(0, QUERIES))[:, None]
@@ -217,7 +223,7 @@ def _attend(
     seed, p, of_head, own, OWN: tl.constexpr, CAUSAL: tl.constexpr,
     QUERIES: tl.constexpr, KEYS: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
-    """Take `count` more keys into a running softmax, of logits to the base 2."""
+    """Add `count` keys to a running softmax with base-2 logits."""
     for start in range(0, count, KEYS):
         keys = _keys(k, hidden, first, count, start, k_token, width, KEYS, WIDTH)
         values = _keys(v, hidden, first, count, start, v_token, width, KEYS, WIDTH)
@@ -225,7 +231,7 @@ def _attend(
         seen = _seen(hidden, start, count, CAUSAL, QUERIES, KEYS)
         logits = tl.where(seen, logits, float("-inf"))
         higher = tl.maximum(best, tl.max(logits, 1))
-        finite = tl.where(higher == float("-inf"), 0.0, higher)  # of queries that see no key yet
+        finite = tl.where(higher == float("-inf"), 0.0, higher)  # no visible key so far
         share = tl.exp2(logits - finite[:, None])
         kept = tl.exp2(best - finite)
         total = total * kept + tl.sum(share, 1)
@@ -244,7 +250,7 @@ def attend(
     y_batch, y_head, y_token, heads, blocks, block_size, count, width, scale, p,
     CAUSAL: tl.constexpr, QUERIES: tl.constexpr, KEYS: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
-    """Softmax attention of a block to its `count` sorted keys and to its own.
+    """Attend from each query block to sorted and local keys.
 
     Dropout needs a seed, () int64, and drops weights with probability `p`.
     """
@@ -261,7 +267,7 @@ def attend(
     best = tl.full((QUERIES,), float("-inf"), tl.float32)
     total = tl.zeros((QUERIES,), tl.float32)
     out = tl.zeros((QUERIES, WIDTH), tl.float32)
-    scale = scale * 1.4426950408889634  # of logits to the base 2
+    scale = scale * 1.4426950408889634  # base-2 logits
     best, total, out = _attend(
         queries, sorted_k, sorted_v, unseen, sorted_here, count, width, width, width, scale,
         best, total, out, seed, p, of_head, own, False, False, QUERIES, KEYS, WIDTH,
@@ -272,7 +278,7 @@ def attend(
         queries, k, v, padding, own, block_size, k_token, v_token, width, scale,
         best, total, out, seed, p, of_head, own, True, CAUSAL, QUERIES, KEYS, WIDTH,
     )  # fmt: skip
-    total = tl.where(total == 0.0, 1.0, total)  # 0 of queries that see no key
+    total = tl.where(total == 0.0, 1.0, total)  # 0 if a query has no visible key
     token = tl.arange(0, QUERIES)
     log_sums += of_head * blocks * block_size + own + token
     tl.store(log_sums, (best + tl.log2(total)) * 0.6931471805599453, mask=token < block_size)
@@ -289,7 +295,7 @@ def _attend_gradient(
     OWN: tl.constexpr, CAUSAL: tl.constexpr,
     QUERIES: tl.constexpr, KEYS: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
-    """Write the gradients of `count` keys and values; returns that of the queries, grown."""
+    """Write key and value gradients; return the updated query gradient."""
     for start in range(0, count, KEYS):
         keys = _keys(k, hidden, first, count, start, k_token, width, KEYS, WIDTH)
         values = _keys(v, hidden, first, count, start, v_token, width, KEYS, WIDTH)
@@ -322,7 +328,10 @@ def attend_gradient(
     heads, blocks, block_size, count, width, scale, p,
     CAUSAL: tl.constexpr, QUERIES: tl.constexpr, KEYS: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
-    """Gradients through `attend`, whose keys are seen by one block each: nothing is added up."""
+    """Compute the gradients of `attend`.
+
+    Each key belongs to one query block, so gradients of different blocks are not added.
+    """
     of_head, block = (tl.program_id(0) // blocks).to(tl.int64), tl.program_id(0) % blocks
     batch, head = of_head // heads, of_head % heads
     own, sorted_here = block * block_size, (of_head * blocks + block) * count
@@ -362,7 +371,7 @@ def _write_kept(
     kept, seed, p, of_head, first, own, count, block_size, keys, OWN: tl.constexpr,
     QUERIES: tl.constexpr, KEYS: tl.constexpr,
 ):  # fmt: skip
-    """Write which weights of `count` keys are kept, from column `first` of `keys` on."""
+    """Write the dropout mask of `count` keys from column `first` on."""
     token = tl.arange(0, QUERIES)[:, None]
     for start in range(0, count, KEYS):
         key = start + tl.arange(0, KEYS)[None, :]
@@ -375,7 +384,7 @@ def _write_kept(
 def kept_weights(
     seed, kept, blocks, block_size, count, p, QUERIES: tl.constexpr, KEYS: tl.constexpr
 ):  # fmt: skip
-    """Which weights (B, H, n, b, count + b) dropout keeps: what `attend` draws, by itself."""
+    """Write the dropout mask of `attend`, (B, H, n, b, count + b)."""
     of_head, block = (tl.program_id(0) // blocks).to(tl.int64), tl.program_id(0) % blocks
     own, keys = block * block_size, count + block_size
     kept += (of_head * blocks + block) * block_size * keys

@@ -1,10 +1,14 @@
-"""GPU kernels of Sinkhorn balancing: a program holds one matrix through all steps.
+"""GPU kernels of Sinkhorn balancing: a program keeps one matrix in registers for all steps.
 
-Matrices are (matrices, n, n), contiguous; `padding` is (samples, n) or None. What the steps
-subtract is kept: from the last matrix, the backward adds it again step by step. Of 2 T steps along
-rows and columns that is a number for each line, `norms` (matrices, 2 T, n). A column of a CAUSAL
-matrix is normalised over the rows so far, by a number for each entry, `running` (matrices, T, n,
-n); its `norms` are of the rows, (matrices, T + 1, n), the last of the step that LAST_ROWS adds.
+Matrices are (matrices, n, n), contiguous; `padding` is (samples, n) or None. The forward pass
+stores the norms that the steps subtract. The backward pass starts from the last matrix and adds
+them again, step by step.
+
+- Not CAUSAL: the 2 T steps along rows and columns subtract one number per line, `norms`
+  (matrices, 2 T, n).
+- CAUSAL: a column step normalizes over the rows so far, with one number per entry, `running`
+  (matrices, T, n, n). `norms` (matrices, T + 1, n) then contains only the row steps; the last one
+  is the step of LAST_ROWS.
 """
 
 from __future__ import annotations
@@ -15,7 +19,10 @@ import triton.language as tl
 
 @triton.jit
 def _rows(size, FROM_END: tl.constexpr, SIZE: tl.constexpr):
-    """The rows that a tile holds; what it has beyond them is `size` or more, or below 0."""
+    """Return the row numbers of a tile.
+
+    Rows outside the matrix have numbers >= `size` or below 0.
+    """
     row = tl.arange(0, SIZE)
     if FROM_END:
         row = size - 1 - row
@@ -24,7 +31,7 @@ def _rows(size, FROM_END: tl.constexpr, SIZE: tl.constexpr):
 
 @triton.jit
 def _place(size, FROM_END: tl.constexpr, SIZE: tl.constexpr):
-    """Offsets of one matrix, and which of them are within it."""
+    """Return the offsets of a matrix, and a mask of valid offsets."""
     row, column = _rows(size, FROM_END, SIZE)[:, None], tl.arange(0, SIZE)[None, :]
     return row * size + column, (row >= 0) & (row < size) & (column < size)
 
@@ -34,7 +41,10 @@ def _load(
     scores, padding, matrix, of_sample, size, log_zero,
     CAUSAL: tl.constexpr, FROM_END: tl.constexpr, SIZE: tl.constexpr,
 ):  # fmt: skip
-    """A matrix in float32, and where it is live; the logarithm of zero where it is not."""
+    """Load a float32 matrix and its mask of live entries.
+
+    All other entries are `log_zero`.
+    """
     offset, inside = _place(size, FROM_END, SIZE)
     value = tl.load(scores + matrix * size * size + offset, mask=inside, other=float("-inf"))
     value = value.to(tl.float32)
@@ -64,7 +74,10 @@ def _take(norms, step, size, FROM_END: tl.constexpr, SIZE: tl.constexpr):
 
 @triton.jit
 def _logsumexp(value, AXIS: tl.constexpr):
-    """Along rows (1) or columns (0); finite where nothing is live, since `value` is."""
+    """Compute logsumexp along rows (1) or columns (0).
+
+    The result is always finite, since `value` is finite.
+    """
     largest = tl.max(value, AXIS, keep_dims=True)
     total = tl.sum(tl.exp(value - largest), AXIS, keep_dims=True)
     return largest + tl.log(total)
@@ -79,7 +92,7 @@ def _add_exponentials(largest, total, other_largest, other_total):
 
 @triton.jit
 def _running_logsumexp(value):
-    """Along columns, over the rows so far."""
+    """Compute logsumexp along columns, over the rows so far."""
     ones = tl.zeros_like(value) + 1.0
     largest, total = tl.associative_scan((value, ones), 0, _add_exponentials)
     return largest + tl.log(total)
@@ -95,7 +108,7 @@ def balance(
     scores, padding, sort, norms, running, of_sample, size, iterations, log_zero,
     CAUSAL: tl.constexpr, LAST_ROWS: tl.constexpr, SIZE: tl.constexpr,
 ):  # fmt: skip
-    """The sort matrix after so many row and column steps, and what they subtracted."""
+    """Compute the sort matrix, and store the norms of all steps."""
     matrix = tl.program_id(0).to(tl.int64)
     value, live = _load(scores, padding, matrix, of_sample, size, log_zero, CAUSAL, False, SIZE)
     offset, inside = _place(size, False, SIZE)
@@ -122,13 +135,16 @@ def balance(
 
 @triton.jit
 def _shares(value, live, log_zero):
-    """The exponential, zero where nothing is live, wherever the steps have moved such a value."""
+    """Compute exp(value) for live entries, and 0 for all others."""
     return tl.exp(tl.where(live, value, log_zero))
 
 
 @triton.jit
 def _through_step(grad, shares, AXIS: tl.constexpr):
-    """The gradient before a step, from that after it and what the step made."""
+    """Compute the gradient before a step from the gradient after it.
+
+    `shares` is the exponential of the step's result.
+    """
     return grad - shares * tl.sum(grad, AXIS, keep_dims=True)
 
 
@@ -139,7 +155,10 @@ def _through_both(factor, total, other_factor, other_total):
 
 @triton.jit
 def _sums_of_later(grad, norm, later):
-    """Sum over rows u >= v of grad[u] exp(norm[v] - norm[u]), where `later` is norm[v + 1]."""
+    """Sum grad[u] exp(norm[v] - norm[u]) over the rows u >= v.
+
+    `later` is norm[v + 1].
+    """
     _, total = tl.associative_scan((tl.exp(norm - later), grad), 0, _through_both)
     return total
 
@@ -149,7 +168,10 @@ def balance_backward(
     scores, padding, norms, running, grad_sort, grad_scores, of_sample, size, iterations, log_zero,
     CAUSAL: tl.constexpr, LAST_ROWS: tl.constexpr, SIZE: tl.constexpr,
 ):  # fmt: skip
-    """The gradient of the scores; of a CAUSAL matrix from the last row, as its sums run."""
+    """Compute the gradient of the scores.
+
+    CAUSAL matrices are processed from the last row to the first.
+    """
     matrix = tl.program_id(0).to(tl.int64)
     value, live = _load(scores, padding, matrix, of_sample, size, log_zero, CAUSAL, CAUSAL, SIZE)
     offset, inside = _place(size, CAUSAL, SIZE)

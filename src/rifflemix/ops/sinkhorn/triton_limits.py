@@ -1,4 +1,4 @@
-"""Limits of this family's GPU kernels, known without importing Triton."""
+"""Limits of the Sinkhorn GPU kernels. This module does not import Triton."""
 
 from __future__ import annotations
 
@@ -11,22 +11,23 @@ from rifflemix.ops.operands import refuse_values
 from rifflemix.ops.sinkhorn.kernel_attention import check
 
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-# A program holds a matrix in its registers, and twice as much where sums run along columns.
+# A program keeps a matrix in registers; running sums along columns need twice the space.
 _MAX_BLOCKS, _MAX_CAUSAL_BLOCKS = 128, 64
-# Attention holds a block of queries, a sort matrix, and some features of all blocks: squares of at
-# most such a side, and nothing longer than the most of them. A matrix product has sides of 16 or
-# more.
+# Attention keeps a block of queries, a sort matrix, and some features of all blocks in memory.
+# `_SIDES` limits their area to side^2, and `_MOST_SIDE` limits each side. The sides of a matrix
+# product are at least 16.
 _SIDES = {torch.float32: 64, torch.bfloat16: 128, torch.float16: 128}
 _LEAST_SIDE, _MOST_SIDE = 16, 128
-# Bytes of shared memory that this takes at most, as an H100 has them. Other GPUs get half of it in
-# blocks of so many tokens at most, which takes less than the second number: most have that.
+# `_SHARED`: maximum bytes of shared memory at these limits, available on an H100. On other GPUs,
+# the limits are halved and a block has at most `_MOST_OF_HALF` tokens. This needs less than
+# `_HALF_SHARED` bytes, available on most GPUs.
 _SHARED, _HALF_SHARED, _MOST_OF_HALF = 227 * 1024, 99 * 1024, 64
 
 
 def with_triton(
     names: tuple[str, ...], log_scores: Tensor, num_iterations: int, causal: bool
 ) -> tuple[str, ...]:
-    """Backends with "triton" among them if its kernels balance these scores here."""
+    """Add "triton" to `names` if its kernels support these scores here."""
     if num_iterations < 1 or log_scores.dtype not in _DTYPES:
         return names
     size = log_scores.shape[-1]
@@ -37,7 +38,7 @@ def with_triton(
 
 
 def check_limits(log_scores: Tensor, num_iterations: int, causal: bool) -> None:
-    """Raise unless the kernels take scores (..., n, n) like these, on whatever device."""
+    """Raise unless the kernels support scores (..., n, n) on a GPU."""
     size = log_scores.shape[-1] if log_scores.dim() > 1 else 0
     if log_scores.dtype not in _DTYPES or not size or log_scores.shape[-2] != size:
         refuse_values("log_scores", log_scores, log_scores.dim(), "(..., n, n)", _DTYPES)
@@ -51,10 +52,10 @@ def check_limits(log_scores: Tensor, num_iterations: int, causal: bool) -> None:
 def with_triton_attention(
     names: tuple[str, ...], q: Tensor, sort: Tensor, block_size: int
 ) -> tuple[str, ...]:
-    """Backends with "triton" among them if its kernels attend to blocks of plain settings here."""
+    """Add "triton" to `names` if its kernels support this attention here."""
     if q.dtype not in _DTYPES:
         return names
-    # The interpreter multiplies matrices of bfloat16 as if their bits were integers.
+    # Triton's interpreter multiplies bfloat16 matrices as if their bits were integers.
     if triton_support.INTERPRETED and q.dtype == torch.bfloat16:
         return names
     limits = _most(q)
@@ -63,7 +64,7 @@ def with_triton_attention(
 
 
 def check_attention_limits(q: Tensor, k: Tensor, v: Tensor, sort: Tensor, block_size: int) -> None:
-    """Raise unless the kernels take tensors like these, on whatever device."""
+    """Raise unless the attention kernels support tensors of these sizes."""
     check(q, k, v, sort, block_size, _DTYPES)
     names = ("features", "tokens in a block", "rows of sort", "columns of sort")
     for name, size, most in zip(names, _sizes(q, sort, block_size), _most(q), strict=True):
@@ -72,12 +73,15 @@ def check_attention_limits(q: Tensor, k: Tensor, v: Tensor, sort: Tensor, block_
 
 
 def _sizes(q: Tensor, sort: Tensor, block_size: int) -> tuple[int, ...]:
-    """Features, tokens of a block, rows and columns of the sort matrix."""
+    """Return features, block size, rows and columns of `sort`."""
     return q.shape[3], block_size, *sort.shape[2:]
 
 
 def _most(q: Tensor) -> tuple[int, ...]:
-    """The most of each; only features are looked at, so that no graph is bound to lengths."""
+    """Return the maximum of each size in `_sizes`.
+
+    Only the number of features is read, so compiled graphs support any length.
+    """
     side = _SIDES[q.dtype]
     area, tokens = side**2, _MOST_SIDE
     shared = triton_support.shared_memory(q.device)
@@ -90,5 +94,8 @@ def _most(q: Tensor) -> tuple[int, ...]:
 
 
 def tile_size(count: int) -> int:
-    """Side of a tile that holds so many."""
+    """Return the tile side for `count` entries.
+
+    It is a power of two and at least 16.
+    """
     return max(_LEAST_SIDE, 1 << (int(count) - 1).bit_length())

@@ -1,4 +1,4 @@
-"""The family without argument checks, for callers that have checked: mixers and `rifflemix.ops`."""
+"""Sinkhorn operators without argument checks, for mixers and `rifflemix.ops`."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from rifflemix.ops.triton_support import INTERPRETED
 KERNELS = ("exp", "relu")
 _RELU_EPSILON = 1e-6
 _GUMBEL_EPSILON = 1e-6
-# The reference drops no weights.
+# The reference backend does not support dropout.
 _WITH_DROPOUT = ("eager",)
 
 
@@ -55,7 +55,7 @@ def pool_blocks(
     key_padding_mask: Tensor | None = None,
     backend: str = "auto",
 ) -> Tensor:
-    """`rifflemix.ops.pool_blocks`."""
+    """See `rifflemix.ops.pool_blocks`."""
     pooled: Tensor = _BLOCKS.pick(backend).pool_blocks(x, block_size, causal, key_padding_mask)
     return pooled
 
@@ -69,16 +69,16 @@ def block_scores(
     key_padding_mask: Tensor | None = None,
     backend: str = "auto",
 ) -> Tensor:
-    """`rifflemix.ops.block_scores`."""
+    """See `rifflemix.ops.block_scores`."""
     module = _BLOCKS.pick(backend)
     scores: Tensor = module.block_scores(q, k, block_size, causal, shared, key_padding_mask)
     return scores
 
 
 def sort_blocks(blocks: Tensor, sort: Tensor, backend: str = "auto") -> Tensor:
-    """`rifflemix.ops.sort_blocks`."""
+    """See `rifflemix.ops.sort_blocks`."""
     y: Tensor = _BLOCKS.pick(backend).sort_blocks(blocks, sort)
-    return y if y.dtype == blocks.dtype else y.to(blocks.dtype)  # autocast chose another
+    return y if y.dtype == blocks.dtype else y.to(blocks.dtype)  # autocast may change the dtype
 
 
 def sorted_padding_mask(
@@ -89,7 +89,7 @@ def sorted_padding_mask(
     num_null: int,
     backend: str = "auto",
 ) -> Tensor:
-    """`rifflemix.ops.sorted_padding_mask`."""
+    """See `rifflemix.ops.sorted_padding_mask`."""
     module = _BLOCKS.pick(backend)
     hidden: Tensor = module.sorted_padding_mask(sort, block_size, key_padding_mask, rule, num_null)
     return hidden
@@ -103,7 +103,7 @@ def sinkhorn(
     block_padding_mask: Tensor | None = None,
     backend: str = "auto",
 ) -> Tensor:
-    """`rifflemix.ops.sinkhorn`."""
+    """See `rifflemix.ops.sinkhorn`."""
     runs = cpu.supports_balancing(log_scores, num_iterations)
     available = _available(runs, log_scores)
     if log_scores.is_cuda or INTERPRETED:
@@ -121,8 +121,8 @@ def gumbel_noise(
     dtype: torch.dtype,
     generator: torch.Generator | None = None,
 ) -> Tensor:
-    """`rifflemix.ops.gumbel_noise`."""
-    # torch.rand takes no generator, not even None, where a size is symbolic.
+    """See `rifflemix.ops.gumbel_noise`."""
+    # torch.rand does not accept a generator, not even None, if a size is symbolic.
     u = torch.empty(shape, device=device, dtype=eager.statistics_dtype(dtype))
     u = u.uniform_(generator=generator).clamp(_GUMBEL_EPSILON, 1.0 - _GUMBEL_EPSILON)
     return -torch.log(-torch.log(u)).to(dtype)
@@ -139,7 +139,7 @@ def gumbel_sinkhorn(
     block_padding_mask: Tensor | None = None,
     backend: str = "auto",
 ) -> Tensor:
-    """`rifflemix.ops.gumbel_sinkhorn`."""
+    """See `rifflemix.ops.gumbel_sinkhorn`."""
     logits = scores if kernel == "exp" else torch.log(scores.relu() + _RELU_EPSILON)
     if noise is not None:
         logits = logits + noise
@@ -157,7 +157,7 @@ def top_k_blocks(
     block_padding_mask: Tensor | None = None,
     backend: str = "auto",
 ) -> Tensor:
-    """`rifflemix.ops.top_k_blocks`."""
+    """See `rifflemix.ops.top_k_blocks`."""
     sort: Tensor = _BLOCKS.pick(backend).top_k_blocks(
         scores, k, temperature, causal, num_null, block_padding_mask
     )
@@ -176,7 +176,7 @@ def block_attention(
     dropout_p: float,
     backend: str = "auto",
 ) -> Tensor:
-    """`rifflemix.ops.block_attention`."""
+    """See `rifflemix.ops.block_attention`."""
     module = _ATTENTION.pick(backend, _WITH_DROPOUT if dropout_p else PLAIN)
     y: Tensor = module.block_attention(
         q, k, v, sorted_k, sorted_v, combine, hidden, sorted_hidden, dropout_p
@@ -195,10 +195,10 @@ def sinkhorn_attention(
     backend: str = "auto",
     **settings: Any,
 ) -> Tensor:
-    """`rifflemix.ops.sinkhorn_attention`, whose keyword arguments must all be given."""
+    """See `rifflemix.ops.sinkhorn_attention`; requires all keyword arguments."""
     settings["dropout_p"] = dropout_p
-    # Under autocast a sorting network adds its float32 bias, and the sort matrix is float32. It is
-    # cast for its product with the blocks anyway; kernels take one dtype.
+    # Under autocast the sort matrix is float32, because a sorting network adds a float32 bias. The
+    # kernels need a single dtype, and torch would cast `sort` for the product with the blocks.
     sort = sort if sort.dtype == q.dtype else sort.to(q.dtype)
     available: tuple[str, ...] = _WITH_DROPOUT if dropout_p else PLAIN
     known = has_one_softmax(q, k, v, sort, settings)
@@ -214,7 +214,7 @@ def sinkhorn_attention(
 
 
 def _available(kernels_run: bool, x: Tensor) -> tuple[str, ...]:
-    """The backends that support these arguments here, slowest first."""
+    """List the available backends that support the arguments, slowest first."""
     if kernels_run:
         return (*PLAIN, "cpu")
     note_slow_call(x)
