@@ -204,8 +204,6 @@ class _Run:
         )
         self.batches = training_batches(task, split, self.order, config, engine.device)
 
-    # Main loop.
-
     def to_the_end(self, *, tests: bool, both: bool) -> TrainResult:
         """Update, evaluate and save until the run is finished or stopped."""
         while True:
@@ -298,8 +296,6 @@ class _Run:
         """Save a checkpoint for the later call that tests."""
         self._save()
         return self._result(finished=True, tests={})
-
-    # One update.
 
     def _update(self) -> None:
         progress, config = self.progress, self.config
@@ -406,8 +402,6 @@ class _Run:
             {"step": progress.step, "split": "train", "loss": progress.train_loss, "lr": rate}
         )
 
-    # Evaluation.
-
     def _validate(self) -> bool:
         """Evaluate and keep the best weights; return False if stopped."""
         self._read_losses()
@@ -443,8 +437,6 @@ class _Run:
 
         with self.progress.clock("evaluation"):
             return evaluate(self.engine, self.model, self.task, split, self.config, is_stopped)
-
-    # Log, events and result.
 
     def _log(self, entry: Mapping[str, Any]) -> None:
         self.engine.on_main(lambda: self.folder.append_log(entry))
