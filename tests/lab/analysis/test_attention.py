@@ -20,7 +20,10 @@ PADDING = torch.arange(N) >= torch.tensor([[N], [4]])
 
 
 def by_hand(layer: nn.MultiheadAttention, x: Tensor, memory: Tensor, hidden: Any) -> Any:
-    """Compute softmax(q k^T / sqrt(d)) in float64; `hidden` (B, N, M) is True for masked pairs."""
+    """Compute softmax(q k^T / sqrt(d)) in float64 with numpy.
+
+    `hidden` (B, N, M) is True for masked pairs.
+    """
     weight, bias = (p.detach().double().numpy() for p in (layer.in_proj_weight, layer.in_proj_bias))
     q = (x.double().numpy() @ weight[:C].T + bias[:C]).reshape(B, -1, H, C // H)
     k = (memory.double().numpy() @ weight[C : 2 * C].T + bias[C : 2 * C]).reshape(B, -1, H, C // H)

@@ -24,7 +24,7 @@ HOLDS, PART, FAILS, UNDECIDED = base.HOLDS, base.PART, base.FAILS, base.UNDECIDE
 
 
 def data(unit: str = "%", noise: float = 0.1, **means: float) -> dict[str, Any]:
-    """Build rows with three seeds each, with given means and noise over seeds."""
+    """Build rows of three seeds with given means and noise."""
     draws = np.random.default_rng(0)
     size = {
         "steps": 10,
@@ -128,7 +128,7 @@ def test_claims_of_trainings_compare_rows_that_exist() -> None:
 
 @pytest.fixture
 def small_rows(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
-    """Use two rows of a table that train in one second, in an empty working directory."""
+    """Build two quickly trained rows in an empty working directory."""
     made = {
         name: replace(
             small(model_settings={"mixer": name, "dim": 8, "num_heads": 2}),

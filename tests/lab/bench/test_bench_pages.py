@@ -54,7 +54,7 @@ def cells(line: str) -> list[str]:
 
 
 def cited_blocks(name: str) -> list[tuple[dict[str, Any], list[tuple[str, list[list[str]]]]]]:
-    """Return the cited file of each block of a page, and its tables with titles."""
+    """Return the cited file and the titled tables of each block."""
     blocks = []
     for block in BLOCK.findall(PAGES[name].read_text(encoding="utf-8")):
         cited = CITED.search(block)

@@ -24,7 +24,10 @@ MASK[0, 3] = MASK[1, 7:] = True
 
 @pytest.fixture(scope="module")
 def plugin() -> Iterator[ModuleType]:
-    """Load the module without registering its mixer, because other tests list all mixers."""
+    """Load the module without registering its mixer.
+
+    Other tests list all registered mixers.
+    """
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(rm, "register_mixer", lambda cls: cls)
         yield load_script("benchmarks/learned_permutations.py")

@@ -104,7 +104,7 @@ def unfinished() -> dict[str, Any]:
 
 
 def with_perplexity(results: dict[str, Any], *, accuracy: bool = True) -> dict[str, Any]:
-    """Return the results with weights chosen by perplexity, with or without token accuracy."""
+    """Choose weights by perplexity, with or without token accuracy."""
     for run in results["runs"]:
         for at in (run["validation"], run["test"], *run["validation_curve"]):
             at["perplexity"] = 10 / (0.1 + at["accuracy"])

@@ -56,7 +56,7 @@ def stop_after(polls: int) -> Callable[[], bool]:
 
 
 def measured(results: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return the values that must not depend on the clock or on stops."""
+    """Return the values that do not depend on clock and stops."""
     keys = ("mixer", "seed", "validation", "test", "validation_curve", "train_curve", "best_step")
     return [{key: run[key] for key in keys} for run in results["runs"]]
 

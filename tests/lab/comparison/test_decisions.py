@@ -36,7 +36,7 @@ NAMES = ("softmax", "csp", "sliceformer", "tssa", "butterfly", "sinkhorn")
 
 
 def drawn(seed: int, seeds: int = 3) -> dict[str, Any]:
-    """Build a comparison with differences between mixers as large as between seeds."""
+    """Build a comparison with small random differences between mixers and seeds."""
     draws = np.random.default_rng(seed)
     means = 0.5 + 0.03 * draws.normal(size=len(NAMES))
     return with_accuracies(
@@ -48,7 +48,7 @@ def drawn(seed: int, seeds: int = 3) -> dict[str, Any]:
 
 
 def assert_consistent(results: dict[str, Any]) -> bool:
-    """Check all statements about the test scores and return whether any pair differs."""
+    """Check all statements about test scores; return whether any pair differs."""
     rows = comparison_rows(results)
     found, ranks, note = decisions(rows), ranking(results), softmax_note(results)
     column = next(n for n, title in enumerate(table_headers(rows)) if title.startswith("Test"))

@@ -152,7 +152,7 @@ def leaves(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
 
 
 def with_tag(value: Any, path: tuple[Any, ...], *, in_name: bool) -> Any:
-    """Copy the value, with a tag in place of the value at `path` or of its name."""
+    """Replace the value at `path`, or its name, by a tag."""
     changed = copy.deepcopy(value)
     place = changed
     for step in path[:-1]:

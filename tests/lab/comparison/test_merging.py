@@ -114,7 +114,7 @@ def test_on_the_command_line(
 
 
 def changed(folder: Path, target: Path, change: Callable[[dict[str, Any]], None]) -> Path:
-    """Copy the results of a folder and apply a change to the copy."""
+    """Copy the results of a folder with a change."""
     results = json.loads((folder / "results.json").read_text())
     change(results)
     target.mkdir()

@@ -34,7 +34,10 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Run the whole suite, task coarse, task fine by mixer, and an unrelated comparison."""
+    """Run a suite as a whole and in parts.
+
+    The parts are task coarse, task fine by mixer, and an unrelated comparison.
+    """
     root = tmp_path_factory.mktemp("suites")
     rm.compare_suite("tiny", MIXERS, out=root / "whole", **SMALL)
     rm.compare_suite("tiny", MIXERS, out=root / "coarse", tasks=["coarse"], **SMALL)

@@ -38,7 +38,10 @@ PEERS_CHOSEN_BY = REPOSITORY / "benchmarks/results/compare-digits-all-2026-11-20
 
 
 def with_accuracies(scores: dict[str, list[float] | None]) -> dict[str, Any]:
-    """Build a comparison from test accuracies by mixer and seed; None means all runs failed."""
+    """Build a finished comparison from test accuracies by mixer and seed.
+
+    None means that every run of the mixer failed.
+    """
     seeds = max(len(values) for values in scores.values() if values)
     results = comparison(mixers=6, seeds=seeds)
     results["mixers"] = [m for m in results["mixers"] if m["name"] in scores]
@@ -197,7 +200,7 @@ def test_the_page_answers_and_says_what_loses_where() -> None:
 
 
 def named(sentences: list[str]) -> list[tuple[str, list[str]]]:
-    """Return the subject of each sentence and the mixers that it names, in order."""
+    """Return the subject and the named mixers of each sentence."""
     return [
         (
             next((word for word in ("accuracy", "speed", "memory") if word in sentence), ""),
@@ -301,7 +304,10 @@ SMALL = {"dim": 8, "num_layers": 1, "num_heads": 2, "threads": 1}
 
 @pytest.fixture
 def tiny(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Suite:
-    """Skip plots and memory, because other tests check them and they take most of the time."""
+    """Register a tiny suite without plots and memory measurements.
+
+    Other tests check these two parts, which take most of the time.
+    """
     monkeypatch.setenv("RIFFLEMIX_CACHE", str(tmp_path / "cache"))
     monkeypatch.setitem(SUITES, "tiny", TINY)
     monkeypatch.setattr("rifflemix.lab.comparison.plot.comparison_plot", lambda results: b"")

@@ -209,7 +209,10 @@ def test_pooled_spread() -> None:
 
 
 def at_chance(**changes: Any) -> dict[str, Any]:
-    """Build 300 test samples with the best mixer 2.3 % above the majority-class baseline."""
+    """Build results near the majority-class baseline.
+
+    With 300 test samples, CSP is 2.3 % above the baseline. Its speed is far ahead of softmax.
+    """
     results = results_of(
         softmax=[(0.26, 10.0), (0.26, 10.0)], csp=[(0.283, 99.0), (0.283, 99.0)]
     )  # on the validation split; test is 0.01 lower

@@ -26,7 +26,10 @@ def parameters(recipe: Recipe) -> int:
 
 
 def where_tokens_go(permutation: CSP, length: int) -> torch.Tensor:
-    """Return for each of C channels how far left its first token comes from."""
+    """Return the source (C,) of the first token of each channel.
+
+    The source is counted in positions to the left.
+    """
     places = torch.arange(length, dtype=torch.float32)
     v = places[None, :, None].repeat(1, 1, permutation.inner_dim)
     moved = permutation.permute(v, None)[0]

@@ -64,7 +64,10 @@ def waves(length: int, dim: int) -> Tensor:
 
 
 def vector(w: dict[str, Tensor], ids: Tensor, heads: int, attend: Attend) -> Tensor:
-    """Return the class token, or the mean of all positions, after the last norm."""
+    """Run the encoder on ids (B, N) up to its vector per sample.
+
+    The vector is the class token, or the mean over all positions, after the last norm.
+    """
     valid, x = ids > 0, w["embed.weight"][ids]
     if "cls" in w:
         x = torch.cat((w["cls"].expand(len(x), -1, -1), x), 1)
@@ -108,7 +111,7 @@ def softmax(q: Tensor, k: Tensor, v: Tensor, valid: Tensor, sees: Tensor | None 
 
 
 def sparse(q: Tensor, k: Tensor, v: Tensor, valid: Tensor) -> Tensor:
-    """Apply sparse attention to pixels in blocks of 50 with 10 summaries per block.
+    """Attend to pixels in blocks of 50 with 10 summaries each.
 
     The class token is first. It attends to all positions, and all positions attend to it.
     """
@@ -137,7 +140,10 @@ def relu(q: Tensor, k: Tensor, v: Tensor, valid: Tensor) -> Tensor:
 
 
 def ids_of(task: str, length: int) -> Tensor:
-    """Build ids (3, length); two images have black pixels, the second in the first place."""
+    """Build ids (3, length).
+
+    The first two images have black pixels; the first pixel of the second image is black.
+    """
     generator = torch.Generator().manual_seed(2)
     ids = torch.randint(1, 16, (3, length), generator=generator)
     if task in ("image", "pathfinder"):

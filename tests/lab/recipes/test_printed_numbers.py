@@ -48,7 +48,10 @@ def test_recipes_print_the_numbers_of_the_table() -> None:
 
 
 def numbers_of(lines: list[str], start: str) -> list[str]:
-    """Find the decimal numbers after `start` in the first line with `start` and numbers."""
+    """Find the decimal numbers that follow `start`.
+
+    The first line that begins with `start` and has decimal numbers counts.
+    """
     pattern = re.compile(start)
     for line in lines:
         match = pattern.match(line)

@@ -41,7 +41,10 @@ def test_recipes_are_complete() -> None:
 
 
 def models() -> list[Any]:
-    """Return every model with its settings; mark repeated models and mixers as slow."""
+    """Return every distinct model of the rows with its settings.
+
+    All but the first case of each model and each mixer are slow tests.
+    """
     found: dict[str, Any] = {}
     seen: set[str | None] = set()
     for recipe in map(get_recipe, NAMES):

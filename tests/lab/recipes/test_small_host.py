@@ -40,7 +40,10 @@ def build(task: str, mixer: str, *, suffix: str = "", **changes: Any) -> rm.mode
 
 
 def ids_of(task: str, length: int, batch: int = 3) -> Tensor:
-    """Build token ids (batch, length): images with black pixels, other tasks with padding."""
+    """Build token ids (batch, length).
+
+    Images have black pixels; other tasks have padding at the end.
+    """
     generator = torch.Generator().manual_seed(2)
     ids = torch.randint(1, 17 if task == "listops" else 256, (batch, length), generator=generator)
     if task in IMAGES:
@@ -66,7 +69,7 @@ def linear(x: Tensor, w: dict[str, Tensor], name: str) -> Tensor:
 
 
 def host_vectors(w: dict[str, Tensor], ids: Tensor, attend: Attend) -> Tensor:
-    """Average the final norm's output over all positions, with zeros for id 0."""
+    """Average the normalized output over positions, with zeros for id 0."""
     mask = (ids != 0).to(w["norm.weight"].dtype)
     x = w["embed.weight"][ids] + w["positions.table"]
     for layer in range(LAYERS):
@@ -155,7 +158,7 @@ def performer(w: dict[str, Tensor]) -> Attend:
 
 
 def butterfly(_: dict[str, Tensor]) -> Attend:
-    """Use blocks of sqrt(N) neighbors in layer 0 and strided groups in layer 1."""
+    """Attend in blocks of sqrt(N) neighbors, then in strided groups."""
 
     def attend(layer: int, q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
         length = q.shape[2]

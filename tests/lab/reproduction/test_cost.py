@@ -46,7 +46,7 @@ SPEED = Speed(flops=1e9, moved_bytes=1e9, operator_seconds=1e-3)
 
 
 def step(recipe: Recipe) -> tuple[nn.Module, Any]:
-    """Return a model and a call that runs the forward and backward pass of a real step."""
+    """Return a model and a call that runs one real step."""
     plan = outline(recipe)
     model = fit_model(recipe.model, plan.task, recipe.model_settings, 0).train()
     batch = plan.batch(recipe.train.batch_size)

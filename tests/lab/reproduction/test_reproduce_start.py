@@ -232,7 +232,7 @@ def test_tables_that_cannot_be_enlarged_are_named(large: Model, task: str, words
 
 
 def fine_tuned(tmp_path: Path, *, classes: int, new_head: bool) -> tuple[Recipe, Path, Model]:
-    """Build a recipe, and a saved model of its sizes with another number of classes."""
+    """Build a recipe and save its model with another class count."""
     recipe = replace(small(train=QUICK), new_head=new_head)
     task = load_task(recipe.task, **recipe.task_options)
     model = build_model(recipe, task, 3)

@@ -15,7 +15,7 @@ TOKENS = 64
 
 
 def task(lengths: list[int]) -> Task:
-    """Build training samples of the given lengths, and some more for validation and test."""
+    """Build a task with training samples of the given lengths."""
     count = len(lengths)
     ids = 1 + torch.stack([torch.arange(TOKENS) * (row + 1) % 50 for row in range(count + 4)])
     labels = [index % 2 for index in range(count + 4)]

@@ -34,7 +34,7 @@ def data(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def put_on_hub(monkeypatch: pytest.MonkeyPatch) -> Callable[[str, Any], list[str]]:
-    """Put splits under a repository's name on a hub and record the fetched addresses."""
+    """Put splits on a fake hub and record the fetched addresses."""
 
     def put(repository: str, splits: Any) -> list[str]:
         fetched: list[str] = []
@@ -77,7 +77,7 @@ def write_lines_xz() -> Callable[[Path, list[Any]], None]:
 
 @pytest.fixture
 def write() -> Callable[..., np.ndarray]:
-    """Write an image with random pixels and return the pixels (height, width, 3)."""
+    """Write a random image and return its pixels (height, width, 3)."""
     rng = np.random.default_rng(0)
 
     def image(path: Path, height: int = 8, width: int = 8) -> np.ndarray:

@@ -22,7 +22,10 @@ def write_tsv(task: Task, folder: Path) -> None:
 
 
 def to_source(tokens: bytes) -> str:
-    """Convert an expression to the Long Range Arena's format, with round brackets per argument."""
+    """Convert an expression to the Long Range Arena's format.
+
+    The format adds a pair of round brackets per argument.
+    """
     open_lists: list[list[str]] = [[]]
     for token in tokens:
         if OPERATOR <= token < END:

@@ -130,7 +130,10 @@ def test_a_file_that_cannot_be_read_is_refused(data: Path) -> None:
 
 
 def write_parts(data: Path, write: Write, *parts: str) -> None:
-    """Write two classes: 10 images each in the first part, one more in each further part."""
+    """Write parts with images of two classes.
+
+    The first part has 10 images per class, the second part 1, the third part 2, and so on.
+    """
     for position, part in enumerate(parts):
         for name in ("bee", "wasp"):
             for number in range(10 if position == 0 else position):

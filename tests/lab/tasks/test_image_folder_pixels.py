@@ -165,7 +165,10 @@ def tiff(bits: int) -> bytes:
 
 
 def ppm(kind: bytes, most: int) -> bytes:
-    """Build an RGB file of 8 x 8 black pixels, as text or with one or two bytes per channel."""
+    """Build a black RGB file of 8 x 8 pixels.
+
+    Pixels are text, or one or two bytes per channel.
+    """
     pixels = b"0 " * 192 if kind == b"P3" else bytes(192 if most < 256 else 384)
     return kind + b"\n# 9 9\n8 8 # of 8\n%d\n" % most + pixels
 

@@ -39,7 +39,7 @@ def texts(task: rm.Task, split: str) -> dict[str, Any]:
 
 @pytest.fixture
 def reviews(tmp_path: Path) -> Path:
-    """Write a table with a text that contains commas, quotes and a line feed."""
+    """Write a text table with commas, quotes and a line feed."""
     path = tmp_path / "wine.csv"
     rows = [
         f'"dry, ""{i}""\n wine",{"good" if i % 3 else "bad"},{i // 2},{i / 4},{i / 8}'

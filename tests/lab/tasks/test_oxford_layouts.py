@@ -29,7 +29,7 @@ def few_classes(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def write_flowers(folder: Path, write: Write, **changes: Any) -> dict[str, set[tuple[bytes, int]]]:
-    """Write the data set and return pixels and label of its images by split."""
+    """Write the data set; return pixels and labels by split."""
     pixels = {n: write(folder / f"jpg/image_{n:05}.jpg").tobytes() for n in range(1, 12)}
     labels, parts = changes.get("labels", LABELS), changes.get("parts", PARTS)
     savemat(folder / "imagelabels.mat", {"labels": np.array([labels], np.uint8)})
@@ -103,7 +103,10 @@ def test_an_image_that_is_listed_is_missing(data: Path, write: Write) -> None:
 
 
 def write_pets(folder: Path, write: Write) -> dict[str, set[tuple[bytes, int]]]:
-    """Write 12 training and 2 test images per breed and return pixels and labels by part."""
+    """Write the data set; return pixels and labels by part.
+
+    Each breed has 12 training images and 2 test images.
+    """
     found: dict[str, set[tuple[bytes, int]]] = {"trainval": set(), "test": set()}
     (folder / "annotations").mkdir(parents=True, exist_ok=True)
     for part, numbers in (("trainval", range(1, 13)), ("test", range(13, 15))):

@@ -33,7 +33,7 @@ def png(number: int, size: int = 32) -> bytes:
 
 
 def files(preset: str = PRESET) -> dict[str, bytes]:
-    """Build a release of 30 images in two folders, keyed by path in the data folder."""
+    """Build 30 images in two folders, keyed by path."""
     root = f"pathfinder32/{preset}"
     result: dict[str, bytes] = {}
     for folder in (0, 1):

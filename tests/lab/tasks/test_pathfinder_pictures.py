@@ -17,7 +17,7 @@ from rifflemix.lab.tasks.pathfinder.pathfinder import PathfinderMaker, scenes_of
 
 
 def contours(pictures: Pictures, scene: Scene, image: int) -> list[np.ndarray]:
-    """Return the contours (L, 2, 2) of an image, the two long contours first."""
+    """Return the contours (L, 2, 2), the two long contours first."""
     cuts = [scene.contour_length] * 2 + [scene.distractor_length] * scene.num_distractors
     return np.split(pictures.dashes[image], np.cumsum(cuts)[:-1])
 
@@ -250,7 +250,10 @@ def simple_statistics(pictures: Pictures, scene: Scene) -> dict[str, np.ndarray]
 
 
 def check_statistics(pictures: Pictures, scene: Scene) -> None:
-    """Check how often a sample of one class has the larger value: by chance, half the time."""
+    """Check that simple statistics do not separate the classes.
+
+    A sample of one class has the larger value half of the time, by chance.
+    """
     count = len(pictures.labels)
     for name, values in simple_statistics(pictures, scene).items():
         ranks = values.argsort(kind="stable").argsort()

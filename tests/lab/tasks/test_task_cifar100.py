@@ -22,7 +22,7 @@ Planes = dict[str, tuple[np.ndarray, np.ndarray, np.ndarray]]
 
 @pytest.fixture
 def planes(monkeypatch: pytest.MonkeyPatch) -> Planes:
-    """Build coarse labels, fine labels and images (M, 3, 32, 32) of a tiny CIFAR-100."""
+    """Build coarse labels, fine labels and images (M, 3, 32, 32)."""
     counts = {"train": 30, "test": 6}
     files = {part: {f"{part}.bin": count} for part, count in counts.items()}
     monkeypatch.setattr(cifar100, "_BINARY", replace(cifar100._BINARY, files=files))

@@ -40,7 +40,7 @@ def planes(monkeypatch: pytest.MonkeyPatch) -> Planes:
 
 
 def batches(planes: Planes) -> dict[str, bytes]:
-    """Build the files of the binary version: for each image a label byte and the planes."""
+    """Build the binary files: label byte and planes, image by image."""
     rows = {
         part: np.concatenate([labels[:, None], images.reshape(len(labels), -1)], axis=1)
         for part, (images, labels) in planes.items()

@@ -31,7 +31,7 @@ def paper(number: int, length: int = LENGTH) -> list[str]:
 
 
 def write_papers(folder: Path, papers: Sequence[Sequence[str]]) -> None:
-    """Write papers in the format of task retrieval, each in at least one pair."""
+    """Write papers in task retrieval's format, each in some pair."""
     rows = [[f"P{number}", " ".join(words)] for number, words in enumerate(papers)]
     text = "".join(json.dumps(row) + "\n" for row in rows)
     (folder / "aan_docs.jsonl.xz").write_bytes(lzma.compress(text.encode(), preset=0))

@@ -65,7 +65,10 @@ FEW = {"preset": "curv_baseline", "num_train": 5, "num_validation": 1, "num_test
 
 @pytest.fixture(scope="module")
 def pixels_and_label(tmp_path_factory: pytest.TempPathFactory) -> tuple[torch.Tensor, int]:
-    """Load one sample in a separate cache, as it runs before the first test's cache exists."""
+    """Load one sample with a separate cache.
+
+    This fixture runs before the cache of the first test exists.
+    """
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("RIFFLEMIX_CACHE", str(tmp_path_factory.mktemp("cache")))
         pixels, label = load_task("pathfinder32", **FEW).split("train")[4]

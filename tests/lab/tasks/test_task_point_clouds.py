@@ -21,7 +21,7 @@ def small(seed: int = 0, **options: Any) -> Task:
 
 
 def surface_distance(name: str, p: np.ndarray) -> np.ndarray:
-    """Return the distance of points to the surface, in the frame of the body."""
+    """Measure the distance to the surface in the body's frame."""
     x, y, z = p.T
     ring = np.hypot(x, y)
     match name:

@@ -26,7 +26,10 @@ Reviews = dict[str, list[tuple[str, int]]]
 
 @pytest.fixture
 def reviews(monkeypatch: pytest.MonkeyPatch) -> Reviews:
-    """Build a tiny IMDB, sorted by label; the last text of a class equals its first text."""
+    """Build a tiny IMDB, sorted by label like the original.
+
+    The last text of each class repeats its first text.
+    """
     monkeypatch.setattr(text, "_TEXTS_PER_CLASS", PER_CLASS)
     rng = np.random.default_rng(2)
 

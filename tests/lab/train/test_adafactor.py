@@ -22,7 +22,10 @@ SCHEDULE: dict[str, Any] = {
 
 
 def literal(weight: Tensor, gradients: list[Tensor], rates: list[float]) -> Tensor:
-    """Compute algorithms 4 and 5 of Shazeer and Stern 2018 with Tensor2Tensor's rates."""
+    """Run the published algorithm with the rates of Tensor2Tensor.
+
+    Source: algorithms 4 and 5 of Shazeer and Stern 2018.
+    """
     weight = weight.clone()
     rows, columns, whole = 0.0, 0.0, 0.0
     for step, (gradient, rate) in enumerate(zip(gradients, rates, strict=True), start=1):

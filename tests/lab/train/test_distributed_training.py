@@ -59,7 +59,7 @@ def two() -> Iterator[Processes]:
 def train_here(
     out_dir: Path, settings: dict[str, Any], task: dict[str, Any], model: dict[str, Any], fsdp: bool
 ) -> dict[str, Any]:
-    """Train in one process as if torchrun had started it only for this test."""
+    """Train as if torchrun had started this process only for it."""
     with torchrun() as patch, warnings.catch_warnings():
         warnings.simplefilter("default")
         if fsdp:

@@ -14,7 +14,10 @@ CPU = torch.device("cpu")
 
 
 def draw() -> list[float]:
-    """Draw an odd number of normals from each generator, so that a spare value is cached."""
+    """Draw an odd number of normals from each generator.
+
+    Each generator then caches a spare value.
+    """
     return [
         random.random(),
         random.gauss(0, 1),
