@@ -1,4 +1,4 @@
-"""rifflemix analyze: files, pages, going on, and every refusal."""
+"""Tests of `rifflemix analyze`: files, pages, resuming and refusals."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ DIGITS = ["--task", "digits", "--task-option", "patch_size=2"]
 
 @pytest.fixture
 def call(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Any:
-    """Run the command line; exit code, stdout and stderr."""
+    """Run the command line and return its exit code, stdout and stderr."""
 
     def run(*words: Any) -> tuple[int, str, str]:
         monkeypatch.setattr(sys, "argv", ["rifflemix", *map(str, words)])
@@ -51,7 +51,7 @@ def call(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) ->
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A finished comparison of two mixers, and a run of one."""
+    """Create a finished comparison of two mixers and a single run."""
     folder = tmp_path_factory.mktemp("runs")
     with pytest.MonkeyPatch.context() as patch:
         for words in (
@@ -91,7 +91,7 @@ def test_one_kind_of_a_run(call: Any, runs: Path, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_sums_over_training_are_those_of_the_weights_of_each_evaluation(runs: Path) -> None:
-    """The best weights are in the end of the curve and in the model; the start's are not."""
+    """Check that the curve starts at fresh weights and contains the best weights."""
     (subject,) = find_subjects(runs / "train", View(samples=4))
     before = {name: value.clone() for name, value in subject.model.state_dict().items()}
     last = layer_spreads(subject)
@@ -146,14 +146,14 @@ def test_the_gallery_of_a_comparison_goes_on(call: Any, runs: Path, tmp_path: Pa
     changed = {p.stem for p in out.glob("*.png") if p.stat().st_mtime_ns != before[p]}
     assert changed == {"spectrum"}
     assert re.search("csp, tssa: [^<]*sinkhorn", page)
-    # Another target's gallery is not taken for this one's.
+    # The gallery of one target is not reused for another target.
     code, _, errors = call("analyze", "all", runs / "train", "--out", out)
     assert code == 2
     assert errors.startswith("error: out: ")
 
 
 def test_a_run_made_anew_is_looked_at_anew(call: Any, tmp_path: Path) -> None:
-    """Its folder, steps and settings of the look are the same; its weights are not."""
+    """Check that new weights are detected when folder, steps and settings are equal."""
     run, out = tmp_path / "run", tmp_path / "looks"
     look = ("analyze", "pattern", run, "--out", out, "--samples", 4)
     train = ("train", *DIGITS, "--mixer", "tssa", *SMALL, "--max-steps", 1, "--out", run)

@@ -1,4 +1,4 @@
-"""torch's own attention, and attention to another sequence, in `trace` and `matrix_of`."""
+"""Tests of `trace` and `matrix_of` on torch's attention and on cross-attention."""
 
 from __future__ import annotations
 
@@ -20,7 +20,10 @@ PADDING = torch.arange(N) >= torch.tensor([[N], [4]])
 
 
 def by_hand(layer: nn.MultiheadAttention, x: Tensor, memory: Tensor, hidden: Any) -> Any:
-    """softmax(q k^T / sqrt(d)) in float64 of numpy; hidden (B, N, M) True where not seen."""
+    """Compute softmax(q k^T / sqrt(d)) in float64 with numpy.
+
+    `hidden` (B, N, M) is True for masked pairs.
+    """
     weight, bias = (p.detach().double().numpy() for p in (layer.in_proj_weight, layer.in_proj_bias))
     q = (x.double().numpy() @ weight[:C].T + bias[:C]).reshape(B, -1, H, C // H)
     k = (memory.double().numpy() @ weight[C : 2 * C].T + bias[C : 2 * C]).reshape(B, -1, H, C // H)
@@ -33,7 +36,7 @@ def by_hand(layer: nn.MultiheadAttention, x: Tensor, memory: Tensor, hidden: Any
 @pytest.mark.parametrize("batch_first", [True, False])
 @pytest.mark.parametrize("masked", [False, True], ids=["whole", "padded and causal"])
 def test_layers_of_torch_are_mixers(batch_first: bool, masked: bool) -> None:
-    """Through the encoder of torch, which makes additive masks, and has a path without calls."""
+    """Check torch's encoder, because it uses additive masks and a fast path without calls."""
     block = nn.TransformerEncoderLayer(C, H, 16, batch_first=batch_first)
     model = nn.TransformerEncoder(block, num_layers=2, enable_nested_tensor=batch_first)
     x = torch.randn(B, N, C)
@@ -75,7 +78,7 @@ def test_a_plain_model_of_torch_is_analysed() -> None:
 
 
 class Positioned(nn.Module):
-    """Positions are added to queries and keys alone, as in DETR; one mask for each head."""
+    """Attention that adds positions to queries and keys only, as DETR; one mask per head."""
 
     def __init__(self, mask: Tensor | None) -> None:
         super().__init__()
@@ -123,7 +126,7 @@ def test_a_decoder_of_torch_attends_to_its_memory() -> None:
 @pytest.mark.parametrize("masked", [False, True], ids=["whole", "padded"])
 @pytest.mark.parametrize("kind", ["softmax", "sinkhorn"])
 def test_our_attention_to_a_memory(kind: str, masked: bool) -> None:
-    """Its matrix times the values is what it puts out."""
+    """Check that the matrix times the values equals the output of our cross-attention."""
     layer: Any = SoftmaxCrossAttention(C, num_heads=H)
     if kind == "sinkhorn":
         layer = SinkhornCrossAttention(C, num_heads=H, max_length=8, block_size=2)

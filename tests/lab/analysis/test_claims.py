@@ -1,4 +1,4 @@
-"""docs/claims.md agrees with its files, and the files with their commands."""
+"""Check that docs/claims.md agrees with its files, and the files with their commands."""
 
 from __future__ import annotations
 

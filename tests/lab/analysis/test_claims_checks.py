@@ -1,4 +1,4 @@
-"""Claims hold for the mixers of rifflemix and fail for wrong mixers."""
+"""Check that claims hold for the mixers of rifflemix and fail for wrong mixers."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ HOLDS, FAILS, PART, UNDECIDED = base.HOLDS, base.FAILS, base.PART, base.UNDECIDE
 
 
 def other(**changes: Any) -> Any:
-    """Build layers with options that replace the requested ones."""
+    """Build layers with options that replace the requested options."""
     return lambda name, *args, **options: rm.create_mixer(name, *args, **options | changes)
 
 
@@ -48,7 +48,7 @@ def test_maps_of_wrong_layers_are_too_few_or_too_many(wrong: dict[str, Any]) -> 
 
 
 def test_few_channels_do_not_show_that_pairs_add_maps() -> None:
-    """With C < N, shifts alone give every channel a map."""
+    """Check C < N, because shifts alone then give every channel a different map."""
     assert judges.pairs_add_maps(checks.heads(tokens=64, channels=32)).verdict == FAILS
 
 
@@ -67,7 +67,7 @@ def test_soft_maps_converge_to_csp_and_not_to_an_ascending_sort() -> None:
 
 
 class ShiftsAfterwards(CSP):
-    """CSP that shifts what it has sorted."""
+    """CSP that shifts the values after it sorts them."""
 
     def permute(self, v: Tensor, mask: Tensor | None, *, with_index: bool = False) -> Permuted:
         y, index = super().permute(v, mask, with_index=True)
@@ -101,7 +101,7 @@ def invariant(mixer: str) -> nn.Module:
 
 
 class Untouched(nn.Module):
-    """Positions that add nothing."""
+    """Positional embedding that adds nothing."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -206,7 +206,7 @@ def test_one_better_baseline_contradicts_better_segmentation() -> None:
 
 
 class SortsNothing(nn.Module):
-    """A sorter with the identity as its matrix: the sorted block is the token's block."""
+    """Sorter with the identity as its matrix: the sorted block is the token's own block."""
 
     def __init__(self, sorter: nn.Module) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Claims that analyses test hold for right layers and fail for wrong layers."""
+"""Check that claims tested by analyses hold for right layers and fail for wrong layers."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ N, C = 16, 8
 
 
 class Stack(nn.Module):
-    """Mixers one after the other."""
+    """Apply mixers one after the other."""
 
     def __init__(self, mixers: Sequence[nn.Module]) -> None:
         super().__init__()
@@ -56,7 +56,7 @@ def verdict(kind: str, judge: Callable[[Any], Any], *subjects: Subject) -> str:
 
 
 class Repeats(CSP):
-    """CSP in which the second token takes the place of the first."""
+    """CSP with the second token in the place of the first."""
 
     def permute(self, v: Tensor, mask: Tensor | None, *, with_index: bool = False) -> Permuted:
         y, index = super().permute(v, mask, with_index=True)
@@ -65,7 +65,7 @@ class Repeats(CSP):
 
 
 class Averages(CSP):
-    """CSP that averages neighbors: no permutation."""
+    """CSP that averages neighbors, so it does not permute."""
 
     def permute(self, v: Tensor, mask: Tensor | None, *, with_index: bool = False) -> Permuted:
         y, index = super().permute(v, mask, with_index=with_index)
@@ -91,7 +91,7 @@ def test_slow_decay_needs_all_layers_and_all_measures(label: str) -> None:
 
 
 def test_measures_that_disagree_give_no_verdict() -> None:
-    """A higher effective rank with a lower s2/s1, as of a whole-sequence sort."""
+    """Use a higher effective rank with a lower s2/s1, as in a whole-sequence sort."""
 
     def model(effective: float, stable: float, second: float) -> list[dict[str, Any]]:
         measures = {
@@ -111,7 +111,7 @@ def test_measures_that_disagree_give_no_verdict() -> None:
 
 
 def test_the_spectrum_of_a_claim_is_before_the_projection() -> None:
-    """An output projection of rank 1 hides the rank of the permuted values."""
+    """Check that an output projection of rank 1 would hide the rank of the permuted values."""
     csp, softmax = layer("csp"), layer("average")
     with torch.no_grad():
         csp.proj.weight.copy_(torch.ones(C, C))

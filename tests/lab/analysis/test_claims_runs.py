@@ -1,4 +1,4 @@
-"""Trainings of claims: their judges, and one small training from start to picture."""
+"""Tests of claims about training: the judges, and one small training up to its picture."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ HOLDS, PART, FAILS, UNDECIDED = base.HOLDS, base.PART, base.FAILS, base.UNDECIDE
 
 
 def data(unit: str = "%", noise: float = 0.1, **means: float) -> dict[str, Any]:
-    """Rows with three seeds each, of given means and noise over seeds."""
+    """Build rows of three seeds with given means and noise."""
     draws = np.random.default_rng(0)
     size = {
         "steps": 10,
@@ -113,7 +113,7 @@ def test_the_size_of_the_runs_is_next_to_the_numbers() -> None:
 
 
 def test_claims_of_trainings_compare_rows_that_exist() -> None:
-    """A judge reads every row that it names from data of the claim's own rows."""
+    """Check that a judge finds every row that it names in the data of its claim."""
     trained = [c for c in script.CLAIMS if isinstance(c.evidence, base.Runs)]
     assert len(trained) == 14
     for claim in trained:
@@ -128,7 +128,7 @@ def test_claims_of_trainings_compare_rows_that_exist() -> None:
 
 @pytest.fixture
 def small_rows(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
-    """Two rows of a table that train in a second, in an empty working directory."""
+    """Build two quickly trained rows in an empty working directory."""
     made = {
         name: replace(
             small(model_settings={"mixer": name, "dim": 8, "num_heads": 2}),

@@ -1,4 +1,4 @@
-"""Costs, spreads of weights and sorting matrices against closed forms."""
+"""Tests of costs, spreads of weights and sorting matrices against closed forms."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ N, C, H = 8, 8, 2
 
 
 def test_costs_by_hand() -> None:
-    """Attention: 4 N C^2 in its maps and 2 N^2 C in the products; the norm N C; the head."""
+    """Count 4 N C^2 for projections, 2 N^2 C for products, N C for the norm, and the head."""
 
     class Model(nn.Module):
         def __init__(self) -> None:
@@ -43,7 +43,7 @@ def test_costs_by_hand() -> None:
             for layer in self.layers:
                 x = layer(x)
             y: Tensor = self.head(x.mean(1))
-            return y @ y.T  # between the parts: 3 products for one sample
+            return y @ y.T  # outside the parts: 3 products for one sample
 
     model = Model().train()
     parts, whole = costs_of(own_subject(model, [torch.randn(4, N, C)]))
@@ -61,7 +61,7 @@ def test_costs_by_hand() -> None:
 
 @pytest.mark.parametrize("nested", [False, True])
 def test_layers_of_torch_cost_the_same_in_evaluation_mode(nested: bool) -> None:
-    """Where one operator of torch would take the place of a whole encoder layer."""
+    """Check evaluation mode, because torch may then run an encoder layer as one operator."""
     layer = nn.TransformerEncoderLayer(C, H, 16, batch_first=True)
     model = nn.TransformerEncoder(layer, num_layers=2, enable_nested_tensor=nested).eval()
     x, padding = torch.randn(1, N, C), torch.tensor([[False] * 5 + [True] * 3])
@@ -115,7 +115,7 @@ def test_equal_weights_have_no_spread_and_a_permutation_the_most() -> None:
 
 
 def test_softmax_of_noise_falls_as_one_over_n() -> None:
-    """For many entries the weights are e^a / (n e^(1/2)): deviation sqrt(e - 1) / n."""
+    """For large n the weights are e^a / (n e^(1/2)), with deviation sqrt(e - 1) / n."""
     (value,) = softmax_of_noise([4096])
     assert value * 4096 == pytest.approx(np.sqrt(np.e - 1), rel=0.02)
     assert lengths_up_to(10) == [4, 8, 10]
@@ -160,7 +160,7 @@ def test_sort_matrices_by_sinkhorns_iteration() -> None:
 
 
 def test_sharp_scores_do_not_overflow() -> None:
-    """Before the first iteration a matrix holds exponentials of scores: float32 ends at e^88."""
+    """Before the first iteration a matrix contains exponentials; float32 overflows above e^88."""
     subject = sorted_blocks()
     with torch.no_grad():
         for parameter in subject.model.sorter.parameters():

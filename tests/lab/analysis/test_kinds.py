@@ -1,4 +1,4 @@
-"""Each analysis against a closed form or an independent computation."""
+"""Tests of each analysis against a closed form or an independent computation."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ MASK = torch.tensor([[False] * 6, [False, True, False, False, False, True]])
 
 
 class Stack(nn.Module):
-    """Mixers one after the other."""
+    """Apply mixers one after the other."""
 
     def __init__(self, *mixers: nn.Module) -> None:
         super().__init__()
@@ -40,7 +40,7 @@ class Stack(nn.Module):
 
 
 class Reverse(TokenMixer):
-    """Every token takes the place of the one opposite."""
+    """Mixer that reverses the order of the tokens."""
 
     card = MixerCard("reverse", "Reverse", "none", "none", "O(N C)", 1.0)
 
@@ -110,7 +110,7 @@ def test_spectra_before_the_projection_are_those_of_the_permuted_values(
 
 
 class Repeats(CSP):
-    """CSP whose first token also takes the place of the second."""
+    """CSP with the second token also in the place of the first."""
 
     def permute(self, v: Tensor, mask: Tensor | None, *, with_index: bool = False) -> Permuted:
         y, index = super().permute(v, mask, with_index=True)
@@ -139,7 +139,7 @@ def test_an_index_that_does_not_select_the_values_is_reported() -> None:
 
 
 def test_a_permutation_in_every_kind() -> None:
-    """CSP with equal steps and without sorting moves every channel by two tokens."""
+    """Check that CSP with equal steps and no sort moves every channel by two tokens."""
     shift = mixer("csp", group_size=1, shift=[2] * C)
     (layer,) = layer_permutations(subject_of(shift))
     assert layer.distinct == [1, 1]
@@ -155,7 +155,7 @@ def test_a_sort_does_not_see_the_order_and_a_shift_does(masked: bool) -> None:
         subject = subject_of(layer, masked=masked)
         ((call,),) = trace(subject.model, subject.batches)
         changes.append(order_change(call))
-    # The sort puts the same values, whichever valid positions they came from, to the same places.
+    # A sort does not depend on the valid positions that the values came from.
     assert changes[0] == pytest.approx(0.0, abs=1e-12)
     assert changes[1] > 0.1
 
@@ -212,7 +212,7 @@ def test_butterfly_connects_all_pairs_after_as_many_layers_as_it_has_strides() -
 
 @pytest.mark.parametrize("masked", [False, True], ids=["whole", "padded"])
 def test_stacks_keep_or_lose_what_they_must(masked: bool) -> None:
-    """An average collapses at once, the identity never; skips keep what the average loses."""
+    """An average collapses at once and the identity never; skips keep the rank of the average."""
     average = collapse_of(subject_of(mixer("average"), mixer("average"), masked=masked))
     identity = collapse_of(subject_of(mixer("identity"), mixer("identity"), masked=masked))
     means = average.stacks[ALONE].means()
@@ -236,7 +236,7 @@ def test_theorem_1_is_computed_where_it_holds() -> None:
 
 
 def test_the_residual_hides_what_the_spectrum_shows() -> None:
-    """The whole-sequence sort keeps CSP's residual while its effective rank falls."""
+    """Check that a sort keeps the residual of CSP but has a lower effective rank."""
     torch.manual_seed(0)
     ranks = {}
     for name in ("sliceformer", "csp"):

@@ -1,4 +1,4 @@
-"""Long inputs: what analyses hold grows as a batch does, pictures stay legible."""
+"""Tests of long inputs: memory grows with the batch, and pictures stay legible."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def encoder(mixer: str, length: int, **sizes: Any) -> nn.Module:
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["membership", "coherence", "macs"])
 def test_what_is_held_of_many_tokens_is_of_one_batch(kind: str) -> None:
-    """A number for each pair of tokens would be 64 MiB here."""
+    """Check the peak memory; a number for each pair of tokens would need 64 MiB."""
     length = 4096
     model = encoder("tssa", length, vocab_size=9)
     batches = [torch.randint(9, (1, length))] * 2
@@ -40,7 +40,7 @@ def test_what_is_held_of_many_tokens_is_of_one_batch(kind: str) -> None:
 
 
 class Looker(nn.Module):
-    """A class token and attention over pixels."""
+    """Model with a class token and attention over pixels."""
 
     def __init__(self, attention: nn.Module) -> None:
         super().__init__()
@@ -122,7 +122,7 @@ def test_displacements_of_many_tokens_share_bars() -> None:
 
 
 def test_costs_of_layers_inside_an_encoder() -> None:
-    """As hosts of other libraries have them: in a sequence, and in a module inside the model."""
+    """Check layers in a sequence and in a nested module, as in models of other libraries."""
 
     class Block(nn.Module):
         def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""The maps of mixers against their definitions in float64."""
+"""Tests of the maps of mixers against their definitions in float64."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from rifflemix.lab.analysis import Call, matrix_of, permutation_of
 from rifflemix.lab.analysis.trace import undisturbed
 
 C, H, N = 8, 2, 7
-# Valid tokens: all, some in front, some with holes between them.
+# Valid tokens: all, only the first, or with gaps.
 MASKS = {
     "whole": None,
     "padded": torch.tensor([[False] * 5 + [True] * 2, [True, False, False, True] + [False] * 3]),
@@ -76,7 +76,7 @@ LINEAR = (
 @pytest.mark.parametrize("mask", MASKS.values(), ids=MASKS)
 @pytest.mark.parametrize("name", LINEAR)
 def test_the_matrix_moves_the_output_as_the_layer_does(name: str, mask: Tensor | None) -> None:
-    """The layer's output is an affine function of the map and the values of `qkv`."""
+    """Check that the output is an affine function of the map and the values from `qkv`."""
     call = call_of(name, mask)
     matrix = matrix_of(call)
     assert matrix is not None
@@ -103,7 +103,7 @@ def test_butterfly_groups_are_blocks_one_stride_apart() -> None:
             block = i // (2 * stride) == j // (2 * stride)
             there[i, j] = block and i % stride == j % stride
     assert np.array_equal(matrix[0, 0].numpy() > 0, there)
-    # A lone token attends to itself, or only to padding beside it.
+    # A single valid token attends only to itself or to padding.
     np.testing.assert_allclose(matrix.sum(-1).numpy(), 1.0, atol=1e-12)
 
 

@@ -1,4 +1,4 @@
-"""Ranks, residuals and counts against closed forms and numpy."""
+"""Tests of ranks, residuals and counts against closed forms and numpy."""
 
 from __future__ import annotations
 
@@ -60,13 +60,13 @@ def test_residual_by_hand() -> None:
     assert rank_residual(equal).tolist() == [0.0]
     x = torch.tensor([[[0.0, 0.0], [2.0, 1.0], [-2.0, 3.0], [9.0, 9.0]]])
     mask = torch.tensor([[False, False, False, True]])
-    # Medians (0, 1): columns sum to 4 and 3, rows to 1, 2 and 4; of x itself 4 and 4; 0, 3 and 5.
+    # Medians (0, 1): column sums 4 and 3, row sums 1, 2 and 4; for x: 4 and 4; 0, 3 and 5.
     assert rank_residual(x, mask).tolist() == pytest.approx([(16 / 20) ** 0.5])
     assert rank_residual(x, torch.ones_like(mask)).tolist() == [0.0]
 
 
 def test_no_row_is_nearer_in_the_columns_than_the_median() -> None:
-    """The 1-norm is least for the median: other rows near it are no better."""
+    """The median minimizes the 1-norm, so no other row has smaller column sums."""
     x = torch.randn(1, 9, 4, dtype=torch.float64)
     centre = x.quantile(0.5, dim=1, keepdim=True)
     best = (x - centre).abs().sum(1)

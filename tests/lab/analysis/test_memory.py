@@ -1,4 +1,4 @@
-"""Analyses stream: what they hold at most is of one batch and the next, however many there are."""
+"""Check that the memory of analyses does not depend on the number of batches."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ def encoder(mixer: str) -> nn.Module:
 
 
 def peaks(look: Any) -> list[int]:
-    """The peak over three batches, and over nine."""
+    """Measure the peak over three batches and over nine batches."""
     batches = [torch.randn(B, N, 4) for _ in range(9)]
-    look(batches[:1])  # what is made once
+    look(batches[:1])  # allocate one-time buffers
     return [peak_memory(lambda n=n: look(batches[:n]), CPU) for n in (3, 9)]
 
 

@@ -1,4 +1,4 @@
-"""Modules of the caller's own: swapped models, files of them, and every refusal."""
+"""Tests of analyses of user modules: swapped models, files and refusals."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def batch() -> Tensor:
 
 
 class Prompted(nn.Module):
-    """A language model's way with a cache: a prompt instead of `forward`."""
+    """Language model with a cache that receives a prompt instead of a `forward` call."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -150,7 +150,7 @@ def test_a_preset_of_vectors_takes_ids_where_asked(tmp_path: Path) -> None:
 
 
 def test_medians_of_many_numbers() -> None:
-    """torch's quantile takes 2^24 numbers at most."""
+    """torch.quantile accepts at most 2^24 numbers."""
     x = torch.randn(3, 7, 4, dtype=torch.float64)
     x = torch.cat([x, x[:, :1]], 1)
     for tokens in (x, x[:, :7]):

@@ -1,4 +1,4 @@
-"""Outputs before the output projection reproduce the output of the layer."""
+"""Check that outputs before the output projection reproduce the output of the layer."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from rifflemix.lab.analysis.trace import undisturbed
 
 C, H, N = 8, 2, 6
 MASK = torch.tensor([[False] * N, [False, True, False, False, True, True]])
-# Layers that go on after their projection: a gate, a residual, or two branches.
+# Layers that continue after their projection: a gate, a residual, or two branches.
 NOT_SEPARABLE = ("exp_smoothing", "long_conv", "spade")
 PROJECTED = ("softmax", "csp", "sliceformer", "tssa", "butterfly", "sinkhorn", "linear", "xca")
 

@@ -1,4 +1,4 @@
-"""From runs and presets to models with the weights that were chosen."""
+"""Load models with the chosen weights from runs and presets."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def trained(task: rm.tasks.Task, out: Path) -> Path:
 
 
 def test_a_run_on_arrays_in_memory(tmp_path: Path) -> None:
-    """They are in no file: the caller hands them over, and others are refused."""
+    """Check that a run on arrays needs the caller to pass the same arrays again."""
     x, y = torch.randn(30, 6, 3), torch.arange(30) % 2
     task = rm.Task.from_arrays(x, y)
     run = trained(task, tmp_path / "run")
@@ -105,7 +105,7 @@ def test_a_run_on_a_table_that_has_moved(tmp_path: Path, monkeypatch: pytest.Mon
     moved = table.rename(tmp_path / "there" / "yours.csv")
     with pytest.raises(InputError, match=r"^task csv: .*mine\.csv.*--data"):
         find_subjects(run)
-    assert find_subjects(run, View(data=moved))[0].task is not None  # known by its content
+    assert find_subjects(run, View(data=moved))[0].task is not None  # identified by content
     assert trained(rm.tasks.load_task("csv", data=str(moved), **options), run) == run
     with pytest.raises(InputError, match=r"^task csv: .*yours\.csv.*--data"):
         find_subjects(run, View(data_dir=tmp_path))

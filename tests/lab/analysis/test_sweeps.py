@@ -1,4 +1,4 @@
-"""Sweeps are looked at point by point; `sinkhorn` draws what they reached."""
+"""Tests of sweeps: each point is analyzed, and `sinkhorn` plots the reached values."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ GRID = {TEMPERATURE: [0.5, 1.0], ITERATIONS: [1, 5]}
 
 @pytest.fixture(scope="module")
 def swept(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A finished sweep over both settings."""
+    """Create a finished sweep over both settings."""
     out = tmp_path_factory.mktemp("sweep") / "out"
     options = {"mixer": "sinkhorn", "dim": 8, "num_heads": 2, "mixer_options": {"block_size": 4}}
     recipe = small(

@@ -1,4 +1,4 @@
-"""Rates, memberships, subspaces and class tokens against numpy in float64."""
+"""Tests of rates, memberships, subspaces and class tokens against numpy in float64."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ MASK = torch.tensor([[False] * 6, [False, True, False, False, False, True]])
 
 
 class One(nn.Module):
-    """One mixer."""
+    """Model with a single mixer."""
 
     def __init__(self, mixer: nn.Module) -> None:
         super().__init__()
@@ -113,7 +113,7 @@ def test_nearest_orthonormal_rows() -> None:
     torch.testing.assert_close(found @ found.mT, torch.eye(2).double().expand(3, 2, 2))
     both = torch.cat((bases, found), 1)
     assert torch.linalg.matrix_rank(both).tolist() == [2, 2, 2]
-    for _ in range(20):  # no turn within the span comes nearer
+    for _ in range(20):  # no rotation within the span is closer
         angle = torch.tensor(float(torch.randn(()))).double()
         turn = torch.stack((angle.cos(), -angle.sin(), angle.sin(), angle.cos())).view(2, 2)
         assert (bases - found).norm() <= (bases - turn @ found).norm() + 1e-12
@@ -240,7 +240,7 @@ def test_memberships_over_text() -> None:
 
 
 def test_bytes_are_read_as_their_task_writes_them(tmp_path: Path) -> None:
-    """In a language model's text 0 is a byte, in others padding."""
+    """Check byte 0: it is text in a language model and padding in other tasks."""
     text = "To be, or not to be"
     (tmp_path / "tinyshakespeare.txt").write_text(f"{text}\n" * 40)
     settings = {"level": "byte", "max_length": 12}

@@ -1,4 +1,4 @@
-"""`trace` sees every mixer and leaves the model as it was."""
+"""Check that `trace` sees every mixer and leaves the model unchanged."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_inputs_outputs_and_masks_of_every_mixer(masked: bool) -> None:
 
 
 class Noisy(nn.Module):
-    """Draws from every generator, counts its calls and writes into what it was given."""
+    """Draws from every generator, counts its calls and writes into its input."""
 
     calls: Tensor
 
@@ -110,7 +110,7 @@ def test_a_shared_layer_is_seen_at_every_call() -> None:
 
 
 def test_outermost_layers_other_kinds_and_other_batches() -> None:
-    butterfly = rm.create_mixer("butterfly", 8, num_heads=2)  # with attention inside it
+    butterfly = rm.create_mixer("butterfly", 8, num_heads=2)  # contains attention
     (calls,) = trace(butterfly, [(torch.randn(1, 6, 8),)])
     assert [call.name for call in calls] == [""]
     (calls,) = trace(tokens_model(mixer="csp", num_layers=2), [token_batch()], of=Block)

@@ -1,4 +1,4 @@
-"""Made-up results of benchmarks, in the shape that rifflemix.lab.bench writes."""
+"""Made-up benchmark results in the format of rifflemix.lab.bench."""
 
 from __future__ import annotations
 
@@ -18,9 +18,10 @@ CLAIMS = {"softmax": 2.0, "csp": 1.0, "tssa": 1.0}
 def scaling(
     names: list[str], *, peers: tuple[str, ...] = (), tokens: tuple[int, ...] = TOKENS
 ) -> dict[str, Any]:
-    """Softmax quadratic, the others linear with different factors; softmax left out at the end.
+    """Build quadratic times for softmax and linear times for the other mixers.
 
-    Packages (`peers`) are slower than any layer.
+    Softmax has no result at the largest size. Third-party packages (`peers`) are slower than any
+    layer.
     """
     rows = []
     for n in tokens:
@@ -38,7 +39,7 @@ def scaling(
 
 
 def ops() -> dict[str, Any]:
-    """Two operators, one in two forms, one that failed."""
+    """Build two operators: one with two backends, one that failed."""
     shape = Shape(1, 64, 16, 2)
     rows = [
         _row("operator", "copy", 64, 1e-3),
@@ -52,7 +53,7 @@ def ops() -> dict[str, Any]:
 
 
 def models() -> dict[str, Any]:
-    """One model's training step."""
+    """Build one training step of one model."""
     row = _row("model", "tssa", 64, 0.5)
     row.passes = {"training_step": row.passes["forward"]}
     row.extra = {

@@ -1,4 +1,4 @@
-"""Whole models beside those of other packages: of the same size, and with the same result."""
+"""Compare whole models with third-party models: equal size and equal outputs."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ QUICK = Settings(repeats=1)
 
 
 def built(name: str) -> nn.Module:
-    """The package's model, whatever torchvision it finds."""
+    """Build the third-party model with any torchvision version."""
     peer = BACKBONES[name].peer(2)
     if peer.version() is None:
         pytest.skip(f"{peer.name} is not installed")
@@ -38,13 +38,13 @@ def size(model: nn.Module) -> int:
 
 
 def as_timm_names(weights: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Our vision transformer's weights under the names and in the shapes of timm's."""
+    """Convert our vision transformer's weights to the names and shapes of timm."""
     renamed = {
         re.sub(r"^norm\.", "fc_norm.", key.replace(".mixer.", ".attn.")): value
         for key, value in weights.items()
     }
     renamed["pos_embed"] = renamed.pop("positions.table").unsqueeze(0)
-    patches = renamed["patch_embed.proj.weight"]  # of rows, columns, channels
+    patches = renamed["patch_embed.proj.weight"]  # order: rows, columns, channels
     renamed["patch_embed.proj.weight"] = patches.unflatten(1, (16, 16, 3)).permute(0, 3, 1, 2)
     return renamed
 
@@ -57,7 +57,7 @@ def test_timm_with_our_weights_gives_our_logits() -> None:
     theirs.layer.load_state_dict(as_timm_names(ours.state_dict()))
     for module in theirs.modules():
         if isinstance(module, nn.LayerNorm):
-            module.eps = 1e-5  # ours; theirs is 1e-6
+            module.eps = 1e-5  # ours; timm uses 1e-6
     images = backbone.inputs(ours, SHAPE).double()
     assert images.shape == (2, 3, 32, 32)
     assert ours(images).shape == (2, CLASSES)

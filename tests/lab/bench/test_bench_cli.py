@@ -181,7 +181,7 @@ def test_interrupt_keeps_what_was_measured(
     from rifflemix.lab.bench import scaling
 
     def interrupted(*arguments: Any, **options: Any) -> Any:
-        """As soon as 16 tokens are timed, somebody presses Ctrl-C."""
+        """Raise Ctrl-C as soon as 16 tokens are timed."""
         hooks = options["hooks"]
 
         def progress(done: int, total: int, text: str) -> None:

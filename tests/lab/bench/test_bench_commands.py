@@ -1,4 +1,4 @@
-"""The three benchmarks on real operators, layers and models, very small."""
+"""Tests of the three benchmarks on very small operators, layers and models."""
 
 from __future__ import annotations
 
@@ -168,7 +168,7 @@ def test_a_sweep_over_channels(widths_result: dict[str, Any]) -> None:
     assert (settings["axis"], settings["dims"]) == ("channels", [8, 16, 24])
     assert "dim" not in settings
     for entry in widths_result["growth"]:
-        assert entry["claimed_exponent"] is None  # claims are of N
+        assert entry["claimed_exponent"] is None  # claims are about N
         assert (entry["fit"] or {"first_tokens": 8})["first_tokens"] in (8, 16)
     crossed = [e["crossover"] for e in widths_result["growth"] if e["name"] == "tssa"]
     assert [(c["first_tokens"], c["last_tokens"]) for c in crossed] == [(8, 24), (8, 24)]

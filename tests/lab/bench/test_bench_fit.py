@@ -52,7 +52,7 @@ def test_too_few_points_give_no_exponent(tokens: list[int]) -> None:
         (1.10, 0.01, 1.0, False),  # N log N counts as 1
         (1.30, 0.01, 1.0, True),
         (1.30, 0.10, 1.0, False),  # within the error
-        (1.70, 0.01, 2.0, False),  # projections weigh in
+        (1.70, 0.01, 2.0, False),  # projections contribute
         (2.30, 0.02, 2.0, True),
     ],
 )
@@ -69,8 +69,8 @@ def test_only_steeper_growth_contradicts_a_claim(
         ({1: 1.0, 4: 1.0}, {1: 2.0, 4: 4.0}, 1.0, True),
         ({1: 3.0, 4: 5.0}, {1: 2.0, 4: 4.0}, None, False),
         ({1: 1.0, 4: 5.0}, {1: 2.0, 4: 4.0}, None, False),  # faster only at first
-        ({1: 1.0, 2: 3.0, 8: 3.0}, {1: 2.0, 2: 1.5, 8: 6.0}, 4.0, False),  # for good from 4 on
-        ({1: 1.0, 4: 1.0, 9: 9.0}, {1: 2.0, 4: 4.0}, 1.0, True),  # 9 is not known of the other
+        ({1: 1.0, 2: 3.0, 8: 3.0}, {1: 2.0, 2: 1.5, 8: 6.0}, 4.0, False),  # always faster from 4 on
+        ({1: 1.0, 4: 1.0, 9: 9.0}, {1: 2.0, 4: 4.0}, 1.0, True),  # the other has no value at 9
     ],
     ids=["once", "always", "never", "lost again", "for good", "shared N only"],
 )

@@ -45,7 +45,7 @@ def test_the_tolerance_decides(error: float, passed: bool) -> None:
 
 
 class WrongBackward(torch.autograd.Function):
-    """Sorts, and sends the gradients back as they came."""
+    """Sort, but return the gradients in the unsorted order."""
 
     @staticmethod
     def forward(ctx, x: Tensor) -> Tensor:

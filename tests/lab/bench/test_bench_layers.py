@@ -1,4 +1,4 @@
-"""The gate of layers on a mixer whose fast path is wrong."""
+"""Test the correctness check of layers with a mixer that has a wrong fast path."""
 
 from __future__ import annotations
 
@@ -16,7 +16,10 @@ from rifflemix.ops.dispatch import choose
 
 
 class Halved(TokenMixer):
-    """Halves its input; its fast path is off by `error`, and only for float32 where told so."""
+    """Mixer that halves its input, with an error of `error` in its fast path.
+
+    If `always` is set, the eager path has the same error for float32.
+    """
 
     card = MixerCard(
         name="halved", title="", paper="", equations="", complexity="", cost_exponent=1.0
@@ -28,7 +31,6 @@ class Halved(TokenMixer):
         self.always = always
 
     def mix(self, x: Tensor, key_padding_mask: Tensor | None) -> Tensor:
-        """Half of the input, roughly."""
         is_fast = choose("auto", ("eager", "cpu")) == "cpu"
         is_wrong = is_fast or (self.always and x.dtype == torch.float32)
         return x * (0.5 + self.error * is_wrong)
@@ -38,8 +40,8 @@ class Halved(TokenMixer):
     ("error", "always", "passed"),
     [
         (0.0, False, [True, True]),
-        (0.1, False, [False, False]),  # the fast path alone
-        (0.1, True, [True, False]),  # both paths, seen by float64
+        (0.1, False, [False, False]),  # only the fast path is wrong
+        (0.1, True, [True, False]),  # both paths are wrong; float64 shows it
     ],
 )
 def test_a_wrong_layer_fails(error: float, always: bool, passed: list[bool]) -> None:

@@ -1,4 +1,4 @@
-"""The Text models of the Long Range Arena, measured beside the printed figures."""
+"""Measure the Text models of the Long Range Arena next to the reported values."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_ours_stands_beside_the_printed() -> None:
     result = lra.run((64,), batch=1, mixers=["sliceformer"], settings=Settings(repeats=1))
     json.dumps(result, allow_nan=False)
     assert [row["status"] for row in result["rows"]] == ["measured"] * 2
-    # The same as if they had been measured at the paper's length too.
+    # Copy the rows as if they had been measured at the paper's length too.
     at_1k = [{**row, "shape": {**row["shape"], "tokens": 1024}} for row in result["rows"]]
     result["rows"] += at_1k
     assert [row["name"] for row in result["rows"][:2]] == ["softmax", "sliceformer"]

@@ -81,6 +81,6 @@ def test_kernel_share_tells_computing_from_waiting() -> None:
 def test_calls_take_turns(repeats: int) -> None:
     order: list[str] = []
     pair = {name: lambda name=name: order.append(name) for name in "ab"}
-    known = {name: Probe(2.0, 0) for name in "ab"}  # long: one call a turn
+    known = {name: Probe(2.0, 0) for name in "ab"}  # long: one call per turn
     median_seconds(pair, CPU, repeats=repeats, probes=known)
     assert order == ["a", "b"] * repeats

@@ -1,4 +1,4 @@
-"""The pages show what the result files say, and the files are worth showing."""
+"""Check that the pages agree with the result files and that each file shows learning."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_the_report_of_reproductions_is_what_the_files_say() -> None:
     assert WRITER.report() == text, "run: python benchmarks/write_pages.py"
 
 
-# The tables once more, read without the code that writes them.
+# Read the tables again without the code that writes them.
 
 BLOCK = re.compile(r"<!-- (?:results|comparison): .*?<!-- /(?:results|comparison) -->", re.DOTALL)
 TABLE = re.compile(r"(?:^\*\*(.*)\*\*\n\n)?((?:^\|.*\n)+)", re.MULTILINE)
@@ -54,7 +54,7 @@ def cells(line: str) -> list[str]:
 
 
 def cited_blocks(name: str) -> list[tuple[dict[str, Any], list[tuple[str, list[list[str]]]]]]:
-    """Of each block of a page: the file that it cites, and its tables with their titles."""
+    """Return the cited file and the titled tables of each block."""
     blocks = []
     for block in BLOCK.findall(PAGES[name].read_text(encoding="utf-8")):
         cited = CITED.search(block)
@@ -75,7 +75,7 @@ def number(text: str) -> float:
 
 
 def is_shown(text: str, value: float) -> bool:
-    """Whether a text begins with a value in three significant digits."""
+    """Check that a text begins with a value in three significant digits."""
     return number(text) == pytest.approx(value, rel=6e-3)
 
 
@@ -160,7 +160,7 @@ def test_csv_files_are_what_the_results_say(path: Path) -> None:
 
 @pytest.mark.parametrize("path", [p for p in TABLES if not p.stem.endswith("growth")], ids=str)
 def test_every_timing_has_a_line_of_its_own(path: Path) -> None:
-    """Read without the code that writes them; ours and a package of one name are two things."""
+    """Parse the table independently; a mixer and a package may have the same name."""
     result = json.loads(path.with_suffix(".json").read_text(encoding="utf-8"))
     with path.open(encoding="utf-8", newline="") as file:
         lines = list(csv.DictReader(file))
@@ -202,11 +202,11 @@ def test_comparisons_on_the_page_are_the_means_of_their_runs() -> None:
             assert {number(shown["Parameters"])} == {run["parameters"] for run in runs}
 
 
-# What is kept.
+# Stored results.
 
 COMPARISONS = sorted([*RESULTS.glob("compare-*.json"), *(RESULTS / "demo").glob("*.json")])
 CHANCE = {"image": 10.0, "listops": 18.0, "sick": 57.0, "sst": 50.0, "text": 50.0}
-"""The commonest answer's share in percent, at most."""
+"""Upper bounds for the accuracy of the majority-class baseline, in percent."""
 
 
 @pytest.mark.parametrize("path", COMPARISONS, ids=lambda p: p.stem)
@@ -225,7 +225,7 @@ def test_reproductions_that_are_kept_have_gone_a_third_of_the_way(path: Path) ->
     chance = CHANCE[results["task"]["name"]]
     printed = results["printed"]
     if not results["is_reduced"]:
-        return  # in full: that nothing was learned is a result, which docs/results.md states
+        return  # in full: failure to learn is a result, as docs/results.md states
     enough = 5.0 if printed is None else (printed - chance) / 3
     assert results["ours"] - chance >= enough
 
@@ -234,7 +234,7 @@ def test_reproductions_that_are_kept_have_gone_a_third_of_the_way(path: Path) ->
 
 
 def test_growth_of_the_first_format_is_computed_anew(tmp_path: Path) -> None:
-    """It took a mixer and a package of one name for one."""
+    """Check old files, because they mixed up a mixer and a package of the same name."""
     (path,) = (p for p in RESULTS.glob("scaling-20261122-*.json"))
     raw = json.loads(path.read_text(encoding="utf-8"))
     assert raw["format"] == "rifflemix.bench/1"

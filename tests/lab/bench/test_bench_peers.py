@@ -1,4 +1,4 @@
-"""Layers of other packages, as far as they are installed."""
+"""Tests of layers of third-party packages, if they are installed."""
 
 from __future__ import annotations
 

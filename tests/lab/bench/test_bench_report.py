@@ -50,7 +50,7 @@ def test_scaling_shows_growth_first_and_then_a_column_an_n() -> None:
     cells = {row[0]: row[1:] for row in both.rows}
     assert cells["softmax"][0] == "0.262 (1.00)"
     assert cells["softmax"][-1] == "left out"
-    assert cells["tssa"][-1] == "16.1"  # no ratio where softmax was not measured
+    assert cells["tssa"][-1] == "16.1"  # no ratio if softmax was not measured
     assert floor.rows[0][1:] == ["1.00"] * 7
     assert memory.rows[3][1] == "1.00 KiB"
     assert least.title.startswith("forward, ")
@@ -138,7 +138,7 @@ def test_ours_stands_beside_the_package_that_does_the_same() -> None:
     table = bench_tables(result)[-1]
     assert table.title.startswith("forward and backward, ")
     assert table.headers == ["Name", "N=256", "N=1,024"]
-    ((name, *cells),) = table.rows  # no reformer of ours was measured
+    ((name, *cells),) = table.rows  # our reformer was not measured
     assert name == "linformer / linformer"
     ratio = 1.35 ** (4 - 10)
     expected = f"{ratio:.3f} ({ratio / 1.06:.3f} to {ratio * 1.06:.3f}), 1.00"
@@ -155,7 +155,7 @@ def test_a_mixer_and_a_package_of_one_name_stay_apart() -> None:
         rows = {row[0]: row for row in table.rows}
         assert len(rows) == len(table.rows)
         *others, package = table.rows
-        assert others == without.rows  # the package changes nothing about ours
+        assert others == without.rows  # the package does not change our rows
         assert package[0] == "linformer (package)"
     growth, forward, *_ = bench_tables(result)
     claims = {row[0]: row[1] for row in growth.rows}

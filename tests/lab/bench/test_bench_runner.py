@@ -1,4 +1,4 @@
-"""The runner on made-up candidates: what is measured, what is not, and what is said of it."""
+"""Tests of the runner on made-up candidates: measured and skipped rows and their notes."""
 
 from __future__ import annotations
 
@@ -140,7 +140,7 @@ def test_a_tensor_larger_than_the_free_memory_is_an_error_and_not_the_end() -> N
     kept: list[torch.Tensor] = []
 
     def build(shape: Shape) -> Built:
-        def grow() -> None:  # pages that nothing writes to take no memory: a failure is harmless
+        def grow() -> None:  # untouched pages use no memory: a failure is harmless
             kept.extend(torch.empty(2**30, dtype=torch.uint8) for _ in range(4096))
 
         return Built({"forward": grow})

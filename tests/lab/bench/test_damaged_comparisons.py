@@ -1,4 +1,4 @@
-"""A changed results.json of a comparison is derived again from the records of its runs."""
+"""Check that a changed results.json of a comparison is restored from its run records."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def test_changed_results(change: Callable[[Results], Any], compared: Path, tmp_p
     path = out / "results.json"
     whole = json.loads(path.read_text())
     path.write_text(json.dumps(change(whole)))
-    with contextlib.suppress(InputError):  # some changes leave a whole file of other runs
+    with contextlib.suppress(InputError):  # some changes leave a complete file of other runs
         assert Comparison.load(out).results != whole
     assert start(out) == whole
     assert json.loads(path.read_text()) == whole
@@ -91,7 +91,7 @@ def test_complete_by_hand(compared: Path, tmp_path: Path) -> None:
     path = out / "results.json"
     whole = json.loads(path.read_text())
     changed = copy.deepcopy(whole)
-    del changed["runs"][1]  # "status" still says complete
+    del changed["runs"][1]  # "status" is still complete
     path.write_text(json.dumps(changed))
     again = start(out)
     assert [run["mixer"] for run in again["runs"]] == ["average", "identity"]

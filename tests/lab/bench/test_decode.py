@@ -1,4 +1,4 @@
-"""`bench decode`: states of long contexts without reading them, and what is measured."""
+"""Tests of `bench decode`: states for long contexts without reading them, and measurements."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The plugin behind docs/learned-permutations.md: hard forms, gradients, the contract."""
+"""Tests of the plugin of docs/learned-permutations.md: hard outputs, gradients, the contract."""
 
 from __future__ import annotations
 
@@ -24,7 +24,10 @@ MASK[0, 3] = MASK[1, 7:] = True
 
 @pytest.fixture(scope="module")
 def plugin() -> Iterator[ModuleType]:
-    """The module, its mixer not registered: other tests list what is."""
+    """Load the module without registering its mixer.
+
+    Other tests list all registered mixers.
+    """
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(rm, "register_mixer", lambda cls: cls)
         yield load_script("benchmarks/learned_permutations.py")
@@ -36,7 +39,7 @@ def tokens(channels: int = 6) -> Tensor:
 
 @pytest.mark.parametrize("masked", [False, True])
 def test_a_learned_reference_orders_by_its_score(plugin: ModuleType, masked: bool) -> None:
-    """Forward it is hard, whatever the temperature and the mode."""
+    """Check that the forward pass is a hard sort in training and in evaluation."""
     mixer = plugin.LearnedReference(6, heads=2, group_size=4, shift="none", pad=True).double()
     x, mask = tokens(), MASK if masked else None
     y = mixer(x, key_padding_mask=mask)
@@ -57,7 +60,7 @@ def test_a_learned_reference_orders_by_its_score(plugin: ModuleType, masked: boo
 
 
 def test_the_gradient_of_a_learned_reference(plugin: ModuleType) -> None:
-    """That of values by their permutation, that of scores by soft ranks along sorted values."""
+    """Values get permuted gradients; scores get gradients of soft ranks along sorted values."""
     mixer = plugin.LearnedReference(3, group_size=5, shift="none", temperature=0.9)
     mixer = mixer.double()
     mixer.proj = torch.nn.Identity()
@@ -81,7 +84,7 @@ def test_the_gradient_of_a_learned_reference(plugin: ModuleType) -> None:
 
 
 def test_a_low_temperature_leaves_scores_without_gradient(plugin: ModuleType) -> None:
-    """The temperature is an attribute, which a training loop lowers."""
+    """Lower the temperature through its attribute, as a training loop does."""
     mixer = plugin.LearnedReference(6, heads=2, group_size=4, pad=True).double()
     sizes = []
     for mixer.temperature in (10.0, 1e-9):
@@ -94,7 +97,7 @@ def test_a_low_temperature_leaves_scores_without_gradient(plugin: ModuleType) ->
 
 
 def test_learned_shifts(plugin: ModuleType) -> None:
-    """Whole ones are CSP's, others lie between, and in evaluation the nearest whole one counts."""
+    """Whole shifts equal CSP; evaluation rounds fractional shifts to whole shifts."""
     options: dict[str, Any] = {"max_length": 11, "heads": 2, "pad": True}
     mixer, hard = plugin.LearnedShift(6, **options).double(), CSP(6, **options).double()
     hard.load_state_dict({k: v for k, v in mixer.state_dict().items() if k != "offset"})
@@ -123,12 +126,12 @@ def test_numerical_gradients_of_learned_shifts(plugin: ModuleType) -> None:
 
 
 LEFT_OUT = {
-    "reference": (numerics.gradients_equal_numerical_ones,),  # straight through: they are not
+    "reference": (numerics.gradients_equal_numerical_ones,),  # straight through: gradients differ
     "shift": (
-        shapes.builds_with_few_arguments,  # the schedule that it starts from needs max_length
-        numerics.low_precision_follows_float64,  # in 16 bits one may round to another token
+        shapes.builds_with_few_arguments,  # the initial schedule needs max_length
+        numerics.low_precision_follows_float64,  # 16 bits may round to another token
         numerics.every_parameter_is_used,  # rounded in evaluation, shifts have no gradient
-        states.training_without_dropout_is_evaluation,  # where they are not
+        states.training_without_dropout_is_evaluation,  # shifts are fractional in training
     ),
 }
 

@@ -1,4 +1,4 @@
-"""Measurements measure what they say."""
+"""Tests of the measurements of time, memory and versions."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ def test_variables_of_git_do_not_change_the_commit(
             {"WORLD_SIZE": "8", "LOCAL_WORLD_SIZE": "4"},
             "torchrun --nproc-per-node 4 -m rifflemix",
         ),
-        ({"WORLD_SIZE": "8"}, "rifflemix"),  # of a launcher that is not torchrun
+        ({"WORLD_SIZE": "8"}, "rifflemix"),  # of a launcher other than torchrun
     ],
     ids=["alone", "torchrun", "another launcher"],
 )
@@ -154,7 +154,7 @@ print(os.environ.get("KINETO_LOG_LEVEL"))
 @pytest.mark.slow
 @pytest.mark.parametrize("level", [None, "7"])
 def test_measurements_write_nothing_to_stderr(level: str | None) -> None:
-    """libkineto logs each start of a profiler; its level stays as the user has set it."""
+    """Check stderr, because libkineto logs each profiler start; its level stays as set."""
     environment = {k: v for k, v in os.environ.items() if k != "KINETO_LOG_LEVEL"}
     if level is not None:
         environment["KINETO_LOG_LEVEL"] = level

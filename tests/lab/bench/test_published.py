@@ -1,4 +1,4 @@
-"""Rows whose papers print time and memory: measured as the paper's model, its figures beside."""
+"""Tests of rows with reported time and memory, measured on the paper's model."""
 
 from __future__ import annotations
 

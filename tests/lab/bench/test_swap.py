@@ -1,4 +1,4 @@
-"""Costs of mixers in a user's own model."""
+"""Measure costs of mixers in a user's own model."""
 
 from __future__ import annotations
 

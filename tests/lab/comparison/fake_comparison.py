@@ -1,4 +1,4 @@
-"""Made-up results of a comparison, in the shape that bench.compare writes."""
+"""Made-up results of a comparison in the format of rifflemix.lab.comparison."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def mixer(name: str, runs: list[dict[str, Any]], memory: int | None) -> dict[str
 
 
 def unfinished() -> dict[str, Any]:
-    """Nothing but a plan: no run has ended."""
+    """Return a plan without any finished run."""
     results = comparison(mixers=2, seeds=1)
     results |= {"status": "partial", "runs_done": 0, "runs": []}
     results["mixers"] = [mixer(entry["name"], [], None) for entry in results["mixers"]]
@@ -104,7 +104,7 @@ def unfinished() -> dict[str, Any]:
 
 
 def with_perplexity(results: dict[str, Any], *, accuracy: bool = True) -> dict[str, Any]:
-    """The same with weights chosen by perplexity; `accuracy`: that of tokens is known too."""
+    """Choose weights by perplexity, with or without token accuracy."""
     for run in results["runs"]:
         for at in (run["validation"], run["test"], *run["validation_curve"]):
             at["perplexity"] = 10 / (0.1 + at["accuracy"])

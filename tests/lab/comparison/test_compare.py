@@ -29,7 +29,7 @@ from rifflemix.mixers import TokenMixer
 
 
 def settings(**changes: Any) -> CompareConfig:
-    """Small enough to train in a moment."""
+    """Return settings for a short training."""
     train = train_config(
         default_budget("digits"), max_steps=6, batch_size=64, lr=1e-3, precision="no"
     )
@@ -56,7 +56,7 @@ def stop_after(polls: int) -> Callable[[], bool]:
 
 
 def measured(results: dict[str, Any]) -> list[dict[str, Any]]:
-    """What must not depend on the clock or on stops."""
+    """Return the values that do not depend on clock and stops."""
     keys = ("mixer", "seed", "validation", "test", "validation_curve", "train_curve", "best_step")
     return [{key: run[key] for key in keys} for run in results["runs"]]
 
@@ -141,7 +141,7 @@ def test_stopped_comparison_goes_on_bit_for_bit(
     assert stopped["status"] == "partial"
     assert stopped["runs_done"] < stopped["runs_planned"] == 4
     assert json.loads((tmp_path / "out" / "results.json").read_text()) == stopped
-    train = replace(settings().train, num_workers=polls % 2)  # which changes no number
+    train = replace(settings().train, num_workers=polls % 2)  # which does not change any number
     complete = start(tmp_path / "out", seeds=(0, 1), train=train)
     assert complete["status"] == "complete"
     assert measured(complete) == measured(finished[1])
@@ -163,7 +163,7 @@ def test_results_are_kept_after_every_run(tmp_path: Path) -> None:
 def test_a_run_without_its_entry_is_found_again(
     tmp_path: Path, finished: tuple[Path, dict[str, Any]]
 ) -> None:
-    """A kill between the end of a run and the write of results.json loses nothing."""
+    """Kill the process between the end of a run and the write of results.json."""
     start(tmp_path / "out")
     (tmp_path / "out" / "results.json").unlink()
     statuses: list[RunStatus] = []
@@ -243,7 +243,7 @@ def test_memory_counts_weights_and_grows_with_the_batch() -> None:
 
 
 def test_memory_is_that_of_the_parts_of_a_batch() -> None:
-    """Of an accumulated batch one part is there at a time; the gradient stays between them."""
+    """With accumulation, only one part of the batch is in memory next to the gradients."""
     task, base = load_task("digits", patch_size=4), settings()
 
     def memory(**changes: int) -> int:

@@ -1,4 +1,4 @@
-"""`rm.compare` and `Comparison`: objects, classes, variants, and what it refuses."""
+"""Tests of `rm.compare` and `Comparison`: objects, classes, variants and refusals."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ RANDOM = np.random.default_rng(5)
 
 
 class Scale(rm.TokenMixer):
-    """Every channel times a number."""
+    """Multiply every channel by a number."""
 
     card = replace(
         mixer_class("identity").card,
@@ -51,7 +51,7 @@ class Scale(rm.TokenMixer):
 
 @pytest.fixture(scope="module")
 def numbers() -> rm.Task:
-    """Sequences and the sum of their first column."""
+    """Build sequences labeled with the sum of their first column."""
     x = RANDOM.normal(size=(60, 6, 2)).astype(np.float32)
     return rm.Task.from_arrays(x, x[:, :, 0].sum(1), name="sums")
 
@@ -70,7 +70,7 @@ def variants(numbers: rm.Task, tmp_path_factory: pytest.TempPathFactory) -> rm.C
 
 def test_training_is_as_chosen(tmp_path: Path) -> None:
     options = {"betas": (0.8, 0.95), "warmup_steps": 1, "label_smoothing": 0.1}
-    options["checkpoint_every"] = 9  # which changes no number
+    options["checkpoint_every"] = 9  # which does not change any number
     settings = {**TINY, "task_options": {"patch_size": 4}, "train_options": options}
     found = rm.compare("digits", ["identity"], out=tmp_path / "run", **settings)
     config = found.results["config"]
@@ -231,7 +231,7 @@ def test_a_task_by_name_gives_what_the_command_gives(
     )  # fmt: skip
     assert (
         same.results["runs"] == ours.results["runs"]
-    )  # the same folder went on, with nothing left
+    )  # the same folder is complete, so nothing runs
 
 
 WRONG: dict[str, tuple[Any, Any, dict[str, Any], str]] = {
@@ -310,7 +310,7 @@ def test_the_command_reads_a_table_and_two_settings(tmp_path: Path, cli: Any) ->
 
     renamed = [table.with_name("coffee.csv") if word == table else word for word in run]
     table.rename(table.with_name("coffee.csv"))
-    code, err = cli(*renamed, "--out", tmp_path / "run")  # known by its content
+    code, err = cli(*renamed, "--out", tmp_path / "run")  # identified by content
     assert code == 0, err
     table.with_name("coffee.csv").rename(table)
     table.write_text(table.read_text() + "\nleaf 99,no\n", encoding="utf-8")
@@ -340,7 +340,7 @@ def test_the_command_reads_a_table_and_two_settings(tmp_path: Path, cli: Any) ->
 
 @dataclass(frozen=True, eq=False)
 class Labels(rm.Task):
-    """A task with several labels a sample."""
+    """Task with several labels per sample."""
 
     def collate(self, samples: Any) -> dict[str, Tensor]:
         batch = super().collate([(x, 0) for x, _ in samples])

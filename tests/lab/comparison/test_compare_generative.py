@@ -1,4 +1,4 @@
-"""Comparisons where models predict tokens: the backbone, the mixers, the metric."""
+"""Tests of comparisons on token prediction: backbone, mixers, metric."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def test_default_and_all_mixers_leave_out_mixers_that_do_not_fit_the_task() -> N
 
 
 def test_the_default_is_softmax_and_every_mixer_of_a_paper_with_recipes() -> None:
-    """The cards of the headline mixers name the five papers, and no other card does."""
+    """Check that the cards of the headline mixers, and no other cards, name the five papers."""
     papers = (
         "Channel-wise",
         "Sliceformer",

@@ -1,4 +1,4 @@
-"""Comparisons on whole images."""
+"""Tests of comparisons on whole images."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Comparisons on tasks whose samples are pairs of sequences."""
+"""Tests of comparisons on tasks with pairs of sequences as samples."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_pairs_go_through_the_encoder(task: Task, mixer: str) -> None:
 
 
 def test_the_head_sees_how_alike_the_two_are(task: Task) -> None:
-    """A linear head on the two vectors alone would be a sum of a term for each."""
+    """Check for an interaction; a linear head on both vectors is a sum of one term for each."""
     model = build_model(config(("softmax",)), task, "softmax", 0).eval().double()
     one, other = torch.randint(1, 257, (2, 4, 16))
     logits = [

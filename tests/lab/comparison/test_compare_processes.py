@@ -1,4 +1,4 @@
-"""`torchrun -m rifflemix compare`: two processes make each run together, one writes."""
+"""Tests of `torchrun -m rifflemix compare`: two processes share each run, one process writes."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_two_processes_compare_as_one_does(tmp_path: Path, monkeypatch: pytest.M
         for entry, other in zip(ours["train_curve"], theirs["train_curve"], strict=True):
             assert other == pytest.approx(entry, rel=1e-4)
 
-    # A lost results.json is made again from the runs, by both together.
+    # Both processes restore a lost results.json from the runs.
     (tmp_path / "two" / "results.json").unlink()
     again = launch("--out", tmp_path / "two")
     assert again.returncode == 0, again.stderr

@@ -1,4 +1,4 @@
-"""One rule decides bold, sentences and ranks, so they never disagree."""
+"""Check that bold, sentences and ranks follow the same decision rule."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ NAMES = ("softmax", "csp", "sliceformer", "tssa", "butterfly", "sinkhorn")
 
 
 def drawn(seed: int, seeds: int = 3) -> dict[str, Any]:
-    """A comparison in which mixers differ about as much as seeds do."""
+    """Build a comparison with small random differences between mixers and seeds."""
     draws = np.random.default_rng(seed)
     means = 0.5 + 0.03 * draws.normal(size=len(NAMES))
     return with_accuracies(
@@ -48,7 +48,7 @@ def drawn(seed: int, seeds: int = 3) -> dict[str, Any]:
 
 
 def assert_consistent(results: dict[str, Any]) -> bool:
-    """Check all statements about the test scores; return whether any pair differs."""
+    """Check all statements about test scores; return whether any pair differs."""
     rows = comparison_rows(results)
     found, ranks, note = decisions(rows), ranking(results), softmax_note(results)
     column = next(n for n, title in enumerate(table_headers(rows)) if title.startswith("Test"))
@@ -124,7 +124,7 @@ def test_unbeaten_is_empty_without_a_decision() -> None:
 
 
 def test_a_mixer_that_loses_to_softmax_is_not_bold_though_it_is_near_the_best() -> None:
-    """CSP is behind softmax with every seed. The best mean, TSSA, is too noisy to beat CSP."""
+    """Check that CSP loses with every seed, while the best mean, TSSA, is too noisy to beat CSP."""
     values = {
         "softmax": [0.800, 0.810, 0.790, 0.805],
         "csp": [0.790, 0.800, 0.780, 0.795],

@@ -1,4 +1,4 @@
-"""The estimate of the time that a comparison takes."""
+"""Tests of the estimated time of a comparison."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def test_a_stop_during_the_estimate_leaves_nothing_trained(tmp_path: Path) -> No
 
 
 class Slow(TokenMixer):
-    """Takes 20 ms a call."""
+    """Mixer that needs 20 ms per call."""
 
     card: ClassVar[MixerCard] = MixerCard(
         name="slow", title="Slow", paper="a test", equations="x", complexity="O(N)",
@@ -128,7 +128,7 @@ def slow() -> Iterator[None]:
 @pytest.mark.slow
 @pytest.mark.usefixtures("slow")
 def test_the_estimate_is_near_the_time_that_the_run_takes(tmp_path: Path) -> None:
-    """The mixer sleeps most of the time. Other programs on the machine do not lengthen that."""
+    """Use a mixer that mostly sleeps, because other programs do not lengthen its time."""
     config = settings(mixers=("slow",), seeds=(0,))
     config = replace(config, train=replace(config.train, max_steps=60, eval_every=20))
     results, (estimate,) = run(tmp_path / "out", config)
@@ -151,7 +151,7 @@ def test_the_time_left_adds_later_runs_at_the_pace_of_earlier_runs(
 
     left(status("a", 0, "training", 5))  # half of 5 s, then 7 s and 5 s
     left(status("a", 0, "training", 9, seconds_left=1.0))
-    left(status("a", 0, "done", 10))  # took 20 s: pace 4
+    left(status("a", 0, "done", 10))  # 20 s instead of 5 s: pace 4
     left(status("b", 0, "measuring", 0))
     left(status("b", 0, "diverged", 3))
     assert shown == [14.5, 13.0, 48.0, 48.0, 20.0]

@@ -22,7 +22,7 @@ VOID = {"meta", "img", "polyline", "path"}
 
 
 class Page(HTMLParser):
-    """Collects tags and text; fails on tags that do not nest."""
+    """Collects tags and text, and fails on tags that do not nest."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
@@ -139,7 +139,7 @@ TAG = "\"'/><xss>&"
 
 
 def leaves(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
-    """Where texts, numbers and names of entries are."""
+    """Yield the paths of texts, numbers and names of entries."""
     if isinstance(value, dict):
         for key, inner in value.items():
             yield (*path, key)
@@ -152,7 +152,7 @@ def leaves(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
 
 
 def with_tag(value: Any, path: tuple[Any, ...], *, in_name: bool) -> Any:
-    """A copy with a tag in place of the value at `path`, or of its name."""
+    """Replace the value at `path`, or its name, by a tag."""
     changed = copy.deepcopy(value)
     place = changed
     for step in path[:-1]:
@@ -166,7 +166,7 @@ def with_tag(value: Any, path: tuple[Any, ...], *, in_name: bool) -> Any:
 
 def test_no_field_of_results_puts_a_tag_into_the_page() -> None:
     results = copy.deepcopy(comparison())
-    # One run and one point of its curves stand for all: others are read by the same lines.
+    # One run and one point per curve are enough: the same lines read all others.
     results["runs"] = results["runs"][:1]
     results["mixers"] = results["mixers"][:1]
     for name in ("validation_curve", "train_curve"):
@@ -180,12 +180,12 @@ def test_no_field_of_results_puts_a_tag_into_the_page() -> None:
             try:
                 text = html_report(changed, [TAG], PLOT)
             except (TypeError, ValueError, KeyError, AttributeError, StopIteration):
-                continue  # a number that is a text: no page at all
+                continue  # text instead of a number: no page at all
             assert "<xss" not in text, path
             assert TAG not in text, path
             shown += text.count("&lt;xss&gt;") > 1
             if shown % 20 == 1:
-                Page(text)  # its tags nest
+                Page(text)  # the tags nest
     assert shown > 30
 
 
@@ -205,7 +205,7 @@ def test_nothing_is_marked_as_safe() -> None:
 
 
 def test_scores_whose_bars_overlap_may_differ() -> None:
-    """Seeds that are hard for both mixers make long bars, and a difference that is sure."""
+    """Seeds that are hard for both mixers give long bars and still a significant difference."""
     ours = {seed: 0.5 + 0.04 * seed for seed in range(5)}
     theirs = {seed: score - 0.02 - 0.001 * (seed % 2) for seed, score in ours.items()}
     found = paired_difference(ours, theirs)

@@ -1,4 +1,4 @@
-"""Folders of comparisons in one table: what comes out, and what does not compare."""
+"""Tests of merging folders of comparisons into one table, and of refused folders."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ RATES = {"tuned": {"lr": (1e-3, 1e-2)}}
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Each mixer alone with each seed, and both together."""
+    """Run each mixer alone with each seed, and both mixers together."""
     root = tmp_path_factory.mktemp("merge")
     for mixer in ("softmax", "tssa"):
         for seed in (0, 1):
@@ -70,7 +70,7 @@ def test_mixers_and_seeds_make_the_comparison_of_all(folders: Path, tmp_path: Pa
 def test_a_merge_is_known_by_what_it_merged(
     folders: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Not by the names of the folders, which may be equal in two working directories."""
+    """Identify a merge by its contents, because folders in two places may have equal names."""
     for place, parts in (("a", ("softmax0", "tssa0")), ("b", ("softmax1", "tssa1"))):
         for name, part in zip(("one", "two"), parts, strict=True):
             shutil.copytree(folders / part, tmp_path / place / name)
@@ -103,7 +103,7 @@ def test_on_the_command_line(
     out = tmp_path / "out"
     words = ["merge", folders / "softmax0", folders / "tssa0", "--out", out]
     monkeypatch.setattr(sys, "argv", ["rifflemix", *map(str, words)])
-    for _ in range(2):  # the second time into the folder of the first
+    for _ in range(2):  # the second pass writes into the folder of the first
         assert rifflemix.cli.main() == 0
         printed = capsys.readouterr().out
         assert "Softmax attention" in printed
@@ -114,11 +114,11 @@ def test_on_the_command_line(
 
 
 def changed(folder: Path, target: Path, change: Callable[[dict[str, Any]], None]) -> Path:
-    """A copy of a folder's results with a change in them."""
+    """Copy the results of a folder with a change."""
     results = json.loads((folder / "results.json").read_text())
     change(results)
     target.mkdir()
-    # As one who ran it so left it.
+    # Update the checksums, so that the change does not count as damage.
     results["runs"] = [sealed(run) for run in results["runs"]]
     if results.get("tuning"):
         results["tuning"]["trials"] = [sealed(trial) for trial in results["tuning"]["trials"]]
@@ -245,7 +245,7 @@ def test_a_mixer_has_the_same_code_in_whichever_file(folders: Path, tmp_path: Pa
 
 
 def test_a_comparison_from_before_some_settings(folders: Path, tmp_path: Path) -> None:
-    """What it does not hold was off; elsewhere it may be on."""
+    """Check that a missing setting counts as off in an older file."""
 
     def older(results: dict[str, Any]) -> None:
         for name in ("mixup", "label_smoothing", "num_workers"):

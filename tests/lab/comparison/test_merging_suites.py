@@ -1,4 +1,4 @@
-"""Parts of a suite in one: tasks, mixers and seeds from several folders, and what does not fit."""
+"""Tests of merging parts of a suite: tasks, mixers and seeds, and refused parts."""
 
 from __future__ import annotations
 
@@ -34,7 +34,10 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The whole suite, one task of it, and the other task by mixer."""
+    """Run a suite as a whole and in parts.
+
+    The parts are task coarse, task fine by mixer, and an unrelated comparison.
+    """
     root = tmp_path_factory.mktemp("suites")
     rm.compare_suite("tiny", MIXERS, out=root / "whole", **SMALL)
     rm.compare_suite("tiny", MIXERS, out=root / "coarse", tasks=["coarse"], **SMALL)
@@ -51,7 +54,7 @@ def by_run(comparison: rm.Comparison) -> list[dict[str, Any]]:
 @pytest.mark.slow
 def test_parts_make_the_suite(folders: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
-    # The mixers of the second task in the other order: the page has one row for each.
+    # Reverse the mixers of the second task: the page has one row for each mixer.
     found = merge_suites([folders / "coarse", folders / "csp", folders / "identity"], out)
     assert found.results == json.loads((out / "results.json").read_text())
     whole = json.loads((folders / "whole" / "results.json").read_text())
@@ -78,7 +81,7 @@ def test_a_merge_can_be_merged_and_made_again(folders: Path, tmp_path: Path) -> 
     assert by_run(again.comparisons["fine"]) == by_run(first.comparisons["fine"])
     both = merge_suites([tmp_path / "fine", folders / "coarse"], tmp_path / "both")
     assert list(both.comparisons) == ["coarse", "fine"]
-    # No suite that `compare --suite` could go on with: the runs are elsewhere.
+    # `compare --suite` cannot continue this suite, because its runs are in other folders.
     with pytest.raises(InputError, match="out: "):
         rm.compare_suite("tiny", MIXERS, out=tmp_path / "both", **SMALL)
 
@@ -94,7 +97,7 @@ def test_on_the_command_line(folders: Path, tmp_path: Path, cli: Cli) -> None:
 
 
 def changed(folder: Path, target: Path, change: Callable[[dict[str, Any]], None]) -> Path:
-    """A copy of a suite's folder with a change in what its results.json holds."""
+    """Copy a suite folder and change its results.json."""
     shutil.copytree(folder, target)
     path = target / "results.json"
     results = json.loads(path.read_text())
@@ -170,7 +173,7 @@ def test_unfinished_and_tampered_parts_are_refused(folders: Path, tmp_path: Path
 
 
 def test_a_suite_that_was_stopped_between_tasks_is_refused(folders: Path, tmp_path: Path) -> None:
-    """Its page does not have the task that was not begun."""
+    """Check the refusal, because the page of the suite lacks the task that did not begin."""
 
     def stop(results: dict[str, Any]) -> None:
         results |= {"status": "partial", "tasks_planned": ["coarse", "fine"]}

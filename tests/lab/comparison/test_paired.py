@@ -61,7 +61,7 @@ def test_only_common_seeds_count() -> None:
 
 @pytest.mark.parametrize("shift", [0.0, -0.05], ids=["shown", "hardly any"])
 def test_two_errors_add_up(shift: float) -> None:
-    """A level reaches as far as both errors' own quantiles together."""
+    """Check that an interval is as wide as the quantiles of both errors together."""
     ours = {0: 0.90 + shift, 1: 0.94 + shift, 2: 0.92 + shift}
     theirs = {0: 0.85, 1: 0.86, 2: 0.89}
     alone = paired_difference(ours, theirs)
@@ -87,9 +87,9 @@ def test_two_errors_add_up(shift: float) -> None:
 
 @pytest.mark.parametrize(("seeds", "ratio"), [(2, 0.5), (3, 0.25)])
 def test_equal_mixers_seldom_differ(seeds: int, ratio: float) -> None:
-    """Of fourteen rows none differs: Holm's correction lets one appear in 5 % of tables at most.
+    """Draw fourteen equal rows; Holm's correction may mark one in at most 5 % of tables.
 
-    Degrees of freedom that follow the estimate (Welch and Satterthwaite) let many more appear.
+    With estimated degrees of freedom (Welch and Satterthwaite), many more rows would be marked.
     """
     draws = np.random.default_rng(seeds)
     sampling, tables = ratio / math.sqrt(seeds), 100
@@ -121,7 +121,7 @@ def test_holm() -> None:
 
 
 def test_seeds_that_agree_but_for_rounding_show_a_difference() -> None:
-    """The variance over seeds is then rounding alone, and the degrees of freedom overflow."""
+    """The variance over seeds is then rounding error, and the degrees of freedom overflow."""
     ours, theirs = {0: 0.90, 1: 0.91, 2: 0.92}, {0: 0.80, 1: 0.81, 2: 0.82}
     found = paired_difference(ours, theirs, sampling_error=0.01)
     assert found is not None

@@ -1,4 +1,4 @@
-"""One mixer with one seed: `rifflemix train`."""
+"""Tests of `rifflemix train`: one mixer with one seed."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rifflemix.lab.runs.status import RunStatus
 from rifflemix.lab.tasks import task_card
 
 OLD_RUN = Path(__file__).parent / "old_run"
-"""A run that version 0.1.0.dev (commit a09549a) stopped after step 10."""
+"""Run that version 0.1.0.dev (commit a09549a) stopped after step 10."""
 
 
 def config(**settings: object) -> CompareConfig:

@@ -1,4 +1,4 @@
-"""The variance over seeds that all rows of a table say together."""
+"""Tests of the pooled variance over seeds of all rows of a table."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def test_many_rows_alike_find_their_variance() -> None:
 
 
 def test_what_a_seed_does_to_all_rows_is_no_spread() -> None:
-    """Seeds that are hard for all: only what is left differs between rows."""
+    """Check that seed effects common to all rows do not count."""
     draws = np.random.default_rng(1)
     own, common = draws.normal(size=(8, 3)), 100 * draws.normal(size=3)
     alone, together = seed_spread(rows_of(own)), seed_spread(rows_of(own + common))
@@ -38,7 +38,7 @@ def test_what_a_seed_does_to_all_rows_is_no_spread() -> None:
 
 
 def test_rows_of_unlike_spreads_say_little() -> None:
-    """The prior's degrees of freedom by scipy's trigamma function."""
+    """Compare the degrees of freedom of the prior with scipy's trigamma function."""
     draws = np.random.default_rng(3)
     scores = np.exp(np.arange(-3, 3))[:, None] * draws.normal(size=(6, 7))
     found = seed_spread(rows_of(scores))
@@ -56,7 +56,7 @@ def test_rows_of_unlike_spreads_say_little() -> None:
 
 
 def test_rows_of_one_spread_count_for_all_their_degrees_of_freedom() -> None:
-    """Four rows, two seeds, no seed harder than another: what is left of a row varies by 8 / 3."""
+    """Use four rows and two equally hard seeds, so that a row has the variance 8 / 3."""
     rows: Rows = [{0: 1.0, 1: -1.0}, {0: -1.0, 1: 1.0}] * 2
     found = seed_spread(rows)
     assert found is not None
@@ -64,7 +64,7 @@ def test_rows_of_one_spread_count_for_all_their_degrees_of_freedom() -> None:
     assert found.freedom == pytest.approx(4 * half)
     expected = np.log(8 / 3) - scipy.special.digamma(half) + np.log(half)
     assert np.log(found.variance) == pytest.approx(expected)
-    assert seed_spread([*rows, {0: 99.0}]) == found  # one seed varies over none
+    assert seed_spread([*rows, {0: 99.0}]) == found  # one seed has no variance
 
 
 def test_a_difference_has_its_own_part_of_the_variance() -> None:
@@ -93,7 +93,7 @@ def test_few_rows_seeds_or_differences_say_nothing(rows: Rows) -> None:
 
 @pytest.mark.parametrize(("rows", "unlike"), [(6, 0.0), (15, 0.7)])
 def test_rows_without_a_difference_seldom_differ(rows: int, unlike: float) -> None:
-    """Every row against the first, three seeds: one of twenty tables shows a false difference."""
+    """Compare every row with the first: one of twenty tables may show a false difference."""
     draws, tables, false = np.random.default_rng(rows), 150, 0
     for _ in range(tables):
         spreads = np.exp(unlike * draws.normal(size=(rows, 1)))
@@ -108,7 +108,7 @@ def test_rows_without_a_difference_seldom_differ(rows: int, unlike: float) -> No
 @pytest.mark.parametrize("baseline", ["row 0", "no row"])
 @pytest.mark.parametrize(("rows", "seeds"), [(3, 3), (15, 10)])
 def test_the_truly_best_seldom_loses_its_bold(rows: int, seeds: int, baseline: str) -> None:
-    """All rows are equally good; the last row counts as the best of them."""
+    """Draw equally good rows, and count the last row as the best."""
     draws, tables, lost = np.random.default_rng(rows), 100, 0
     names = [f"row {number}" for number in range(rows)]
     for _ in range(tables):

@@ -1,4 +1,4 @@
-"""Suites: comparisons of the same mixers on several tasks, ranked without deciding what is open."""
+"""Tests of suites: comparisons of the same mixers on several tasks, with cautious ranks."""
 
 from __future__ import annotations
 
@@ -38,12 +38,15 @@ PEERS_CHOSEN_BY = REPOSITORY / "benchmarks/results/compare-digits-all-2026-11-20
 
 
 def with_accuracies(scores: dict[str, list[float] | None]) -> dict[str, Any]:
-    """A finished comparison: mixer -> its test accuracy by seed, None where every run failed."""
+    """Build a finished comparison from test accuracies by mixer and seed.
+
+    None means that every run of the mixer failed.
+    """
     seeds = max(len(values) for values in scores.values() if values)
     results = comparison(mixers=6, seeds=seeds)
     results["mixers"] = [m for m in results["mixers"] if m["name"] in scores]
     results["runs"] = [run for run in results["runs"] if scores.get(run["mixer"])]
-    results["task"]["sizes"]["test"] = 10**9  # so that seeds alone make noise
+    results["task"]["sizes"]["test"] = 10**9  # so that noise comes from seeds only
     for run in results["runs"]:
         values = scores[run["mixer"]]
         assert values is not None
@@ -76,7 +79,7 @@ def test_the_ranks_of_a_task_add_up_as_without_ties() -> None:
 
 
 def test_all_pairs_are_corrected_for_not_those_with_the_best() -> None:
-    """A difference that one comparison would show is not shown among fifteen."""
+    """A difference that is significant in one comparison is not significant among fifteen."""
     near = {"softmax": [0.80, 0.81, 0.82], "csp": [0.810, 0.822, 0.829]}
     alone = ranking(with_accuracies(near))
     others = {"tssa": [0.7, 0.9, 0.8], "butterfly": [0.9, 0.7, 0.8], "sinkhorn": [0.8, 0.9, 0.7]}
@@ -149,12 +152,12 @@ def test_means_over_tasks() -> None:
     assert (standing.rank, standing.low, standing.high) == (1.75, 1.5, 2.0)
     assert mean_standing([], "a") is None
     assert unbeaten([one]) == ["a"]
-    assert unbeaten([one, other]) == ["a", "b"]  # each is ahead of the other once
+    assert unbeaten([one, other]) == ["a", "b"]  # each beats the other once
     assert unbeaten([]) == []
 
 
 def test_where_each_is_behind_some_other_no_mixer_is_named() -> None:
-    """Ahead in a ring: each of three is behind another on two of three tasks."""
+    """Build a cycle in which each of three mixers loses to another on two of three tasks."""
     ring = [("softmax", "csp", "tssa"), ("csp", "tssa", "softmax"), ("tssa", "softmax", "csp")]
     steps = [[0.90, 0.91, 0.92], [0.80, 0.82, 0.81], [0.70, 0.71, 0.73]]
     tasks = {order[0]: with_accuracies(dict(zip(order, steps, strict=True))) for order in ring}
@@ -197,7 +200,7 @@ def test_the_page_answers_and_says_what_loses_where() -> None:
 
 
 def named(sentences: list[str]) -> list[tuple[str, list[str]]]:
-    """The subject of each sentence and the mixers that it names, in their order."""
+    """Return the subject and the named mixers of each sentence."""
     return [
         (
             next((word for word in ("accuracy", "speed", "memory") if word in sentence), ""),
@@ -273,7 +276,7 @@ def test_the_page_of_the_suites_has_their_sizes() -> None:
         assert all(f"{value:,}" in line for value in task.options.values()), line
 
 
-# A suite that is small enough to be run here.
+# A suite that is small enough to run here.
 
 TINY = Suite(
     "tiny",
@@ -301,7 +304,10 @@ SMALL = {"dim": 8, "num_layers": 1, "num_heads": 2, "threads": 1}
 
 @pytest.fixture
 def tiny(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Suite:
-    """Without plots and memory, which other tests see and which take most of the time."""
+    """Register a tiny suite without plots and memory measurements.
+
+    Other tests check these two parts, which take most of the time.
+    """
     monkeypatch.setenv("RIFFLEMIX_CACHE", str(tmp_path / "cache"))
     monkeypatch.setitem(SUITES, "tiny", TINY)
     monkeypatch.setattr("rifflemix.lab.comparison.plot.comparison_plot", lambda results: b"")
@@ -325,7 +331,7 @@ def test_a_suite_from_python_and_what_it_leaves(tmp_path: Path) -> None:
         assert (out / name / "report.html").is_file()
     assert seen
     seen.clear()
-    # A task of a suite is a comparison like any other, and nothing is left to do.
+    # A task of a suite is an ordinary comparison, so no run is left.
     settings = {**TINY.settings(TINY.tasks["coarse"]), **SMALL}
     same = rm.compare("digits", TINY.mixers, out=out / "coarse", on_status=seen.append, **settings)
     assert not seen
@@ -451,7 +457,7 @@ def test_every_mixer_of_the_small_suite_fits_a_padded_task(tmp_path: Path) -> No
 
 
 def test_another_process_that_writes_the_page_is_waited_for(tiny: Suite, tmp_path: Path) -> None:
-    """Tasks of one suite may be made at once, each by a process; all write the page."""
+    """Check the lock: several processes may run tasks of one suite, and all write the page."""
     out, done = tmp_path / "out", threading.Event()
 
     def other() -> None:

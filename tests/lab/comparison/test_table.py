@@ -26,9 +26,9 @@ from rifflemix.lab.runs.results import summarise
 
 
 def results_of(**runs: list[tuple[float, float]]) -> dict[str, Any]:
-    """Results with given (validation accuracy, speed) for each seed of each mixer.
+    """Build results from (validation accuracy, speed) for each seed of each mixer.
 
-    The test accuracy is 0.01 below that of validation; both splits have 300 samples.
+    The test accuracy is 0.01 lower than the validation accuracy. Both splits have 300 samples.
     """
     results = comparison(mixers=1, seeds=max(len(values) for values in runs.values()))
     results["runs"] = [
@@ -69,7 +69,7 @@ def test_cells_show_mean_spread_and_ratio() -> None:
     assert csp[4].text == "25.0 (2.50x)"
     assert csp[5].text == "1.00 MiB (1.00x)"
     assert [cell.best for cell in csp] == [False, False, True, True, True, False, True, False]
-    assert not softmax[5].best  # equal memory: neither is better
+    assert not softmax[5].best  # equal memory: no mixer is better
 
 
 def test_one_seed_has_no_spread() -> None:
@@ -109,7 +109,7 @@ def test_the_least_memory_is_bold() -> None:
 def test_bold_is_what_cannot_be_told_from_the_best(
     third: tuple[float, float], expected: list[bool]
 ) -> None:
-    """300 samples at 0.9 alone make a standard error of 1.7 %."""
+    """With 300 samples, an accuracy of 0.9 has a standard error of 1.7 %."""
     results = results_of(
         softmax=[(0.895, 1.0), (0.905, 1.0)],
         tssa=[(0.85, 1.0), (0.86, 1.0)],
@@ -119,7 +119,7 @@ def test_bold_is_what_cannot_be_told_from_the_best(
 
 
 def test_scores_are_compared_seed_by_seed() -> None:
-    """Seeds that are hard for both hide no difference."""
+    """Check that seeds that are hard for both mixers do not hide a difference."""
     ours, theirs = (0.50, 0.70, 0.90), (0.47, 0.66, 0.87)
     results = results_of(
         softmax=[(score, 1.0) for score in theirs], csp=[(score, 1.0) for score in ours]
@@ -127,7 +127,7 @@ def test_scores_are_compared_seed_by_seed() -> None:
     assert bold(results, 2) == [False, False]
     results["task"]["sizes"] = dict.fromkeys(("train", "validation", "test"), 10**6)
     assert bold(results, 2) == [False, True]
-    for entry in results["runs"]:  # the same scores, other seeds together
+    for entry in results["runs"]:  # the same scores, paired with other seeds
         if entry["mixer"] == "csp":
             entry["seed"] = (entry["seed"] + 1) % 3
     assert bold(results, 2) == [False, False]
@@ -140,7 +140,7 @@ def test_without_two_common_seeds_no_score_is_bold() -> None:
 
 
 def pairs_of(rows: list[Row]) -> list[tuple[str, Decision]]:
-    """Each mixer and the decision about its difference from softmax attention."""
+    """Return each mixer and the decision about its difference from softmax attention."""
     return [(of.row.name, of.decision) for of in differences_from_softmax(rows)]
 
 
@@ -209,10 +209,13 @@ def test_pooled_spread() -> None:
 
 
 def at_chance(**changes: Any) -> dict[str, Any]:
-    """300 test samples, the best 2.3 % above the commonest answer, everything else far ahead."""
+    """Build results near the majority-class baseline.
+
+    With 300 test samples, CSP is 2.3 % above the baseline. Its speed is far ahead of softmax.
+    """
     results = results_of(
         softmax=[(0.26, 10.0), (0.26, 10.0)], csp=[(0.283, 99.0), (0.283, 99.0)]
-    )  # of the validation split; the test split has 0.01 less
+    )  # on the validation split; test is 0.01 lower
     results["task"]["majority_share"] = {"validation": 0.2, "test": 0.25}
     results["task"].update(changes)
     return results
@@ -278,7 +281,7 @@ def test_a_mixer_with_one_seed_left_hides_no_difference_of_others() -> None:
     results["failed_runs"] = [{"mixer": "tssa", "seed": 1, "error": "training diverged"}]
     assert bold(results, 2) == bold(results, 4) == [True, False, False]
     note = softmax_note(results)
-    assert note.count("Tssa") == 2  # its diverged run, and that its score is not compared
+    assert note.count("Tssa") == 2  # its diverged run, and its missing score comparison
     results["failed_runs"] = []
     assert softmax_note(results).count("Tssa") == 1
 
@@ -313,7 +316,7 @@ def test_no_difference_is_not_shown_as_minus_zero() -> None:
 def test_the_finite_split_counts_for_other_metrics_where_it_was_measured(
     is_measured: bool,
 ) -> None:
-    """Seeds alone tell 20 from 19; 300 samples with a deviation of 60 do not."""
+    """Seeds alone separate 20 from 19; 300 samples with a deviation of 60 do not."""
     results = with_perplexity(comparison(mixers=2), accuracy=False)
     for entry in results["runs"]:
         mean = {"softmax": 20.0, "csp": 19.0}[entry["mixer"]]

@@ -1,4 +1,4 @@
-"""Comparisons as TOML files: read, refused, written and given back."""
+"""Tests of comparisons as TOML files: reading, refusing, writing and running again."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ patch_size = 4
 
 
 def resolved(text: str) -> dict[str, Any]:
-    """The configuration that a file stands for."""
+    """Return the configuration that a file describes."""
     values = tomllib.loads(text)
     labels, _ = chosen_mixers(values.pop("mixers"), values["task"])
     seeds = chosen_seeds(values.pop("seeds"))
@@ -125,7 +125,7 @@ def test_a_file_chooses_and_options_win(
     assert {name: again[name] for name in again if name != "task_options"} == {
         name: config[name] for name in again if name != "task_options"
     }
-    # Given back it is the same comparison: a finished folder is read, not refused.
+    # The file gives the same comparison, so a finished folder is read and accepted.
     capsys.readouterr()
     (tmp_path / "copy.toml").write_text(written)
     assert run(monkeypatch, "--config", tmp_path / "copy.toml", "--out", tmp_path / "out") == 0

@@ -1,4 +1,4 @@
-"""Tuning: the same trials for all, chosen on validation, the test split for the chosen alone."""
+"""Tests of tuning: equal trials for all mixers, and the test split only for chosen settings."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ TUNED = {"tuned": {"lr": RATES}, "seeds": (0, 1)}
 
 
 def trials(results: dict[str, Any]) -> list[dict[str, Any]]:
-    """What must not depend on the clock or on stops."""
+    """Return the values that do not depend on clock and stops."""
     keys = ("mixer", "seed", "settings", "folder", "validation", "validation_curve", "train_curve")
     return [{key: run[key] for key in keys} for run in results["tuning"]["trials"]]
 
@@ -237,7 +237,10 @@ def test_one_rate_in_a_list_is_no_tuning(tmp_path: Path) -> None:
 
 
 def fake() -> dict[str, Any]:
-    """Made-up results with three rates; csp chose the last, softmax the middle one."""
+    """Build results of tuning with three rates.
+
+    CSP chose the last rate, softmax the middle rate.
+    """
     results = comparison(mixers=2, seeds=2)
     del results["config"]["train"]["lr"]
     results["tuning"] = {

@@ -1,4 +1,4 @@
-"""The engine of all trainings: claims, attempts, records, several workers."""
+"""Tests of the engine of all trainings: claims, attempts, records, several workers."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ NAMES = ["x/a", "x/b", "x/c", "x/chosen"]
 
 
 def weights(out: Path) -> dict[str, bytes]:
-    """Bytes of the chosen weights of every run."""
+    """Return the bytes of the chosen weights of every run."""
     return {
         name: tensor.numpy().tobytes()
         for run in NAMES
@@ -42,7 +42,7 @@ def weights(out: Path) -> dict[str, bytes]:
 
 @pytest.fixture(scope="module")
 def serial(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The experiment as one worker makes it."""
+    """Run the experiment with one worker."""
     out = tmp_path_factory.mktemp("serial") / "out"
     carry_out(Toy(out), ToyTrainer(), engine())
     return out
@@ -120,7 +120,7 @@ def test_another_worker_continues_the_run_of_a_killed_one(tmp_path: Path, serial
     assert killed.exitcode == -signal.SIGKILL
     trainer = ToyTrainer()
     carry_out(Toy(out), trainer, engine())
-    assert trainer.trained.count("x/b") == 23 - 8  # the last checkpoint is of step 8
+    assert trainer.trained.count("x/b") == 23 - 8  # the last checkpoint is at step 8
     assert "x/a" not in trainer.trained
     assert weights(out) == weights(serial)
 
@@ -158,7 +158,7 @@ def test_a_stopped_process_does_no_harm_when_it_wakes_up(tmp_path: Path, serial:
 
 @pytest.fixture
 def no_locks(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """A network file system without flock, as far as attempts are concerned."""
+    """Simulate a network file system without flock for attempts."""
 
     def locked(folder: Path, name: str) -> None:
         raise InputError("no locks")
@@ -176,7 +176,7 @@ def test_heartbeats_serve_where_there_are_no_locks(tmp_path: Path, serial: Path)
     owned = store.claim(run)
     assert owned is not None
     assert store.is_busy(run)
-    time.sleep(1.3)  # the heart beats on
+    time.sleep(1.3)  # the heartbeat continues
     assert store.claim(run) is None
     owned._ended.set()  # as if the machine died
     wait_for(lambda: not store.is_busy(run))

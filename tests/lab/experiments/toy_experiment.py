@@ -1,4 +1,4 @@
-"""A small experiment of real trainings, for tests of the engine."""
+"""A small experiment with real trainings, for tests of the engine."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from rifflemix.lab.train.engine import Engine
 
 @dataclass(frozen=True)
 class Toy:
-    """Runs "a", "b" and "c"; "chosen" continues "a" once all three have finished."""
+    """Runs "a", "b" and "c"; "chosen" continues "a" after all three have finished."""
 
     out: Path
     settings: Mapping[str, Any] = field(default_factory=lambda: {"format": "toy/1"})
@@ -31,7 +31,7 @@ class Toy:
 
 
 class ToyTrainer:
-    """Trains the toy model; `at_step` is called after every update."""
+    """Train the toy model and call `at_step` after every update."""
 
     def __init__(self, at_step: Any = None, diverges: str = "") -> None:
         self.at_step = at_step

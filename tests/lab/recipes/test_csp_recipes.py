@@ -1,4 +1,4 @@
-"""Rows of the CSP paper: what their models really do."""
+"""Tests of the models of the CSP paper's rows."""
 
 from __future__ import annotations
 
@@ -26,7 +26,10 @@ def parameters(recipe: Recipe) -> int:
 
 
 def where_tokens_go(permutation: CSP, length: int) -> torch.Tensor:
-    """(C,): where each channel takes its first token from, in positions to the left."""
+    """Return the source (C,) of the first token of each channel.
+
+    The source is counted in positions to the left.
+    """
     places = torch.arange(length, dtype=torch.float32)
     v = places[None, :, None].repeat(1, 1, permutation.inner_dim)
     moved = permutation.permute(v, None)[0]
@@ -43,7 +46,7 @@ def test_shift_alone_makes_a_head_for_every_token(column: str, tokens: int) -> N
 
 
 def test_one_shift_for_each_head() -> None:
-    """Equation (3): the rows of head m move by C (m - 1) / D."""
+    """Check equation (3): the rows of head m move by C (m - 1) / D."""
     steps = where_tokens_go(built("csp/table1-cifar10-head_shift").blocks[3].mixer, 64)
     assert steps.tolist() == [512 // 64 * (channel // 64) for channel in range(512)]
 
@@ -55,7 +58,7 @@ def test_pairs_keep_the_stride_of_two() -> None:
 
 
 def test_mega_shifts_an_image_by_the_printed_steps() -> None:
-    """c ceil(N / C) for N = 1,024 and C = 320 channels counted from 0, and no sort."""
+    """Check c ceil(N / C) for N = 1,024 and C = 320 channels counted from 0, and no sort."""
     for block in built("csp/table4-image-mega_csp").blocks:
         steps = where_tokens_go(block.mixer.permutation, 1024).tolist()
         assert steps == [4 * channel % 1024 for channel in range(320)]
@@ -77,7 +80,7 @@ def test_group_sorting_has_the_groups_of_table_5_and_no_shift(column: str, group
 
 
 def test_table_5_leaves_imagenet_sorted_as_a_whole() -> None:
-    """Its printed accuracy is that of Sliceformer, which has one group."""
+    """Check the missing row: its reported accuracy is a result of Sliceformer with one group."""
     with pytest.raises(InputError, match="recipe"):
         get_recipe("csp/table3-imagenet-group_sort")
 
@@ -105,7 +108,7 @@ def test_top5_is_another_metric_of_the_same_run() -> None:
         assert getattr(top1, field) == getattr(top5, field)
 
 
-# MEGA's released commands: rate, batch, updates, dropout.
+# From MEGA's released commands: rate, batch, updates, dropout.
 MEGA = {
     "listops": (1e-3, 64, 90_000, 0.1),
     "text": (4e-3, 50, 25_000, 0.1),
@@ -114,7 +117,7 @@ MEGA = {
     "pathfinder": (1e-2, 128, 250_000, 0.0),
     "pathx": (1e-2, 128, 125_000, 0.0),
 }
-# Table 7 of the CSP paper; the updates are in the notes where they had to be decided.
+# From Table 7 of the CSP paper; the notes give the updates that the paper leaves open.
 MEGA_CSP = {
     "listops": (1e-3, 64, 90_000, 0.1),
     "text": (4e-3, 50, 25_000, 0.1),
@@ -139,10 +142,10 @@ def test_mega_runs_by_its_own_command(task: str, row: str) -> None:
     assert drops <= {0.0, found[3]}
     assert model.blocks[0].mixer.layer_dropout == found[3]
     assert train.schedule_steps is None
-    assert train.decay_all  # fairseq's trainer hands its optimiser one group of all parameters
+    assert train.decay_all  # fairseq's trainer passes one group of all parameters
 
 
-# Samples of the training sets that the paper's epochs count.
+# Training set sizes for the epochs of the paper.
 SAMPLES = {
     "listops": (96_000, 60),
     "text": (25_000, 50),
@@ -178,7 +181,7 @@ def test_what_was_decided_is_said() -> None:
     ],
 )
 def test_reviews_of_megas_host_are_cut_at_4000_bytes(name: str) -> None:
-    """Its data are called imdb-4000, its models take 4,002 positions."""
+    """MEGA calls its data imdb-4000, and its models have 4,002 positions."""
     assert get_recipe(name).task_options == {"max_length": 4000}
 
 

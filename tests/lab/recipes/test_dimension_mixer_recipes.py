@@ -1,4 +1,4 @@
-"""Dimension Mixer: the curriculum of Table 6, and the statistics its code normalises CIFAR by."""
+"""Tests of Dimension Mixer: the curriculum of Table 6 and the CIFAR statistics of its code."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ SCALES = {
 @pytest.mark.parametrize("task", STATISTICS)
 def test_images_are_normalised_as_in_the_released_code(task: str) -> None:
     recipes = [get_recipe(n) for n in list_recipes() if n.startswith("dimension_mixer/")]
-    # Table 5's Image task is gray and of tokens.
+    # The Image task of Table 5 uses gray pixels as tokens.
     rows = [r for r in recipes if r.task == task and r.table != "Table 5"]
     assert len(rows) > 10
     for recipe in rows:
@@ -66,7 +66,7 @@ def test_images_are_normalised_as_in_the_released_code(task: str) -> None:
 
 @pytest.mark.parametrize("name", ["table6-32", "table6-128", "table5-pathx-butterfly"])
 def test_the_way_to_path_x_has_the_hosts_adamw(name: str) -> None:
-    """The paper changes rate, schedule and decay; eps and what is decayed stay the host's."""
+    """The paper changes rate, schedule and decay; eps and the decayed weights stay the same."""
     train = get_recipe(f"dimension_mixer/{name}").train
     assert (train.lr, train.weight_decay, train.decay_all) == (3e-4, 1e-3, True)
     assert train.eps == get_recipe("dimension_mixer/table5-pathfinder-butterfly").train.eps == 1e-6

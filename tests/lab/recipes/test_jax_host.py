@@ -1,8 +1,8 @@
-"""The JAX host of the Long Range Arena's rows against one written out from its description.
+"""Compare the JAX host model of the Long Range Arena with a literal implementation.
 
-As in `test_small_host`, the literal host shares no code with the package. A pair of positions one
-of which is padding has the score -1e10 there, which swallows every digit of a float32 score: a
-padded query sees all positions alike.
+As in `test_small_host`, the literal model shares no code with the package. A pair of positions has
+the score -1e10 if one of them is padding. That score swallows every digit of a float32 score, so a
+padded query attends to all positions equally.
 """
 
 from __future__ import annotations
@@ -64,13 +64,16 @@ def waves(length: int, dim: int) -> Tensor:
 
 
 def vector(w: dict[str, Tensor], ids: Tensor, heads: int, attend: Attend) -> Tensor:
-    """The class token, or the mean of all positions, behind the last norm."""
+    """Run the encoder on ids (B, N) up to its vector per sample.
+
+    The vector is the class token, or the mean over all positions, after the last norm.
+    """
     valid, x = ids > 0, w["embed.weight"][ids]
     if "cls" in w:
         x = torch.cat((w["cls"].expand(len(x), -1, -1), x), 1)
         valid = torch.cat((valid[:, :1], valid), 1)
     learned = w.get("positions.table")
-    # The table is float32 in that code.
+    # The table is float32 in the original code.
     x = x + (waves(*x.shape[1:]).float() if learned is None else learned[: x.shape[1]])
     layer = 0
     while f"blocks.{layer}.norm1.weight" in w:
@@ -108,8 +111,9 @@ def softmax(q: Tensor, k: Tensor, v: Tensor, valid: Tensor, sees: Tensor | None 
 
 
 def sparse(q: Tensor, k: Tensor, v: Tensor, valid: Tensor) -> Tensor:
-    """Blocks of 50, 10 summaries, over the pixels; the class token, first, sees and is seen by
-    all.
+    """Attend to pixels in blocks of 50 with 10 summaries each.
+
+    The class token is first. It attends to all positions, and all positions attend to it.
     """
     i, j = torch.arange(q.shape[2] - 1)[:, None], torch.arange(q.shape[2] - 1)[None, :]
     summary = (j % 50 == 0) | (j % 50 >= 40)
@@ -124,7 +128,7 @@ def window(q: Tensor, k: Tensor, v: Tensor, valid: Tensor) -> Tensor:
 
 
 def elu(q: Tensor, k: Tensor, v: Tensor, valid: Tensor) -> Tensor:
-    """Linear attention takes no mask."""
+    """Apply linear attention without a mask."""
     q, k = (torch.where(t > 0, t + 1, t.exp()) for t in (q, k))
     weights = q @ k.mT
     return weights @ v / (weights.sum(-1, keepdim=True) + 1e-6)
@@ -136,7 +140,10 @@ def relu(q: Tensor, k: Tensor, v: Tensor, valid: Tensor) -> Tensor:
 
 
 def ids_of(task: str, length: int) -> Tensor:
-    """Ids (3, length); of images, the first two black in parts, the second in the first pixel."""
+    """Build ids (3, length).
+
+    The first two images have black pixels; the first pixel of the second image is black.
+    """
     generator = torch.Generator().manual_seed(2)
     ids = torch.randint(1, 16, (3, length), generator=generator)
     if task in ("image", "pathfinder"):
@@ -243,7 +250,7 @@ def test_sparse_rows_have_the_blocks_of_the_released_get_model() -> None:
 
 @pytest.mark.parametrize("task", [task for task in TASKS if task != "retrieval"])
 def test_sinkhorn_reads_the_mean_by_one_map(task: str) -> None:
-    """Its model in that code has neither a class token nor a hidden layer in the head."""
+    """The Sinkhorn model in that code has no class token and no hidden layer in the head."""
     recipe = of_row(task, "sinkhorn")
     model = on_meta(recipe)
     assert (recipe.model_settings["pool"], model.settings["head_hidden"]) == ("position_mean", [])
@@ -291,7 +298,7 @@ def test_sliceformers_own_rows(task: str, variant: str) -> None:
 
 
 def test_one_table_is_one_task() -> None:
-    """Text of Table II is 1,000 bytes in every row, and so it is wherever its host stands."""
+    """Check that Text of Table II is 1,000 bytes in every row and for every host model."""
     recipes = [get_recipe(name) for name in list_recipes()]
     rows = [
         r for r in recipes if r.model == "lra_text" or r.name.startswith("sliceformer/table2-text")
@@ -327,7 +334,7 @@ def build_small(recipe: Recipe) -> rm.models.Model:
 
 
 def test_sinkformer_rows_are_cut_as_released_or_say_so() -> None:
-    """Its configurations have max_length 1,000 on two tasks, all others the task's own."""
+    """Check max_length 1,000 on two tasks; other Sinkformer tasks use the task's length."""
     assert of_row("retrieval", "sinkformer").task_options == {"max_length": 1000}
     assert of_row("retrieval", "softmax").task_options == {}
     assert any("1,000 tokens" in note for note in of_row("listops", "sinkformer").notes)

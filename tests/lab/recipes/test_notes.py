@@ -1,4 +1,4 @@
-"""Notes of recipes: settings that are inferred, or that differ from the printed ones."""
+"""Tests of the notes of recipes about settings that are inferred or differ from the paper."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def names_with(start: str, words: str) -> set[str]:
 
 
 def test_adamw_is_noted_where_the_csp_paper_prints_adam_with_decay() -> None:
-    """Tables 6 and 7 print Adam for the rows of the paper's own."""
+    """Check the notes, because Tables 6 and 7 report Adam for the paper's new rows."""
     own = [r for r in RECIPES if r.paper.startswith("Yuan and Xu, Channel") and "CSP" in r.row]
     expected = {
         r.name

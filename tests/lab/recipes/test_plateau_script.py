@@ -1,4 +1,4 @@
-"""benchmarks/plateau.py: rows of fewer positions, trained until they leave the commonest answer."""
+"""Tests of benchmarks/plateau.py: short rows train until they beat the majority class."""
 
 from __future__ import annotations
 

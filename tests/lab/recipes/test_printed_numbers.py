@@ -1,8 +1,9 @@
-"""The numbers that recipes print beside ours are the papers': printed_numbers.csv holds them.
+"""Check that the reported values of recipes are the values in the papers.
 
-A line of the table is one number: paper, table, row, column and metric name the recipe's place.
-`line` is a pattern that begins a line of the paper's text and `place` counts the decimal numbers
-after it, so that whoever has the texts can check the table itself. A new recipe adds its line.
+printed_numbers.csv contains the values. Each line is one number: paper, table, row, column and
+metric name the place of the recipe. `line` is a pattern at the start of a line in the paper's
+text. `place` counts the decimal numbers after the pattern, so anyone with the texts can check the
+table. A new recipe adds its line.
 """
 
 from __future__ import annotations
@@ -47,7 +48,10 @@ def test_recipes_print_the_numbers_of_the_table() -> None:
 
 
 def numbers_of(lines: list[str], start: str) -> list[str]:
-    """The decimal numbers after `start` in the first line that begins with it and has any."""
+    """Find the decimal numbers that follow `start`.
+
+    The first line that begins with `start` and has decimal numbers counts.
+    """
     pattern = re.compile(start)
     for line in lines:
         match = pattern.match(line)

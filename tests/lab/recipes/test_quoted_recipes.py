@@ -1,4 +1,4 @@
-"""The rows that the CSP paper quotes: built with their own papers' sizes, and able to learn."""
+"""Check that the rows quoted by the CSP paper have the original sizes and can learn."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def test_sizes_are_the_published_ones(row: str, task: str) -> None:
     }.items(),
 )
 def test_etsmlp_smooths_the_channels_of_its_gated_architectures(task: str, hidden: int) -> None:
-    """`encoder_k_dim` of the release's ..._gate architectures, not of those they are made from."""
+    """Use `encoder_k_dim` of the ..._gate architectures, not of their base architectures."""
     recipe = get_recipe(f"csp/table4-{task}-etsmlp")
     with torch.device("meta"):
         model = create_model(recipe.model, **recipe.model_settings)
@@ -93,7 +93,7 @@ def test_etsmlp_smooths_the_channels_of_its_gated_architectures(task: str, hidde
 
 
 def test_a_block_of_ccnn_drops_once() -> None:
-    """Between the mixer's two maps; the release has nothing after them."""
+    """Check that dropout is between the mixer's two maps; the release has no dropout after them."""
     recipe = get_recipe("csp/table4-image-ccnn")
     with torch.device("meta"):
         model = create_model(recipe.model, **recipe.model_settings)
@@ -122,7 +122,7 @@ def test_s4_says_what_its_configurations_set_by_task(name: str, words: str) -> N
     [("listops", 0.03), ("text", 0.03), ("image", 0.075), ("pathfinder", 0.4)],
 )
 def test_ccnn_counts_the_commands_windows_in_sequences(task: str, init_value: float) -> None:
-    """`mask.init_value` is in positions from -1 to 1, ours in `max_length`."""
+    """The unit of `mask.init_value` is positions in [-1, 1]; our unit is `max_length`."""
     recipe = get_recipe(f"csp/table4-{task}-ccnn")
     assert recipe.model_settings["mixer_options"]["width"] == init_value / 2.0
     assert recipe.model_settings["causal"]
@@ -156,7 +156,7 @@ def test_pairs_meet_as_in_each_code(row: str, vectors: int) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("row", ROWS)
 def test_a_small_one_learns(row: str) -> None:
-    """Whether most symbols are of the upper half, in a few steps."""
+    """Check learning in a few steps: are most symbols in the upper half?"""
     torch.manual_seed(0)
     recipe = get_recipe(f"csp/table4-listops-{row}")
     small = {"dim": 16, "num_layers": 2, "max_length": 12, "num_classes": 2, "dropout": 0.0}

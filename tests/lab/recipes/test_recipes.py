@@ -1,4 +1,4 @@
-"""Every recipe can be built, says where its number stands, and shrinks as asked."""
+"""Check that every recipe can be built, names its source, and shrinks as requested."""
 
 from __future__ import annotations
 
@@ -41,7 +41,10 @@ def test_recipes_are_complete() -> None:
 
 
 def models() -> list[Any]:
-    """Every model and settings that rows train; slow but for one of each model and each mixer."""
+    """Return every distinct model of the rows with its settings.
+
+    All but the first case of each model and each mixer are slow tests.
+    """
     found: dict[str, Any] = {}
     seen: set[str | None] = set()
     for recipe in map(get_recipe, NAMES):
@@ -100,7 +103,7 @@ def test_fewer_steps_shrink_the_schedule() -> None:
 
 @pytest.mark.parametrize("schedule", ["rsqrt", "rsqrt_decay"])
 def test_a_schedule_without_a_peak_of_its_own_keeps_it(schedule: str) -> None:
-    """Else a thousandth of the steps would have thirty times the rate."""
+    """Otherwise a thousandth of the steps would have thirty times the rate."""
     train = TrainConfig(max_steps=100_000, warmup_steps=8_000, schedule=schedule, lr=0.05)
     short = small(train=train).shortened(1_000).train
     assert short.warmup_steps == 80

@@ -1,4 +1,4 @@
-"""What the recipes of the Sinkhorn paper build: rates, dropouts, sorting, losses and pairs."""
+"""Tests of the Sinkhorn paper's recipes: rates, dropouts, sorting, losses and pairs."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def tiny(recipe: Recipe, **settings: object) -> Model:
 
 @pytest.mark.parametrize("name", [*LANGUAGE, *FIGURES])
 def test_language_models_train_as_tensor2tensors(name: str) -> None:
-    """Adafactor at 0.01 for 10,000 steps, then 1 / sqrt(step); relu dropout."""
+    """Check Adafactor at 0.01 for 10,000 steps, then 1 / sqrt(step), and relu dropout."""
     recipe = get_recipe(name)
     assert (recipe.train.optimizer, recipe.train.weight_decay) == ("adafactor", 0.0)
     assert (recipe.train.max_steps, recipe.train.clip_norm) == (300_000, None)
@@ -102,7 +102,7 @@ def loss_and_gradients(model: Model, length: int) -> tuple[float, list[torch.Ten
 
 @pytest.mark.parametrize("corpus", ["lm1b", "ptb"])
 def test_without_normalisation_it_runs(corpus: str) -> None:
-    """Row (6) of Table 8 over 8 blocks; the loss of a new model is about that of chance."""
+    """Check row (6) of Table 8 over 8 blocks; a new model has about the loss of chance."""
     recipe = get_recipe(f"sinkhorn/table8-{corpus}-no-sinkhorn")
     model = tiny(recipe, dim=128, vocab_size=50, max_length=256)
     sorter = next(m for m in model.modules() if isinstance(m, Sinkhorn)).sorter
@@ -116,7 +116,7 @@ def test_without_normalisation_it_runs(corpus: str) -> None:
 
 
 def test_without_normalisation_exponentials_overflow() -> None:
-    """Why row (6) takes the ReLU."""
+    """Show why row (6) uses the ReLU."""
     recipe = get_recipe("sinkhorn/table8-lm1b-no-sinkhorn")
     options = {**recipe.model_settings["mixer_options"], "kernel": "exp"}
     model = tiny(recipe, dim=128, vocab_size=50, max_length=256, mixer_options=options)
@@ -153,7 +153,7 @@ SORTING = [name for name in NAMES if "/table1-" in name]
 
 @pytest.mark.parametrize("name", SORTING)
 def test_sorting_is_measured_as_in_tensor2tensor(name: str) -> None:
-    """10,000 test sequences; batches of 4,096 tokens, buckets up to transformer_base's 256."""
+    """Check 10,000 test sequences, batches of 4,096 tokens, and buckets up to 256 tokens."""
     recipe = get_recipe(name)
     assert recipe.task_options["num_test"] == 10_000
     assert recipe.train.token_batches == (4_096, 256)
@@ -189,11 +189,11 @@ def test_classifiers_have_tensor2tensors_settings(name: str) -> None:
     model = tiny(recipe, vocab_size=20, max_length=64, num_classes=classes, dim=128)
     assert isinstance(model, Encoder)
     assert model.pool.kind == "position_mean"
-    # Embeddings of deviation 128 ** -0.5, times 128 ** 0.5.
+    # Embeddings have a deviation of 128 ** -0.5 and are scaled by 128 ** 0.5.
     assert model.embedding_scale == pytest.approx(128**0.5)
     assert model.embed.weight.std().item() == pytest.approx(128**-0.5, rel=0.1)
     train = recipe.train
-    # Our smoothing spreads over all classes: the right one keeps 0.9.
+    # Smoothing covers all classes here, so the right class keeps 0.9.
     assert 1 - train.label_smoothing + train.label_smoothing / classes == pytest.approx(0.9)
     assert train.token_batches is not None
     assert train.token_batches[0] == 4_096

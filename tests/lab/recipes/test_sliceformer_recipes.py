@@ -1,4 +1,4 @@
-"""Rows of the Sliceformer paper: models, sizes, training and notes."""
+"""Tests of rows of the Sliceformer paper: models, sizes, training and notes."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_notes_separate_the_certain_from_the_inferred() -> None:
 
 @pytest.mark.parametrize("table", SORTED_ROWS)
 def test_a_table_of_two_sliceformers_prints_two_variants(table: str) -> None:
-    """Table V prints max-exchange, Tables IV and VI print interleave; all print ascending."""
+    """Table V reports max-exchange, Tables IV and VI report interleave; all report ascending."""
     rows = [get_recipe(n) for n in list_recipes() if n.startswith(f"sliceformer/{table}")]
     printed = {r.name.rpartition("-")[2] for r in rows if r.printed is not None}
     other = "max_exchange" if table == "table5" else "interleave"
@@ -161,7 +161,7 @@ def test_training_images_change_as_released(data: str, augment: str) -> None:
 
 
 def test_reviews_train_as_released() -> None:
-    """Its trainer divides the rate by ten as epoch 12 begins, the first being 1."""
+    """The original trainer divides the rate by ten at the start of epoch 12, counted from 1."""
     train = get_recipe("sliceformer/table5-imdb-ascending").train
     epoch = train.max_steps // 30
     rates = [learning_rate(train, step) for step in (0, 11 * epoch - 1, 11 * epoch)]
@@ -169,7 +169,7 @@ def test_reviews_train_as_released() -> None:
 
 
 def test_positions_of_reviews_are_those_of_the_release() -> None:
-    """Sines and cosines side by side, the first token at position 1."""
+    """Check sines and cosines side by side, with the first token at position 1."""
     model = create_model("imdb_classifier")
     table = model.positions.table
     position, channel = np.arange(1, 513)[:, None], np.arange(256)

@@ -1,7 +1,7 @@
-"""The Nystromformer host of Dimension Mixer's Table 5 against one written out from its description.
+"""Compare Nystromformer's host model in Dimension Mixer's Table 5 with a literal one.
 
-The literal host is made of tensors and functions only and shares no code with the package: what
-the recipes must be is read from it, padding above all.
+The literal model consists of tensors and functions only and shares no code with the package. It
+defines the expected behavior of the recipes, above all for padding.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Attend = Callable[[int, Tensor, Tensor, Tensor, Tensor], Tensor]
 
 
 def build(task: str, mixer: str, *, suffix: str = "", **changes: Any) -> rm.models.Model:
-    """The recipe's model in evaluation, with parameters that matter all."""
+    """Build the recipe's model for evaluation, with noise in all parameters."""
     recipe = get_recipe(f"dimension_mixer/table5-{task}-{mixer}{suffix}")
     torch.manual_seed(11)
     model = rm.create_model(recipe.model, **{**recipe.model_settings, **changes}).eval()
@@ -40,7 +40,10 @@ def build(task: str, mixer: str, *, suffix: str = "", **changes: Any) -> rm.mode
 
 
 def ids_of(task: str, length: int, batch: int = 3) -> Tensor:
-    """Token ids (batch, length): images with black pixels, the rest with padding at the end."""
+    """Build token ids (batch, length).
+
+    Images have black pixels; other tasks have padding at the end.
+    """
     generator = torch.Generator().manual_seed(2)
     ids = torch.randint(1, 17 if task == "listops" else 256, (batch, length), generator=generator)
     if task in IMAGES:
@@ -52,7 +55,7 @@ def filled(ids: Tensor, length: int) -> Tensor:
     return torch.cat((ids, ids.new_zeros(len(ids), length - ids.shape[1])), 1)
 
 
-# The literal host.
+# The literal model.
 
 
 def norm(x: Tensor, w: dict[str, Tensor], name: str) -> Tensor:
@@ -66,7 +69,7 @@ def linear(x: Tensor, w: dict[str, Tensor], name: str) -> Tensor:
 
 
 def host_vectors(w: dict[str, Tensor], ids: Tensor, attend: Attend) -> Tensor:
-    """Mean over all positions of what the final norm leaves of those whose id is not 0."""
+    """Average the normalized output over positions, with zeros for id 0."""
     mask = (ids != 0).to(w["norm.weight"].dtype)
     x = w["embed.weight"][ids] + w["positions.table"]
     for layer in range(LAYERS):
@@ -135,7 +138,7 @@ def linformer(w: dict[str, Tensor]) -> Attend:
 
 
 def performer(w: dict[str, Tensor]) -> Attend:
-    """Queries and keys are scaled outside and inside; padding is keys of zeros."""
+    """Scale queries and keys outside and inside; padded keys are zeros."""
 
     def attend(layer: int, q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
         rows, seen = w[f"blocks.{layer}.mixer.projection"], mask[:, None, :, None]
@@ -155,7 +158,7 @@ def performer(w: dict[str, Tensor]) -> Attend:
 
 
 def butterfly(_: dict[str, Tensor]) -> Attend:
-    """Layer 0 in blocks of sqrt(N) neighbours, layer 1 in as many strided groups."""
+    """Attend in blocks of sqrt(N) neighbors, then in strided groups."""
 
     def attend(layer: int, q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
         length = q.shape[2]
@@ -189,7 +192,7 @@ SMALLER_MIXERS = {
 @pytest.mark.parametrize("task", SMALL)
 @pytest.mark.parametrize("mixer", [mixer for mixer in MIXERS if mixer != "reformer"])
 def test_equals_the_literal_host(mixer: str, task: str) -> None:
-    """In float64 on 64 positions: with the mask equal, without it another model."""
+    """Compare in float64 on 64 positions; without the mask, the outputs must differ."""
     length, places = SMALL[task]
     recipe = get_recipe(f"dimension_mixer/table5-{task}-{mixer}")
     options = {**recipe.model_settings.get("mixer_options", {}), **SMALLER_MIXERS.get(mixer, {})}
@@ -220,10 +223,10 @@ def test_a_pair_equals_the_literal_host() -> None:
 @pytest.mark.parametrize("task", ["listops", "text"])
 @pytest.mark.parametrize("mixer", MIXERS)
 def test_a_sample_does_not_feel_its_neighbours(mixer: str, task: str) -> None:
-    """Alone or beside longer ones: to 1e-6, as all are laid out over the filled length.
+    """Compare each sample alone and in a batch to 1e-6, because all use the filled length.
 
-    The released Nystromformer scales its inverse by the largest sum of the batch; one scale for
-    each matrix shows what else there is.
+    The released Nystromformer scales its inverse by the largest sum of the batch. This test scales
+    each matrix separately, which isolates any other dependence.
     """
     changes: dict[str, Any] = {"max_length": 256}
     if mixer == "nystromformer":
@@ -240,7 +243,7 @@ def test_a_sample_does_not_feel_its_neighbours(mixer: str, task: str) -> None:
 
 
 def test_padded_to_the_longest_of_the_batch_it_does() -> None:
-    """What the test above looks for is there where `padding` and the groups' layout are others."""
+    """Check the opposite: samples do interact with other `padding` and another `layout`."""
     changes: dict[str, Any] = {"padding": "batch", "mixer_options": {"layout": "length"}}
     model = build("listops", "butterfly", max_length=256, **changes)
     together = ids_of("listops", 200)
@@ -270,14 +273,14 @@ def test_settings_of_every_row(task: str, mixer: str) -> None:
     assert any("float16" in note for note in recipe.notes)
 
 
-# Maps of 64 x 64: queries, keys, values, output; what a mixer adds or leaves out in each layer.
+# Difference from four 64 x 64 projections with biases (queries, keys, values, output) per layer.
 ADDED = {
     "softmax": 0,
     "butterfly": 0,
     "performer": 0,
-    "linformer": 2 * 256 * 1024,  # heads, projected keys, places; one of each layer's own
+    "linformer": 2 * 256 * 1024,  # heads, projected keys, positions; per layer
     "nystromformer": 2 * 35,
-    "reformer": -(64 * 64 + 64) - 2 * 64,  # no key map, no bias of the two others
+    "reformer": -(64 * 64 + 64) - 2 * 64,  # no key projection and no Q/V bias
 }
 
 
@@ -295,7 +298,7 @@ def test_parameters(mixer: str) -> None:
 @pytest.mark.parametrize("mixer", ["csp", "sliceformer", "tssa", "sinkhorn"])
 @pytest.mark.parametrize("task", TASKS)
 def test_mixers_of_other_papers_are_in_the_same_host(task: str, mixer: str) -> None:
-    """Only the mixer differs from a row of the table, and none of its weights is dropped."""
+    """Check that only the mixer and its attention dropout differ from a row of the table."""
     printed = get_recipe(f"dimension_mixer/table5-{task}-butterfly")
     beside = get_recipe(f"dimension_mixer/table5-{task}-{mixer}")
     assert beside.printed is None
@@ -325,7 +328,7 @@ def test_mixers_of_other_papers_hide_padding(mixer: str) -> None:
 @pytest.mark.parametrize("mixer", MIXERS)
 @pytest.mark.parametrize("task", IMAGES)
 def test_black_pixels_can_be_seen(task: str, mixer: str) -> None:
-    """The sane reading: the same recipe, every pixel a token, no printed number."""
+    """Use the same recipe with every pixel as a token and without a reported value."""
     hidden = get_recipe(f"dimension_mixer/table5-{task}-{mixer}")
     seen = get_recipe(f"dimension_mixer/table5-{task}-{mixer}-all-pixels")
     assert (seen.printed, seen.model_settings["padding_id"]) == (None, None)

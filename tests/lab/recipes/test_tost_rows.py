@@ -1,4 +1,4 @@
-"""Rows of the ToST paper's tables, as models: built, and looked at."""
+"""Build the rows of the ToST paper's tables as models and check their parts."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def built(name: str) -> Any:
         return create_model(recipe.model, **recipe.model_settings)
 
 
-# Layers (their weights), dim, heads, MLP, head: Table 7 of the paper; MEGA's registered sizes.
+# Layers (with weights), dim, heads, MLP, head: from Table 7 of the paper and MEGA's code.
 TABLE7 = {
     "listops": (6, 1, 512, 8, 2048, 2048),
     "text": (4, 4, 256, 4, 1024, 1024),
@@ -66,7 +66,7 @@ def test_sizes_of_the_long_range_rows(
 
 
 def is_mega_host(model: Any, task: str) -> bool:
-    """Everything around the blocks that MEGA's transformer host has."""
+    """Check everything around the blocks of MEGA's transformer."""
     is_text = task in TEXTS
     return (
         isinstance(model.positions, SinusoidalPositions)
@@ -99,7 +99,7 @@ def test_rows_as_printed_have_pre_norm_blocks(task: str) -> None:
 
 
 def test_pathfinder_stands_in_skyformers_host() -> None:
-    """Pre-norm as released, post-norm as Table 7 prints it."""
+    """Check pre-norm as in the release and post-norm as in Table 7."""
     released, printed = (built(f"table3-pathfinder-tssa{end}") for end in ("", "-as_printed"))
     assert not any(block.is_post_norm for block in released.blocks)
     assert all(block.is_post_norm for block in printed.blocks)
@@ -186,7 +186,7 @@ def test_imagenet_rows_train_the_papers_400_epochs(model: str) -> None:
 
 
 def test_fine_tuned_rows_decay_every_parameter() -> None:
-    """Their code hands all parameters to AdamW as one group."""
+    """The original code passes all parameters to AdamW as one group."""
     rows = [get_recipe(f"tost/table2-{data}-tost_tiny_16") for data in ("cifar10", "pets")]
     assert [(r.train.weight_decay, r.train.decay_all) for r in rows] == [(0.01, True)] * 2
 
@@ -194,7 +194,7 @@ def test_fine_tuned_rows_decay_every_parameter() -> None:
 @pytest.mark.parametrize("model", ["tost_small_16", "tost_medium_16", "xcit_small_16"])
 @pytest.mark.parametrize("data", ["cifar10", "cifar100", "flowers102", "pets"])
 def test_fine_tuned_rows_read_pixels_as_their_weights_do(data: str, model: str) -> None:
-    """Their code scales all data by ImageNet's mean and deviation, and drops no branches."""
+    """The original code scales all data by ImageNet's mean and deviation, without drop path."""
     row = get_recipe(f"tost/table2-{data}-{model}")
     assert row.model_settings["drop_path"] == 0.0
     small = data.startswith("cifar")

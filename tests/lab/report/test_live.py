@@ -82,7 +82,7 @@ def test_remaining(changes: dict[str, Any], text: str) -> None:
 
 
 def test_a_continued_run_is_timed_from_where_it_continues(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What an earlier process took for 1,000 steps says nothing of this one."""
+    """Check the time estimate, because the 1,000 steps of an earlier process do not count."""
     times, seen = iter([50.0, 52.0, 60.0]), list[RunStatus]()
     monkeypatch.setattr(runs_status.time, "monotonic", lambda: next(times))
     feed = StatusFeed("csp", 0, 2000, seen.append, "accuracy")

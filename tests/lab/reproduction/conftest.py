@@ -1,4 +1,4 @@
-"""A registry of made-up recipes, and some of their results."""
+"""A registry of made-up recipes and some of their results."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ def matmul_not_timed() -> Iterator[None]:
 
 @pytest.fixture
 def no_matmul_timing() -> Iterator[None]:
-    """Its timing takes longer than the runs."""
+    """Skip the matmul timing, because it takes longer than the runs."""
     with matmul_not_timed():
         yield
 
 
 @pytest.fixture(scope="session")
 def straight(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of a run from start to end; only to be read."""
+    """Run a recipe from start to end; treat the folder as read-only."""
     folder = tmp_path_factory.mktemp("straight") / "run"
     with matmul_not_timed():
         run_reproduction(plan_reproduction(small(train=QUICK), folder))
@@ -42,13 +42,13 @@ def straight(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def finished(straight: Path, tmp_path: Path) -> Path:
-    """A copy of it, to be changed."""
+    """Copy the finished run, so that a test may change it."""
     return Path(shutil.copytree(straight, tmp_path / "finished"))
 
 
 @pytest.fixture
 def listed(monkeypatch: pytest.MonkeyPatch) -> list[Recipe]:
-    """The only recipes there are."""
+    """Register three recipes and hide all other recipes."""
     recipes = [
         small(train=QUICK),
         small(train=QUICK, name="test/csp", row="CSP", printed=None),

@@ -1,4 +1,4 @@
-"""Differences from reported values: both standard errors, and runs that are not comparable."""
+"""Tests of differences from reported values: standard errors and incomparable runs."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_the_error_of_a_difference_is_that_of_both_values(
 
 
 def test_a_difference_within_two_errors_of_both_is_not_beyond() -> None:
-    """Of 872 sentences at 75 %: 4 points exceed 2 x 1.47, but not 2 x 2.07."""
+    """With 872 sentences at 75 %, 4 points exceed 2 x 1.47, but not 2 x 2.07."""
     one = binomial(75.0, 872)
     assert 2 * one < 4.0 < 2 * math.hypot(one, one)
     assert Agreement(4.0, one, None).is_beyond
@@ -115,7 +115,7 @@ CHANGES: dict[str, tuple[dict[str, Any], str]] = {
 def test_runs_of_other_data_or_settings_are_told_from_the_recipe(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, change: dict[str, Any], expected: str
 ) -> None:
-    """The recipe changes after the run; nothing in the file of the run does."""
+    """Change the recipe after the run, and keep the run's file as it is."""
     today = small(**{"train": QUICK, **change})
     monkeypatch.setattr(registry, "_RECIPES", {today.name: lambda: today})
     run = made_up()
@@ -154,7 +154,7 @@ def test_a_new_run_is_not_averaged_with_one_of_other_data(
 def test_stored_reviews_and_sentences_lose_their_difference_with_their_data(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Real files of runs, as if their recipes took other phrases or settings from today on."""
+    """Load real run files and give their recipes another `max_length`."""
     found = load_results([STORED])
     names = {run["recipe"]["name"] for _, run in found if run["ours"] is not None}
     rows = [n for n in names if n.startswith(("sinkhorn/table6-sst", "sinkhorn/table6-imdb"))]

@@ -1,4 +1,4 @@
-"""Averages that tables print: as printed, ours where a whole row was run."""
+"""Tests of the averages in tables: reported values, and ours for complete rows."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def rows_of(paper: str, table: str) -> list[Recipe]:
 
 
 ROWS = rows_of(PAPER, "Table 4")
-# Rows of our own beside those of the paper.
+# Rows that we add to the rows of the paper.
 OWN = re.compile("black pixels seen|in the table's host|norms as printed|'s size")
 
 
@@ -50,10 +50,10 @@ def test_every_row_has_one(of: str) -> None:
     ("of", "row"), [(of, row) for of, table in TABLES.items() for row in printed_averages(*table)]
 )
 def test_printed_averages_are_those_of_the_printed_numbers(of: str, row: str) -> None:
-    """To the paper's rounding, by cutting too."""
+    """Check to the paper's precision, rounded or truncated."""
     average = printed_averages(*TABLES[of])[row]
     numbers = {r.column: r.printed for r in rows_of(*TABLES[of]) if r.row == row}
-    # The one printed average that is not of its row, in both papers that print it.
+    # One average does not match its row, in both papers that print it.
     expected = 51.48 if row == "SinkhornTrans" else average.printed
     one_decimal = of == "dimension_mixer" and row == "Flash-Attn."
     assert average.of(numbers) == pytest.approx(expected, abs=0.051 if one_decimal else 0.01)
@@ -61,7 +61,7 @@ def test_printed_averages_are_those_of_the_printed_numbers(of: str, row: str) ->
 
 @pytest.mark.parametrize("of", TABLES)
 def test_printed_averages_stand_in_the_paper(papers: Path, of: str) -> None:
-    """In order, each behind the numbers of its row, where Path-X may stand behind it."""
+    """Find each average after the numbers of its row, in order, with an optional Path-X value."""
     text = (papers / f"{of}.txt").read_text(encoding="utf-8")
     place = 0
     for row, average in printed_averages(*TABLES[of]).items():
@@ -89,7 +89,7 @@ OURS = {"ListOps": 40.0, "Text": 80.0, "Image": 90.0, "Pathfinder": 92.0}
 
 def test_ours_is_averaged_like_the_printed() -> None:
     table = next(t for t in paper_tables(runs("CCNN", OURS)) if t.title == f"{PAPER}: Table 4")
-    # Two columns that say FAIL count as 50; the runs made 8 steps of many and are marked.
+    # Two columns with FAIL count as 50; the runs made 8 of 100 steps and are marked.
     assert table.averages["CCNN"] == ("68.02", f"{(302 + 100) / 6:.2f}*")
     assert table.averages["MEGA"] == ("88.21", "")
 

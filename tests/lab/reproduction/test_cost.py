@@ -1,4 +1,4 @@
-"""What a recipe costs: counts against a step that is really made, and the estimate from them."""
+"""Compare the counted cost of a recipe, and the estimate from it, with a real step."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ SPEED = Speed(flops=1e9, moved_bytes=1e9, operator_seconds=1e-3)
 
 
 def step(recipe: Recipe) -> tuple[nn.Module, Any]:
-    """A model and a call that makes the forward and backward pass of a real step."""
+    """Return a model and a call that runs one real step."""
     plan = outline(recipe)
     model = fit_model(recipe.model, plan.task, recipe.model_settings, 0).train()
     batch = plan.batch(recipe.train.batch_size)
@@ -64,12 +64,12 @@ def test_flops_and_memory_are_those_of_a_real_step(mixer: str) -> None:
     recipe = small(model_settings=settings, task_options={"patch_size": 1})
     counted = count_step(recipe)
     model, call = step(recipe)
-    call()  # gradients are there
+    call()  # allocate gradients
     with FlopCounterMode(display=False, custom_mapping=flop_formulas()) as counter:
         call()
     assert counted.flops == counter.get_total_flops() > 0
     weights = 4 * sum(p.numel() for p in model.parameters())
-    # Weights, gradients and both moments, beside what the step itself holds.
+    # Weights, gradients and both moments, plus the memory of the step itself.
     held = peak_memory(call, torch.device("cpu")) + 4 * weights
     assert counted.peak_bytes == pytest.approx(held, rel=0.15)
     assert counted.tokens == recipe.train.batch_size * 64
@@ -197,7 +197,7 @@ def test_rows_of_one_model_are_counted_once(monkeypatch: pytest.MonkeyPatch) -> 
 
 @needs_kernels
 def test_no_model_is_built_to_list_all_rows(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where it fails, `python docs/write_costs.py` counts the rows that are new."""
+    """If this test fails, run `python docs/write_costs.py` to count the new rows."""
     from rifflemix.lab.reproduction import cost
 
     built: list[str] = []
@@ -279,7 +279,7 @@ def test_a_machine_is_calibrated() -> None:
 def test_estimates_stand_beside_steps_and_trainings(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of trainings, beside those on one CPU thread of a machine as fast as this one."""
+    """Compare trainings only with runs on one CPU thread of an equally fast machine."""
     script = load_script("benchmarks/step_estimates.py")
     kept = read_json(script.REPRODUCED / "dimension_mixer-table5-listops-tssa.json")
     speed = kept["utilisation"]["matmul_flops_per_second"]
@@ -294,7 +294,7 @@ def test_estimates_stand_beside_steps_and_trainings(
     assert "dimension_mixer/table5-listops-tssa" in {run["name"] for run in result["runs"]}
     for made in result["rows"] + result["runs"]:
         assert made["ratio"] == pytest.approx(made["estimate"] / made["seconds"])
-    # Made on a faster machine, and on a GPU.
+    # From a faster machine and from a GPU.
     others = {"sinkhorn/table7-sick-sortcut-b8", "dimension_mixer/table5-listops-csp"}
     assert not others & {run["name"] for run in result["runs"]}
 
@@ -331,17 +331,17 @@ OTHERS = sorted(one_of_each_table_and_mixer() - {QUICK})
     "name", [QUICK, *(pytest.param(name, marks=pytest.mark.slow) for name in OTHERS)]
 )
 def test_kept_costs_are_those_that_are_counted(name: str) -> None:
-    """Where it fails, `python docs/write_costs.py PART_OF_THE_NAME` counts anew."""
+    """If this test fails, run `python docs/write_costs.py PART_OF_THE_NAME`."""
     kept, counted = kept_costs()[work(get_recipe(name))], count_step(get_recipe(name))
     assert min(counted.tokens, counted.flops, counted.moved_bytes, counted.operators) > 0
-    # An operator more or less in a mixer is no reason to count all anew: the time that is made of
-    # them is an estimate within a factor of 1.5.
+    # A few operators more or less in a mixer do not require a new count: the estimated time is
+    # only accurate within a factor of 1.5.
     assert counted.tokens == kept.tokens
     assert astuple(counted) == pytest.approx(astuple(kept), rel=0.05)
 
 
 def assert_as_loaded(recipe: Recipe, data_dir: Path | None = None, **options: Any) -> None:
-    """The outline says of the task what the loaded task says."""
+    """Check that the outline agrees with the loaded task."""
     task = load_task(recipe.task, data_dir=data_dir, **{**recipe.task_options, **options})
     plan = outline(recipe)
     assert task_settings(plan.task) == task_settings(task)

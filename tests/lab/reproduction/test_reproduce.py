@@ -1,4 +1,4 @@
-"""Running a recipe: results.json, stopping and going on, refusals."""
+"""Tests of running a recipe: results.json, stopping, resuming and refusals."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ pytestmark = pytest.mark.usefixtures("no_matmul_timing")
 
 
 def run(out: Path, recipe: Recipe | None = None, **options: Any) -> dict[str, Any]:
-    """Plan and run in one."""
+    """Plan and run a recipe."""
     running = {
         name: options.pop(name)
         for name in ("on_status", "should_stop", "time_is_up")
@@ -56,7 +56,7 @@ def stop_after(updates: int) -> Callable[[], bool]:
 
 
 def outcome(folder: Path) -> dict[str, Any]:
-    """What a run computed, without its times."""
+    """Return the outputs of a run without its times."""
     results = json.loads((folder / "results.json").read_text())
     folder = only_run(folder)
     tensors, _ = read_tensors(folder / "checkpoint.safetensors")
@@ -191,7 +191,7 @@ def test_seeds_differ_and_repeat(tmp_path: Path) -> None:
     assert weights[0] != weights[2]
 
 
-# Stopping and going on.
+# Stopping and resuming.
 
 
 @pytest.mark.parametrize(
@@ -206,7 +206,7 @@ def test_stopped_and_continued_equals_straight(
     assert partial["difference"] is None
     assert 0 < partial["steps"] < 8
     assert partial["is_reduced"]
-    whole = run(tmp_path / "broken", num_workers=updates % 2)  # which changes no number
+    whole = run(tmp_path / "broken", num_workers=updates % 2)  # which does not change any number
     assert whole["status"] == "complete"
     assert outcome(tmp_path / "broken") == outcome(straight)
 
@@ -221,7 +221,7 @@ def test_time_that_is_up_stops_in_good_order(tmp_path: Path, straight: Path) -> 
 
 @pytest.mark.slow
 def test_budget_spent_in_an_evaluation_lets_it_end(tmp_path: Path, straight: Path) -> None:
-    """Else a run whose evaluation takes longer than its budget would never get past it."""
+    """Otherwise a run with an evaluation longer than its budget would never finish."""
     for _ in range(20):
         results = run(tmp_path / "budget", time_is_up=lambda: True)
         if results["status"] == "complete":
@@ -233,7 +233,7 @@ def test_budget_spent_in_an_evaluation_lets_it_end(tmp_path: Path, straight: Pat
 
 @pytest.mark.parametrize("batch_size", [8, 800])
 def test_short_runs_evaluate_seldom(tmp_path: Path, batch_size: int) -> None:
-    """The digits keep samples for validation: as many must be trained on between evaluations."""
+    """Train on at least as many samples between evaluations as validation has."""
     recipe = small()
     plan = plan_reproduction(
         recipe, tmp_path, ReproduceOptions(max_steps=35, batch_size=batch_size)
@@ -245,7 +245,7 @@ def test_short_runs_evaluate_seldom(tmp_path: Path, batch_size: int) -> None:
 
 
 def test_a_finished_run_keeps_its_results(finished: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The next call has trained nothing: its memory and its command are not the run's."""
+    """Check that memory and command stay, because the next call trains nothing."""
     before = (finished / "results.json").read_bytes()
     monkeypatch.setattr(sys, "argv", ["another", "command"])
     assert run(finished) == json.loads(before)
@@ -261,7 +261,7 @@ def test_lost_results_are_written_again(finished: Path) -> None:
 
 @pytest.mark.parametrize("damage", ["cut", "a digit"])
 def test_damaged_results_are_written_again(damage: str, finished: Path, tmp_path: Path) -> None:
-    """They follow from the run, which nobody has to make anew for them."""
+    """Check that damaged results are derived from the run again, without training."""
     out = shutil.copytree(finished, tmp_path / "out")
     path = out / "results.json"
     before = json.loads(path.read_text())

@@ -1,4 +1,4 @@
-"""The commands: reproduce, report, list recipes."""
+"""Tests of the commands reproduce, report and list recipes."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def test_the_budget_includes_the_preparation_of_data(
     assert "stopped, generating ListOps, train: 40 of 80; run the same command" in stopped.err
     assert json.loads(stopped.out)["status"] == "partial"
     assert not (tmp_path / "run").exists()
-    trained = cli(*arguments, "--budget", 1e-9, "--json")  # the other part, and an update
+    trained = cli(*arguments, "--budget", 1e-9, "--json")  # the remaining data, and one update
     assert json.loads(trained.out)["steps"] == 1, trained.err
     assert json.loads(cli(*arguments, "--json").out)["status"] == "complete"
 
@@ -177,7 +177,7 @@ def test_list_recipes(cli: Cli) -> None:
 
 @pytest.mark.slow
 def test_ctrl_c_stops_in_good_order(tmp_path: Path) -> None:
-    """In a process of its own, as a user has it."""
+    """Run the command in a separate process, as a user does."""
     out = tmp_path / "run"
     command = [
         sys.executable, "-m", "rifflemix", "reproduce", "sinkhorn/table1-sort-b8",
@@ -221,7 +221,7 @@ def test_costs_of_recipes_are_listed_and_sorted(cli: Cli) -> None:
     assert flops == sorted(flops)
     table = " ".join(cli(*chosen).out.split())
     assert "dimension_mixer/table4-cifar10-p4-l4-butterfly" in table
-    # The calibration takes the thread's own time: what else runs there does not count.
+    # The calibration uses the thread's CPU time, so other threads do not matter.
     assert "seconds" in table
 
 

@@ -1,4 +1,4 @@
-"""Results read back, and shown as the papers' tables."""
+"""Tests of results that are read back and shown as tables of the papers."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_what_is_no_result_is_refused(tmp_path: Path, content: str | None, words
 
 
 def changed(place: str, value: Any) -> dict[str, Any]:
-    """Results with one entry set, "recipe.width" inside another."""
+    """Copy results with one entry changed; "recipe.width" is a nested entry."""
     results = made_up()
     *outer, last = place.split(".")
     inside = results
@@ -111,7 +111,7 @@ def test_results_of_this_repository_are_reported(tmp_path: Path) -> None:
 
 
 class Page(HTMLParser):
-    """Links, text by table row, and everything that a browser would fetch."""
+    """Collects links, text by table row, and every resource that a browser would fetch."""
 
     def __init__(self, html: str) -> None:
         super().__init__()
@@ -253,7 +253,7 @@ def test_a_seed_in_two_precisions_counts_once(tmp_path: Path, listed: list[Recip
 def test_smaller_batches_are_reduced_runs(
     tmp_path: Path, listed: list[Recipe], is_listed: bool
 ) -> None:
-    """Files of earlier versions do not tell the recipe's batch: there it is the listed one's."""
+    """Use the listed batch size, because older files do not store the recipe's batch size."""
     name = "test/digits" if is_listed else "gone/away"
     recipe = small(train=replace(QUICK, batch_size=4), name=name, row="Fewer")
     told = {} if is_listed else {"batch_size_planned": 64}

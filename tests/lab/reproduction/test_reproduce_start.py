@@ -1,4 +1,4 @@
-"""Runs that start from the weights of another."""
+"""Tests of runs that start from the weights of another run."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ def test_the_folder_of_a_comparison_is_no_run_yet_to_be_evaluated(tmp_path: Path
 def test_widths_that_differ_are_told_apart_from_other_shapes(
     finished: Path, tmp_path: Path
 ) -> None:
-    """Another --scale is named only where that is the reason."""
+    """Check that the message names --scale only if the scale is the reason."""
     for recipe, scale in ((small(train=QUICK), 0.5), (wider(), 1.0)):
         with pytest.raises(InputError) as raised:
             plan_reproduction(
@@ -164,7 +164,7 @@ def test_weights_of_no_step_are_refused(about: object, finished: Path, tmp_path:
 
 
 def test_positions_are_enlarged_to_the_nearest() -> None:
-    table = torch.arange(8.0).reshape(4, 2)  # places 0 1 / 2 3
+    table = torch.arange(8.0).reshape(4, 2)  # grid positions 0 1 / 2 3
     large = enlarge_grid(table, 16)[:, 0].reshape(4, 4) / 2
     assert large.tolist() == [[0, 0, 1, 1], [0, 0, 1, 1], [2, 2, 3, 3], [2, 2, 3, 3]]
     for places in (0, 8, 9, 17):
@@ -232,7 +232,7 @@ def test_tables_that_cannot_be_enlarged_are_named(large: Model, task: str, words
 
 
 def fine_tuned(tmp_path: Path, *, classes: int, new_head: bool) -> tuple[Recipe, Path, Model]:
-    """A recipe, and a saved model of its sizes with another number of classes."""
+    """Build a recipe and save its model with another class count."""
     recipe = replace(small(train=QUICK), new_head=new_head)
     task = load_task(recipe.task, **recipe.task_options)
     model = build_model(recipe, task, 3)
@@ -262,7 +262,7 @@ def test_a_saved_model_of_other_classes_needs_a_new_head(tmp_path: Path) -> None
 
 
 def test_fine_tuning_of_tost_takes_released_weights(tmp_path: Path) -> None:
-    """From a model of 1,000 classes at 224 to one of 10 at 32, brought to 224."""
+    """Convert a model with 1,000 classes at size 224 to 10 classes at size 32, resized to 224."""
     recipe = get_recipe("tost/table2-cifar10-tost_tiny_16")
     assert (recipe.new_head, recipe.train.weight_decay) == (True, 0.01)
     tiny = {"dim": 16, "num_layers": 1, "num_heads": 2}

@@ -1,4 +1,4 @@
-"""Which weights of a run count, and how results and reports show both values."""
+"""Tests of the choice of weights, and of results and reports with both values."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from small_recipes import QUICK, made_up, small, write
 
 pytestmark = pytest.mark.usefixtures("no_matmul_timing")
 
-# The best of three evaluations is not the last one.
+# The best of three evaluations is not the last evaluation.
 SHAKY = replace(QUICK, max_steps=9, eval_every=3, lr=0.05)
 
 
@@ -69,7 +69,7 @@ def test_reports_keep_runs_of_different_choices_apart(
     entries = {entry["weights"]: entry for entry in report_entries(found)}
     assert entries["last"]["ours"] == [61.0]
     assert (entries["last"]["ours_last"], entries["last"]["ours_best"]) == ([61.0], [64.5])
-    # The run of an earlier version chose by validation and knows nothing of the last step.
+    # The older version chose by validation and has no value for the last step.
     assert entries["best"]["ours"] == entries["best"]["ours_best"] == [66.0, 70.0]
     assert entries["best"]["ours_last"] == [62.0]
     text = report_files(found, tmp_path)["report.md"].decode()

@@ -1,4 +1,4 @@
-"""`rifflemix sweep`: a recipe at every point of a grid."""
+"""Tests of `rifflemix sweep`: a recipe at every point of a grid."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_a_stopped_sweep_goes_on_bit_for_bit(
     assert stopped["status"] == "partial"
     assert stopped["runs_done"] < 4
     assert f"{stopped['runs_done']} of 4" in (tmp_path / "out" / "table.md").read_text()
-    loading = replace(HERE, num_workers=1)  # which changes no number
+    loading = replace(HERE, num_workers=1)  # which does not change any number
     assert measured(start(tmp_path / "out", options=loading)) == measured(swept[1])
 
 
@@ -82,12 +82,12 @@ def test_a_stopped_sweep_goes_on_bit_for_bit(
 def test_a_finished_sweep_keeps_its_results(
     swept: tuple[Path, dict[str, Any]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The next call trains nothing: neither its command nor its machine made the numbers."""
+    """Check that command and machine stay, because the next call trains nothing."""
     path = swept[0] / "results.json"
     before = path.read_bytes()
     monkeypatch.setattr(sys, "argv", ["another", "command"])
 
-    def check(*_: object) -> None:  # a kill here would leave what is there
+    def check(*_: object) -> None:  # a kill here would keep the file
         assert path.read_bytes() == before
 
     plan = plan_sweep(small(train=QUICK), GRID, [0], swept[0], HERE)
@@ -217,7 +217,7 @@ def test_on_the_command_line(
     monkeypatch.setattr("rifflemix.lab.recipes.get_recipe", lambda _: small(train=QUICK))
     words = "sweep test/digits --set mixer_options.bias=true,false --set lr=1e-3,1e-2 --threads 1"
     argv = ["rifflemix", *words.split(), "--device", "cpu", "--out", str(swept[0])]
-    argv += ["--num-workers", "1"]  # which changes no number
+    argv += ["--num-workers", "1"]  # which does not change any number
     monkeypatch.setattr(sys, "argv", argv)
     assert rifflemix.cli.main() == 0
     printed = capsys.readouterr().out
@@ -226,7 +226,7 @@ def test_on_the_command_line(
 
 
 def test_a_point_is_what_its_name_says_whatever_the_options(tmp_path: Path) -> None:
-    """Options of all runs come first: they scale and shorten what no point sets."""
+    """Apply common options first: they change only settings that the point leaves open."""
     options = ReproduceOptions(device="cpu", threads=1, scale=0.5, max_steps=4, precision="bf16")
     grid = {"dim": [8, 16], "warmup_steps": [1, 3], "eval_every": [1, 2]}
     plan = plan_sweep(small(train=QUICK), grid, [0], tmp_path / "out", options)

@@ -1,4 +1,4 @@
-"""Model FLOP utilisation: the FLOPs of a training step as it is made, of all processes."""
+"""Tests of model FLOP utilization: the FLOPs of a real training step of all processes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ TOKENS = 64
 
 
 def task(lengths: list[int]) -> Task:
-    """Samples of such lengths, to train on, and some more to validate and test on."""
+    """Build a task with training samples of the given lengths."""
     count = len(lengths)
     ids = 1 + torch.stack([torch.arange(TOKENS) * (row + 1) % 50 for row in range(count + 4)])
     labels = [index % 2 for index in range(count + 4)]
@@ -28,7 +28,7 @@ def task(lengths: list[int]) -> Task:
 
 
 def measured(lengths: list[int], mixer: str = "tssa", **settings: int) -> Utilisation:
-    """Of a small encoder that makes ten steps a second."""
+    """Measure a small encoder that makes ten steps per second."""
     config = TrainConfig(max_steps=1, batch_size=len(lengths), **settings)
     data = task(lengths)
     sizes = {"vocab_size": data.vocab_size, "num_classes": 2, "max_length": TOKENS}

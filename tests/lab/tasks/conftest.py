@@ -1,4 +1,4 @@
-"""Every test here has a cache of its own: the user's is never touched."""
+"""Give every test a separate cache, so that the user's cache is never touched."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def data(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def put_on_hub(monkeypatch: pytest.MonkeyPatch) -> Callable[[str, Any], list[str]]:
-    """Put splits under a repository's name on a hub; returns the addresses that are fetched."""
+    """Put splits on a fake hub and record the fetched addresses."""
 
     def put(repository: str, splits: Any) -> list[str]:
         fetched: list[str] = []
@@ -77,13 +77,13 @@ def write_lines_xz() -> Callable[[Path, list[Any]], None]:
 
 @pytest.fixture
 def write() -> Callable[..., np.ndarray]:
-    """Writes one image, told from all others by its pixels, and gives them (height, width, 3)."""
+    """Write a random image and return its pixels (height, width, 3)."""
     rng = np.random.default_rng(0)
 
     def image(path: Path, height: int = 8, width: int = 8) -> np.ndarray:
         path.parent.mkdir(parents=True, exist_ok=True)
         pixels = rng.integers(0, 256, (height, width, 3), dtype=np.uint8)
-        # PNG whatever the name says: the content decides.
+        # Always PNG: readers look at the content, not at the name.
         Image.fromarray(pixels).save(path, format="PNG")
         return pixels
 

@@ -1,4 +1,4 @@
-"""Image folders as the tests write and read them."""
+"""Helpers that write and read image folders."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def load(data: Path, name: str = "image_folder", **options: Any) -> Task:
 
 
 def pixels_of(task: Task, split: str) -> set[tuple[bytes, int]]:
-    """Pixels and label of each image of a split."""
+    """Return pixels and label of each image of a split."""
     found = set()
     for index in range(len(task.split(split))):
         image = task.split(split).images[index]

@@ -1,4 +1,4 @@
-"""ListOps files as the Long Range Arena has them, written for the tests that read them."""
+"""Helpers that write ListOps files in the format of the Long Range Arena."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from rifflemix.lab.tasks.listops.tsv import FILES
 
 
 def write_tsv(task: Task, folder: Path) -> None:
-    """The three files of a ListOps task."""
+    """Write the three files of a ListOps task."""
     folder.mkdir(parents=True, exist_ok=True)
     for name, file in FILES.items():
         split = task.split(name)
@@ -22,7 +22,10 @@ def write_tsv(task: Task, folder: Path) -> None:
 
 
 def to_source(tokens: bytes) -> str:
-    """One whole expression in the Long Range Arena's form: a pair of round brackets an argument."""
+    """Convert an expression to the Long Range Arena's format.
+
+    The format adds a pair of round brackets per argument.
+    """
     open_lists: list[list[str]] = [[]]
     for token in tokens:
         if OPERATOR <= token < END:

@@ -1,4 +1,4 @@
-"""Scenes of Pathfinder as the tests draw them."""
+"""Helpers that draw scenes of Pathfinder."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from rifflemix.lab.tasks.pathfinder.pathfinder import scenes_of
 
 
 def scene_of(size: int, options: dict[str, object]) -> Scene:
-    """The first scene, of several gaps that with the first of them."""
+    """Return the first scene; with several gaps, it has the first gap."""
     return scenes_of(size, options)[0]
 
 

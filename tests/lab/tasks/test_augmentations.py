@@ -1,4 +1,4 @@
-"""Augmentations by Pillow: crops, changes, erasing, and their place in a task."""
+"""Tests of augmentations by Pillow: crops, changes, erasing, and their use in a task."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ MEAN = (124, 116, 104)
 
 
 def test_half_of_the_operations_are_left_out() -> None:
-    """Of two operations, each at even odds; crops aside, a quarter of all images stay."""
+    """Apply each of two operations at even odds; without crops, a quarter stays unchanged."""
     flat = torch.full((3, 16, 16), 90.0)
     draws = [augmentations.for_deit(flat, np.random.default_rng(k), MEAN) for k in range(400)]
     assert all(torch.equal(image, image.clamp(0, 255).round()) for image in draws)
     unchanged = sum(torch.equal(image, flat) for image in draws)
-    # Some operations leave a flat image as it is: equalize and the like.
+    # Some operations, such as equalize, do not change a flat image.
     assert 0.25 < unchanged / 400 < 0.6
 
 
@@ -32,11 +32,11 @@ def test_half_of_the_operations_are_left_out() -> None:
 def test_crops_cover_the_areas_of_resized_crops(
     change: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Without operations: a rectangle of the image, resized, mirrored half of the time."""
+    """Disable the operations, so that only resized and mirrored crops are left."""
     for name in ("rand_augment_increasing", "rand_augment"):
         monkeypatch.setattr(augmentations, name, lambda image, *_: image)
     means = {"mean": MEAN} if change == "for_deit" else {}
-    ramp = torch.arange(64.0).expand(3, 64, 64).contiguous()  # the level tells the column
+    ramp = torch.arange(64.0).expand(3, 64, 64).contiguous()  # the level encodes the column
     widths, mirrored = [], 0
     for seed in range(300):
         draw = np.random.default_rng(seed)
@@ -49,7 +49,7 @@ def test_crops_cover_the_areas_of_resized_crops(
 
 
 def test_fine_tuning_makes_two_changes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of strength 14, of a picture that a crop gave."""
+    """Check two changes of strength 14, each applied to the cropped picture."""
     asked: list[tuple[Any, Any]] = []
 
     def watch(image: Any, generator: Any) -> Any:
@@ -82,7 +82,7 @@ def test_erasing() -> None:
 @pytest.mark.parametrize("channels", [1, 3])
 @pytest.mark.parametrize("augment", ["deit", "rand_augment"])
 def test_a_task_changes_its_training_images(augment: str, channels: int) -> None:
-    """Normalised, changed as levels, and normalised again: black stays black."""
+    """Check that levels change between two normalizations, so black pixels stay black."""
     mean, std = torch.tensor([0.5, 0.4, 0.3])[:channels], torch.tensor([0.2, 0.25, 0.3])[:channels]
     task = WholeImages(
         name="x", options={}, input_kind="images", vocab_size=None, num_features=None,
@@ -102,7 +102,7 @@ def test_a_task_changes_its_training_images(augment: str, channels: int) -> None
     back = (changed * std.view(-1, 1, 1) + mean.view(-1, 1, 1)) * 255
     whole = [bool((one - one.round().clamp(0, 255)).abs().max() < 1e-3) for one in back]
     if augment == "deit":
-        assert 0.55 < sum(whole) / 40 < 0.95  # of the others a part was erased
+        assert 0.55 < sum(whole) / 40 < 0.95  # erasing changes part of the others
     else:
         assert all(whole)
 

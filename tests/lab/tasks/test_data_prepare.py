@@ -1,4 +1,4 @@
-"""rifflemix data prepare: prepared once, used by every load, refused in one sentence."""
+"""Tests of `rifflemix data prepare`: stored once, used by every load, clear refusals."""
 
 from __future__ import annotations
 
@@ -160,7 +160,7 @@ def test_disk_that_fills_up_while_files_are_decoded(
 
 @pytest.mark.slow
 def test_two_prepare_at_once(cache: Path) -> None:
-    """Both end well, with one set of files."""
+    """Run two processes and check that both succeed with one set of files."""
     command = [
         sys.executable, "-m", "rifflemix", "data", "prepare", "pathfinder32",
         "--task-option", "preset=curv_baseline", "--max-samples", "40",

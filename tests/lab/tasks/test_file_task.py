@@ -1,4 +1,4 @@
-"""A task that reads files is one class: it is found, kept, told and refused like every other."""
+"""Check that a task with files needs one class only: registry, cache, report, refusals."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def read_whole(paths: Paths, progress: Progress) -> Arrays:
 
 
 class Words(FileTask):
-    """Is a word odd?"""
+    """Classify words as odd or even."""
 
     card = TaskCard(
         name="words",
@@ -189,7 +189,7 @@ def test_damage_is_named(data: Path) -> None:
 
 
 class Fetched(Words):
-    """The same, from afar."""
+    """The same task with downloaded files."""
 
     def remote_source(self, options: Options) -> Source:
         def fetch(progress: Progress) -> Arrays:

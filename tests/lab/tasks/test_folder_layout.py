@@ -1,4 +1,4 @@
-"""Folders of classes: what files are read, which folders are parts, and what is told or refused."""
+"""Tests of folders of classes: accepted files, folders that are parts, notes and refusals."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from rifflemix.lab.tasks.images.image_files import begins_as_image
 
 @pytest.fixture
 def insects(data: Path, write: Write) -> Path:
-    """Two classes of 10 images."""
+    """Write two classes of 10 images."""
     for name in ("bee", "wasp"):
         for number in range(10):
             write(data / name / f"{number}.png")
@@ -32,7 +32,7 @@ def count(data: Path) -> int:
     return sum(len(task.split(split)) for split in SPLITS)
 
 
-# What is read.
+# Accepted files.
 
 
 def encoded(kind: str, random: np.random.Generator) -> bytes:
@@ -130,7 +130,10 @@ def test_a_file_that_cannot_be_read_is_refused(data: Path) -> None:
 
 
 def write_parts(data: Path, write: Write, *parts: str) -> None:
-    """Two classes: 10 images of each in the first part, and one more in each further one."""
+    """Write parts with images of two classes.
+
+    The first part has 10 images per class, the second part 1, the third part 2, and so on.
+    """
     for position, part in enumerate(parts):
         for name in ("bee", "wasp"):
             for number in range(10 if position == 0 else position):

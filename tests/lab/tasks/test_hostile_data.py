@@ -1,4 +1,4 @@
-"""Damaged and hostile data files, downloads and caches: one sentence, bounded memory."""
+"""Check that damaged or hostile data gives one sentence and needs bounded memory."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def test_bombs(ending: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("end", ["csv.gz", "jsonl.gz"])
 def test_bombs_of_lines(end: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A table is read line by line, and a field that never ends is no longer than a line."""
+    """Check that tables are read by line, so an endless field is at most one line long."""
     path = tmp_path / f"x.{end}"
     line = b'{"t": "a", "y": 1}\n' if end == "jsonl.gz" else b"a,1\n"
     for module in (bounded, table_rows):
@@ -289,7 +289,7 @@ Answer = Callable[[BaseHTTPRequestHandler], None]
 
 @pytest.fixture
 def served() -> Iterator[Callable[[Answer], str]]:
-    """Serve one answer on this machine; returns its address."""
+    """Serve one answer on this machine and return its address."""
     servers: list[HTTPServer] = []
 
     def serve(answer: Answer) -> str:
@@ -362,7 +362,7 @@ def test_a_changed_byte_in_the_cache(tmp_path: Path) -> None:
     content[-1] ^= 1
     path.write_bytes(content)
     assert load_arrays(folder) is None
-    store_arrays(folder, ARRAYS)  # made again in its place
+    store_arrays(folder, ARRAYS)  # replaced
     stored = load_arrays(folder)
     assert stored is not None
     assert stored["a"].values.tolist() == [0, 1, 2, 3, 4]

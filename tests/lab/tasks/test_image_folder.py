@@ -1,4 +1,4 @@
-"""Folders of labelled images: layouts, splits, and what is refused."""
+"""Tests of folders of labeled images: layouts, splits and refusals."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_one_held_out_part_is_the_test_split(data: Path, write: Write, part: str
     task = load(data)
     assert pixels_of(task, "test") == held_out
     validation = pixels_of(task, "validation")
-    # Of 40 a tenth would be 4, but test has 2; of 9 a tenth is none.
+    # A tenth of 40 is 4, but test has 2; a tenth of 9 rounds to zero.
     assert [label for _, label in validation] == [0, 0]
     assert pixels_of(task, "train") | validation == train
     assert len(task.split("train")) + len(task.split("validation")) == len(train)
@@ -194,7 +194,7 @@ def write_train(write: Write, base: Path, inside: str = "") -> None:
 
 
 def write_flat_val(write: Write, folder: Path, prefix: str) -> dict[str, tuple[bytes, int]]:
-    """Two images a class; their names, pixels and labels."""
+    """Write two images per class and return their names, pixels and labels."""
     return {
         f"{prefix}{number:08d}": (
             write(folder / f"{prefix}{number:08d}.JPEG").tobytes(),

@@ -1,4 +1,4 @@
-"""Images of a folder: their pixels, what a file may be, what is kept of them."""
+"""Tests of images in a folder: pixels, accepted files and stored copies."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_middle_square(data: Path, write: Write) -> None:
     assert np.array_equal(image_of(data / "x.png", 6, 0.6), pixels[2:8, 5:11])
     tall = write(data / "y.png", height=20, width=8)
     assert np.array_equal(image_of(data / "y.png", 8), tall[6:14])
-    # As if the whole were resized and then cut.
+    # Equal to resizing the whole image before the crop.
     wide = write(data / "z.png", height=10, width=20)
     whole = Image.fromarray(wide).resize((8, 4), Image.Resampling.BICUBIC)
     assert np.array_equal(image_of(data / "z.png", 4), np.asarray(whole)[:, 2:6])
@@ -120,7 +120,7 @@ def test_bad_options(pets: Path, options: dict[str, Any], message: str) -> None:
         load(pets, "dogs_vs_cats", **options)
 
 
-# What a file may be.
+# Accepted files.
 
 
 def chunk(kind: bytes, content: bytes) -> bytes:
@@ -129,7 +129,7 @@ def chunk(kind: bytes, content: bytes) -> bytes:
 
 
 def png(width: int, height: int, bits: int = 8, color: int = 0) -> bytes:
-    """A PNG file with a header and nothing of its pixels."""
+    """Build a PNG file with a header and without pixels."""
     header = struct.pack(">IIBBBBB", width, height, bits, color, 0, 0, 0)
     return (
         b"\x89PNG\r\n\x1a\n"
@@ -153,7 +153,7 @@ def icon() -> bytes:
 
 
 def tiff(bits: int) -> bytes:
-    """An RGB TIFF file of 8 x 8 black pixels."""
+    """Build an RGB TIFF file of 8 x 8 black pixels."""
     pixels = bytes(8 * 8 * 3 * bits // 8)
     end = 8 + 2 + 9 * 12 + 4
     numbers = {256: 8, 257: 8, 258: end, 259: 1, 262: 2, 273: end + 6, 277: 3, 278: 8}
@@ -165,7 +165,10 @@ def tiff(bits: int) -> bytes:
 
 
 def ppm(kind: bytes, most: int) -> bytes:
-    """An RGB file of 8 x 8 black pixels, as text or in one or two bytes a channel."""
+    """Build a black RGB file of 8 x 8 pixels.
+
+    Pixels are text, or one or two bytes per channel.
+    """
     pixels = b"0 " * 192 if kind == b"P3" else bytes(192 if most < 256 else 384)
     return kind + b"\n# 9 9\n8 8 # of 8\n%d\n" % most + pixels
 
@@ -197,7 +200,7 @@ def test_damaged_images(pets: Path, content: bytes, message: str) -> None:
     assert "\n" not in str(raised.value)
 
 
-# Pillow cuts all but gray ones to 8 bits when it opens them.
+# Pillow reduces all images except gray images to 8 bits when it opens them.
 DEEP = {
     "gray": png(8, 8, bits=16, color=0),
     "RGB": png(8, 8, bits=16, color=2),
@@ -248,7 +251,7 @@ def test_without_pillow(pets: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         load(pets, "dogs_vs_cats")
 
 
-# What is kept.
+# Stored copies.
 
 
 def test_decoded_once(pets: Path, cache: Path) -> None:
@@ -263,7 +266,7 @@ def test_decoded_once(pets: Path, cache: Path) -> None:
 
 
 def test_copies_that_may_hold_more_than_8_bits_cut_are_made_again() -> None:
-    """Those of JPEG files stay: `before` is the key that they were kept under."""
+    """Keep copies of JPEG and BMP files; `before` is their key in the older cache."""
     for ending, is_kept in ((".JPEG", True), (".bmp", True), (".png", False), (".TIF", False)):
         entry = Entry(f"bee/0{ending}", 0, 12, 34)
         before = hashlib.blake2b(f"bee|wasptrain\n{entry}\n".encode(), digest_size=12)
@@ -292,7 +295,7 @@ def test_few_are_the_head_of_many(pets: Path) -> None:
 def test_many_shards_and_few_open_files(
     data: Path, write: Write, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(image_folder, "_SHARD_BYTES", 8 * 8 * 3)  # one image a shard
+    monkeypatch.setattr(image_folder, "_SHARD_BYTES", 8 * 8 * 3)  # one image per shard
     for pet in ("cat", "dog"):
         for number in range(40):
             write(data / f"{pet}.{number}.jpg")
@@ -322,7 +325,7 @@ def test_no_room(pets: Path) -> None:
         image_folder.check_room(pets, 10**18)
 
 
-# Training images changed at random.
+# Training images with random changes.
 
 
 def test_resized_crops(pets: Path) -> None:

@@ -1,4 +1,4 @@
-"""Mixed images and labels, against their equations."""
+"""Compare mixed images and labels with their equations."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def mixed(seed: int, batch: int = 5, **settings: Any) -> tuple[Tensor, Tensor, T
 
 
 def share_of(labels: Tensor, found: Tensor) -> float:
-    """What is left of the first sample's own label."""
+    """Return the remaining weight of the first sample's label."""
     assert found.dtype == torch.float32
     torch.testing.assert_close(found.sum(1), torch.ones(len(labels)))
     return float(found[0, labels[0]])
@@ -63,7 +63,7 @@ def test_cutmix_cuts_one_rectangle_for_all() -> None:
         share = share_of(labels, probabilities)
         assert share == pytest.approx(1 - float(cut.float().mean()), abs=1e-6)
         shares.append(share)
-    # Uniform, and more at the edge, where some of the rectangle is outside.
+    # Uniform, with larger values at the edge if part of the rectangle is outside the image.
     assert 0.5 < np.mean(shares) < 0.75
 
 
@@ -76,7 +76,7 @@ def test_both_are_drawn_at_even_odds() -> None:
 
 
 def test_the_parameter_is_that_of_a_beta_distribution() -> None:
-    """Its variance is 1 / (4 (2 a + 1))."""
+    """Compare with the variance of a beta distribution, 1 / (4 (2 a + 1))."""
     for parameter in (0.2, 0.8, 3.0):
         shares = []
         for seed in range(800):

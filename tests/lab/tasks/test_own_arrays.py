@@ -1,4 +1,4 @@
-"""Tasks from arrays of your own: shapes, labels, splits, and a sentence for whatever is wrong."""
+"""Tests of tasks from user arrays: shapes, labels, splits and clear error messages."""
 
 from __future__ import annotations
 
@@ -140,7 +140,7 @@ def test_floats_are_numbers_and_not_classes() -> None:
 
 @pytest.mark.parametrize("offset", [0.0, 2_459_000.5, 1.7e9])
 def test_a_large_offset_of_the_numbers_changes_no_error(offset: float) -> None:
-    """Days of a calendar and seconds of a clock: float32 rounds these to quarters and minutes."""
+    """Use days and seconds as offsets: float32 rounds these to quarters and minutes."""
     x, y = RANDOM.normal(size=(60, 4, 3)), RANDOM.normal(size=60)
     task = rm.Task.from_arrays(x, offset + y)
     assert isinstance(task, NumberTask)
@@ -153,7 +153,7 @@ def test_a_large_offset_of_the_numbers_changes_no_error(offset: float) -> None:
 
 
 def test_the_deviation_of_an_error_gives_its_standard_error() -> None:
-    """Against the spread of the error over many test splits of one model."""
+    """Compare with the spread of the error over many test splits of one model."""
     task = rm.Task.from_arrays(RANDOM.normal(size=(40, 3)), RANDOM.normal(size=40))
     assert isinstance(task, NumberTask)
     for metric in ("rmse", "mae"):
@@ -185,7 +185,7 @@ def test_metrics_of_numbers_equal_their_definitions() -> None:
         return {"labels": (y[part] - task.target_mean) / task.target_std}
 
     sums: dict[str, tuple[float, int]] = {}
-    for part in (slice(0, 2), slice(2, 5)):  # as two batches
+    for part in (slice(0, 2), slice(2, 5)):  # in two batches
         for name, (total, count) in task.metrics(outputs[part], labels(part)).items():
             before = sums.get(name, (0.0, 0))
             sums[name] = (before[0] + total, before[1] + count)
@@ -226,7 +226,7 @@ HOLED[5, 2] = None
 
 
 class Table:
-    """A data frame of several types, which has its columns' names as items."""
+    """Data frame of several types that iterates over its column names."""
 
     def __len__(self) -> int:
         return 12
@@ -333,7 +333,7 @@ def test_a_sparse_matrix_is_told_to_be_made_dense() -> None:
 
 
 def test_a_data_frame_of_numbers_as_objects() -> None:
-    """As of columns of several types, or of a query."""
+    """Columns have dtype object after a query or if a table mixes types."""
     pandas = pytest.importorskip("pandas")
     frame = pandas.DataFrame({"a": np.arange(12), "b": X[:, 0], "c": Y == 0})
     task = rm.Task.from_arrays(frame.astype(object), Y)
@@ -370,7 +370,7 @@ def test_a_rare_class_is_for_training_first() -> None:
 
 
 def test_shares_are_kept_of_many_rare_classes() -> None:
-    """Classes of two, and a small share for training: what each gives up is owed by the next."""
+    """Use classes of two samples, or a small training share; rounding must even out."""
     for y, split, expected in (
         (np.repeat(np.arange(30), 2), (0.6, 0.2, 0.2), [30, 15, 15]),
         (np.arange(60) % 2, (0.02, 0.49, 0.49), [2, 29, 29]),
@@ -408,7 +408,7 @@ def test_outputs_of_another_shape_are_no_numbers() -> None:
 
 
 def test_no_split_is_left_without_a_group() -> None:
-    """Of the two last, small groups each would go to validation: it lacks its class the most."""
+    """Check two small last groups: each would go to validation, because it lacks their class."""
     groups = np.array([0] * 10 + [1] * 10 + [2, 3])
     y = np.array([0] * 10 + [1] * 10 + [0, 1])
     task = rm.Task.from_arrays(np.arange(22)[:, None], y, groups=groups)

@@ -1,4 +1,4 @@
-"""Tasks from files, folders and data sets of your own, also damaged ones."""
+"""Tests of tasks from user files, folders and data sets, including damaged data."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def texts(task: rm.Task, split: str) -> dict[str, Any]:
 
 @pytest.fixture
 def reviews(tmp_path: Path) -> Path:
-    """A table with a text that holds commas, quotes and a line feed."""
+    """Write a text table with commas, quotes and a line feed."""
     path = tmp_path / "wine.csv"
     rows = [
         f'"dry, ""{i}""\n wine",{"good" if i % 3 else "bad"},{i // 2},{i / 4},{i / 8}'
@@ -53,7 +53,7 @@ def test_a_table_of_texts(reviews: Path) -> None:
     task = rm.Task.from_csv(reviews, input="note", label="verdict")
     assert (task.num_classes, task.vocab_size, sizes(task)) == (2, 257, [18, 6, 6])
     everything = {text: label for name in SPLITS for text, label in texts(task, name).items()}
-    assert everything['dry, "7"\n wine'] == 1  # bad, good: in the order of the alphabet
+    assert everything['dry, "7"\n wine'] == 1  # bad, good: in alphabetical order
     assert everything['dry, "3"\n wine'] == 0
     assert (task.data_source, task.card and task.card.title) == ("wine.csv", "wine.csv")
 
@@ -134,7 +134,7 @@ def test_wrong_tables_are_refused_in_one_sentence(
     tmp_path: Path, content: str | bytes, options: dict[str, Any], message: str
 ) -> None:
     options = dict(options)
-    is_binary = isinstance(content, bytes)  # what may be damaged is no text
+    is_binary = isinstance(content, bytes)  # damaged content is bytes, not text
     path = tmp_path / f"t{options.pop('end', '.csv')}"
     path.write_bytes(content.encode() if isinstance(content, str) else content)
     with pytest.raises(rm.InputError, match=message) as caught:
@@ -189,7 +189,7 @@ def test_a_validation_split_that_is_missing_comes_from_training(tmp_path: Path) 
         name: {int(task.split(name)[i][0][0]) // 24 for i in range(len(task.split(name)))}
         for name in ("train", "validation")
     }
-    assert not firsts["train"] & firsts["validation"]  # four samples of 6 tokens are a group
+    assert not firsts["train"] & firsts["validation"]  # a group has four samples of 6 tokens
     for split in ((0.8, 0.1, 0.1), 0.5, None, "part", {"train": [0]}):
         with pytest.raises(rm.InputError, match="split:"):
             rm.Task.from_folder(tmp_path, split=split, group="who")
@@ -235,7 +235,7 @@ def test_parts_of_unlike_types_are_not_joined(
 
 
 def test_whole_numbers_of_one_part_beside_others(tmp_path: Path) -> None:
-    """Integers of several widths are of one type, and the kind says that labels are numbers."""
+    """Mix integers of several widths, and let `kind` mark the labels as numbers."""
     np.savez(tmp_path / "train.npz", x=INTS.astype(np.uint8), y=np.arange(20) / 3)
     np.savez(tmp_path / "test.npz", x=INTS + 99, y=np.arange(20))
     task = rm.Task.from_folder(tmp_path, kind="regression")
@@ -295,9 +295,9 @@ OTHERS = (
 
 @pytest.mark.parametrize("other", OTHERS)
 def test_data_that_is_not_recognised_is_not_left_out(tmp_path: Path, other: str) -> None:
-    """Another test split was drawn from the training samples in its place."""
+    """Check the refusal, because otherwise a test split would be drawn from training samples."""
     (tmp_path / "train.csv").write_text(table(40), encoding="utf-8")
-    for name in ("README.md", "._test.csv"):  # no data: what people and systems leave there
+    for name in ("README.md", "._test.csv"):  # not data: files of people and systems
         (tmp_path / name).write_text("nothing", encoding="utf-8")
     assert sizes(rm.Task.from_folder(tmp_path)) == [24, 8, 8]
     path = tmp_path / other
@@ -387,7 +387,7 @@ def test_the_registry_reads_what_data_names(reviews: Path, tmp_path: Path) -> No
 
 
 class Rows:
-    """As much of a data set as is read of it."""
+    """Data set with only the methods that rifflemix reads."""
 
     def __init__(self, **columns: list[Any]) -> None:
         self.columns = columns
@@ -422,7 +422,7 @@ def test_a_data_set_of_the_library() -> None:
 
 
 def test_a_class_that_a_data_set_does_not_tell() -> None:
-    """-1 is no class of a ClassLabel, but a number like others elsewhere."""
+    """-1 is not a class of a ClassLabel, but it is a normal number in other columns."""
     data = rows(20, lambda i: i % 2 if i else -1)
     assert rm.Task.from_datasets(data, input="text", label="label").num_classes == 3
     data.features = {"label": SimpleNamespace(int2str=str)}  # type: ignore[attr-defined]
@@ -432,7 +432,7 @@ def test_a_class_that_a_data_set_does_not_tell() -> None:
 
 @pytest.mark.parametrize(("mode", "channels"), [("P", 3), ("1", 1), ("F", 1), ("RGBA", 4)])
 def test_images_of_every_mode(mode: str, channels: int) -> None:
-    """Of a palette the colours count, not their places in it."""
+    """Check that palette images are read as colors and not as palette indices."""
     image = pytest.importorskip("PIL.Image")
     pixels = RANDOM.integers(0, 256, (20, 8, 8, 3), dtype=np.uint8)
     images = [image.fromarray(part).convert(mode) for part in pixels]

@@ -1,4 +1,4 @@
-"""Labels, numbers and quotes of tables of your own: what is meant is read, or asked for."""
+"""Tests of labels, numbers and quotes in user tables: clear cases are read, others refused."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def read(path: Path, **options: Any) -> rm.Task:
 
 
 def answers(task: rm.Task) -> dict[str, Any]:
-    """Text -> label of every sample."""
+    """Map the text of every sample to its label."""
     samples = [task.split(name)[i] for name in SPLITS for i in range(len(task.split(name)))]
     return {bytes((x.numpy() - 1).astype("uint8")).decode(): y for x, y in samples}
 
@@ -102,7 +102,7 @@ def test_two_texts_that_are_one_number_are_asked_about(tmp_path: Path) -> None:
 
 
 def test_labels_of_all_files_of_a_folder_are_read_alike(tmp_path: Path) -> None:
-    """Those of the test file alone would be whole numbers."""
+    """Check one type for all files; labels of the test file alone are whole numbers."""
     table(tmp_path / "train.csv", ["0.5", "1", "2"] * 10)
     for name in ("validation", "test"):
         table(tmp_path / f"{name}.csv", ["1", "2"] * 4)
@@ -180,7 +180,7 @@ def test_a_tsv_that_was_written_with_quotes(tmp_path: Path, quoting: Any, inside
 
 @pytest.mark.parametrize("last", ['text 60"', "text 60"], ids=["closed", "open"])
 def test_a_row_of_a_tsv_that_is_too_long_is_named(tmp_path: Path, last: str) -> None:
-    """Stray quotes, between which the row stands, do not hide it."""
+    """Check that two stray quotes around a row do not hide the row."""
     rows = [f"{i % 2}\ttext {i}" for i in range(80)]
     rows[20], rows[40], rows[60] = '0\t"text 20', "0\ttext\t40", f"0\t{last}"
     with pytest.raises(rm.InputError, match=r"t\.tsv.*\b42\b.*\b2\b.*got 3\b"):
@@ -250,7 +250,7 @@ def test_texts_in_another_encoding(tmp_path: Path, encoding: str, ending: str) -
 
 @pytest.mark.parametrize("name", ["y", "lengths", "who"])
 def test_values_of_one_part_are_not_those_of_the_next(tmp_path: Path, name: str) -> None:
-    """Too few in one part and too many in the next are together as many as the samples."""
+    """Check wrong lengths per part, although their sum equals the number of samples."""
     tokens, numbers = np.arange(80).reshape(20, 4), np.arange(20)
     for split, count in (("train", 15), ("test", 25)):
         columns = {"x": tokens, "y": numbers % 2, "lengths": numbers % 4 + 1, "who": numbers}

@@ -1,4 +1,4 @@
-"""Data of the user with samples of unequal length: lengths, advice, and samples without a token."""
+"""Tests of user data with unequal lengths: lengths, advice and empty samples."""
 
 from __future__ import annotations
 
@@ -140,7 +140,7 @@ EMPTY = [0, 7, 12]
 
 
 def some_are_empty(kind: str) -> dict[str, Any]:
-    """30 samples, three of them without a token: `x`, and perhaps `lengths`."""
+    """Build 30 samples, three of them empty, with `lengths` if needed."""
     counts = [0 if i in EMPTY else 1 + i % 4 for i in range(30)]
     if kind == "texts":
         return {"x": [chr(97 + i % 26) * n for i, n in enumerate(counts)]}

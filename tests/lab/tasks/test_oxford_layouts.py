@@ -1,4 +1,4 @@
-"""Oxford's Flowers-102 and Pets: layouts, published splits, and what is refused."""
+"""Tests of Oxford's Flowers-102 and Pets: layouts, published splits and refusals."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from rifflemix.lab.tasks.images import oxford_layouts
 
 BREEDS = ("Abyssinian", "american_bulldog", "Siamese")
 FLOWERS = 3
-# Images of Flowers-102 by part, as they are numbered: from 1, in no order.
+# Image numbers of Flowers-102 by part, from 1, unordered.
 PARTS = {"trnid": [7, 2, 5], "valid": [9, 1, 4], "tstid": [3, 6, 8, 10, 11]}
 LABELS = [1, 2, 3, 3, 1, 2, 3, 1, 2, 3, 1]
 
@@ -29,7 +29,7 @@ def few_classes(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def write_flowers(folder: Path, write: Write, **changes: Any) -> dict[str, set[tuple[bytes, int]]]:
-    """The data set; split -> pixels and label of its images."""
+    """Write the data set; return pixels and labels by split."""
     pixels = {n: write(folder / f"jpg/image_{n:05}.jpg").tobytes() for n in range(1, 12)}
     labels, parts = changes.get("labels", LABELS), changes.get("parts", PARTS)
     savemat(folder / "imagelabels.mat", {"labels": np.array([labels], np.uint8)})
@@ -103,7 +103,10 @@ def test_an_image_that_is_listed_is_missing(data: Path, write: Write) -> None:
 
 
 def write_pets(folder: Path, write: Write) -> dict[str, set[tuple[bytes, int]]]:
-    """The data set, of 12 training and 2 test images a breed; part -> pixels and labels."""
+    """Write the data set; return pixels and labels by part.
+
+    Each breed has 12 training images and 2 test images.
+    """
     found: dict[str, set[tuple[bytes, int]]] = {"trainval": set(), "test": set()}
     (folder / "annotations").mkdir(parents=True, exist_ok=True)
     for part, numbers in (("trainval", range(1, 13)), ("test", range(13, 15))):

@@ -1,4 +1,4 @@
-"""The published Pathfinder folders: layout, damage, unpacking, images as they are."""
+"""Tests of the published Pathfinder folders: layout, damage, unpacking, unchanged images."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def png(number: int, size: int = 32) -> bytes:
 
 
 def files(preset: str = PRESET) -> dict[str, bytes]:
-    """A release of 30 images in two folders, by their paths in the data folder."""
+    """Build 30 images in two folders, keyed by path."""
     root = f"pathfinder32/{preset}"
     result: dict[str, bytes] = {}
     for folder in (0, 1):

@@ -1,4 +1,4 @@
-"""docs/pathfinder.md says what the generator and the result file say."""
+"""Check that docs/pathfinder.md agrees with the generator and the result file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pathfinder's pictures: what they hold, and that nothing simple gives the label away."""
+"""Tests of Pathfinder images: their contents, and no simple clue to the label."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from rifflemix.lab.tasks.pathfinder.pathfinder import PathfinderMaker, scenes_of
 
 
 def contours(pictures: Pictures, scene: Scene, image: int) -> list[np.ndarray]:
-    """The contours (L, 2, 2) of an image, the two long ones first."""
+    """Return the contours (L, 2, 2), the two long contours first."""
     cuts = [scene.contour_length] * 2 + [scene.distractor_length] * scene.num_distractors
     return np.split(pictures.dashes[image], np.cumsum(cuts)[:-1])
 
@@ -44,7 +44,7 @@ def images_of(pictures: Pictures, scene: Scene) -> np.ndarray:
 
 
 def test_words_are_those_of_splitmix64() -> None:
-    # The first outputs for seed 0, as the algorithm's authors publish them.
+    # The first outputs for seed 0, as published by the authors of the algorithm.
     counters = np.arange(1, 4).astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)
     expected = [0xE220A8397B1DCDAF, 0x6E789E6AA1B965F4, 0x06C45D188009454F]
     assert mix(counters).tolist() == expected
@@ -78,7 +78,7 @@ def test_an_image_depends_on_seed_split_and_number_alone(scene: Scene) -> None:
 
 
 def test_images_are_what_they_were() -> None:
-    """Raise pathfinder._VERSION when this changes: kept images would be mixed with others."""
+    """Raise pathfinder._VERSION if this fails: cached images would be mixed with new images."""
     digests = [
         hashlib.blake2b(
             PathfinderMaker(scenes_of(size, {"preset": preset}), 0, 0)(0, 2)[0].tobytes()
@@ -137,18 +137,18 @@ def test_contours_are_as_the_scene_says(size: int, options: dict[str, object]) -
         for contour in (first, second, *short):
             check_dashes(contour, scene)
         for one, other in itertools.combinations((first, second, *short), 2):
-            # The grid is a quarter of the clearance wide.
+            # The grid spacing is a quarter of the clearance.
             assert least_distance(one, other) > scene.clearance * (1 - 1.5 / 4)
 
 
 def test_discs_are_apart_and_no_contour_comes_back_to_its_end(scene: Scene) -> None:
-    """Each image by itself: one that will do, one with discs too near, one whose contour does."""
+    """Use one good image, one with discs too close, and one with a contour that returns."""
     row = np.array([[4.0, 20.0], [6.0, 20.0]])
     dashes = np.tile(row, (3, scene.lag + 1, 1, 1))
     discs = np.array([[[4.0, 4.0], [4.0 + scene.disc_distance, 4.0]]] * 3)
     discs[1, 1, 0] -= 0.1
     dashes[2, 0] = discs[2, 1]
-    dashes[:, 1:] = discs[:, None, 1:]  # the last ones may be near
+    dashes[:, 1:] = discs[:, None, 1:]  # the last dashes may be near
     clear = _discs_are_clear(dashes.astype(np.float32), discs.astype(np.float32), scene)
     assert clear.tolist() == [True, False, False]
 
@@ -178,14 +178,14 @@ def test_a_straight_horizontal_dash_by_hand() -> None:
     dashes = np.array([[[[2.0, 3.5], [6.0, 3.5]]]], dtype=np.float32)
     nothing = np.zeros((1, 0, 2), dtype=np.float32)
     image = draw_images(dashes, nothing, size=8, thickness=1.0, radius=1.0, contrast=0.5)[0]
-    # The caps are round: their outermost pixels are covered as far as their middle line is.
+    # The caps are round: their outermost pixels are covered up to the middle line.
     assert image[3].tolist() == [0, 0, 128, 128, 128, 128, 0, 0]
     assert image.sum() == 4 * 128
 
 
 @pytest.mark.parametrize("thickness", [0.25, 0.5, 0.75, 1.0, 1.5])
 def test_a_dash_has_as_much_light_as_its_area(thickness: float) -> None:
-    # Without its caps: the difference of two dashes, one 8 pixels longer.
+    # The difference of two dashes, one 8 pixels longer, cancels the caps.
     light = []
     for length in (20.0, 12.0):
         dashes = np.array([[[[5.0, 6.5], [5.0 + length, 6.5]]]], dtype=np.float32)
@@ -250,13 +250,16 @@ def simple_statistics(pictures: Pictures, scene: Scene) -> dict[str, np.ndarray]
 
 
 def check_statistics(pictures: Pictures, scene: Scene) -> None:
-    """By how often a sample of one class has the larger value: half of the time, by chance."""
+    """Check that simple statistics do not separate the classes.
+
+    A sample of one class has the larger value half of the time, by chance.
+    """
     count = len(pictures.labels)
     for name, values in simple_statistics(pictures, scene).items():
         ranks = values.argsort(kind="stable").argsort()
         one, other = (ranks[pictures.labels == label] for label in (1, 0))
         share = (one.mean() - (len(one) - 1) / 2) / len(other)
-        # Four standard deviations by chance, and as much again for what is not quite alike.
+        # Four standard deviations, plus a tolerance for small true differences.
         assert abs(share - 0.5) < 4 * (1 / 3 / count) ** 0.5 + 0.05, name
 
 
@@ -276,7 +279,7 @@ def test_a_linear_classifier_of_pixels_stays_at_chance(many: Pictures, scene: Sc
     pixels = images_of(many, scene).reshape(len(many.labels), -1).astype(np.float64) / 255
     pixels -= pixels.mean(axis=0)
     target = many.labels * 2.0 - 1
-    # Ridge regression for logistic: in closed form, and as good a linear classifier.
+    # Ridge regression instead of logistic: closed form, and an equally good linear classifier.
     train, test = slice(0, 1600), slice(1600, None)
     gram = pixels[train].T @ pixels[train]
     for ridge in (10.0, 1000.0):
@@ -293,4 +296,4 @@ def test_contrast_is_the_brightness_of_dashes_not_of_discs(many: Pictures, scene
     discs = images_of(few._replace(dashes=few.dashes[:, :0]), scene)
     assert (dim[discs == 255] == 255).all()
     assert np.abs(dim - bright / 2)[discs == 0].max() <= 1
-    assert bright[discs == 0].max() >= 127  # half of a pixel, where no other dash is near
+    assert bright[discs == 0].max() >= 127  # half of a pixel, if no other dash is near

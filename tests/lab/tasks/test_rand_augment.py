@@ -1,4 +1,4 @@
-"""RandAugment: its operations and their amounts are torchvision's and timm's."""
+"""Compare RandAugment's operations and amounts with torchvision and timm."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_increasing_operations_are_timms(
 def test_strength_14_of_the_papers_scale(sign: float) -> None:
     share = 14 / 30
     amounts = {name: amount(share, sign) for name, amount in ra.RAND_AUGMENT.items()}
-    # Cubuk et al. 2020 take the ranges of AutoAugment: 30 degrees, 4 bits, 0.3, 150 of 331 pixels.
+    # Cubuk et al. 2020 use the ranges of AutoAugment: 30 degrees, 4 bits, 0.3, 150 of 331 pixels.
     expected = {
         "rotate": sign * 14.0, "posterize": 6, "solarize": 136, "shear_x": sign * 0.14,
         "shear_y": sign * 0.14, "translate_x": sign * 70 / 331, "translate_y": sign * 70 / 331,
@@ -79,7 +79,7 @@ def test_strength_14_of_the_papers_scale(sign: float) -> None:
 
 
 def test_images_move_by_whole_pixels() -> None:
-    """In the paper's scale; what comes in is black."""
+    """Shift by a fraction of the width, as in the paper; new pixels are black."""
     levels = levels_of(height=20, width=40).clamp(min=1)
     for part, pixels in ((0.1, 4), (-0.1, -4), (0.11, 4), (0.14, 5), (-0.14, -5)):
         moved = ra.to_levels(ra.OPERATIONS["translate_x"](ra.to_picture(levels), part, STILL))
@@ -96,14 +96,14 @@ def test_changes_are_drawn_with_their_signs() -> None:
         ra.rand_augment(image, np.random.default_rng(seed), changes=1).tobytes()
         for seed in range(600)
     }
-    # Five operations know no sign; the others differ with it.
+    # Five operations ignore the sign; the others differ with it.
     assert len(once) == 5 + 2 * 9
 
 
 def test_no_strength_changes_nothing() -> None:
     image = ra.to_picture(levels_of())
     for name, amount in ra.RAND_AUGMENT.items():
-        if name not in ("auto_contrast", "equalize", "solarize"):  # which takes 255 to 0
+        if name not in ("auto_contrast", "equalize", "solarize"):  # solarize maps 255 to 0
             assert ra.OPERATIONS[name](image, amount(0.0, 1.0), STILL) == image, name
 
 

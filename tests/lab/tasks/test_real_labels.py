@@ -1,4 +1,4 @@
-"""ImageNet's validation images with the labels of ReaL: none, one or several of each image."""
+"""Tests of ImageNet's validation images with ReaL labels: zero, one or several per image."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_images_without_a_label_are_left_out(imagenet: Path) -> None:
     task = with_real(imagenet)
     images, plain = task.split("real"), task.split("test")
     assert len(images) == 5
-    # Image k of the files has label k in the folders.
+    # Image k in the files has label k in the folders.
     by_label = {label: image for image, label in (plain[i] for i in range(len(plain)))}
     wanted = {
         number: torch.tensor([1.0 * (label in classes) / len({*classes}) for label in range(6)])
@@ -55,12 +55,12 @@ def test_every_label_of_an_image_is_right(imagenet: Path) -> None:
     batch = task.collate([task.split("real")[index] for index in range(5)])
     assert batch["labels"].shape == (5, 6)
     right = torch.where(batch["labels"] > 0, 1.0, -1.0)
-    # Five wrong answers out of six leave one of two labels in.
+    # Five wrong answers out of six include one of two labels.
     for answer, hits, of_five in ((right, 5, 5), (-right, 0, 2)):
         metrics = task.metrics(answer, batch)
         assert metrics["accuracy"] == (hits, 5)
         assert metrics["top5_accuracy"] == (of_five, 5)
-    # Of two labels either counts.
+    # With two labels, either label counts.
     assert task.metrics(10 * right + torch.arange(6), batch)["accuracy"] == (5, 5)
     first = torch.nn.functional.one_hot(torch.zeros(5, dtype=torch.int64), 6).float()
     zero = float((batch["labels"][:, 0] > 0).sum())

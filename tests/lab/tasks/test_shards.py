@@ -1,4 +1,4 @@
-"""Images in pieces: kept, resumed, shared between processes, errors in one sentence."""
+"""Tests of images in shards: stored, resumed, shared between processes, clear errors."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SILENT = lambda what, done, total: None  # noqa: E731
 
 @dataclass(frozen=True)
 class Numbered:
-    """Image n is filled with n; keeps a diary of what it was asked for."""
+    """Fill image n with n, and write every request to a log."""
 
     diary: Path
     fails_from: int = 1000
@@ -201,7 +201,7 @@ def test_a_process_that_dies_leaves_whole_pieces_and_no_lock(
     process = multiprocessing.get_context("spawn").Process(
         target=_die_while_making, args=(tmp_path / "x", maker)
     )
-    # The other process has shards of 1,000: it dies after the first.
+    # The other process uses shards of 1,000 and dies after the first shard.
     process.start()
     process.join(60)
     assert content(tmp_path / "x", maker, 20) == list(range(20))

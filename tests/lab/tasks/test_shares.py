@@ -1,4 +1,4 @@
-"""The error of a share of tokens, of which every drawn sequence has several."""
+"""Tests of the error of a share of tokens if every sampled sequence has several tokens."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def test_one_part_each_is_the_binomial_error() -> None:
 
 
 def test_it_is_that_of_sequences_drawn_anew() -> None:
-    """Against a bootstrap: sequences of many lengths, each with a share of its own."""
+    """Compare with a bootstrap over sequences of many lengths with different shares."""
     draws = np.random.default_rng(0)
     parts = draws.integers(1, 60, 400)
     right = draws.binomial(parts, draws.beta(2, 3, 400))

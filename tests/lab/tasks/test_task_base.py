@@ -1,4 +1,4 @@
-"""What all tasks share: batches, loss, metrics, fingerprints, pickling."""
+"""Tests of the common features of tasks: batches, loss, metrics, fingerprints, pickling."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def test_pickle_round_trip(task: Task) -> None:
 def test_mapped_arrays_pickle_as_paths() -> None:
     task = load_task("listops", **{**SMALL, "num_train": 500})
     content = sum(len(task.split("train")[index][0]) for index in range(500))
-    # The rows and paths travel; the tokens do not.
+    # Rows and paths are pickled; tokens are not.
     rows = 8 * 500
     assert content > 2000
     split = task.split("train")

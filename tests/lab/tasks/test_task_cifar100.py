@@ -1,4 +1,4 @@
-"""CIFAR-100: its binary version, as a folder or an archive, and the hub's copy."""
+"""Tests of CIFAR-100: the binary version as a folder or an archive, and the hub's copy."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Planes = dict[str, tuple[np.ndarray, np.ndarray, np.ndarray]]
 
 @pytest.fixture
 def planes(monkeypatch: pytest.MonkeyPatch) -> Planes:
-    """Coarse labels, fine labels and images (M, 3, 32, 32) of a tiny CIFAR-100."""
+    """Build coarse labels, fine labels and images (M, 3, 32, 32)."""
     counts = {"train": 30, "test": 6}
     files = {part: {f"{part}.bin": count} for part, count in counts.items()}
     monkeypatch.setattr(cifar100, "_BINARY", replace(cifar100._BINARY, files=files))
@@ -40,7 +40,7 @@ def planes(monkeypatch: pytest.MonkeyPatch) -> Planes:
 
 
 def files(planes: Planes) -> dict[str, bytes]:
-    """Records of a coarse label, a fine label and the planes."""
+    """Write records of a coarse label, a fine label and the planes."""
     return {
         f"{part}.bin": np.concatenate(
             [coarse[:, None], fine[:, None], images.reshape(len(fine), -1)], axis=1
@@ -64,7 +64,7 @@ def write_tar(data: Path, content: dict[str, bytes]) -> None:
 
 
 class HubRows:
-    """As much of datasets.Dataset as the decoder uses."""
+    """The part of datasets.Dataset that the decoder uses."""
 
     def __init__(self, coarse: np.ndarray, fine: np.ndarray, planes: np.ndarray) -> None:
         self.columns = {"coarse_label": coarse.tolist(), "fine_label": fine.tolist()}
@@ -84,7 +84,7 @@ class HubRows:
 def load(
     request: pytest.FixtureRequest, data: Path, planes: Planes, put_on_hub: Callable[..., Any]
 ) -> Callable[..., Task]:
-    """Loads the tiny CIFAR-100 from each of the folders it can be in."""
+    """Load the tiny CIFAR-100 from each supported folder layout."""
     folder: Path | None = data
     if request.param == "folder":
         write_folder(data, planes)

@@ -1,4 +1,4 @@
-"""Digits: the file, the splits, tokens and patches."""
+"""Tests of the digits task: the file, the splits, tokens and patches."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_splits_do_not_depend_on_the_seed_or_patches() -> None:
 
 
 def test_fingerprint_is_fixed() -> None:
-    # Published results name it: a change of splits or pixels must be deliberate.
+    # Published results name this fingerprint, so any change of splits or pixels is deliberate.
     assert load_task("digits").fingerprint() == "788f44a28c6c62cbbaf69519a655c49d"
 
 

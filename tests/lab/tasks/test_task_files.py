@@ -1,4 +1,4 @@
-"""The cache and the readers."""
+"""Tests of the cache and the readers."""
 
 from __future__ import annotations
 
@@ -150,7 +150,7 @@ def test_all_streams_of_an_xz_file_are_read(tmp_path: Path) -> None:
     ids=["no stream", "a damaged head", "cut at the end", "cut at the head"],
 )
 def test_a_damaged_second_stream_of_an_xz_file(tmp_path: Path, second: bytes) -> None:
-    """lzma's own reader drops it without a word."""
+    """Check the error, because lzma's own reader silently drops a damaged second stream."""
     path = tmp_path / "x.txt.xz"
     path.write_bytes(lzma.compress(b"one\n") + second)
     with pytest.raises(InputError, match=r"x\.txt\.xz:"):
@@ -166,7 +166,7 @@ def test_missing_file_in_one_sentence(tmp_path: Path) -> None:
 def test_a_cache_without_locks_keeps_its_arrays(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Some network file systems have no locks."""
+    """Simulate a network file system without locks."""
 
     def refuse(*_: object) -> None:
         raise OSError(38, "Function not implemented")

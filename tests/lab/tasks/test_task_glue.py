@@ -1,4 +1,4 @@
-"""GLUE's phrases of SST: file names, damage, and a validation split that gives nothing away."""
+"""Tests of GLUE's phrases of SST: file names, damage, and a validation split without leaks."""
 
 from __future__ import annotations
 
@@ -140,7 +140,7 @@ def test_real_phrases(shared_data: Path) -> None:
     assert min(len(sentence.split()) for sentence in held_out) >= 6
     binary = load_task("sst", data_dir=shared_data, level="byte")
     assert sorted(phrases(task, "test")) == sorted(phrases(binary, "validation"))
-    # What is left of the held-out sentences in training are short runs of words.
+    # The training split contains only short word runs of the held-out sentences.
     runs = {
         " ".join(words[start : start + 6])
         for words in map(str.split, train)

@@ -1,4 +1,4 @@
-"""The ListOps grammar: probabilities, values and written form."""
+"""Tests of the ListOps grammar: probabilities, values and text."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def test_lengths_lie_between_the_bounds_and_rejection_changes_nothing_else() -> 
     narrow = draw(bounds)
     assert {len(tokens) for tokens, _ in narrow} == set(range(7, 20))
     assert len(narrow) > 30
-    # Trees share one stream, which long ones leave early: equal in law, not in numbers.
+    # Trees share one random stream, and long trees leave it early: only the law is equal.
     assert np.mean([len(row[0]) for row in narrow]) == pytest.approx(
         np.mean([len(row[0]) for row in wide]), abs=1.5
     )

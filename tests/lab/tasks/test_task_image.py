@@ -1,4 +1,4 @@
-"""CIFAR-10: every format, gray and color, what is refused."""
+"""Tests of CIFAR-10: every format, gray and color, refusals."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Planes = dict[str, tuple[np.ndarray, np.ndarray]]
 
 @pytest.fixture
 def planes(monkeypatch: pytest.MonkeyPatch) -> Planes:
-    """Images (M, 3, 32, 32) and labels of a tiny CIFAR-10."""
+    """Build images (M, 3, 32, 32) and labels of a tiny CIFAR-10."""
     files = {part: dict.fromkeys(names, PER_BATCH) for part, names in image._BINARY.files.items()}
     monkeypatch.setattr(image, "_BINARY", replace(image._BINARY, files=files))
     rng = np.random.default_rng(0)
@@ -40,7 +40,7 @@ def planes(monkeypatch: pytest.MonkeyPatch) -> Planes:
 
 
 def batches(planes: Planes) -> dict[str, bytes]:
-    """The binary version's files: a label byte, then the planes, image by image."""
+    """Build the binary files: label byte and planes, image by image."""
     rows = {
         part: np.concatenate([labels[:, None], images.reshape(len(labels), -1)], axis=1)
         for part, (images, labels) in planes.items()
@@ -69,7 +69,7 @@ def write_tar(data: Path, planes: Planes) -> None:
 
 
 def differences(planes: Planes) -> dict[str, np.ndarray]:
-    """The arrays of cifar10_rgb.npz.xz: differences mod 256 along plane, row and column."""
+    """Build arrays of cifar10_rgb.npz.xz: differences mod 256 along plane, row and column."""
     arrays = {}
     for part, (images, labels) in planes.items():
         values = images.astype(np.int64)
@@ -104,7 +104,7 @@ def load(
     write_npz_xz: Callable[..., None],
     put_on_hub: Callable[..., Any],
 ) -> Callable[..., Task]:
-    """Loads the tiny CIFAR-10 from each of the folders it can be in."""
+    """Load the tiny CIFAR-10 from each supported folder layout."""
     folder: Path | None = data
     if request.param == "folder":
         write_folder(data, planes)
@@ -123,7 +123,7 @@ def load(
 
 
 class hub_rows:
-    """As much of datasets.Dataset as the decoder uses."""
+    """Build the part of datasets.Dataset that the decoder uses."""
 
     def __init__(self, planes: np.ndarray, labels: np.ndarray) -> None:
         self.images, self.labels = planes.transpose(0, 2, 3, 1), labels
@@ -208,7 +208,7 @@ def test_gray_archive(data: Path, planes: Planes, write_npz_xz: Callable[..., No
         match=r"cifar10_gray\.npz\.xz.*cifar10_rgb\.npz\.xz",
     ) as raised:
         load_task("image", data_dir=data, color="rgb")
-    assert raised.value.args[0].count("cifar10_gray") == 1  # it is none of what may be there
+    assert raised.value.args[0].count("cifar10_gray") == 1  # not among the accepted files
 
 
 def test_color_archive_is_undone_in_pieces(
@@ -273,7 +273,7 @@ def test_statistics_within_an_image(data: Path, planes: Planes) -> None:
 
 
 def test_statistics_of_imagenet(data: Path, planes: Planes) -> None:
-    """For weights that were trained on its images."""
+    """Use ImageNet's statistics for weights trained on its images."""
     write_folder(data, planes)
     options = {"color": "rgb", "layout": "image", "statistics": "imagenet"}
     task = load_task("image", data_dir=data, **options)
@@ -390,7 +390,7 @@ REAL_RGB = "f0813c5ffc4d87f2f23bf5dd74c399a317fc7f67b9ec92ebd14d2d7159ba2753"
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
 def test_real_color_archive(shared_data: Path, tmp_path: Path) -> None:
-    """All images: sums, labels, statistics, and the gray archive is their gray."""
+    """Check sums, labels and statistics of all images, and the gray archive against them."""
     path = shared_data / "cifar10_rgb.npz.xz"
     with path.open("rb") as stream:
         assert hashlib.file_digest(stream, "sha256").hexdigest() == REAL_RGB
@@ -409,7 +409,7 @@ def test_real_color_archive(shared_data: Path, tmp_path: Path) -> None:
         means, squares = part.mean(axis=1), np.einsum("npc,npc->nc", part, part) / 1024
         mean += means.mean(axis=0, dtype=np.float64) / 10
         square += squares.mean(axis=0, dtype=np.float64) / 10
-        # As torch takes it: over 1,023, not 1,024.
+        # As in torch: divided by 1,023, not 1,024.
         deviations = np.sqrt((squares - means**2) * (1024 / 1023))
         within += deviations.mean(axis=0, dtype=np.float64) / 10
     scale, per_image = image._SCALES["rgb"], image._PER_IMAGE

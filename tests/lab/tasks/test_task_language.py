@@ -1,4 +1,4 @@
-"""Language tasks: tokens of every level, windows, units of the metrics, files and downloads."""
+"""Tests of language tasks: tokens, windows, units of the metrics, files and downloads."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_text_comes_back(level: str) -> None:
 def test_words_and_line_ends() -> None:
     words = vocabulary("word")
     assert words.pieces[0] == b"the "  # the most frequent
-    assert words.pieces[-1] == b"<unk> "  # needed: validation holds a word that training does not
+    assert words.pieces[-1] == b"<unk> "  # needed: validation has one unknown word
     assert words.decode(words.encode(" the  cat \n\nsat")) == "the cat \n\nsat "
     assert words.decode(words.encode("the café\n")) == "the <unk> \n"
 
@@ -132,7 +132,7 @@ def test_every_token_but_the_first_is_counted_once(total: int, length: int, stri
         right = [token + 1 for token in inputs]
         assert all(y in (UNCOUNTED, want) for y, want in zip(labels, right, strict=True))
         own = [y for y in labels if y != UNCOUNTED]
-        assert own  # no window for nothing
+        assert own  # an empty window is not allowed
         counted += own
     assert counted == list(range(1, total))
 
@@ -195,7 +195,7 @@ def test_compressed_files_in_a_folder_of_their_own(ptb: Path, tmp_path: Path) ->
 
 
 def outputs_for(task: NextTokenTask, probability: float, labels: Tensor) -> Tensor:
-    """Logits that give every label `probability` and share the rest evenly."""
+    """Build logits that give every label `probability` and share the rest evenly."""
     rest = (1 - probability) / (task.num_classes - 1)
     logits = torch.full((*labels.shape, task.num_classes), math.log(rest))
     wanted = labels.clamp(min=0).unsqueeze(-1)
@@ -205,7 +205,7 @@ def outputs_for(task: NextTokenTask, probability: float, labels: Tensor) -> Tens
 @pytest.mark.parametrize("level", ["byte", "character", "word", "bpe"])
 @pytest.mark.parametrize("stride", [None, 3])
 def test_units(level: str, stride: int | None, ptb: Path) -> None:
-    """Over a whole split, for a model that gives every token probability 1/2: a bit each."""
+    """Check a whole split with probability 1/2 for every token, so one bit per token."""
     task = load(ptb, level=level, stride=stride, max_length=7, bpe_size=262)
     split = task.split("validation")
     sums: dict[str, tuple[float, int]] = {}
@@ -225,7 +225,7 @@ def test_units(level: str, stride: int | None, ptb: Path) -> None:
     if level != "byte":  # the first byte of a text may be part of a character
         characters = len(text.decode())
         assert means["bits_per_character"] == pytest.approx((len(tokens) - 1) / characters)
-    # What begins in the first token is not predicted.
+    # Words that begin in the first token are not predicted.
     first = task.vocabulary.pieces[tokens[0]].decode()
     whole = first + text.decode()
     words = len(whole.split()) + whole.count("\n") - len(first.split())
@@ -241,7 +241,7 @@ def test_units(level: str, stride: int | None, ptb: Path) -> None:
 
 @pytest.mark.parametrize("metric", ["perplexity", "bits_per_byte"])
 def test_the_deviation_of_a_metric_is_that_over_windows(metric: str, ptb: Path) -> None:
-    """Of windows of equally many tokens, each of which a model finds as likely as it likes."""
+    """Use windows with equally many tokens and random likelihoods."""
     task = replace(load(ptb, level="byte", max_length=7), metric=metric)
     split = task.split("validation")
     whole = [index for index in range(len(split)) if (split[index][1] >= 0).all()]
@@ -272,7 +272,7 @@ def test_word_perplexity_is_that_of_the_papers_factor(ptb: Path) -> None:
         (["ab", "c d", " ", "e", "\n", "f"], 5),  # abc, d, e, the end of the line, f
         (["a", "b", "c"], 1),
         ([" a", "\n\n", " b "], 4),
-        (["a", "", "b"], 2),  # a token that stands for no text parts words
+        (["a", "", "b"], 2),  # a token without text separates words
         ([" ", "  "], 0),
     ],
 )
@@ -282,7 +282,7 @@ def test_words_are_counted_across_tokens(pieces: list[str], words: int) -> None:
     ids = np.array([known.index(piece.encode()) for piece in pieces])
     before = np.array([0, *ids[:-1]])
     assert vocabulary.count_words(before, ids) == words
-    # Cut anywhere, the parts hold as many.
+    # The counts of two parts add up for every cut.
     for cut in range(1, len(ids)):
         first, second = slice(cut), slice(cut, None)
         parts = [vocabulary.count_words(before[part], ids[part]) for part in (first, second)]
@@ -343,7 +343,7 @@ def test_bad_options(options: dict[str, Any], message: str, ptb: Path) -> None:
     assert "\n" not in str(caught.value)
 
 
-# Where the text comes from.
+# Sources of the text.
 
 
 @pytest.mark.parametrize("name", ["ptb", "shakespeare", "wikitext"])
@@ -413,7 +413,7 @@ def test_corpus_by_download(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(Shakespeare, "remotes", remotes)
     assert not task_status("shakespeare").available
     first = load_task("shakespeare", max_length=9).fingerprint()
-    path.unlink()  # the second time nothing is fetched
+    path.unlink()  # the second load fetches no file
     assert load_task("shakespeare", max_length=9).fingerprint() == first
     assert task_status("shakespeare").available
 

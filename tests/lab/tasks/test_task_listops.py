@@ -1,4 +1,4 @@
-"""ListOps: the generator, its cache, the Long Range Arena's files."""
+"""Tests of ListOps: the generator, its cache, the Long Range Arena's files."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_lengths_of_the_long_range_arena_by_default() -> None:
 @pytest.mark.parametrize("shard", [250, 4000])
 def test_no_expression_comes_twice(shard: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(listops, "_SHARD", shard)
-    # Lengths this short have few expressions: 400 of four tokens and 4,000 of five.
+    # Short lengths have few expressions: 400 of four tokens and 4,000 of five tokens.
     counts = {"num_train": 2000, "num_validation": 300, "num_test": 300}
     task = load_task("listops", min_length=3, max_length=6, **counts)
     tokens = [row for name in SPLITS for row, _ in rows(task, name)]
@@ -71,7 +71,7 @@ def test_seed_decides() -> None:
 
 
 def test_expressions_are_fixed() -> None:
-    # Published results name the seed: the same seed must give the same expressions for ever.
+    # Published results name the seed, so a seed must always give the same expressions.
     task = load_task("listops", **SHORT)
     text = " ".join(TOKENS[token] for token in rows(task, "train")[0][0])
     assert text == "[MAX 7 6 9 6 1 5 2 ]"
@@ -242,7 +242,7 @@ def test_the_sample_of_real_lines(data: Path, shared_data: Path) -> None:
 def test_labels_are_spread_as_in_the_long_range_arena() -> None:
     task = load_task("listops", num_train=4000, num_validation=10, num_test=10)
     labels = np.bincount([label for _, label in rows(task, "train")], minlength=10) / 4000
-    # Extremes are the most frequent: MIN and MAX of many arguments.
+    # The smallest and largest values are most frequent: MIN and MAX of many arguments.
     assert 0.14 < labels[0] < 0.19
     assert 0.13 < labels[9] < 0.19
     assert (labels[1:9] > 0.05).all()

@@ -1,4 +1,4 @@
-"""The One Billion Word Benchmark from shards laid out as distributed."""
+"""Tests of the One Billion Word Benchmark with shards in the published layout."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def shards(data: Path) -> Path:
         folder.mkdir(parents=True)
     for number, text in SHARDS.items():
         (train / f"news.en-{number:05d}-of-00100").write_text(text)
-    # The shard that the held-out text is of is no training text, wherever it lies.
+    # The shard of the held-out text is never training text, in either folder.
     for folder in (train, held_out):
         (folder / "news.en-00000-of-00100").write_text("leaked\n")
     for number, text in HELD_OUT.items():
@@ -81,7 +81,7 @@ def test_subwords_come_from_the_training_text_and_fit_small_integers(shards: Pat
     tokens = task.split("test").tokens.values
     assert tokens.dtype == np.uint16
     assert len(tokens) < len(HELD_OUT[0])
-    # Per word of the text and ends of its lines, whatever the tokens are.
+    # Per word of the text and line ends, independent of the tokens.
     batch = task.collate([task.split("test")[index] for index in range(len(task.split("test")))])
     metrics = task.metrics(torch.zeros(*batch["labels"].shape, 270), batch)
     words = len(HELD_OUT[0].split()) + 1

@@ -1,4 +1,4 @@
-"""MNIST: idx files, the archive, the hub."""
+"""Tests of MNIST: idx files, the archive, the hub."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Molecules: features, shortest paths, splits, regression, and training on them."""
+"""Tests of molecules: features, shortest paths, splits, regression and training."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def table(data: Path) -> Path:
 
 
 def walk(num_nodes: int, bonds: np.ndarray) -> np.ndarray:
-    """Distances by breadth-first search."""
+    """Compute distances by breadth-first search."""
     near: dict[int, set[int]] = {i: set() for i in range(num_nodes)}
     for a, b in bonds[:, :2].tolist():
         near[a].add(b)
@@ -76,7 +76,7 @@ def test_paths_are_shortest_and_hold_their_own_edges(seed: int) -> None:
     np.testing.assert_array_equal(distances, walk(num_nodes, bonds))
     kinds = {frozenset(b[:2]): 1 + 512 * np.arange(3) + b[2:] for b in bonds.astype(int).tolist()}
     for i, j in itertools.product(range(num_nodes), repeat=2):
-        reached = {i}  # nodes that a path with these edges can have come to
+        reached = {i}  # last nodes of all paths with these edges
         for hop in range(4):
             ids = path_edges[i, j, hop]
             if hop >= distances[i, j]:
@@ -212,7 +212,7 @@ def test_damage_is_named(rows: list[str], words: str, data: Path) -> None:
         load_task("esol", data_dir=data)
     assert "esol_delaney.csv" in str(caught.value)
     assert "\n" not in str(caught.value)
-    # The error is alive, and its traceback: no file is open for it.
+    # The error and its traceback are still alive, but they keep no file open.
     held = [os.path.realpath(path) for path in Path("/proc/self/fd").glob("*")]
     assert not any("esol_delaney.csv" in name for name in held)
 

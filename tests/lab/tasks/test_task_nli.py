@@ -1,4 +1,4 @@
-"""SNLI and MultiNLI as distributed, and pairs that are read as one sequence."""
+"""Tests of SNLI and MultiNLI as published, with pairs read as one sequence."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ E, N, C = "entailment", "neutral", "contradiction"
 
 
 def pair(a: str, b: str, label: str) -> dict[str, Any]:
-    # Other fields of the release are there too.
+    # The release also has other fields.
     return {"annotator_labels": [label], "gold_label": label, "sentence1": a, "sentence2": b}
 
 
@@ -62,7 +62,7 @@ def test_pairs_without_a_gold_label_are_left_out(snli: Path) -> None:
     # "a" is the most frequent word, then "man" and "runs".
     assert batch["inputs"][1, 1, :3].tolist() == [2, 3, 4]
     assert (~batch["key_padding_mask"]).sum(-1).tolist() == [[4, 4], [3, 3], [2, 5]]
-    assert task.split("validation")[0][0][0].tolist() == [2, 1]  # no unicorn in training
+    assert task.split("validation")[0][0][0].tolist() == [2, 1]  # unicorn is not in training
 
 
 def test_pairs_as_one_sequence(snli: Path) -> None:

@@ -1,4 +1,4 @@
-"""OpenWebText from token files as nanoGPT writes them, and texts to test on beside it."""
+"""Tests of OpenWebText in nanoGPT's token files, with further texts for testing."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def test_further_texts_are_encoded_as_documents_are(corpus: Path) -> None:
     passages = [token for text in PASSAGES for token in made.encode(text + END).ids]
     assert task.split("lambada").tokens.values.tolist() == passages
     assert task.split("wikitext").tokens.values.tolist() == made.encode(WIKITEXT).ids
-    # Line by line it would be other tokens.
+    # Encoding line by line would give other tokens.
     assert task.vocabulary.encode(PASSAGES[1]).tolist() != made.encode(PASSAGES[1]).ids
     with pytest.raises(InputError, match=r"split: .*got 'ptb'"):
         task.split("ptb")

@@ -1,4 +1,4 @@
-"""Passages: which words count, which papers belong together, which pairs are drawn, refusals."""
+"""Tests of passages: counted words, families of papers, sampled pairs, refusals."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ def letters(number: int) -> str:
 
 
 def paper(number: int, length: int = LENGTH) -> list[str]:
-    """Words that no other paper has."""
+    """Build words that are in no other paper."""
     return [f"p{letters(number)}{letters(position)}" for position in range(length)]
 
 
 def write_papers(folder: Path, papers: Sequence[Sequence[str]]) -> None:
-    """In the form of task retrieval, each of them in some pair."""
+    """Write papers in task retrieval's format, each in some pair."""
     rows = [[f"P{number}", " ".join(words)] for number, words in enumerate(papers)]
     text = "".join(json.dumps(row) + "\n" for row in rows)
     (folder / "aan_docs.jsonl.xz").write_bytes(lzma.compress(text.encode(), preset=0))
@@ -59,7 +59,7 @@ def test_pairs_of_passages(load: Load) -> None:
     task = load(vocab_size=10_000)
     assert (task.num_sequences, task.input_kind, task.num_classes) == (2, "tokens", 2)
     assert (task.max_length, task.padding) == (6, False)
-    assert task.vocab_size == 2 + 32 * LENGTH  # of the 32 papers to train on
+    assert task.vocab_size == 2 + 32 * LENGTH  # of the 32 training papers
     assert [len(task.split(name)) for name in ("train", "validation", "test")] == [300, 40, 50]
     train = task.split("train")
     batch = task.collate([train[index] for index in range(8)])
@@ -70,7 +70,7 @@ def test_pairs_of_passages(load: Load) -> None:
     assert batch["inputs"].dtype == torch.int64
     for index in range(len(train)):
         pair, label = train[index]
-        # Ids of one paper follow one another, since its words have one frequency and the alphabet.
+        # Ids of one paper are consecutive: its words have equal frequency and alphabetical order.
         papers = [set(((ids - 2) // LENGTH).tolist()) for ids in pair]
         assert [len(found) for found in papers] == [1, 1]
         assert (papers[0] == papers[1]) == bool(label)
@@ -90,7 +90,7 @@ def test_what_is_tested_was_not_trained_on(load: Load) -> None:
 def test_only_content_words_count() -> None:
     texts = [f"The {' '.join(['common'] * 3)} OF, x2 {letters(n)} rare".encode() for n in range(10)]
     arrays = encode_papers(texts, vocab_size=100, skip_common=1)
-    rare = {"the": 2, "rare": 2}  # each once in every paper, after "common", which is left out
+    rare = {"the": 2, "rare": 2}  # each once per paper, after the skipped word "common"
     for name in ("train", "validation", "test"):
         ends = arrays[f"{name}_ends"]
         assert np.diff(ends, prepend=0).tolist() == [3] * len(ends)
@@ -107,7 +107,7 @@ def test_papers_that_share_text_are_a_family() -> None:
     whole = paper(0, 400)
     longer = [*paper(1, 100), *whole[:300], *paper(2, 50)]
     apart = paper(3, 400)
-    through = [*longer[:200], *apart[100:]]  # shares text with both, joins them
+    through = [*longer[:200], *apart[100:]]  # shares text with both and joins them
     assert len(set(families([whole, longer, apart]).tolist())) == 2
     assert len(set(families([whole, longer, apart, through]).tolist())) == 1
     assert families([whole, apart, whole]).tolist() == [0, 1, 0]

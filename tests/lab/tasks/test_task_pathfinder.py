@@ -1,4 +1,4 @@
-"""Pathfinder's tasks: their options, looks and splits."""
+"""Tests of Pathfinder's tasks: options, images and splits."""
 
 from __future__ import annotations
 
@@ -65,7 +65,10 @@ FEW = {"preset": "curv_baseline", "num_train": 5, "num_validation": 1, "num_test
 
 @pytest.fixture(scope="module")
 def pixels_and_label(tmp_path_factory: pytest.TempPathFactory) -> tuple[torch.Tensor, int]:
-    """In a cache of its own, since it is made before that of the first test."""
+    """Load one sample with a separate cache.
+
+    This fixture runs before the cache of the first test exists.
+    """
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("RIFFLEMIX_CACHE", str(tmp_path_factory.mktemp("cache")))
         pixels, label = load_task("pathfinder32", **FEW).split("train")[4]
@@ -120,9 +123,9 @@ def test_the_families_of_the_long_range_arena() -> None:
     ]
 
 
-# Of its builders: paddle length, thickness, margins, continuity, contrast of paddles times that of
-# snakes, marker radius, seed distance, padding, distractor dashes. What a builder does not name
-# is the generator's default.
+# From its builders: paddle length, thickness, margins, continuity, contrast of paddles times
+# contrast of snakes, marker radius, seed distance, padding, distractor dashes. Values that a
+# builder does not name are the defaults of the generator.
 ARENA = {
     32: (2, 0.5, (1,), 1.0, 0.75 * 2, 1.5, 7, 1, 20),
     64: (5, 1.0, (1,), 1.8, 0.8, 2.5, 12, 1, 22),
@@ -157,7 +160,7 @@ def test_one_of_several_gaps_is_drawn_for_each_image(monkeypatch: pytest.MonkeyP
     gaps = images[:, 0, 0]
     assert sorted(drawn_for) == [(gap, int((gaps == gap).sum())) for gap in (1, 2, 3)]
     for gap in (1, 2, 3):
-        # Four standard deviations: of how many have a gap, and of the labels among them.
+        # Four standard deviations of the share of each gap, and of its mean label.
         share = (gaps == gap).mean()
         assert abs(share - 1 / 3) < 4 * (2 / 9 / 3000) ** 0.5
         assert abs(labels[gaps == gap].mean() - 0.5) < 4 * 0.5 / (gaps == gap).sum() ** 0.5
@@ -187,7 +190,7 @@ def test_several_gaps_are_an_option() -> None:
 
 
 def test_curriculum_to_pathx() -> None:
-    """Table 6 of the Dimension Mixer paper, from top to bottom."""
+    """Check Table 6 of the Dimension Mixer paper, from top to bottom."""
     steps = [
         (task, options.get("num_distractors"), options.get("gap"), options.get("contrast"))
         for task, options in CURRICULUM.values()

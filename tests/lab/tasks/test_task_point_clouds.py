@@ -1,4 +1,4 @@
-"""Point clouds: the bodies are what they are called, and every sample has its own seed."""
+"""Check that point clouds have the named shapes, and every sample its own seed."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def small(seed: int = 0, **options: Any) -> Task:
 
 
 def surface_distance(name: str, p: np.ndarray) -> np.ndarray:
-    """How far points are from the surface, in the frame the body is drawn in."""
+    """Measure the distance to the surface in the body's frame."""
     x, y, z = p.T
     ring = np.hypot(x, y)
     match name:
@@ -55,7 +55,7 @@ def test_points_lie_on_the_surface(name: str) -> None:
 
 
 def test_a_cone_is_covered_evenly() -> None:
-    """Half of its side lies beyond 1/sqrt(2) of its radius."""
+    """Half of the side surface is beyond 1/sqrt(2) of the radius."""
     points = BODIES["cone"](np.random.default_rng(0), 20_000)
     side = points[points[:, 2] > 1e-9]
     beyond = (np.hypot(side[:, 0], side[:, 1]) > 2**-0.5).mean()
@@ -63,7 +63,7 @@ def test_a_cone_is_covered_evenly() -> None:
 
 
 def test_a_torus_is_covered_evenly() -> None:
-    """Its outer half is larger, by the tube over pi."""
+    """The outer half is larger than the inner half: its share is 1/2 + tube / pi."""
     points = BODIES["torus"](np.random.default_rng(0), 20_000)
     ring = np.hypot(points[:, 0], points[:, 1])
     tube = np.hypot(ring - 1, points[:, 2]).mean()

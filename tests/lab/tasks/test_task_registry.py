@@ -1,4 +1,4 @@
-"""The registry: names, options, arguments shared by all tasks."""
+"""Tests of the registry: names, options and common arguments of all tasks."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from rifflemix.errors import InputError
 from rifflemix.lab.tasks import list_tasks, load_task, prepare_task, task_card, task_status
 
-# Tasks that are built in or generated; all others need files or a network.
+# Tasks that are built in or generated; all other tasks need files or a network.
 NEED_NOTHING = {
     "digits",
     "listops",
@@ -31,10 +31,10 @@ def test_names() -> None:
 
 
 def test_cards_say_which_tasks_are_square_images() -> None:
-    """Learned positions are enlarged for these, and for no text of as many tokens."""
+    """Learned positions are resized for square images, but not for text of equal length."""
     cards = [task_card(name) for name in list_tasks()]
     drawn = {card.name for card in cards if card.name.startswith(("pathfinder", "pathx"))}
-    # Arrays of one's own may be images or not.
+    # User arrays may be images or not.
     own = {"folder", "npz"}
     cut = {card.name for card in cards if "patch_size" in card.options} - own
     assert {card.name for card in cards if card.is_image} == drawn | cut
@@ -43,7 +43,7 @@ def test_cards_say_which_tasks_are_square_images() -> None:
 
 
 def test_tasks_that_draw_their_data_have_a_seed_among_their_options() -> None:
-    """So that commands take what results and configurations hold."""
+    """Check `seed`, because commands must accept the options in results and configurations."""
     seeded = {name for name in list_tasks() if "seed" in task_card(name).options}
     assert seeded == NEED_NOTHING - {"digits"} | {"passages"}
 

@@ -1,4 +1,4 @@
-"""Retrieval: both formats, pairs as bytes, batches of two sequences, refusals."""
+"""Tests of retrieval: both formats, byte pairs, batches of two sequences, refusals."""
 
 from __future__ import annotations
 

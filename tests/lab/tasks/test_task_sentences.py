@@ -1,4 +1,4 @@
-"""SST and SICK: formats, vocabularies, pairs."""
+"""Tests of SST and SICK: formats, vocabularies, pairs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sequence sorting: what is generated, what a batch holds, what is measured."""
+"""Tests of sequence sorting: generated samples, batches and metrics."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_the_seed_and_the_split_make_the_data() -> None:
     assert load(seed=1).fingerprint() != load().fingerprint()
     train, validation = (load().split(name) for name in ("train", "validation"))
     assert train.digest() != validation.digest()
-    # A sample does not depend on how many there are.
+    # A sample does not depend on the number of samples.
     assert torch.equal(load(num_train=10).split("train")[7][0], train[7][0])
     assert pickle.loads(pickle.dumps(train)).digest() == train.digest()
 
@@ -85,7 +85,7 @@ def test_a_batch() -> None:
     assert (inputs[~mask] != PAD).all()
     counted = labels != -100
     assert torch.equal(counted, ~mask)
-    # What the decoder reads is what it has to write, one position later.
+    # The decoder reads its target, one position later.
     decoder = batch["decoder_inputs"]
     assert (decoder[:, 0] == PAD).all()
     later = counted[:, 1:]
@@ -110,14 +110,14 @@ def test_metrics_of_right_and_wrong_sequences() -> None:
     metrics = task.metrics(wrong, batch)
     assert metrics["exact_match"] == (19, 20)
     assert metrics["accuracy"] == (tokens - 1, tokens)
-    # What stands behind a sequence counts for nothing.
+    # Outputs behind a sequence do not count.
     padded = (batch["labels"] == -100).nonzero()[0]
     right[tuple(padded)] = 5 * torch.randn(task.num_classes)
     assert task.metrics(right, batch)["exact_match"] == (20, 20)
 
 
 def test_the_tail_counts_as_in_tensor2tensor() -> None:
-    """Edits of all tokens of a padded row that are not padding, against the right sequence."""
+    """Count edits of all tokens of a padded row, except padding, against the right sequence."""
     task = load()
     batch = batch_of(task)
     labels = batch["labels"]
@@ -125,14 +125,14 @@ def test_the_tail_counts_as_in_tensor2tensor() -> None:
     tokens, behind = int(counted.sum()), int((~counted).sum())
     assert behind > 10
     for written, edits in (
-        (labels.masked_fill(~counted, PAD), 0),  # nothing behind the end
+        (labels.masked_fill(~counted, PAD), 0),  # no tokens behind the end
         (labels.masked_fill(~counted, END), behind),  # every token behind it is an insertion
     ):
         metrics = task.metrics(logits_for(written, task.num_classes), batch)
         assert metrics["tail_edit_distance"] == (edits, tokens)
         assert metrics["edit_distance"] == (0, tokens)
         assert metrics["exact_match"] == (20, 20)
-    # Padding in the midst is left out: a missing token is one edit, however many follow it.
+    # Padding inside a row is ignored: a missing token is one edit, independent of later tokens.
     holed = labels.masked_fill(~counted, PAD)
     holed[:, 0] = PAD
     metrics = task.metrics(logits_for(holed, task.num_classes), batch)
@@ -143,7 +143,7 @@ def test_the_tail_counts_as_in_tensor2tensor() -> None:
 
 
 def test_the_tail_depends_on_the_batches() -> None:
-    """Why sequences of similar length are batched: alone, a sequence has no tail."""
+    """Show why batches have similar lengths: a single sequence has no tail."""
     task = load()
     samples = [task.split("test")[index] for index in range(40)]
     together, alone = task.collate(samples), [task.collate([sample]) for sample in samples]
@@ -163,7 +163,7 @@ def test_lengths_are_those_of_the_samples() -> None:
 
 @pytest.mark.parametrize("split", ["validation", "test"])
 def test_accuracy_of_repeating_the_token_before(split: str) -> None:
-    """It can be had without a look at the sequence that is to be sorted."""
+    """Measure the accuracy that needs no look at the sequence to be sorted."""
     task = load(num_validation=100, num_test=100)
     batch = batch_of(task, split, 100)
     right, total = task.metrics(logits_for(batch["decoder_inputs"], task.num_classes), batch)[
@@ -173,16 +173,16 @@ def test_accuracy_of_repeating_the_token_before(split: str) -> None:
 
 
 def test_edit_distance_of_the_likeliest_tokens() -> None:
-    """Given the right tokens before each; per symbol; without what stands behind the end."""
+    """Predict from the right previous tokens; count per symbol; ignore tokens after the end."""
     task = load()
     assert not isinstance(task, MeasuresWriting)
     batch = batch_of(task)
     labels = batch["labels"]
     lengths = (labels != -100).sum(1).tolist()
     said = labels.masked_fill(labels == -100, 5)
-    assert said.shape[1] > min(lengths)  # there is something behind an end
+    assert said.shape[1] > min(lengths)  # some tokens follow an end
     assert metric(task, said, batch) == (0, sum(lengths))
-    # One token later everywhere: an insertion at the front, the end lost.
+    # A shift by one token: an insertion at the front, and the end is lost.
     late = torch.cat((torch.full_like(said[:, :1], PAD), said[:, :-1]), 1)
     expected = sum(
         levenshtein(late[i, :n].tolist(), labels[i, :n].tolist()) for i, n in enumerate(lengths)
@@ -201,7 +201,7 @@ def test_writing_is_asked_for_by_a_yes_or_no() -> None:
 
 
 class Writer:
-    """Writes what it is told, whatever it reads."""
+    """Returns given tokens for any input."""
 
     def __init__(self, written: Tensor) -> None:
         self.written = written
@@ -228,11 +228,11 @@ def test_edit_distance_of_what_is_written() -> None:
     total = int((labels != -100).sum())
     perfect = labels.masked_fill(labels == -100, PAD)
     assert task.writing_metrics(Writer(perfect), batch, never) == {NAME: (0, total)}
-    # At once the end: all other tokens are missing. What comes behind an end is no text.
+    # The end comes first: all other tokens are missing. Tokens after an end do not count.
     nothing = torch.full_like(perfect, 9)
     nothing[:, 0] = END
     assert task.writing_metrics(Writer(nothing), batch, never) == {NAME: (total - 3, total)}
-    # Never an end: as many tokens as may be written, none of them right.
+    # No end: the maximum number of tokens, all of them wrong.
     endless = torch.full_like(perfect, PAD)
     length = labels.shape[1]
     assert task.writing_metrics(Writer(endless), batch, never) == {NAME: (3 * length, total)}

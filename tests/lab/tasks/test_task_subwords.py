@@ -1,4 +1,4 @@
-"""Level subword: cased pieces of the training text, an end token, and lengths of samples."""
+"""Tests of level subword: cased pieces of the training text, an end token, sample lengths."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_pairs_keep_their_case_and_end(snli: Path) -> None:
     task = load_task("snli", data_dir=snli, level="subword", joined=True, vocab_size=300)
     sentences = [sentence for a, b, _ in PAIRS for sentence in (a, b)]
     vocabulary = Subwords(sentences, 300)
-    assert task.vocab_size == len(vocabulary) + 1  # the token between the sentences
+    assert task.vocab_size == len(vocabulary) + 1  # the token between sentences
     ids, _ = task.split("train")[0]
     middle = ids.tolist().index(len(vocabulary))
     first, second = ids[:middle], ids[middle + 1 :]
@@ -75,7 +75,7 @@ def test_all_reviews_are_trained_on_without_validation(imdb: Path) -> None:
     assert sizes == [[36, 4, 40], [40, 0, 40]]
     assert "no validation split" in whole.split_note
     assert whole.options["validation"] is False
-    assert "validation" not in cut.options  # as runs of earlier versions have it
+    assert "validation" not in cut.options  # as in runs of earlier versions
     vocabulary = Subwords([f"train {review}" for review in REVIEWS], 300)
     assert whole.vocab_size == len(vocabulary) == 300
     split = whole.split("test")
@@ -119,4 +119,4 @@ def test_all_real_reviews_are_trained_on(shared_data: Path) -> None:
     sizes = [len(task.split(name)) for name in ("train", "validation", "test")]
     assert sizes == [25_000, 0, 25_000]
     labels = [task.split("train")[index][1] for index in range(1_000)]
-    assert 400 < sum(labels) < 600  # in an order that mixes the classes
+    assert 400 < sum(labels) < 600  # the order mixes the classes

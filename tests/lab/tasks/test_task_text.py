@@ -1,4 +1,4 @@
-"""IMDB: every format, bytes as tokens, the split carved from the training reviews."""
+"""Tests of IMDB: every format, bytes as tokens, validation from training reviews."""
 
 from __future__ import annotations
 
@@ -26,7 +26,10 @@ Reviews = dict[str, list[tuple[str, int]]]
 
 @pytest.fixture
 def reviews(monkeypatch: pytest.MonkeyPatch) -> Reviews:
-    """A tiny IMDB, sorted by label as the real one; the last text of a class is its first."""
+    """Build a tiny IMDB, sorted by label like the original.
+
+    The last text of each class repeats its first text.
+    """
     monkeypatch.setattr(text, "_TEXTS_PER_CLASS", PER_CLASS)
     rng = np.random.default_rng(2)
 
@@ -244,7 +247,7 @@ def test_real_files(shared_data: Path) -> None:
 
 
 def test_words(data: Path, reviews: Reviews, write_lines_xz: Callable[..., None]) -> None:
-    """Ids by frequency in the reviews trained on, cut at max_length, the same rows as bytes."""
+    """Check ids by frequency in training reviews, the cut at max_length, and rows as for bytes."""
     write_lines(data, reviews, write_lines_xz)
     as_bytes = load_task("text", data_dir=data)
     options = {"level": "word", "vocab_size": 9, "max_length": 8}

@@ -1,4 +1,4 @@
-"""`layout=image`: whole images instead of sequences, and how training images are changed."""
+"""Tests of `layout=image`: whole images instead of sequences, with random changes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from rifflemix.lab.tasks import Task, load_task
 @pytest.fixture
 def task(data: Path, write_npz_xz: Callable[..., None]) -> Callable[..., Task]:
     rng = np.random.default_rng(3)
-    # Any differences are those of some images.
+    # Random differences decode to valid images.
     arrays = {
         "train_x_diff": rng.integers(1, 256, (20, 3, 32, 32), dtype=np.uint8),
         "train_y": rng.integers(0, 10, 20, dtype=np.uint8),
@@ -83,8 +83,8 @@ def test_bad_options(options: dict[str, Any], words: str, task: Callable[..., Ta
 def test_top5_counts_labels_among_the_five_largest(task: Callable[..., Task]) -> None:
     made = task(layout="image")
     labels = torch.arange(10)
-    # Row r has its largest logit at position 2 r, then they fall: label r is as far behind as it
-    # is.
+    # Row r has its largest logit at position 2 r, and the next logits fall. Label r has rank
+    # 10 - r, or 0 for r = 0.
     outputs = torch.stack([(-torch.arange(10.0)).roll(2 * row) for row in range(10)])
     ranks = [(row > row[label]).sum().item() for label, row in enumerate(outputs)]
     found = made.metrics(outputs, {"labels": labels})

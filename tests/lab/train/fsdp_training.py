@@ -1,4 +1,4 @@
-"""Run by test_distributed_training under torchrun: toy_training with FSDP2 on the CPU."""
+"""Run toy_training with FSDP2 on the CPU; test_distributed_training starts it with torchrun."""
 
 from __future__ import annotations
 
@@ -13,6 +13,6 @@ from fsdp_on_cpu import shard_training
 if __name__ == "__main__":
     shard_training(pytest.MonkeyPatch())
     toy_training.main(*sys.argv[1:])
-    # torch's caches of sharding hold the group, whose threads may abort the interpreter's end.
+    # torch's sharding caches keep the group, and its threads may abort the interpreter's exit.
     sys.stdout.flush()
     os._exit(0)

@@ -1,4 +1,4 @@
-"""Adafactor against the algorithm as published and as Tensor2Tensor runs it, in float64."""
+"""Compare Adafactor in float64 with the published algorithm and Tensor2Tensor's version."""
 
 from __future__ import annotations
 
@@ -22,7 +22,10 @@ SCHEDULE: dict[str, Any] = {
 
 
 def literal(weight: Tensor, gradients: list[Tensor], rates: list[float]) -> Tensor:
-    """Algorithms 4 and 5 of Shazeer and Stern 2018 with the rates of Tensor2Tensor."""
+    """Run the published algorithm with the rates of Tensor2Tensor.
+
+    Source: algorithms 4 and 5 of Shazeer and Stern 2018.
+    """
     weight = weight.clone()
     rows, columns, whole = 0.0, 0.0, 0.0
     for step, (gradient, rate) in enumerate(zip(gradients, rates, strict=True), start=1):
@@ -44,7 +47,7 @@ def literal(weight: Tensor, gradients: list[Tensor], rates: list[float]) -> Tens
 def made(shape: tuple[int, ...], size: float) -> tuple[nn.Parameter, list[Tensor]]:
     torch.manual_seed(0)
     weight = torch.randn(shape, dtype=torch.float64)
-    # Rows that differ in size, and one without any gradient until late.
+    # Rows of different size, and one row without any gradient until late.
     scales = size * torch.logspace(-2, 1, shape[0], dtype=torch.float64)
     scales = scales.view(-1, *[1] * (len(shape) - 1))
     gradients = [scales * torch.randn(shape, dtype=torch.float64) for _ in range(STEPS)]
@@ -59,7 +62,7 @@ def made(shape: tuple[int, ...], size: float) -> tuple[nn.Parameter, list[Tensor
 def test_updates_are_those_of_tensor2tensor(
     shape: tuple[int, ...], size: float, foreach: bool
 ) -> None:
-    """Up to its own count of steps: after the warm-up torch's rate is at most 1 / sqrt(step)."""
+    """Equal up to the step count: after warm-up, torch's rate is at most 1 / sqrt(step)."""
     config = make_config(**SCHEDULE)
     weight, gradients = made(shape, size)
     rates = [learning_rate(config, step) for step in range(STEPS)]
@@ -81,7 +84,7 @@ class _Holder(nn.Module):
 
 
 def test_the_rate_counts_at_most_as_one_over_the_root_of_the_step() -> None:
-    """Tensor2Tensor's own, one step behind, is never more than 1 / 2t above it."""
+    """Tensor2Tensor counts one step less, so its rate is at most a factor 1 + 1 / 2t larger."""
     config = make_config(**{**SCHEDULE, "lr": 1.0, "warmup_steps": 12})
     weight, gradients = made((6,), 1.0)
     bounded = [min(learning_rate(config, t), (t + 1) ** -0.5) for t in range(STEPS)]

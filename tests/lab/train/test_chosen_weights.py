@@ -1,4 +1,4 @@
-"""The weights of the last update or of the best evaluation: which count, and what is tested."""
+"""Tests of the weights that count: from the last update or the best evaluation."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from rifflemix.lab.train.run_folder import RunFolder
 
 
 class Unvalidated(ToyTask):
-    """Without a validation split."""
+    """Task without a validation split."""
 
     def split(self, name: str) -> ToySplit:
         if name != "validation":

@@ -1,4 +1,4 @@
-"""`TrainConfig.compile`: the same numbers, and nothing left on the caller's model."""
+"""Check that `TrainConfig.compile` keeps all numbers and leaves the model unchanged."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rifflemix.lab.train import TrainConfig, train
 from rifflemix.lab.train.seeds import seed_everything
 from rifflemix.models import create_model
 
-# torch's own compiler still calls what torch deprecates
+# torch's own compiler calls functions that torch deprecates
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning"),
@@ -32,5 +32,5 @@ def test_compiled_training_makes_the_same_steps(tmp_path: Path) -> None:
         out = tmp_path / str(compiled)
         result = train(model, task, replace(config, compile=compiled), out, device="cpu")
         losses.append(result.train_loss)
-        copy.deepcopy(model)  # nothing of the compiler hangs on it
+        copy.deepcopy(model)  # the model has no reference to the compiler
     assert losses[1] == pytest.approx(losses[0], rel=1e-4)

@@ -1,4 +1,4 @@
-"""Files of a run with right checksums and wrong contents: one sentence, no traceback."""
+"""Check that files with right checksums and wrong contents give one sentence each."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from rifflemix.lab.train.run_folder import read_log
 
 
 class Killed(BaseException):
-    """Ends a run with no chance to save."""
+    """Ends a run without a chance to save."""
 
 
 def run(folder: Path, kill_at: int | None = None) -> TrainResult:
@@ -176,7 +176,7 @@ def test_changed_results(text: str | dict[str, Any], finished: Path, tmp_path: P
 
 
 def test_a_digit_that_changed(killed: Path, finished: Path, tmp_path: Path) -> None:
-    """What is still good JSON of the right kinds is no result of this run."""
+    """Change one digit: the file stays valid JSON but is not a result of this run."""
     for source, name, number in (
         (finished, "training.json", r'"accuracy": 0\.(\d)'),
         (killed, "log.jsonl", r'"loss": \d+\.(\d)'),
@@ -193,7 +193,7 @@ def test_a_digit_that_changed(killed: Path, finished: Path, tmp_path: Path) -> N
 
 
 def test_a_checkpoint_without_the_checksum_of_its_log(killed: Path, tmp_path: Path) -> None:
-    """As older versions wrote it."""
+    """Read a checkpoint of an older version."""
     folder = shutil.copytree(killed, tmp_path / "run")
     path = folder / "checkpoint.safetensors"
     tensors, meta = read_tensors(path)

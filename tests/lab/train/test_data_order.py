@@ -1,4 +1,4 @@
-"""Which samples make which batch: a pure function, the same however the work is divided."""
+"""Check that batches depend only on settings, not on the division of the work."""
 
 from __future__ import annotations
 
@@ -131,7 +131,7 @@ def test_a_sample_that_stops_an_iteration_does_not_end_the_samples(kind: str, wo
 
 
 def test_loading_processes_end_with_an_error() -> None:
-    """Not when garbage is searched, which then waits five seconds for each of them."""
+    """Check prompt exit; garbage collection would wait five seconds for each process."""
     order = EvaluationOrder(50, 4, 0, 1)
     before = set(multiprocessing.active_children())
     gc.disable()
@@ -175,7 +175,7 @@ def test_other_errors_stay_as_they_are(error: Exception) -> None:
 
 
 class Jittered(ToyTask):
-    """Adds to each sample what its seed says, and takes note of the process that does it."""
+    """Add seeded noise to each sample, without state of the current process."""
 
     def augment(self, batch: Batch, seeds: Sequence[int]) -> Batch:
         noise = torch.stack([torch.full((6, 4), seed % 1009 / 1009) for seed in seeds])
@@ -184,7 +184,7 @@ class Jittered(ToyTask):
 
 
 class AtOnce:
-    """A split that gives the samples of a batch at once, as those of images do."""
+    """Split that returns the samples of a batch at once, as image splits do."""
 
     def __init__(self) -> None:
         self.samples = ToyTask().split("train")

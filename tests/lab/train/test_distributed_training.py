@@ -1,4 +1,4 @@
-"""Two processes compute what one does; sharded state goes to a checkpoint and back."""
+"""Check that two processes equal one, and that sharded state survives a checkpoint."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def launch_training(
 
 @pytest.fixture(scope="module")
 def two() -> Iterator[Processes]:
-    """Started once: under torchrun each training would import torch three times."""
+    """Start once, because each torchrun start would import torch three times."""
     with Processes(2) as processes:
         yield processes
 
@@ -59,7 +59,7 @@ def two() -> Iterator[Processes]:
 def train_here(
     out_dir: Path, settings: dict[str, Any], task: dict[str, Any], model: dict[str, Any], fsdp: bool
 ) -> dict[str, Any]:
-    """What each of the processes does, as if torchrun had started it for this alone."""
+    """Train as if torchrun had started this process only for it."""
     with torchrun() as patch, warnings.catch_warnings():
         warnings.simplefilter("default")
         if fsdp:
@@ -119,7 +119,7 @@ def test_two_processes_equal_one(
 
 @pytest.mark.parametrize("script", ["toy_training.py", "fsdp_training.py"], ids=["ddp", "fsdp"])
 def test_two_processes_resume_exactly(two: Processes, tmp_path: Path, script: str) -> None:
-    """With every noise on, which differs between the two; what resumes starts in new processes."""
+    """Resume in new processes, with all noise enabled and different in the two processes."""
     noisy = {"has_unused": False}
     rest: Any = ({}, {}, noisy, script == "fsdp_training.py")
     two.run(train_here, tmp_path / "straight", *rest)

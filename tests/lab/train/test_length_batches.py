@@ -1,4 +1,4 @@
-"""Batches of similar lengths: buckets, order, resume, refusals."""
+"""Tests of batches of similar lengths: buckets, order, resume, refusals."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ LENGTHS = np.random.default_rng(3).integers(1, 45, 200)
 
 
 class KnownSplit(ToySplit):
-    """A split that knows its lengths."""
+    """Split with known lengths."""
 
     def lengths(self) -> np.ndarray:
         return self.sizes
@@ -49,7 +49,7 @@ def test_buckets_grow_by_a_tenth() -> None:
     assert bucket_boundaries(20) == [8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19]
     assert bucket_boundaries(42)[-5:] == [28, 30, 33, 36, 39]
     assert bucket_boundaries(8) == []
-    # A batch of the shortest sequences, and of sequences as long as the longest boundary.
+    # Batches of the shortest sequences, and of sequences as long as the longest boundary.
     assert (bucket_sizes(4096, 256)[0], bucket_sizes(4096, 256)[-1]) == (512, 16)
     assert bucket_sizes(10, 30)[-1] == 1
 
@@ -71,7 +71,7 @@ def test_every_sample_is_trained_on_equally_often() -> None:
     order = LengthOrder(np.tile(LENGTHS, 10), config, 0)
     seen = Counter(index for batch in order for index, _ in batch)
     assert len(seen) == 2_000
-    assert max(seen.values()) - min(seen.values()) <= 2  # one is under way, one waits
+    assert max(seen.values()) - min(seen.values()) <= 2  # one epoch is unfinished, one sample waits
     places = [place for batch in order for _, place in batch]
     assert places == list(range(len(places)))
     other = LengthOrder(LENGTHS, TrainConfig(max_steps=4000, token_batches=(60, 30), seed=1), 0)

@@ -1,4 +1,4 @@
-"""The training loop: what it learns, measures, tells, writes and refuses."""
+"""Tests of the training loop: learning, metrics, events, files and refusals."""
 
 from __future__ import annotations
 
@@ -180,7 +180,7 @@ def test_model_ends_with_the_chosen_weights(tmp_path: Path) -> None:
 
 
 class Watched(ToySplit):
-    """Notes when its first sample is read."""
+    """Records when its first sample is read."""
 
     reads: list[str]
     name: str
@@ -192,7 +192,7 @@ class Watched(ToySplit):
 
 
 class Scripted(ToyTask):
-    """Validation values are given, one per evaluation; the test split gives 0.5."""
+    """Task with given validation values, one per evaluation; the test split gives 0.5."""
 
     def __init__(self, values: list[float], higher_is_better: bool) -> None:
         super().__init__(higher_is_better=higher_is_better, metric="score")
@@ -233,7 +233,7 @@ def test_best_is_chosen_on_validation_only(
 
 
 def test_evaluation_is_the_mean_over_the_whole_split(tmp_path: Path) -> None:
-    """21 samples in batches of 8: the short last batch must not weigh more."""
+    """Use 21 samples in batches of 8: the short last batch must not weigh more."""
     model = make_model()
     result = run(tmp_path, model=model, max_steps=4, eval_every=None)
     split = ToyTask().split("test")
@@ -244,7 +244,7 @@ def test_evaluation_is_the_mean_over_the_whole_split(tmp_path: Path) -> None:
 
 
 class FurtherTask(ToyTask):
-    """Two more tests: the test split itself, and another."""
+    """Task with two more test splits: the test split itself, and another split."""
 
     further_tests: ClassVar[dict[str, ToySplit]] = {
         "same": ToySplit(21, 3, False, None),

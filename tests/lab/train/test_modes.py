@@ -1,4 +1,4 @@
-"""Training happens in training mode, and evaluation leaves every module in the mode it was in."""
+"""Check that training uses training mode and evaluation restores all module modes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from rifflemix.lab.train import TrainConfig, train
 
 
 class Two(nn.Module):
-    """Two maps, each with its dropout."""
+    """Two linear layers, each with dropout."""
 
     def __init__(self, p: float = 0.5) -> None:
         super().__init__()
@@ -39,7 +39,7 @@ def losses(folder: Path, model: nn.Module, **settings: Any) -> list[float]:
 
 
 def test_a_model_in_evaluation_mode_is_trained_with_its_dropout(tmp_path: Path) -> None:
-    """As `from_pretrained` returns it."""
+    """`from_pretrained` returns a model in evaluation mode."""
     expected = losses(tmp_path / "train", Two())
     assert losses(tmp_path / "eval", Two().eval()) == expected
     assert losses(tmp_path / "none", Two(p=0.0)) != expected
@@ -74,7 +74,7 @@ def test_so_does_writing(kind: str) -> None:
 
 @dataclass(frozen=True)
 class WithoutALabel(ToyTask):
-    """No target is a number."""
+    """Task with NaN as every target."""
 
     def collate(self, samples: Any) -> dict[str, Tensor]:
         batch = super().collate(samples)

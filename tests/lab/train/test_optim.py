@@ -1,4 +1,4 @@
-"""Parameter groups and the optimisers."""
+"""Tests of parameter groups and optimizers."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def test_sgd() -> None:
 
 
 def test_only_adamw_decouples_its_decay() -> None:
-    """With zero gradients decoupled decay shrinks a weight by lr * decay; Adam's moves it by lr."""
+    """With zero gradients, decoupled decay shrinks a weight by lr * decay; Adam moves it by lr."""
     moved = {}
     for name in ("adamw", "adam"):
         layer = nn.Linear(1, 1, bias=False)
@@ -128,7 +128,7 @@ def test_set_rates() -> None:
 @pytest.mark.parametrize("fused", [False, True])
 @pytest.mark.parametrize("name", ["adamw", "adam", "sgd", "adafactor"])
 def test_allocated_state_changes_no_update(name: str, fused: bool) -> None:
-    """Not even that of a parameter whose first gradient comes late."""
+    """Include a parameter that gets its first gradient late."""
     weights = []
     for allocates in (True, False):
         model = make_model(dropout=0.0, noise=0.0)
@@ -159,7 +159,7 @@ def test_decay_of_everything() -> None:
 
 @pytest.mark.parametrize("name", ["adamw", "adam", "sgd", "adafactor"])
 def test_all_at_a_time_get_the_same_updates(name: str) -> None:
-    """And goes on from a state that the others made."""
+    """Also continue from the state of the other implementation."""
     updated, state = [], {}
     for fused in (False, True):
         torch.manual_seed(0)

@@ -1,4 +1,4 @@
-"""A run that is killed and goes on equals one that never stopped, bit for bit on the CPU."""
+"""Check that a killed and resumed run equals an uninterrupted run bit for bit on the CPU."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ LAST = 23
 
 
 class Killed(BaseException):
-    """Ends a run with no chance to save, as a kill does."""
+    """Ends a run without a chance to save, like a kill signal."""
 
 
 def kill_at(step: int, kind: str = "step") -> Any:
@@ -50,7 +50,7 @@ def run(
 
 
 def outcome(out_dir: Path) -> dict[str, Any]:
-    """All that a run leaves except wall times."""
+    """Return everything that a run leaves, except wall times."""
     tensors, progress = read_tensors(out_dir / "checkpoint.safetensors")
     result = json.loads((out_dir / "training.json").read_text())
     for name in ("seconds", "steps_per_second", "tokens_per_second", "sha256"):
@@ -71,7 +71,7 @@ Straight = Callable[[TrainConfig], dict[str, Any]]
 
 @pytest.fixture(scope="module")
 def straight(tmp_path_factory: pytest.TempPathFactory) -> Straight:
-    """What a run that nobody stops leaves; each configuration is trained once."""
+    """Train each configuration once without a stop and return its outcome."""
     known: dict[str, dict[str, Any]] = {}
 
     def outcome_of(config: TrainConfig) -> dict[str, Any]:
@@ -146,7 +146,7 @@ def test_killed_around_evaluation(tmp_path: Path, kind: str, step: int, straight
 
 @pytest.mark.slow
 def test_stopped_at_every_step_equals_straight(tmp_path: Path, straight: Straight) -> None:
-    """Stops fall beside every cadence, so half-read losses and history are carried over.
+    """Stop between all other events, so that partial losses and history must be restored.
 
     At step 5 the stop comes in the middle of an evaluation.
     """
@@ -237,7 +237,7 @@ def test_keeping_weights_changes_nothing_else(tmp_path: Path, straight: Straight
 
 
 class Odd(nn.Module):
-    """Tied weights, a frozen one, statistics, an infinite buffer and one that is not saved."""
+    """Model with tied, frozen and infinite tensors, statistics, and a buffer that is not saved."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -306,8 +306,8 @@ def test_kill_minus_nine(tmp_path: Path, straight: Straight) -> None:
 def test_kill_minus_nine_at_any_moment(
     tmp_path: Path, seconds: float, workers: int, straight: Straight
 ) -> None:
-    """The signal falls wherever it falls: in start-up, an update, a save or an evaluation."""
-    steps = 100 if workers else 400  # each of the many evaluations starts its workers
+    """Kill at random moments: during startup, an update, a save or an evaluation."""
+    steps = 100 if workers else 400  # each evaluation starts its workers
     config = make_config(max_steps=steps, checkpoint_every=2, num_workers=workers)
     script = Path(toy_training.__file__)
     command = [sys.executable, str(script), str(tmp_path / "killed")]

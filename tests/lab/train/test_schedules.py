@@ -1,4 +1,4 @@
-"""Learning rates at known points, and against torch's own schedulers."""
+"""Tests of learning rates at known points and against torch's schedulers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Seeding, and exact restoring of every generator."""
+"""Tests of seeding and of exact restoring of every generator."""
 
 from __future__ import annotations
 
@@ -14,7 +14,10 @@ CPU = torch.device("cpu")
 
 
 def draw() -> list[float]:
-    """An odd number of normals from each, so that a spare one is cached."""
+    """Draw an odd number of normals from each generator.
+
+    Each generator then caches a spare value.
+    """
     return [
         random.random(),
         random.gauss(0, 1),

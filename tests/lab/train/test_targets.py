@@ -1,4 +1,4 @@
-"""Smoothed labels and mixed samples in training."""
+"""Tests of smoothed labels and mixed samples in training."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SIDE, CLASSES = 8, 3
 
 
 class Images:
-    """Bright, dark and striped squares, with noise."""
+    """Bright, dark and striped squares with noise."""
 
     def __init__(self, count: int, seed: int) -> None:
         rng = np.random.default_rng(seed)
@@ -141,7 +141,7 @@ def test_mixing_depends_on_seed_and_place_alone() -> None:
 
 
 class OwnLoss(WholeImages):
-    """Its loss is not what the inherited smoothing belongs to."""
+    """Task with a loss that does not support the inherited smoothing."""
 
     def loss(self, outputs: Tensor, batch: Any) -> Tensor:
         return outputs.square().mean()

@@ -1,4 +1,4 @@
-"""TrainConfig: what it refuses, and its JSON form."""
+"""Tests of TrainConfig: refusals and JSON."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the training loop refuses: one sentence, and the last good state stays."""
+"""Check that refusals of the training loop are one sentence and keep the last good state."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def test_nan_in_the_data_names_the_sample(tmp_path: Path) -> None:
 
 
 class Exploding(ToyTask):
-    """The loss is infinite at the given update."""
+    """Task with an infinite loss at the given update."""
 
     def __init__(self, at: int) -> None:
         super().__init__()
@@ -140,7 +140,7 @@ def test_divergence_before_the_first_checkpoint_names_none(tmp_path: Path) -> No
 
 
 def test_weights_that_are_not_finite_are_never_saved(tmp_path: Path) -> None:
-    """The update at a checkpoint breaks the weights before any loss shows it."""
+    """Break the weights in the update at a checkpoint, before any loss shows it."""
     model = make_model()
     model.unused.register_hook(lambda grad: grad)
 

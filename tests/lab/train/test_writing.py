@@ -1,4 +1,4 @@
-"""Metrics of what a model writes by itself: on the test split, and broken off between tokens."""
+"""Tests of metrics for generated tokens: on the test split, and stopped between tokens."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ NAME = "free_running_edit_distance"
 
 
 class Stop:
-    """Says yes once: at poll `at` after the validation."""
+    """Returns True once, at poll `at` after the validation."""
 
     def __init__(self, at: int = -1) -> None:
         self.at, self.polls, self.counts = at, 0, False
@@ -56,7 +56,7 @@ def test_written_metrics_are_of_the_test_split_and_asked_for(tmp_path: Path) -> 
 def test_broken_off_between_tokens_it_starts_the_test_anew(tmp_path: Path) -> None:
     counter = Stop()
     straight = run(tmp_path / "straight", counter)
-    assert counter.polls > 4  # more often than at two batches
+    assert counter.polls > 4  # more often than for two batches
     for at in (3, counter.polls):
         stopped = run(tmp_path / str(at), Stop(at))
         assert not stopped.finished

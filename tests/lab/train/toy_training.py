@@ -27,7 +27,7 @@ SETTINGS = {"width": 16}
 
 
 class ToySplit:
-    """Vectors (length, 4) whose label is a hidden linear rule over their mean."""
+    """Vectors (length, 4) labeled by a hidden linear rule for their mean."""
 
     def __init__(self, samples: int, seed: int, padded: bool, spoiled: int | None) -> None:
         rng = np.random.default_rng(seed)
@@ -88,7 +88,7 @@ class ToyTask:
 
 
 class ToyCountingTask(ToyTask):
-    """As if samples of class 1 had four labels, the others one."""
+    """Task with four labels per sample of class 1 and one label per other sample."""
 
     def loss(self, outputs: Tensor, batch: Mapping[str, Tensor]) -> Tensor:
         counts = 1 + 3 * batch["labels"]
@@ -100,7 +100,7 @@ class ToyCountingTask(ToyTask):
 
 
 class ToyModel(nn.Module):
-    """Draws on every kind of noise: torch's (dropout), numpy's and Python's."""
+    """Model that uses noise from torch (dropout), numpy and Python."""
 
     def __init__(self, dropout: float = 0.2, noise: float = 0.01, has_unused: bool = True) -> None:
         super().__init__()
