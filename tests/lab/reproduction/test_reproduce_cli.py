@@ -221,8 +221,6 @@ def test_costs_of_recipes_are_listed_and_sorted(cli: Cli) -> None:
     assert flops == sorted(flops)
     table = " ".join(cli(*chosen).out.split())
     assert "dimension_mixer/table4-cifar10-p4-l4-butterfly" in table
-    # The calibration uses the thread's CPU time, so other threads do not matter.
-    assert "seconds" in table
 
 
 def test_recipes_can_be_chosen_by_a_part_of_their_name(cli: Cli) -> None:

@@ -32,7 +32,7 @@ FOLDER = Path(toy_training.__file__).parent
 def launch(script: str, *arguments: object) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
     command += ["--nproc-per-node", "2", str(FOLDER / script), *map(str, arguments)]
-    paths = [str(FOLDER.parent), *filter(None, [os.environ.get("PYTHONPATH")])]
+    paths = [str(FOLDER.parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])]
     environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(paths)}
     return subprocess.run(command, env=environment, check=False, capture_output=True, text=True)
 

@@ -277,7 +277,8 @@ def test_opcheck(masked: bool) -> None:
 def test_opcheck_causal(masked: bool) -> None:
     w, temperature, mask = example_arguments(masked)
     bias = torch.rand(1, 3, 70, requires_grad=True)
-    sums = [torch.rand(shape, requires_grad=True) for shape in [(2, 3, 5), (2, 3, 5), (2, 3)]]
+    shapes = [(2, 3, 5), (2, 3, 5), (2, 3)]
+    sums = [torch.rand(shape, dtype=torch.float64, requires_grad=True) for shape in shapes]
     for start in (sums, [None] * 3):
         arguments = (w, temperature, bias, *start, mask)
         torch.library.opcheck(cpu_causal._forward.overload, arguments)

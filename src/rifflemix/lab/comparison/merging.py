@@ -258,7 +258,12 @@ def _gathered(parts: Mapping[Path, Results], out: Path, kind: str) -> list[Run]:
         for run in results.get(kind, ()):
             key = run["mixer"], run["seed"], str(run.get("settings"))
             if key not in found:
-                moved = sealed(run | {"folder": _relative(path / run["folder"], out)})
+                places = {
+                    name: _relative(path / run[name], out)
+                    for name in ("folder", "started_from")
+                    if run.get(name)
+                }
+                moved = sealed(run | places)
                 found[key] = (path, moved)
             elif _numbers(run) != _numbers(found[key][1]):
                 raise _different(run, found[key][0], path)
@@ -274,7 +279,11 @@ def _different(run: Run, one: object, other: object) -> InputError:
 
 def _numbers(run: Run) -> dict[str, Any]:
     """A run without its folder and what the clock says."""
-    return {name: value for name, value in run.items() if name not in ("folder", "sha256", *_CLOCK)}
+    return {
+        name: value
+        for name, value in run.items()
+        if name not in ("folder", "started_from", "sha256", *_CLOCK)
+    }
 
 
 def _seeds(runs: Sequence[Run]) -> list[int]:

@@ -130,6 +130,15 @@ class RunStore:
             raise InputError(f"cannot write {target}: {error.strerror}") from error
         remove_attempts(self._attempts(run))
 
+    def tidy(self) -> None:
+        """Delete the attempts at finished runs that a killed process left."""
+        if (self.out / ATTEMPTS).is_dir():
+            for run in self._experiment.planned(self._records):
+                if run.name in self._records:
+                    remove_attempts(self._attempts(run))
+            with contextlib.suppress(OSError):
+                (self.out / ATTEMPTS).rmdir()
+
     def is_busy(self, run: PlannedRun) -> bool:
         """Check whether a worker works on a run."""
         attempts = self._attempts(run)

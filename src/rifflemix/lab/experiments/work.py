@@ -170,6 +170,7 @@ class _Worker:
             if self.attempt is not None:
                 return run.name, str(self.attempt.path)
         if not todo:
+            self.store.tidy()
             return None
         if self.is_single:
             raise FolderInUse(
