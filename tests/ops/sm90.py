@@ -142,8 +142,9 @@ def compile_all(call: Callable[[], object]) -> dict[str, dict[str, int]]:
 def permutation_case(
     length: int, num_groups: int, dtype: torch.dtype, order: str, channels: int = 768
 ) -> Callable[[], object]:
-    """Run forward and backward. `order` accepts the suffix "shift", "mask" or "values" (no
-    indices).
+    """Run forward and backward for one order.
+
+    `order` accepts the suffix "shift", "mask" or "values" (no indices).
     """
     order, _, extra = order.partition(" ")
 

@@ -69,7 +69,7 @@ def test_every_instruction_set_is_there(folder: Path) -> None:
 
 @pytest.mark.skipif(shutil.which("nm") is None, reason="needs binutils")
 def test_functions_with_vector_arguments_are_always_inlined(folder: Path) -> None:
-    """Instruction sets pass vectors by different conventions, so calls across them would fail."""
+    """No function has vector arguments: instruction sets pass vectors by different conventions."""
     command = ["nm", "--demangle", str(folder / native._LIBRARY)]
     printed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     names = [re.sub(r".*\{lambda.*?\}::", "", line) for line in printed.splitlines()]

@@ -107,7 +107,7 @@ EIGHT_BITS = (torch.float8_e4m3fn, torch.float8_e5m2)
 @pytest.mark.parametrize("backend", ["auto", "reference", "eager"])
 @pytest.mark.parametrize("call", CALLS.values(), ids=CALLS.keys())
 def test_floats_of_8_bits(call: Call, backend: str, dtype: torch.dtype) -> None:
-    """Torch stores 8-bit floats but does not compute with them."""
+    """8-bit floats raise InputError, because torch stores them but does not compute with them."""
     with pytest.raises(InputError, match=r"^\w+: .*, got torch.float8"):
         call(torch.randn(2, 8, 4).to(dtype), backend)
 
@@ -244,7 +244,7 @@ def test_groups_of_sparse_tensors() -> None:
 
 
 def test_what_came_is_told_in_one_line() -> None:
-    """A tensor prints many lines, and a string can have millions of characters."""
+    """Messages stay one line for tensors with many lines and strings of millions of characters."""
     for value in (torch.randn(3, 8, 4).to_sparse(), torch.randn(50, 50), "x\n" * 10**6):
         for find in (rm.create_model, rm.mixer_card):
             with pytest.raises(InputError) as error:

@@ -29,8 +29,9 @@ def leaves() -> Inputs:
 
 
 def gradients(name: str, changed: str | None = None) -> dict[str, Tensor | None]:
-    """Return gradients of the first output; `changed` (an input or "output") changes after the
-    call.
+    """Return gradients of the first output, with an optional change after the call.
+
+    `changed` names the changed tensor: an input or "output".
     """
     learned = leaves()
     given = {key: value * 1 if value.requires_grad else value for key, value in learned.items()}

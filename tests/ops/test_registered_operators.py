@@ -105,7 +105,7 @@ def takes_none(name: str, argument: str) -> bool:
 @pytest.mark.parametrize("learns", [False, True], ids=["fixed", "learned"])
 @pytest.mark.parametrize("name", CALLS)
 def test_none_is_no_tensor(name: str, learns: bool) -> None:
-    """Torch passes None as a tensor, so a kernel without a check would read invalid memory."""
+    """None raises an error: torch passes it as a tensor, and kernels would read invalid memory."""
     good = {
         key: value.clone().requires_grad_(learns)
         if isinstance(value, Tensor) and value.is_floating_point()

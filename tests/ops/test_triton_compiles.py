@@ -166,9 +166,7 @@ def test_lanes_hold_what_is_compared_and_summed(case: str) -> None:
 
 @pytest.mark.parametrize("features", SUMS_APART)
 def test_lanes_that_share_a_sum_round_it_alike(features: int) -> None:
-    """Shuffled values are not fused into products: unrounded products would give lanes different
-    sums.
-    """
+    """Shuffled values are not fused into unrounded products: lanes would get different sums."""
     kernels = apart()[SUMS_APART[features]]
     assert sum(takes["shuffles"] for takes in kernels.values()) > 50
     assert not any(takes["fused"] for takes in kernels.values()), kernels

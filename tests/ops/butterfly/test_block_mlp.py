@@ -189,9 +189,7 @@ def test_backward_keeps_only_the_input_and_the_parameters() -> None:
 
 @needs_kernels
 def test_auto_takes_the_kernel_where_it_is_faster() -> None:
-    """A fused chain stores no intermediate results, so "auto" accepts wider blocks than for one
-    layer.
-    """
+    """A fused chain stores no intermediate results, so "auto" accepts wider blocks."""
 
     def is_taken(width: int, rows: int, length: int) -> bool:
         weight = torch.randn(8, width, width)

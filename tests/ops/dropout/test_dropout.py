@@ -95,9 +95,7 @@ def test_seeds_and_places_have_their_own_numbers() -> None:
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("p", [0.1, 0.5, 0.9])
 def test_share_of_dropped_elements(p: float, backend: str) -> None:
-    """Rates are within 4.5 standard deviations: overall, per tile position, and for neighbor
-    pairs.
-    """
+    """Rates are within 4.5 standard deviations: overall, per tile position, for neighbor pairs."""
     torch.manual_seed(1)
     count = 64 * 4000
     dropped = torch.cat([dropout(torch.ones(count), p, backend=backend) == 0 for _ in range(2)])

@@ -19,8 +19,9 @@ FORMS: dict[str, dict[str, Any]] = {
 
 
 def settings_of(form: dict[str, Any], batch: int, n: int, block: int) -> dict[str, Any]:
-    """Create the settings of a variant. One sample is all padding, another has a padded last
-    block.
+    """Create the settings of a variant.
+
+    With padding, one sample is all padding, and another sample has a padded last block.
     """
     settings = {name: value for name, value in form.items() if name != "padded"}
     if form.get("padded"):

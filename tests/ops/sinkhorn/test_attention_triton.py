@@ -279,9 +279,7 @@ def test_large_scores_stay_finite() -> None:
 
 
 def test_very_low_scores_stay_finite() -> None:
-    """Zeros that fill up a tile get no weight: their weight would overflow, as all scores are
-    -800.
-    """
+    """Padding of a tile has no weight: next to scores of -800, its zero scores would overflow."""
     q = torch.full((1, 1, 6, 4), 20.0, device=DEVICE, requires_grad=True)
     sort = torch.eye(2, device=DEVICE).expand(1, 1, 2, 2)
     y = sinkhorn_attention(q, -q, q, sort, 3, backend="triton")
@@ -292,9 +290,7 @@ def test_very_low_scores_stay_finite() -> None:
 
 @pytest.mark.parametrize("form", ["plain", "causal padded"])
 def test_second_derivatives(form: str) -> None:
-    """Second derivatives equal float64 eager, except for float32 rounding in the kernels' first
-    pass.
-    """
+    """Second derivatives equal eager in float64, up to float32 rounding in the first pass."""
     sizes = Sizes(2, 2, 3, 4, 8)
     tokens, sort, _ = inputs(sizes, torch.float32)
     settings = settings_for(form, sizes)
@@ -352,7 +348,7 @@ def test_in_a_layer(causal: bool) -> None:
     x.requires_grad_()
     found = []
     for backend in ("triton", "eager"):
-        torch.manual_seed(0)  # the noise
+        torch.manual_seed(0)  # seed of the noise
         with prefer_backend(backend):
             y = layer(x, key_padding_mask=mask)
             found.append(

@@ -160,7 +160,7 @@ def test_in_a_layer(causal: bool) -> None:
     x = scores_of(2, 37, 16, scale=1.0).requires_grad_()
     found = []
     for backend in ("triton", "eager"):
-        torch.manual_seed(0)  # the noise
+        torch.manual_seed(0)  # seed of the noise
         with prefer_backend(backend):
             y = layer(x)
             found.append((y.detach(), torch.autograd.grad(y.square().sum(), x)[0]))

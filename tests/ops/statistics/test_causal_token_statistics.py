@@ -303,7 +303,7 @@ class Continue(torch.nn.Module):
 
 
 def test_streams_in_a_compiled_graph() -> None:
-    """One graph serves every position, because no code reads the position tensor."""
+    """One graph serves every position: the position is a tensor, and its value is not read."""
     torch.compiler.reset()
     w, temperature, bias = make(2, 3, 9, 4, torch.float32)
     graphs = []
@@ -354,9 +354,7 @@ def test_stream_ends_with_the_bias() -> None:
 
 
 def test_a_full_sample_may_be_padded_on() -> None:
-    """A sample that has used all positions accepts padding while other samples of the batch
-    continue.
-    """
+    """A sample that has used all positions accepts padding while other samples continue."""
     w, temperature, bias = make(2, 3, 4, 2)
     state = some_state(2, 3, 2, position=0)._replace(position=torch.tensor([6, 2]))
     mask = torch.tensor([[True] * 4, [False] * 4])

@@ -115,7 +115,7 @@ def test_no_token_sees_a_later_one_nor_padding(every: int | str) -> None:
 
 
 def test_half_precision_is_summed_in_float32() -> None:
-    """Sums over 2,000 tokens in bfloat16 would stop growing."""
+    """Sums are float32: in bfloat16, sums over 2,000 tokens would stop growing."""
     w = torch.randn(1, 2, 2000, 4).bfloat16()
     temperature = torch.tensor([0.5, -0.5])
     y, pi = renormalized_token_statistics(w, temperature, None, "doubling")

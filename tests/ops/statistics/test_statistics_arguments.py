@@ -51,9 +51,7 @@ def test_arguments_of_a_wrong_kind_are_named(name: str, call: Callable[[], Any])
 def test_temperature_of_another_dtype(
     run: Callable[..., Tensor], backend: str, dtype: torch.dtype
 ) -> None:
-    """The temperature is cast to the dtype of the statistics. Its gradient keeps the original
-    dtype.
-    """
+    """The statistics cast the temperature to their dtype. Its gradient keeps its own dtype."""
     temperature = torch.tensor([0.5, 2.0], dtype=dtype, requires_grad=True)
     y = run(W, temperature, backend=backend)
     assert y.dtype == W.dtype
