@@ -1,4 +1,4 @@
-"""A call of an operator, and what it gives with each backend."""
+"""One call of an operator, and its results with each backend."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ BACKENDS = ("reference", "eager", "cpu", "triton", "auto")
 
 @dataclass(frozen=True)
 class Call:
-    """A call of an operator, to be made with each backend.
+    """A call of an operator that runs with each backend.
 
     Attributes:
-        function: the operator; it takes `tensors`, then `settings`, then `backend`.
-        tensors: what it is differentiated by, in front of the other arguments.
-        settings: the others.
-        layouts: how each of `tensors` lies in memory.
-        is_literal: whether it is small enough for the reference.
-        seed: of torch's generator at the start.
-        terms: the size of the terms that add up to a gradient.
+        function: operator with the arguments `tensors`, `settings` and `backend`, in this order.
+        tensors: inputs that need gradients.
+        settings: other arguments, by name.
+        layouts: memory layout of each of `tensors`.
+        is_literal: whether the inputs are small enough for the reference.
+        seed: seed of torch's generator at the start.
+        terms: size of the terms that a gradient sums.
     """
 
     function: Callable[..., Any]
@@ -41,7 +41,7 @@ class Call:
         return BACKENDS if self.is_literal else BACKENDS[1:]
 
     def in_float64(self) -> Call:
-        """The same numbers, wherever they stand among the arguments."""
+        """Return the call with all floating-point tensors in float64."""
         return replace(self, tensors=_widened(self.tensors), settings=_widened(self.settings))
 
 
@@ -58,7 +58,7 @@ def _widened(value: Any) -> Any:
 
 
 def outputs_and_gradients(call: Call, backend: str) -> list[Tensor]:
-    """What the call gives, then the gradients of a drawn weighted sum of it."""
+    """Return the outputs, then the gradients of a randomly weighted sum of them."""
     leaves = [
         x.detach().clone().requires_grad_() if x.is_floating_point() else x for x in call.tensors
     ]
@@ -71,12 +71,12 @@ def outputs_and_gradients(call: Call, backend: str) -> list[Tensor]:
     for y in outputs:
         weight = torch.randn(y.shape, generator=weights, dtype=torch.float64).to(y.dtype)
         if y.requires_grad:
-            # As from a sum: one number in all places, with strides of zero.
+            # Like the gradient of a sum: one expanded value with strides of zero.
             weight = weight.flatten()[0].expand_as(y) if call.seed % 3 == 1 else weight
             losses.append((y, weight))
     found = [y.detach() for y in outputs]
     wanted = [leaf for leaf in leaves if leaf.requires_grad]
-    if not losses:  # what hangs on nothing has a gradient of zero
+    if not losses:  # outputs that depend on no input have zero gradients
         return found + [torch.zeros_like(leaf) for leaf in wanted]
     ys, cotangents = zip(*losses, strict=True)
     return found + list(torch.autograd.grad(ys, wanted, cotangents, materialize_grads=True))

@@ -1,4 +1,4 @@
-"""For every public operator, calls with drawn arguments that all its backends answer alike."""
+"""Randomly drawn calls of every public operator, for which all backends must agree."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ from torch import Tensor
 from rifflemix import ops
 from rifflemix.ops.statistics.common import accumulation_dtype
 
-_LITERAL = 1500  # numbers that a literal loop goes through in a moment
+_LITERAL = 1500  # number of values that the Python loops of the reference can process quickly
 
 
-# Channel-wise permutations: exact, for every number that there is.
+# Channel-wise permutations: exact for all values.
 
 
 def _permuted(draw: random.Random) -> tuple[Tensor, Tensor | None, dict[str, Any]]:
-    """Tokens, their padding, and options that all four take."""
+    """Draw tokens, their padding mask, and options that all four operators accept."""
     is_long = draw.random() < 0.15
     batch = draw.randint(1, 3)
     length = size(draw, 70_000 if is_long else 300)
@@ -70,7 +70,7 @@ def circular_shift(draw: random.Random) -> Call:
 
 
 def _groups(draw: random.Random, length: int) -> int:
-    """Pairs often, since they have kernels of their own."""
+    """Draw a number of groups; pairs are frequent because they have separate kernels."""
     if length % 2 == 0 and draw.random() < 0.3:
         return length // 2
     return divisor(draw, length)
@@ -152,11 +152,11 @@ def sorted_padding_mask(draw: random.Random) -> Call:
     return Call(ops.sorted_padding_mask, (sort,), settings, (layout(draw),))
 
 
-# Sums: as near to float64 as plain torch comes in their type.
+# Sums: as close to float64 as plain torch in the same type.
 
 
 def _heads(draw: random.Random) -> tuple[Tensor, Tensor | None, Tensor, bool]:
-    """Tokens (B, H, N, D), padding, a temperature, and whether they are few."""
+    """Draw tokens (B, H, N, D), padding, a temperature, and whether the sizes are small."""
     batch, heads = draw.randint(1, 3), draw.choice((1, 2, 3, 8))
     length, features = size(draw, 260), size(draw, 34)
     is_few = draw.random() < 0.5
@@ -203,7 +203,10 @@ def causal_token_statistics(draw: random.Random) -> Call:
 
 
 def rank_filter(draw: random.Random) -> Call:
-    """Windows up to what kernels take and past it; a gradient adds up what windows took."""
+    """Draw windows below and above the limit of the kernels.
+
+    The gradient sums over windows.
+    """
     batch, length, channels = draw.randint(1, 2), size(draw, 130), size(draw, 40)
     x = numbers(draw, (batch, length, channels), any_dtype(draw))
     most = max(2, min(300, 60_000 // x.numel()))
@@ -259,9 +262,10 @@ def dropout_attention(draw: random.Random) -> Call:
         seen = torch.rand(shape) < draw.choice((0.1, 0.7))
         settings["mask"] = torch.randn(shape).to(dtype) if kind == "numbers" else seen
     layouts = (layout(draw), layout(draw), layout(draw))
-    # Gradients of the scores are differences of products dy v, in kept places 1 / (1 - p) of them;
-    # where one key is seen they cancel, and the roundings of all queries add up to that key's.
-    terms = 4.0 * (out * queries) ** 0.5 / (1.0 - settings["dropout_p"])  # values reach 4
+    # Gradients of the scores are differences of products dy v, scaled by 1 / (1 - p) at kept
+    # positions. If a query sees a single key they cancel, and the rounding errors of all queries
+    # add up at that key.
+    terms = 4.0 * (out * queries) ** 0.5 / (1.0 - settings["dropout_p"])  # values are at most 4
     seed = draw.randrange(2**60)
     return Call(ops.dropout_attention, (q, k, v), settings, layouts, seed=seed, terms=terms)
 
@@ -282,7 +286,10 @@ def block_linear(draw: random.Random) -> Call:
 
 
 def block_mlp(draw: random.Random) -> Call:
-    """One to three maps of as many blocks, of numbers of about 1: torch's 1 + erf cancels below."""
+    """Draw one to three layers with equal numbers of blocks.
+
+    Values are about 1, because torch's 1 + erf cancels for smaller values.
+    """
     blocks, width = draw.randint(1, 9), draw.randint(1, 9)
     dtype = any_dtype(draw)
     leading = tuple(draw.randint(1, 40 // n) for n in range(1, draw.randint(1, 3) + 1))
@@ -300,7 +307,7 @@ def block_mlp(draw: random.Random) -> Call:
         settings[f"activation_{index}"] = draw.choice((None, "gelu", "elu"))
         width = out
     layouts = tuple(layout(draw) for _ in tensors)
-    # Slopes are rounded, and the roundings of all rows add up to a parameter's.
+    # Slopes are rounded, and parameter gradients sum the rounding errors of all rows.
     return Call(partial(_chain, has_bias), tuple(tensors), settings, layouts, terms=4.0)
 
 
@@ -332,7 +339,7 @@ def relaxed_group_sort(draw: random.Random) -> Call:
 
 
 def _projected(draw: random.Random, function: Any) -> Call:
-    """At a temperature at which no two means are equal by chance: there is no gradient there."""
+    """Draw a random temperature, so that no two means tie: ties have no gradient."""
     batch, groups, channels = draw.randint(1, 2), draw.randint(1, 4), size(draw, 40)
     is_few = draw.random() < 0.5
     width = draw.randint(1, 6) if is_few else size(draw, 130)

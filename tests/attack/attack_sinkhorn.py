@@ -1,4 +1,4 @@
-"""Drawn calls of the operators of learned block sorting."""
+"""Randomly drawn calls of the operators of learned block sorting."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from rifflemix import ops
 
 
 def _scores(draw: random.Random, null: int = 0) -> tuple[Tensor, Tensor | None, int]:
-    """(..., n, null + n) scores, some of them minus infinity, and a mask of blocks."""
+    """Draw (..., n, null + n) scores, some of them minus infinity, and a block mask."""
     leading = draw.choice(((), (2,), (2, 3)))
     blocks = size(draw, 9)
     scores = numbers(draw, (*leading, blocks, null + blocks), any_dtype(draw))
@@ -61,7 +61,7 @@ def gumbel_sinkhorn(draw: random.Random) -> Call:
     if draw.random() < 0.5:
         settings["noise"] = ops.gumbel_noise(scores.shape, dtype=scores.dtype)
     slope = 1.0
-    if kernel == "relu" and (scores > 0).any():  # the logarithm's, at the smallest score
+    if kernel == "relu" and (scores > 0).any():  # slope of the logarithm at the smallest score
         slope = 1 / float(scores[scores > 0].min() + 1e-6)
     return replace(call, function=ops.gumbel_sinkhorn, settings=settings, terms=slope / temperature)
 
@@ -138,7 +138,7 @@ def sinkhorn_attention(draw: random.Random) -> Call:
     blocks, width, features = (draw.randint(1, 4) for _ in range(3))
     length = blocks * width
     dtype = any_dtype(draw)
-    plain = draw.random() < 0.3  # what the compiled kernel runs
+    plain = draw.random() < 0.3  # settings that the compiled kernel supports
     causal = not plain and draw.random() < 0.4
     sortcut = 0 if plain or causal or draw.random() < 0.6 else draw.randint(1, 3)
     per_block = draw.randint(1, 2)

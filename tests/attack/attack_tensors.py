@@ -1,4 +1,4 @@
-"""Tensors for attacks: every kind of number, sizes around every boundary, any place in memory."""
+"""Tensors for attacks: all kinds of values, sizes around every boundary, all memory layouts."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
-# Around vectors of 4 to 32 lanes, chunks of 64 tokens, networks, keys and indices of 16 bits.
+# Sizes around vectors of 4 to 32 lanes, chunks of 64 tokens, sorting networks, and 16-bit keys and
+# indices.
 EDGES = tuple(
     sorted({2**power + offset for power in range(17) for offset in (-1, 0, 1)} - {0} | {3, 5, 1000})
 )
@@ -18,14 +19,14 @@ Layout = Callable[[Tensor], Tensor]
 
 
 def size(draw: random.Random, most: int) -> int:
-    """A size up to `most`, mostly next to a power of two."""
+    """Draw a size up to `most`, usually next to a power of two."""
     if draw.random() < 0.3:
         return draw.randint(1, most)
     return draw.choice([edge for edge in EDGES if edge <= most])
 
 
 def divisor(draw: random.Random, number: int) -> int:
-    """A divisor of a positive number."""
+    """Draw a divisor of a positive number."""
     return draw.choice([d for d in range(1, number + 1) if number % d == 0])
 
 
@@ -42,20 +43,20 @@ def zeros_of_both_signs(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
 
 
 def denormal(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    """Multiples of the smallest number there is, either sign, and zeros."""
+    """Create multiples of the smallest subnormal number, with either sign, and zeros."""
     smallest = torch.finfo(dtype).smallest_normal * torch.finfo(dtype).eps
     return torch.randint(-3, 4, shape).to(dtype) * smallest
 
 
 def extreme(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    """NaN of several kinds, infinities, the largest and smallest numbers, zeros of either sign."""
+    """Create several kinds of NaN, infinities, extreme numbers, and zeros of either sign."""
     info = torch.finfo(dtype)
     smallest = info.smallest_normal * info.eps
     special = torch.tensor(
         [float("inf"), info.max, info.smallest_normal, smallest, 0.0, 1.0, float("nan")],
         dtype=dtype,
     )
-    special = torch.cat((special, -special))  # -NaN has other bits than NaN
+    special = torch.cat((special, -special))  # -NaN and NaN have different bits
     return special[torch.randint(len(special), shape)]
 
 
@@ -68,7 +69,7 @@ FINITE = (ordinary, tied, zeros_of_both_signs, increasing)
 
 
 def values(draw: random.Random, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    """Numbers of any kind, or of two mixed."""
+    """Create values of one kind, or a mixture of two kinds."""
     kind, other = draw.choice(KINDS), draw.choice(KINDS)
     x = kind(shape, dtype)
     if draw.random() < 0.5:
@@ -77,9 +78,9 @@ def values(draw: random.Random, shape: tuple[int, ...], dtype: torch.dtype) -> T
 
 
 def numbers(draw: random.Random, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    """Finite numbers of about one: of sums of others nothing could be said but that they overflow.
+    """Create finite values of about one, with some ties, zeros and zero features.
 
-    Some are equal, some zero, whole features may be.
+    Sums of other values may overflow, and then there is nothing to compare.
     """
     x = torch.randn(shape, dtype=torch.float64)
     if draw.random() < 0.3:
@@ -106,14 +107,17 @@ LAYOUTS: dict[str, Layout] = {
 
 
 def layout(draw: random.Random, padded: Tensor | None = None) -> Layout:
-    """A place in memory; beside padding none that repeats tokens, since what stands there is no
-    number that a valid token may have."""
+    """Draw a memory layout.
+
+    With padding, no layout repeats tokens: the poisoned values at padded positions are invalid
+    for valid tokens.
+    """
     repeats = () if padded is None else ("one row for all", "one sample for all")
     return LAYOUTS[draw.choice([name for name in LAYOUTS if name not in repeats])]
 
 
 def mask(draw: random.Random, batch: int, length: int) -> Tensor | None:
-    """Padding: none, at random places, at one end, or everywhere."""
+    """Draw a padding mask: none, random, at one end, or everywhere."""
     kind = draw.choice(("none", "none", "few", "many", "leading", "trailing", "all", "nowhere"))
     if kind == "none":
         return None
@@ -126,7 +130,7 @@ def mask(draw: random.Random, batch: int, length: int) -> Tensor | None:
 
 
 def poisoned(draw: random.Random, x: Tensor, padded: Tensor | None) -> Tensor:
-    """`x` (B, ..., N, C) with NaN and infinities at its padded positions, now and then."""
+    """Sometimes fill padded positions of `x` (B, ..., N, C) with NaN and infinities."""
     if padded is None or draw.random() < 0.5:
         return x
     places = padded.view(len(padded), *(1,) * (x.dim() - 3), -1, 1)
@@ -142,5 +146,5 @@ def any_dtype(draw: random.Random) -> torch.dtype:
 
 
 def eighths(*shape: int, dtype: torch.dtype) -> Tensor:
-    """Weights whose sums are exact in every type: nothing hangs on the order of an addition."""
+    """Create weights with exact sums in every type, independent of the summation order."""
     return (torch.randint(0, 9, shape) / 8).to(dtype)

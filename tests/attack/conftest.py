@@ -1,8 +1,8 @@
-"""What all attacks share: how large they are, the seeds of their cases, and the figures they leave.
+"""Shared settings of all attacks: number of cases, seeds, and the statistics that they write.
 
 RIFFLEMIX_ATTACK multiplies the number of cases (1 in continuous integration, more in
-`make attack`), RIFFLEMIX_ATTACK_SEED chooses other ones, RIFFLEMIX_ATTACK_CASE runs a single one
-again, and RIFFLEMIX_ATTACK_OUT names a file for the figures of the run.
+`make attack`). RIFFLEMIX_ATTACK_SEED selects different cases. RIFFLEMIX_ATTACK_CASE runs a single
+case again. RIFFLEMIX_ATTACK_OUT names a file for the statistics of the run.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ OUT = os.environ.get("RIFFLEMIX_ATTACK_OUT")
 
 
 class Attack:
-    """The cases of one test: how many, and what each is drawn from."""
+    """The cases of one test: their number and random generators."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -37,21 +37,21 @@ class Attack:
         self.figures: dict[str, int] = {}
 
     def count(self, what: str, number: int = 1) -> None:
-        """Add to a figure of the page."""
+        """Add to a statistic of the report."""
         self.figures[what] = self.figures.get(what, 0) + number
 
     def refused(self, error: Exception) -> None:
-        """Count a refusal, which must be one sentence."""
+        """Count an error, and check that its message is one line."""
         assert "\n" not in str(error)
         assert 0 < len(str(error)) < 5000
         self.count("refused")
 
     def scaled(self, number: float) -> int:
-        """So many at the size of this run, one at least."""
+        """Scale a number of cases to the size of this run, at least 1."""
         return max(1, round(number * TIMES))
 
     def each(self, number: float, case: Callable[[random.Random], object]) -> None:
-        """Call `case` so often, each time with its own generator; say which one failed."""
+        """Run `case` `number` times with different generators; print the case that failed."""
         for index in range(self.scaled(number)) if CASE is None else (int(CASE),):
             draw = random.Random(f"{SEED}/{self.name}/{index}")
             torch.manual_seed(draw.randrange(2**63))
@@ -67,20 +67,20 @@ class Attack:
 def attack(request: pytest.FixtureRequest, record_property: Callable[..., None]) -> Any:
     attack = Attack(request.node.name)
     print(f"RIFFLEMIX_ATTACK={TIMES:g} RIFFLEMIX_ATTACK_SEED={SEED}")
-    record_property("attack", attack.figures)  # filled before the report of the test is made
+    record_property("attack", attack.figures)  # filled before pytest creates the report of the test
     return attack
 
 
 @pytest.fixture(scope="session")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """The process that all commands are forked from."""
+    """Start the process from which all commands are forked."""
     with Server(tmp_path_factory.mktemp("server")) as server:
         yield server
 
 
 @pytest.fixture(scope="session")
 def straight(server: Server) -> Straight:
-    """What each command leaves without a disturbance."""
+    """Return the results of each command without a disturbance."""
     return Straight(server)
 
 
@@ -94,7 +94,7 @@ def pytest_runtest_call(item: pytest.Item) -> Any:
 
 
 def cpu_seconds() -> float:
-    """Of this process and of the children that it has waited for."""
+    """Return the CPU time of this process and its finished children."""
     kinds = (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
     return sum(sum(resource.getrusage(kind)[:2]) for kind in kinds)
 
@@ -110,8 +110,8 @@ def pytest_report_header() -> str:
 
 
 def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
-    """Write the figures where a file is asked for; a failed test is a figure too."""
-    # Where tests run in several processes, only the one that reports knows them all.
+    """Write the statistics, including failed tests, if RIFFLEMIX_ATTACK_OUT is set."""
+    # If tests run in several processes, only the reporting process has all results.
     if OUT is None or hasattr(config, "workerinput"):
         return
     tests = []

@@ -1,7 +1,7 @@
-/* Preloaded into a process: its k-th file operation under chosen folders fails, or kills it.
+/* Preloaded library: the k-th file operation under given folders fails or kills the process.
 
-   `faults_arm` starts the count in the calling process. A forked or vforked child of that process
-   is not counted. Before it, and in other folders, every call goes through unchanged. */
+   `faults_arm` starts the count in the calling process. Forked or vforked children of that process
+   are not counted. Calls before `faults_arm`, and calls in other folders, are unchanged. */
 #define _GNU_SOURCE
 #include <dirent.h>
 #include <dlfcn.h>
@@ -28,7 +28,7 @@ static int mode, error_number, kinds, log_descriptor;
 
 long faults_seen(void) { return __atomic_load_n(&seen, __ATOMIC_SEQ_CST); }
 
-/* `folders` are absolute paths, one a line. The operation that fails is written to `log`. */
+/* `folders`: absolute paths, one per line. The failing operation is written to `log`. */
 void faults_arm(const char *folders, long at, int how, int error, int which, int log) {
     snprintf(roots, sizeof roots, "%s\n", folders);
     fail_at = at, mode = how, error_number = error, kinds = which, log_descriptor = log, seen = 0;
@@ -52,7 +52,8 @@ static void path_of(int descriptor, char *path) {
     path[length < 0 ? 0 : length] = 0;
 }
 
-/* The error of this operation, 0 to go on. `name` is NULL for an operation on the descriptor. */
+/* Return the errno of this operation, 0 for success, or -1 to kill the process.
+   `name` is NULL for an operation on the descriptor. */
 static int fault(const char *operation, int kind, int descriptor, const char *name) {
     if (armed != getpid() || !(kind & kinds)) return 0;
     char path[2 * PATH_MAX];
@@ -83,7 +84,7 @@ static void die(void) {
         if (found > 0) return errno = found, (failed);                 \
     } while (0)
 
-/* A full disk still deletes, renames and closes. */
+/* Deleting, renaming and closing succeed on a full disk. */
 #define CHECK_KEPT(operation, descriptor, name, failed) \
     if (mode != DISK_FULL) CHECK(operation, CHANGE, descriptor, name, failed)
 
@@ -136,7 +137,7 @@ int close(int descriptor) {
     return found > 0 ? (errno = found, -1) : result;
 }
 
-/* A killed write, and the first one on a full disk, leaves its first half. */
+/* A killed write, and the first write on a full disk, writes half of the data. */
 ssize_t write(int descriptor, const void *data, size_t size) {
     int found = fault("write", CHANGE, descriptor, NULL);
     int is_torn = found < 0 || (found > 0 && mode == DISK_FULL && faults_seen() == fail_at);

@@ -1,7 +1,7 @@
-"""Run commands in forked processes, which need not import anything and can be killed at any moment.
+"""Run commands in forked processes, without import time, and kill them at any moment.
 
-As a script this file is a server: it imports the package once and forks a child for each command.
-Imported, it is the client of that server.
+As a script, this file is a server: it imports the package once and forks a child for each
+command. As a module, it is the client of that server.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from pathlib import Path
 from typing import Any
 
 SOURCE = Path(__file__).resolve().parents[2] / "src"
-TRACEBACK = 99  # the exit code where an exception came through
-HUNG = -1000  # that of a command that had to be ended
+TRACEBACK = 99  # exit code after an uncaught exception
+HUNG = -1000  # exit code of a command that exceeded the time limit
 _PATIENCE = 120.0
 
 
 class Fault(enum.IntEnum):
-    """What happens to a file operation, as in faults.c."""
+    """The effect on a file operation, as in faults.c."""
 
     NONE, KILL, FAIL_ONCE, DISK_FULL = range(4)
 
@@ -40,15 +40,15 @@ CHANGES, ALL_OPERATIONS = 1, 3
 
 @dataclass(frozen=True)
 class Injection:
-    """One file operation of a process that fails, or that kills it.
+    """One file operation of a process that fails or kills the process.
 
     Attributes:
-        folders: absolute paths; operations elsewhere are not counted.
-        fault: what happens.
+        folders: absolute paths; operations in other folders are not counted.
+        fault: effect on the operation.
         at: number of the operation, from 1 on.
         error: errno of the failure.
-        kinds: CHANGES counts the operations that change a file or folder, ALL_OPERATIONS also
-            those that read.
+        kinds: CHANGES counts operations that change a file or folder, ALL_OPERATIONS also counts
+            operations that read.
     """
 
     folders: Sequence[str]
@@ -60,16 +60,16 @@ class Injection:
 
 @dataclass(frozen=True)
 class Command:
-    """A command line, and what happens to it.
+    """A command line and its disturbances.
 
     Attributes:
-        arguments: as typed after `rifflemix`; or `python MODULE:FUNCTION WORDS`, a function of the
-            tests that is called with the words.
-        injection: what happens to its file operations; None counts none.
-        signals: (seconds after the start, number) of the signals that it gets.
-        environment: variables, for it alone.
-        user: number of the user that it runs as; None: the one who runs the tests.
-        is_clock_mad: time.time() runs backwards, in leaps.
+        arguments: words after `rifflemix`, or `python MODULE:FUNCTION WORDS` to call a function of
+            the tests with the words.
+        injection: fault in its file operations, or None to count no operations.
+        signals: pairs (seconds after the start, signal number).
+        environment: additional environment variables.
+        user: user ID of the process, or None for the current user.
+        is_clock_mad: whether time.time() runs backwards, in leaps.
     """
 
     arguments: Sequence[str]
@@ -82,14 +82,14 @@ class Command:
 
 @dataclass(frozen=True)
 class Ended:
-    """How a command ended.
+    """The result of a command.
 
     Attributes:
-        code: exit code, or minus the signal that ended it.
-        out, err: what it printed.
-        seconds: how long it took.
-        operations: number of file operations of a command with an injection that was not killed.
-        struck: the operation that failed or killed it, and its path; empty if none did.
+        code: exit code, or the negative number of the signal that ended it.
+        out, err: text on stdout and stderr.
+        seconds: run time.
+        operations: number of file operations, for a command with an injection that was not killed.
+        struck: operation that failed or killed the command, and its path, or an empty string.
     """
 
     code: int
@@ -101,7 +101,7 @@ class Ended:
 
     @property
     def is_one_sentence(self) -> bool:
-        """Exit code 2, and nothing but one line that says why."""
+        """Whether the exit code is 2 and the output is a single error line."""
         lines = [line for line in self.err.splitlines() if line.startswith("error: ")]
         return self.code == 2 and len(lines) == 1 and not self.has_traceback
 
@@ -111,7 +111,7 @@ class Ended:
 
 
 class Server:
-    """Starts the forking process; use as a context."""
+    """Start the forking process. Use it as a context manager."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -143,7 +143,7 @@ class Server:
         self.process.stdout.close()
 
     def run(self, *commands: Command) -> list[Ended]:
-        """Run commands side by side until all have ended."""
+        """Run commands in parallel until all have ended."""
         assert self.process.stdin is not None
         request = {"folder": str(self.folder), "commands": [asdict(c) for c in commands]}
         self.process.stdin.write(json.dumps(request) + "\n")
@@ -164,7 +164,7 @@ class Server:
 
 
 def _preloaded(folder: Path) -> dict[str, str]:
-    """The variable that puts faults.c into a process; empty without a C compiler or on a Mac."""
+    """Return the variables that preload faults.c; empty without a C compiler or off Linux."""
     compiler = shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
     if compiler is None or sys.platform != "linux":
         return {}
@@ -174,7 +174,7 @@ def _preloaded(folder: Path) -> dict[str, str]:
     return {_LIBRARY: str(library), "LD_PRELOAD": str(library)}
 
 
-# The server.
+# Server.
 
 _WRITTEN = ("out", "err", "struck", "counted")  # files of each child
 _LIBRARY = "RIFFLEMIX_ATTACK_FAULTS"
@@ -196,7 +196,7 @@ def serve() -> None:
         print(json.dumps(_watch(started, children)), file=answers, flush=True)
 
 
-# What the commands import on their way, too.
+# Modules that the commands also import.
 _IMPORTED = (
     "accelerate", "matplotlib.backends.backend_agg", "torch._dynamo", "torch.profiler",
     "torch.distributed.checkpoint.state_dict", "rifflemix.cli.app",
@@ -223,7 +223,7 @@ def _prepare() -> None:
     for name in _IMPORTED:
         importlib.import_module(name)
     torch.set_num_threads(1)
-    # Several pieces in little time, and nothing that takes long and writes no file.
+    # Small shards, and stubs for slow functions that write no file.
     shards._SHARD, shards._cores = 6, lambda: 1
     rifflemix.lab.reproduction.utilisation.matmul_flops_per_second = lambda *_: 1e12
     tables.list_recipes = lambda: ["test/digits"]
@@ -234,7 +234,8 @@ def _prepare() -> None:
     pieces = suites.SuiteTask("digits", {"patch_size": 4}, {"max_steps": 2, "batch_size": 8})
     tasks = {"a": pieces, "b": pieces}
     suites.SUITES["tiny"] = suites.Suite("tiny", "Digits twice", tasks, ("average",), 1, (1e-3,))
-    # A refused command imports what parsing needs, which another user might not be able to read.
+    # Import the modules that parsing needs before another user, who may not read them, runs a
+    # command.
     sys.argv = ["rifflemix", "data", "prepare", "nothing"]
     with open(os.devnull, "w") as nothing, contextlib.redirect_stderr(nothing):
         assert rifflemix.cli.main() == 2
@@ -275,7 +276,7 @@ def _child(folder: Path, number: int, command: dict[str, Any]) -> int:
 
 
 def _call(arguments: Sequence[str]) -> int:
-    """Run a command, or a function of the tests, whose InputError ends as that of a command."""
+    """Run a command or a test function; an InputError exits with code 2, like a command."""
     import rifflemix.cli
     from rifflemix.errors import InputError
 
@@ -292,7 +293,7 @@ def _call(arguments: Sequence[str]) -> int:
 
 
 def _watch(started: float, children: list[tuple[int, dict[str, Any]]]) -> list[tuple[int, float]]:
-    """Send the signals when they are due; exit codes and seconds of all."""
+    """Send the signals on time; return all exit codes and run times."""
     due = sorted((at, pid, number) for pid, c in children for at, number in c["signals"])
     ended: dict[int, tuple[int, float]] = {}
     while len(ended) < len(children):

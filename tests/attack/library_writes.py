@@ -1,4 +1,4 @@
-"""Functions of the package that write a folder, to be called in a forked process."""
+"""Functions that write a folder with the package, called in a forked process."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import rifflemix as rm
 
 
 def save_model(out: str) -> None:
-    """Save a model of the package."""
+    """Save a model of rifflemix."""
     torch.manual_seed(0)
     model = rm.create_model(
         "encoder", mixer="average", dim=8, num_layers=1, num_heads=1, vocab_size=5, max_length=4,
@@ -19,7 +19,7 @@ def save_model(out: str) -> None:
 
 
 def save_swapped_model(out: str) -> None:
-    """Save a model of torch with replaced attention."""
+    """Save a torch model with replaced attention."""
     torch.manual_seed(0)
     layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
     model = nn.TransformerEncoder(layer, 1, enable_nested_tensor=False)

@@ -1,4 +1,4 @@
-"""Small runs of every command that writes, and what of their folders must be the same each time."""
+"""Small runs of every command that writes, and the parts of their folders that are reproducible."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ TINY = (
 SMALL = ("--dim", "8", "--layers", "1", "--heads", "2", "--threads", "1", "--device", "cpu")
 ANALYZE = ("--samples", "4", "--threads", "1")
 
-# Commands that leave inputs of others in the server's folder, where all commands run.
+# Commands that create inputs of other commands, in the server's folder. All commands run there.
 INPUTS: dict[str, list[str]] = {
     "one": ["compare", *TINY, "--mixers", "average", "--max-steps", "4", "--out", "one"],
     "two": ["compare", *TINY, "--mixers", "tssa", "--max-steps", "4", "--out", "two"],
@@ -45,7 +45,7 @@ TRAININGS: dict[str, Callable[[str], list[str]]] = {
         "sweep", "test/digits", "--set", "num_heads=1,2", "--threads", "1", "--device", "cpu",
         "--out", out
     ],
-    # Into the cache folder, which `command` puts there.
+    # Writes to the cache folder. `command` sets that folder to `out`.
     "data prepare": lambda out: ["data", "prepare", "pathfinder32", "--max-samples", "12"],
 }  # fmt: skip
 
@@ -64,14 +64,14 @@ COMMANDS: dict[str, Callable[[str], list[str]]] = {
 
 
 def make_inputs(server: Server, arguments: Sequence[str]) -> None:
-    """Run the commands whose results are inputs of a command, unless they have run."""
+    """Run the commands that create inputs of a command, unless they have run already."""
     for name in INPUTS:
         if name in arguments and not (server.folder / name).exists():
             (ended,) = server.run(Command(INPUTS[name]))
             assert ended.code == 0, ended.err
 
 
-# What depends on the clock, the machine and the command line.
+# Fields that depend on the clock, the machine and the command line.
 _MEASURED = {
     "command", "environment", "wall_seconds", "seconds", "steps_per_second", "tokens_per_second",
     "peak_memory_bytes", "utilisation", "timed_steps", "timed_tokens", "timed_seconds", "speed",
@@ -80,13 +80,13 @@ _MEASURED = {
 
 
 def command(name: str, out: Path, **happens: Any) -> Command:
-    """A run of one of `COMMANDS` into a folder."""
+    """Create a run of one of `COMMANDS` into a folder."""
     environment = {"RIFFLEMIX_CACHE": str(out if name == "data prepare" else out.parent / "cache")}
     return Command(COMMANDS[name](str(out)), environment=environment, **happens)
 
 
 def outcome(folder: Path, pattern: str = "**/*") -> dict[str, Any]:
-    """Every file of a folder, but for what was measured and for pictures of it."""
+    """Return the contents of all files, without measurements, pictures and rendered pages."""
     found: dict[str, Any] = {}
     for path in sorted(folder.glob(pattern)):
         name = str(path.relative_to(folder))
@@ -112,7 +112,7 @@ def _without_measures(value: Any) -> Any:
 
 
 def difference(found: dict[str, Any], expected: dict[str, Any]) -> str:
-    """The names of files that differ; empty if none does."""
+    """Return the names of files that differ, or an empty string."""
     names = sorted({*found, *expected})
     return ", ".join(name for name in names if found.get(name) != expected.get(name))
 
@@ -129,8 +129,8 @@ class Undisturbed:
     """A run of a command without a disturbance.
 
     Attributes:
-        files: what it leaves, see `outcome`.
-        seconds: how long it takes.
+        files: contents of its files, see `outcome`.
+        seconds: run time.
         operations: number of its file operations by kind; empty without a C compiler.
     """
 
@@ -140,7 +140,7 @@ class Undisturbed:
 
 
 class Straight:
-    """What each command leaves without a disturbance; each runs at its first use."""
+    """Results of each command without a disturbance; each command runs on first use."""
 
     def __init__(self, server: Server) -> None:
         self.server = server

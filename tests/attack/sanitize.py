@@ -1,13 +1,15 @@
-"""Builds the kernels with a sanitizer, beside the installed ones, and runs their tests with them.
+"""Build the kernels with a sanitizer, next to the installed kernels, and run their tests.
 
     python tests/attack/sanitize.py address|thread [arguments of pytest]
 
 "address" is AddressSanitizer with UndefinedBehaviorSanitizer; the first finding ends the run.
-Nothing is suppressed, but leaks are not looked for: Python and torch keep memory until they end.
+No finding is suppressed, but leaks are not checked: Python and torch keep memory until they
+end.
 
-"thread" is ThreadSanitizer. It does not see how the threads of an OpenMP library wait for each
-other, since that is not instrumented, and would report every use of them. So the kernels start
-threads of their own here, as they do on systems without torch's team, and torch has one.
+"thread" is ThreadSanitizer. It cannot see how the threads of an OpenMP library synchronize,
+because the library is not instrumented, and would report every use of them. Therefore the
+kernels start their own threads here, as on systems without torch's thread team, and torch uses
+one thread.
 """
 
 from __future__ import annotations
@@ -24,9 +26,9 @@ from pathlib import Path
 REPOSITORY = Path(__file__).resolve().parents[2]
 NATIVE = REPOSITORY / "src" / "rifflemix" / "ops" / "native"
 BUILD = REPOSITORY / "build" / "sanitize"
-LIBRARY = "_kernels.so"  # as rifflemix.ops.native names it
-# As in setup.py, but for one instruction set: a loader that picks among clones runs before a
-# sanitizer is ready.
+LIBRARY = "_kernels.so"  # file name in rifflemix.ops.native
+# Flags of setup.py, with one instruction set: the loader that selects a function clone runs before
+# the sanitizer is ready.
 FLAGS = [
     "-std=c++17", "-O1", "-g1", "-fno-omit-frame-pointer", "-fno-math-errno", "-Wno-psabi",
     "-pthread", "-fPIC", "-DRIFFLEMIX_ONE_INSTRUCTION_SET",
@@ -44,11 +46,12 @@ KINDS: dict[str, dict[str, list[str]]] = {
 ENVIRONMENT = {
     "ASAN_OPTIONS": "detect_leaks=0",
     "UBSAN_OPTIONS": "print_stacktrace=1:halt_on_error=1",
-    # A report is a failure, but the others are wanted too.
+    # A report fails the run, but the run continues to find more.
     "TSAN_OPTIONS": "halt_on_error=0:exitcode=66",
 }
 REPORT = re.compile(r"(ERROR: AddressSanitizer|WARNING: ThreadSanitizer|runtime error:).*")
-# Sizes around every boundary, masks, layouts, long indices, gradients: minutes, not hours.
+# Tests with boundary sizes, masks, layouts, long indices and gradients. They take minutes, not
+# hours.
 TESTS = [
     "tests/ops/permutation/test_permutation_cpu.py", "tests/ops/statistics/test_statistics_cpu.py",
     "tests/ops/dropout", "tests/ops/butterfly", "tests/ops/sinkhorn",
@@ -58,7 +61,7 @@ TESTS = [
 
 
 def build(kind: str) -> Path:
-    """The folder of the library, compiled where a source is newer."""
+    """Compile the library if a source is newer, and return its folder."""
     folder = BUILD / kind
     folder.mkdir(parents=True, exist_ok=True)
     library = folder / LIBRARY
@@ -80,7 +83,7 @@ def build(kind: str) -> Path:
 
 
 def instructions() -> list[str]:
-    """Those of the vectors that this processor has."""
+    """Return the compiler flag for the vector instructions of this processor."""
     known = Path("/proc/cpuinfo")
     has_avx2 = known.exists() and " avx2 " in known.read_text()
     return ["-march=x86-64-v3"] if has_avx2 else []

@@ -1,4 +1,4 @@
-"""A plugin of pytest that `sanitize.py` loads: the tests take the kernels that it built."""
+"""A pytest plugin that `sanitize.py` loads, so that the tests use the sanitized kernels."""
 
 from __future__ import annotations
 
@@ -12,6 +12,6 @@ from rifflemix.ops import native
 native._FOLDER = Path(os.environ["RIFFLEMIX_KERNELS"])
 assert native.library() is not None, native.find_library()[1]
 if "RIFFLEMIX_KERNEL_THREADS" in os.environ:
-    # For the kernels alone: torch, which is not instrumented, stays with one thread.
+    # Only for the kernels: torch is not instrumented and keeps one thread.
     torch.get_num_threads = lambda: int(os.environ["RIFFLEMIX_KERNEL_THREADS"])
     torch.set_num_threads = lambda _: None

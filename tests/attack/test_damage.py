@@ -1,4 +1,4 @@
-"""A run with damaged files, disk or clock goes on to the same end, or says so in a sentence."""
+"""With damaged files, disk or clock, a run still gives the same result or one error line."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ TRAININGS = ("compare", "train")
 
 
 class Runs:
-    """Folders of commands that came to their end, and of those that were killed on their way."""
+    """Folders of commands that finished, and of commands that were killed."""
 
     def __init__(self, server: Server, folder: Path) -> None:
         self.server, self.folder = server, folder
@@ -38,14 +38,14 @@ class Runs:
         return self.made[name, is_whole]
 
     def _killed(self, name: str, out: Path, seconds: float) -> Path:
-        """Between two checkpoints, which many moments are."""
+        """Kill the command between two checkpoints, trying several moments."""
         for share in (0.8, 0.7, 0.6, 0.5, 0.9, 0.4, 0.95, 0.3):
             shutil.rmtree(out, ignore_errors=True)
             self.server.run(command(name, out, signals=[(share * seconds, signal.SIGKILL)]))
             saved = list(out.rglob("checkpoint.safetensors"))
             if saved and not (out / "results.json").exists():
                 return out
-        return out  # whatever is there
+        return out  # no moment was right: use the last folder
 
 
 @pytest.fixture(scope="module")
@@ -91,18 +91,18 @@ def replace(draw: random.Random, path: Path, _: list[Path]) -> None:
 
 
 def retype(draw: random.Random, path: Path, _: list[Path]) -> None:
-    """Put a value of another type somewhere in a JSON file."""
+    """Replace a value in a JSON file by a value of another type."""
     value = json.loads(path.read_text()) if path.suffix == ".json" else {}
     places = list(places_of(value))
     if places:
         place, key = draw.choice(places)
         place[key] = draw.choice((None, True, -1, 1e308, "x", [], {}, [[]], {"x": {}}, "\x1b[31m"))
-        value.pop("sha256", None)  # else the checksum alone would notice
+        value.pop("sha256", None)  # otherwise only the checksum would detect the change
     path.write_text(json.dumps(value))
 
 
 def places_of(value: Any) -> Iterator[tuple[Any, Any]]:
-    """Every container in a JSON value, with each of its keys."""
+    """Yield every container in a JSON value, with each of its keys."""
     keys = value.keys() if isinstance(value, dict) else range(len(value))
     for key in keys:
         yield value, key
@@ -140,7 +140,7 @@ def assert_same_or_one_sentence(
 ) -> None:
     assert not ended.has_traceback, (what, ended.err)
     if ended.code == 0:
-        # Files that no later command reads may stay as they are.
+        # Files that no later command reads may stay damaged.
         wanted = {"results.json": expected["results.json"]}
         assert not difference(outcome(out, "results.json"), wanted), what
     else:
@@ -161,7 +161,7 @@ READERS = {
 def test_a_damaged_input(
     name: str, damage: Any, server: Server, straight: Straight, attack: Any
 ) -> None:
-    """A command that reads results of others refuses them in a sentence, or gives the same."""
+    """A command with damaged input results exits with one error line or gives the same output."""
     expected = straight(name).files
 
     def case(draw: random.Random) -> None:
@@ -174,7 +174,8 @@ def test_a_damaged_input(
                 for path in folder.rglob("*")
                 if path.is_file() and (damage is not retype or path.suffix == ".json")
             )
-            # As far from the inputs as in the undisturbed run: results name their folders.
+            # Keep the distance to the inputs of the undisturbed run, because results name their
+            # folders.
             out = folder / "straight" / name.replace(" ", "-") / "out"
             path = draw.choice(files)
             damage(draw, path, files)
@@ -193,7 +194,7 @@ def test_a_damaged_input(
 
 
 def test_folders_that_cannot_be_written(server: Server, runs: Runs, attack: Any) -> None:
-    # Who runs this as root is somebody else here, who may not write what root made.
+    # If root runs the tests, the commands run as another user, who may not write root's files.
     user = NOBODY if os.geteuid() == 0 else None
 
     def case(draw: random.Random) -> None:
@@ -220,7 +221,7 @@ def test_folders_that_cannot_be_written(server: Server, runs: Runs, attack: Any)
 
 
 def test_a_clock_that_runs_backwards(server: Server, runs: Runs, attack: Any) -> None:
-    """Between a kill and the next start, and within it; files come from the future or from 1970."""
+    """The clock may run backwards during and between runs. File times are in the future or 1970."""
 
     def case(draw: random.Random) -> None:
         name = draw.choice(TRAININGS)

@@ -26,7 +26,7 @@ MINE = (".notes.tmp", ".0123456789abcdef.tmp", ".rifflemix-notes.tmp")
 
 @dataclass(frozen=True)
 class Strike:
-    """A fault, and what it does to a command."""
+    """A fault, the operations that it counts, and its errno."""
 
     fault: Fault
     kinds: int
@@ -52,7 +52,7 @@ def test_a_fault_at_any_file_operation(
     name: str, kind: str, server: Server, straight: Straight, attack: Any
 ) -> None:
     strike, number = STRIKES[kind], CASES[name]
-    # As far from the inputs as the undisturbed run: results name their folders.
+    # Keep the distance to the inputs of the undisturbed run, because results name their folders.
     folder = server.folder / "struck" / "case"
     total = straight(name).operations[strike.kinds]
     if number is None:
@@ -71,7 +71,7 @@ def test_a_fault_at_any_file_operation(
 def struck_once(
     name: str, strike: Strike, at: int, server: Server, straight: Straight, folder: Path
 ) -> None:
-    """Strike a command at an operation, then run it again and compare with an undisturbed run."""
+    """Disturb one operation of a command, run it again, and compare with an undisturbed run."""
     shutil.rmtree(folder, ignore_errors=True)
     out, mine = folder / "out", user_files(folder, in_out=at % 2 == 0)
     injection = Injection((str(folder),), strike.fault, at, strike.error, strike.kinds)
@@ -87,13 +87,13 @@ def struck_once(
     for path in mine:
         assert path.read_text() == "mine", what
         path.unlink()
-    # A benchmark that was stopped keeps its partial result next to the new one.
+    # A killed benchmark keeps its partial result next to the new result.
     assert not difference(outcome(out), straight(name).files) or name == "bench", what
     assert not [path for path in folder.rglob(".*") if path.name != ".lock"], what
 
 
 def user_files(folder: Path, *, in_out: bool) -> list[Path]:
-    """Hidden files of a user next to the folder of a command, and in it."""
+    """Create hidden files of a user next to the output folder, and inside it."""
     folders = [folder, folder / "out"] if in_out else [folder]
     for one in folders:
         one.mkdir(parents=True)

@@ -1,4 +1,4 @@
-"""Every loader with files that the test damages: one sentence, or the very data."""
+"""Every loader, with damaged files, gives one error line or the original data."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def write_cache(path: Path) -> None:
 def cache_of(path: Path) -> Any:
     (path.parent / "cache" / "a.npy").write_bytes(path.read_bytes())
     found = load_arrays(path.parent / "cache")
-    if found is not None:  # what is not as it was written must not be given out
+    if found is not None:  # a loader must not return changed data
         assert np.array_equal(found["a"].values, np.arange(99))
 
 
@@ -146,7 +146,7 @@ def assert_whole(tensors: Any, meta: Any) -> None:
 
 
 def damaged(draw: random.Random, content: bytes) -> bytes:
-    """Cut, flipped, with bytes put in, taken out, doubled, or of something else altogether."""
+    """Cut, flip, insert, delete, repeat or replace bytes of a file."""
     data = bytearray(content)
     for _ in range(draw.choice((1, 1, 2, 8))):
         at = draw.randrange(len(data) + 1)
@@ -161,7 +161,7 @@ def damaged(draw: random.Random, content: bytes) -> bytes:
                 del data[at : at + draw.randint(1, 20)]
             case "repeat":
                 data[at:at] = data[: draw.randint(0, 200)]
-            case "huge":  # where a length stands
+            case "huge":  # may overwrite a length field
                 data[at : at + 4] = draw.choice((b"\xff" * 4, b"\x7f\xff\xff\xff", b"\0" * 4))
             case "junk":
                 data = bytearray(draw.randbytes(draw.randint(0, 300)))
@@ -180,7 +180,7 @@ def damaged(draw: random.Random, content: bytes) -> bytes:
     return bytes(data)
 
 
-@pytest.mark.filterwarnings("ignore::rifflemix.errors.InputWarning")  # of doubles, say
+@pytest.mark.filterwarnings("ignore::rifflemix.errors.InputWarning")  # e.g. about duplicates
 @pytest.mark.parametrize("name", LOADERS)
 def test_loaders(name: str, attack: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RIFFLEMIX_CACHE", str(tmp_path / "kept"))
@@ -200,7 +200,7 @@ def test_loaders(name: str, attack: Any, tmp_path: Path, monkeypatch: pytest.Mon
 
 
 def test_the_files_are_good_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Else the attack would only ever be refused."""
+    """All loaders accept the undamaged files; otherwise every case would be a trivial error."""
     monkeypatch.setenv("RIFFLEMIX_CACHE", str(tmp_path / "kept"))
     for name, (file, write, load) in LOADERS.items():
         folder = tmp_path / name.replace(" ", "-")

@@ -1,4 +1,4 @@
-"""Long commands that are killed at any moment and started again end bit by bit as undisturbed."""
+"""Long commands that are killed at any moment and restarted give bit-identical results."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_a_storm_of_signals(name: str, server: Server, straight: Straight, attac
 
 @pytest.mark.parametrize("name", TRAININGS)
 def test_two_at_once(name: str, server: Server, straight: Straight, attack: Any) -> None:
-    """One of them works, the other waits or says that the folder is in use."""
+    """One process works. The other process waits or reports that the folder is in use."""
     expected, seconds = straight(name).files, straight(name).seconds
 
     def case(draw: random.Random) -> None:
@@ -75,7 +75,7 @@ def test_two_at_once(name: str, server: Server, straight: Straight, attack: Any)
 
 
 def test_the_server_sees_what_it_should(server: Server) -> None:
-    """The attack would notice: a hung command, a traceback, a signal."""
+    """The server detects error lines and signals, so the attack would notice them."""
     (bad,) = server.run(Command(["list", "mixer"]))
     assert bad.is_one_sentence
     (killed,) = server.run(Command(["list", "models"], signals=[(0.0, signal.SIGKILL)]))

@@ -1,7 +1,7 @@
-"""Every operator by every backend: one result, for all numbers, sizes, masks and places in memory.
+"""All backends of every operator agree, for all values, sizes, masks and memory layouts.
 
-Permutations and dropout agree bit by bit. What sums is held against float64: no backend may be
-four times as far from it as the plainest form in its own type is.
+Permutations and dropout agree bit by bit. Sums are compared with float64: the error of a
+backend may be at most four times the error of the plainest formula in the same type.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ CASES = 12
 
 
 def supported(call: Call, backend: str) -> list[Tensor] | None:
-    """The results, or None where this backend has no form for the arguments."""
+    """Return the results, or None if the backend does not support the arguments."""
     try:
         return outputs_and_gradients(call, backend)
     except InputError as error:
@@ -40,7 +40,7 @@ def supported(call: Call, backend: str) -> list[Tensor] | None:
 
 
 def same(a: Tensor, b: Tensor) -> bool:
-    """Equal bit by bit, but for the bits of NaN."""
+    """Compare bit by bit, except for the bits of NaN."""
     if a.dtype != b.dtype or a.shape != b.shape:
         return False
     if not a.is_floating_point():
@@ -105,9 +105,9 @@ def near(found: Tensor, yardstick: Tensor, truth: Tensor, terms: float) -> bool:
 
 
 def distance(found: Tensor, yardstick: Tensor, truth: Tensor, terms: float) -> tuple[float, float]:
-    """How far `found` is from the truth, and how far it may be.
+    """Return the error of `found` and the largest allowed error.
 
-    `terms`: the size of the terms of a sum, which may cancel: of gradients, about one.
+    `terms` is the size of the terms of a sum, as terms may cancel. It is about one for gradients.
     """
     if not truth.numel() or not found.is_floating_point():
         return 0.0, 0.0
@@ -149,7 +149,7 @@ def test_a_sample_that_is_no_number_spoils_no_other(attack: Any) -> None:
     attack.each(2 * CASES, case)
 
 
-# Operators without backends: against their definition.
+# Operators without backends, compared with their definition.
 
 
 def test_butterfly_strides(attack: Any) -> None:
@@ -217,7 +217,7 @@ def test_gumbel_noise(attack: Any) -> None:
 
 
 def test_circular_convolutions(attack: Any) -> None:
-    """The registered transforms, which mixers share, against sums."""
+    """The registered circular transforms of the mixers equal explicit sums."""
 
     def case(draw: random.Random) -> None:
         batch, length, channels = draw.randint(1, 3), size(draw, 40), size(draw, 9)
@@ -237,7 +237,7 @@ def test_circular_convolutions(attack: Any) -> None:
     attack.each(CASES, case)
 
 
-# Nothing is left out.
+# Completeness.
 
 PLAIN = {
     "BlockMap": "a value; block_mlp takes it",
@@ -261,7 +261,7 @@ def test_no_public_operator_is_left_out() -> None:
 
 
 class Seen(TorchDispatchMode):
-    """Notes which of the registered operators are called."""
+    """Record which registered operators are called."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -276,7 +276,7 @@ class Seen(TorchDispatchMode):
 
 @pytest.mark.skipif(library() is None, reason="needs the compiled kernels")
 def test_every_registered_operator_is_reached(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What the attacks above call, kernel by kernel; Triton's need a GPU."""
+    """The attacks above reach every registered operator; Triton operators need a GPU."""
     everything = {name.partition("::") for name in torch._C._dispatch_get_all_op_names()}
     ours = {name.partition(".")[0] for space, _, name in everything if space == "rifflemix"}
     seen = Seen()

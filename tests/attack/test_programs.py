@@ -1,4 +1,4 @@
-"""Mixers drawn from all there are run as ONNX, or their card says why they do not."""
+"""Randomly drawn mixers run as ONNX, or their card gives the reason why not."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ FORMS = [form for name in rm.list_mixers() for form in forms_of(mixer_class(name
 
 
 def test_drawn_mixers_in_onnxruntime(attack: Any) -> None:
-    """The contract of the package's own tests tries the mixers of the first table only."""
+    """Draws from all mixers. The package's contract tests only cover the first table."""
 
     def one(draw: random.Random) -> None:
         runs_as_onnx(draw.choice(FORMS))

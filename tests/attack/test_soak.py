@@ -1,4 +1,4 @@
-"""Long streams, many calls, many steps in half precision: nothing drifts, grows or breaks."""
+"""Long streams, many calls and many half-precision steps: no drift, no leak, no failure."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ DIM, HEADS = 8, 2
 
 @pytest.mark.parametrize("name", STREAMING)
 def test_long_streams(name: str, attack: Any) -> None:
-    """Token by token in float32, as near to float64 on the whole as float32 on the whole is."""
+    """Streaming in float32 is as close to float64 as a float32 pass over the whole sequence."""
     length = min(LONGEST, attack.scaled(600))
     torch.manual_seed(attack.seed)
     mixer = rm.create_mixer(name, DIM, num_heads=HEADS, max_length=length, causal=True).eval()
@@ -41,14 +41,14 @@ def test_long_streams(name: str, attack: Any) -> None:
             streamed[:, n], state = mixer.step(x[:, n], state)
     attack.count("tokens", length)
     rounding = torch.finfo(x.dtype).eps * float(truth.abs().max())
-    # The late tokens by themselves: an error that grows is not hidden by early ones.
+    # Check the last tokens separately: early tokens must not hide a growing error.
     for part in (slice(None), slice(length - length // 10, None)):
         off, plain = (float((y - truth)[:, part].abs().max()) for y in (streamed, whole))
         assert off <= 8 * plain + 64 * rounding, (name, off, plain, rounding)
 
 
 def resources() -> dict[str, int]:
-    """Bytes in memory, threads, descriptors and tensors of this process."""
+    """Return memory in bytes, threads, descriptors and tensors of this process."""
     gc.collect()
     status = dict(
         line.split(":\t", 1) for line in Path("/proc/self/status").read_text().splitlines()
@@ -62,7 +62,7 @@ def resources() -> dict[str, int]:
 
 
 def step(name: str) -> Callable[[], object]:
-    """A training step of a mixer on tokens with padding."""
+    """Create a training step of a mixer on tokens with padding."""
     mixer = rm.create_mixer(name, DIM, num_heads=HEADS, max_length=32)
     mask = torch.zeros(2, 32, dtype=torch.bool)
     mask[:, 20:] = mixer.card.padding
@@ -78,7 +78,7 @@ def step(name: str) -> Callable[[], object]:
 
 def operator(name: str) -> Callable[[], object]:
     number = 0
-    while True:  # the first that is small: what is looked for is growth, not time
+    while True:  # the first small call, because the test looks for growth, not speed
         call = (EXACT | CLOSE)[name](random.Random(f"{name}/{number}"))
         if sum(x.numel() for x in call.tensors) < 5000:
             return lambda: outputs_and_gradients(call, "auto")
@@ -102,7 +102,7 @@ def test_many_calls_leave_nothing_behind(attack: Any) -> None:
     assert after["threads"] <= before["threads"]
     assert after["descriptors"] <= before["descriptors"]
     assert after["tensors"] <= before["tensors"]
-    # The allocator keeps some pages of its own; a leak of 4 KiB a call would be 8 MB.
+    # The allocator keeps some pages. A leak of 4 KiB per call would be 8 MB.
     assert after["bytes"] - before["bytes"] < (6 << 20), (before, after)
 
 
@@ -118,14 +118,14 @@ PRECISIONS = {
 @pytest.mark.parametrize("precision", PRECISIONS)
 @pytest.mark.parametrize("name", MIXERS)
 def test_steps_in_half_precision(name: str, precision: str, attack: Any) -> None:
-    """A model learns which of two halves is larger; its loss stays a number and goes down."""
+    """A model learns which half has the larger sum; its loss stays finite and decreases."""
     dtype, autocast = PRECISIONS[precision]
     torch.manual_seed(attack.seed)
     steps = min(300, attack.scaled(40))
     mixer = rm.create_mixer(name, 16, num_heads=2, max_length=16)
     model = nn.ModuleDict({"embed": nn.Linear(2, 16), "mixer": mixer, "head": nn.Linear(16, 2)})
     model.to(dtype)
-    # Moments in half precision would underflow, whatever the mixer does.
+    # SGD: the second moments of Adam would underflow in half precision with any mixer.
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
     losses = []
     for _ in range(steps):

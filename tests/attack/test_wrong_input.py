@@ -1,4 +1,4 @@
-"""A grammar of wrong command lines and wrong calls: exit code 2 and one sentence, no traceback."""
+"""Grammar of invalid command lines and calls: exit code 2 and one line, no traceback."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from rifflemix.mixers import list_mixers
 
 Words = list[str]
 BENCHES = ("ops", "decode", "layers", "models", "parallel", "published", "scaling", "lra")
-# Words that no command can take as they stand; what they stand for is drawn.
+# Words that no command accepts. The option or position of a word is drawn.
 JUNK = st.one_of(
     st.sampled_from(
         ["", " ", "-", "--", "---", "=", "a=", "=a", "a=b=c", ".", "..", "/", "~nosuchuser/x", "\\",
@@ -39,7 +39,7 @@ JUNK = st.one_of(
     st.integers(-(10**20), 10**20).map(str),
     st.floats(allow_nan=True).map(str),
 )  # fmt: skip
-# What each command needs beside its options; OUT stands for a folder that may be written.
+# Required arguments of each command. OUT is replaced by a writable folder.
 NEEDED: dict[str, Words] = {
     "compare": ["--task", "digits", "--mixers", "average", "--out", "OUT"],
     "train": ["--task", "digits", "--mixer", "average", "--out", "OUT"],
@@ -60,7 +60,7 @@ NEEDED: dict[str, Words] = {
 
 
 def options_of_commands() -> dict[str, list[str]]:
-    """Every command that there is, and the names of its options."""
+    """Return every command with the names of its options."""
 
     def walk(command: Any, name: str) -> Iterator[tuple[str, list[str]]]:
         if hasattr(command, "commands"):
@@ -82,7 +82,7 @@ def test_no_command_is_left_out() -> None:
 
 @st.composite
 def command_lines(draw: st.DrawFn) -> Words:
-    """Words after `rifflemix`, OUT for a folder that may be written."""
+    """Draw words after `rifflemix`, with OUT for a writable folder."""
     name = draw(st.sampled_from(list(OPTIONS)))
     words = [*name.split(), *NEEDED[name]]
     for _ in range(draw(st.integers(1, 3))):
@@ -102,12 +102,12 @@ def command_lines(draw: st.DrawFn) -> Words:
 
 
 class WouldRun(BaseException):
-    """The command is well-formed as far as can be said without running it."""
+    """The command is well-formed, as far as rifflemix can check without running it."""
 
 
 @contextmanager
 def nothing_runs(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Commands stop where they would begin to train, measure or draw data."""
+    """Stop commands before they train, measure or generate data."""
 
     def stop(*_: Any, **__: Any) -> Any:
         raise WouldRun
@@ -128,7 +128,7 @@ def nothing_runs(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 def run_line(words: Words, monkeypatch: pytest.MonkeyPatch) -> int | None:
-    """The exit code of a command line in this process; None where it would have run."""
+    """Return the exit code of a command line, or None if it would have run."""
     monkeypatch.setattr(sys, "argv", ["rifflemix", *words])
     try:
         return rifflemix.cli.main()
@@ -137,7 +137,7 @@ def run_line(words: Words, monkeypatch: pytest.MonkeyPatch) -> int | None:
 
 
 def hypothesis_settings(attack: Any, number: int) -> Callable[[Any], Any]:
-    """So many examples, drawn from the seed of the attack; nothing kept between runs."""
+    """Configure hypothesis: scaled examples, the attack's seed, no database."""
 
     def decorate(test: Any) -> Any:
         chosen = settings(
@@ -183,7 +183,7 @@ def test_wrong_command_lines(
         one()
 
 
-# Wrong calls.
+# Invalid calls.
 
 VALUES = st.one_of(
     st.sampled_from(
@@ -206,7 +206,7 @@ VALUES = st.one_of(
 
 
 def test_wrong_calls_of_operators(attack: Any) -> None:
-    """One argument is anything: an InputError, or the value was a good one."""
+    """A call with one random argument raises InputError, or the value was valid."""
     names = [*EXACT, *CLOSE]
 
     @hypothesis_settings(attack, 300)

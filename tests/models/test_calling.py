@@ -1,4 +1,4 @@
-"""One way to call models of any library with what their users hold."""
+"""Call models of any library with the inputs that users have."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rifflemix.models.calling import call_model, on_device_of
 
 
 class Sum(nn.Module):
-    """Adds what it is given; its parameter is on the device that it is built for."""
+    """Add the inputs; the parameter is on the device given to the constructor."""
 
     def __init__(self, device: str = "cpu") -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""The settings around the blocks: written once, checked once, known to the registry."""
+"""Shared settings of the classifiers: defined once, checked once, known to the registry."""
 
 from __future__ import annotations
 

@@ -51,8 +51,8 @@ def test_golden_block_mix(golden: Golden) -> None:
 
 
 def channels_met(module: nn.Module, channels: int) -> Tensor:
-    """(C', C) bool: which input channels each output channel depends on."""
-    module = module.double().train()  # batch statistics keep the ReLUs half open
+    """Return (C', C) bool: the input channels that each output channel depends on."""
+    module = module.double().train()  # batch statistics keep about half of the ReLUs active
     x = torch.randn(2, channels, 6, 6, dtype=torch.float64, requires_grad=True)
     y = module(x)
     weights = torch.randn(y.shape[0], *y.shape[2:], dtype=torch.float64)
@@ -93,7 +93,7 @@ def test_conv_mix_groups(
 def test_shuffle_is_the_literal_one() -> None:
     block = ConvMixBlock(8, 8, groups=4)
     x = torch.arange(8.0).view(1, 8, 1, 1)
-    # (C / g2, g2) = (4, 2), swapped.
+    # (C / g2, g2) = (4, 2), transposed.
     assert block.permute(x).flatten().tolist() == [0, 2, 4, 6, 1, 3, 5, 7]
 
 
@@ -136,7 +136,7 @@ def test_permutation_wraps_the_whole_block() -> None:
             return x * torch.arange(8.0).view(1, 8, 1, 1)
 
     x = torch.ones(1, 8, 1, 1)
-    # Stride 2, radix 4: the host sees channels 0, 2, 4, 6, 1, 3, 5, 7.
+    # Stride 2, radix 4: the host model gets channels 0, 2, 4, 6, 1, 3, 5, 7.
     y = ButterflyChannels(Scale(), 4, 2)(x).flatten()
     assert y.tolist() == [0, 4, 1, 5, 2, 6, 3, 7]
 

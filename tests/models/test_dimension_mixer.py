@@ -1,4 +1,4 @@
-"""The vision transformer of Dimension Mixer: counts, released weights, layers, errors."""
+"""The vision transformer of Dimension Mixer: parameter counts, released weights, layers, errors."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_parameters_of_table_4(name: str, total: int, mixer: str) -> None:
     assert counted(name, mixer=mixer) == total
 
 
-# The paper prints 1.06 M for 8 layers without output maps; see the note on its card.
+# The paper reports 1.06 M for 8 layers without output projections; see the note on the card.
 TABLE_9 = {
     "no_wout": {"p4_l8": 1015946, "p4_l4": 552074, "p2_l4": 281930},
     "tp2": {"p4_l8": 721034, "p4_l4": 404618, "p2_l4": 245066},
@@ -66,7 +66,10 @@ def test_parameters_of_table_9(name: str, total: int) -> None:
 
 @pytest.mark.parametrize(("groups", "total"), [(4, 404618 + 4 * 4224), (8, 388746 - 4 * 2176)])
 def test_token_parallel_as_the_paper_words_it(groups: int, total: int) -> None:
-    """An output map for two heads per group, none for one: the reverse of the table."""
+    """In the text of the paper, there is an output projection for two heads per group only.
+
+    Table 9 reverses this.
+    """
     options = {"num_groups": groups}
     assert counted(NAME, mixer="token_parallel", mixer_options=options) == total
 
@@ -96,7 +99,7 @@ def test_golden(golden: Golden) -> None:
 
 @pytest.mark.parametrize("length", [8, 16])
 def test_golden_encoder(golden: Golden, length: int) -> None:
-    """The blocks alone are one encoder of the released code, gradients included."""
+    """The blocks alone equal one encoder of the released code, including gradients."""
     vectors = golden(f"butterfly_attention_s{length}b4")
     sizes = {"image_size": [2, 2 * length], "dim": 8, "num_heads": 2, "num_layers": 2}
     model = tiny(**sizes, mixer_options={"block_size": 4})
@@ -126,7 +129,7 @@ MIXERS: dict[str, tuple[str, dict[str, Any]]] = {
 def test_every_tensor_has_one_position_in_the_released_code(
     mixer: str, options: dict[str, Any]
 ) -> None:
-    """Loaded tensors fill the whole model, each number once."""
+    """The loaded tensors fill every parameter of the model exactly once."""
     model = tiny(mixer=mixer, mixer_options=options)
     own, layout = model.state_dict(), model.official_tensors()
     shapes = {
@@ -152,7 +155,7 @@ def test_blocks_of_the_released_code_come_in_encoders() -> None:
     assert encoders() == pairs
     assert encoders(mixer="softmax") == singles
     assert encoders(mixer="butterfly", mixer_options={"block_size": 16}) == singles
-    assert encoders(mixer="token_parallel") == pairs  # groups of 4 channels in 16
+    assert encoders(mixer="token_parallel") == pairs  # groups of 4 of the 16 channels
     assert encoders(mixer="token_parallel", mixer_options={"num_groups": 1}) == singles
 
 
@@ -172,7 +175,10 @@ def test_token_parallel_weights_are_put_where_they_belong(golden: Golden) -> Non
 
 
 def test_layers_take_the_strides_in_turn() -> None:
-    """Two layers reach every patch, one does not; without positions the grid still counts."""
+    """Consecutive layers use consecutive strides: two layers reach every patch, one does not.
+
+    The patch grid determines the strides, even without positions.
+    """
     images = torch.randn(1, 3, 8, 8, dtype=torch.float64)
     moved = images.clone()
     moved[..., :2, :2] += 1.0
@@ -215,7 +221,7 @@ def test_attention_is_counted_on_every_device(mixer: str, device: str) -> None:
     n, c, groups = 64, 128, 8
     seen = 8 if mixer == "butterfly" else n
     maps = 3 * n * c * c // groups if mixer == "token_parallel" else 4 * n * c * c
-    # A block-diagonal map counts its biases, as the counter of the paper's tables does.
+    # A block-diagonal layer counts its biases, like the counter of the paper's tables.
     biases = 3 * n * c if mixer == "token_parallel" else 0
     mlp = 2 * n * c * 2 * c
     norms_and_gelu = 2 * n * c + n * 2 * c

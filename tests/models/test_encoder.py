@@ -1,4 +1,4 @@
-"""The common backbone, with every mixer."""
+"""The shared backbone with every mixer."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ import rifflemix as rm
 TOKENS = {"vocab_size": 11, "max_length": 24, "dim": 16, "num_heads": 2, "num_classes": 3}
 
 
-# The mixers' contract has gradients of all; here one of a kind is trained, all in the slow set.
+# The contract tests of the mixers check all gradients. Here one mixer of each kind is trained, and
+# all in the slow tests.
 TRAINED = {"softmax", "csp", "tssa", "sinkhorn", "s4"}
 
 
@@ -55,7 +56,7 @@ def test_takes_vectors() -> None:
 
 
 def test_parameter_count() -> None:
-    """Embedding, positions, blocks (softmax 4 maps, feed-forward 2, two norms), norm, head."""
+    """Embedding, positions, blocks (4 softmax projections, 2 MLP layers, 2 norms), norm, head."""
     dim, hidden, layers = 16, 32, 2
     model = rm.create_model("encoder", mlp_ratio=2, num_layers=layers, **TOKENS)
     block = 4 * (dim * dim + dim) + 2 * dim * hidden + hidden + dim + 4 * dim

@@ -1,4 +1,4 @@
-"""Sampling: streaming equals recomputing, seeds, limits of the choice, refusals."""
+"""Sampling: streaming equals recomputing, seeds, top-k and top-p limits, invalid arguments."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def by_hand(model: rm.models.GPT, tokens: Tensor, count: int) -> Tensor:
 @pytest.mark.parametrize("mixer", CAUSAL)
 @pytest.mark.parametrize(("prompt", "length"), [(1, 7), (20, 24)])
 def test_greedy_generation_is_the_models_own(mixer: str, prompt: int, length: int) -> None:
-    """From one token on, and up to the longest text the model takes."""
+    """Prompts from one token up to the maximum length of the model."""
     model = model_with(mixer)
     tokens = torch.randint(13, (3, prompt))
     found = model.generate(tokens, length - prompt, temperature=0)
@@ -64,7 +64,7 @@ def test_streaming_reads_every_token_once(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(model, "step", lambda t, s: (seen.append(t), step(t, s))[1])
     found = model.generate(torch.randint(13, (2, 4)), 6)
     assert [tuple(prompt.shape) for prompt in prompts] == [(2, 4)]
-    # The last token is chosen, never read.
+    # The last token is sampled but never an input.
     assert torch.equal(torch.cat((prompts[0], torch.stack(seen, 1)), 1), found[:, :-1])
 
 
@@ -117,7 +117,7 @@ def test_which_tokens_may_be_chosen(
 
 
 def test_sampling_follows_the_probabilities() -> None:
-    """Frequencies of the first token over many equal prompts, against the softmax."""
+    """Token frequencies over many equal prompts match the softmax."""
     model = model_with("softmax")
     prompt = torch.full((4000, 1), 3)
     chosen = model.generate(prompt, 1, temperature=2.0, generator=torch.Generator().manual_seed(0))

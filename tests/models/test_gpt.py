@@ -1,4 +1,4 @@
-"""Causal language models: sizes, start, padding, streaming, and the official weights."""
+"""Causal language models: sizes, initialization, padding, streaming, and official weights."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def small(name: str = "gpt", **changes: Any) -> GPT:
 
 
 def shaken(model: GPT) -> GPT:
-    """Every parameter moved, so that no zero or one at the start hides a mistake."""
+    """Change every parameter, so that no initial zero or one hides an error."""
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(0.3 * torch.randn_like(parameter))
@@ -83,7 +83,7 @@ def test_no_bias_anywhere() -> None:
     assert not [name for name in names if name.endswith(".bias")]
 
 
-# The start.
+# Initialization.
 
 
 def test_start_of_gpt2() -> None:
@@ -108,7 +108,7 @@ def test_scaled_embeddings_have_unit_deviation() -> None:
     assert (model.embed.weight * model.embedding_factor).std().item() == pytest.approx(1, rel=0.05)
 
 
-# What it computes.
+# Forward pass.
 
 
 @pytest.mark.parametrize("mixer", CAUSAL)
@@ -175,11 +175,11 @@ def test_token_statistics_stream_in_constant_memory() -> None:
     assert len(set(sizes)) == 1
 
 
-# The official weights.
+# Official weights.
 
 
 def official_tost(layers: int, bias: bool, attention: str) -> dict[str, Tensor]:
-    """Random tensors under the keys of nanoGPT and of ToST's released language code."""
+    """Create random tensors with the keys of nanoGPT and ToST's released language code."""
     dim, heads, vocabulary, block = 12, 3, 13, 10
     shapes: dict[str, tuple[int, ...]] = {
         "transformer.wte.weight": (vocabulary, dim),
@@ -207,7 +207,7 @@ def official_tost(layers: int, bias: bool, attention: str) -> dict[str, Tensor]:
 
 
 def literal_logits(state: dict[str, Tensor], tokens: Tensor, attention: str) -> Tensor:
-    """SPEC 3.3 written down once more, from the official keys, in loops."""
+    """Compute SPEC 3.3 in loops, from the official keys."""
     heads = 3
 
     def linear(x: Tensor, key: str) -> Tensor:
@@ -322,7 +322,7 @@ def test_a_tied_head_may_be_left_out() -> None:
     torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
 
 
-# What is refused.
+# Errors.
 
 BAD: dict[str, tuple[dict[str, Any], str]] = {
     "mixer in both directions": ({"mixer": "fnet"}, "causal: .*False.*FNet.*got True"),

@@ -1,4 +1,4 @@
-"""Graphormer and its sorted form: printed counts, the literal formulas, orders of nodes."""
+"""Graphormer and its variant with sorting: parameter counts, literal formulas, node order."""
 
 from __future__ import annotations
 
@@ -68,7 +68,10 @@ def test_ascending_is_the_default() -> None:
 
 
 def graph(nodes: int = 5, batch: int = 2, edges: int = 3) -> dict[str, Tensor]:
-    """A chain with one node apart, features of a path's edges at random but 0 behind its end."""
+    """Create a chain and one isolated node, with random edge features.
+
+    Edge features are 0 behind the end of a path.
+    """
     positions = torch.arange(nodes)
     distances = (positions - positions.unsqueeze(1)).abs()
     distances[-1, :-1] = distances[:-1, -1] = -1
@@ -82,7 +85,7 @@ def graph(nodes: int = 5, batch: int = 2, edges: int = 3) -> dict[str, Tensor]:
 
 
 def literal_bias(m: GraphBias, distances: Tensor, path: Tensor) -> Tensor:
-    """Pair by pair and hop by hop, (H, N + 1, N + 1)."""
+    """Compute the (H, N + 1, N + 1) bias pair by pair and hop by hop."""
     nodes, heads = len(distances), m.num_heads
     bias = torch.zeros(heads, nodes + 1, nodes + 1, dtype=torch.float64)
     bias[:, 0, :] = bias[:, :, 0] = m.token_distance[:, None]
@@ -133,7 +136,7 @@ def test_attention_is_the_literal_formula(mixing: str) -> None:
 
 
 def literal_exchange(v: Tensor, mask: Tensor) -> Tensor:
-    """Channel by channel, the first valid token and the largest valid one change positions."""
+    """Swap the first and the largest valid token in each channel."""
     out = v.clone()
     for sample in range(len(v)):
         valid = [position for position in range(v.shape[1]) if not mask[sample, position]]
@@ -156,7 +159,7 @@ def test_max_exchange_is_the_literal_definition() -> None:
 
 
 def literal_haar_columns(width: int, layer: int) -> list[int]:
-    """The released loop: runs of `interval` columns, then the rest of the head."""
+    """Apply the released loop: runs of `interval` columns, then the rest of the head."""
     interval = max(1, width // 2**layer)
     listed: list[int] = []
     for k in range(width // (2 * interval)):
@@ -188,7 +191,7 @@ def test_haar_columns_are_those_of_the_released_code(golden: Any, basis: int) ->
 
 
 def literal_interleave(v: Tensor, mask: Tensor, width: int, layer: int) -> Tensor:
-    """Sort the valid tokens channel by channel; the released columns of each head descend."""
+    """Sort valid tokens per channel; the released columns of each head descend."""
     out = v.clone()
     for sample in range(len(v)):
         valid = [position for position in range(v.shape[1]) if not mask[sample, position]]
@@ -217,7 +220,7 @@ def test_interleave_is_the_literal_loop_in_every_layer(layer: int) -> None:
 
 
 def test_interleaved_columns_survive_the_meta_device() -> None:
-    """They are in no file: a model that is built without memory must compute them anew."""
+    """Checkpoints do not store the columns, so a model built on meta must recompute them."""
     options: dict[str, Any] = {**SMALL, **INTERLEAVE}
     with torch.device("meta"):
         empty = rm.create_model(NAMES[1], **options)
@@ -230,7 +233,7 @@ def test_interleaved_columns_survive_the_meta_device() -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_the_order_of_nodes_changes_nothing_in_attention(name: str) -> None:
-    """The sort gives its values to positions: there the order of the nodes counts."""
+    """Attention ignores the order of nodes. Sorting does not: it assigns values to positions."""
     model = rm.create_model(name, **SMALL).double().eval()
     for parameter in model.parameters():
         torch.nn.init.normal_(parameter, std=0.3)
@@ -249,7 +252,7 @@ def test_the_order_of_nodes_changes_nothing_in_attention(name: str) -> None:
 def test_padding_and_the_batch_change_nothing(name: str, options: dict[str, Any]) -> None:
     model = rm.create_model(name, **SMALL, **options).double().eval()
     g = graph(nodes=5)
-    g["inputs"][1, 3:] = 10  # what stands in padded positions is not seen
+    g["inputs"][1, 3:] = 10  # values at padded positions are ignored
     mask = torch.tensor([[False] * 5, [False] * 3 + [True] * 2])
     short = {
         "inputs": g["inputs"][1:, :3],
@@ -268,7 +271,7 @@ def test_centrality_is_the_number_of_neighbours() -> None:
     model = rm.create_model(NAMES[0], **SMALL).eval()
     g = graph()
     x = model._embed(g["inputs"], g["distances"], None)
-    degrees = [2, 3, 3, 2, 1]  # one more than the neighbours of the chain and of the lone node
+    degrees = [2, 3, 3, 2, 1]  # neighbors + 1: the chain, the isolated node
     expected = model.node(g["inputs"]).sum(2)
     expected = expected + (model.in_degree.weight + model.out_degree.weight)[degrees]
     torch.testing.assert_close(x[:, 1:], expected)
@@ -284,7 +287,7 @@ def test_far_nodes_do_not_see_each_other() -> None:
 
 
 def test_all_nodes_see_each_other_where_no_distance_is_the_most() -> None:
-    """As published: a pair without a path has a learned bias of its own."""
+    """As published, a pair without a path has a learned bias if there is no maximum distance."""
     model = rm.create_model(NAMES[0], **{**SMALL, "max_distance": None}).eval()
     assert rm.models.model_settings(NAMES[0])["max_distance"] is None
     g = graph(nodes=6)
@@ -358,9 +361,9 @@ def test_unfit_graphs(name: str, value: Any, message: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore")  # of exporters about themselves
+@pytest.mark.filterwarnings("ignore")  # warnings of the exporters
 def test_attention_with_a_bias_becomes_onnx() -> None:
-    """Its biases are learned, which torch's exporters take another attention for than for ONNX."""
+    """With a learned bias, torch's exporters choose another attention operator than ONNX needs."""
     runtime = pytest.importorskip("onnxruntime")
     layer = GraphAttention(16, 2).eval()
     x, bias = torch.randn(3, 5, 16), torch.randn(3, 2, 5, 5, requires_grad=True)

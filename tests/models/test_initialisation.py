@@ -1,4 +1,4 @@
-"""Hosts that draw their own start leave the networks inside mixers that have one."""
+"""Host models with their own initialization do not reinitialize networks inside mixers."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def test_kernel_networks_keep_their_start(host: str, settings: dict[str, Any]) -
     seen: list[torch.Tensor] = []
     mixer.pointwise.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
     mixer(torch.randn(8, 64, 32))
-    assert seen[0].std().item() > 0.02  # the convolution of noise with deviation 1
+    assert seen[0].std().item() > 0.02  # convolution of noise with standard deviation 1
 
 
 LEVELS: dict[str, Any] = {"vocab_size": 256, "level_scale": [0.5, 0.25], "dim": 512}
@@ -34,7 +34,7 @@ LEVELS: dict[str, Any] = {"vocab_size": 256, "level_scale": [0.5, 0.25], "dim": 
 
 @pytest.mark.parametrize("host", ["mega_lra_image", "encoder"])
 def test_pixels_are_embedded_as_in_mega(host: str) -> None:
-    """`RealNumberEmbedding` of the released code: normal, with deviation 1 and 0.1."""
+    """`RealNumberEmbedding` of the released code: normal with standard deviations 1 and 0.1."""
     embed = rm.create_model(host, **LEVELS, num_layers=1).embed.proj
     assert embed.weight.std().item() == pytest.approx(1.0, rel=0.2)
     assert embed.bias.std().item() == pytest.approx(0.1, rel=0.2)

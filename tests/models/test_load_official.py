@@ -1,4 +1,4 @@
-"""Weights under the official ToST vision code's key names: the same logits, or one clear error."""
+"""Weights with the official keys of ToST's vision code give equal logits or one clear error."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ MIXERS = ("tssa", "xca", "softmax")
 
 
 def official_shapes(mixer: str, patch_size: int) -> dict[str, tuple[int, ...]]:
-    """The key layout of the released vision code, written out."""
+    """Return the shapes of all keys of the released vision code."""
     shapes: dict[str, tuple[int, ...]] = {"cls_token": (1, 1, DIM)}
 
     def affine(key: str, *shape: int) -> None:
@@ -79,7 +79,7 @@ def heads_of(x: Tensor) -> Tensor:
 
 
 def official_mixing(mixer: str, x: Tensor, p: Callable[[str], Tensor]) -> Tensor:
-    """Literal operators on (B, N, C), by the key names of one block's attention."""
+    """Apply the literal operators to (B, N, C), with the keys of one block's attention."""
     projected = F.linear(x, p("qkv.weight"), p("qkv.bias"))
     if mixer == "tssa":
         w = heads_of(projected)
@@ -101,7 +101,7 @@ def official_mixing(mixer: str, x: Tensor, p: Callable[[str], Tensor]) -> Tensor
 
 
 def official_logits(state: Mapping[str, Tensor], mixer: str, images: Tensor) -> Tensor:
-    """The whole model in evaluation, from the official keys alone."""
+    """Compute the model in evaluation mode from the official keys alone."""
 
     def norm(x: Tensor, key: str) -> Tensor:
         return F.layer_norm(x, (DIM,), state[f"{key}.weight"], state[f"{key}.bias"], 1e-6)
@@ -161,7 +161,7 @@ def test_logits_agree(mixer: str, patch_size: int) -> None:
     model, state = tiny(mixer, patch_size), official_state(mixer, patch_size)
     images = torch.randn(2, 3, 32, 32, dtype=torch.float64)
     assert load_official(model, state) is model
-    # The model computes the positions in float32, as the released code does.
+    # The model computes the positions in float32, like the released code.
     torch.testing.assert_close(
         model(images), official_logits(state, mixer, images), atol=1e-5, rtol=1e-5
     )
@@ -312,7 +312,7 @@ def test_a_model_without_memory_is_refused() -> None:
 
 
 class Tied(torch.nn.Module):
-    """A layout with tied and unneeded tensors, as nanoGPT has them."""
+    """A layout with tied and unneeded tensors, as in nanoGPT."""
 
     def __init__(self) -> None:
         super().__init__()

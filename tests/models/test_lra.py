@@ -1,4 +1,4 @@
-"""The Long Range Arena hosts: sizes of every row, options, and what the published code does."""
+"""The Long Range Arena host models: sizes of every model, options, and published behavior."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SMALL: dict[str, Any] = {
     "max_length": 12,
     "head_hidden": [8],
 }
-# Padding as everywhere else, for tests of what is not special to the published code.
+# Default padding, for tests that do not depend on the published code.
 PLAIN = {"padding": "batch", "padding_id": None, "cls_mask": "valid", "host_options": {}}
 
 
@@ -45,14 +45,14 @@ def transformer_count(
     head: list[int],
     vectors: int,
 ) -> int:
-    """Parameters of the JAX host with a bias-free softmax attention of width `inner`."""
+    """Count parameters of the JAX host model with bias-free softmax attention of width `inner`."""
     block = 4 * dim * inner + 2 * dim * mlp + mlp + dim + 4 * dim
     widths = [vectors * dim, *head]
     heads = sum(a * b + b for a, b in itertools.pairwise(widths))
     return vocab * dim + positions * dim + layers * block + 2 * dim + heads
 
 
-# (layers, dim, inner, mlp, heads, pool, learned): SPEC 7.1 and Sliceformer's table, by row.
+# (layers, dim, inner, mlp, heads, pool, learned) per model: SPEC 7.1 and Sliceformer's table.
 ROWS: dict[str, tuple[str, int, int, int, int, int, str]] = {
     "image transformer": ("image", 1, 128, 64, 128, 8, "cls"),
     "image local": ("image", 1, 128, 64, 128, 2, "mean"),
@@ -194,7 +194,7 @@ def test_max_pooling_leaves_padding_out() -> None:
 
 
 def test_unmasked_padding_is_the_published_code() -> None:
-    """Filled up to max_length with token 0, whatever the batch, and mixed like any other."""
+    """As published, token 0 fills inputs up to max_length and is mixed like any other token."""
     model = host(mixer="sliceformer", padding="unmasked").eval()
     ids, mask = torch.randint(1, 11, (2, 9)), torch.arange(9) >= torch.tensor([[9], [5]])
     ids = ids.masked_fill(mask, 0)
@@ -206,7 +206,7 @@ def test_unmasked_padding_is_the_published_code() -> None:
 
 
 def test_a_padding_id_is_a_mask() -> None:
-    """Wherever it stands and whatever the mask says beside it; what is filled in is padding too."""
+    """Padding IDs are padding at any position, in addition to the mask and filled positions."""
     ids, mask = torch.randint(1, 11, (2, 9)), torch.arange(9) >= torch.tensor([[9], [5]])
     ids[:, 2] = 0
     plain, by_id = host(pool="mean").eval(), host(pool="mean", padding_id=0).eval()
@@ -224,7 +224,7 @@ def test_a_padding_id_is_a_mask() -> None:
 
 @pytest.mark.parametrize("masked", [False, True])
 def test_filled_to_the_longest_length(masked: bool) -> None:
-    """Mixers see `max_length` positions whatever the batch, vectors too."""
+    """Mixers get `max_length` positions for every batch, also with vectors."""
     model = rm.create_model(
         "encoder", mixer="butterfly", in_channels=3, max_length=16, padding="max_length"
     ).eval()
@@ -251,7 +251,7 @@ def test_tied_layers_are_one_layer_used_again() -> None:
 
 
 def test_interleaved_sinusoids() -> None:
-    """Channels 2i and 2i + 1: sin and cos of n / 10000^(2i / C), as the JAX code makes them."""
+    """Channels 2i and 2i + 1 are sin and cos of n / 10000^(2i / C), as in the JAX code."""
     for dim in (8, 7):
         table = interleaved_sinusoids(50, dim)
         assert table.shape == (50, dim)

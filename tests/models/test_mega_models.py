@@ -1,4 +1,4 @@
-"""MEGA's classifiers: the sizes of each task, the block around the layer, and its norms."""
+"""MEGA's classifiers: the sizes of each task, the block around the layer, and the norms."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def test_csp_groups_of_every_task(task: str) -> None:
 
 
 def test_golden_layer_inside_a_block(golden: Callable[[str], dict[str, np.ndarray]]) -> None:
-    """Norm, layer and gated residual of the released code are what the block does first."""
+    """A block starts with the norm, layer and gated residual of the released code."""
     data = golden("mega_layer_softmax")
     mixer = rm.create_mixer(
         "mega", 6, max_length=16, z_dim=4, hidden_dim=8, ema_dim=3, bidirectional=True
@@ -118,7 +118,7 @@ def _zero_branch(dim: int) -> nn.Module:
 
 @pytest.mark.parametrize("norm", ["pre", "post"])
 def test_the_gate_is_on_the_residual_stream(norm: str) -> None:
-    """With the gate shut (u = 0) the layer changes nothing; there is no second residual."""
+    """With a closed gate (u = 0), the layer changes nothing, and there is no second residual."""
     mixer = rm.create_mixer("mega", 8, max_length=10)
     nn.init.zeros_(mixer.mx_proj.weight)
     nn.init.constant_(mixer.mx_proj.bias, -200.0)
@@ -161,7 +161,7 @@ def test_scale_norm() -> None:
 
 
 def test_norms_of_every_kind_add_the_same_to_a_variance() -> None:
-    """`SequenceNorm` of the released code hands its 1e-5 on to all of them."""
+    """`SequenceNorm` of the released code passes its 1e-5 to every kind of norm."""
     assert {TokenNorm(kind, 4).norm.eps for kind in ("layer", "scale", "batch")} == {1e-5}
 
 

@@ -1,4 +1,4 @@
-"""The transformer host of MEGA's code, written out anew: the same logits from the same weights."""
+"""An independent version of MEGA's transformer gives equal logits from equal weights."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ PIXELS: dict[str, Any] = {
 
 
 def wave(position: int) -> Tensor:
-    """Sines, then cosines; rates fall from 1 to 1/10,000 over half the channels."""
+    """Compute sines, then cosines, with rates from 1 to 1/10,000 over half the channels."""
     half = DIM // 2
     rates = [math.exp(-math.log(10_000) * i / (half - 1)) for i in range(half)]
     waves = [math.sin(position * rate) for rate in rates]
@@ -45,7 +45,7 @@ def wave(position: int) -> Tensor:
 
 
 def attention(x: Tensor, p: dict[str, Tensor], position: str, valid: list[int]) -> Tensor:
-    """(N, C): every token over the valid ones, head by head."""
+    """Compute attention on (N, C) over the valid tokens, head by head."""
     q, k, v = (
         (x @ p[f"{position}.{name}.weight"].T + p[f"{position}.{name}.bias"]).unflatten(
             1, (HEADS, -1)
@@ -72,7 +72,7 @@ def gelu(x: Tensor) -> Tensor:
 
 
 def logits_of(tokens: Tensor, p: dict[str, Tensor], first: int, length: int, pool: str) -> Tensor:
-    """One sequence of embedded tokens (N, C), whose valid ones are the first `length`."""
+    """Compute logits of one embedded sequence (N, C) with `length` valid tokens."""
     x = tokens * math.sqrt(DIM)
     x = x + torch.stack([wave(first + n) for n in range(len(x))])
     x = norm(x, p, "embedding_norm")
@@ -91,7 +91,7 @@ def drawn(settings: dict[str, Any]) -> tuple[rm.models.Model, dict[str, Tensor]]
     for name, parameter in model.named_parameters():
         nn.init.normal_(parameter, mean=float("norm" in name and "weight" in name), std=0.4)
     weights = {name: tensor.detach() for name, tensor in model.named_parameters()}
-    for name in list(weights):  # three maps in one: queries, keys, values
+    for name in list(weights):  # split the fused projection into queries, keys and values
         if ".qkv." in name:
             for part, tensor in zip("qkv", weights.pop(name).chunk(3), strict=True):
                 weights[name.replace("qkv", f"{part}_proj")] = tensor

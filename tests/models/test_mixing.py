@@ -1,4 +1,4 @@
-"""What a model says to its mixers, and what `mixer_options` may not hold."""
+"""Arguments that a model passes to its mixers, and names not allowed in `mixer_options`."""
 
 from __future__ import annotations
 

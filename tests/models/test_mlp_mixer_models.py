@@ -1,4 +1,4 @@
-"""MLP-Mixers, dense, butterfly and patch-only: counts, released weights, MACs, errors."""
+"""MLP-Mixers, dense, butterfly and patch-only: parameter counts, released weights, MACs, errors."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ COUNTS = {
     "patch_only_cifar100_l7": 1137922,
     "patch_only_cifar100_l10": 1468060,
 }
-# On CIFAR-100: parameters and MACs in millions, as printed.
+# CIFAR-100: parameters and MACs in millions, as reported.
 HUNDRED_CLASSES = {
     "mlp_mixer_c1_l7": (1.95, 75.7),
     "mlp_mixer_c1_l10": (2.28, 107.41),
@@ -83,7 +83,7 @@ def test_counting_leaves_the_model_as_it_was() -> None:
 
 
 def check_golden(vectors: dict[str, np.ndarray], model: rm.models.Model) -> None:
-    """In float64: logits of 50 hold no more than 4e-5 in float32, the vectors' own included."""
+    """Compare in float64: logits near 50 have errors up to 4e-5 in float32, also in the vectors."""
     weights = {
         key.removeprefix("p."): torch.from_numpy(array)
         for key, array in vectors.items()
@@ -107,7 +107,7 @@ def test_golden_patch_only(golden: Golden) -> None:
 
 
 def as_released(model: MLPMixer, images: Tensor) -> Tensor:
-    """The released order of things: patches by unfold, tokens as rows of a matrix."""
+    """Follow the order of the released code: unfold patches, tokens as matrix rows."""
     x = torch.nn.functional.unfold(images, model.patch_size, stride=model.patch_size).mT
     x = model.patch_embed.proj(x)
     for block in model.blocks:
@@ -157,7 +157,7 @@ RELEASED_MLPS = {
 
 @pytest.mark.parametrize("name", RELEASED_MLPS)
 def test_released_mlps_are_put_where_they_belong(golden: Golden, name: str) -> None:
-    """16 patches and 16 channels: the vectors fit both MLPs of a block."""
+    """With 16 patches and 16 channels, the golden vectors fit both MLPs of a block."""
     vectors, (mlp, part) = golden(name), RELEASED_MLPS[name]
     model = MLPMixer(mlp=mlp, image_size=16, dim=16, num_layers=1)
     own, layout = model.state_dict(), model.official_tensors()
@@ -169,7 +169,7 @@ def test_released_mlps_are_put_where_they_belong(golden: Golden, name: str) -> N
     block = model.blocks[0]
     layer = block.token_mlp if part == "mlp_patch" else block.channel_mlp
     if mlp == "butterfly_linear":
-        layer.act = torch.nn.GELU()  # these vectors were made with GELU; the class has ELU
+        layer.act = torch.nn.GELU()  # the golden vectors use GELU, the class uses ELU
     y = layer(torch.from_numpy(vectors["x"]))
     torch.testing.assert_close(y, torch.from_numpy(vectors["y"]), atol=1e-5, rtol=1e-4)
 
@@ -201,7 +201,7 @@ def test_patch_only_by_unfold_and_fold(hidden: int) -> None:
 
 
 def test_patch_only_reaches_the_whole_image() -> None:
-    """Each output pixel of one block of patches 2 and 3 depends on a 6 x 6 square of pixels."""
+    """With patch sizes 2 and 3, an output pixel of two blocks depends on all of a 6 x 6 image."""
     model = PatchOnlyMixer(image_size=6, patch_sizes=[2, 3], num_layers=2).double()
     x = torch.randn(1, 3, 6, 6, dtype=torch.float64, requires_grad=True)
     y = x

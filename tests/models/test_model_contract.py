@@ -1,4 +1,4 @@
-"""What every registered model must pass, in a tiny size (tests/models/tiny_models.py)."""
+"""Contract tests that every registered model must pass, in a tiny size (tiny_models.py)."""
 
 from __future__ import annotations
 
@@ -19,14 +19,15 @@ import rifflemix as rm
 from meta_device import ways_to_give_memory
 
 NAMES = rm.list_models()
-# Presets of one family differ in size only: `make test` looks at one of each, CI at all.
+# Presets of one family differ in size only: `make test` checks one of each, CI checks all.
 FIRST_OF_FAMILY = sorted({id(tiny(name)): name for name in reversed(NAMES)}.values())
 FAMILIES = [
     pytest.param(name, marks=[] if name in FIRST_OF_FAMILY else [pytest.mark.slow])
     for name in NAMES
 ]
 
-# As they are registered; other mixers and settings are in test_packed_models.py.
+# Models that accept packed batches with their registered settings. test_packed_models.py tests
+# other mixers and settings.
 TAKE_PACKED = {
     "encoder", "gpt", "gpt2_base", "imdb_classifier", "point_cloud", "tost_lm_base",
     "tost_lm_medium", "tost_lm_large",
@@ -34,7 +35,7 @@ TAKE_PACKED = {
 
 
 def gradients(model: rm.models.Model, name: str) -> list[Tensor]:
-    """Of a loss that every output has a part in; the same dropout each time."""
+    """Return the gradients of a loss that uses all outputs, with fixed dropout."""
     args, options = sample(name)
     torch.manual_seed(2)
     loss = sum(output.square().sum() for output in outputs_of(model(*args, **options)))
@@ -116,10 +117,10 @@ def test_samples_do_not_meet(name: str) -> None:
             torch.testing.assert_close(whole[one], part, atol=1e-9, rtol=1e-9)
 
 
-@pytest.mark.filterwarnings("ignore:There is a performance drop")  # of a loop over the batch
+@pytest.mark.filterwarnings("ignore:There is a performance drop")  # torch loops over the batch
 @pytest.mark.parametrize("name", ["encoder", "gpt", "seq2seq", "graphormer_pcqm4m"])
 def test_samples_can_be_mapped(name: str) -> None:
-    """As gradients of each sample are taken; ids have no values to check then."""
+    """Models work under vmap, as for per-sample gradients. Token IDs cannot be checked there."""
     model = build(name).eval()
     args, options = sample(name)
 
@@ -136,7 +137,7 @@ def test_samples_can_be_mapped(name: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["lra_retrieval", "graphormer_pcqm4m"])
 def test_one_program_serves_every_batch(name: str) -> None:
-    """Of models with a token before the others, too."""
+    """One exported program also serves models that prepend a token."""
     model = build(name).eval()
     args, options = sample(name, 3)
     given = dict(zip(signature(model.forward).parameters, args, strict=False)) | options
@@ -170,7 +171,7 @@ def test_same_seed_same_weights(name: str) -> None:
         assert torch.equal(first, second), key
 
 
-# Tracing takes seconds a model.
+# Tracing takes seconds per model.
 COMPILED = {"encoder", "gpt"}
 
 
@@ -299,7 +300,7 @@ def test_every_tensor_keeps_its_type(tmp_path: Path) -> None:
 
 
 def test_a_model_that_was_changed_is_not_saved(tmp_path: Path) -> None:
-    """It could not be loaded."""
+    """A changed model does not fit its settings, so it could not be loaded."""
     folder = tmp_path / "new"
     changed = build("encoder")
     changed.head = torch.nn.Linear(changed.head.in_features, 7)
@@ -347,7 +348,7 @@ def test_every_entry_of_the_table_is_used() -> None:
 def test_a_folder_written_over_never_has_the_old_settings(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Weights fit many settings: a model with other heads has the same."""
+    """Weights fit many settings, for example models with different numbers of heads."""
 
     def fail(*_: object) -> None:
         raise rm.InputError("cannot write: no space left")

@@ -1,4 +1,4 @@
-"""`from_pretrained` of the models on folders that contain something else, undamaged."""
+"""`from_pretrained` of models on valid folders that contain no model."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def test_a_training_run_says_what_it_is(cli: Cli, tmp_path: Path) -> None:
         rm.models.from_pretrained(run)
     assert "a training run" in str(caught.value)
     assert "damaged" not in str(caught.value)
-    # The advice of the message.
+    # Follow the advice of the error message.
     stored = json.loads((run / "config.json").read_text())
     settings = stored["model"]["settings"]
     task = rm.tasks.load_task("digits", **stored["task"]["options"])

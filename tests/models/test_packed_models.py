@@ -1,4 +1,4 @@
-"""Models over packed rows: each sequence gives what it gives alone."""
+"""Models on packed batches: each sequence gives the same result as alone."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def drawn(name: str, **settings: Any) -> nn.Module:
 
 
 def assert_as_alone(model: nn.Module, row: Tensor, dim: int) -> None:
-    """Outputs, and gradients of all parameters."""
+    """Compare outputs and all parameter gradients with separate sequences."""
     alone = copy.deepcopy(model)
     together = model(row, cu_seqlens=BOUNDS)
     apart = torch.cat([alone(part) for part in row.split(LENGTHS, 1)], dim)

@@ -1,4 +1,4 @@
-"""Patch-only mixing against torch's unfold and fold."""
+"""Compare patch-only mixing with torch's unfold and fold."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_equals_unfold_and_fold(size: int, shape: tuple[int, int]) -> None:
 
 
 def reach(sizes: tuple[int, ...], image: int, blocks: int) -> Tensor:
-    """(P, P) bool along one image axis: which rows the rows of the output depend on."""
+    """Return (P, P) bool: the input rows that each output row depends on."""
     torch.manual_seed(0)
     stack = nn.Sequential(*(PatchOnlyBlock(1, image, sizes) for _ in range(blocks))).double()
     x = torch.randn(1, 1, image, image, dtype=torch.float64, requires_grad=True)

@@ -1,4 +1,4 @@
-"""The classifiers of sets of points and of film reviews."""
+"""The classifiers of point clouds and film reviews."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_points_may_be_padded() -> None:
 
 @pytest.mark.parametrize("mixer", ["tssa", "sliceformer"])
 def test_learns_shapes(mixer: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two bodies that a glance tells apart: a sphere and a helix."""
+    """Train on two shapes that are easy to distinguish: a sphere and a helix."""
     monkeypatch.setenv("RIFFLEMIX_CACHE", str(tmp_path))
     task = load_task("point_clouds", num_points=32, num_train=64, num_validation=8, num_test=8)
     split = task.split("train")

@@ -1,4 +1,4 @@
-"""Residual networks with channels mixed in groups: counts, structure, statistics, errors."""
+"""ResNets with grouped channel mixing: parameter counts, structure, statistics, errors."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import rifflemix as rm
 from rifflemix.models.vision.conv_mix import BlockMixBlock, ButterflyChannels
 from rifflemix.models.vision.resnet_mixers import ResNetMixer
 
-# Figure 7 of the paper: blocks of a stage, planes, and groups or group sizes.
+# Figure 7 of the paper: blocks per stage, planes, and groups or group sizes.
 FIGURE: dict[str, tuple[int, int, list[int] | None]] = {
     "resnet_dense_20_p16": (3, 16, None),
     "resnet_dense_20_p32": (3, 32, None),
@@ -27,7 +27,7 @@ FIGURE: dict[str, tuple[int, int, list[int] | None]] = {
 
 
 def expected_parameters(mixing: str, blocks: int, planes: int, numbers: list[int] | None) -> int:
-    """By the rules of the paper, layer by layer."""
+    """Count parameters layer by layer with the rules of the paper."""
     total = 9 * 3 * planes + 2 * planes  # stem and its norm
     before = planes
     for stage in range(3):
@@ -38,7 +38,7 @@ def expected_parameters(mixing: str, blocks: int, planes: int, numbers: list[int
                 first = min(numbers[stage], before)
                 second = width // first
             elif mixing == "block_mix":
-                # The group count of a stage is that of the channels that come into the stage.
+                # The number of groups of a stage depends on its input channels.
                 into = planes if stage == 0 else width // 2
                 first = second = shortcut = into // numbers[stage]
             total += 9 * before * width // first + 9 * width * width // second + 4 * width
@@ -61,7 +61,10 @@ def test_parameters(name: str) -> None:
 
 
 def test_the_classic_one() -> None:
-    """ResNet-20 of He et al. has 269,722 with padded shortcuts; 1x1 maps add 2,752."""
+    """ResNet-20 of He et al. has 269,722 parameters with padded shortcuts.
+
+    1x1 convolutions as shortcuts add 2,752.
+    """
     with torch.device("meta"):
         model = rm.create_model("resnet_dense_20_p16")
     shortcuts = 16 * 32 + 2 * 32 + 32 * 64 + 2 * 64

@@ -1,4 +1,4 @@
-"""S4's host: a norm, a mixer and a residual in every block."""
+"""S4's host model: a norm, a mixer and a residual in every block."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Encoder-decoders: causality, padding, greedy decoding, and attention across."""
+"""Encoder-decoders: causality, padding, greedy decoding, and cross-attention."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def test_greedy_decoding_writes_the_likeliest(kind: dict[str, Any]) -> None:
 
 def test_decoding_ends_when_all_have_ended() -> None:
     model = small()
-    with torch.no_grad():  # the end token is by far the likeliest
+    with torch.no_grad():  # the end token becomes the most likely token
         model.decoder_norm.weight.zero_()
         model.decoder_norm.bias.copy_(100 * model.embed.weight[1])
     assert model.decode(torch.randint(13, (3, 5)), 12).tolist() == [[1]] * 3
@@ -101,7 +101,7 @@ def test_decoding_can_be_broken_off() -> None:
 
 
 def test_exact_match_is_what_decoding_gets_right() -> None:
-    """Right tokens before each or not: a sequence is all right in both ways, or in neither."""
+    """Teacher forcing and decoding agree, so a sequence is an exact match in both or in neither."""
     model = small(mixer="tssa")
     inputs = torch.randint(2, 13, (6, 8))
     written = model.decode(inputs, 6, end_token=12)

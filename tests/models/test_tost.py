@@ -1,4 +1,4 @@
-"""ToST, XCiT and the ISTA variants in one host: counts, blocks, initialisation."""
+"""ToST, XCiT and the ISTA variants in one host model: counts, blocks, initialization."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ def test_initialisation() -> None:
     assert model.cls_token.token.std().item() == pytest.approx(0.02, rel=0.2)
     assert model.blocks[0].mixer.temperature.eq(1).all()
     convolution = model.patch_embed.proj[0][0]
-    bound = (3 * 9) ** -0.5  # PyTorch's own: uniform within 1 / sqrt(fan in)
+    bound = (3 * 9) ** -0.5  # PyTorch's default: uniform within 1 / sqrt(fan in)
     assert 0.9 * bound < convolution.weight.abs().max().item() <= bound
 
 

@@ -1,4 +1,4 @@
-"""The vision transformer with any mixer: counts, pooling, and what it refuses."""
+"""The vision transformer with any mixer: parameter counts, pooling, and errors."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SMALL: dict[str, Any] = {
     "patch_size": 2,
 }
 
-# Millions, as printed; the papers print two decimals.
+# Reported millions; the papers report two decimals.
 COUNTS: list[tuple[str, dict[str, Any], str, float]] = [
     ("vit_cifar10", {}, "softmax", 9.52),
     ("vit_cifar10", {}, "csp", 6.38),
@@ -35,7 +35,7 @@ COUNTS: list[tuple[str, dict[str, Any], str, float]] = [
     ("vit_tiny_imagenet", {"num_classes": 200}, "softmax", 21.74),
     ("vit_dogs_vs_cats", {}, "softmax", 1.90),
     ("vit_dogs_vs_cats", {}, "sliceformer", 1.11),
-    # Not the paper's 9.60 and 6.50, which no size can give: see the card's note.
+    # The paper reports 9.60 and 6.50, but no size gives these numbers: see the note on the card.
     ("vit_mnist", {}, "softmax", 9.57),
     ("vit_mnist", {}, "sliceformer", 6.42),
 ]
@@ -91,7 +91,7 @@ def test_pooling_is_that_of_the_mixers_paper(name: str, mixer: str, pool: str) -
 
 @pytest.mark.parametrize("pool", ["cls", "mean"])
 def test_the_head_reads_what_pooling_says(pool: str) -> None:
-    """With no mixing at all, the class token's logits see no patch; the mean's see them all."""
+    """With the identity mixer, the class token's logits depend on no patch; the mean's on all."""
     model = rm.create_model("vit_cifar10", mixer="identity", pool=pool, **SMALL).eval()
     first, second = model(torch.randn(2, 3, 8, 8))
     assert torch.equal(first, second) == (pool == "cls")
@@ -134,7 +134,7 @@ def test_csp_options_are_within_reach(shift: str) -> None:
 
 
 def test_csp_groups_are_the_papers() -> None:
-    """K = 32, 128 and 98 groups are pairs of tokens: the mixer's own default."""
+    """K = 32, 128 and 98 groups are pairs of tokens, the default of the mixer."""
     with torch.device("meta"):
         for name, groups in (("vit_cifar10", 32), ("vit_cifar100", 128), ("vit_imagenet", 98)):
             model = rm.create_model(name, mixer="csp")

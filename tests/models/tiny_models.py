@@ -1,4 +1,4 @@
-"""Every registered model in a size that a test can afford: what to override, what to feed it."""
+"""Every registered model in a size for tests: settings to override, and inputs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Inputs = tuple[tuple[Any, ...], dict[str, Any]]
 
 @dataclass(frozen=True)
 class Tiny:
-    """Overrides that make a model small, and the arguments of its forward for a batch of B."""
+    """Overrides that make a model small, and a function that creates inputs for a batch size."""
 
     overrides: Mapping[str, Any]
     inputs: Callable[[int], Inputs]
@@ -28,7 +28,7 @@ def images(channels: int, height: int, width: int) -> Callable[[int], Inputs]:
 
 
 def tokens(vocabulary: int, length: int, *, padding: bool = True) -> Callable[[int], Inputs]:
-    """Token ids; every sample but the first ends in padding."""
+    """Create token IDs; all samples except the first end in padding."""
 
     def make(batch: int) -> Inputs:
         ids = torch.randint(vocabulary, (batch, length))
@@ -39,7 +39,7 @@ def tokens(vocabulary: int, length: int, *, padding: bool = True) -> Callable[[i
 
 
 def token_pairs(vocabulary: int, length: int) -> Callable[[int], Inputs]:
-    """Two sequences a sample, of different lengths."""
+    """Create pairs of sequences with different lengths."""
 
     def make(batch: int) -> Inputs:
         (ids,), options = tokens(vocabulary, length)(2 * batch)
@@ -50,7 +50,7 @@ def token_pairs(vocabulary: int, length: int) -> Callable[[int], Inputs]:
 
 
 def vectors(features: int, length: int) -> Callable[[int], Inputs]:
-    """Vectors; every sample but the first ends in padding."""
+    """Create vectors; all samples except the first end in padding."""
 
     def make(batch: int) -> Inputs:
         _, options = tokens(2, length)(batch)
@@ -60,7 +60,7 @@ def vectors(features: int, length: int) -> Callable[[int], Inputs]:
 
 
 def graphs(features: int, nodes: int) -> Callable[[int], Inputs]:
-    """Chains of nodes; every graph but the first ends in padding."""
+    """Create chains of nodes; all graphs except the first end in padding."""
 
     def make(batch: int) -> Inputs:
         _, options = tokens(2, nodes)(batch)
@@ -91,7 +91,7 @@ TINY_LRA = {"vocab_size": 11, "dim": 16, "num_layers": 2, "max_length": 12, "hea
 
 
 def pair_of_sequences(vocabulary: int, length: int, written: int) -> Callable[[int], Inputs]:
-    """What an encoder reads, padded, and what a decoder reads."""
+    """Create padded encoder inputs and decoder inputs."""
 
     def make(batch: int) -> Inputs:
         (ids,), options = tokens(vocabulary, length)(batch)
@@ -106,7 +106,7 @@ TINY_IMAGE = {"dim": 16, "num_layers": 2, "num_heads": 2, "num_classes": 5}
 TINY_VIT = Tiny({**TINY_IMAGE, "image_size": 8, "patch_size": 2, "in_channels": 3}, images(3, 8, 8))
 TINY_TOST = Tiny({**TINY_IMAGE, "image_size": 32}, images(3, 32, 32))
 
-# By pattern of the name; the first that fits counts.
+# Keys are name patterns; the first match counts.
 TINY: dict[str, Tiny] = {
     "encoder": Tiny({"vocab_size": 11, "dim": 16, "max_length": 12}, tokens(11, 12)),
     "mixer_stack": Tiny(
@@ -159,7 +159,7 @@ TINY: dict[str, Tiny] = {
 
 
 def tiny(name: str) -> Tiny:
-    """The entry of a registered model."""
+    """Return the entry of a registered model."""
     for pattern, entry in TINY.items():
         if fnmatch.fnmatchcase(name, pattern):
             return entry
@@ -167,19 +167,19 @@ def tiny(name: str) -> Tiny:
 
 
 def build(name: str, **more: Any) -> rm.models.Model:
-    """The tiny model, the same weights each time."""
+    """Create the tiny model with fixed weights."""
     torch.manual_seed(0)
     return rm.create_model(name, **{**tiny(name).overrides, **more})
 
 
 def sample(name: str, batch: int = 3) -> Inputs:
-    """Arguments for its forward, the same each time."""
+    """Create fixed arguments for the forward pass."""
     torch.manual_seed(1)
     return tiny(name).inputs(batch)
 
 
 def outputs_of(result: Any) -> list[Tensor]:
-    """The tensors that a forward gave."""
+    """Return all tensors in the result of a forward pass."""
     if isinstance(result, Tensor):
         return [result]
     values = result.values() if isinstance(result, dict) else result

@@ -1,4 +1,4 @@
-"""Block-diagonal layers, butterfly MLPs and host blocks on butterfly groups."""
+"""Block-diagonal layers, butterfly MLPs, and host blocks on butterfly groups."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def load(golden: Golden, name: str) -> dict[str, Tensor]:
 
 
 def from_conv(weight: Tensor, blocks: int) -> Tensor:
-    """The weight of a grouped 1x1 convolution as (blocks, in, out)."""
+    """Convert the weight of a grouped 1x1 convolution to (blocks, in, out)."""
     return weight.view(blocks, -1, weight.shape[1]).mT
 
 
@@ -54,7 +54,7 @@ class PostNormBlock(nn.Module):
 
 
 class ButterflyBlocks(nn.Module):
-    """A block of the paper's on butterfly groups of tokens, as its Algorithm 1 has it."""
+    """The paper's Algorithm 1: a host block on butterfly groups of tokens."""
 
     def __init__(self, host: nn.Module, block: int, stride: int) -> None:
         super().__init__()
@@ -74,7 +74,7 @@ HOST_NAMES = {
 
 
 def host_tensors(vectors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
-    """What a `PostNormBlock` calls the tensors (or gradients) of a released block."""
+    """Map tensors (or gradients) of a released block to the names of `PostNormBlock`."""
     tensors = {}
     for kind in ("weight", "bias"):
         names = [f"{prefix}attention.{n}.{kind}" for n in ("queries", "keys", "values")]
@@ -85,7 +85,7 @@ def host_tensors(vectors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
 
 
 def encoder(vectors: dict[str, Tensor], prefix: str, length: int, block: int, dim: int, heads: int):
-    """One released encoder: a host block per stride."""
+    """Build one released encoder: a host block per stride."""
     layers = []
     for i, stride in enumerate(rm.ops.butterfly_strides(length, block)):
         layer = ButterflyBlocks(PostNormBlock(dim, heads), block, stride)
@@ -119,7 +119,7 @@ def test_golden_butterfly_vit(golden: Golden) -> None:
         x, vectors["p.channel_change.weight"], vectors["p.channel_change.bias"]
     )
     for i in range(2):
-        # The divisor of 16 nearest to its root is 4.
+        # The divisor of 16 nearest to its square root is 4.
         x = encoder(vectors, f"transformer_blocks.{i}.", 16, 4, dim=16, heads=4)(x)
     y = nn.functional.linear(x.flatten(1), vectors["p.linear.weight"], vectors["p.linear.bias"])
     close(y, vectors["y"])
@@ -129,7 +129,7 @@ def test_host_blocks_ignore_padding() -> None:
     layer = ButterflyBlocks(PostNormBlock(8, 2), 4, 3).double()
     x = torch.randn(2, 12, 8, dtype=torch.float64)
     mask = torch.rand(2, 12) < 0.3
-    mask[0, [1, 4, 7, 10]] = True  # one whole group
+    mask[0, [1, 4, 7, 10]] = True  # one full group
     results = []
     for fill in (0.0, 1e3, float("nan")):
         inputs = x.masked_fill(mask.unsqueeze(-1), fill).requires_grad_()
@@ -140,7 +140,7 @@ def test_host_blocks_ignore_padding() -> None:
         results.append((y.detach(), *gradients))
     for other in results[1:]:
         torch.testing.assert_close(other, results[0], atol=1e-12, rtol=1e-12)
-    # What a group gives is what the host gives on its valid tokens alone.
+    # The output of a group equals the host block on its valid tokens alone.
     valid = [position for position in (0, 3, 6, 9) if not mask[1, position]]
     torch.testing.assert_close(results[0][0][1, valid], layer.host(x[1:, valid])[0])
 
@@ -274,7 +274,7 @@ def test_every_output_depends_on_every_input(n: int, build: Callable[[], nn.Modu
 
 
 def test_leading_axes_are_free_and_stay_apart() -> None:
-    mlp = ButterflyMLP(24, 4).double()  # 24 / 4: the printed rule mixes samples here
+    mlp = ButterflyMLP(24, 4).double()  # 24 / 4: the rule of the paper would mix samples here
     x = torch.randn(2, 3, 24, dtype=torch.float64)
     y = mlp(x)
     assert y.shape == x.shape
@@ -310,7 +310,7 @@ STACKS: dict[str, Callable[[], nn.Module]] = {
 
 @pytest.mark.parametrize("name", STACKS)
 def test_maps_run_as_one_and_one_by_one_where_somebody_looks(name: str) -> None:
-    """A hook on a module inside is called, and changes nothing but the way of computing."""
+    """Layers run fused. With a hook on an inner module they run separately, with equal results."""
     torch.manual_seed(0)
     layer = STACKS[name]()
     weight = next(layer.parameters())

@@ -1,4 +1,4 @@
-"""Embeddings that something else stands around, as PEFT's adapters do."""
+"""Embeddings wrapped by another module, like PEFT's adapters."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ ADAPTED = {
 
 
 class Adapted(nn.Module):
-    """An embedding and what is added to its vectors; it shows the weight of the embedding."""
+    """An embedding with an added vector per ID; `weight` returns the embedding's weight."""
 
     def __init__(self, base: nn.Embedding) -> None:
         super().__init__()
@@ -61,7 +61,7 @@ def test_generation_from_an_adapted_embedding() -> None:
     assert model.generate(torch.zeros(1, 2, dtype=torch.long), 3).shape == (1, 5)
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")  # torch's own
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")  # from torch
 def test_a_quantised_embedding_gives_tied_logits() -> None:
     model = rm.create_model("gpt", **ADAPTED["gpt"]).eval()
     ids = torch.randint(0, 11, (2, 5))

@@ -44,7 +44,7 @@ def test_convolutions_halve_the_image_down_to_patches(patch_size: int, widths: l
     convolutions = [m for m in layer.modules() if isinstance(m, torch.nn.Conv2d)]
     assert [c.out_channels for c in convolutions] == widths
     assert all(c.bias is None and c.stride == (2, 2) for c in convolutions)
-    assert isinstance(layer.proj[-1][1], torch.nn.BatchNorm2d)  # no GELU behind the last
+    assert isinstance(layer.proj[-1][1], torch.nn.BatchNorm2d)  # no GELU after the last convolution
     assert layer(torch.randn(2, 3, 32, 16)).shape == (2, 24, 32 // patch_size, 16 // patch_size)
 
 
@@ -111,7 +111,7 @@ def test_class_attention_block_is_the_published_one(golden: Golden) -> None:
 
 @pytest.mark.parametrize("tokens_norm", [False, True])
 def test_class_attention_block_step_by_step(tokens_norm: bool) -> None:
-    """The stream after the second norm is what both halves of the sum hold."""
+    """Both halves of the residual sum use the stream after the second norm."""
     block = ClassAttentionBlock(8, 2, 16, tokens_norm=tokens_norm, layer_scale=0.7).double()
     x = torch.randn(2, 5, 8, dtype=torch.float64)
     normed = block.norm1(x)
@@ -172,7 +172,10 @@ def test_drop_path_refuses_certainty() -> None:
 
 
 def load(layer: torch.nn.Module, names: dict[str, str]) -> Callable[[dict[str, np.ndarray]], None]:
-    """Fills `layer` from the golden `p.*`; `names` are those that differ."""
+    """Return a function that fills `layer` from the golden `p.*`.
+
+    `names` maps parameter names that differ.
+    """
 
     def fill(arrays: dict[str, np.ndarray]) -> None:
         weights: dict[str, Tensor] = {

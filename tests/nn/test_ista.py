@@ -29,7 +29,7 @@ def test_is_the_written_step() -> None:
 
 
 def test_is_a_proximal_step_that_lowers_the_lasso_objective() -> None:
-    """From a non-negative start, for every step up to 1 / |D|^2."""
+    """From a non-negative start, every step up to 1 / |D|^2 lowers the objective."""
     for seed in range(20):
         torch.manual_seed(seed)
         layer = ISTA(8, sparsity=0.3).double()
@@ -42,7 +42,7 @@ def test_is_a_proximal_step_that_lowers_the_lasso_objective() -> None:
 
 
 def test_its_gradient_is_that_of_the_smooth_part() -> None:
-    """Away from the threshold the step is -step_size times autograd's gradient."""
+    """Away from the threshold, the step is -step_size times the gradient of autograd."""
     layer = ISTA(6, step_size=0.05, sparsity=0.1).double()
     x = 10 + torch.rand(6, dtype=torch.float64)
     layer.weight.data.mul_(0.1)

@@ -1,4 +1,4 @@
-"""Arguments of layers of a wrong kind, one table; numbers of NumPy work."""
+"""Layers reject arguments of the wrong type and accept NumPy numbers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-// Built into the kernels by a test: the allocation that it names fails.
+// A test builds this file into the kernels: the selected allocation fails.
 
 #include <atomic>
 #include <climits>

@@ -1,4 +1,4 @@
-"""A call of each of `torch.ops.rifflemix.*` that is right, and ways of its own to be wrong."""
+"""One valid call of each `torch.ops.rifflemix.*` operator, and its operator-specific errors."""
 
 from __future__ import annotations
 
@@ -47,12 +47,12 @@ def order() -> Tensor:
 
 
 def tokens(length: int = 70) -> Arguments:
-    """What statistics take: tokens of two chunks."""
+    """Create arguments of the token statistics, with tokens in two chunks."""
     w = rand(B, H, length, D)
     return {"w": w, "temperature": rand(H), "mask": torch.zeros(B, length) > 1}
 
 
-# Two maps: blocks, in, out, strides, whether there is a bias, activation.
+# Two linear layers: blocks, in, out, strides, has bias, activation.
 BLOCK_SIZES = (4, 3, 2, 2, 4, 1, 1, 4, 2, 2, 1, 1, 0, 0)
 
 
@@ -267,7 +267,7 @@ if HAS_TRITON:
             "grad": rand(B, H, 70, D),
             "grad_pi": rand(B, 70, H),
         },
-        # Chunks of 16 tokens.
+        # Chunks have 16 tokens.
         "triton_causal_token_statistics": lambda: {
             **tokens(20),
             "bias": rand(B, 20, H),
@@ -305,8 +305,8 @@ if HAS_TRITON:
             "grad_y": rand(B, H, 6, D),
         },
     }
-FIRST = ("x", "grad", "w")  # the tensor that gives the sizes stands first
-# Wrong in a way of its own, with a word of the sentence.
+FIRST = ("x", "grad", "w")  # the tensor that determines the sizes comes first
+# Operator-specific errors, each with a word of the error message.
 SPECIAL: dict[str, dict[str, Arguments]] = {
     "group_sort": {
         "num_groups": {"num_groups": 3},

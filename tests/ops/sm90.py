@@ -1,8 +1,8 @@
-"""Compile for an H100 or H200, without one, the kernels that an operator would launch there.
+"""Compile the kernels of an operator for an H100 or H200, without a GPU.
 
-Run as a program it compiles the cases named, and prints what each kernel takes, as JSON. Variables
-of its environment: CAPABILITY names another kind of GPU; with DISASSEMBLES, instructions are
-counted, which takes as long again.
+As a script, it compiles the given cases and prints the resources of each kernel as JSON. The
+environment variable CAPABILITY selects another type of GPU. With DISASSEMBLES, it also counts
+instructions, which doubles the time.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ DISASSEMBLES = "DISASSEMBLES" in os.environ
 
 
 def compiled(kernel: Any, arguments: tuple[Any, ...], options: dict[str, Any]) -> Any:
-    """What Triton would compile for these arguments on that GPU."""
+    """Compile a kernel for these arguments on the selected GPU."""
     import triton
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
@@ -64,7 +64,7 @@ def compiled(kernel: Any, arguments: tuple[Any, ...], options: dict[str, Any]) -
 
 
 def usage(program: Any) -> dict[str, int]:
-    """Registers and bytes of stack a thread, and bytes of shared memory a program."""
+    """Return registers and stack bytes per thread, and shared memory per program."""
     text = _dumped(program, "-res-usage")
     found = re.search(r"REG:(\d+) STACK:(\d+)", text)
     if found is None:
@@ -74,9 +74,9 @@ def usage(program: Any) -> dict[str, int]:
 
 
 def instructions(program: Any) -> dict[str, int]:
-    """Instructions, and of these shuffles.
+    """Count instructions, shuffles and fused shuffles.
 
-    `fused` counts the shuffles whose value goes into a product that is not rounded.
+    A fused shuffle is the operand of a multiply-add, so its product is not rounded.
     """
     assembly = _dumped(program, "-sass")
     return {
@@ -87,7 +87,7 @@ def instructions(program: Any) -> dict[str, int]:
 
 
 def _fused_shuffles(assembly: str) -> int:
-    """Multiply-adds that take what a shuffle brought, in instructions like `FADD R1, R2, R3`."""
+    """Count multiply-adds with a shuffled operand, in lines like `FADD R1, R2, R3`."""
     brought: set[str] = set()
     fused = 0
     for name, operands in re.findall(r"\*/ +(?:@!?U?P\d+ )?([A-Z0-9.]+) +([^;]*);", assembly):
@@ -100,7 +100,7 @@ def _fused_shuffles(assembly: str) -> int:
 
 
 def _dumped(program: Any, what: str) -> str:
-    """What the tool that takes programs apart says of one."""
+    """Return the output of cuobjdump for a compiled program."""
     import triton
 
     tool = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
@@ -111,7 +111,7 @@ def _dumped(program: Any, what: str) -> str:
 
 
 def compile_all(call: Callable[[], object]) -> dict[str, dict[str, int]]:
-    """Compile, and do not run, what `call` launches on tensors without data."""
+    """Compile the kernels that `call` launches on empty tensors, without running them."""
     from rifflemix.ops import triton_support
     from rifflemix.ops.permutation import triton as permutation
     from rifflemix.ops.permutation import triton_windows as windows
@@ -122,7 +122,7 @@ def compile_all(call: Callable[[], object]) -> dict[str, dict[str, int]]:
     used: dict[str, dict[str, int]] = {}
 
     def accept(_: Tensor) -> None:
-        """No device has to run what is only compiled."""
+        """Accept any device: compiled kernels do not run."""
 
     def compile_only(kernel: Any, programs: int, like: Tensor, *arguments: Any, **kw: Any) -> None:
         twice = kernel.__name__ in used
@@ -133,7 +133,7 @@ def compile_all(call: Callable[[], object]) -> dict[str, dict[str, int]]:
     statistics = (triton_global, triton_causal, triton_common)
     for module in (triton_support, permutation, windows, *statistics, balancing, attention):
         module.launch = compile_only
-    triton_support.check_device = accept  # of tensors without data
+    triton_support.check_device = accept  # accept tensors without data
     windows._compares_halves = lambda _: CAPABILITY >= 90
     call()
     return used
@@ -142,7 +142,10 @@ def compile_all(call: Callable[[], object]) -> dict[str, dict[str, int]]:
 def permutation_case(
     length: int, num_groups: int, dtype: torch.dtype, order: str, channels: int = 768
 ) -> Callable[[], object]:
-    """Forward and backward; the order may be followed by "shift", "mask" or "values" alone."""
+    """Run forward and backward for one order.
+
+    `order` accepts the suffix "shift", "mask" or "values" (no indices).
+    """
     order, _, extra = order.partition(" ")
 
     def call() -> None:
@@ -175,7 +178,7 @@ def shift_case(dtype: torch.dtype) -> Callable[[], object]:
 def statistics_case(
     heads: int, features: int, dtype: torch.dtype, options: str = ""
 ) -> Callable[[], object]:
-    """Forward and backward; options: causal, plain (no normalisation), mask."""
+    """Run forward and backward. Options: causal, plain (no normalization), mask."""
 
     def call() -> None:
         from rifflemix.ops.statistics import triton, triton_causal
@@ -198,7 +201,7 @@ def statistics_case(
 
 
 def balance_case(size: int, dtype: torch.dtype, options: str = "") -> Callable[[], object]:
-    """Forward and backward; options: causal, mask."""
+    """Run forward and backward. Options: causal, mask."""
 
     def call() -> None:
         from rifflemix.ops.sinkhorn import triton
@@ -214,7 +217,7 @@ def balance_case(size: int, dtype: torch.dtype, options: str = "") -> Callable[[
 def attention_case(
     block_size: int, blocks: int, width: int, dtype: torch.dtype, options: str = ""
 ) -> Callable[[], object]:
-    """Forward and backward; the options are "causal", "mask" and "dropout"."""
+    """Run forward and backward. Options: causal, mask, dropout."""
 
     def call() -> None:
         from rifflemix.ops.sinkhorn import triton_attention
@@ -252,10 +255,11 @@ CASES = {
 def compile_elsewhere(
     *cases: str, folder: Path | None = None, capability: int = 90, disassemble: bool = False
 ) -> dict[str, dict[str, dict[str, int]]]:
-    """What the kernels of each case take; in a process where Triton is not interpreted.
+    """Compile the cases in a process without Triton's interpreter and return their resources.
 
-    A case is a kind and its arguments, as in "permutation:64:32:bfloat16:reference mask". The
-    folder has another Triton in it. Disassembled, kernels tell their instructions, too.
+    A case is a kind and its arguments, for example "permutation:64:32:bfloat16:reference mask".
+    `folder` contains another version of Triton. With `disassemble`, instructions are counted
+    too.
     """
     environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
     environment["CAPABILITY"] = str(capability)

@@ -1,4 +1,4 @@
-"""Clang builds the kernels as GCC does: every set of instructions, the same choice and numbers."""
+"""Clang builds the same kernels as GCC: all instruction sets, same choice, same results."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ pytestmark = [
     pytest.mark.skipif(native.library() is None, reason="needs the compiled kernels"),
 ]
 SOURCES = sorted(native._FOLDER.glob("*.cpp"))
-# As in setup.py, but not optimised, which is most of the time.
+# Flags of setup.py, without optimization, which would take most of the time.
 FLAGS = [
     "-std=c++17",
     "-O0",
@@ -42,7 +42,7 @@ FLAGS = [
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where clang's library is."""
+    """Build the library with Clang and return its folder."""
     folder = tmp_path_factory.mktemp("clang")
 
     def run(*arguments: str) -> None:
@@ -55,7 +55,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def symbols(library: Path) -> Counter[str]:
-    """How many functions there are of each instruction set."""
+    """Count the functions of each instruction set."""
     said = subprocess.run(["nm", str(library)], capture_output=True, text=True, check=True).stdout
     return Counter(re.findall(r" [tT] _Z\w*_(v[34])", said))
 
@@ -69,7 +69,7 @@ def test_every_instruction_set_is_there(folder: Path) -> None:
 
 @pytest.mark.skipif(shutil.which("nm") is None, reason="needs binutils")
 def test_functions_with_vector_arguments_are_always_inlined(folder: Path) -> None:
-    """A call across instruction sets would pass a vector by two conventions."""
+    """No function has vector arguments: instruction sets pass vectors by different conventions."""
     command = ["nm", "--demangle", str(folder / native._LIBRARY)]
     printed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     names = [re.sub(r".*\{lambda.*?\}::", "", line) for line in printed.splitlines()]
@@ -87,7 +87,7 @@ def test_it_is_loaded_and_chooses_as_the_other(
 
 
 def results(x: Tensor, mask: Tensor) -> list[Tensor]:
-    """What the kernels say of tokens (B, N, C) and padding (B, N)."""
+    """Run the kernels on tokens (B, N, C) and padding (B, N)."""
     steps, temperature = torch.arange(x.shape[2]) * 5, torch.ones(4)
     heads = x.unflatten(2, (4, -1)).transpose(1, 2)
     return [
@@ -109,6 +109,6 @@ def test_numbers(length: int, folder: Path, monkeypatch: pytest.MonkeyPatch) -> 
         monkeypatch.setattr(module, "_KERNELS", kernels)
     *sorted_, own, causal = results(x, mask)
     assert all(map(torch.equal, sorted_, expected))
-    # A sum in another order, since this one is not vectorised.
+    # This build is not vectorized, so the order of summation differs.
     torch.testing.assert_close(own, expected[-2])
     torch.testing.assert_close(causal, expected[-1])

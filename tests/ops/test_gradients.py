@@ -1,7 +1,7 @@
-"""A gradient with a graph of its own is the same gradient, whatever the inputs have in common.
+"""A gradient with `create_graph` equals the gradient without, even if inputs depend on each other.
 
-Kernels take the gradients of a plain formula then: what two inputs share, or what one is made
-from, has to count once.
+With a graph, kernels differentiate a plain formula. Inputs that share a tensor, or depend on
+each other, must count once.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def blocks(q: Tensor, k: Tensor, v: Tensor, scores: Tensor) -> Tensor:
 
 
 def in_pieces(x: Tensor, temperature: Tensor) -> Tensor:
-    """The state at the end of the first piece is made from the temperature, and from x."""
+    """Run a stream in two pieces; its state depends on the temperature and x."""
     y, state = causal_token_statistics(x[:, :, :3], temperature, return_state=True)
     return torch.cat((y, causal_token_statistics(x * x, temperature, initial_state=state)), 2)
 
@@ -104,7 +104,7 @@ def test_with_a_graph_it_is_the_same_gradient(run: Run, dtype: torch.dtype) -> N
     torch.testing.assert_close(gradients(create_graph=True), gradients(create_graph=False))
 
 
-# Of each of the CPU's kernels.
+# One call of each CPU kernel.
 BY_KERNELS: dict[str, Callable[[Tensor], Tensor]] = {
     "circular_shift": lambda x: circular_shift(x, [1, 2, 3, 4], backend="cpu"),
     "group_sort": lambda x: group_sort(x, 2, backend="cpu"),
@@ -129,10 +129,10 @@ BY_KERNELS: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 @pytest.mark.skipif(native.library() is None, reason="needs the compiled kernels")
-@pytest.mark.filterwarnings("ignore:There is a performance drop")  # of a loop over the batch
+@pytest.mark.filterwarnings("ignore:There is a performance drop")  # torch loops over the batch
 @pytest.mark.parametrize("name", BY_KERNELS)
 def test_a_batch_of_gradients_is_each_of_them(name: str) -> None:
-    """As `torch.autograd.functional.jacobian` takes them at once."""
+    """`torch.autograd.functional.jacobian` computes batched gradients in this way."""
     x = torch.randn(2, 6, 4, requires_grad=True)
     y = BY_KERNELS[name](x)
     grads = torch.randn(3, *y.shape)

@@ -1,4 +1,4 @@
-"""Calls that no caller should make: an InputError, or the right values, never torch's own error."""
+"""Invalid calls raise InputError or give the right values, but never an error of torch."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ TEMPERATURE = torch.ones(2)
 
 
 def heads(x: Tensor) -> Tensor:
-    """(B, 8, 4) -> (B, 2, 8, 2)"""
+    """Reshape (B, 8, 4) to (B, 2, 8, 2)."""
     return x.unflatten(2, (2, 2)).transpose(1, 2)
 
 
 def matrices(x: Tensor) -> Tensor:
-    """(B, 8, 4) -> (B, 4, 4)"""
+    """Reshape (B, 8, 4) to (B, 4, 4)."""
     return x[:, :4]
 
 
 def sorted_attention(x: Tensor, backend: str, **settings: Any) -> Tensor:
-    """Sinkhorn attention of (B, 8, 4) to itself in blocks of four."""
+    """Apply Sinkhorn self-attention to (B, 8, 4) in blocks of four."""
     qkv = heads(x)
     sort = qkv[:, :, :2]
     return ops.sinkhorn_attention(qkv, qkv, qkv, sort, 4, backend=backend, **settings)
@@ -107,7 +107,7 @@ EIGHT_BITS = (torch.float8_e4m3fn, torch.float8_e5m2)
 @pytest.mark.parametrize("backend", ["auto", "reference", "eager"])
 @pytest.mark.parametrize("call", CALLS.values(), ids=CALLS.keys())
 def test_floats_of_8_bits(call: Call, backend: str, dtype: torch.dtype) -> None:
-    """Torch stores them, and computes nothing with them."""
+    """8-bit floats raise InputError, because torch stores them but does not compute with them."""
     with pytest.raises(InputError, match=r"^\w+: .*, got torch.float8"):
         call(torch.randn(2, 8, 4).to(dtype), backend)
 
@@ -244,7 +244,7 @@ def test_groups_of_sparse_tensors() -> None:
 
 
 def test_what_came_is_told_in_one_line() -> None:
-    """A tensor prints itself over many lines, and a text may have millions of characters."""
+    """Messages stay one line for tensors with many lines and strings of millions of characters."""
     for value in (torch.randn(3, 8, 4).to_sparse(), torch.randn(50, 50), "x\n" * 10**6):
         for find in (rm.create_model, rm.mixer_card):
             with pytest.raises(InputError) as error:

@@ -1,4 +1,4 @@
-"""How Triton's kernels are launched, without Triton: what is compiled, and for which arguments."""
+"""How Triton kernels are launched, tested without Triton: compilation and arguments."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rifflemix.ops.triton_support import launch
 
 
 class Program:
-    """What Triton makes of a kernel for some arguments."""
+    """Stand-in for a compiled Triton program."""
 
     def __init__(self) -> None:
         self.launches: list[tuple[Any, ...]] = []
@@ -23,7 +23,7 @@ class Program:
 
 
 class Kernel:
-    """kernel(x, mask, length, floor, WIDTH, ROWS) as Triton has it."""
+    """Stand-in for a Triton kernel(x, mask, length, floor, WIDTH, ROWS)."""
 
     arg_names = ("x", "mask", "length", "floor", "WIDTH", "ROWS")
 

@@ -1,4 +1,4 @@
-"""The compiled library: found, or missed without a word."""
+"""The compiled library loads, or a failure is only logged."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ LEVEL = 'extern "C" int rifflemix_instruction_level() {{ return {}; }}\n'
 
 @pytest.fixture
 def records() -> Iterator[list[logging.LogRecord]]:
-    """What the library's logger is told; pytest's own `caplog` is off (pyproject.toml)."""
+    """Collect log records of rifflemix; pyproject.toml disables pytest's `caplog`."""
     logger, handler = logging.getLogger("rifflemix"), BufferingHandler(100)
     level = logger.level
     logger.setLevel(logging.DEBUG)
@@ -86,7 +86,7 @@ def test_instruction_level() -> None:
     assert native.instruction_level() in (range(1, 5) if native.library() is not None else (0,))
 
 
-# What the kernels of each level are built for, in the words of Linux.
+# CPU features that the kernels of each level need, with the names of Linux.
 V3 = {"sse4_2", "popcnt", "avx", "avx2", "bmi1", "bmi2", "f16c", "fma", "abm", "movbe"}
 V4 = V3 | {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"}
 

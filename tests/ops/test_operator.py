@@ -1,4 +1,4 @@
-"""The short way to an operator's function: where it is taken, and that it gives the same."""
+"""The direct call of an operator's function: when it is used, and that it gives equal results."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def double() -> Operator:
 
 @pytest.fixture(scope="module")
 def plain() -> Operator:
-    """One without a gradient."""
+    """Create an operator without a gradient."""
 
     def negative(x: Tensor) -> Tensor:
         return -x.detach()
@@ -62,7 +62,7 @@ def plain() -> Operator:
 
 
 class Seen(TorchDispatchMode):
-    """Names of the operators that a mode is told of."""
+    """Record the names of the operators that reach a dispatch mode."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -76,7 +76,7 @@ class Seen(TorchDispatchMode):
 
 
 class Wrapped(Tensor):
-    """A subclass that keeps its class."""
+    """A tensor subclass whose operations return the subclass."""
 
 
 def inputs() -> tuple[Tensor, Tensor]:

@@ -1,4 +1,4 @@
-"""Tensors that change between the passes: torch's error, or the gradient of the forward pass."""
+"""Tensors changed between forward and backward raise torch's error, or do not affect gradients."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ VERSION_ERROR = "inplace"
 
 
 def change(value: Tensor) -> None:
-    """Replace the numbers in place; torch counts such changes."""
+    """Change the values in place, so that torch increments the version counter."""
     with torch.no_grad():
         if value.dtype == torch.bool:
             value.logical_not_()
@@ -29,7 +29,10 @@ def leaves() -> Inputs:
 
 
 def gradients(name: str, changed: str | None = None) -> dict[str, Tensor | None]:
-    """Gradients of the first output; `changed`, an input or "output", changes after the call."""
+    """Return gradients of the first output, with an optional change after the call.
+
+    `changed` names the changed tensor: an input or "output".
+    """
     learned = leaves()
     given = {key: value * 1 if value.requires_grad else value for key, value in learned.items()}
     y = first(CALLS[name](given))

@@ -1,4 +1,4 @@
-"""A kernel without memory raises MemoryError, on any thread, and the next call works as before."""
+"""A kernel out of memory raises MemoryError, on any thread, and the next call works."""
 
 from __future__ import annotations
 
@@ -28,7 +28,8 @@ FAILING_NEW = Path(__file__).with_name("failing_new.cpp")
 WITHOUT_TORCH = Path(__file__).with_name("without_torch.py")
 needs_kernels = pytest.mark.skipif(native.library() is None, reason="needs the compiled kernels")
 
-# The backward of one head of 2^18 features wants 128 MiB for each thread, and has 100 for two.
+# The backward pass of one head of 2^18 features needs 128 MiB per thread. The limit is 100 MiB for
+# two threads.
 LIMITED = """
 import resource, torch
 import rifflemix as rm
@@ -68,7 +69,7 @@ def test_memory_that_the_system_refuses() -> None:
 
 @pytest.fixture(scope="module")
 def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The kernels with an allocator that fails when told."""
+    """Build the kernels with an allocator that fails on demand."""
     path = tmp_path_factory.mktemp("kernels") / "kernels.so"
     sources = map(str, (FAILING_NEW, *NATIVE.glob("*.cpp")))
     flags = ["-std=c++17", "-O0", "-Wno-psabi", "-pthread", "-fPIC", "-shared", "-Wl,-Bsymbolic"]
@@ -167,14 +168,14 @@ def test_every_allocation_may_fail(
         CALLS[name]()
         count = (1 << 40) - kernels.allocations_left()
         assert count > 0
-        # All of them where they are few, else some from each part of the call.
+        # All allocations if there are few, otherwise some from each part of the call.
         for number in sorted({*range(min(count, 8)), *range(0, count, max(1, count // 24))}):
             kernels.fail_allocation(number)
             try:
                 CALLS[name]()
             except MemoryError:
                 pass
-            else:  # threads share the work by chance, so that the last may not be reached
+            else:  # threads share the work at random, so the last allocation may not occur
                 assert kernels.allocations_left() >= 0
             kernels.fail_allocation(1 << 40)
         found = CALLS[name]()

@@ -1,4 +1,4 @@
-"""Packed sequences through the Triton kernels: one call of them for each length."""
+"""Packed sequences through the Triton kernels: one call for each length."""
 
 from __future__ import annotations
 

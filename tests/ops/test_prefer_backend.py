@@ -25,9 +25,9 @@ AVAILABLE = ("reference", "eager", "cpu")
     [
         ("eager", "auto", "eager"),
         ("reference", "auto", "reference"),
-        ("triton", "auto", "cpu"),  # not there: the fastest that is
+        ("triton", "auto", "cpu"),  # unavailable: the fastest available backend
         ("auto", "auto", "cpu"),
-        ("eager", "cpu", "cpu"),  # an explicit choice stands
+        ("eager", "cpu", "cpu"),  # an explicit backend wins
     ],
 )
 def test_auto_means_the_preferred_backend_inside(preferred: str, asked: str, chosen: str) -> None:
@@ -50,13 +50,13 @@ def test_unknown_names_are_refused() -> None:
 
 
 def in_thread(run: Callable[[], T]) -> T:
-    """The result of `run` on a thread of its own."""
+    """Return the result of `run` in a new thread."""
     with ThreadPoolExecutor(1) as pool:
         return pool.submit(run).result()
 
 
 def test_threads_have_preferences_of_their_own() -> None:
-    """Each thread enters before the other leaves, in the order that once left one preference."""
+    """Each thread enters before the other thread exits; a shared preference would leak here."""
     entered, left = threading.Event(), threading.Event()
 
     def other() -> str:
@@ -116,9 +116,9 @@ def test_a_compiled_function_follows_the_preference() -> None:
 def test_checkpointing_computes_again_with_the_backend_of_the_forward(
     mixer: str, when: str
 ) -> None:
-    """Backends save different tensors, which torch reports as a CheckpointError.
+    """Backends save different tensors, and torch reports a mismatch as a CheckpointError.
 
-    A GPU computes again on a thread of autograd. Here the backward runs on a thread of its own.
+    A GPU recomputes on an autograd thread. This test runs the backward pass in a new thread.
     """
     model = rm.create_model(
         "gpt", mixer=mixer, dim=8, num_layers=1, num_heads=2, vocab_size=5, max_length=8

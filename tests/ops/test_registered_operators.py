@@ -1,4 +1,4 @@
-"""`torch.ops.rifflemix.*` as anybody may call them: one sentence, never a wild read or write."""
+"""Invalid calls of `torch.ops.rifflemix.*` give one error message, no invalid memory access."""
 
 from __future__ import annotations
 
@@ -40,18 +40,18 @@ def bad_calls(name: str) -> Iterator[tuple[str, Arguments]]:
     for key, value in good.items():
         if isinstance(value, Tensor):
             if (name, key) == ("dropout", "x"):
-                continue  # which may have any shape
+                continue  # any shape is valid
             for kind, bad in bad_tensors(key if key == first else "", value):
                 if (name, key, kind[5:]) == ("dropout_attention", "v", "along 3"):
-                    continue  # features of the values, of which there may be any number
+                    continue  # any number of value features is valid
                 if (name, key, kind) == ("balance", "log_scores", "floats of another type"):
-                    continue  # which are as good
+                    continue  # other float types are valid
                 if (name, key, kind[5:]) == ("triton_balance", "log_scores", "along 1"):
-                    continue  # heads, of which there may be any number
+                    continue  # any number of heads is valid
                 if (key, kind) == ("sort", "more along 2"):
-                    continue  # sorted blocks for each block of queries, likewise
+                    continue  # any number of sorted blocks per query block is valid
                 if (key, kind[5:]) == ("kernel", "along 1"):
-                    continue  # a period, which may be any that is long enough
+                    continue  # any long enough period is valid
                 yield f"{key} {kind}", {key: bad}
     yield from SPECIAL.get(name, {}).items()
 
@@ -62,7 +62,7 @@ def call(name: str, arguments: Arguments) -> tuple[Tensor, ...]:
 
 
 def needs(name: str) -> None:
-    """Skip where the operator has nothing to run on."""
+    """Skip if the operator has no device or library to run on."""
     if name.startswith("triton") and not INTERPRETED:
         pytest.skip("needs a GPU, or TRITON_INTERPRET=1 in the environment")
     plain = name.startswith(("triton", "circular_co", "power", "swap"))
@@ -79,7 +79,7 @@ def test_no_operator_is_left_out() -> None:
 
 
 def answer(name: str, change: Arguments) -> str:
-    """The sentence that a changed call gets, or what else becomes of it."""
+    """Return the error message of a changed call, or a marker for other outcomes."""
     try:
         call(name, CALLS[name]() | change)
     except InputError as error:
@@ -97,7 +97,7 @@ def test_a_bad_call_is_one_sentence(name: str) -> None:
 
 
 def takes_none(name: str, argument: str) -> bool:
-    """Whether the schema says that an argument may be absent, or torch reads None as False."""
+    """Return whether the argument is optional, or a bool (torch reads None as False)."""
     arguments = {a.name: a.type for a in getattr(OPS, name).default._schema.arguments}
     return isinstance(arguments[argument], (torch.OptionalType, torch.BoolType))
 
@@ -105,7 +105,7 @@ def takes_none(name: str, argument: str) -> bool:
 @pytest.mark.parametrize("learns", [False, True], ids=["fixed", "learned"])
 @pytest.mark.parametrize("name", CALLS)
 def test_none_is_no_tensor(name: str, learns: bool) -> None:
-    """Torch hands None on as any tensor: a kernel would read where there is nothing."""
+    """None raises an error: torch passes it as a tensor, and kernels would read invalid memory."""
     good = {
         key: value.clone().requires_grad_(learns)
         if isinstance(value, Tensor) and value.is_floating_point()
@@ -135,13 +135,14 @@ def test_tensors_elsewhere_are_no_wild_pointers(name: str) -> None:
                 outputs = call(name, good | {key: value.to("meta")})
             except InputError:
                 continue
-            assert all(output.is_meta for output in outputs)  # nothing was computed
+            assert all(output.is_meta for output in outputs)  # only shapes were computed
 
 
 def laid_out(value: Tensor, layout: int) -> Tensor:
-    """The same values: strides twice as long, the first axis innermost, or rows before samples.
+    """Return the same values in one of three layouts.
 
-    Only the last keeps the last axis innermost, without which kernels are given a copy.
+    The layouts are: doubled strides, first axis innermost, and rows before samples. Only the
+    last layout keeps the last axis innermost; for the other layouts, kernels get a copy.
     """
     if layout == 0:
         return torch.stack((value, value), -1)[..., 0]
@@ -151,9 +152,9 @@ def laid_out(value: Tensor, layout: int) -> Tensor:
 
 
 def rounds(count: int) -> Iterator[tuple[int, ...]]:
-    """Layouts of tensors: each has all three, and any two of them differ in one round at least."""
+    """Yield layouts per tensor: all three occur, and any two tensors differ in some round."""
     yield from (tuple((i + turn) % 3 for i in range(count)) for turn in range(3))
-    for power in (1, 2):  # the other digits of a tensor's number, to base three
+    for power in (1, 2):  # the other base-3 digits of the tensor's index
         if 3**power < count:
             yield tuple(i // 3**power % 3 for i in range(count))
 
@@ -170,7 +171,7 @@ def test_strides_change_nothing(name: str) -> None:
             for (key, value), layout in zip(tensors.items(), layouts, strict=True)
         }
         for found, whole in zip(call(name, good | strided), expected, strict=True):
-            if name.startswith(("circular_co", "block_maps_b")):  # rounded by how memory lies
+            if name.startswith(("circular_co", "block_maps_b")):  # layout affects rounding
                 torch.testing.assert_close(found, whole)
             else:
                 assert torch.equal(found, whole), dict(zip(tensors, layouts, strict=True))

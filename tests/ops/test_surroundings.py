@@ -1,4 +1,4 @@
-"""Public operators where something else than their arguments decides: what surrounds the call."""
+"""Operators under other default devices, symbolic sizes, tensors without values, and autocast."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def states(i: Inputs) -> ops.StatisticsState:
     return ops.StatisticsState(*(i[f"state_{n}"] for n in range(len(state()))))
 
 
-# An operator, and what it is given: of several outputs the first counts.
+# Each operator with its arguments. Only the first of several outputs is checked.
 CALLS: dict[str, Callable[[Inputs], Any]] = {
     "circular_shift": lambda i: ops.circular_shift(i["x"], STEPS, key_padding_mask=i["mask"]),
     "group_sort": lambda i: ops.group_sort(i["x"], 1, key_padding_mask=i["mask"]),
@@ -95,7 +95,7 @@ def first(outputs: Any) -> Tensor:
 
 @pytest.mark.parametrize("name", CALLS)
 def test_another_default_device_changes_nothing(name: str) -> None:
-    """A model that is built on a GPU may still be called on a CPU."""
+    """Operators use the device of their inputs, not torch's default device."""
     given = inputs()
     expected = first(CALLS[name](given))
     with torch.device("meta"):

@@ -1,6 +1,6 @@
-"""Every kernel, as operators would launch it, compiles for an H100 or H200 and fits it.
+"""Every kernel compiles for an H100 or H200 and fits its registers and shared memory.
 
-The interpreter accepts what the compiler refuses: this needs Triton, and no GPU.
+The interpreter accepts code that the compiler rejects. These tests need Triton, but no GPU.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ pytestmark = [
 ]
 
 PROJECT = Path(__file__).parents[2] / "pyproject.toml"
-# Where `make lowest-triton` puts it.
+# Folder that `make lowest-triton` installs into.
 LOWEST = Path(sys.prefix) / "lowest-triton"
 MAX_SHARED = 227 * 1024
-# Spilled registers, in bytes a thread. Of the longest windows a lane holds 128 values: some are put
-# away, as are some of blocks and sort matrices in float32.
+# Limits of spilled registers, in bytes per thread. In the longest windows a lane contains 128
+# values, some of which are spilled. Some blocks and float32 sort matrices spill too.
 MAX_STACK = {
     "sort_windows": 1152,
     "sort_windows again": 640,
@@ -74,13 +74,13 @@ PAIRS = [
     "permutation:4096:2048:float32:descending shift",
 ]
 SIZES = ((1, 1), (3, 20), (8, 64), (16, 128), (64, 64), (5, 800))
-# Each size in both kinds, in either type: a case takes a quarter of a minute.
+# Each size in both variants, with alternating types: a case takes 15 seconds.
 STATISTICS = [
     f"statistics:{heads}:{features}:{('bfloat16', 'float32')[(i + causal) % 2]}:{options}"
     for i, (heads, features) in enumerate(SIZES)
     for causal, options in enumerate(("plain mask", "causal"))
 ]
-# Blocks of so many tokens, so many blocks, so many features.
+# Tokens per block, blocks, features.
 ATTENTION = [
     f"attention:{case}"
     for case in (
@@ -97,7 +97,7 @@ ATTENTION = [
 ]
 
 
-# The largest that a GPU with less shared memory than an H100 gets.
+# The largest cases for a GPU with less shared memory than an H100.
 SMALLER_GPU = [
     "attention:64:64:128:bfloat16:causal mask dropout",
     "attention:64:32:32:float32:causal mask dropout",
@@ -113,7 +113,7 @@ PAIRS_APART = "permutation:512:1:bfloat16:ascending values"
 
 @functools.cache
 def apart() -> dict[str, dict[str, dict[str, int]]]:
-    """Cases whose instructions are counted, in one process: they take seconds each."""
+    """Compile the cases with counted instructions, in one process; each takes seconds."""
     cases = (WINDOWS_APART, CAUSAL_APART, *SUMS_APART.values(), PAIRS_APART)
     return compile_elsewhere(*cases, disassemble=True)
 
@@ -143,7 +143,7 @@ def test_smaller_gpus_have_the_shared_memory_of_what_they_get() -> None:
 
 @pytest.mark.skipif(not LOWEST.is_dir(), reason="no lowest Triton: make lowest-triton")
 def test_every_kernel_with_the_lowest_triton() -> None:
-    """Whose language is smaller: it once took no text as the default of a parameter."""
+    """Older Triton supports less syntax, for example no string as a default parameter."""
     (installed,) = LOWEST.glob("triton-*.dist-info")
     lowest = installed.name.removeprefix("triton-").removesuffix(".0.dist-info")
     project = tomllib.loads(PROJECT.read_text(encoding="utf-8"))["project"]
@@ -154,11 +154,11 @@ def test_every_kernel_with_the_lowest_triton() -> None:
 
 @pytest.mark.parametrize("case", [WINDOWS_APART, CAUSAL_APART])
 def test_lanes_hold_what_is_compared_and_summed(case: str) -> None:
-    """A lane has 16 slots or tokens of two channels or features.
+    """A lane contains 16 slots or tokens of two channels or features.
 
-    Windows of 64 are exchanged between lanes thrice, 32 values each, and a sum over the features
-    takes 5 shuffles of each of 16 tokens. Lanes along the tokens take six times as many, and read
-    memory one channel at a time.
+    Windows of 64 are exchanged between lanes three times, with 32 values each. A sum over the
+    features needs 5 shuffles for each of 16 tokens. Lanes along the tokens would need six times
+    as many shuffles and read memory one channel at a time.
     """
     kernels = apart()[case]
     assert all(takes["shuffles"] <= 100 for takes in kernels.values()), kernels
@@ -166,14 +166,14 @@ def test_lanes_hold_what_is_compared_and_summed(case: str) -> None:
 
 @pytest.mark.parametrize("features", SUMS_APART)
 def test_lanes_that_share_a_sum_round_it_alike(features: int) -> None:
-    """Fused with a shuffle, a product is not rounded, and lanes write sums that differ."""
+    """Shuffled values are not fused into unrounded products: lanes would get different sums."""
     kernels = apart()[SUMS_APART[features]]
     assert sum(takes["shuffles"] for takes in kernels.values()) > 50
     assert not any(takes["fused"] for takes in kernels.values()), kernels
 
 
 def test_two_channels_at_once_take_little_more_than_one() -> None:
-    """Of values alone a lane holds twice the channels that it holds with positions."""
+    """Without indices, a lane contains twice as many channels as with indices."""
     kernels = apart()[PAIRS_APART]
     pairs, each = (kernels[name]["instructions"] for name in ("sort_values", "sort_windows"))
     assert pairs < 1.25 * each, kernels

@@ -1,4 +1,4 @@
-"""Runs the tests of Triton kernels where there is no GPU, in Triton's interpreter."""
+"""Run the tests of Triton kernels in Triton's interpreter if there is no GPU."""
 
 from __future__ import annotations
 

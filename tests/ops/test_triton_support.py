@@ -1,4 +1,4 @@
-"""Where Triton's kernels are offered, decided without a GPU."""
+"""When Triton kernels are available, tested without a GPU."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rifflemix.ops.dispatch import PLAIN
 
 
 def test_forward_mode_goes_past_the_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
-    """They have no tangents: torch would take what they give for constants."""
+    """Kernels have no tangents: in forward mode, torch would treat their results as constants."""
     monkeypatch.setattr(triton_support, "INSTALLED", True)
     monkeypatch.setattr(triton_support, "INTERPRETED", True)
     x = torch.zeros(1)

@@ -1,7 +1,7 @@
-"""Where the tests of Triton kernels run: on a GPU, or interpreted on the CPU.
+"""Device for the tests of Triton kernels: a GPU, or the CPU with Triton's interpreter.
 
-Interpretation is decided when Triton is imported, for a whole process: test_triton_interpreter.py
-runs the files that use this in one of their own.
+Triton decides about interpretation at import, for the whole process. test_triton_interpreter.py
+therefore runs these test files in a separate process.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ on_gpu = [
 
 
 def require_kernels() -> None:
-    """Skip a whole file where its kernels cannot run."""
+    """Skip a whole file if its kernels cannot run."""
     pytest.importorskip("triton", reason="needs triton: pip install -e '.[gpu]'")
     if DEVICE == "cpu" and not INTERPRETED:
         reason = "needs a GPU, or TRITON_INTERPRET=1 as test_triton_interpreter.py sets it"

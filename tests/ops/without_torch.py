@@ -1,10 +1,11 @@
-"""Pairs of descending floats, sorted by the kernels alone: run in a process that has no torch.
+"""Sort pairs of descending floats with the kernels alone, in a process without torch.
 
-Without torch there is no team of threads to share, so that the library starts its own.
+Without torch there is no thread team to share, so the library starts its own threads.
 
     python without_torch.py KERNELS [ALLOCATIONS]
 
-With a number of allocations the library is one whose allocator fails when told, at each in turn.
+With ALLOCATIONS, KERNELS needs an allocator that fails on demand. Each allocation fails in
+turn.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ OUT_OF_MEMORY = -1
 
 
 class Pairs:
-    """A problem that is set up once and solved again and again."""
+    """A problem that is set up once and solved repeatedly."""
 
     def __init__(self, kernels: ctypes.CDLL) -> None:
         self.values = [float(-i) for i in range(BATCH * LENGTH * CHANNELS)]
@@ -35,7 +36,7 @@ class Pairs:
         self.problem[18] = at(self.scratch)
 
     def sort(self) -> bool:
-        """Whether there was memory to sort; checks what came out."""
+        """Sort and check the result; return False if out of memory."""
         ctypes.memset(self.y, 0, ctypes.sizeof(self.y))
         if self.kernel(self.problem) == OUT_OF_MEMORY:
             return False

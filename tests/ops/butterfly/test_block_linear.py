@@ -1,4 +1,4 @@
-"""Block-diagonal linear maps against a dense block-diagonal matrix."""
+"""Compare block-diagonal linear layers with a dense block-diagonal matrix."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ BACKENDS = ["reference", "eager", pytest.param("cpu", marks=needs_kernels)]
 
 
 def butterfly_matrix(weight: Tensor, in_stride: int, out_stride: int) -> Tensor:
-    """(blocks * in, blocks * out): each block's map between the places of its features."""
+    """Build the dense (blocks * in, blocks * out) matrix of all blocks."""
     blocks, width, out = weight.shape
     matrix = weight.new_zeros(blocks * width, blocks * out)
     sources = split_indices(blocks * width, width, in_stride)
@@ -63,14 +63,14 @@ def test_equals_the_dense_matrix(
 def results(
     x: Tensor, weight: Tensor, bias: Tensor | None, grad: Tensor, backend: str, **strides: int
 ) -> list[Tensor]:
-    """Output and all gradients."""
+    """Return the output and all gradients."""
     leaves = [t.detach().requires_grad_() for t in (x, weight, bias) if t is not None]
     y = block_linear(*leaves, backend=backend, **strides)
     return [y.detach(), *torch.autograd.grad(y, leaves, grad)]
 
 
 def laid_out(x: Tensor, layout: str) -> Tensor:
-    """The same numbers, otherwise in memory."""
+    """Return the same values in another memory layout."""
     if layout == "rows side by side":
         return x.mT.contiguous().mT
     if layout == "neither":
@@ -84,7 +84,7 @@ def laid_out(x: Tensor, layout: str) -> Tensor:
 @pytest.mark.parametrize("layout", ["plain", "rows side by side", "a part", "neither"])
 @pytest.mark.parametrize("rows", [1, 15, 16, 17, 63, 64, 65, 131])
 def test_the_kernel_on_tiles_of_all_sizes(rows: int, layout: str) -> None:
-    """Rows around tiles and vectors, in float64; widths that fill no vector."""
+    """The kernel is exact around tile and vector sizes, and for widths below a full vector."""
     torch.manual_seed(rows)
     for width, out in ((1, 1), (11, 5), (8, 17), (3, 33)):
         x = laid_out(torch.randn(3, rows, 4 * width, dtype=torch.float64), layout)
@@ -103,7 +103,7 @@ def test_the_kernel_on_tiles_of_all_sizes(rows: int, layout: str) -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("features", [6, 120, 1200])
 def test_the_kernel_in_other_dtypes(dtype: torch.dtype, features: int) -> None:
-    """Sums, of 140 rows at most, are of float32: what differs more is one rounding of results."""
+    """Sums over at most 140 rows use float32, so results differ by at most one rounding."""
     torch.manual_seed(features)
     x, grad = (torch.randn(2, 70, features).to(dtype) for _ in range(2))
     weight, bias = (
@@ -135,7 +135,7 @@ def test_the_kernel_gives_the_same_bits_for_any_number_of_threads() -> None:
 
 @needs_kernels
 def test_the_result_lies_as_the_input_does() -> None:
-    """The next map of a stack then finds rows side by side again; no copy is made between."""
+    """The result keeps the memory layout of the input, so stacked layers need no copy."""
     weight = torch.randn(4, 3, 5)
     rows_beside = torch.randn(2, 12, 40).mT
     y = block_linear(rows_beside, weight, backend="cpu")

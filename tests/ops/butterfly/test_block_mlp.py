@@ -1,4 +1,4 @@
-"""Block-diagonal maps one after the other, with activations, against one map at a time."""
+"""Compare fused chains of block-diagonal layers and activations with one layer at a time."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ ACTIVATIONS = {None: lambda x: x, "gelu": functional.gelu, "elu": functional.elu
 def make_maps(
     features: int, blocks: list[tuple[int, int]], activations: list[Any], **options: Any
 ) -> list[BlockMap]:
-    """Random maps of `features`; each of so many blocks, of so many features that go out."""
+    """Build random layers for `features` inputs, one per (blocks, outputs per block) pair."""
     maps = []
     for index, ((count, out), activation) in enumerate(zip(blocks, activations, strict=True)):
         width = features // count
@@ -51,7 +51,7 @@ def one_by_one(x: Tensor, maps: list[BlockMap]) -> Tensor:
 
 
 def results(x: Tensor, maps: list[BlockMap], grad: Tensor, call: Any) -> list[Tensor]:
-    """Output and the gradients of x and all parameters."""
+    """Return the output and the gradients of x and all parameters."""
     leaves = [t.detach().requires_grad_() for m in maps for t in m[:2] if t is not None]
     parts, own = iter(leaves), []
     for m in maps:
@@ -87,14 +87,14 @@ def test_equals_one_map_at_a_time(
 @pytest.mark.parametrize("name", ["gelu", "elu"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 def test_activations_of_the_kernel_are_exact(name: str, dtype: torch.dtype) -> None:
-    """Values and slopes over the whole range; exp(-x^2 / 2) is as exact as its argument."""
+    """Values and slopes are exact over the whole range, up to the error of exp(-x^2 / 2)."""
     special = torch.tensor([0.0, -0.0, 1e-30, -1e-30, 1e-6, -1e-6, 50.0, -50.0, 3e38, -100.0])
     x = torch.cat([torch.linspace(-14, 14, 20001), special]).to(dtype)[:, None].requires_grad_()
     one = BlockMap(torch.ones(1, 1, 1, dtype=dtype), activation=name)
     y = block_mlp(x, [one], backend="cpu")
     (slope,) = torch.autograd.grad(y.sum(), x)
     wide = x.detach().double().requires_grad_()
-    # 1 + erf of torch's own gelu leaves nothing of small values: erfc does.
+    # Use erfc: the 1 + erf of torch's GELU cancels for small values.
     exact = (
         wide * torch.erfc(-wide / 2**0.5) / 2
         if name == "gelu"
@@ -119,7 +119,7 @@ def test_nan_and_infinity_pass_as_in_torch() -> None:
 @needs_kernels
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 def test_the_kernel_in_other_dtypes(dtype: torch.dtype) -> None:
-    """Between the maps all is float32: results are rounded once, however many maps there are."""
+    """Intermediate results are float32: results are rounded once, for any number of layers."""
     torch.manual_seed(0)
     maps = make_maps(121, [(11, 22), (22, 11), (11, 11)], ["gelu", "elu", None])
     maps = [
@@ -189,7 +189,7 @@ def test_backward_keeps_only_the_input_and_the_parameters() -> None:
 
 @needs_kernels
 def test_auto_takes_the_kernel_where_it_is_faster() -> None:
-    """It spares a chain what lies between, so blocks may be wider than those of a single map."""
+    """A fused chain stores no intermediate results, so "auto" accepts wider blocks."""
 
     def is_taken(width: int, rows: int, length: int) -> bool:
         weight = torch.randn(8, width, width)
@@ -235,7 +235,7 @@ def test_compiled_and_mapped_it_is_the_same() -> None:
 def test_instruction_sets(
     instructions: str, level: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each set that the library holds, built alone; the shorter vectors are for any processor."""
+    """Build each instruction set of the library alone. Any processor runs the shorter vectors."""
     if native.instruction_level() < level:
         pytest.skip("this processor cannot run it")
     sources = [str(native._FOLDER / f"{name}.cpp") for name in ("block_maps", "tokens", "threads")]

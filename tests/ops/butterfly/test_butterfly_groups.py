@@ -1,4 +1,4 @@
-"""Split and merge: the groups are those of the definition, and every position comes back."""
+"""Split and merge follow the definition of the groups and are inverse to each other."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_backends_agree_on_any_axis(data: st.DataObject) -> None:
         assert y.shape == (*shape[:front], spans * s, a, *shape[front + 1 :])
         weights = torch.linspace(0, 1, y.numel(), dtype=y.dtype).view(y.shape)
         (gradient,) = torch.autograd.grad((y * weights).sum(), x)
-        # From the back, the two axes of the groups count one more than the one they came from.
+        # A negative `dim` counts from the end, so the two group axes shift it by one.
         back = butterfly_merge(y, s, dim - 1 if dim < 0 else dim, backend=backend)
         assert torch.equal(back, x)
         results.append((y.detach(), gradient))
@@ -67,7 +67,7 @@ def test_backends_agree_on_any_axis(data: st.DataObject) -> None:
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("n", [8, 12, 24, 36])
 def test_samples_do_not_meet(n: int, backend: str) -> None:
-    """Whatever the length, no group holds positions of two samples."""
+    """No group mixes positions of two samples, for any sequence length."""
     sample = torch.arange(5).view(5, 1, 1).expand(5, n, 2)
     for stride in rm.ops.butterfly_strides(n, 4):
         groups = butterfly_split(sample, 4, stride, backend=backend)

@@ -1,4 +1,4 @@
-"""Strides are valid, complete, and the printed ones wherever those are valid and complete."""
+"""Strides are valid and complete, and equal the paper's strides if those are valid and complete."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import rifflemix as rm
 
 
 def reached(length: int, block: int, strides: list[int]) -> list[set[int]]:
-    """Index sets propagated one position at a time, from the definition of a group."""
+    """Propagate index sets one position at a time, following the definition of a group."""
     sets = [{position} for position in range(length)]
     for stride in strides:
         merged: list[set[int]] = [set() for _ in range(length)]
@@ -36,7 +36,7 @@ def is_complete(length: int, block: int, strides: list[int]) -> bool:
 
 
 def printed(length: int, block: int) -> list[int]:
-    """The rule as printed, with the number of layers ceil(log_a n) counted in integers."""
+    """Apply the rule of the paper, with ceil(log_a n) layers counted in integers."""
     layers, span = 1, block
     while span < length:
         layers, span = layers + 1, span * block

@@ -1,4 +1,4 @@
-"""Dropout from a seed: the published numbers, the same bits in every form, honest chances."""
+"""Seeded dropout: published random numbers, equal bits in all backends, and unbiased rates."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ BACKENDS = ["reference", "eager", pytest.param("cpu", marks=needs_kernels)]
 
 ONES = (0xFFFFFFFF,) * 8
 PI = (0x243F6A88, 0x85A308D3, 0x13198A2E, 0x03707344, 0xA4093822, 0x299F31D0, 0x082EFA98)
-# Counter and key, then the words after 13 and after 20 rounds: the authors' known answers.
+# Known answers of the authors: counter and key, then the words after 13 and after 20 rounds.
 KNOWN = [
     ((0,) * 8, "531c7e4f 39491ee5 2c855a92 3d6abf9a", "9c6ca96a e17eae66 fc10ecd4 5256a7d8"),
     (ONES, "c4189358 1c9cc83a d5881c67 6a0a89e0", "2a881696 57012287 f6c7446e a16a6732"),
@@ -65,7 +65,7 @@ def test_all_forms_drop_the_same(p: float, dtype: torch.dtype) -> None:
 
 @needs_kernels
 def test_numbers_whose_upper_half_is_the_threshold_s() -> None:
-    """p = 1/2 + 1/2^17: one element in 65,536 is decided by its lower half."""
+    """With p = 1/2 + 1/2^17, the lower half of a number decides for one element in 65,536."""
     p, count, seed = 0.5 + 2.0**-17, 400_000, torch.tensor(5)
     numbers = reference.numbers(count, seed)
     tied = numbers >> 16 == threshold(p) >> 16
@@ -85,7 +85,7 @@ def test_seeds_of_any_size(seed: int) -> None:
 
 
 def test_seeds_and_places_have_their_own_numbers() -> None:
-    """All 64 bits of the seed count, and no tile repeats another's numbers."""
+    """All 64 bits of the seed matter, and no tile repeats the numbers of another tile."""
     seeds = [0, 1, 2, 2**32, 2**33, 2**62]
     rows = torch.cat([reference.numbers(6400, torch.tensor(seed)).view(-1, 64) for seed in seeds])
     assert len(rows.unique(dim=0)) == 100 * len(seeds)
@@ -95,7 +95,7 @@ def test_seeds_and_places_have_their_own_numbers() -> None:
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("p", [0.1, 0.5, 0.9])
 def test_share_of_dropped_elements(p: float, backend: str) -> None:
-    """Within 4.5 standard deviations: overall, at each place of a tile, of neighbours together."""
+    """Rates are within 4.5 standard deviations: overall, per tile position, for neighbor pairs."""
     torch.manual_seed(1)
     count = 64 * 4000
     dropped = torch.cat([dropout(torch.ones(count), p, backend=backend) == 0 for _ in range(2)])
@@ -107,7 +107,7 @@ def test_share_of_dropped_elements(p: float, backend: str) -> None:
 
     is_fair(dropped.mean(), p, 2 * count)
     is_fair(dropped.view(-1, 64).mean(0), p, 8000)
-    for distance in (1, 2, 3, 16, 63, 64, 512, count):  # the last: this call and the next
+    for distance in (1, 2, 3, 16, 63, 64, 512, count):  # the last distance: this call and the next
         pairs = dropped[distance:] * dropped[:-distance]
         is_fair(pairs.mean(), p * p, len(pairs) // 2)
 
@@ -260,7 +260,7 @@ def test_layer() -> None:
 
 
 def test_models_drop_with_it() -> None:
-    """No layer of torch's own is left in a model, which would draw by one thread."""
+    """A model contains no torch.nn.Dropout itself, because torch draws with a single thread."""
     model = rm.create_model("encoder", vocab_size=8, num_classes=2, max_length=16, dropout=0.1)
     layers = [m for m in model.modules() if isinstance(m, torch.nn.Dropout)]
     assert layers

@@ -1,4 +1,4 @@
-"""Attention with dropped weights: the explicit softmax and mask, in memory without the weights."""
+"""Compare dropout attention with an explicit softmax and mask, without storing the weights."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from rifflemix.ops.native import instruction_level
 needs_kernels = pytest.mark.skipif(instruction_level() < 2, reason="no compiled kernels here")
 FAST = ["eager", pytest.param("cpu", marks=needs_kernels)]
 
-# B, H, N, S, D, E: around vectors, panels of them, tiles of 64 weights and blocks of queries.
+# B, H, N, S, D, E: sizes around vectors, vector panels, tiles of 64 weights and query blocks.
 SIZES = [
     (1, 1, 1, 1, 1, 1),
     (2, 3, 5, 7, 3, 9),
@@ -32,7 +32,7 @@ SIZES = [
 
 
 def make(sizes: tuple[int, ...], dtype: torch.dtype = torch.float64) -> list[Tensor]:
-    """q, k and v; q as a projection gives it, v as a part of wider rows."""
+    """Create q, k and v: q strided like a projection, v a slice of wider rows."""
     b, h, n, s, d, e = sizes
     q = torch.randn(b, n, h, d, dtype=dtype).transpose(1, 2)
     v = torch.randn(b, h, s, e + 3, dtype=dtype)[..., :e]
@@ -44,11 +44,11 @@ def make_mask(kind: str, sizes: tuple[int, ...]) -> Tensor | None:
     torch.manual_seed(3)
     if kind == "keys":
         return torch.rand(b, 1, 1, s) < 0.7
-    if kind == "pairs":  # some queries see nothing
+    if kind == "pairs":  # some queries see no key
         return (torch.rand(b, h, n, s) < 0.5) & (torch.rand(b, 1, n, 1) < 0.8)
     if kind == "queries":
         return torch.rand(n, 1) < 0.7
-    if kind == "tail":  # of keys that no query of a sample sees; the last sample sees none at all
+    if kind == "tail":  # last keys are hidden from all queries; in the last sample all keys
         seen = torch.tensor([max(1, s // 3), 0][-b:])
         return (torch.arange(s) < seen[:, None])[:, None, None]
     if kind == "strided":
@@ -64,7 +64,7 @@ def run(
     causal: bool = False,
     padding: bool = False,
 ) -> tuple[Tensor, ...]:
-    """Output and gradients with the same drawn seed."""
+    """Return the output and the gradients for a fixed dropout seed."""
     q, k, v = inputs
     leaf = v.detach().clone().requires_grad_()
     torch.manual_seed(11)
@@ -108,7 +108,7 @@ def test_padding_attends_to_nothing(tokens: int, kind: str, backend: str) -> Non
 @pytest.mark.parametrize("kind", ["none", "tail"])
 @pytest.mark.parametrize("used", [0, 1, 70])
 def test_gradients_where_not_all_outputs_are_used(used: int, kind: str) -> None:
-    """Blocks of queries without a gradient are left out."""
+    """Gradients stay correct when the kernel skips query blocks without a gradient."""
     sizes = (2, 2, 130, 150, 8, 8)
     inputs, mask, results = make(sizes), make_mask(kind, sizes), []
     cotangent = torch.randn(2, 2, 130, 8, dtype=torch.float64)
@@ -137,7 +137,7 @@ def test_hidden_keys_at_the_end_are_not_read() -> None:
 
 @pytest.mark.parametrize("backend", [*FAST, "reference"])
 def test_weights_are_dropped_as_dropout_drops(backend: str) -> None:
-    """With one-hot values the output is the weights themselves."""
+    """With one-hot values, the output equals the dropped weights."""
     q, k, _ = make((2, 3, 20, 30, 8, 1))
     one_hot = torch.eye(30, dtype=torch.float64).expand(2, 3, 30, 30)
     torch.manual_seed(5)
@@ -156,12 +156,12 @@ def test_weights_are_dropped_as_dropout_drops(backend: str) -> None:
 )
 @pytest.mark.parametrize("length", [40, 700])
 def test_sums_are_float32(length: int, dtype: torch.dtype, tolerance: float) -> None:
-    """Values that the type holds: results are off by their own rounding alone."""
+    """Inputs are exact in the low-precision type, so only the rounding of the result remains."""
     exact = [t.detach().to(dtype).double() for t in make((1, 2, length, length, 16, 16))]
     expected = run("reference", [t.clone().requires_grad_() for t in exact], 0.2)
     found = run("cpu", [t.to(dtype).requires_grad_() for t in exact], 0.2)
     assert found[0].dtype == dtype
-    # The gradient of the scores takes y as it was rounded.
+    # The gradient of the scores uses the rounded y.
     torch.testing.assert_close(found[0].double(), expected[0], atol=tolerance, rtol=tolerance)
     for gradient, exactly in zip(found[1:], expected[1:], strict=True):
         scale = exactly.abs().max().item()
@@ -171,7 +171,7 @@ def test_sums_are_float32(length: int, dtype: torch.dtype, tolerance: float) -> 
 
 @needs_kernels
 def test_no_dropout_in_the_limit_is_torch_s_attention() -> None:
-    """p = 1e-9 drops nothing here; large scores do not overflow."""
+    """With p = 1e-9, no weight is dropped, and large scores do not overflow."""
     q, k, v = make((2, 2, 50, 60, 16, 16))
     found = run("cpu", [q * 30, k * 30, v], 1e-9)[0]
     expected = F.scaled_dot_product_attention(q * 30, k * 30, v).detach()
@@ -206,7 +206,7 @@ def test_any_number_of_threads_gives_the_same() -> None:
 
 @needs_kernels
 def test_the_weights_are_not_kept() -> None:
-    """What backward needs is linear in the number of tokens."""
+    """The tensors saved for the backward pass are linear in the number of tokens."""
     kept: list[int] = []
 
     def pack(tensor: Tensor) -> Tensor:
@@ -262,7 +262,7 @@ def test_numbers_that_hide_all_keys_of_a_query(backend: str, p: float) -> None:
 
 @pytest.mark.parametrize("of", [0, 1, 2])
 def test_second_order_of_one_of_the_inputs(of: int) -> None:
-    """A gradient of one alone, with a graph: what nobody asked for has none."""
+    """A second-order gradient works when only one input needs a first-order gradient."""
     inputs = [t.detach().requires_grad_() for t in make((1, 2, 5, 5, 4, 4))]
     y = dropout_attention(*inputs, 0.0)
     (first,) = torch.autograd.grad(y.square().sum(), inputs[of], create_graph=True)
@@ -398,7 +398,7 @@ def test_refused(message: str, call: Callable[[], object]) -> None:
 
 
 def test_the_reference_is_the_equation() -> None:
-    """Query by query, key by key."""
+    """The reference equals explicit loops over queries and keys."""
     q, k, v = (t.detach() for t in make((1, 1, 3, 4, 2, 2)))
     seed = torch.tensor(9)
     kept = reference.is_kept(12, 0.5, seed).view(3, 4)

@@ -1,4 +1,4 @@
-"""Inputs and checks that the tests of the permutation family share."""
+"""Shared inputs and checks for the tests of the permutation operators."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MASK_TENSORS = {name: torch.tensor(rows).bool() for name, rows in MASKS.items()}
 
 
 def tied(batch: int, length: int, channels: int, dtype: torch.dtype = torch.float64) -> Tensor:
-    """Values of which many are equal, some are infinite, and zeros come with either sign."""
+    """Create values with many ties, some infinities, and zeros of either sign."""
     x = torch.randint(-2, 3, (batch, length, channels)).to(dtype)
     x = torch.where(torch.rand(x.shape) < 0.1, float("inf") * x.sign().nan_to_num(1.0), x)
     x = torch.where(x.isnan(), torch.zeros_like(x), x)
@@ -25,7 +25,7 @@ def tied(batch: int, length: int, channels: int, dtype: torch.dtype = torch.floa
 
 @st.composite
 def tokens(draw: st.DrawFn, group_size: int | None = None) -> tuple[Tensor, Tensor | None, int]:
-    """(x, mask or None, num_groups) with ties, -0.0, infinities, NaN now and then."""
+    """Draw (x, mask or None, num_groups), sometimes with ties, -0.0, infinities and NaN."""
     size = draw(st.integers(1, 5)) if group_size is None else group_size
     num_groups = draw(st.integers(1, 4))
     shape = (draw(st.integers(1, 3)), num_groups * size, 2 * draw(st.integers(1, 3)))
@@ -39,7 +39,7 @@ def tokens(draw: st.DrawFn, group_size: int | None = None) -> tuple[Tensor, Tens
 
 
 def check_permutation(x: Tensor, y: Tensor, index: Tensor, mask: Tensor | None) -> None:
-    """The index is a permutation of positions, identity at padding, and y follows it."""
+    """Check that `index` permutes positions, fixes padding, and produces `y`."""
     positions = torch.arange(x.shape[1])[:, None].expand_as(x)
     assert index.dtype == torch.int64
     assert index.shape == x.shape

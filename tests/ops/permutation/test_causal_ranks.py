@@ -1,4 +1,4 @@
-"""Causal shift and rank filter: the equation, ties, gradients, kernels, bad arguments."""
+"""Causal shift and rank filter: equation, ties, gradients, kernels, invalid arguments."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
 def values(shape: tuple[int, int, int], dtype: torch.dtype) -> Tensor:
-    """Numbers of which many are equal, zeros of either sign, infinite or NaN."""
+    """Create values with many ties, zeros of either sign, infinities and NaN."""
     x = torch.randn(shape).to(dtype)
     x = torch.where(torch.rand(shape) < 0.5, tied(*shape, dtype=dtype), x)
     return torch.where(torch.rand(shape) < 0.05, torch.full_like(x, float("nan")), x)
 
 
 def same(a: Tensor, b: Tensor) -> bool:
-    """Equal, -0.0 told from 0.0, NaN where NaN."""
+    """Compare values, signs of zeros, and positions of NaN."""
     return torch.equal(a.nan_to_num(7.5), b.nan_to_num(7.5)) and bool(
         ((a.signbit() == b.signbit()) | a.isnan()).all()
     )
 
 
 def gradient(y: Tensor, x: Tensor, weight: Tensor) -> Tensor:
-    """Zero, not missing, where no token was taken."""
+    """Return the gradient of x, with zeros for tokens that the output does not use."""
     return torch.autograd.grad(y + 0.0 * x.nan_to_num(0.0, 0.0, 0.0), x, weight)[0]
 
 
@@ -45,7 +45,7 @@ def test_eager_is_the_equation(data: st.DataObject) -> None:
     torch.manual_seed(data.draw(st.integers(0, 999)))
     dtype = data.draw(st.sampled_from([torch.float64, *DTYPES]))
     x = values((batch, length, channels), dtype).requires_grad_()
-    # Whole numbers are summed without an error, in whatever order.
+    # Sums of integers are exact in any order.
     weight = torch.randint(-3, 4, x.shape).to(dtype)
     ranks, steps = torch.randint(size, (channels,)), torch.randint(length + 3, (channels,))
     for operator, arguments in ((rank_filter, (ranks, size)), (causal_shift, (steps,))):
@@ -92,14 +92,14 @@ def test_windows_of_two_are_minimum_and_maximum_of_neighbours() -> None:
 
 @pytest.mark.parametrize("size", [2, 3, 8])
 def test_a_token_reaches_its_window_and_no_other(size: int) -> None:
-    """At every position: token m reaches tokens m..m+G-1 through J = 0, and none before."""
+    """With J = 0, token m reaches exactly the tokens m..m+G-1, at every position."""
     length, channels = 17, 2 * size
     x = torch.randn(1, length, channels, dtype=torch.float64)
     ranks, steps = torch.arange(channels) % size, torch.arange(channels) // size * 3
     y = rank_filter(causal_shift(x, steps), ranks, size)
     for position in range(length):
         moved = x.clone()
-        moved[:, position] += 1000  # to the highest rank
+        moved[:, position] += 1000  # now the highest rank
         change = (rank_filter(causal_shift(moved, steps), ranks, size) - y)[0] != 0
         n = torch.arange(length)[:, None] - steps
         assert not change[(n < position) | (n >= position + size)].any()
@@ -116,7 +116,7 @@ def test_numerical_gradients() -> None:
     assert torch.autograd.gradgradcheck(run, (x,))
 
 
-# The compiled kernel.
+# Compiled kernel.
 
 SIZES = (1, 2, 3, 5, 8, 21, 256)
 SHAPES = ((2, 40, 5), (1, 300, 17), (3, 1, 8), (1, 1100, 130), (0, 4, 3))
@@ -126,7 +126,7 @@ SHAPES = ((2, 40, 5), (1, 300, 17), (3, 1, 8), (1, 1100, 130), (0, 4, 3))
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_kernel_equals_eager(shape: tuple[int, int, int], dtype: torch.dtype) -> None:
-    """Stretches that meet, channels that fill no vector, windows longer than the sequence."""
+    """Sizes cover adjacent chunks, partial vectors, and windows longer than the sequence."""
     for size in SIZES if shape[1] < 100 else (2, 7):
         x = values(shape, dtype)
         if size % 2:
@@ -145,7 +145,7 @@ def test_kernel_equals_eager(shape: tuple[int, int, int], dtype: torch.dtype) ->
 @needs_kernels
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_short_windows_around_what_is_rare(dtype: torch.dtype) -> None:
-    """A NaN, a -0.0 beside a 0.0, and equal tokens, each in a vector of channels of its own."""
+    """A NaN, a -0.0 next to a 0.0, and ties each occur in a separate vector of channels."""
     shape = (2, 45, 100)
     for size in range(2, 9):
         x = torch.randn(shape).to(dtype)

@@ -110,7 +110,7 @@ def test_edges_of_the_order(
     values: list[float], order: str, expected: list[int] | None, dtype: torch.dtype
 ) -> None:
     x = column(values, dtype)
-    if expected is None:  # numbers below the smallest normal one are told apart, zeros are not
+    if expected is None:  # subnormal numbers are distinguished, zeros of either sign are equal
         expected = x.sort(dim=1, stable=True).indices.flatten().tolist()
         assert expected == [3, 0, 2, 1]
     assert indices(x, order=order) == expected
@@ -124,7 +124,7 @@ def test_values_that_round_to_the_same_bfloat16_are_ties() -> None:
 
 
 def test_reference_order_by_hand() -> None:
-    #                 reference ranks 2 0 1 | 0 2 1
+    # ranks of `reference`: 2 0 1 | 0 2 1
     reference = [5.0, -1.0, 2.0, 0.0, 9.0, 3.0]
     other = [10.0, 30.0, 20.0, 6.0, 4.0, 5.0]
     x = torch.tensor([reference, other]).T[None]
@@ -137,7 +137,7 @@ def test_reference_order_by_hand() -> None:
 @settings(max_examples=30, deadline=None)
 @given(st.integers(1, 6), st.integers(1, 4), st.integers(0, 2**16))
 def test_reference_order_is_the_optimal_transport(size: int, groups: int, seed: int) -> None:
-    """CSP appendix B: each group's rearrangement maximises <v_0 v_c^T, T> over permutations."""
+    """CSP appendix B: each group's permutation T maximizes <v_0 v_c^T, T>."""
     torch.manual_seed(seed)
     x = torch.randn(1, groups * size, 4, dtype=torch.float64)
     _, index = group_sort(x, groups, return_indices=True)
@@ -165,7 +165,7 @@ def test_every_head_has_its_own_reference() -> None:
 @pytest.mark.parametrize("groups", [1, 2, 3, 6, 12])
 @pytest.mark.parametrize("mask", MASK_TENSORS.values(), ids=MASK_TENSORS)
 def test_gradients_go_to_the_values_taken(mask: Tensor | None, groups: int, order: str) -> None:
-    """Under ties too: every input receives the cotangent of the one position it went to."""
+    """With ties too, each input receives the cotangent of the position it moved to."""
     x = tied(3, 12, 4).requires_grad_()
     y, index = group_sort(x, groups, order=order, key_padding_mask=mask, return_indices=True)
     cotangent = torch.randn_like(y)
@@ -175,7 +175,7 @@ def test_gradients_go_to_the_values_taken(mask: Tensor | None, groups: int, orde
     assert torch.equal(gradient, torch.zeros_like(x).scatter(1, index, cotangent))
 
 
-# In one random direction; in all of them among the slow tests.
+# One random direction by default, all directions in the slow tests.
 WAYS = [pytest.param(True, id="one way"), pytest.param(False, id="all", marks=pytest.mark.slow)]
 
 

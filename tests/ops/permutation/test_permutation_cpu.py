@@ -1,4 +1,4 @@
-"""The compiled kernels give exactly what the eager path gives: values, indices, gradients."""
+"""The compiled kernels give exactly the values, indices and gradients of the eager backend."""
 
 from __future__ import annotations
 
@@ -50,21 +50,21 @@ Operator = Callable[..., Any]
 
 
 def values(batch: int, length: int, channels: int, dtype: torch.dtype) -> Tensor:
-    """Numbers of which some are equal, zeros of either sign, infinite or NaN."""
+    """Create values with some ties, zeros of either sign, infinities and NaN."""
     x = torch.randn(batch, length, channels).to(dtype)
     x = torch.where(torch.rand(x.shape) < 0.5, tied(batch, length, channels, dtype), x)
     return torch.where(torch.rand(x.shape) < 0.1, torch.full_like(x, float("nan")), x)
 
 
 def same(a: Tensor, b: Tensor) -> bool:
-    """Equal, -0.0 told from 0.0, NaN where NaN."""
+    """Compare values, signs of zeros, and positions of NaN."""
     numbers = torch.equal(a.nan_to_num(7.5), b.nan_to_num(7.5))
     signs = torch.equal(a.signbit() & ~a.isnan(), b.signbit() & ~b.isnan())
     return numbers and signs and torch.equal(a.isnan(), b.isnan())
 
 
 def check_filter(x: Tensor, ranks: Tensor, window_size: int) -> None:
-    """Values and gradient, which is a sum of whole numbers."""
+    """Compare values and gradients. Integer weights make the sums of the gradient exact."""
     weight, x = torch.randint(-3, 4, x.shape).to(x), x.detach().requires_grad_()
     results = []
     for backend in ("eager", "cpu"):
@@ -74,7 +74,7 @@ def check_filter(x: Tensor, ranks: Tensor, window_size: int) -> None:
 
 
 def check_soft(x: Tensor, mask: Tensor | None) -> None:
-    """Soft ranks by kernels are those in float64, rounded."""
+    """Compare the soft ranks of the kernels with rounded float64 results."""
     options: dict[str, Any] = {"temperature": 0.37, "key_padding_mask": mask}
     found = soft_rank(x, backend="cpu", **options)
     expected = soft_rank(x.double(), backend="eager", **options).to(x.dtype)
@@ -82,7 +82,7 @@ def check_soft(x: Tensor, mask: Tensor | None) -> None:
 
 
 def check(operator: Operator, x: Tensor, *arguments: Any, **options: Any) -> None:
-    """With index, without, and with what the gradient needs: equal to the eager path."""
+    """Compare with eager: with and without indices, and with gradients."""
     weight = torch.randn(x.shape).to(x)
     x = x.detach().requires_grad_()
     expected, expected_index = operator(
@@ -111,7 +111,7 @@ def options_of(order: str, channels: int) -> dict[str, Any]:
 
 
 def mask_of(kind: int, length: int) -> Tensor | None:
-    """None, few padded positions, or many."""
+    """Return no mask, a mask with little padding, or a mask with much padding."""
     return None if kind == 0 else torch.rand(2, length) < (0.1, 0.8)[kind - 1]
 
 
@@ -185,7 +185,7 @@ def test_any_tokens(case: tuple[Tensor, Tensor | None, int], order: str) -> None
 @pytest.mark.parametrize("length", [32768, 32769, 65536, 65537])
 @pytest.mark.parametrize("dtype", DTYPES[:2], ids=str)
 def test_long_sequences(length: int, dtype: torch.dtype) -> None:
-    """Where 16 bits no longer hold the index, in a key or for the gradient."""
+    """Lengths around the limit of 16-bit indices in sort keys and in the backward pass."""
     check(group_sort, values(1, length, 2, dtype), order="ascending")
 
 
@@ -315,7 +315,7 @@ def test_a_sort_without_index_has_no_gradient() -> None:
 
 
 class Everything(nn.Module):
-    """All operators of the family, one after another."""
+    """Apply all permutation operators in sequence."""
 
     def __init__(self, backend: str) -> None:
         super().__init__()
@@ -338,7 +338,7 @@ def calls_kernels(program: torch.export.ExportedProgram) -> bool:
     return any("rifflemix." in str(node.target) for node in program.graph.nodes)
 
 
-# Of torch's own modules, when they are first imported.
+# Warning of torch's own modules on their first import.
 old_warning = pytest.mark.filterwarnings(
     "ignore:`torch.jit.script` is deprecated:DeprecationWarning"
 )
@@ -364,7 +364,7 @@ def test_compile(dynamic: bool) -> None:
 @old_warning
 @pytest.mark.parametrize(("backend", "kernels"), [("auto", False), ("eager", False), ("cpu", True)])
 def test_export(backend: str, kernels: bool) -> None:
-    """An exported program runs anywhere, unless kernels were asked for."""
+    """An exported program contains no compiled kernels, unless the backend is "cpu"."""
     x, mask = both(64)
     program = torch.export.export(Everything(backend), (x, mask))
     assert calls_kernels(program) == kernels
@@ -426,7 +426,7 @@ def test_old_processors_sort_long_keys_by_torch(monkeypatch: pytest.MonkeyPatch)
 def test_instruction_sets(
     instructions: str, level: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each set that the library holds, built alone."""
+    """Each instruction set of the library works when built alone."""
     if native.instruction_level() < level:
         pytest.skip("this processor cannot run it")
     names = ("sort", "pairs", "shift", "scatter", "largest", "memory", "threads")
@@ -455,7 +455,7 @@ def test_instruction_sets(
 
 
 class Deaf(torch.autograd.Function):
-    """Passes its input on, and no gradient back."""
+    """Pass the input on, but return no gradient."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:

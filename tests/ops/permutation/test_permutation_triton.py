@@ -23,7 +23,7 @@ ORDERS = ("reference", "ascending", "descending", "mixed")
 
 
 def numbers(batch: int, length: int, channels: int, dtype: torch.dtype) -> Tensor:
-    """Ties, zeros of either sign, infinities and NaN."""
+    """Create values with ties, zeros of either sign, infinities and NaN."""
     x = tied(batch, length, channels, dtype)
     return torch.where(torch.rand(x.shape) < 0.1, torch.full_like(x, float("nan")), x).to(DEVICE)
 
@@ -35,14 +35,14 @@ def options_of(order: str, channels: int) -> dict[str, object]:
 
 
 def same(a: Tensor, b: Tensor) -> bool:
-    """Equal, -0.0 told from 0.0, NaN where NaN."""
+    """Compare values, signs of zeros, and positions of NaN."""
     numeric = torch.equal(a.nan_to_num(7.5), b.nan_to_num(7.5))
     zeros = torch.equal(a.signbit() & ~a.isnan(), b.signbit() & ~b.isnan())
     return numeric and zeros and torch.equal(a.isnan(), b.isnan())
 
 
 def check(operator: object, x: Tensor, *arguments: object, **options: object) -> None:
-    """Values, indices and gradients are exactly those of the eager backend."""
+    """Check that values, indices and gradients exactly equal the eager backend."""
     x = x.requires_grad_()
     mask = options.get("key_padding_mask")
     weight = torch.randn(x.shape).to(x)
@@ -62,12 +62,12 @@ def check(operator: object, x: Tensor, *arguments: object, **options: object) ->
         assert same(operator(x, *arguments, backend="triton", **options), expected)
 
 
-# (N, groups): pairs, whole and padded windows, one window of all tokens.
+# (N, groups): pairs, full and padded windows, one window of all tokens.
 GRID = [(12, 6), (12, 3), (7, 1), (3, 3)]
 
 
 def in_turn(shapes: Sequence[Any], orders: Sequence[str]) -> list[Any]:
-    """All pairs; slow, as the interpreter is, but for one order a shape, in turn."""
+    """Combine all shapes and orders; mark all but one order per shape as slow."""
     return [
         pytest.param(shape, order, marks=[] if i % len(orders) == j else [pytest.mark.slow])
         for i, shape in enumerate(shapes)
@@ -84,7 +84,7 @@ def test_group_sort(shape: tuple[int, int], order: str) -> None:
 
 
 def test_pairs_of_many_channels() -> None:
-    """Tiles of channels that all follow the same one, in another tile or in theirs."""
+    """Channel tiles follow one reference channel, in another tile or in the same tile."""
     check(group_sort, numbers(2, 6, 300, torch.bfloat16), 3)
     check(channel_permute, numbers(2, 6, 256, torch.bfloat16), list(range(256)), 3)
 
@@ -116,8 +116,8 @@ def test_circular_shift(dtype: torch.dtype) -> None:
     check(circular_shift, numbers(2, 9, 5, dtype), [0, 1, -4, 9, 100])
 
 
-# The interpreter takes fifteen seconds for a window of 64, or of 32 in bfloat16; a GPU gets windows
-# of thousands below.
+# The interpreter needs 15 seconds for a window of 64, or of 32 in bfloat16. The GPU tests below use
+# windows of thousands.
 @pytest.mark.parametrize(
     ("length", "groups", "order", "dtype"),
     [
@@ -145,7 +145,7 @@ def test_longer_windows(length: int, groups: int, order: str, dtype: torch.dtype
 def test_turned_windows(
     shape: tuple[int, int], dtype: torch.dtype, order: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Long windows are sorted in a copy in which the tokens of a channel lie side by side."""
+    """Long windows are sorted in a transposed copy, with the tokens of a channel contiguous."""
     from rifflemix.ops.permutation import triton_windows as windows
 
     monkeypatch.setattr(windows, "_MOST_ACROSS", 8)
@@ -159,7 +159,7 @@ def test_turned_windows(
     length, groups = shape
     x = numbers(1, length, 4, dtype)
     check(group_sort, x, groups, heads=2, **options_of(order, 4))
-    # There and back: values and order, then values alone, in pairs where a GPU compares halves.
+    # Transpose and back: values and order, then values alone (in pairs if the GPU compares halves).
     in_pairs = dtype != torch.float32 and windows._compares_halves(x.device)
     alone = torch.int32 if in_pairs else dtype
     assert turned == [dtype, dtype, torch.uint8, alone, alone]
@@ -180,7 +180,7 @@ def test_values_alone(
     dtype: torch.dtype,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Sorted by two channels at a time where there is no -0.0, else each by itself after all."""
+    """Two channels are sorted at a time if there is no -0.0, otherwise each channel separately."""
     from rifflemix.ops.permutation import triton_windows as windows
 
     left: list[int] = []
@@ -208,7 +208,7 @@ def test_values_alone(
 
 
 def test_values_alone_are_sorted_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Programs whose windows the first kernel did not leave do not sort them again."""
+    """The second kernel skips windows that the first kernel has sorted."""
     from rifflemix.ops.permutation import triton_windows as windows
 
     def leave_the_last_sample(x: Tensor, y: Tensor, *_: Any) -> Tensor:
@@ -303,7 +303,7 @@ def test_opcheck(num_groups: int) -> None:
     x = torch.randn(2, 6, 2, device=DEVICE, requires_grad=True)
     steps = torch.tensor([1, 2], device=DEVICE)
     operators = torch.ops.rifflemix
-    group_sort(x, num_groups, backend="triton")  # registers them
+    group_sort(x, num_groups, backend="triton")  # registers the operators
     inputs = (x, steps, None, None, num_groups, True, 1, True)
     torch.library.opcheck(operators.triton_group_sort, inputs)
     _, code = operators.triton_group_sort(*inputs)
@@ -350,7 +350,7 @@ def test_what_kernels_do_not_take_is_refused(
 
 
 class TestOnGpu:
-    """The sizes that are for, on the machine they are for."""
+    """Large sizes, on a GPU."""
 
     pytestmark = on_gpu
 
@@ -411,7 +411,7 @@ class TestOnGpu:
         ("length", "channels"), [(1024, 512), (4096, 100), (16384, 512), (4096, 7), (62, 300)]
     )
     def test_shifted_pairs(self, length: int, channels: int, dtype: torch.dtype) -> None:
-        """Tiles of one sector of channels and many tokens."""
+        """Tiles have one memory sector of channels and many tokens."""
         steps = shift_steps("linear", length, channels, device=DEVICE)
         check(channel_permute, numbers(2, length, channels, dtype), steps, length // 2)
         check(circular_shift, numbers(2, length, channels, dtype), steps)

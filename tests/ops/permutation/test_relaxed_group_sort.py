@@ -10,7 +10,7 @@ from rifflemix.ops import group_sort, relaxed_group_sort
 
 
 def spread(batch: int, length: int, channels: int) -> Tensor:
-    """Values far enough apart for the limit to be near at a moderate temperature."""
+    """Create well-separated values, so that a moderate temperature is close to the limit."""
     ranks = torch.rand(batch, length, channels, dtype=torch.float64).argsort(1).double()
     return ranks - length / 2 + 0.2 * torch.rand_like(ranks)
 
@@ -40,13 +40,13 @@ def test_plan_is_doubly_stochastic(groups: int) -> None:
     ones = torch.ones(plan.shape[:-1], dtype=torch.float64)
     torch.testing.assert_close(plan.sum(-1), ones, atol=1e-6, rtol=0)
     torch.testing.assert_close(plan.sum(-2), ones, atol=1e-12, rtol=0)
-    # Doubly stochastic maps keep each group's mean.
+    # Doubly stochastic matrices keep the mean of each group.
     means = [t.view(2, groups, -1, 4).mean(2) for t in (x, y)]
     torch.testing.assert_close(*means, atol=1e-6, rtol=0)
 
 
 def test_converges_to_equation_9() -> None:
-    """Whatever the start: plain row and column normalisation of exp(v_0 v_c^T / temperature)."""
+    """The plan equals plain row and column normalization of exp(v_0 v_c^T / temperature)."""
     x = torch.randn(1, 5, 3, dtype=torch.float64)
     _, plan = relaxed_group_sort(x, temperature=0.5, num_iterations=200, return_plan=True)
     for channel in range(3):
@@ -60,7 +60,7 @@ def test_converges_to_equation_9() -> None:
 @pytest.mark.parametrize("mask", MASK_TENSORS.values(), ids=MASK_TENSORS)
 @pytest.mark.parametrize("groups", [1, 2, 3, 6])
 def test_tends_to_the_hard_sort(groups: int, mask: Tensor | None) -> None:
-    """Theorem 2, with the iterations that a user gets by default."""
+    """Theorem 2 holds with the default number of iterations."""
     x = spread(3, 12, 4)
     hard = group_sort(x, groups, key_padding_mask=mask)
     errors = []
@@ -87,7 +87,7 @@ def test_the_order_has_gradients() -> None:
     y = relaxed_group_sort(x, 2, temperature=0.8)
     (soft,) = torch.autograd.grad(y[..., 1:].square().sum(), x)
     (hard,) = torch.autograd.grad(group_sort(x, 2)[..., 1:].square().sum(), x)
-    assert (soft[..., 0] != 0).all()  # through the reference's values, that is, through the order
+    assert (soft[..., 0] != 0).all()  # the reference channel gets gradients through the order
     assert not hard[..., 0].any()
 
 

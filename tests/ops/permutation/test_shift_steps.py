@@ -35,7 +35,7 @@ def joint_power(num_tokens: int, channels: int, layers: int) -> list[int]:
         ("code_exp", 16, 4, [1, 2, 4, 8]),
         ("code_exp", 2, 4, [1, 0, 0, 0]),  # ceil(2^(g/4)) = 2 = N is no shift
         ("power", 1, 3, [0, 0, 0]),
-        ("power", 100, 1, [0]),  # LC = 1: one channel, the reference
+        ("power", 100, 1, [0]),  # LC = 1: the only channel is the reference
         ("linear", 1, 3, [0, 0, 0]),
         ("code_exp", 1, 3, [0, 0, 0]),
     ],
@@ -94,7 +94,7 @@ def test_power_law_goes_from_local_to_global() -> None:
 
 
 def test_released_powers_are_ceilings_of_doubles() -> None:
-    """Whole powers that rounding lifts: g = 160, 224 and 320 of 384, as the release has them."""
+    """Rounding lifts the integer powers at g = 160, 224 and 320 of 384, as in the released code."""
     steps = torch.cat(
         [shift_steps("code_exp", 4096, 64, layer_index=layer, num_layers=6) for layer in range(6)]
     ).tolist()

@@ -1,4 +1,4 @@
-"""Soft sorts and ranks: the projection, its limits, gradients, kernels, bad arguments."""
+"""Soft sorts and ranks: projection, limits, gradients, kernels, invalid arguments."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ needs_kernels = pytest.mark.skipif(
 )
 BACKENDS = ("reference", "eager", pytest.param("cpu", marks=needs_kernels))
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-# Of one rounding in the type of the result, and a few of sums in float64.
+# One rounding in the type of the result, plus a few in the float64 sums.
 TOLERANCE = {
     torch.float64: 1e-12,
     torch.float32: 2e-7,
@@ -39,7 +39,7 @@ both = pytest.mark.parametrize("operator", [soft_sort, soft_rank])
 
 
 def results(operator: Any, x: Tensor, weight: Tensor, *arguments: Any, **options: Any) -> Any:
-    """Values and the gradient of their weighted sum; zero where nothing was taken."""
+    """Return values and the gradient of their weighted sum, zero for unused inputs."""
     x = x.detach().requires_grad_()
     y = operator(x, *arguments, **options)
     return y.detach(), torch.autograd.grad(y + 0.0 * x, x, weight)[0]
@@ -60,7 +60,7 @@ def test_eager_is_the_equation(operator: Any, mask: str) -> None:
     options = {"key_padding_mask": MASK_TENSORS[mask]}
     for groups, temperature in ((2, 0.31), (3, 1.7), (12, 1.0)):
         x, weight = torch.randn(2, 3, 12, 2, dtype=torch.float64)
-        x = x if groups == 2 else (2 * x).round() / 2  # of which many are equal
+        x = x if groups == 2 else (2 * x).round() / 2  # with many ties
         options |= {"temperature": temperature}
         found = results(operator, x, weight, groups, backend="eager", **options)
         expected = results(operator, x, weight, groups, backend="reference", **options)
@@ -71,13 +71,13 @@ def test_eager_is_the_equation(operator: Any, mask: str) -> None:
 @needs_kernels
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_kernel_is_the_eager_form_in_float64(operator: Any, dtype: torch.dtype) -> None:
-    """Columns that fill no line, groups of one, long ones, padding, any place in memory."""
+    """Cases: partial vectors, groups of one token, long groups, padding, any memory layout."""
     for length, groups, channels in ((1, 1, 1), (21, 7, 40), (100, 1, 17), (64, 32, 5), (97, 1, 3)):
         x, weight = torch.randn(2, 2, length, channels).to(dtype)
         mask = (torch.rand(2, length) < 0.3) if length % 2 else None
         if channels == 5:
             x, weight = (t.transpose(1, 2).contiguous().transpose(1, 2) for t in (x, weight))
-        if channels == 3:  # a few runs of many tokens
+        if channels == 3:  # a few long runs
             x = torch.cat((x[:, :50] - 1e4, x[:, 50:]), 1)
         for temperature in (0.0137, 0.9):
             options = {"temperature": temperature, "key_padding_mask": mask}
@@ -94,10 +94,10 @@ def test_known_numbers() -> None:
     x = torch.tensor([2.9, 0.1, 1.2], dtype=torch.float64).view(1, 3, 1)
     assert soft_sort(x, temperature=0.5).flatten().tolist() == [0.1, 1.2, 2.9]
     assert soft_rank(x, temperature=1.0).flatten().tolist() == [2, 0, 1]
-    # The upper two are 1.7 apart, more than a step of 1.6; their mean is 2.05.
+    # The upper two are 1.7 apart, more than a step of 1.6. Their mean is 2.05.
     found = soft_sort(x, temperature=0.625).flatten()
     torch.testing.assert_close(found, torch.tensor([0.1, 1.25, 2.85]).double())
-    # The lower two are 1.1 apart, less than 1.2; their mean is 0.65.
+    # The lower two are 1.1 apart, less than 1.2. Their mean is 0.65.
     found = soft_rank(x, temperature=1.2).flatten()
     apart = 0.55 / 1.2
     torch.testing.assert_close(found, torch.tensor([2, 0.5 - apart, 0.5 + apart]).double())
@@ -107,7 +107,7 @@ def test_known_numbers() -> None:
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("mask", ["none", "scattered"])
 def test_limits(operator: Any, backend: str, mask: str) -> None:
-    """At a low temperature the sort and the ranks themselves, at a high one the means."""
+    """A low temperature gives the exact sort or ranks, a high temperature gives the means."""
     x = torch.randn(3, 12, 2)
     padded = MASK_TENSORS[mask]
     options: dict[str, Any] = {"key_padding_mask": padded}
@@ -139,7 +139,8 @@ def test_what_a_projection_keeps(temperature: float) -> None:
     torch.testing.assert_close(soft_rank(x[:, order], temperature=temperature), ranks[:, order])
     assert float(y.diff(dim=1).min()) >= -1e-12
     assert ((ranks >= -1e-12) & (ranks <= 32 + 1e-12)).all()
-    # In the hull of all orders: the k smallest add up to no less than the k smallest of these.
+    # The result is in the convex hull of all permutations: the k smallest results sum to at least
+    # the k smallest inputs.
     assert (y.cumsum(1) >= x.sort(dim=1).values.cumsum(1) - 1e-9).all()
     lowest = torch.arange(33, dtype=torch.float64).cumsum(0)[:, None]
     assert (ranks.sort(dim=1).values.cumsum(1) >= lowest - 1e-9).all()
@@ -220,10 +221,10 @@ def test_what_is_kept_for_the_gradient() -> None:
         lambda saved: kept.append(saved.nbytes) or saved, lambda saved: saved
     ):
         soft_sort(x, temperature=0.5, backend="cpu")
-    assert sum(kept) == 3 * x.numel()  # an index of 16 bits, and a byte
+    assert sum(kept) == 3 * x.numel()  # a 16-bit index, and one byte
 
 
-# The kernels.
+# Kernels.
 
 
 @both
@@ -256,7 +257,7 @@ def run_both(x: Tensor, backend: str = "auto") -> Tensor:
     return y + soft_rank(x, temperature=0.3, backend=backend)
 
 
-# Of torch's own modules, when they are first imported.
+# Warning of torch's own modules on their first import.
 old_warning = pytest.mark.filterwarnings(
     "ignore:`torch.jit.script` is deprecated:DeprecationWarning"
 )

@@ -1,4 +1,4 @@
-"""Which sorts "auto" gives to Triton's kernels, decided without a GPU."""
+"""Which sorts "auto" runs with Triton kernels, tested without a GPU."""
 
 from __future__ import annotations
 

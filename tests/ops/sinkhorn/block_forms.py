@@ -1,4 +1,4 @@
-"""Forms of Sparse Sinkhorn attention that compiled kernels know, for tests of each of them."""
+"""Variants of Sparse Sinkhorn attention that the compiled kernels support."""
 
 from __future__ import annotations
 
@@ -19,7 +19,10 @@ FORMS: dict[str, dict[str, Any]] = {
 
 
 def settings_of(form: dict[str, Any], batch: int, n: int, block: int) -> dict[str, Any]:
-    """Settings of the form; a sample keeps no token, another none of its last block."""
+    """Create the settings of a variant.
+
+    With padding, one sample is all padding, and another sample has a padded last block.
+    """
     settings = {name: value for name, value in form.items() if name != "padded"}
     if form.get("padded"):
         padding = torch.rand(batch, n * block) > 0.6
@@ -30,7 +33,7 @@ def settings_of(form: dict[str, Any], batch: int, n: int, block: int) -> dict[st
 
 
 def causal_sort(sort: Tensor) -> Tensor:
-    """The part below the diagonal, as rows of query blocks lie."""
+    """Return `sort` with zeros on and above the block diagonal."""
     n = sort.shape[3]
     blocks = torch.arange(sort.shape[2], device=sort.device) // (sort.shape[2] // n)
     return sort * (torch.arange(n, device=sort.device) < blocks[:, None])

@@ -1,6 +1,6 @@
-"""Sinkhorn attention by Triton kernels, against the reference in float64.
+"""Compare the Triton kernels of Sinkhorn attention with the reference in float64.
 
-Run on a GPU, or on the CPU by test_triton_interpreter.py, in Triton's interpreter.
+Runs on a GPU, or through test_triton_interpreter.py on the CPU in Triton's interpreter.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from rifflemix.ops.sinkhorn.kernel_attention import Terms, attend_to_blocks
 
 require_kernels()
 
-# On a GPU a product of float32 is three of a shorter type.
+# A GPU computes a float32 product as three products of a shorter type.
 TOLERANCE = {
     torch.float32: 3e-6 if INTERPRETED else 1e-5,
     torch.float16: 2e-3,
@@ -42,11 +42,11 @@ class Sizes(NamedTuple):
     blocks: int
     block_size: int
     width: int
-    sorted_blocks: int = 1  # that a block of queries sees
+    sorted_blocks: int = 1  # per block of queries
 
 
 def inputs(sizes: Sizes, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
-    """Tokens (B, N, 3, H, D), a sort matrix, and a gradient of the output."""
+    """Create tokens (B, N, 3, H, D), a sort matrix, and a gradient of the output."""
     generator = torch.Generator().manual_seed(sum(sizes))
     length = sizes.blocks * sizes.block_size
     tokens = torch.randn(sizes.batch, length, 3, sizes.heads, sizes.width, generator=generator)
@@ -73,7 +73,7 @@ def attend(tokens: Tensor, sort: Tensor, block_size: int, backend: str, **settin
 def output_and_gradients(
     sizes: Sizes, dtype: torch.dtype, backend: str, like: torch.dtype, settings: dict[str, Any]
 ) -> tuple[Tensor, ...]:
-    """In `dtype`, of inputs that were made in `like`."""
+    """Return output and gradients in `dtype`, for inputs that were created in `like`."""
     tokens, sort, grad = (x.to(dtype) for x in inputs(sizes, like))
     leaves = (tokens.requires_grad_(), sort.requires_grad_())
     y = attend(*leaves, sizes.block_size, backend, **settings)
@@ -99,13 +99,13 @@ def assert_close(
 
 SIZES = [
     Sizes(2, 2, 4, 8, 16),
-    Sizes(1, 3, 3, 5, 7),  # nothing a power of two
+    Sizes(1, 3, 3, 5, 7),  # no power of two
     Sizes(2, 1, 5, 6, 24, sorted_blocks=2),
-    Sizes(1, 2, 1, 3, 1),  # a block, a feature
-    Sizes(1, 1, 9, 1, 4),  # blocks of a token
+    Sizes(1, 2, 1, 3, 1),  # one block, one feature
+    Sizes(1, 1, 9, 1, 4),  # blocks of one token
     Sizes(1, 1, 1, 70, 20),  # keys of a block in three tiles
     Sizes(1, 1, 3, 33, 8, sorted_blocks=3),
-    Sizes(1, 1, 20, 17, 40),  # positions that the last program shares out
+    Sizes(1, 1, 20, 17, 40),  # positions distributed by the last program
 ]
 
 
@@ -118,7 +118,7 @@ def test_kernel_equals_reference(dtype: torch.dtype, sizes: Sizes) -> None:
     compare(sizes, dtype, "reference")
 
 
-# A second sample, as none is left of the first.
+# Two samples, because all tokens of the first sample are padding.
 HIDDEN_SIZES = [
     Sizes(2, 3, 3, 5, 7),
     Sizes(2, 1, 5, 6, 24, sorted_blocks=2),
@@ -128,7 +128,8 @@ HIDDEN_SIZES = [
 ]
 
 
-# Every form with odd sizes; the one of most terms, and the other rule, with the other sizes too.
+# Every variant with odd sizes. The variant with most terms and the argmax rule also run with
+# the other sizes.
 HIDDEN = [
     *((HIDDEN_SIZES[0], form) for form in FORMS if form != "plain"),
     *(
@@ -145,7 +146,7 @@ def test_kernel_hides_what_the_reference_hides(sizes: Sizes, form: str) -> None:
 
 
 def dropping(sizes: Sizes, form: str) -> tuple[int, Terms]:
-    """The size of blocks, and what the kernels take for a form of theirs with dropout."""
+    """Return the block size and the kernel terms of a variant with dropout."""
     settings = settings_for(form, sizes)
     rows = sizes.blocks * sizes.sorted_blocks
     unseen = torch.rand(sizes.batch, sizes.heads, rows, sizes.block_size) > 0.7
@@ -172,7 +173,7 @@ def test_kernel_drops_what_the_formula_drops(sizes: Sizes, form: str) -> None:
 
 
 def test_dropout_keeps_each_weight_by_itself() -> None:
-    """As often as it should, at every place and pair of places, and anew with another seed."""
+    """The keep rate is right at every position and pair of positions, and changes with the seed."""
     p, weights = 0.3, torch.ones(2, 2, 3, 12, 28, device=DEVICE)
     kept = torch.stack(
         [
@@ -181,7 +182,7 @@ def test_dropout_keeps_each_weight_by_itself() -> None:
         ]
     ).double()
     normal = (kept - (1 - p)) / (p * (1 - p)) ** 0.5
-    for axis in range(kept.dim()):  # the seed is the first
+    for axis in range(kept.dim()):  # axis 0: the seed
         lines = normal.transpose(0, axis).flatten(1)
         limit = 4.5 / lines.shape[1] ** 0.5
         assert (lines.mean(1).abs() < limit).all()
@@ -191,7 +192,7 @@ def test_dropout_keeps_each_weight_by_itself() -> None:
 
 
 def test_kernels_are_given_a_float_for_a_whole_probability(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An integer 0 would compile another program, kept for 0.0 too, which it cannot take."""
+    """An integer 0 would compile another program. Triton reuses that program for 0.0 and fails."""
     given: list[Any] = []
 
     def note(kernel: Any, programs: int, like: Tensor, *arguments: Any, **options: Any) -> None:
@@ -278,7 +279,7 @@ def test_large_scores_stay_finite() -> None:
 
 
 def test_very_low_scores_stay_finite() -> None:
-    """A weight of the zeros that fill up a tile would overflow: all other scores are -800."""
+    """Padding of a tile has no weight: next to scores of -800, its zero scores would overflow."""
     q = torch.full((1, 1, 6, 4), 20.0, device=DEVICE, requires_grad=True)
     sort = torch.eye(2, device=DEVICE).expand(1, 1, 2, 2)
     y = sinkhorn_attention(q, -q, q, sort, 3, backend="triton")
@@ -289,7 +290,7 @@ def test_very_low_scores_stay_finite() -> None:
 
 @pytest.mark.parametrize("form", ["plain", "causal padded"])
 def test_second_derivatives(form: str) -> None:
-    """As of the equation in float64; the kernels' first pass brings in float32's rounding."""
+    """Second derivatives equal eager in float64, up to float32 rounding in the first pass."""
     sizes = Sizes(2, 2, 3, 4, 8)
     tokens, sort, _ = inputs(sizes, torch.float32)
     settings = settings_for(form, sizes)
@@ -347,7 +348,7 @@ def test_in_a_layer(causal: bool) -> None:
     x.requires_grad_()
     found = []
     for backend in ("triton", "eager"):
-        torch.manual_seed(0)  # of the noise
+        torch.manual_seed(0)  # seed of the noise
         with prefer_backend(backend):
             y = layer(x, key_padding_mask=mask)
             found.append(
@@ -358,7 +359,7 @@ def test_in_a_layer(causal: bool) -> None:
 
 
 def test_the_kernels_are_counted() -> None:
-    """As those of the other backends are: tests/test_compat.py has the products one by one."""
+    """The FLOP counts equal those of the CPU backend. tests/test_compat.py checks each product."""
     sizes = Sizes(2, 4, 3, 16, 16)
     tokens, sort, _ = inputs(sizes, torch.float32)
     parts = [part.transpose(1, 2).requires_grad_() for part in tokens.unbind(2)]
@@ -377,7 +378,7 @@ def test_the_kernels_are_counted() -> None:
 
 
 class TestOnAGpu:
-    """At the sizes that it is for."""
+    """Large sizes, on a GPU."""
 
     pytestmark = on_gpu
 

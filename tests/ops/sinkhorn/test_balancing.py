@@ -25,7 +25,7 @@ def scores_of(*shape: int, scale: float = 1.0) -> Tensor:
 
 
 def masked_scores() -> tuple[Tensor, Tensor]:
-    """Scores with dead blocks at the end, in the middle, everywhere, and hard zeros."""
+    """Create scores with dead blocks (at the end, in the middle, everywhere) and hard zeros."""
     scores = scores_of(4, 2, 6, 6)
     dead = torch.zeros(4, 6, dtype=torch.bool)
     dead[1, 4:] = True
@@ -122,11 +122,11 @@ def test_causal_rows_read_no_later_row(final_row_norm: bool) -> None:
         changed[u:] += 3 * torch.randn(6 - u, 6, dtype=DOUBLE)
         after = sinkhorn(changed, 5, causal=True, final_row_norm=final_row_norm)
         assert torch.equal(after[:u], sort[:u])
-        # With at most one source there is nothing to move.
+        # With at most one source, the sort matrix cannot change.
         assert u < 2 or not torch.equal(after[u:], sort[u:])
 
 
-# In one random direction; in all of them among the slow tests.
+# One random direction by default, all directions in the slow tests.
 WAYS = [pytest.param(True, id="one way"), pytest.param(False, id="all", marks=pytest.mark.slow)]
 
 
@@ -229,7 +229,7 @@ def test_gumbel_noise_has_its_moments_and_seed() -> None:
 @pytest.mark.parametrize("num_null", [0, 2])
 @pytest.mark.parametrize("k", [1, 2, 4])
 def test_top_k_eager_equals_reference(k: int, num_null: int, causal: bool) -> None:
-    scores = scores_of(3, 2, 5, num_null + 5).round()  # rounded: ties
+    scores = scores_of(3, 2, 5, num_null + 5).round()  # rounded, for ties
     dead = torch.zeros(3, 5, dtype=torch.bool)
     dead[1, 3:] = True
     dead[2] = True
@@ -250,8 +250,8 @@ def test_top_k_takes_different_blocks_and_the_first_of_equals() -> None:
     assert sort[0, :3].argmax(-1).tolist() == [0, 1, 2]
     torch.testing.assert_close(sort[0, :3].amax(-1), torch.tensor([1 / 4, 1 / 3, 1 / 2]).double())
     first = top_k_blocks(scores, 2, causal=True)
-    assert (first[0, :2] == 0).all()  # nothing before block 0
-    assert (first[0, 3] == 0).all()  # and one block only before block 1
+    assert (first[0, :2] == 0).all()  # no block precedes block 0
+    assert (first[0, 3] == 0).all()  # only one block precedes block 1
 
 
 @pytest.mark.parametrize("backend", ["eager", "reference"])

@@ -1,6 +1,6 @@
-"""Sinkhorn balancing by Triton kernels, against the eager formulas in float64.
+"""Compare the Triton kernels of Sinkhorn balancing with the eager formulas in float64.
 
-Run on a GPU, or on the CPU by test_triton_interpreter.py, in Triton's interpreter.
+Runs on a GPU, or through test_triton_interpreter.py on the CPU in Triton's interpreter.
 """
 
 from __future__ import annotations
@@ -38,7 +38,10 @@ def scores_of(*shape: int, scale: float = 3.0) -> Tensor:
 
 
 def hard_scores(size: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Scores with a dead row, a dead column and a hard zero; padding at the end, of all."""
+    """Create scores with a dead row, a dead column, a hard zero, and padding.
+
+    Padding covers the last block of sample 0 and all blocks of sample 2.
+    """
     scores = scores_of(3, 2, size, size).to(dtype)
     scores[0, 0, size // 2, size // 3] = -math.inf
     scores[0, 1, 0] = -math.inf
@@ -55,7 +58,7 @@ def sort_and_gradient(scores: Tensor, grad: Tensor, **options: object) -> tuple[
     return sort.detach(), torch.autograd.grad(sort, leaf, grad.to(sort.dtype))[0]
 
 
-# The interpreter combines what is scanned one by one: a causal matrix takes seconds.
+# The interpreter scans element by element, so a causal matrix takes seconds.
 CASES = [
     *((torch.float32, size, form) for size in (1, 5) for form in FORMS),
     *((torch.float32, size, "two-sided") for size in (17, 40)),
@@ -80,7 +83,7 @@ def test_kernel_equals_eager(dtype: torch.dtype, size: int, masked: bool, form: 
 
 @pytest.mark.parametrize(("size", "causal"), [(64, False), (100, False), (128, False), (17, True)])
 def test_large_matrices(size: int, causal: bool) -> None:
-    """Of several warps, in a row of which all exponentials but one are zero."""
+    """Matrices for several warps, with rows in which all exponentials but one are zero."""
     scores, grad = scores_of(1, size, size, scale=30.0), scores_of(1, size, size, scale=1.0)
     options = {"num_iterations": 2 if causal else 8, "causal": causal}
     found = sort_and_gradient(scores, grad, backend="triton", **options)
@@ -149,7 +152,7 @@ def test_what_the_kernel_does_not_know_is_refused() -> None:
         sinkhorn(scores_of(3, 3).double(), 2, backend="triton")
 
 
-# With padding, test_attention_triton.py has a layer.
+# test_attention_triton.py tests a layer with padding.
 @pytest.mark.parametrize("causal", [False, True])
 def test_in_a_layer(causal: bool) -> None:
     options = {"num_heads": 2, "max_length": 40, "block_size": 8, "num_iterations": 2}
@@ -157,7 +160,7 @@ def test_in_a_layer(causal: bool) -> None:
     x = scores_of(2, 37, 16, scale=1.0).requires_grad_()
     found = []
     for backend in ("triton", "eager"):
-        torch.manual_seed(0)  # of the noise
+        torch.manual_seed(0)  # seed of the noise
         with prefer_backend(backend):
             y = layer(x)
             found.append((y.detach(), torch.autograd.grad(y.square().sum(), x)[0]))
@@ -166,7 +169,7 @@ def test_in_a_layer(causal: bool) -> None:
 
 
 class TestOnAGpu:
-    """At the sizes that it is for."""
+    """Large sizes, on a GPU."""
 
     pytestmark = on_gpu
 

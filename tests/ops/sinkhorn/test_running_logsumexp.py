@@ -1,4 +1,4 @@
-"""The running logsumexp of causal balancing: its value and its first two derivatives."""
+"""Running logsumexp of causal balancing: value, first and second derivative."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_value_and_gradient_by_the_definition(n: int, scale: float) -> None:
     assert found.isfinite().all()
 
 
-# torch's own forward mode still calls what torch deprecates.
+# Forward mode of torch still calls the deprecated torch.jit.script.
 @pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning")
 @pytest.mark.parametrize("n", [1, 2, 5, 8])
 def test_derivatives_equal_numerical_ones(n: int) -> None:

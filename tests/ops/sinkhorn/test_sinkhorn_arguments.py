@@ -1,4 +1,4 @@
-"""Arguments of a wrong kind, one table; integers of NumPy work."""
+"""Sinkhorn operators reject arguments of the wrong type and accept NumPy integers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Attention over local and sorted blocks: eager against the loops, masks, causality, gradients."""
+"""Attention over local and sorted blocks: compared with loops; masks, causality, gradients."""
 
 from __future__ import annotations
 
@@ -156,7 +156,7 @@ def test_identity_sort_and_one_block_is_softmax_attention() -> None:
     q, k, v = heads_of(6)
     sort = torch.ones(BATCH, HEADS, 1, 1, dtype=DOUBLE)
     expected = F.scaled_dot_product_attention(q, k, v)
-    # Every key stands twice in the softmax, which changes nothing.
+    # The softmax contains every key twice, so the result does not change.
     torch.testing.assert_close(sinkhorn_attention(q, k, v, sort, 6), expected)
     torch.testing.assert_close(sinkhorn_attention(q, k, v, sort, 6, sortcut=1), expected)
     torch.testing.assert_close(
@@ -179,7 +179,7 @@ def test_padding_content_is_not_read(causal: bool, options: dict[str, Any]) -> N
 
 @pytest.mark.parametrize("options", DECODERS.values(), ids=DECODERS.keys())
 def test_causal_form_reads_no_later_token(options: dict[str, Any]) -> None:
-    """The sort matrix is held fixed; the mixer's tests let it depend on the tokens."""
+    """The sort matrix is fixed here. The mixer's tests let it depend on the tokens."""
     q, k, v = heads_of(12)
     sort = sort_of(3, causal=True)
     y = sinkhorn_attention(q, k, v, sort, 4, causal=True, **options)
@@ -192,7 +192,7 @@ def test_causal_form_reads_no_later_token(options: dict[str, Any]) -> None:
         assert not torch.allclose(after[:, :, token:], y[:, :, token:])
 
 
-# In one random direction; in all of them among the slow tests.
+# One random direction by default, all directions in the slow tests.
 WAYS = [pytest.param(True, id="one way"), pytest.param(False, id="all", marks=pytest.mark.slow)]
 
 
@@ -232,7 +232,7 @@ SHAPES = [
 
 
 def kernel_inputs(n: int, block: int, width: int, rows: int, dtype: torch.dtype) -> list[Tensor]:
-    """Queries, keys and values side by side, as a linear map gives them, and a sort matrix."""
+    """Create q, k, v as views of one projection, and a sort matrix."""
     torch.manual_seed(n)
     qkv = torch.randn(BATCH, n * block, 3, HEADS, width, dtype=DOUBLE).to(dtype)
     sort = torch.randn(BATCH, HEADS, n * rows, n, dtype=DOUBLE).softmax(-1).to(dtype)
@@ -439,6 +439,6 @@ def test_a_row_of_zeros_is_a_block_of_zeros_or_hidden(padded: bool) -> None:
     )
     torch.testing.assert_close(y, expected)
     rest = (q[:, :, 2:4] @ k[:, :, 2:4].mT / WIDTH**0.5).exp()
-    zeros = 0 if padded else 2  # each counts as exp(0) and brings no value
+    zeros = 0 if padded else 2  # each adds exp(0) to the sum, with a zero value
     alone = rest @ v[:, :, 2:4] / (rest.sum(-1, keepdim=True) + zeros)
     torch.testing.assert_close(y[:, :, 2:4], alone)

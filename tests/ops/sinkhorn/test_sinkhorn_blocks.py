@@ -42,7 +42,7 @@ def test_causal_pooling_reads_no_later_token() -> None:
         changed = x.clone()
         changed[:, token:] = 1e4 * torch.randn(2, 12 - token, 3)
         after = pool_blocks(changed, 4, causal=True)
-        seen = -(-token // 4)  # blocks whose first token comes before this one
+        seen = -(-token // 4)  # blocks that start before this token
         assert torch.equal(after[:, :seen], pooled[:, :seen])
 
 
@@ -110,7 +110,7 @@ def test_sorted_mask_weighs_valid_tokens_against_all() -> None:
     sort = torch.tensor([[[[0.6, 0.4], [0.4, 0.6]]]])
     expected = [[False, False], [False, True]]
     assert sorted_padding_mask(sort, 2, mask)[0, 0].tolist() == expected
-    # A row that has not converged to a sum of one is judged by its proportions.
+    # A row whose sum has not converged to one counts with its proportions.
     assert sorted_padding_mask(0.1 * sort, 2, mask)[0, 0].tolist() == expected
 
 

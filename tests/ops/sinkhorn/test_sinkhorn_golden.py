@@ -1,4 +1,4 @@
-"""Vectors from reference code and from the equations; the README beside them says which."""
+"""Compare with golden vectors from reference code and equations; their README names the source."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def close(actual: Tensor, expected: Tensor) -> None:
 
 
 def per_head(merged: Tensor) -> Tensor:
-    """(B * H, ...) -> (B, H, ...)."""
+    """Reshape (B * H, ...) to (B, H, ...)."""
     return merged.unflatten(0, (BATCH, HEADS))
 
 
@@ -112,7 +112,7 @@ def test_port_with_the_attention_network(golden: Golden, backend: str) -> None:
     sort = gumbel_sinkhorn(scores, 7, temperature=TAU, noise=noise, kernel="relu", backend=backend)
     close(sort, per_head(z["R"]))
     close(sinkhorn_attention(z["q"], z["k"], z["v"], sort, BLOCK), z["y_fixed"])
-    # The released code takes the sorted values from the sorted keys.
+    # The released code computes the sorted values from the sorted keys.
     sorted_k = sort_blocks(z["k"].unflatten(2, (-1, BLOCK)), sort)
     keys = torch.cat((sorted_k, z["k"].unflatten(2, (-1, BLOCK))), 3)
     values = torch.cat((sorted_k, z["v"].unflatten(2, (-1, BLOCK))), 3)
@@ -182,7 +182,7 @@ def test_port_with_sortcut_and_top_k(golden: Golden, backend: str) -> None:
 @pytest.mark.parametrize("backend", ["reference", "eager"])
 @pytest.mark.parametrize("name", ["attnsort_top1", "attnsort_top2", "simplesort_top2"])
 def test_causal_port(golden: Golden, name: str, backend: str) -> None:
-    """Top-k over the past and null blocks; half of the heads has its blocks shifted."""
+    """Top-k selects past and null blocks. Half of the heads use shifted blocks."""
     z = tensors(golden, f"sinkhorn_causal_{name}")
     k = int(name[-1])
     sorts, outputs = [], []
@@ -213,7 +213,7 @@ def test_causal_port(golden: Golden, name: str, backend: str) -> None:
                 backend=backend,
             )
         )
-    # Null blocks that tie are alike: which of them is picked first is not part of the vector.
+    # Null blocks can tie. The golden vector does not determine which null block wins.
     sort, expected = torch.cat(sorts, 1), per_head(z["R"])
     close(sort[..., k:], expected[..., k:])
     close(sort[..., :k].sum(-1), expected[..., :k].sum(-1))
@@ -221,19 +221,19 @@ def test_causal_port(golden: Golden, name: str, backend: str) -> None:
 
 
 def test_the_authors_jax_port(golden: Golden) -> None:
-    """Blocks are strided there, and the released einsum sums over the sources twice."""
+    """The JAX port uses strided blocks, and its released einsum sums over the sources twice."""
     z = tensors(golden, "lra_jax_sinkhorn_asis")
     num_blocks = z["permutation"].shape[1]
 
     def strided(x: Tensor) -> Tensor:
-        """(B, N, H, D) -> (B, H, N, D), tokens ordered so that its blocks are contiguous."""
+        """Convert (B, N, H, D) to (B, H, N, D) with contiguous blocks."""
         return x.unflatten(1, (BLOCK, num_blocks)).permute(0, 3, 2, 1, 4).flatten(2, 3)
 
     def back(y: Tensor) -> Tensor:
         return y.unflatten(2, (num_blocks, BLOCK)).permute(0, 3, 2, 1, 4).flatten(1, 2)
 
     q, k, v = (strided(z[name]) for name in "QKV")
-    intended = z["permutation"].permute(0, 2, 3, 1)  # rows are sources there
+    intended = z["permutation"].permute(0, 2, 3, 1)  # rows are sources in the port
     as_is = torch.ones_like(intended)
     for sort, name in ((intended, "y_intended"), (as_is, "y_asis")):
         y = back(sinkhorn_attention(q, k, v, sort, BLOCK, combine="sum_out"))

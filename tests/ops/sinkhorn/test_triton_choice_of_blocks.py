@@ -1,4 +1,4 @@
-"""Which blocks Triton's kernels attend to, decided without a GPU."""
+"""Which blocks the Triton kernels accept, tested without a GPU."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_blocks_fit_the_shared_memory_of_the_gpu(
 def test_layers_under_autocast_may_have_kernels(
     causal: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whose sort matrix comes in float32."""
+    """Under autocast, the float32 sort matrix is cast to the dtype of q, as the kernels need."""
     asked: list[torch.dtype] = []
 
     def ask(names: tuple[str, ...], q: Tensor, sort: Tensor, _: int) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""`causal_token_statistics`: the language form of TSSA, in one piece or streamed."""
+"""`causal_token_statistics`: the language variant of TSSA, in one call or streamed."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ BACKENDS = ("reference", "eager")
 
 
 def make(b: int, h: int, n: int, d: int, dtype: torch.dtype = torch.float64) -> list[Tensor]:
-    """Tokens, temperature and a bias with two positions to spare."""
+    """Create tokens, a temperature, and a bias with two extra positions."""
     return [
         torch.randn(b, h, n, d, dtype=dtype),
         torch.randn(h, dtype=dtype) * 2,
@@ -102,7 +102,7 @@ def test_gradcheck(backend: str, masked: bool, continued: bool) -> None:
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_written_out_over_prefixes(backend: str) -> None:
-    """The definition once more, with sums taken afresh over each prefix."""
+    """The outputs equal the definition with sums recomputed over each prefix."""
     w, temperature, bias = make(1, 3, 6, 2)
     y, pi = causal_token_statistics(w, temperature, bias, return_membership=True, backend=backend)
     q = w[0].square()
@@ -120,7 +120,7 @@ def test_written_out_over_prefixes(backend: str) -> None:
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_first_token_is_shared_alike(backend: str) -> None:
-    """At initialisation, temperature 1 and bias 0, every head takes an equal part of it."""
+    """At initialization (temperature 1, bias 0), all heads share the first token equally."""
     w = torch.randn(2, 4, 1, 3, dtype=torch.float64)
     bias = torch.zeros(4, 1, dtype=torch.float64)
     pi = causal_token_statistics(
@@ -141,13 +141,13 @@ def test_one_head_equals_the_vision_form_on_every_prefix() -> None:
 def test_bias_counts_once_per_feature(backend: str) -> None:
     w, temperature, bias = make(1, 2, 1, 5)
     pi = causal_token_statistics(w, temperature, bias, return_membership=True, backend=backend)[1]
-    logits = temperature * (5 + 5 * bias[:, 0])  # the first token's ratios are 1
+    logits = temperature * (5 + 5 * bias[:, 0])  # ratios of the first token are 1
     torch.testing.assert_close(pi[0, :, 0], torch.softmax(logits, 0))
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_floor_of_the_running_energy(backend: str) -> None:
-    """Energy 2.5e-13 is below the floor of 1e-12: the ratio is 0.25."""
+    """Energy 2.5e-13 is below the floor of 1e-12, so the ratio is 0.25."""
     w = torch.zeros(1, 2, 1, 1, dtype=torch.float64)
     w[0, 0] = 5e-7
     pi = causal_token_statistics(
@@ -211,7 +211,7 @@ def test_padding_is_as_if_the_valid_tokens_stood_alone(data: st.DataObject) -> N
 @given(data=st.data())
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_pieces_equal_the_whole(backend: str, data: st.DataObject) -> None:
-    """Outputs, end state and gradients, for every way to cut, padding on any side of a cut."""
+    """Outputs, final state and gradients are equal for all cuts and paddings."""
     arguments, mask = draw(data)
     length = arguments[0].shape[2]
     positions = st.integers(1, length - 1) if length > 1 else st.nothing()
@@ -260,7 +260,7 @@ def test_zero_state_is_the_start() -> None:
 
 @pytest.mark.parametrize("step", [1, 512, 4096])
 def test_bfloat16_differs_by_the_last_rounding_only(step: int) -> None:
-    """Sums in bfloat16 stop growing after a few hundred tokens; these are wider."""
+    """Sums in bfloat16 would stop growing after a few hundred tokens, so wider sums are used."""
     w, temperature, bias = make(1, 4, 4096 if step > 1 else 64, 8, torch.float32)
     w = w.bfloat16()
     state, pieces = None, []
@@ -294,7 +294,7 @@ def test_dropout_drops_entries(backend: str) -> None:
 
 
 class Continue(torch.nn.Module):
-    """One piece of a stream."""
+    """Process one piece of a stream."""
 
     def forward(
         self, w: Tensor, temperature: Tensor, bias: Tensor, state: StatisticsState
@@ -303,7 +303,7 @@ class Continue(torch.nn.Module):
 
 
 def test_streams_in_a_compiled_graph() -> None:
-    """One graph for every position: the position is a tensor, and nothing reads it."""
+    """One graph serves every position: the position is a tensor, and its value is not read."""
     torch.compiler.reset()
     w, temperature, bias = make(2, 3, 9, 4, torch.float32)
     graphs = []
@@ -354,7 +354,7 @@ def test_stream_ends_with_the_bias() -> None:
 
 
 def test_a_full_sample_may_be_padded_on() -> None:
-    """A stream that has used all positions does not hold up the others of its batch."""
+    """A sample that has used all positions accepts padding while other samples continue."""
     w, temperature, bias = make(2, 3, 4, 2)
     state = some_state(2, 3, 2, position=0)._replace(position=torch.tensor([6, 2]))
     mask = torch.tensor([[True] * 4, [False] * 4])

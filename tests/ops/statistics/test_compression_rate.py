@@ -1,4 +1,4 @@
-"""The compression objectives, and the proof that token statistics descend on them."""
+"""The compression objectives, and checks that token statistics descend on them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ RATES = [variational_compression_rate, compression_rate]
 
 
 def orthogonal_bases(channels: int, heads: int) -> Tensor:
-    """(H, C, C / H) orthonormal bases of subspaces that together are all of the space."""
+    """Create (H, C, C / H) orthonormal bases of subspaces that span the space."""
     square = torch.linalg.qr(torch.randn(channels, channels, dtype=torch.float64))[0]
     return square.view(channels, heads, -1).transpose(0, 1)
 
@@ -33,7 +33,7 @@ def lift(y: Tensor, bases: Tensor) -> Tensor:
 
 
 def tokens_from_subspaces(bases: Tensor, length: int, noise: float) -> Tensor:
-    """(1, N, C): each token lies in one of the subspaces, up to noise."""
+    """Create (1, N, C) tokens near the subspaces, with noise."""
     heads, channels, features = bases.shape
     chosen = bases[torch.arange(length) % heads]
     inside = torch.einsum("ncd,nd->nc", chosen, torch.randn(length, features).double())
@@ -79,7 +79,7 @@ def test_gradcheck(backend: str) -> None:
 @pytest.mark.parametrize("masked", [False, True], ids=["whole", "masked"])
 @pytest.mark.parametrize("normalize", [True, False], ids=["normalized", "unnormalized"])
 def test_token_statistics_is_its_gradient(backend: str, masked: bool, normalize: bool) -> None:
-    """Equations (5) to (7): with Pi held fixed, y = -n * gradient of the variational rate."""
+    """Equations (5) to (7): with Pi fixed, y = -n * gradient of the variational rate."""
     w = torch.randn(3, 4, 9, 5, dtype=torch.float64, requires_grad=True)
     mask = torch.rand(3, 9) < 0.4 if masked else torch.zeros(3, 9, dtype=torch.bool)
     y, membership = token_statistics(
@@ -97,7 +97,7 @@ def test_token_statistics_is_its_gradient(backend: str, masked: bool, normalize:
 
 
 def test_the_update_of_a_token_is_a_step_on_the_rate() -> None:
-    """The same in the space of the tokens, where U_h projects and lifts."""
+    """The same holds for tokens before the projection: U_h projects them and lifts the update."""
     bases = orthogonal_bases(12, 3)
     z = torch.randn(2, 7, 12, dtype=torch.float64, requires_grad=True)
     y, membership = token_statistics(
@@ -111,7 +111,7 @@ def test_the_update_of_a_token_is_a_step_on_the_rate() -> None:
 @settings(max_examples=40, deadline=None)
 @given(data=st.data())
 def test_any_step_below_two_lowers_the_rate(data: st.DataObject) -> None:
-    """With orthogonal bases and Pi held fixed, log is below its tangent: no step can rise."""
+    """With orthogonal bases and Pi fixed, log is below its tangent, so no step raises the rate."""
     h, d, n = (data.draw(st.integers(1, most)) for most in (4, 4, 12))
     torch.manual_seed(data.draw(st.integers(0, 10_000)))
     step = data.draw(st.floats(0.01, 1.99))
@@ -127,7 +127,7 @@ def test_any_step_below_two_lowers_the_rate(data: st.DataObject) -> None:
 @pytest.mark.parametrize("noise", [0.0, 0.1, 0.5])
 @pytest.mark.parametrize("step", [0.1, 1.0])
 def test_layers_compress_tokens_from_subspaces(noise: float, step: float) -> None:
-    """Layer after layer, with Pi estimated anew, both rates fall."""
+    """Both rates decrease layer by layer, with Pi estimated again in each layer."""
     bases = orthogonal_bases(16, 4)
     z = tokens_from_subspaces(bases, 120, noise)
     rates = []
@@ -143,7 +143,7 @@ def test_layers_compress_tokens_from_subspaces(noise: float, step: float) -> Non
 
 
 def test_variational_rate_bounds_the_exact_one() -> None:
-    """Theorem 1: for orthogonal bases of the whole space, whatever they are."""
+    """Theorem 1: the bound holds for any orthogonal bases of the whole space."""
     z = torch.randn(4, 10, 6, dtype=torch.float64)
     membership = random_membership(4, 3, 10)
     bases = torch.stack([orthogonal_bases(6, 1)[0] for _ in range(3)])
@@ -162,7 +162,7 @@ def test_bound_is_tight_at_the_eigenvectors() -> None:
 
 
 def test_bases_of_the_subspaces_are_enough() -> None:
-    """Corollary 1: where each group lies in the span of its few columns, the bound holds."""
+    """Corollary 1: the bound holds if each group lies in the span of its basis columns."""
     bases = orthogonal_bases(12, 3)
     z = tokens_from_subspaces(bases, 30, noise=0.0)
     membership = torch.eye(3, dtype=torch.float64)[torch.arange(30) % 3].T.unsqueeze(0)
@@ -176,7 +176,7 @@ def test_bases_of_the_subspaces_are_enough() -> None:
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_one_group_of_unit_tokens_in_closed_form(backend: str) -> None:
-    """N copies of each of C unit vectors: second moment I / C, rate C / 2 * log(1 + s / C)."""
+    """N copies of C unit vectors have second moment I / C and rate C / 2 * log(1 + s / C)."""
     z = torch.eye(5, dtype=torch.float64).repeat(1, 3, 1)
     everything = torch.ones(1, 1, 15, dtype=torch.float64)
     expected = torch.tensor([2.5 * math.log(1 + 2.0 / 5)], dtype=torch.float64)

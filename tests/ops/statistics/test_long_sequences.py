@@ -1,4 +1,4 @@
-"""Sums over tens of millions of tokens keep the digits of float32, in values and gradients."""
+"""Sums over tens of millions of tokens keep float32 accuracy, in values and gradients."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from rifflemix.ops import causal_token_statistics, token_statistics
 from rifflemix.ops.native import library
 
 A = torch.tensor([0.1, 1.3, -0.7])
-"""Of each head's only feature, equal in all tokens: rounding errors add up."""
+"""Value of the only feature of each head. All tokens are equal, so rounding errors add up."""
 WEIGHT = torch.tensor([1.0, -2.0, 0.5])
 KERNELS = pytest.mark.skipif(library() is None, reason="needs the compiled kernels")
 RUNS = [
@@ -21,7 +21,7 @@ RUNS = [
 
 
 def constant_tokens(length: int) -> Tensor:
-    """(1, H, N, 1)."""
+    """Create equal tokens of shape (1, H, N, 1)."""
     return A.view(1, -1, 1, 1).repeat(1, 1, length, 1).requires_grad_()
 
 
@@ -31,7 +31,7 @@ def require_near(found: Tensor, expected: Tensor) -> None:
 
 
 def some(values: Tensor) -> Tensor:
-    """(1, H, N, 1) -> (H, 200): the first, the last and some other tokens."""
+    """Select 200 tokens of (1, H, N, 1): the first, the last and 100 between."""
     length = values.shape[2]
     places = torch.cat((torch.arange(50), torch.arange(length - 150, length)))
     places[50:150] = torch.linspace(50, length - 51, 100).long()
@@ -40,7 +40,7 @@ def some(values: Tensor) -> Tensor:
 
 @pytest.mark.parametrize(("backend", "length"), RUNS)
 def test_equal_tokens(backend: str, length: int) -> None:
-    """With f = -a / (1 + a^2) and Pi = softmax(T / N): y = f Pi, whatever token."""
+    """With f = -a / (1 + a^2) and Pi = softmax(T / N), y = f Pi for every token."""
     w, temperature = constant_tokens(length), torch.tensor([0.5, 2.0, -1.0], requires_grad=True)
     y = token_statistics(w, temperature, backend=backend)
     y.backward(WEIGHT.view(1, -1, 1, 1).expand_as(y))
@@ -57,7 +57,7 @@ def test_equal_tokens(backend: str, length: int) -> None:
 
 @pytest.mark.parametrize(("backend", "length"), RUNS)
 def test_equal_tokens_of_the_causal_form(backend: str, length: int) -> None:
-    """At temperature 0, Pi = 1 / H. Later token n takes 2 a^2 / n of each token before it."""
+    """At temperature 0, Pi = 1 / H. Token n adds a 2 a^2 / n term to each earlier gradient."""
     w, heads = constant_tokens(length), len(A)
     y, state = causal_token_statistics(w, torch.zeros(heads), return_state=True, backend=backend)
     y.backward(WEIGHT.view(1, -1, 1, 1).expand_as(y))
@@ -78,7 +78,7 @@ def test_equal_tokens_of_the_causal_form(backend: str, length: int) -> None:
 @pytest.mark.parametrize("backend", ["reference", pytest.param("cpu", marks=KERNELS), "eager"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_a_stream_goes_on_after_2_to_the_24_tokens(backend: str, dtype: torch.dtype) -> None:
-    """In float32, no token would change a sum of 2^24 and more."""
+    """In float32, adding one token would not change a sum of 2^24 or more."""
     w, tokens = torch.ones(1, 2, 1, 3, dtype=dtype), 1 << 26
     _, state = causal_token_statistics(w, torch.zeros(2), return_state=True, backend=backend)
     before = state._replace(

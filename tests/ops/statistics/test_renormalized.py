@@ -1,4 +1,4 @@
-"""Causal token statistics between equations (33) and (34): memberships taken anew at times."""
+"""Causal token statistics between equations (33) and (34): memberships recomputed at times."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def make(b: int, h: int, n: int, d: int) -> list[Tensor]:
 
 
 def equation_33(w: Tensor, temperature: Tensor) -> Tensor:
-    """Every prefix by itself: features scaled to unit norm over it, then (10), (28) and (29)."""
+    """Compute each prefix separately: scale features to unit norm, then (10), (28), (29)."""
     outputs = []
     for t in range(w.shape[2]):
         prefix = w[:, :, : t + 1]
@@ -115,7 +115,7 @@ def test_no_token_sees_a_later_one_nor_padding(every: int | str) -> None:
 
 
 def test_half_precision_is_summed_in_float32() -> None:
-    """Sums of so many tokens in bfloat16 would stop to grow."""
+    """Sums are float32: in bfloat16, sums over 2,000 tokens would stop growing."""
     w = torch.randn(1, 2, 2000, 4).bfloat16()
     temperature = torch.tensor([0.5, -0.5])
     y, pi = renormalized_token_statistics(w, temperature, None, "doubling")

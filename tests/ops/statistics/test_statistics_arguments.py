@@ -1,4 +1,4 @@
-"""Arguments of a wrong kind, one table; the temperature may have a dtype of its own."""
+"""Token statistics reject arguments of the wrong type. The temperature may have its own dtype."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_arguments_of_a_wrong_kind_are_named(name: str, call: Callable[[], Any])
 def test_temperature_of_another_dtype(
     run: Callable[..., Tensor], backend: str, dtype: torch.dtype
 ) -> None:
-    """It is read in the dtype of the statistics, and takes its gradient in its own."""
+    """The statistics cast the temperature to their dtype. Its gradient keeps its own dtype."""
     temperature = torch.tensor([0.5, 2.0], dtype=dtype, requires_grad=True)
     y = run(W, temperature, backend=backend)
     assert y.dtype == W.dtype

@@ -1,4 +1,4 @@
-"""The compiled kernels of both token statistics: eager's values, and what else they promise."""
+"""The compiled kernels of both token statistics equal eager, and keep their other guarantees."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ Form = Callable[..., Any]
 
 
 def make_tokens(b: int, h: int, n: int, d: int, dtype: torch.dtype = torch.float64) -> Tensor:
-    """(B, H, N, D) in a (B, N, H, D) storage, as a projection gives them."""
+    """Create (B, H, N, D) with (B, N, H, D) storage, like a projection."""
     return torch.randn(b, n, h, d, dtype=dtype).transpose(1, 2)
 
 
 def in_another_layout(w: Tensor, layout: str) -> Tensor:
-    """The same values elsewhere in memory."""
+    """Return the same values in another memory layout."""
     if layout == "by head":
         return w.contiguous()
     if layout == "by feature":
@@ -45,11 +45,11 @@ LAYOUTS = ("by token", "by head", "by feature", "part of a wider projection")
 
 
 def draw_tokens(data: st.DataObject) -> tuple[Tensor, Callable[[Tensor], Tensor], Tensor | None]:
-    """Tokens, what to do to them first, and any padding.
+    """Draw tokens, a preparation function, and a mask or None.
 
-    Lengths are around the kernels' chunks, features around their vectors. What is done scales a
-    feature to the floors of the norms, which cut gradients off, and moves the tokens in memory;
-    gradients with respect to the tokens before it are of ordinary size.
+    Lengths are around the chunks of the kernels, features around their vectors. The preparation
+    scales a feature to the floors of the norms, where gradients are cut off. It also changes
+    the memory layout. Gradients with respect to the unprepared tokens have ordinary size.
     """
     b, h = data.draw(st.integers(1, 3)), data.draw(st.sampled_from([1, 2, 3, 8]))
     n = data.draw(st.sampled_from([1, 2, 63, 64, 65, 130, 200]))
@@ -64,7 +64,7 @@ def draw_tokens(data: st.DataObject) -> tuple[Tensor, Callable[[Tensor], Tensor]
 
 
 def leaf(value: Tensor) -> Tensor:
-    """A copy with the same strides that takes gradients."""
+    """Return a copy with the same strides that requires a gradient."""
     return value.detach().clone(memory_format=torch.preserve_format).requires_grad_()
 
 
@@ -129,7 +129,7 @@ def test_causal_equals_eager(data: st.DataObject) -> None:
 
 
 def run_with_gradients(form: Form, w: Tensor, backend: str, **options: Any) -> tuple[Tensor, ...]:
-    """Output and gradients for a fixed cotangent that 16 bits hold, in float64."""
+    """Return output and gradients in float64, for a cotangent that is exact in 16 bits."""
     w = leaf(w)
     wide = torch.promote_types(w.dtype, torch.float32)
     temperature = torch.full((w.shape[1],), 0.5, dtype=wide, requires_grad=True)
@@ -147,7 +147,7 @@ def run_with_gradients(form: Form, w: Tensor, backend: str, **options: Any) -> t
 )
 @pytest.mark.parametrize("length", [70, 3000])
 def test_sums_are_float32(form: Form, length: int, dtype: torch.dtype, tolerance: float) -> None:
-    """Values that 16 bits hold: the result is off by its own rounding, never by that of a sum."""
+    """Inputs are exact in 16 bits, so only the rounding of the result remains, not of a sum."""
     w = make_tokens(2, 8, length, 20).bfloat16().half().to(dtype)
     got = run_with_gradients(form, w, "cpu")
     expected = run_with_gradients(form, w.double(), "eager")
@@ -159,7 +159,7 @@ def test_sums_are_float32(form: Form, length: int, dtype: torch.dtype, tolerance
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("features", [3, 16], ids=["part of a vector", "whole vectors"])
 def test_16_bits_round_as_torch_does(dtype: torch.dtype, features: int) -> None:
-    """From the smallest numbers, which have fewer digits, to infinity; bit for bit."""
+    """Rounding is bit-exact from subnormal numbers to infinity."""
     scale = torch.logspace(-9, 6, 300).view(1, 1, -1, 1)
     w = (make_tokens(1, 2, 300, features, torch.float32) * scale).to(dtype)
     for finite in (True, False):
@@ -254,7 +254,7 @@ def example_arguments(masked: bool) -> tuple[Tensor, Tensor, Tensor | None]:
     return w, torch.rand(3, requires_grad=True), mask
 
 
-# Seconds each; the mask is one more argument, so that without it little is left to check.
+# Each takes seconds. The mask is one more argument, so the masked case covers most checks.
 OPCHECKED = [
     pytest.param(True, id="masked"),
     pytest.param(False, id="whole", marks=pytest.mark.slow),
@@ -332,7 +332,7 @@ def test_transforms_of_functions_take_the_eager_form(form: Form) -> None:
     torch.testing.assert_close(stacked[1], form(2 * w, temperature))
 
 
-# torch's own first use of forward mode loads what it deprecates
+# Forward mode of torch loads the deprecated torch.jit.script on first use.
 @pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning")
 @pytest.mark.parametrize("form", FORMS)
 def test_forward_mode_takes_the_eager_form(form: Form) -> None:

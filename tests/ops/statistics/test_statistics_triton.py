@@ -30,13 +30,13 @@ SHAPES = [
 def tokens(
     batch: int, heads: int, length: int, features: int, dtype: torch.dtype = torch.float32
 ) -> Tensor:
-    """As a projection gives them: (B, N, H, D) storage."""
+    """Create tokens with (B, N, H, D) storage, like a projection."""
     w = torch.randn(batch, length, heads, features, device=DEVICE)
     return w.to(dtype).transpose(1, 2).requires_grad_()
 
 
 def padding(w: Tensor) -> Tensor:
-    """Scattered in the first sample, leading in the next, and everything in the last of three."""
+    """Pad scattered tokens in sample 0, leading tokens in sample 1, and all of sample 2."""
     mask = torch.rand(w.shape[0], w.shape[2], device=DEVICE) < 0.4
     mask[1:2, : w.shape[2] // 2] = True
     mask[2:] = True
@@ -44,7 +44,7 @@ def padding(w: Tensor) -> Tensor:
 
 
 def check(run: Callable[[str], Outputs], inputs: list[Tensor], tolerance: float = 1e-5) -> None:
-    """Results and gradients near eager's in float64, whose own would have errors as large."""
+    """Compare with eager in float64: eager in float32 has errors as large as Triton's."""
     weights: list[Tensor] = []
 
     def results(backend: str) -> Outputs:
@@ -68,7 +68,7 @@ def check(run: Callable[[str], Outputs], inputs: list[Tensor], tolerance: float 
 
 @contextmanager
 def in_float64(leaves: list[Tensor]) -> Iterator[None]:
-    """Leaves of float64 for the time being."""
+    """Convert the leaves to float64 within the context."""
     before = [leaf.data for leaf in leaves]
     for leaf in leaves:
         leaf.data = leaf.data.double()
@@ -143,7 +143,7 @@ def causal_case(
     return run, inputs
 
 
-# One at a time: test_causal_sizes has all three at once.
+# One argument at a time. test_causal_sizes combines all three.
 @pytest.mark.parametrize("given", ["nothing", "masked", "stated", "biased"])
 def test_causal_token_statistics(given: str) -> None:
     check(*causal_case((3, 2, 37, 5), *(given == one for one in ("masked", "stated", "biased"))))
@@ -191,7 +191,7 @@ def test_tokens_below_the_floors(operator: Callable[..., Tensor]) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("operator", [token_statistics, causal_token_statistics])
 def test_layouts(operator: Callable[..., Tensor]) -> None:
-    """Tokens and gradients with strides of their own; the result is laid out as (B, N, H, D)."""
+    """Tokens and gradients may have any strides. The result has (B, N, H, D) storage."""
     temperature = torch.ones(3, device=DEVICE)
     for w in (
         torch.randn(2, 3, 9, 4, device=DEVICE),
@@ -211,7 +211,7 @@ def test_layouts(operator: Callable[..., Tensor]) -> None:
 
 @pytest.mark.parametrize("operator", [token_statistics, causal_token_statistics])
 def test_heads_may_lie_billions_of_values_apart(operator: Callable[..., Tensor]) -> None:
-    """Offsets of 32 bits would end at the third head; nothing between the heads is ever read."""
+    """32-bit offsets would overflow at the third head. Memory between the heads is never read."""
     apart = 2**30 + 8
     memory = torch.empty(2 * apart + 32, dtype=torch.float16, device=DEVICE)
     w = memory.as_strided((1, 3, 4, 8), (3 * apart, apart, 8, 1))
@@ -317,7 +317,7 @@ def test_opcheck() -> None:
     temperature = torch.ones(2, device=DEVICE, requires_grad=True)
     mask = torch.zeros(1, 5, dtype=torch.bool, device=DEVICE)
     for operator in (token_statistics, causal_token_statistics):
-        operator(w, temperature, backend="triton")  # registers them
+        operator(w, temperature, backend="triton")  # registers the operators
     operators = torch.ops.rifflemix
     torch.library.opcheck(operators.triton_token_statistics, (w, temperature, mask, True))
     bias = torch.zeros(1, 5, 2, device=DEVICE, requires_grad=True)
@@ -377,7 +377,7 @@ def test_sums_of_many_chunks_keep_their_digits() -> None:
 
 
 class TestOnGpu:
-    """The sizes and types that are for, on the machine they are for."""
+    """Large sizes and all types, on a GPU."""
 
     pytestmark = on_gpu
 
@@ -403,7 +403,7 @@ class TestOnGpu:
                 w, temperature, key_padding_mask=mask, return_membership=True, backend=backend
             )
 
-        # The kernels round their results to the type of w; their statistics are float32's.
+        # The kernels round results to the type of w. Their statistics are float32.
         check(run, [w, temperature], {torch.float32: 1e-4}.get(dtype, 1e-2))
 
     def test_auto_is_triton(self) -> None:

@@ -1,4 +1,4 @@
-"""`token_statistics`: the vision form of TSSA between its projections."""
+"""`token_statistics`: the vision variant of TSSA, without its projections."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ BACKENDS = ("reference", "eager")
 
 
 def draw_tokens(data: st.DataObject) -> tuple[Tensor, Tensor]:
-    """Tokens (B, H, N, D), with zero features at times, and a temperature per head."""
+    """Draw tokens (B, H, N, D), sometimes with zero features, and a temperature per head."""
     b, h, n, d = (data.draw(st.integers(1, most)) for most in (3, 4, 9, 5))
     torch.manual_seed(data.draw(st.integers(0, 10_000)))
     w = torch.randn(b, h, n, d, dtype=torch.float64)
@@ -114,7 +114,7 @@ def test_second_gradients(backend: str) -> None:
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_one_token_in_closed_form(backend: str) -> None:
-    """A lone token has unit norm in each feature: its logit is temperature * D."""
+    """A single token has unit norm in each feature, so its logit is temperature * D."""
     w = torch.tensor([[[[3.0, -1.0]], [[0.5, 2.0]]]], dtype=torch.float64)
     temperature = torch.tensor([0.3, -0.2], dtype=torch.float64)
     y, pi = token_statistics(w, temperature, return_membership=True, backend=backend)
@@ -138,7 +138,7 @@ def test_one_head_takes_every_token(backend: str) -> None:
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_floor_of_the_norm(backend: str) -> None:
-    """A column of norm 5e-13 is divided by 1e-12: its squares sum to 0.25, not 1."""
+    """A column of norm 5e-13 is divided by 1e-12, so its squares sum to 0.25 instead of 1."""
     w = torch.zeros(1, 2, 2, 1, dtype=torch.float64)
     w[0, 0, :, 0] = torch.tensor([3e-13, 4e-13], dtype=torch.float64)
     pi = token_statistics(
@@ -150,7 +150,7 @@ def test_floor_of_the_norm(backend: str) -> None:
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_offset_of_the_count(backend: str) -> None:
-    """A group that nobody joins (Pi about 1e-9) shows the 1e-8 of the denominator."""
+    """A group with almost no members (Pi about 1e-9) exposes the 1e-8 in the denominator."""
     w = torch.ones(1, 2, 1, 1, dtype=torch.float64)
     temperature = torch.tensor([0.0, 20.0], dtype=torch.float64)
     y, pi = token_statistics(w, temperature, return_membership=True, backend=backend)
@@ -199,7 +199,7 @@ def test_order_of_tokens_and_other_samples_do_not_matter() -> None:
 
 @pytest.mark.parametrize("length", [1, 9, 4096])
 def test_bfloat16_differs_by_the_last_rounding_only(length: int) -> None:
-    """All sums are float32: nothing but the rounding of the result may be lost."""
+    """All sums are float32, so only the rounding of the result may be lost."""
     w = torch.randn(1, 4, length, 8).bfloat16()
     temperature = torch.rand(4).mul(3)
     y, pi = token_statistics(w, temperature, return_membership=True)
