@@ -1,4 +1,4 @@
-"""Several gradients taken at once, as torch's Jacobians take them, are each of them."""
+"""Batched gradients, as in torch's Jacobians, equal the separate gradients."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_a_batch_of_gradients_is_each_of_them(form: Form) -> None:
     [("sinkhorn", {"top_k": 2, "gumbel": "never"}), ("longformer", {"num_global": 30})],
 )
 def test_gradients_of_each_sample(name: str, options: dict[str, Any]) -> None:
-    """As training with differential privacy takes them."""
+    """Check per-sample gradients, which training with differential privacy needs."""
     mixer = rm.create_mixer(name, DIM, num_heads=4, max_length=64, **options).eval()
     parameters = {n: p.detach() for n, p in mixer.named_parameters()}
     x = torch.randn(3, 11, DIM)
@@ -62,7 +62,7 @@ def test_gradients_of_each_sample(name: str, options: dict[str, Any]) -> None:
 @pytest.mark.parametrize("form", STREAMS, ids=str)
 @torch.no_grad()
 def test_streams_are_mapped_as_those_of_an_ensemble(form: Form) -> None:
-    """A position of several streams has no one value that `max_length` could be compared with."""
+    """Check ensembles of streams: their positions cannot be compared with `max_length`."""
     mixer = form.build()
     x = torch.randn(3, 9, DIM, dtype=torch.float64)
     _, state = mixer.prefill(x[:, :-1])
@@ -79,7 +79,7 @@ def test_streams_are_mapped_as_those_of_an_ensemble(form: Form) -> None:
 
 @pytest.mark.parametrize("mode", ["random", "factorized", "dense"])
 def test_learned_scores_under_transforms(mode: str) -> None:
-    """They are a mask of torch's attention, whose fused form does not differentiate masks."""
+    """Check scores passed as a mask, which torch's fused attention does not differentiate."""
     mixer = rm.create_mixer("synthesizer", DIM, num_heads=4, max_length=16, mode=mode).eval()
     parameters = {n: p.detach() for n, p in mixer.named_parameters()}
     x, mask = torch.randn(3, 11, DIM), torch.arange(11) >= torch.tensor([[11], [8], [5]])
