@@ -40,7 +40,7 @@ def test_a_batch_of_gradients_is_each_of_them(form: Form) -> None:
     [("sinkhorn", {"top_k": 2, "gumbel": "never"}), ("longformer", {"num_global": 30})],
 )
 def test_gradients_of_each_sample(name: str, options: dict[str, Any]) -> None:
-    """Check per-sample gradients, which training with differential privacy needs."""
+    """Check per-sample gradients, as needed to train with differential privacy."""
     mixer = rm.create_mixer(name, DIM, num_heads=4, max_length=64, **options).eval()
     parameters = {n: p.detach() for n, p in mixer.named_parameters()}
     x = torch.randn(3, 11, DIM)
@@ -79,7 +79,7 @@ def test_streams_are_mapped_as_those_of_an_ensemble(form: Form) -> None:
 
 @pytest.mark.parametrize("mode", ["random", "factorized", "dense"])
 def test_learned_scores_under_transforms(mode: str) -> None:
-    """Check scores passed as a mask, which torch's fused attention does not differentiate."""
+    """Check scores passed as a mask: torch's fused attention does not differentiate masks."""
     mixer = rm.create_mixer("synthesizer", DIM, num_heads=4, max_length=16, mode=mode).eval()
     parameters = {n: p.detach() for n, p in mixer.named_parameters()}
     x, mask = torch.randn(3, 11, DIM), torch.arange(11) >= torch.tensor([[11], [8], [5]])

@@ -205,7 +205,7 @@ def test_two_passes_through_max_lengths_strides_cut_no_shorter_sequence_off(
 ) -> None:
     """Check two passes, and one pass for the longest sequence.
 
-    6, 10 and 24 tokens have searched strides, which do not connect 3 tokens.
+    6, 10 and 24 tokens have searched strides. These strides do not connect 3 tokens.
     """
     for most in (1, 6, 10, 13, 24):
         mixer = build(block_size=block, reverse=reverse, max_length=most)

@@ -1,4 +1,4 @@
-"""Every mixer can be built on the meta device, which large models need."""
+"""Every mixer can be built on the meta device, as needed for large models."""
 
 from __future__ import annotations
 

@@ -122,7 +122,7 @@ def test_dropout_is_drawn_for_each_sequence() -> None:
 @pytest.mark.filterwarnings("default:The .grad attribute of a Tensor that is not a leaf")
 @pytest.mark.parametrize("name", [pytest.param("csp", marks=pytest.mark.slow), "softmax"])
 def test_compiled_models_leave_packed_mixers_as_they_are(name: str) -> None:
-    """Check that packed mixers run without a graph, which would be specific to these lengths."""
+    """Check that packed mixers run without a graph: it would be specific to these lengths."""
     torch.compiler.reset()
     mixer, graphs = build(name), []
 

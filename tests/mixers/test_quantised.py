@@ -1,4 +1,4 @@
-"""Models under torch's dynamic quantization, which removes the weights of linear layers."""
+"""Models under torch's dynamic quantization. It removes the weights of linear layers."""
 
 from __future__ import annotations
 
@@ -66,6 +66,6 @@ def test_quantised_embedding_of_vectors() -> None:
 
 
 def test_maps_whose_weights_are_read_print_as_plain_ones() -> None:
-    """Check the printed model, which identifies earlier runs."""
+    """Check the printed model: it identifies earlier runs."""
     mixer = rm.create_mixer("mlp_mixer", dim=8, max_length=4)
     assert "(fc1): Linear(in_features=4, out_features=4, bias=True)" in repr(mixer)

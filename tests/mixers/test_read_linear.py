@@ -1,4 +1,4 @@
-"""Linear layers whose weight the mixer reads behave as in a call: pruned, hooked, adapted."""
+"""Linear layers with a weight that the mixer reads: pruned, hooked or adapted layers."""
 
 from __future__ import annotations
 

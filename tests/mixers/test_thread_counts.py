@@ -1,4 +1,4 @@
-"""The number of CPU threads changes no bit of outputs and gradients, except if the card says so.
+"""Outputs and gradients do not depend on the number of CPU threads, except as the card notes.
 
 Gradients of weights are sums over tokens. Matrix products on some CPUs split these sums by threads.
 """
@@ -18,7 +18,7 @@ from rifflemix.mixers import create_mixer, list_mixers, mixer_card
 EVEN, ODD = (8, 128, 64), (3, 23, 12)
 """Sequences, tokens and channels: sizes with and without a remainder for vector instructions."""
 SPLIT_ELSEWHERE = {"reformer", "sparse_transformer", "tssa"}
-"""Mixers whose card names other options or sizes than these defaults."""
+"""Mixers with a thread note on the card that applies to other options or sizes only."""
 OPTIONS: dict[str, list[dict[str, Any]]] = {
     "csp": [{"causal": True}, {"shift": "power"}],
     "linear": [{"causal": True}, {"normalize": False}],

@@ -64,7 +64,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Path]:
 def test_training_resumes_with_all_weights(
     mixer: str, save_only_model: bool, tmp_path: Path
 ) -> None:
-    """transformers renames weights of a ViT in its checkpoints, and of mixers."""
+    """Check that weights keep their values: transformers renames ViT and mixer weights."""
     model, other = swapped(mixer), swapped(mixer, seed=1)
     train(model, tmp_path, save_only_model=save_only_model)
     train(other, tmp_path, tmp_path / "checkpoint-2", save_only_model=save_only_model)

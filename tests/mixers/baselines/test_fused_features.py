@@ -49,7 +49,7 @@ def test_elu_plus_one() -> None:
     torch.testing.assert_close(elu_plus_one(x), torch.where(x > 0, x + 1, x.exp()))
     (found,) = torch.autograd.grad(elu_plus_one(x).sum(), x)
     torch.testing.assert_close(found, torch.where(x > 0, 1.0, x.detach().exp()))
-    away = x.detach()[1:].requires_grad_()  # away from 0, which has no second derivative
+    away = x.detach()[1:].requires_grad_()  # away from 0, since there is no second derivative at 0
     assert torch.autograd.gradcheck(elu_plus_one, away)
     assert torch.autograd.gradgradcheck(elu_plus_one, away)
 

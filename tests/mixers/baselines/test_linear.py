@@ -117,7 +117,7 @@ def test_golden_unnormalised(golden: Golden) -> None:
     q, k, v = queries_keys_values(arrays)
     expected = torch.from_numpy(arrays["y_nomask"])
     torch.testing.assert_close(mixer.attend(q, k, v, None), expected, **TOLERANCE)
-    # The vectors divide by the root of all 16 positions. rifflemix divides by that of the valid
+    # The vectors divide by the root of all 16 positions, rifflemix by the root of the valid
     # positions.
     mask = padding_mask(arrays)
     valid = (~mask).sum(1).float()[:, None, None, None]

@@ -106,7 +106,7 @@ def test_streams_past_a_chunk(options: dict[str, object]) -> None:
 def test_many_features_approach_softmax_attention(
     causal: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Check the limit without the offset, whose bias does not vanish with more features."""
+    """Check the limit without the offset: its bias does not vanish with more features."""
     monkeypatch.setattr(performer, "_SOFTMAX_OFFSET", 0.0)
     x = torch.randn(2, 16, 8, dtype=torch.float64)
     softmax = rm.create_mixer("softmax", 8, num_heads=2, causal=causal).double()
@@ -132,7 +132,7 @@ def test_wide_causal_heads_tell_keys_apart() -> None:
 
 
 def test_large_exponents_stay_finite_when_causal() -> None:
-    """Check keys that are equal to rows of the projection, which give the largest exponents."""
+    """Check the largest exponents: keys that are equal to rows of the projection."""
     mixer = rm.create_mixer("performer", 512, causal=True, num_features=16)
     assert 0.5 * mixer.projection.square().sum(1).max() > 150  # over float32's e^88
     k = (mixer.projection * 512**0.25)[None, None].requires_grad_()

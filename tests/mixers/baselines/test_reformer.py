@@ -131,7 +131,7 @@ def test_one_chunk_is_shared_key_attention(compat: str) -> None:
 
 
 def test_compat_agrees_for_neighbours_in_one_round() -> None:
-    """Check one round, in which wrapping around changes only the first chunk."""
+    """Check one round: wrapping around changes only the first chunk."""
     x = torch.randn(1, 12, 8, dtype=torch.float64)
     outputs = []
     for compat in ("none", "hf"):

@@ -36,7 +36,7 @@ def test_inner_width() -> None:
 
 
 def test_padded_queries_take_the_mean_of_all_values() -> None:
-    """Check padded queries, whose equal scores average all values, padded values included."""
+    """Check padded queries: equal scores average all values, padded values included."""
     mixer = rm.create_mixer("softmax", 8, num_heads=2, inner_dim=4, padded_queries="mean")
     plain = rm.create_mixer("softmax", 8, num_heads=2, inner_dim=4)
     plain.load_state_dict(mixer.state_dict())
