@@ -1,4 +1,4 @@
-"""Without the optional packages: everything else works, and one sentence says what to install."""
+"""Without optional packages everything else works, and errors name the package to install."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ PathFinder.find_spec = staticmethod(find_spec)
 
 
 def without(packages: tuple[str, ...], code: str) -> subprocess.CompletedProcess[str]:
-    """Runs code in an interpreter to which these packages are not installed."""
+    """Return a function that runs code in an interpreter without these packages."""
     hide = HIDE.format(packages=packages)
     return subprocess.run(
         [sys.executable, "-c", hide + code], capture_output=True, text=True, timeout=120
@@ -43,7 +43,7 @@ def without(packages: tuple[str, ...], code: str) -> subprocess.CompletedProcess
 
 @pytest.mark.slow
 def test_every_room_is_imported_without_extras() -> None:
-    """What draws, or hands on classes of another package, is imported where it is used."""
+    """Check that plots and classes of optional packages are imported on use only."""
     rooms = {path.stem for path in SOURCE.iterdir() if path.suffix == ".py" or path.is_dir()}
     rooms -= {"__init__", "__main__", "__pycache__"}
     assert {"analysis", "comparison", "surgery", "train"} <= rooms

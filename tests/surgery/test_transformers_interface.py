@@ -237,7 +237,7 @@ def test_attention_of_its_own_in_one_part_is_not_given_these_masks() -> None:
 
 
 def test_attention_that_is_causal_by_its_mask_alone_is_refused() -> None:
-    """Check this because the mask marks padding but does not hide later tokens."""
+    """Check a text model with a mask that marks padding but does not hide later tokens."""
     sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
     config = transformers.Aimv2TextConfig(vocab_size=37, intermediate_size=32, **sizes)
     model = transformers.Aimv2TextModel._from_config(
