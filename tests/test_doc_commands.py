@@ -26,7 +26,7 @@ OWN = {"mine"}
 
 
 def commands(text: str) -> Iterator[list[str]]:
-    """Return the arguments of every `rifflemix ...` in shell code blocks."""
+    """Yield the arguments of every `rifflemix ...` in shell code blocks."""
     for block in SHELL.findall(text):
         for line in block.replace("\\\n", " ").splitlines():
             found = COMMAND.search(line.partition("#")[0])

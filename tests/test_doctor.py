@@ -66,7 +66,7 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., No
 
 @pytest.fixture
 def no_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """Return the folder of an installation without compiled kernels."""
+    """Yield the folder of an installation without compiled kernels."""
     monkeypatch.setattr(native, "_FOLDER", tmp_path)
     monkeypatch.setattr(native, "library", lambda: None)
     monkeypatch.setattr(doctor, "instruction_level", lambda: 0)

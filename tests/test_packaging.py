@@ -75,7 +75,7 @@ def test_an_sdist_holds_the_checkout(sources: Path, tmp_path: Path) -> None:
     assert not [name for name in names if name.endswith((".so", ".pyc"))]
 
 
-# A fake compiler without run time; its binaries need these versions of glibc.
+# A fake compiler that takes no time; its binaries need these versions of glibc.
 COMPILER = """#!{python}
 import sys
 out = sys.argv[sys.argv.index("-o") + 1]

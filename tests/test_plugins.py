@@ -36,7 +36,7 @@ CARD = rm.MixerCard(
 
 
 class Shift(rm.TokenMixer):
-    """Project the previous token to every token."""
+    """Replaces each token by a projection of the previous token."""
 
     card = CARD
 

@@ -132,7 +132,7 @@ def test_the_suite_shows_the_means_of_the_chosen_runs(writer: ModuleType) -> Non
 
 
 def test_what_choose_says_of_the_suite_holds() -> None:
-    """Check the fifth question: mixers that are more accurate than softmax, with their speed."""
+    """Check the fifth question of docs/choose.md: mixers ahead of softmax, with their speed."""
     results = json.loads((RESULTS / "suites/lra-small/results.json").read_text(encoding="utf-8"))
     mixers = {mixer["name"]: mixer for mixer in results["mixers"]}
     assert mixers["mega"]["ahead"] == ["listops", "image"]

@@ -18,7 +18,7 @@ FORMS = [form for name in rm.list_mixers() for form in forms_of(mixer_class(name
 STREAMS = [form for form in FORMS if form.card.streaming and form.causal]
 
 
-@pytest.mark.filterwarnings("ignore:There is a performance drop")  # of a loop over the batch
+@pytest.mark.filterwarnings("ignore:There is a performance drop")  # from a loop over the batch
 @pytest.mark.parametrize("form", FORMS, ids=str)
 def test_a_batch_of_gradients_is_each_of_them(form: Form) -> None:
     mixer = form.build(dtype=torch.float32).eval()
@@ -34,7 +34,7 @@ def test_a_batch_of_gradients_is_each_of_them(form: Form) -> None:
     torch.testing.assert_close(gradient(grads, is_grads_batched=True), each, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.filterwarnings("ignore:There is a performance drop")  # of a loop over the batch
+@pytest.mark.filterwarnings("ignore:There is a performance drop")  # from a loop over the batch
 @pytest.mark.parametrize(
     ("name", "options"),
     [("sinkhorn", {"top_k": 2, "gumbel": "never"}), ("longformer", {"num_global": 30})],
@@ -58,7 +58,7 @@ def test_gradients_of_each_sample(name: str, options: dict[str, Any]) -> None:
             torch.testing.assert_close(each, expected, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.filterwarnings("ignore:There is a performance drop")  # of a loop over the batch
+@pytest.mark.filterwarnings("ignore:There is a performance drop")  # from a loop over the batch
 @pytest.mark.parametrize("form", STREAMS, ids=str)
 @torch.no_grad()
 def test_streams_are_mapped_as_those_of_an_ensemble(form: Form) -> None:

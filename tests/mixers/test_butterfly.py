@@ -129,7 +129,7 @@ def test_all_layers_mix_all_tokens_and_fewer_do_not(
 @pytest.mark.parametrize("reverse", [False, True])
 @pytest.mark.parametrize("block", [None, 2, 3, 4, 6, 8])
 def test_one_pass_through_the_strides_cuts_no_token_off(block: int | None, reverse: bool) -> None:
-    """Check that information crosses valid tokens only, not padded positions."""
+    """Check that one pass connects all tokens without the help of padded positions."""
     mixer = build(block_size=block, reverse=reverse)
     for length in (*range(1, 40), 63, 64, 65, 100, 127, 128, 130):
         size = min(block or default_block_size(length), length)
@@ -141,7 +141,7 @@ def test_one_pass_through_the_strides_cuts_no_token_off(block: int | None, rever
 
 @pytest.mark.parametrize("length", [13, 20, 36])
 def test_stacks_that_need_more_strides_mix_all_tokens(length: int) -> None:
-    """Check 20 and 36 tokens: their strides need no padding but are not powers of the block."""
+    """Check 20 and 36 tokens: strides without padding that are not powers of the block."""
     count = len(build(block_size=4).strides(length))
     layers = [build(block_size=4, layer_index=i, num_layers=count) for i in range(count)]
     assert depends(length, layers).all()
@@ -205,7 +205,7 @@ def test_two_passes_through_max_lengths_strides_cut_no_shorter_sequence_off(
 ) -> None:
     """Check two passes, and one pass for the longest sequence.
 
-    6, 10 and 24 tokens have searched strides. These strides do not connect 3 tokens.
+    The strides for 6, 10 and 24 tokens come from a search.
     """
     for most in (1, 6, 10, 13, 24):
         mixer = build(block_size=block, reverse=reverse, max_length=most)

@@ -53,7 +53,10 @@ def test_linear_attention_over_many_tokens(form: Form, autocast: bool) -> None:
 
 
 def test_unnormalised_linear_attention_over_many_tokens() -> None:
-    """Check that only the normalized result needs to fit float16."""
+    """Check that only the scaled sums need to fit float16.
+
+    The mixer divides these sums by the root of the number of tokens.
+    """
     mixer = rm.create_mixer("linear", 16, normalize=False).requires_grad_(False)
     mixer.qkv.bias += 1.0
     x = torch.randn(1, 4096, 16)

@@ -147,7 +147,7 @@ def test_a_row_may_lie_anywhere_in_memory() -> None:
 
 
 def seen_by(row: Tensor, lengths: tuple[int, ...], *, exact: bool) -> list[tuple[Any, Any]]:
-    """Record each batch and its padding tokens; return the doubled input."""
+    """Return (sequences, tokens) and padding of each batch; check the doubled output."""
     seen = []
 
     def note(together: Tensor, mask: Tensor | None) -> Tensor:

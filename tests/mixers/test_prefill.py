@@ -62,7 +62,7 @@ def test_prefill_is_steps(name: str, options: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize(("name", "options"), VARIANTS.values(), ids=VARIANTS)
 def test_padding_is_as_if_it_were_not_there(name: str, options: dict[str, Any]) -> None:
-    """Check left, right and inner padding, and sequences of different lengths in a batch."""
+    """Check left, right and inner padding; sequences of different lengths continue together."""
     mixer, x, later = build(name, **options), tokens(4, 17), tokens(4, 11)
     index = torch.arange(17)
     mask = torch.stack((index < 6, index > 12, index % 4 == 1, index < 0))

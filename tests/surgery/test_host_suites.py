@@ -87,7 +87,7 @@ def test_tuples_are_what_the_classes_hold(host: Any) -> None:
 
 
 def _tensors(value: Any) -> list[Tensor]:
-    """Yield the tensors in nested tuples, without caches."""
+    """Return the tensors in nested tuples, without caches."""
     if isinstance(value, Tensor):
         return [value]
     return [t for inner in value for t in _tensors(inner)] if isinstance(value, tuple) else []

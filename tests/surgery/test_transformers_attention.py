@@ -278,7 +278,7 @@ def test_a_bias_that_what_is_around_adds_to_the_mask_is_refused(kind: str) -> No
 def test_attention_that_is_causal_in_the_text_alone_is_refused() -> None:
     config = transformers.GitConfig(vocab_size=37, **SMALL, vision_config=IMAGE)
     report = replace_attention(transformers.GitForCausalLM(config), "tssa")
-    assert [name.rpartition(".")[2] for name in report.replaced] == ["self_attn"]  # of the image
+    assert [name.rpartition(".")[2] for name in report.replaced] == ["self_attn"]  # image model
     (reason,) = dict(report.skipped).values()
     assert "image" in reason
     assert "text" in reason

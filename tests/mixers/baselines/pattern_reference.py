@@ -76,7 +76,7 @@ def masked_in_position(
 
 
 def masks(batch: int, length: int) -> dict[str, Tensor | None]:
-    """No mask, and masks with trailing, leading, scattered and complete padding."""
+    """Return no mask, and masks with trailing, leading, scattered and complete padding."""
     generator = torch.Generator().manual_seed(5)
     trailing = torch.arange(length) >= torch.tensor([[length], [length // 2 + 1], [1]])[:batch]
     scattered = torch.rand(batch, length, generator=generator) < 0.4

@@ -59,7 +59,7 @@ def test_kept_positions_hold_the_blocks() -> None:
         "bigbird", 8, num_heads=2, block_size=4, num_random=1, keep_positions=True
     ).double()
     x, mask = torch.randn(3, 37, 8, dtype=torch.float64), torch.rand(3, 37) < 0.4
-    mask[1, 12:20] = True  # whole blocks between valid ones
+    mask[1, 12:20] = True  # whole padded blocks between valid blocks
     mask[2, 24:] = True
     mask[:2, 36] = mask[2, 23] = False
     for row, blocks in enumerate((10, 10, 6)):

@@ -1,4 +1,4 @@
-"""Linformer against projections written out, and a golden vector."""
+"""Linformer against explicit projections, and a golden vector."""
 
 from __future__ import annotations
 

@@ -151,7 +151,7 @@ def test_rows_are_orthogonal_normal_vectors() -> None:
     many = orthogonal_projection(40_000, 4)
     assert many.mean(0).abs().max() < 0.03
     torch.testing.assert_close(many.T @ many / 40_000, torch.eye(4), atol=0.03, rtol=0)
-    # Checks more than the mean of both signs: each row of a block has both signs equally often.
+    # Stronger than a zero mean: each entry of a block is positive half of the time.
     assert (many.view(-1, 4, 4) > 0).double().mean(0).sub(0.5).abs().max() < 0.03
 
 

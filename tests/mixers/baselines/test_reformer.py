@@ -124,7 +124,7 @@ def test_the_two_readings_differ(golden) -> None:
 
 @pytest.mark.parametrize("compat", ["none", "hf"])
 def test_one_chunk_is_shared_key_attention(compat: str) -> None:
-    """Check that keys which several rounds find count once."""
+    """Check that keys found by several rounds count once."""
     mixer = rm.create_mixer("reformer", 8, num_heads=2, chunk_size=64, compat=compat).double()
     x = torch.randn(2, 12, 8, dtype=torch.float64)
     torch.testing.assert_close(mixer(x), literal(mixer, x, None), atol=1e-12, rtol=1e-9)
