@@ -53,7 +53,10 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
 
 @pytest.fixture(scope="module", autouse=True)
 def _set_aside() -> None:
-    """Exclude later imports from garbage collection too: every training run ends with one."""
+    """Exclude later imports from garbage collection too.
+
+    Every training run ends with a collection.
+    """
     if len(gc.get_objects()) > 50_000:
         gc.collect()
         gc.freeze()
@@ -96,7 +99,7 @@ def golden() -> Callable[[str], dict[str, np.ndarray]]:
 
 @pytest.fixture
 def shared_data() -> Path:
-    """Return the folder of real data files, or skip if it is missing."""
+    """Return the folder of real data files, or skip the test."""
     path = SHARED / "data"
     if not path.exists():
         pytest.skip("shared data is not at hand (set RIFFLEMIX_SHARED)")
@@ -105,7 +108,7 @@ def shared_data() -> Path:
 
 @pytest.fixture
 def papers() -> Path:
-    """Return the folder of the papers' texts, or skip if it is missing."""
+    """Return the folder of the papers' texts, or skip the test."""
     path = SHARED / "papers"
     if not path.exists():
         pytest.skip("the papers' texts are not at hand (set RIFFLEMIX_SHARED)")

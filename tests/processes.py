@@ -51,7 +51,10 @@ class Processes:
         return self._collect(_RUN)
 
     def _collect(self, seconds: float) -> list[Any]:
-        """Return all results; stop at the first failure, since the other processes wait for it."""
+        """Return all results, or raise at the first failure.
+
+        The other processes may wait for the failed process.
+        """
         end, answers = time.monotonic() + seconds, dict.fromkeys(self._pipes)
         waiting = set(self._pipes)
         while waiting:

@@ -27,7 +27,7 @@ def patterns(lines: list[str]) -> list[str]:
 
 
 def unlisted(config: pytest.Config) -> list[str]:
-    """Return the skipped tests of this run with reasons that are not on the list."""
+    """Return skipped tests with reasons that are not on the list."""
     reporter: Any = config.pluginmanager.get_plugin("terminalreporter")
     # With several test processes, only the reporting process has all skips.
     if os.environ.get("CI") != "true" or reporter is None or hasattr(config, "workerinput"):

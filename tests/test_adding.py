@@ -40,7 +40,7 @@ Load = Callable[[str], ModuleType]
 
 
 def example(heading: str, language: str = "python") -> str:
-    """Return the only block of a language under a heading of the page."""
+    """Return the only code block of a language under a heading."""
     body = dict(SECTION.findall(PAGE.read_text(encoding="utf-8")))[heading]
     (code,) = [code for _, found, code in BLOCK.findall(body) if found == language]
     return textwrap.dedent(code)
@@ -48,7 +48,7 @@ def example(heading: str, language: str = "python") -> str:
 
 @pytest.fixture
 def load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Load:
-    """Write the example of a section to a file of a package, and import it."""
+    """Write a section's example to a file of a package; import it."""
     package = tmp_path / "newcomers"
     package.mkdir()
     (package / "__init__.py").touch()

@@ -85,7 +85,10 @@ def _is_for_types_only(node: ast.AST) -> bool:
 
 
 def statements(body: Iterable[ast.AST]) -> Iterator[ast.AST]:
-    """Yield the statements of a body and its nested bodies, except TYPE_CHECKING blocks."""
+    """Yield the statements of a body and its nested bodies.
+
+    TYPE_CHECKING blocks are left out.
+    """
     for node in body:
         if not _is_for_types_only(node):
             yield node
@@ -94,7 +97,10 @@ def statements(body: Iterable[ast.AST]) -> Iterator[ast.AST]:
 
 
 def imported(path: Path) -> set[tuple[str, str]]:
-    """Return (module, name) for each import at run time; name "" is the module itself."""
+    """Return (module, name) for each import at run time.
+
+    The name "" is the module itself.
+    """
     found: set[tuple[str, str]] = set()
     for node in statements(tree(path).body):
         if isinstance(node, ast.Import):
@@ -110,7 +116,7 @@ def imported(path: Path) -> set[tuple[str, str]]:
 
 @functools.cache
 def imports() -> dict[str, set[tuple[str, str]]]:
-    """Return the imports of every module, read on first use instead of at collection."""
+    """Return the imports of every module, read on first use."""
     return {name: imported(path) for name, path in MODULES.items()}
 
 
@@ -151,7 +157,7 @@ def test_the_library_never_imports_the_lab() -> None:
 
 
 def test_no_circle_of_modules() -> None:
-    """Check imports within functions too: a cycle means that code is in the wrong module."""
+    """Check imports within functions too, since cycles show misplaced code."""
     graph = {m: {t for t, _ in pairs if t in MODULES and t != m} for m, pairs in imports().items()}
     # An `__init__` re-exports names, so importing from it loads all modules of the package.
     state: dict[str, int] = {}
@@ -236,7 +242,10 @@ def test_private_names_of_torch_are_used_in_compat_only() -> None:
 
 
 def test_a_module_with_one_user_is_in_the_subpackage_of_that_user() -> None:
-    """Check modules with one user: same subpackage, unless the user is the command line."""
+    """Check modules with one user: both are in one subpackage.
+
+    The command line is an exception.
+    """
     users: dict[str, set[str]] = defaultdict(set)
     for module, pairs in imports().items():
         for target, _ in pairs:

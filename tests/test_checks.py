@@ -144,7 +144,10 @@ def test_divisors_and_layers_come_back_as_int() -> None:
 
 
 def test_symbolic_sizes_stay_symbolic() -> None:
-    """Check that no check fixes a symbolic size, since one graph serves every length."""
+    """Check that no check fixes a symbolic size.
+
+    One graph serves every length.
+    """
     graphs = 0
 
     def count(graph: torch.fx.GraphModule, _: Any) -> Any:

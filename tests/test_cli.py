@@ -373,7 +373,7 @@ def test_second_interrupt_stops_at_once() -> None:
 
 
 def test_an_interrupt_in_the_midst_of_a_print() -> None:
-    """Check that the handler waits for the current print: print is not reentrant."""
+    """Check that the handler waits for the current print."""
     said: list[str] = []
     printing = threading.Lock()
 

@@ -25,7 +25,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning:torch")
 
 @pytest.fixture
 def states() -> tuple[list[tuple[bool, bool]], Any]:
-    """Return a list of answers, and a function that appends the answers of both checks."""
+    """Return a list of answers, and a function that appends both answers."""
     seen: list[tuple[bool, bool]] = []
 
     def ask(x: Tensor) -> Tensor:

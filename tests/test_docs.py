@@ -71,15 +71,19 @@ def test_links_lead_somewhere(page: Path) -> None:
 
 
 def dotted_names(text: str) -> list[str]:
-    """Return dotted names in backticks outside code blocks, without call arguments or files."""
+    """Return dotted names in backticks outside code blocks.
+
+    Call arguments and file names are left out.
+    """
     names = DOTTED.findall(ANY_FENCE.sub("", text))
     return [name for name in names if name.rsplit(".", 1)[1] not in FILE_SUFFIXES]
 
 
 def resolve(name: str) -> Any:
-    """Return the object of a name after `import rifflemix as rm` and `import torch`.
+    """Return the object of a name as in the documentation.
 
-    A name relative to a public name, such as `TokenMixer.forward`, is resolved from there.
+    The name follows `import rifflemix as rm` and `import torch`. A name relative to a public name,
+    such as `TokenMixer.forward`, is resolved from there.
     """
     import rifflemix
 

@@ -107,7 +107,7 @@ def test_a_sound_installation(
 @pytest.mark.slow
 @pytest.mark.usefixtures("real_imports")
 def test_extras_are_broken_exactly_if_python_cannot_import_them() -> None:
-    """Check that a torchvision for another torch marks timm and transformers as broken."""
+    """Check a torchvision for another torch: timm and transformers are broken."""
     found = {one.name: one.state for one in examine()}
     for extra, module in {"compare": "accelerate", "data": "datasets", "vision": "timm"}.items():
         command = [sys.executable, "-c", f"import {module}"]

@@ -43,7 +43,7 @@ def without(packages: tuple[str, ...], code: str) -> subprocess.CompletedProcess
 
 @pytest.mark.slow
 def test_every_room_is_imported_without_extras() -> None:
-    """Check that plots and classes of optional packages are imported on use only."""
+    """Check that plots and classes of optional packages are imported lazily."""
     rooms = {path.stem for path in SOURCE.iterdir() if path.suffix == ".py" or path.is_dir()}
     rooms -= {"__init__", "__main__", "__pycache__"}
     assert {"analysis", "comparison", "surgery", "train"} <= rooms

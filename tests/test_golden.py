@@ -30,7 +30,10 @@ def told_shapes(entry: str) -> dict[str, tuple[int, ...]]:
 
 
 def told_gradients(entry: str) -> int:
-    """Return the number of parameter gradients of an entry; shapes equal the parameters."""
+    """Return the number of parameter gradients of an entry.
+
+    The shapes are equal to the shapes of the parameters.
+    """
     told = re.search(r"plus (\d+) `gp\.\*`", entry)
     return int(told[1]) if told is not None else 0
 

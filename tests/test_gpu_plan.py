@@ -197,9 +197,9 @@ def test_a_step_that_does_not_end_is_stopped(
 def test_a_row_that_is_cut_goes_on_at_the_next_call(
     load: object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Check that a stopped run resumes from its checkpoint, even if it ignores the signal.
+    """Check that a stopped run resumes, even if it ignores the signal.
 
-    A process ignores the signal while it compiles.
+    A process ignores the signal while it compiles. The run resumes from its checkpoint.
     """
     run, stages = load("run"), load("stages")  # type: ignore[operator]
     monkeypatch.setattr(run, "_GRACE", 0.5)
@@ -240,7 +240,7 @@ def test_steps_wait_for_data_tools_and_time(
 
 
 def test_a_row_that_another_process_trains_waits(load: object, tmp_path: Path) -> None:
-    """Check a run that outlived its killed parent: it is not marked as failed."""
+    """Check that a run that outlived its parent is not marked failed."""
     run, stages = load("run"), load("stages")  # type: ignore[operator]
     row = stages.Step("row", ("-c", "raise SystemExit(2)"), recipe="csp/table4-text")
     folders = run.Folders(tmp_path / "state", tmp_path / "out")

@@ -43,7 +43,10 @@ def test_json_stands_after_the_list(cli: Cli) -> None:
 
 
 def test_mixers_at_80_columns(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Check that names and parameters fit in one line; paper titles are left out."""
+    """Check that names and parameters fit in one line.
+
+    Paper titles are left out.
+    """
     monkeypatch.setattr(output, "output_width", lambda: 80)
     monkeypatch.setattr(listing, "output_width", lambda: 80)
     entries = {entry["name"]: entry for entry in json.loads(cli("list", "mixers", "--json")[1])}

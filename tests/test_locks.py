@@ -165,7 +165,7 @@ def test_a_file_or_a_link_with_the_name_of_a_temporary_folder_stays(tmp_path: Pa
 def test_writes_on_a_file_system_without_locks(
     leftover: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Without locks a temporary folder may be in use, so rifflemix does not delete it."""
+    """Check that the temporary folder, possibly in use, is not deleted."""
 
     def refuse(*_: object) -> None:
         raise OSError(errno.ENOSYS, "Function not implemented")

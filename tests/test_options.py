@@ -36,7 +36,7 @@ class Paint:
 
 @pytest.fixture
 def called() -> tuple[Commands, list[Any]]:
-    """Return a command line with one command, and the values it was called with."""
+    """Return a command line with one command, and the recorded calls."""
     calls: list[Any] = []
     commands = Commands()
 

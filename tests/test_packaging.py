@@ -153,7 +153,7 @@ def test_the_tag_of_a_wheel_is_what_its_library_needs(
     not (shutil.which("g++") and shutil.which("objdump")), reason="needs a compiler"
 )
 def test_the_glibc_of_a_real_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Check that readelf and objdump agree on a library linked as in `make wheel`."""
+    """Check that readelf and objdump agree on a library of `make wheel`."""
     flags = ["-O1", "-fPIC", "-shared", "-pthread", "-static-libstdc++", "-static-libgcc"]
     sources = [str(native._FOLDER / name) for name in ("threads.cpp", "memory.cpp")]
     library = tmp_path / "threads.so"

@@ -162,7 +162,7 @@ def mine(mixer: str = "softmax", dim: int = 8):
 
 
 def test_the_code_of_what_a_run_uses_has_a_hash(plugin: Path, tmp_path: Path) -> None:
-    """Check models and mixers, hashed by their file or by their notebook cell."""
+    """Check models and mixers, hashed by file or by notebook cell."""
     assert outside_code(["softmax", "tssa"], ["encoder", "vit_mnist"]) == {}
     (tmp_path / "model.py").write_text(MODEL, encoding="utf-8")
     load_plugin(plugin)
@@ -200,7 +200,7 @@ USES = {  # what build() uses, and its definition with a number to change
 
 @pytest.mark.parametrize("use", USES)
 def test_the_hash_of_code_knows_what_it_uses(use: str) -> None:
-    """Check that a change of a layer in another notebook cell changes the hash."""
+    """Check that a changed layer in another notebook cell changes the hash."""
     expression, definition = USES[use]
 
     def hashed(number: int) -> str:

@@ -202,7 +202,7 @@ def test_a_function_that_returns_a_known_task_has_its_kind_of_output() -> None:
 
 
 def test_a_function_names_its_arrays() -> None:
-    """Check that the card uses the function's name, not the name of the arrays."""
+    """Check that the card uses the function's name, not the arrays' name."""
 
     @rm.register_task
     def my_arrays(called: str = "arrays") -> rm.Task:

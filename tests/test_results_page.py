@@ -132,7 +132,10 @@ def test_the_suite_shows_the_means_of_the_chosen_runs(writer: ModuleType) -> Non
 
 
 def test_what_choose_says_of_the_suite_holds() -> None:
-    """Check the fifth question of docs/choose.md: mixers ahead of softmax, with their speed."""
+    """Check the fifth question of docs/choose.md.
+
+    It names mixers that are more accurate than softmax, with their speed.
+    """
     results = json.loads((RESULTS / "suites/lra-small/results.json").read_text(encoding="utf-8"))
     mixers = {mixer["name"]: mixer for mixer in results["mixers"]}
     assert mixers["mega"]["ahead"] == ["listops", "image"]
@@ -226,7 +229,7 @@ def test_rows_in_full_are_shown_with_the_mean_of_their_seeds(
 
 
 def standard_error(runs: list[dict[str, Any]], percent: float) -> float:
-    """Return the standard error of an accuracy in percent for one run's test samples."""
+    """Return the standard error of one run's test accuracy in percent."""
     task, share = runs[0]["task"], percent / 100
     size = task["sizes"]["test"] if "sizes" in task else task["options"]["num_test"]
     return 100 * math.sqrt(share * (1 - share) / size)
@@ -287,7 +290,10 @@ def test_longer_texts_are_shown_as_they_were_measured() -> None:
 
 
 def test_the_commonest_answer_was_left_where_the_validation_says(writer: ModuleType) -> None:
-    """Check the first accuracy above a quarter per length, in short and full runs."""
+    """Check the first accuracy above a quarter per length.
+
+    Short and full runs count.
+    """
     expected = []
     for path in RESULTS.glob("plateau-*.json"):
         result = comparison(path.stem)

@@ -194,7 +194,7 @@ def test_train_has_curves_too(
 
 @pytest.mark.slow
 def test_wandb_itself_without_a_network(tmp_path: Path) -> None:
-    """Check that the package writes the curves of a run to its file."""
+    """Check that the package writes a run's curves to its file."""
     if find_spec("wandb") is None:
         pytest.skip("wandb is not installed")
     words = ["train", *TINY, "--mixer", "identity", "--out", str(tmp_path / "out")]

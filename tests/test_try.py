@@ -31,7 +31,10 @@ def test_the_page_is_up_to_date_and_whole(writer: ModuleType) -> None:
 
 
 def permuted(writer: ModuleType, n: int, group: int, kind: str, layers: int) -> Tensor:
-    """Return (N, N) bool: source tokens after `layers` layers, over many random inputs."""
+    """Return (N, N) bool: the source tokens after `layers` layers.
+
+    Sources are collected over many random inputs.
+    """
     reached = torch.eye(n, dtype=torch.bool)
     for index in range(layers):
         x = torch.rand(300, n, writer.CHANNELS, generator=torch.Generator().manual_seed(index))

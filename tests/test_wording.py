@@ -15,14 +15,14 @@ Scope = dict[str, list[ast.expr]]
 
 
 def prose(pattern: str) -> list[str]:
-    """Return the words of a pattern except names, values and fixed words of errors."""
+    """Return a pattern's words except names, values and fixed error words."""
     parts = re.split(r"\s+|\.\*|[()|^$]", NO_PROSE.sub(" ", pattern))
     words = [part for part in parts if re.fullmatch(r"[A-Z]?[a-z]+(-[a-z]+)*[.;]?", part)]
     return [word for word in words if word not in ("expected", "got")]
 
 
 def columns(names: list[str], rows: ast.expr, scope: Scope) -> Scope:
-    """Return the expressions of each name in a parametrized test or a loop."""
+    """Return each name's expressions in a parametrized test or a loop."""
     if isinstance(rows, ast.Call) and isinstance(rows.func, ast.Attribute):
         return columns(names, rows.func.value, scope)  # .values() of a dict
     if isinstance(rows, ast.Name):
@@ -79,7 +79,10 @@ def texts(expression: ast.expr, scope: Scope, depth: int = 3) -> Iterator[tuple[
 
 
 def patterns(tree: ast.Module) -> Iterator[tuple[int, str]]:
-    """Yield line and text of every `match=` literal of a file, tables of tests included."""
+    """Yield line and text of every `match=` literal of a file.
+
+    Literals in tables of tests are included.
+    """
     module: Scope = {
         name: [node.value]
         for node in tree.body

@@ -79,7 +79,7 @@ def test_streams_are_mapped_as_those_of_an_ensemble(form: Form) -> None:
 
 @pytest.mark.parametrize("mode", ["random", "factorized", "dense"])
 def test_learned_scores_under_transforms(mode: str) -> None:
-    """Check scores passed as a mask: torch's fused attention does not differentiate masks."""
+    """Check score masks: torch's fused attention does not differentiate them."""
     mixer = rm.create_mixer("synthesizer", DIM, num_heads=4, max_length=16, mode=mode).eval()
     parameters = {n: p.detach() for n, p in mixer.named_parameters()}
     x, mask = torch.randn(3, 11, DIM), torch.arange(11) >= torch.tensor([[11], [8], [5]])

@@ -25,7 +25,7 @@ def build(*, layer_index: int = 0, num_layers: int = 6, **options) -> Butterfly:
 
 
 def dense(mixer: Butterfly, x: Tensor, may_attend: Tensor) -> Tensor:
-    """Compute multi-head attention under a mask (B, N, N), one head at a time."""
+    """Compute attention under a mask (B, N, N), head by head."""
     q, k, v = mixer.attention.qkv(x).chunk(3, dim=-1)
     width = x.shape[-1] // mixer.num_heads
     heads = []
@@ -62,7 +62,7 @@ def test_golden_block_attention(golden: Callable[[str], dict[str, np.ndarray]]) 
 @settings(max_examples=60, deadline=None)
 @given(data=st.data())
 def test_equals_dense_attention_within_the_groups(data: st.DataObject) -> None:
-    """Check any length, layer, block, mask, and order of the strides and tokens."""
+    """Check any length, layer, block, mask, stride order and token order."""
     length = data.draw(st.integers(1, 40))
     block = data.draw(st.sampled_from([None, 2, 3, 4, 8]))
     reverse = data.draw(st.booleans())
@@ -99,7 +99,7 @@ def test_equals_dense_attention_within_the_groups(data: st.DataObject) -> None:
 
 
 def depends(length: int, layers: list[Butterfly]) -> Tensor:
-    """Return (N, N) bool: output i of residual layers depends on input j."""
+    """Return (N, N) bool: output i depends on input j."""
     x = torch.randn(1, length, 8, dtype=torch.float64, requires_grad=True)
     y = x
     for layer in layers:
@@ -129,7 +129,7 @@ def test_all_layers_mix_all_tokens_and_fewer_do_not(
 @pytest.mark.parametrize("reverse", [False, True])
 @pytest.mark.parametrize("block", [None, 2, 3, 4, 6, 8])
 def test_one_pass_through_the_strides_cuts_no_token_off(block: int | None, reverse: bool) -> None:
-    """Check that one pass connects all tokens without the help of padded positions."""
+    """Check that one pass connects all tokens without using padded positions."""
     mixer = build(block_size=block, reverse=reverse)
     for length in (*range(1, 40), 63, 64, 65, 100, 127, 128, 130):
         size = min(block or default_block_size(length), length)
@@ -141,7 +141,10 @@ def test_one_pass_through_the_strides_cuts_no_token_off(block: int | None, rever
 
 @pytest.mark.parametrize("length", [13, 20, 36])
 def test_stacks_that_need_more_strides_mix_all_tokens(length: int) -> None:
-    """Check 20 and 36 tokens: strides without padding that are not powers of the block."""
+    """Check 20 and 36 tokens.
+
+    Their strides need no padding and are not powers of the block.
+    """
     count = len(build(block_size=4).strides(length))
     layers = [build(block_size=4, layer_index=i, num_layers=count) for i in range(count)]
     assert depends(length, layers).all()

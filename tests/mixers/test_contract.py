@@ -63,7 +63,7 @@ def test_contract(form: Form, prop: Property) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("form", [form for form in FORMS if form.card.name in GENERATED], ids=str)
 def test_compiles_with_the_default_backend(form: Form) -> None:
-    """Check the causal variant without a mask only: C++ compilation takes seconds per graph."""
+    """Check causal variants without a mask, since C++ compiles slowly."""
     masked = not (form.causal and len(forms_of(form.mixer)) == 2)
     compiles_to_one_graph(form, backend="inductor", masked=masked)
 

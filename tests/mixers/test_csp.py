@@ -117,7 +117,7 @@ def test_is_the_public_operators() -> None:
 @pytest.mark.parametrize("length", [2, 5, 9, 11])
 @pytest.mark.parametrize("shift", ["none", "linear", [0, *range(3, 18)]], ids=str)
 def test_last_group_may_be_shorter(shift: Any, length: int) -> None:
-    """Check that shifts stay within valid tokens and the last group is sorted separately."""
+    """Check that shifts skip padding and the last group is sorted separately."""
     mixer = build(shift=shift, group_size=4, pad=True)
     x = torch.randn(2, length, 16, dtype=torch.float64)
     steps = [0] * 16 if shift == "none" else shift

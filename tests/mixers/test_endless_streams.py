@@ -107,7 +107,7 @@ def test_a_device_without_float64_has_sums_in_float32() -> None:
 
 
 def test_digits_of_linear_attention_over_a_long_sequence() -> None:
-    """Check the precision of a long sum; a single matrix product over all tokens lost 1e-4."""
+    """Check a long sum: one product over all tokens lost 1e-4."""
     x, y = torch.full((1, 1, (1 << 20) + 5, 3), 0.3), torch.full((1, 1, (1 << 20) + 5, 2), 0.7)
     found, exact = sum_of_products(x, y), x.shape[2] * float(x[0, 0, 0, 0]) * float(y[0, 0, 0, 0])
     torch.testing.assert_close(found, torch.full((1, 1, 3, 2), exact), rtol=2e-5, atol=0)

@@ -43,7 +43,7 @@ def parameters(forms: list[Form], fast: set[str]) -> list[Any]:
 
 
 def batch(batch_size: int, length: int, *, masked: bool = True) -> tuple[Tensor, dict[str, Any]]:
-    """Return tokens and the mask argument that pads the end of the first sequence."""
+    """Return tokens, and a mask that pads the first sequence's end."""
     generator = torch.Generator().manual_seed(length)
     x = torch.randn(batch_size, length, DIM, generator=generator)
     mask = torch.zeros(batch_size, length, dtype=torch.bool)
@@ -245,7 +245,10 @@ def test_nystromformer_has_one_program_beyond_its_landmarks(masked: bool) -> Non
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["butterfly", "sinkhorn", "local", "mega_chunk"])
 def test_blocks_have_no_program_from_three_tokens_on(name: str) -> None:
-    """Check the limit in docs/export.md: remove the advice on `min` if torch supports this case."""
+    """Check a limit of torch that docs/export.md describes.
+
+    If this test fails, remove the advice to omit `min` from the page.
+    """
     mixer = rm.create_mixer(name, DIM, num_heads=4, max_length=MAX_LENGTH).eval()
     shapes = {"x": {1: torch.export.Dim("N", min=3, max=MAX_LENGTH)}}
     with pytest.raises(torch._dynamo.exc.UserError, match="Constraints violated"):
@@ -276,7 +279,10 @@ check("csp")
 
 @pytest.mark.slow
 def test_programs_are_loaded_by_other_processes(tmp_path: Path) -> None:
-    """Check the import in docs/export.md: `import rifflemix` alone does not load the operators."""
+    """Check the import in docs/export.md.
+
+    `import rifflemix` alone does not load the operators.
+    """
     for name, options in {"tssa": {}, "s4": {}, "csp": {"shift": "power"}}.items():
         mixer = rm.create_mixer(name, DIM, num_heads=4, max_length=MAX_LENGTH, **options).eval()
         x, _ = batch(2, 17)
@@ -306,7 +312,10 @@ def test_groups_that_must_be_full_take_multiples(options: dict[str, Any]) -> Non
 
 @pytest.mark.parametrize("form", parameters(FORMS, set()))
 def test_compiles_twice_for_all_lengths(form: Form) -> None:
-    """Check one compilation for the first length and one for all others, without graph breaks."""
+    """Check two compilations: one for the first length, one for others.
+
+    There are no graph breaks.
+    """
     counters = torch._dynamo.utils.counters
     torch.compiler.reset()
     counters.clear()

@@ -40,7 +40,7 @@ def test_outputs_and_gradients_are_finite(form: Form, autocast: bool) -> None:
 @pytest.mark.parametrize("form", LINEAR, ids=str)
 @torch.no_grad()
 def test_linear_attention_over_many_tokens(form: Form, autocast: bool) -> None:
-    """Check sums of weights and of values that exceed the range of float16."""
+    """Check sums of weights and values beyond the range of float16."""
     mixer = form.mixer(16, num_heads=2, max_length=4096, causal=form.causal)
     mixer.qkv.weight[:-16] *= 3.0
     mixer.qkv.bias += 1.0

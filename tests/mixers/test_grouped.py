@@ -25,7 +25,7 @@ def build(**options: Any) -> Grouped:
 
 
 def group_by_group(mixer: Grouped, x: Tensor, mask: Tensor, block: int, stride: int) -> Tensor:
-    """Apply the inner mixer to the valid tokens of each sample and group."""
+    """Apply the inner mixer to the valid tokens of every group."""
     y = torch.zeros_like(x)
     places = torch.arange(x.shape[1])
     for sample in range(len(x)):

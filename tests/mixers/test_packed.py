@@ -106,7 +106,7 @@ def test_bfloat16_and_autocast(name: str) -> None:
 
 
 def test_dropout_is_drawn_for_each_sequence() -> None:
-    """Check that sequences stay separate in training and that a seed reproduces the result."""
+    """Check that training separates sequences and a seed reproduces the result."""
     mixer = build("softmax", dropout=0.5).train()
     x = row().detach()
     runs = []
@@ -122,7 +122,7 @@ def test_dropout_is_drawn_for_each_sequence() -> None:
 @pytest.mark.filterwarnings("default:The .grad attribute of a Tensor that is not a leaf")
 @pytest.mark.parametrize("name", [pytest.param("csp", marks=pytest.mark.slow), "softmax"])
 def test_compiled_models_leave_packed_mixers_as_they_are(name: str) -> None:
-    """Check that packed mixers run without a graph: it would be specific to these lengths."""
+    """Check that packed mixers run without a graph for each length."""
     torch.compiler.reset()
     mixer, graphs = build(name), []
 
@@ -163,7 +163,7 @@ def seen_by(row: Tensor, lengths: tuple[int, ...], *, exact: bool) -> list[tuple
 
 
 def test_sequences_of_about_one_length_are_one_batch() -> None:
-    """Check that any number of short sequences is cheap because they share a batch."""
+    """Check that many short sequences share one batch and are cheap."""
     x = row()
     assert seen_by(x, LENGTHS, exact=True) == [
         ((1, 24), 0), ((1, 13), 0), ((2, 12), 0), ((2, 5), 0), ((1, 2), 0), ((2, 1), 0)
@@ -221,7 +221,7 @@ def test_what_does_not_go_together() -> None:
 
 
 def test_shapes_without_memory() -> None:
-    """Check that bounds stay on the CPU for tensors on the meta device."""
+    """Check that bounds stay on the CPU for the meta device."""
     mixer = build("csp").to("meta")
     x = torch.empty(1, sum(LENGTHS), 8, dtype=torch.float64, device="meta")
     assert mixer(x, cu_seqlens=bounds()).shape == x.shape

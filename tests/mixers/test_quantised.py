@@ -38,7 +38,10 @@ STREAMS = [form for form in FORMS if form.card.streaming and form.causal]
 @pytest.mark.parametrize("form", STREAMS, ids=str)
 @torch.no_grad()
 def test_quantised_mixers_stream(form: Form) -> None:
-    """Check steps from a state without device and dtype, and from the state after a prompt."""
+    """Check steps from an initial state and after a prompt.
+
+    The initial state is created without a device and a dtype.
+    """
     quantised = _quantised(form.build(dtype=torch.float32).eval())
     x = torch.randn(2, 5, DIM)
     state = quantised.init_state(2)

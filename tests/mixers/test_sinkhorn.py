@@ -97,7 +97,7 @@ def test_any_length_is_taken(causal: bool, options: Options) -> None:
 def test_masked_equals_the_valid_tokens_alone(
     causal: bool, options: Options, data: st.DataObject
 ) -> None:
-    """Check that padding at any position and of any content equals removing it."""
+    """Check that padding anywhere, with any content, equals removing it."""
     length = data.draw(st.integers(1, MAX))
     bits = st.lists(st.booleans(), min_size=3 * length, max_size=3 * length)
     mask = torch.tensor(data.draw(bits)).view(3, length)
@@ -202,7 +202,7 @@ def test_gumbel_noise(gumbel: str, in_training: bool, in_eval: bool, options: Op
 
 
 def test_low_temperature_attends_to_the_named_block() -> None:
-    """Check near-one-hot sorting: block u attends to block order[u] and to block u."""
+    """Check one-hot sorting: block u attends to block order[u] and itself."""
     mixer = build({"block_size": 4, "temperature": 0.1}, max_length=16)
     order = torch.tensor([2, 0, 3, 1])
     x = tokens(16)

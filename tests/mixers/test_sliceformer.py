@@ -110,7 +110,10 @@ def test_dropout_belongs_to_the_block_around() -> None:
 
 
 def test_arena_sizes() -> None:
-    """Check the Long Range Arena's Image model: sorts 48 of 96 channels, no biases."""
+    """Check the Long Range Arena's Image model.
+
+    It sorts 48 of 96 channels and has no biases.
+    """
     mixer = Sliceformer(96, inner_dim=48, heads=8, variant="interleave", out_bias=False)
     assert sum(p.numel() for p in mixer.parameters()) == 2 * 96 * 48
     assert mixer(torch.randn(2, 9, 96)).shape == (2, 9, 96)

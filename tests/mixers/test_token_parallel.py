@@ -131,7 +131,10 @@ def test_wout_follows_the_paper_by_default(num_groups: int | None, expected: boo
 
 @pytest.mark.parametrize(("num_groups", "total"), [(4, 404618), (8, 388746)], ids=["TP-2", "TP-1"])
 def test_parameters_of_the_papers_table(num_groups: int, total: int) -> None:
-    """Check 4 layers, patch 4, 128 channels, 8 heads, with the flag of the released code."""
+    """Check the released settings.
+
+    These are 4 layers, patch 4, 128 channels, 8 heads and the flag of the released code.
+    """
     mixer = rm.create_mixer(
         "token_parallel", 128, num_heads=8, num_groups=num_groups, use_wout=num_groups == 8
     )

@@ -39,7 +39,7 @@ def tensors(arrays: dict[str, np.ndarray]) -> dict[str, Tensor]:
 
 
 def load(mixer: TSSA, vectors: dict[str, Tensor], names: dict[str, str], prefix: str = "") -> None:
-    """Load (H, 1) and (H, L, 1) of the reference code as (H,) and (H, L)."""
+    """Load the reference code's (H, 1) and (H, L, 1) without the last axis."""
     state = mixer.state_dict()
     assert set(state) == set(names)
     mixer.load_state_dict(
@@ -242,7 +242,7 @@ def test_stream_without_max_length_has_no_end() -> None:
 
 
 def test_prompt_then_steps() -> None:
-    """Check that the operator's state after a prompt is a valid stream state of the mixer."""
+    """Check that the operator's state after a prompt is a stream state."""
     mixer = TSSA(8, num_heads=2, max_length=12, causal=True).double()
     x = torch.randn(2, 12, 8, dtype=torch.float64)
     _, prompt = causal_token_statistics(

@@ -111,7 +111,7 @@ class LargestTensor(TorchDispatchMode):
     ["local", "longformer", "bigbird", "reformer", "sparse_transformer", "fnet", "mlp_mixer"],
 )
 def test_no_tensor_grows_with_the_square(name: str) -> None:
-    """Check both passes: from N = 512 to N = 2048 a quadratic tensor would grow 16-fold."""
+    """Check N = 512 and 2048: a quadratic tensor would grow 16-fold."""
     sizes = []
     for length in (512, 2048):
         mixer = rm.create_mixer(name, 8, num_heads=2, max_length=2048)

@@ -32,7 +32,7 @@ B, C, EACH = 2, 6, 3  # an odd number of tokens for each process
 
 @functools.cache
 def meshes() -> dict[int, DeviceMesh]:
-    """Return a mesh of all processes and, of four processes, also a mesh of two."""
+    """Return a mesh of all processes and, for four, one of two."""
     size = torch.distributed.get_world_size()
     found = {size: init_device_mesh("cpu", (size,), mesh_dim_names=("sequence",))}
     if size == 4:
@@ -61,7 +61,7 @@ def close(ours: Tensor | None, theirs: Tensor | None, what: str = "") -> None:
 
 
 def padding(kind: str, length: int) -> Tensor | None:
-    """Return no mask, or random padding that includes the second shard of the first sequence."""
+    """Return no mask, or padding that includes the first sequence's second shard."""
     if kind == "none":
         return None
     mask = torch.rand(B, length, generator=torch.Generator().manual_seed(5)) < 0.4
@@ -100,7 +100,7 @@ def same_gradients(ours: nn.Module, alone: nn.Module, factor: int = 1) -> None:
 def mixer_is_the_same(
     size: int, name: str, options: dict[str, Any], kind: str, *, ties: bool = False
 ) -> None:
-    """Check that outputs and gradients of parameters and inputs equal the results of one device."""
+    """Check outputs and gradients of parameters and inputs against one device."""
     mesh, length = meshes()[size], size * EACH
     settings = {"num_heads": 2, "max_length": length + 1, "layer_index": 1, "num_layers": 3}
     dim = options.get("dim", C)
@@ -122,7 +122,7 @@ def mixer_is_the_same(
 
 
 def index_is_of_the_whole_sequence(name: str, options: dict[str, Any]) -> None:
-    """Check the index of each value's source; it is gathered from all tokens."""
+    """Check source indices: they count tokens of the whole sequence."""
     mesh, length = meshes()[4], 4 * EACH
     mixer = drawn(rm.create_mixer(name, C, max_length=length + 1, **options))
     v = tokens(length, ties=True)
@@ -133,7 +133,7 @@ def index_is_of_the_whole_sequence(name: str, options: dict[str, Any]) -> None:
 
 
 def encoder_is_the_same(size: int, kind: str, settings: dict[str, Any]) -> None:
-    """Check that scores and loss gradients on every process equal the results of one device."""
+    """Check scores and loss gradients on every process against one device."""
     mesh, length = meshes()[size], size * EACH
     model = drawn(
         rm.create_model(
@@ -159,7 +159,7 @@ def encoder_is_the_same(size: int, kind: str, settings: dict[str, Any]) -> None:
 
 
 def vit_is_the_same(size: int, settings: dict[str, Any]) -> None:
-    """Check whole images as input: scores and gradients equal the results of one device."""
+    """Check scores and gradients against one device, with whole images as input."""
     model = drawn(
         rm.create_model(
             "vit_mnist",
@@ -211,7 +211,7 @@ def gpt_is_the_same(size: int, kind: str, settings: dict[str, Any]) -> None:
 
 
 def training_is_the_same(wrap: str, mixer: str) -> None:
-    """Check a mesh that splits the batch on one axis and the sequences on the other."""
+    """Check a mesh with a batch axis and a sequence axis."""
     from torch.distributed.fsdp import fully_shard
 
     mesh, length = grid()["sequence"], 2 * EACH
@@ -256,7 +256,10 @@ def training_is_the_same(wrap: str, mixer: str) -> None:
 
 
 def meshes_of_fsdp_that_leave_processes_out() -> None:
-    """Check that every process raises if the model, its blocks or its parent is sharded."""
+    """Check the error on every process.
+
+    FSDP shards the model, its blocks or its parent.
+    """
     from torch.distributed.fsdp import fully_shard
 
     mesh, ids = grid()["sequence"], torch.zeros(B, EACH, dtype=torch.int64)
@@ -272,7 +275,10 @@ def meshes_of_fsdp_that_leave_processes_out() -> None:
 
 
 def first_fsdp_is_refused(where: str, *, keeps_parameters: bool) -> None:
-    """Check that the next call raises on every process: FSDP1 around model, block, or both."""
+    """Check that the next call raises on every process.
+
+    FSDP1 wraps the model, its block, or both.
+    """
     from torch.distributed.fsdp import FullyShardedDataParallel as FirstFSDP
 
     settings: dict[str, Any] = {"mixer": "tssa", "vocab_size": 9, "dim": 4, "num_layers": 1}
@@ -293,7 +299,7 @@ def first_fsdp_is_refused(where: str, *, keeps_parameters: bool) -> None:
 
 
 def what_fsdp_has_sharded_is_refused() -> None:
-    """Check that the weights stay unchanged; each process has a different shard of them."""
+    """Check that the weights, a different shard per process, stay unchanged."""
     from torch.distributed.fsdp import fully_shard
 
     model = nn.Sequential(rm.create_mixer("tssa", C), nn.Linear(C, C))
@@ -315,7 +321,10 @@ def copies_average_their_gradients() -> None:
 
 
 def draws_are_shared() -> None:
-    """Check dropout of whole sequences: all processes drop a gate or branch, or none does."""
+    """Check dropout of whole sequences.
+
+    All processes drop a gate or branch, or none does.
+    """
     mesh = meshes()[torch.distributed.get_world_size()]
     torch.manual_seed(torch.distributed.get_rank())
     mixer = rm.create_mixer("tssa", C, dropout=0.5).train()
@@ -345,7 +354,7 @@ def weights_become_those_of_the_first() -> None:
 
 
 def other_shapes_are_refused() -> None:
-    """Check that every process raises an error and that all can continue afterwards."""
+    """Check that every process raises and that all can continue afterwards."""
     mesh, rank = meshes()[torch.distributed.get_world_size()], torch.distributed.get_rank()
     mixer = shard_sequence(rm.create_mixer("tssa", C), mesh)
     x = torch.randn(B, EACH - (rank == 1), C)

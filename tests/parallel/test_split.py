@@ -164,7 +164,10 @@ def test_all_processes_see_that_weights_diverged(four: Processes, tmp_path: Path
 
 
 def _reproduced_under_fsdp(out: Path, plan: dict[str, int], settings: dict[str, Any]) -> None:
-    """Train as accelerate would: two processes per sequence, weights sharded over all four."""
+    """Train as accelerate would.
+
+    Two processes share a sequence, and all four share the weights.
+    """
     from accelerate.parallelism_config import ParallelismConfig
 
     with cases.torchrun() as patch, warnings.catch_warnings():

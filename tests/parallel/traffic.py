@@ -29,7 +29,7 @@ OPTIONS: dict[str, list[dict[str, Any]]] = {
 
 
 def sent_by(mesh: Any, name: str, options: dict[str, Any]) -> tuple[float, float, float]:
-    """Return bytes that this process sends forward and backward, and the formula's bytes."""
+    """Return the bytes sent forward and backward, and the formula's bytes."""
     length = mesh.size() * EACH
     mixer = rm.create_mixer(name, C, num_heads=H, max_length=length, **options).double()
     sizes = Sizes(mesh.size(), EACH, C, H, number=8, summed=8)

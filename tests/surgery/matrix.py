@@ -38,7 +38,10 @@ def swap(model: nn.Module, mixer: str, **arguments: Any) -> None:
 
 
 def expect_same_state(model: nn.Module, other: nn.Module) -> None:
-    """Compare all tensors bit for bit: outputs would hide a small weight that is re-initialized."""
+    """Compare all tensors bit for bit.
+
+    Outputs would hide a small weight that is re-initialized.
+    """
     pairs = model.state_dict(), other.state_dict()
     assert list(pairs[0]) == list(pairs[1])
     assert [name for name in pairs[0] if not torch.equal(pairs[0][name], pairs[1][name])] == []
@@ -82,7 +85,7 @@ def causal_leak(host: Host, mixer: str) -> None:
 
 
 def refused(host: Host, mixer: str) -> None:
-    """Check that a bidirectional mixer raises an error and leaves the model unchanged."""
+    """Check that bidirectional mixers raise and leave the model unchanged."""
     model = host.build()
     before = [id(module) for module in model.modules()]
     with pytest.raises(rm.InputError, match="causal"):
@@ -147,7 +150,7 @@ def bfloat16(host: Host, mixer: str) -> None:
 
 
 def cached(host: Host, mixer: str) -> None:
-    """Check that chunks with a cache give the outputs of the whole sequence."""
+    """Check that chunks with a cache equal the whole sequence."""
     assert host.cached is not None
     model = swapped(host, mixer)
     expected = host.run(model, tokens(), None)
@@ -218,7 +221,7 @@ def onnx(host: Host, mixer: str) -> None:
 
 
 def unused_weights(host: Host) -> set[str]:
-    """Return weights that no output of the original host uses (pooler, word embeddings)."""
+    """Return weights unused by the original host (pooler, word embeddings)."""
     model = host.build()
     host.run(model, tokens(), None).sum().backward()
     return {name for name, p in model.named_parameters() if p.grad is None}

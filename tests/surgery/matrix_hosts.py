@@ -47,7 +47,7 @@ class Host:
 
 
 def seeded(build: Callable[[], nn.Module]) -> nn.Module:
-    """Call `build` with a fixed seed and initialize weights large enough to matter."""
+    """Call `build` with a fixed seed; initialize weights large enough to matter."""
     torch.manual_seed(0)
     model = build().eval()
     for parameter in model.parameters():
@@ -148,7 +148,10 @@ def timm_hosts() -> list[Host]:
 
 
 def transformers_hosts() -> list[Host]:
-    """Build transformers models that accept embeddings, and stacks of layers; imported here too."""
+    """Build transformers models that accept embeddings, and stacks of layers.
+
+    Imported here since transformers may be missing.
+    """
     import tiny_transformers
 
     def run(model: nn.Module, x: Tensor, mask: Tensor | None) -> Tensor:

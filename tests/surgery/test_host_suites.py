@@ -40,7 +40,7 @@ def host(request: pytest.FixtureRequest) -> tuple[Any, dict[str, Tensor]]:
 
 @pytest.mark.parametrize("library", ["transformers", "timm"])
 def test_the_suites_do_not_ship(library: str) -> None:
-    """Check that the checks below are still needed: run the suites once they ship."""
+    """Check for shipped suites: run them instead of the checks below."""
     files = [str(path) for path in importlib.metadata.files(library) or []]
     assert len(files) > 100
     suites = ("test_modeling_common.py", "test_models.py", "test_pipeline_mixin.py")
@@ -62,7 +62,7 @@ def test_a_batch_is_its_samples(host: Any) -> None:
 
 
 def test_hidden_states_are_given(host: Any) -> None:
-    """Check hidden states before and after each layer, by argument and config, with gradients."""
+    """Check hidden states of all layers, by argument and config, with gradients."""
     model, inputs = host
     found = model(**inputs, output_hidden_states=True).hidden_states
     assert len(found) == 3
@@ -94,7 +94,7 @@ def _tensors(value: Any) -> list[Tensor]:
 
 
 def test_checkpointing_gives_the_same_gradients(host: Any) -> None:
-    """Check every parameter with a gradient, with checkpointing switched on and off again."""
+    """Check all gradients with checkpointing switched on and off again."""
     model, inputs = host
     found: list[dict[str, Tensor]] = []
     if hasattr(model.config, "use_cache"):
@@ -140,7 +140,7 @@ def test_embeddings_in_place_of_words(name: str) -> None:
 
 
 def test_a_state_dict_names_each_weight_once(host: Any) -> None:
-    """Load the state dict strictly into a model of zeros and compare the outputs."""
+    """Load the state dict strictly into zeros and compare the outputs."""
     model, inputs = host
     other = copy.deepcopy(model)
     with torch.no_grad():

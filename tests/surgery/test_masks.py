@@ -43,7 +43,7 @@ def of_keys(keep: Tensor) -> dict[str, tuple[Tensor, dict[str, object]]]:
 
 
 def of_queries(attend: Tensor, heads: int = 2) -> dict[str, tuple[Tensor, dict[str, object]]]:
-    """Return the same (B, N, N) pattern in every per-query format of host models."""
+    """Return one (B, N, N) pattern in every per-query format of hosts."""
     lowest = torch.finfo(torch.float32).min
     doubled = additive(attend[:, None], lowest) + additive(attend[:, None], lowest)
     return {

@@ -35,7 +35,10 @@ def test_property(host: Host, mixer: str, name: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("place", range(len(all_hosts())), ids=lambda i: all_hosts()[i].name)
 def test_every_mixer(place: int) -> None:
-    """Check the properties that need no compiler for all other mixers, in every fifth host."""
+    """Check properties without a compiler for all other mixers.
+
+    Each mixer is tested in every fifth host.
+    """
     host, failures = all_hosts()[place], []
     for turn, mixer in enumerate(rm.list_mixers()):
         for name, check in PROPERTIES.items():

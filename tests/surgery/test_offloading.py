@@ -32,7 +32,10 @@ def swap(model: Any, mixer: str) -> Any:
 
 @pytest.fixture(autouse=True)
 def _quiet() -> Any:
-    """Ignore accelerate's warnings about decoys in files and weights that stay on one device."""
+    """Ignore accelerate's warnings.
+
+    They concern decoys in files and weights that stay on one device.
+    """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)
         yield

@@ -313,7 +313,10 @@ def test_what_cannot_be_saved(tmp_path: Path) -> None:
 def test_a_folder_written_over_never_has_the_old_description(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Check the description after a failed save: the weights alone fit several settings."""
+    """Check the description after a failed save.
+
+    The weights alone would fit several settings.
+    """
     rm.save_swapped(swapped(), tmp_path)
     before = (tmp_path / "swap.json").read_bytes()
 

@@ -35,7 +35,7 @@ def class_of(name: str, folder: str) -> Any:
 
 
 def host_of(kind: str, folder: str, config: str | None = None, **settings: Any) -> nn.ModuleList:
-    """Build one attention with random weights and without norms of queries and keys."""
+    """Build one attention with random weights, without query and key norms."""
     torch.manual_seed(5)
     made = getattr(transformers, f"{config or kind}Config")(**settings)
     made._attn_implementation = "sdpa"
@@ -49,7 +49,7 @@ def host_of(kind: str, folder: str, config: str | None = None, **settings: Any) 
 
 
 def outputs_of(host: Any, x: Tensor) -> Tensor:
-    """Run with all tokens at one position, so that rotary positions have no effect."""
+    """Run with all tokens at one position, so rotary positions cancel."""
     flat = (torch.ones(1, x.shape[1], host[0].head_dim), torch.zeros(1, x.shape[1], 1))
     with torch.no_grad():
         found: Tensor = host[0](x, position_embeddings=flat, attention_mask=None, is_causal=True)[0]
@@ -59,7 +59,7 @@ def outputs_of(host: Any, x: Tensor) -> Tensor:
 @pytest.mark.filterwarnings(WEIGHTS_ALONE)
 @pytest.mark.parametrize("kind", GATED)
 def test_a_gate_within_the_query_map_is_no_head(kind: str) -> None:
-    """Check that softmax with the other rows equals the host with an open gate."""
+    """Check an open gate: softmax with the other rows equals the host."""
     config = kind if kind == "Qwen3Next" else f"{kind}Text"
     host = host_of(kind, GATED[kind], config, **SIZES, attention_bias=True)
     query = host[0].q_proj
@@ -127,7 +127,7 @@ def test_what_values_are_multiplied_by_is_in_their_map() -> None:
     ("mixer", "copied"), [("softmax", ["proj"]), ("tssa", ["in_proj", "out_proj"])]
 )
 def test_values_of_another_width_are_shared_by_their_own(mixer: str, copied: list[str]) -> None:
-    """Check that only values are copied: heads of a mixer have a single width."""
+    """Check that only values are copied, since mixer heads have one width."""
     host = mimo(head_dim=12, v_head_dim=4)
     values = host[0].v_proj.weight.unflatten(0, (2, 4)) * host[0].v_scale
     report = replace_attention(host, mixer, max_length=9)
@@ -285,7 +285,7 @@ def test_attention_that_is_causal_in_the_text_alone_is_refused() -> None:
 
 
 def test_layers_across_modalities_see_all_tokens() -> None:
-    """Check BridgeTower: its layers are marked as causal, but nothing reads the mark."""
+    """Check BridgeTower: nothing reads the causal mark of its layers."""
     torch.manual_seed(0)
     small = {**SMALL, "hidden_size": 64}
     config = transformers.BridgeTowerConfig(

@@ -59,7 +59,7 @@ def write(model: Any, inputs: dict[str, Tensor], **options: Any) -> Any:
 
 @pytest.mark.parametrize(("host", "mixer"), PAIRS)
 def test_the_cache_changes_nothing(host: str, mixer: str) -> None:
-    """Check prompts and new tokens that cross blocks, chunks and windows of 3."""
+    """Check prompts that cross blocks, chunks and windows of 3."""
     options = {"local": {"block_size": 3}, "mega_chunk": {"chunk_size": 3}, "spade": {"radius": 3}}
     model = swap(host, mixer, mixer_options=options.get(mixer))
     for way in WAYS.values():
@@ -128,7 +128,10 @@ def test_a_conversation_goes_on() -> None:
 
 
 def test_chunks_of_a_prompt_that_is_padded_on_the_left() -> None:
-    """Check that the first chunk needs a token of every sequence, with a hint in the error."""
+    """Check that the first chunk needs a token of every sequence.
+
+    The error contains a hint.
+    """
     model, inputs = swap("gpt2", "tssa"), prompts()
     with pytest.raises(rm.InputError, match=r"\b2\b.*prefill_chunk_size"):
         write(model, inputs, do_sample=False, prefill_chunk_size=3)
@@ -163,7 +166,7 @@ def test_caches_that_cannot_hold_a_state_are_refused() -> None:
 
 
 def test_a_layer_of_the_cache_that_is_another_modules_too_is_refused() -> None:
-    """Check FalconH1: a parallel state-space model keeps its state in the same cache layer."""
+    """Check FalconH1: a state-space model shares the cache layer."""
     config = transformers.FalconH1Config(
         vocab_size=37,
         hidden_size=16,
@@ -188,7 +191,7 @@ def test_a_layer_of_the_cache_that_is_another_modules_too_is_refused() -> None:
 
 
 def test_a_mask_without_the_tokens_in_the_cache_is_refused() -> None:
-    """Check MiniMax: it counts cached tokens in its first layer, but that layer stores no keys."""
+    """Check MiniMax: it counts cached tokens in a layer without keys."""
     config = transformers.MiniMaxConfig(
         vocab_size=37,
         hidden_size=16,
@@ -227,14 +230,20 @@ def one_shown(mask: Tensor) -> Tensor:
 
 
 def a_window(mask: Tensor) -> Tensor:
-    """Mask all but the last three keys of each query (B, 1, 2, K), padding ignored."""
+    """Show each query its last three keys (B, 1, 2, K).
+
+    The mask ignores padding.
+    """
     keys = mask.shape[1]
     band = torch.ones(keys, keys, dtype=torch.bool).tril().triu(-2)
     return band[-2:].expand(len(mask), 1, 2, keys)
 
 
 def other_queries(mask: Tensor) -> Tensor:
-    """Hide the last prompt token from the first new token only (B, 1, 2, K)."""
+    """Hide the last prompt token from the first new token.
+
+    The mask is (B, 1, 2, K).
+    """
     attend = (mask != 0)[:, None, None].repeat(1, 1, 2, 1)
     attend[..., 0, -1] = attend[..., 0, -3] = False
     return attend

@@ -71,7 +71,7 @@ def test_softmax_with_the_hosts_weights_is_the_host(name: str, implementation: s
 
 @pytest.mark.parametrize("name", WITH_ROTARY)
 def test_softmax_is_the_host_but_for_its_positions(name: str) -> None:
-    """Check the weights with all tokens at one position: rotary positions have no effect."""
+    """Check the weights with one position for all tokens, without rotary effects."""
     model, inputs = build(name), inputs_of(name)
     if name == "qwen3":
         for module in model.modules():
@@ -187,7 +187,10 @@ def test_what_a_mixer_has_no_place_for_is_refused(make: Any, reason: str) -> Non
 
 
 def image_gpt(**changed: Any) -> Any:
-    """Build ImageGPT: causal by a triangle buffer only, with masks that show later tokens."""
+    """Build ImageGPT: its triangle buffer is the only sign of causality.
+
+    Its masks show later tokens.
+    """
     config = transformers.ImageGPTConfig(
         vocab_size=VOCABULARY, n_embd=16, n_layer=2, n_head=HEADS, n_positions=24, **changed
     )
@@ -235,7 +238,10 @@ def test_padding_beside_a_mask_of_its_own(side: str, use_cache: bool) -> None:
 
 
 def test_hosts_that_are_written_alike_need_no_list() -> None:
-    """Check OPT, a user's subclass and CLIP: rifflemix does not list these classes."""
+    """Check OPT, a user's subclass and CLIP.
+
+    rifflemix does not list these classes.
+    """
 
     class MyOPT(transformers.OPTForCausalLM):
         pass
@@ -467,7 +473,7 @@ def test_lengths_are_the_hosts() -> None:
 
 
 def test_lengths_of_images_are_for_mixers_that_need_one() -> None:
-    """Check that hosts accept other sizes: there may be more tokens than positions."""
+    """Check larger images: there may be more tokens than positions."""
     for name, length in {"vit": 5, "deit": 6}.items():
         report = replace_attention(build(name), "synthesizer", dry_run=True)
         assert report.length == length

@@ -237,7 +237,7 @@ def test_attention_of_its_own_in_one_part_is_not_given_these_masks() -> None:
 
 
 def test_attention_that_is_causal_by_its_mask_alone_is_refused() -> None:
-    """Check a text model with a mask that marks padding but does not hide later tokens."""
+    """Check a mask that marks padding but does not hide later tokens."""
     sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
     config = transformers.Aimv2TextConfig(vocab_size=37, intermediate_size=32, **sizes)
     model = transformers.Aimv2TextModel._from_config(
@@ -264,7 +264,10 @@ def test_a_text_that_is_causal_but_for_its_prefix_is_refused() -> None:
 
 @pytest.mark.parametrize("kind", sorted(hub_attention._REFUSED))
 def test_attention_that_reads_its_mask_is_refused(kind: str) -> None:
-    """Check attention that would read padding (B, K) as scores, or would not select its keys."""
+    """Check attention that cannot use padding (B, K).
+
+    It would read padding as scores, or would not select its keys.
+    """
     if kind not in transformers.CONFIG_MAPPING:
         pytest.skip(f"this transformers has no {kind}")
     config = transformers.CONFIG_MAPPING[kind]()

@@ -102,7 +102,10 @@ MORE = {
 
 
 def inputs_for(name: str, model: Any) -> dict[str, Tensor]:
-    """Return a batch with one position for all tokens, so rotary positions have no effect."""
+    """Return a batch with one position for all tokens.
+
+    Rotary positions have no effect then.
+    """
     torch.manual_seed(6)
     if name == "videomae":
         return {"pixel_values": torch.randn(2, 2, 3, 8, 8)}
@@ -204,7 +207,10 @@ def qwen2_moe(**changed: Any) -> Any:
 
 @pytest.mark.filterwarnings(r"ignore:\w+Attention: ")
 def test_the_type_of_a_layer_tells_of_its_window() -> None:
-    """Check that window 0 means no window; full attention ignores the config's window."""
+    """Check that window 0 means no window.
+
+    Full attention ignores the window of the config.
+    """
     model = qwen2_moe()
     assert model.config.sliding_window == 0
     assert len(replace_attention(model, "tssa").replaced) == 2
@@ -218,7 +224,10 @@ def test_the_type_of_a_layer_tells_of_its_window() -> None:
 
 @pytest.mark.filterwarnings(r"ignore:\w+Attention: ")
 def test_layers_that_see_a_chunk_are_refused() -> None:
-    """Check Llama 4, where three in four layers see a chunk; masks of short texts hide this."""
+    """Check Llama 4: three in four layers see a chunk.
+
+    The masks of short texts do not show it.
+    """
     more = {"intermediate_size_mlp": 24, "num_local_experts": 2, "num_key_value_heads": 1}
     kinds = ["chunked_attention", "full_attention"]
     config = transformers.Llama4TextConfig(

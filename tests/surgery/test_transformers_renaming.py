@@ -111,7 +111,7 @@ def test_no_pattern_of_transformers_reaches_a_mixer(
 
 
 def reloaded(model: Any, folder: Path, **options: Any) -> Any:
-    """Save a model with no weight near its initial value, and load it."""
+    """Save and load a model without weights near their initial values."""
     with torch.no_grad():
         for number, parameter in enumerate(model.parameters()):
             parameter.copy_(7.0 + number + torch.rand_like(parameter))
@@ -213,7 +213,10 @@ def captioner() -> Any:
 
 
 def host(kind: str, **settings: Any) -> Any:
-    """Build a model from a class name; its config has the same name without the task."""
+    """Build a model from a class name.
+
+    Its config has the same name without the task.
+    """
     name = kind.partition("For")[0]
     return getattr(transformers, kind)(getattr(transformers, f"{name}Config")(**settings))
 

@@ -66,7 +66,7 @@ def test_by_auto_classes_and_as_a_body(tmp_path: Path) -> None:
 
 
 def test_the_config_of_a_swapped_model_makes_others(tmp_path: Path) -> None:
-    """Check a config with a stored swap: saving another model must not treat it as quantization."""
+    """Check that saving another model does not treat the swap as quantization."""
     _, folder = saved(tmp_path / "first")
     config = transformers.AutoConfig.from_pretrained(folder)
     model = transformers.AutoModelForCausalLM.from_config(config).eval()
@@ -159,7 +159,7 @@ def test_another_program_needs_us(tmp_path: Path) -> None:
 
 
 def test_what_is_gone_is_not_restored(tmp_path: Path) -> None:
-    """Check a loaded model: it has no weights of the replaced attention to restore."""
+    """Check a loaded model: it lacks the replaced attention's weights."""
     _, folder = saved(tmp_path)
     model = transformers.GPT2LMHeadModel.from_pretrained(folder)
     with pytest.raises(rm.InputError, match=r"model: transformer\.h\.0\.attn"):
@@ -201,7 +201,10 @@ def test_weights_that_are_missing_are_not_drawn(tmp_path: Path) -> None:
 
 
 def test_a_host_with_mixers_of_its_own_comes_back(tmp_path: Path) -> None:
-    """Check Nemotron-H: it calls every part a mixer and saves its experts one by one."""
+    """Check Nemotron-H: it calls every part a mixer.
+
+    Its experts are saved one by one.
+    """
     config = transformers.NemotronHConfig(
         vocab_size=37,
         hidden_size=16,

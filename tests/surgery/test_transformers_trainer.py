@@ -33,7 +33,7 @@ def swapped(mixer: str, seed: int = 0, **arguments: Any) -> Any:
 
 
 def train(model: Any, folder: Path, resume: Path | None = None, **options: Any) -> None:
-    """Train up to the second step, from the start or from a checkpoint."""
+    """Train up to the second step, from scratch or from a checkpoint."""
     data = [{"pixel_values": torch.randn(3, 8, 8), "labels": i % 2} for i in range(4)]
     arguments = transformers.TrainingArguments(
         output_dir=str(folder),

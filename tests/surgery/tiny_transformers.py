@@ -96,7 +96,7 @@ MODELS: dict[str, Callable[..., nn.Module]] = {
 
 
 def build(name: str, implementation: str = "sdpa", **changed: Any) -> Any:
-    """Build a model by name, with the same nonzero weights at every call."""
+    """Build a model by name, with fixed nonzero weights."""
     torch.manual_seed(5)
     model = MODELS[name](**changed).eval()
     model.set_attn_implementation(implementation)
@@ -123,7 +123,7 @@ def inputs_of(name: str, batch: int = 3, padding: bool = True) -> dict[str, Tens
 
 
 def outputs_of(model: Any, inputs: dict[str, Tensor]) -> Tensor:
-    """Return logits or last hidden states (B, N, ...), zero at padded positions."""
+    """Return logits or hidden states (B, N, ...), zero at padded positions."""
     with torch.no_grad():
         found: Tensor = model(**inputs)[0]
     mask = inputs.get("attention_mask")

@@ -23,7 +23,10 @@ _libraries: list[torch.library.Library] = []  # a declaration is valid as long a
 
 
 def declare_operators() -> None:
-    """Declare them before the first import of torchvision; harmless if its own library loads."""
+    """Declare the operators before the first import of torchvision.
+
+    This is harmless if torchvision's own library loads.
+    """
     if _libraries or hasattr(torch.ops.torchvision, "nms"):
         return
     library = torch.library.Library("torchvision", "DEF")

@@ -23,7 +23,10 @@ def split_heads(x: Tensor, heads: int) -> Tensor:
 
 
 def dense_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
-    """Attend (H, N, D) under a mask (N, N) or (H, N, N) without empty rows."""
+    """Attend (H, N, D) under a mask without empty rows.
+
+    The mask is (N, N) or (H, N, N).
+    """
     assert mask.any(-1).all()
     scores = (q @ k.mT / math.sqrt(q.shape[-1])).masked_fill(~mask, -torch.inf)
     return scores.softmax(-1) @ v
@@ -32,7 +35,7 @@ def dense_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
 def on_valid_tokens(
     one: Callable[[Tensor], Tensor], x: Tensor, key_padding_mask: Tensor | None
 ) -> Tensor:
-    """Apply `one`, a function of tokens (n, C), to the valid tokens of each sample."""
+    """Apply `one`, a function of (n, C), to each sample's valid tokens."""
     y = torch.zeros_like(x)
     for b in range(x.shape[0]):
         valid = torch.ones(x.shape[1], dtype=torch.bool)
@@ -46,7 +49,10 @@ def on_valid_tokens(
 def masked_attention_layer(
     mixer, x: Tensor, mask_of: Callable[[int], Tensor], key_padding_mask: Tensor | None = None
 ) -> Tensor:
-    """Compute attention with `qkv` and `proj`; mask_of(n) is the mask of n valid tokens."""
+    """Compute attention with `qkv` and `proj`.
+
+    `mask_of(n)` is the mask of n valid tokens.
+    """
 
     def one(tokens: Tensor) -> Tensor:
         q, k, v = (split_heads(t, mixer.num_heads) for t in mixer.qkv(tokens).chunk(3, -1))
@@ -85,7 +91,7 @@ def masks(batch: int, length: int) -> dict[str, Tensor | None]:
 
 
 def padded_inputs(lengths: Iterable[int], dim: int) -> Iterator[tuple[str, Tensor, Tensor | None]]:
-    """Yield three samples per length and kind of padding, with a description of the case."""
+    """Yield three samples per length and kind of padding, with a description."""
     for length in lengths:
         x = torch.randn(3, length, dim, dtype=torch.float64)
         for kind, mask in masks(3, length).items():
@@ -93,7 +99,10 @@ def padded_inputs(lengths: Iterable[int], dim: int) -> Iterator[tuple[str, Tenso
 
 
 def require_close(y: Tensor, expected: Tensor, case: str) -> None:
-    """Check that float64 results differ by rounding only; the error names the case."""
+    """Check that float64 results differ by rounding only.
+
+    The error names the case.
+    """
     torch.testing.assert_close(
         y, expected, atol=1e-12, rtol=1e-9, msg=lambda found: f"{case}: {found}"
     )

@@ -51,7 +51,7 @@ def test_padding(causal: bool) -> None:
 
 @pytest.mark.parametrize("causal", [False, True])
 def test_kept_positions_count_all_tokens(causal: bool) -> None:
-    """Check that zero keys get no weight and that positions count the whole sequence."""
+    """Check that zero keys get no weight and positions count all tokens."""
     mixer = build(causal=causal, keep_positions=True)
     x, mask = torch.randn(2, 13, 6, dtype=torch.float64), torch.rand(2, 13) < 0.4
     y = mixer(x, key_padding_mask=mask)

@@ -15,7 +15,7 @@ def build(dim: int = 12, num_heads: int = 3, **options) -> Crate:
 
 
 def literal(mixer: Crate, x: Tensor) -> Tensor:
-    """Sum U_h (U_h^T x) softmax over the heads, for one sequence (N, C)."""
+    """Sum U_h (U_h^T x) softmax over the heads of one sequence (N, C)."""
     width = mixer.dim // mixer.num_heads
     total, coordinates = torch.zeros_like(x), []
     for h in range(mixer.num_heads):

@@ -91,7 +91,7 @@ def test_dropout_acts_in_training_only() -> None:
 
 
 def test_first_outputs_keep_the_scale() -> None:
-    """Check that the last layer is divided by the root of the number of taps."""
+    """Check that the last layer is divided by sqrt(num_taps)."""
     for most in (64, 2048):
         torch.manual_seed(0)
         network = KernelNetwork(8, features=32, num_layers=3, frequency=most / 12, num_taps=most)
@@ -100,7 +100,7 @@ def test_first_outputs_keep_the_scale() -> None:
 
 
 def released_start(taps: int, frequency: float, width: float, channels: int = 64) -> Tensor:
-    """Compute the initial causal kernel (lags, C) by the formulas of the released code.
+    """Compute the initial causal kernel (lags, C) of the released code.
 
     Positions go from -1 to 1 (the current token) over all taps. `width` uses the same unit.
     """
@@ -124,7 +124,7 @@ def released_start(taps: int, frequency: float, width: float, channels: int = 64
 
 @pytest.mark.parametrize("width", [0.03, 0.4])
 def test_causal_kernels_start_as_released(width: float) -> None:
-    """Check the energy of the kernels, its mean lag, and the share of the current token."""
+    """Check the kernels' energy, mean lag and share of the current token."""
     taps, frequency = 1024, 2272.557
 
     def figures(kernels: list[Tensor]) -> Tensor:

@@ -36,7 +36,7 @@ def tokens(length: int = LENGTH, batch: int = 2) -> Tensor:
 
 
 def literal(mixer: MegaLayer, x: Tensor) -> Tensor:
-    """Compute the layer token by token on one sequence (N, C) without padding."""
+    """Compute one sequence (N, C) without padding, token by token."""
     length, causal, chunk = len(x), mixer.causal, mixer.chunk_size or len(x)
     v = F.silu(mixer.v_proj(x))
     base = mixer.mx_proj(mixer.move(x.unsqueeze(0)).squeeze(0))

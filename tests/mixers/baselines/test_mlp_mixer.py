@@ -26,7 +26,7 @@ def test_each_channel_passes_the_same_maps(length: int, bias: bool) -> None:
 
 
 def test_recorded_model(golden) -> None:
-    """Rebuild the recorded model with its patch embedding, two blocks and its classifier."""
+    """Rebuild the recorded model: patch embedding, two blocks and classifier."""
     g = {name: torch.from_numpy(value) for name, value in golden("mlp_mixer_tiny").items()}
 
     def linear(x: Tensor, name: str) -> Tensor:

@@ -29,7 +29,10 @@ def build(dim: int = 8, num_heads: int = 2, **options) -> Nystromformer:
 
 
 def literal(mixer: Nystromformer, x: Tensor) -> Tensor:
-    """Compute one sequence (N, C) with the exact pseudo-inverse, the limit of many iterations."""
+    """Compute one sequence (N, C) with the exact pseudo-inverse.
+
+    It is the limit of many iterations.
+    """
     m, heads = mixer.num_landmarks, mixer.num_heads
     y = []
     parts = (t.chunk(heads, -1) for t in mixer.qkv(x).chunk(3, -1))

@@ -31,7 +31,7 @@ def build(dim: int = 8, num_heads: int = 2, **options) -> Performer:
 
 
 def literal_features(mixer: Performer, x: Tensor, largest: str) -> Tensor:
-    """Compute features (N, M) of one head's tokens (N, D), with `largest` subtracted."""
+    """Compute features (N, M) of one head (N, D), with `largest` subtracted."""
     x = x / x.shape[-1] ** 0.25
     products = x if mixer.projection is None else x @ mixer.projection.T
     if mixer.kernel == "relu":
@@ -106,7 +106,7 @@ def test_streams_past_a_chunk(options: dict[str, object]) -> None:
 def test_many_features_approach_softmax_attention(
     causal: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Check the limit without the offset: its bias does not vanish with more features."""
+    """Check the limit without the offset, since the offset adds a bias."""
     monkeypatch.setattr(performer, "_SOFTMAX_OFFSET", 0.0)
     x = torch.randn(2, 16, 8, dtype=torch.float64)
     softmax = rm.create_mixer("softmax", 8, num_heads=2, causal=causal).double()
@@ -122,7 +122,7 @@ def test_many_features_approach_softmax_attention(
 
 
 def test_wide_causal_heads_tell_keys_apart() -> None:
-    """Check long projection rows, for which a bound from their length would hide all keys."""
+    """Check long projection rows: a bound from their length hides all keys."""
     mixer = build(256, 1, causal=True)
     x = torch.randn(1, 9, 256, dtype=torch.float64)
     torch.testing.assert_close(mixer(x)[0], literal(mixer, x[0]), atol=1e-8, rtol=1e-8)
@@ -132,7 +132,7 @@ def test_wide_causal_heads_tell_keys_apart() -> None:
 
 
 def test_large_exponents_stay_finite_when_causal() -> None:
-    """Check the largest exponents: keys that are equal to rows of the projection."""
+    """Check the largest exponents: keys equal to rows of the projection."""
     mixer = rm.create_mixer("performer", 512, causal=True, num_features=16)
     assert 0.5 * mixer.projection.square().sum(1).max() > 150  # over float32's e^88
     k = (mixer.projection * 512**0.25)[None, None].requires_grad_()

@@ -23,7 +23,10 @@ def literal_bucket(vector: Tensor, rotation: Tensor, factors: tuple[int, ...]) -
 
 
 def seen_by(i: int, buckets: list[int], chunk: int, causal: bool) -> set[int]:
-    """Return the positions that query i attends to in one round, except i."""
+    """Return the positions that query i attends to, except i.
+
+    The positions belong to a single round.
+    """
     order = sorted(range(len(buckets)), key=lambda j: (buckets[j], j))
     position = order.index(i)
     if causal:
@@ -34,7 +37,7 @@ def seen_by(i: int, buckets: list[int], chunk: int, causal: bool) -> set[int]:
 
 
 def literal(mixer: Reformer, x: Tensor, mask: Tensor | None) -> Tensor:
-    """Compute equation (6) of the paper: one softmax over the union of all rounds."""
+    """Compute equation (6) of the paper: one softmax over all rounds."""
 
     def one(tokens: Tensor) -> Tensor:
         n, chunk = len(tokens), mixer.chunk_size

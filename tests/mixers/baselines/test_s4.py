@@ -30,7 +30,10 @@ def tokens(length: int = 13, batch: int = 2) -> Tensor:
 
 
 def literal(mixer: S4, x: Tensor) -> Tensor:
-    """Discretize h' = A h + x by zero-order hold per channel, for one sequence (N, C)."""
+    """Discretize h' = A h + x by zero-order hold.
+
+    The loop runs per channel, for one sequence (N, C).
+    """
     a = torch.complex(-mixer.log_A_real.exp(), mixer.A_imag)
     dt = mixer.log_dt.exp().unsqueeze(-1)
     ratio, gain = torch.exp(dt * a), (torch.exp(dt * a) - 1) / a

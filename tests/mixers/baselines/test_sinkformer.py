@@ -22,7 +22,10 @@ def build(dim: int = 12, num_heads: int = 3, **options) -> Sinkformer:
 
 
 def scaled_kernel(scores: Tensor, steps: int) -> Tensor:
-    """Compute diag(u) exp(scores) diag(v); u and v alternate until rows and columns sum to 1."""
+    """Compute diag(u) exp(scores) diag(v).
+
+    The updates of u and v alternate until rows and columns sum to 1.
+    """
     kernel = scores.exp()
     u, v = torch.ones(len(scores)).double(), torch.ones(len(scores)).double()
     for step in range(steps):

@@ -30,7 +30,10 @@ def tokens(length: int = 13, batch: int = 2) -> Tensor:
 
 
 def literal(mixer: Spade, x: Tensor) -> Tensor:
-    """Compute attention with a dense band for one sequence (N, C); S4 has its own test."""
+    """Compute attention with a dense band for one sequence (N, C).
+
+    S4 has its own test.
+    """
     positions = torch.arange(len(x))
     offset = positions - positions.unsqueeze(1)
     sees = (offset.abs() <= mixer.radius) & ((offset <= 0) | (not mixer.causal))

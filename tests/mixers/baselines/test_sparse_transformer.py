@@ -66,7 +66,10 @@ def test_kept_positions_hold_the_pattern(pattern: str, stride: int, options: dic
 
 
 def test_long_range_arena_pattern() -> None:
-    """Check causal and (same block of 50 or key position mod 50 in {0, 40 ... 49})."""
+    """Check the pattern of the Long Range Arena.
+
+    It is causal and (same block of 50 or key position mod 50 in {0, 40 ... 49}).
+    """
     mixer = rm.create_mixer(
         "sparse_transformer", 4, stride=50, num_summary=10, triangular=True
     ).double()

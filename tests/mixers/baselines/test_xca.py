@@ -17,7 +17,7 @@ def build(dim: int = 12, num_heads: int = 3, **options) -> XCA:
 
 
 def literal(mixer: XCA, x: Tensor) -> Tensor:
-    """Mix the value channels j of each head into output channel i, for one sequence (N, C)."""
+    """Mix each head's value channels j into output channel i, for (N, C)."""
     q, k, v = mixer.qkv(x).chunk(3, -1)
     width = mixer.dim // mixer.num_heads
     y = torch.zeros_like(v)
