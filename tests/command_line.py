@@ -1,4 +1,4 @@
-"""The command line in the process of the tests: a fixture for all of them."""
+"""Fixture that runs the command line in the test process."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import rifflemix.cli
 
 
 class Outcome(NamedTuple):
-    """What a command left: its exit code and what it printed."""
+    """Exit code and output of a command."""
 
     code: int
     out: str

@@ -1,4 +1,7 @@
-"""Shared fixtures. `OMP_WAIT_POLICY` is set before torch is imported: spinning threads crawl."""
+"""Shared fixtures.
+
+`OMP_WAIT_POLICY` is set before torch is imported, since spinning threads are slow.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,7 @@ import torch
 
 pytest_plugins = ["skip_gate", "command_line"]
 
-# `torch.manual_seed` writes down the stack for each kind of GPU that is not there: 3 ms a call.
+# `torch.manual_seed` records a stack trace for each missing kind of GPU: 3 ms per call.
 for _kind in (torch.cuda, torch.xpu, torch.mtia):
     if not _kind.is_available():
         vars(_kind)["manual_seed_all"] = lambda seed: None
@@ -29,9 +32,10 @@ SHARED = Path(os.environ.get("RIFFLEMIX_SHARED", REPOSITORY.parent / "shared"))
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Iterator[None]:
-    """Items and modules stay to the end: set aside, they cost no later search for garbage.
+    """Exclude collected items and modules from garbage collection.
 
-    Each search took half a second among them, and every run that is trained ends with one.
+    They live until the end. Each collection took half a second with them, and every training run
+    ends with a collection.
     """
     gc.disable()
     try:
@@ -42,14 +46,17 @@ def pytest_collection() -> Iterator[None]:
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
-    """Name what takes a minute as it ends: a run that is cut off has no summary."""
+    """Report slow tests at once: an interrupted run has no summary."""
     if report.duration > 60 and "PYTEST_XDIST_WORKER" not in os.environ:
         print(f"\n{report.nodeid} took {report.duration:.0f} s", file=sys.__stderr__, flush=True)
 
 
 @pytest.fixture(scope="module", autouse=True)
 def _set_aside() -> None:
-    """So does what tests have imported since: each training ends with a search for garbage."""
+    """Exclude later imports from garbage collection too.
+
+    Every training run ends with a collection.
+    """
     if len(gc.get_objects()) > 50_000:
         gc.collect()
         gc.freeze()
@@ -62,7 +69,7 @@ def _seeded() -> None:
 
 @pytest.fixture
 def registries(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """What a test registers is gone after it."""
+    """Restore the registries after the test."""
     from rifflemix.lab.tasks import registry as tasks
     from rifflemix.mixers import named as mixers
     from rifflemix.models import presets
@@ -81,7 +88,7 @@ def registries(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 @pytest.fixture
 def golden() -> Callable[[str], dict[str, np.ndarray]]:
-    """Load a vector of tests/golden by name: what the papers' own code computed."""
+    """Load a vector of tests/golden by name, computed by the paper's code."""
 
     def load(name: str) -> dict[str, np.ndarray]:
         with np.load(GOLDEN / f"{name}.npz") as arrays:
@@ -92,7 +99,7 @@ def golden() -> Callable[[str], dict[str, np.ndarray]]:
 
 @pytest.fixture
 def shared_data() -> Path:
-    """Folder of real data files; skips where they are not at hand."""
+    """Return the folder of real data files, or skip the test."""
     path = SHARED / "data"
     if not path.exists():
         pytest.skip("shared data is not at hand (set RIFFLEMIX_SHARED)")
@@ -101,7 +108,7 @@ def shared_data() -> Path:
 
 @pytest.fixture
 def papers() -> Path:
-    """Folder of the papers' texts; skips where they are not at hand."""
+    """Return the folder of the papers' texts, or skip the test."""
     path = SHARED / "papers"
     if not path.exists():
         pytest.skip("the papers' texts are not at hand (set RIFFLEMIX_SHARED)")

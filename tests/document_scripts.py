@@ -1,4 +1,4 @@
-"""The pages of the documents, and the scripts that write them, as modules."""
+"""Load the scripts that write the documentation pages, as modules."""
 
 from __future__ import annotations
 
@@ -23,6 +23,6 @@ def load_script(path: str) -> ModuleType:
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # where dataclasses look themselves up
+    sys.modules[spec.name] = module  # dataclasses looks up its module there
     spec.loader.exec_module(module)
     return module

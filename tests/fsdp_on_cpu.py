@@ -1,7 +1,6 @@
-"""FSDP2 where accelerate does not offer it: on the CPU, though torch's works there too.
+"""Enable FSDP2 on the CPU: torch supports it there, accelerate does not.
 
-accelerate's state is told that this is FSDP, so that everything after start-up is the code that
-runs on GPUs.
+accelerate's state is set to FSDP, so that everything after start-up is the code that runs on GPUs.
 """
 
 from __future__ import annotations
@@ -23,12 +22,14 @@ if TYPE_CHECKING:
 def shard_training(
     patch: pytest.MonkeyPatch, *, plan: ParallelismConfig | None = None, **settings: Any
 ) -> None:
-    """Until `patch` is undone, every engine shards its model, and one that does not is an error.
+    """Make every engine shard its model until `patch` is undone.
+
+    An engine that does not shard its model raises an error.
 
     Args:
-        patch: what holds the changes.
-        plan: what `accelerate launch --use_parallelism_config` would make.
-        settings: of accelerate's plugin for FSDP.
+        patch: Monkeypatch that contains the changes.
+        plan: Result of `accelerate launch --use_parallelism_config`.
+        settings: Arguments of accelerate's FSDP plugin.
     """
     start, prepare = engine._start_accelerator, engine.Engine.prepare
 

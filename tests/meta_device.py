@@ -1,4 +1,4 @@
-"""Modules built without memory, and the two ways to give them some."""
+"""Two ways to allocate memory for modules on the meta device."""
 
 from __future__ import annotations
 
@@ -8,10 +8,8 @@ from torch import nn
 
 
 def emptied(module: nn.Module, like: nn.Module) -> nn.Module:
-    """Memory that holds no numbers, then the parameters of another one."""
-    torch.use_deterministic_algorithms(
-        True
-    )  # new memory is filled with NaN, or what is out of range
+    """Allocate uninitialized memory, then load the parameters of `like`."""
+    torch.use_deterministic_algorithms(True)  # fills new memory with NaN or the largest integer
     try:
         module.to_empty(device="cpu")
     finally:
@@ -21,7 +19,7 @@ def emptied(module: nn.Module, like: nn.Module) -> nn.Module:
 
 
 def assigned(module: nn.Module, like: nn.Module) -> nn.Module:
-    """The parameters of another one."""
+    """Assign the parameters of `like`."""
     module.load_state_dict(like.state_dict(), assign=True)
     return module
 

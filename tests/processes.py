@@ -1,6 +1,6 @@
-"""Processes that hold one process group and run functions together, one after the other.
+"""Processes that share a process group and run functions together, one after the other.
 
-Starting them imports torch in each, which takes seconds: a file of tests starts them once.
+Each process imports torch, so starting them takes seconds: start them once per test file.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ _START, _RUN = 200.0, 120.0  # seconds until a test fails instead of hanging
 
 
 class Processes:
-    """`size` processes in a group of gloo; `run` calls a function on all of them.
+    """`size` processes in a gloo group; `run` calls a function on all of them.
 
-    What one raises, `run` raises; after that, as after a time-out, all are stopped.
+    `run` raises the exception of any process. After an error or a time-out all processes stop.
     """
 
     def __init__(self, size: int) -> None:
@@ -43,7 +43,7 @@ class Processes:
         self._collect(_START)
 
     def run(self, function: Callable[..., Any], *args: Any, **options: Any) -> list[Any]:
-        """What `function(*args, **options)` returns on each process."""
+        """Return the result of `function(*args, **options)` on each process."""
         if not self._processes:
             raise RuntimeError("the processes were stopped when an earlier test failed")
         for pipe in self._pipes:
@@ -51,7 +51,10 @@ class Processes:
         return self._collect(_RUN)
 
     def _collect(self, seconds: float) -> list[Any]:
-        """All answers; a failure is not waited for by those that wait for the one that failed."""
+        """Return all results, or raise at the first failure.
+
+        The other processes may wait for the failed process.
+        """
         end, answers = time.monotonic() + seconds, dict.fromkeys(self._pipes)
         waiting = set(self._pipes)
         while waiting:
@@ -71,7 +74,7 @@ class Processes:
         return list(answers.values())
 
     def stop(self) -> None:
-        """End all processes, whatever they are doing."""
+        """End all processes, even busy processes."""
         for process in self._processes:
             process.kill()
         for process in self._processes:
@@ -91,7 +94,7 @@ def _serve(pipe: Connection, store: str, rank: int, size: int) -> None:
 
     import rifflemix
 
-    rifflemix.create_model("encoder", vocab_size=2)  # imports what is made on first use
+    rifflemix.create_model("encoder", vocab_size=2)  # triggers lazy imports
 
     warnings.simplefilter("error")
     torch.set_num_threads(1)
@@ -107,7 +110,7 @@ def _serve(pipe: Connection, store: str, rank: int, size: int) -> None:
 
 @contextlib.contextmanager
 def torchrun() -> Iterator[pytest.MonkeyPatch]:
-    """Inside, the processes have the variables that torchrun would give them."""
+    """Check that the processes have the environment variables of torchrun."""
     import torch
 
     rank, size = (str(number()) for number in (

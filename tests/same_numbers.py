@@ -57,7 +57,7 @@ def layout(module: Any) -> str:
 
 
 def mixer_facts() -> Iterator[tuple[str, str]]:
-    """Run every mixer, with and without a mask, in each direction that it supports."""
+    """Run every mixer, with and without a mask, in each supported direction."""
     import torch
 
     import rifflemix as rm
@@ -125,7 +125,7 @@ def recipe_facts() -> Iterator[tuple[str, str]]:
 
 
 def training_facts() -> Iterator[tuple[str, str]]:
-    """Train three short runs and hash the weights that they leave, in any folder."""
+    """Train three short runs in any folder and hash their weights."""
     with tempfile.TemporaryDirectory() as folder:
         for name, command in TRAININGS.items():
             _command(f"{command} --threads 1 --device cpu --out {folder}/{name}")
@@ -140,7 +140,7 @@ def _weights_checksum(file: Path) -> str:
 
 
 def forward_times() -> dict[str, float]:
-    """Measure the least time of a forward pass of every mixer, in microseconds."""
+    """Measure every mixer's least time per forward pass, in microseconds."""
     import torch
 
     import rifflemix as rm
@@ -160,7 +160,7 @@ def forward_times() -> dict[str, float]:
 
 
 def _command(line: str) -> str:
-    """Run one command of rifflemix in this process's package; return what it printed."""
+    """Run one rifflemix command of this process's package; return its output."""
     done = subprocess.run(
         [sys.executable, "-m", "rifflemix", *line.split()],
         check=False,
@@ -184,7 +184,7 @@ def record() -> Facts:
 
 
 def _in_tree(tree: Path, what: str) -> Any:
-    """Run this script on the package of a tree; return the JSON that it printed."""
+    """Run this script on the package of a tree; return its JSON."""
     environment = os.environ | {"PYTHONPATH": str(tree / "src"), "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
         [sys.executable, __file__, "--print", what],

@@ -1,4 +1,4 @@
-"""With CI=true a run fails where a test was skipped for a reason that allowed_skips.txt lacks.
+"""Gate for CI=true: fail if a test is skipped for a reason that allowed_skips.txt lacks.
 
 A line of that file is a pattern for whole reasons, ` # `, and why the test cannot run there.
 """
@@ -16,7 +16,7 @@ ALLOWED = Path(__file__).with_name("allowed_skips.txt")
 
 
 def patterns(lines: list[str]) -> list[str]:
-    """The patterns of an allow-list; each must say why."""
+    """Return the patterns of an allow-list; each needs an explanation."""
     found = []
     for line in lines:
         pattern, separator, why = line.partition(" # ")
@@ -27,9 +27,9 @@ def patterns(lines: list[str]) -> list[str]:
 
 
 def unlisted(config: pytest.Config) -> list[str]:
-    """What was skipped in this run for reasons that are not on the list."""
+    """Return skipped tests with reasons that are not on the list."""
     reporter: Any = config.pluginmanager.get_plugin("terminalreporter")
-    # Where tests run in several processes, only the one that reports knows them all.
+    # With several test processes, only the reporting process has all skips.
     if os.environ.get("CI") != "true" or reporter is None or hasattr(config, "workerinput"):
         return []
     allowed = patterns(ALLOWED.read_text(encoding="utf-8").splitlines())

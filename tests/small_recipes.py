@@ -1,4 +1,4 @@
-"""A recipe that no paper has and that trains in a second, and results as it leaves them."""
+"""A one-second recipe that no paper has, and results in the format that it writes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ QUICK = TrainConfig(max_steps=8, batch_size=64, warmup_steps=2, eval_every=4, lo
 
 
 def small(**changes: Any) -> Recipe:
-    """A row of no table, on the digits."""
+    """Return a recipe outside of all tables, on the digits data."""
     settings: dict[str, Any] = {
         "name": "test/digits",
         "paper": "Nobody",
@@ -32,7 +32,7 @@ def small(**changes: Any) -> Recipe:
 
 
 def made_up(**changes: Any) -> dict[str, Any]:
-    """As much of results.json as a report reads."""
+    """Return the parts of results.json that a report reads."""
     recipe = changes.pop("recipe", None) or small(train=QUICK)
     history = [{"step": step, "loss": 2.0, "accuracy": 0.1 * step} for step in (4, 8)]
     return {

@@ -1,7 +1,7 @@
-"""What CONTRIBUTING.md says of adding a mixer, a task, a model, a recipe and a section is enough.
+"""CONTRIBUTING.md is enough to add a mixer, a task, a model, a recipe and a section.
 
-The examples of that page become files of a package of their own; the one line of each registry that
-the page names is patched in, and the command line has to know the rest.
+The examples of that page become files of a new package. The registry lines that the page names are
+patched in, and the command line must find the rest.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ Load = Callable[[str], ModuleType]
 
 
 def example(heading: str, language: str = "python") -> str:
-    """The one block of a language under a heading of the page."""
+    """Return the only code block of a language under a heading."""
     body = dict(SECTION.findall(PAGE.read_text(encoding="utf-8")))[heading]
     (code,) = [code for _, found, code in BLOCK.findall(body) if found == language]
     return textwrap.dedent(code)
@@ -48,7 +48,7 @@ def example(heading: str, language: str = "python") -> str:
 
 @pytest.fixture
 def load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Load:
-    """Write the example of a section to a file of a package, and import it."""
+    """Write a section's example to a file of a package; import it."""
     package = tmp_path / "newcomers"
     package.mkdir()
     (package / "__init__.py").touch()
@@ -58,7 +58,7 @@ def load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Load:
         name = heading.split()[-1]
         (package / f"{name}.py").write_text(example(heading), encoding="utf-8")
         module = f"newcomers.{name}"
-        for old in ("newcomers", module):  # of another test, whose folder is gone
+        for old in ("newcomers", module):  # left by another test in a deleted folder
             monkeypatch.delitem(sys.modules, old, raising=False)
         importlib.invalidate_caches()
         return importlib.import_module(module)
@@ -68,7 +68,7 @@ def load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Load:
 
 @pytest.fixture
 def cli(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Cli:
-    """Run the command line here; its stdout."""
+    """Run the command line in this process; return its stdout."""
 
     def run(*arguments: str) -> str:
         capfd.readouterr()
@@ -86,7 +86,7 @@ def listed(cli: Cli, what: str) -> dict[str, Any]:
 
 
 def compared(cli: Cli, out: Path, **options: object) -> dict[str, Any]:
-    """results.json of a comparison of a step or two."""
+    """Return results.json of a comparison with one or two steps."""
     given = {"max-steps": 2, "batch-size": 8, "dim": 8, "layers": 1, "heads": 2, **options}
     words = [word for key, value in given.items() for word in (f"--{key}", str(value))]
     cli("compare", *words, "--threads", "1", "--out", str(out))
@@ -141,7 +141,7 @@ def test_a_mixer_on_a_task_and_a_section_of_its_page(
 
 
 def add_section(load: Load, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The function, the keyword and the section, as the page says."""
+    """Add the function, the keyword and the section as the page describes."""
     sizes = load("Add a section to a report").sizes
     templates = tmp_path / "templates"
     shutil.copytree(rifflemix.lab.report.page._TEMPLATES, templates)
@@ -161,7 +161,7 @@ def add_section(load: Load, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
     monkeypatch.setattr("rifflemix.lab.comparison.files.html_report", html_report)
     rifflemix.lab.report.page._environment.cache_clear()
-    # Others must not find this folder's templates.
+    # Other tests must not find the templates of this folder.
     monkeypatch.setattr(
         rifflemix.lab.report.page,
         "_environment",
@@ -172,7 +172,7 @@ def add_section(load: Load, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 def test_a_model_that_is_listed_built_and_saved(
     load: Load, cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    few = {"encoder": rifflemix.models.presets.find_preset("encoder")}  # listing builds them all
+    few = {"encoder": rifflemix.models.presets.find_preset("encoder")}  # listing builds every model
     monkeypatch.setattr(rifflemix.models.presets, "_PRESETS", few)
     rifflemix.models.presets.add_presets(load("Add a model").PRESETS)
 

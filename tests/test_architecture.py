@@ -1,4 +1,4 @@
-"""Dependencies between subpackages are those of docs/design.md."""
+"""The imports between subpackages match docs/design.md."""
 
 from __future__ import annotations
 
@@ -54,12 +54,12 @@ MAY_IMPORT: dict[str, set[str]] = {
     "lab.analysis": _LAYERS | _DATA | _RUNS | {"lab.recipes"},
 }
 _TOP = {"__init__", "__main__", "cli"}
-# Modules of a room that one module elsewhere alone uses, and why they stay.
+# Modules of a subpackage with a single user in another subpackage, and why they stay.
 SHARED_ALL_THE_SAME = {"rifflemix.nn.pooling": "CONTRIBUTING's example mixer takes its mean"}
 
 
 def name_of(path: Path) -> str:
-    """rifflemix.ops.permutation.api"""
+    """Return the dotted name of a file, such as rifflemix.ops.permutation.api."""
     parts = path.relative_to(SOURCE.parent).with_suffix("").parts
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
@@ -85,7 +85,10 @@ def _is_for_types_only(node: ast.AST) -> bool:
 
 
 def statements(body: Iterable[ast.AST]) -> Iterator[ast.AST]:
-    """Those of a body and of all bodies in it, but for what is there for types only."""
+    """Yield the statements of a body and its nested bodies.
+
+    TYPE_CHECKING blocks are left out.
+    """
     for node in body:
         if not _is_for_types_only(node):
             yield node
@@ -94,7 +97,10 @@ def statements(body: Iterable[ast.AST]) -> Iterator[ast.AST]:
 
 
 def imported(path: Path) -> set[tuple[str, str]]:
-    """(module, name) pairs a file imports anywhere in it, but for types; name "" is the module."""
+    """Return (module, name) for each import at run time.
+
+    The name "" is the module itself.
+    """
     found: set[tuple[str, str]] = set()
     for node in statements(tree(path).body):
         if isinstance(node, ast.Import):
@@ -110,7 +116,7 @@ def imported(path: Path) -> set[tuple[str, str]]:
 
 @functools.cache
 def imports() -> dict[str, set[tuple[str, str]]]:
-    """Of every module; read by the first test that asks, not by every process that collects."""
+    """Return the imports of every module, read on first use."""
     return {name: imported(path) for name, path in MODULES.items()}
 
 
@@ -151,9 +157,9 @@ def test_the_library_never_imports_the_lab() -> None:
 
 
 def test_no_circle_of_modules() -> None:
-    """Imports within functions count: what needs them in a circle stands in the wrong place."""
+    """Check imports within functions too, since cycles show misplaced code."""
     graph = {m: {t for t, _ in pairs if t in MODULES and t != m} for m, pairs in imports().items()}
-    # A package's face hands names on; whoever imports from it waits for all of its modules.
+    # An `__init__` re-exports names, so importing from it loads all modules of the package.
     state: dict[str, int] = {}
 
     def walk(module: str, way: tuple[str, ...]) -> None:
@@ -183,8 +189,8 @@ def test_no_private_name_crosses_subpackages() -> None:
 
 
 def private_uses_of_torch(tree: ast.AST) -> set[str]:
-    """Names of torch with an underscore before them, or of its experiments, that a file uses."""
-    whole_names: dict[str, str] = {}  # of what a file calls by a shorter name
+    """Return private or experimental names of torch that a file uses."""
+    whole_names: dict[str, str] = {}  # full names of the file's aliases
     found: set[str] = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
@@ -197,7 +203,7 @@ def private_uses_of_torch(tree: ast.AST) -> set[str]:
             continue
         whole_names |= {n: n if whole.startswith(f"{n}.") else whole for n, whole in names.items()}
     for node in ast.walk(tree):
-        # Of a longer name, the part that ends with the underscored one is a node as well.
+        # The prefix of a longer name that ends with the private part is a node too.
         if isinstance(node, ast.Attribute) and node.attr.startswith(("_", "experimental")):
             root, _, rest = ast.unparse(node).partition(".")
             found.add(f"{whole_names.get(root, root)}.{rest}")
@@ -236,7 +242,10 @@ def test_private_names_of_torch_are_used_in_compat_only() -> None:
 
 
 def test_a_module_with_one_user_is_in_the_subpackage_of_that_user() -> None:
-    """A layer with one user stands beside it; what a command alone uses may stand below it."""
+    """Check modules with one user: both are in one subpackage.
+
+    The command line is an exception.
+    """
     users: dict[str, set[str]] = defaultdict(set)
     for module, pairs in imports().items():
         for target, _ in pairs:
@@ -259,7 +268,7 @@ def test_files_stay_readable() -> None:
 
 
 def test_no_assert_guards_an_argument() -> None:
-    """`raise InputError` instead; the contract in `testing` raises AssertionError by promise."""
+    """Check that `raise InputError` is used; only `testing` documents AssertionError."""
     found = [
         f"{module}:{node.lineno}"
         for module, path in MODULES.items()
@@ -271,7 +280,7 @@ def test_no_assert_guards_an_argument() -> None:
 
 
 def loaded_by(statement: str) -> set[str]:
-    """Top-level packages in memory after a statement, in a fresh interpreter."""
+    """Return the top-level packages that a statement loads in a fresh interpreter."""
     code = f"{statement}\nimport sys\nprint(*{{name.split('.')[0] for name in sys.modules}})"
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120

@@ -1,4 +1,4 @@
-"""The checks that every family shares: what counts as an integer, a number, a list of integers."""
+"""Shared argument checks: integers, numbers and lists of integers."""
 
 from __future__ import annotations
 
@@ -144,7 +144,10 @@ def test_divisors_and_layers_come_back_as_int() -> None:
 
 
 def test_symbolic_sizes_stay_symbolic() -> None:
-    """No check may fix a size: one graph serves every length."""
+    """Check that no check fixes a symbolic size.
+
+    One graph serves every length.
+    """
     graphs = 0
 
     def count(graph: torch.fx.GraphModule, _: Any) -> Any:

@@ -32,7 +32,7 @@ FILES = {"config.json", "config.toml", "results.json", "table.md", "plot.png", "
 
 
 def start(*arguments: str) -> subprocess.Popen[str]:
-    """Run the command line in its own process, as users without an install do."""
+    """Run the command line in a separate process, as without an installation."""
     return subprocess.Popen(
         [sys.executable, "-m", "rifflemix", *arguments],
         env={**os.environ, "PYTHONPATH": str(SOURCE), "OMP_NUM_THREADS": "1"},
@@ -95,7 +95,7 @@ def test_no_arguments_show_the_help(cli: Cli) -> None:
 def test_lists_as_json_and_as_tables(
     what: str, names: Callable[[], list[str]], cli: Cli, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # Counting builds every model: tests/models/test_model_table.py does.
+    # tests/models/test_model_table.py covers the counts, since counting builds every model.
     monkeypatch.setattr("rifflemix.models.catalogue.count_parameters", lambda _: 7)
     outcome = cli("list", what, "--json")
     assert (outcome.code, outcome.err) == (0, "")
@@ -235,7 +235,7 @@ def test_mixer_options_are_grouped_by_mixer() -> None:
     assert parse_names("a, b", "--mixers") == ("a", "b")
 
 
-# The main job.
+# The main command.
 
 
 def test_compare_end_to_end(cli: Cli, tmp_path: Path) -> None:
@@ -302,7 +302,7 @@ def test_train_end_to_end(cli: Cli, tmp_path: Path) -> None:
     table = cli(*arguments)
     assert table.code == 0
     assert "test accuracy" in table.out
-    assert json.loads((out / "results.json").read_text()) == results  # of the process that trained
+    assert json.loads((out / "results.json").read_text()) == results  # from the training process
     other = cli(*arguments, "--seed", "1")
     assert is_one_line_error(other), other
 
@@ -311,7 +311,7 @@ KILLED = ("compare", *TINY, "--mixers", "softmax,tssa", "--max-steps", "40", "--
 
 
 def kill_in_training(kill: signal.Signals, out: Path) -> Outcome:
-    """A comparison in its own process, until its first run has come some way."""
+    """Kill a comparison in a separate process during its first run."""
     process = start(*KILLED, "--out", str(out))
     deadline = time.monotonic() + 240
     while not any(log.stat().st_size > 1000 for log in out.glob(".attempts/*/*/log.jsonl")):
@@ -373,7 +373,7 @@ def test_second_interrupt_stops_at_once() -> None:
 
 
 def test_an_interrupt_in_the_midst_of_a_print() -> None:
-    """The answer waits for what is printed just now: a print cannot be entered twice."""
+    """Check that the handler waits for the current print."""
     said: list[str] = []
     printing = threading.Lock()
 

@@ -1,4 +1,4 @@
-"""The command line where something around it is wrong: output, paths, counts, failed runs."""
+"""The command line in bad conditions: output, paths, counts, failed runs."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_a_current_directory_that_is_gone(command: str, cli: Cli, tmp_path: Path
     assert re.fullmatch("error: .*directory.*\n", outcome.err)
 
 
-# Each command is a process of its own, which takes seconds to start.
+# Each command is a separate process and takes seconds to start.
 FORMS = ["", pytest.param("--json", marks=pytest.mark.slow)]
 
 
@@ -289,7 +289,7 @@ def test_a_comparison_in_which_every_run_diverged(
 ) -> None:
     out = tmp_path / "out"
     words = ["compare", *TINY, "--mixers", "average", "--lr", "1e30", "--out", str(out)]
-    for _ in range(2):  # also when there is nothing left to train
+    for _ in range(2):  # also if no training is left
         assert main(monkeypatch, *words) == 1
         assert re.search("error: .*training diverged", capfd.readouterr().err)
     assert (out / "report.html").exists()

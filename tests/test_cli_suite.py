@@ -77,7 +77,7 @@ def test_what_is_wrong_is_one_line(
 ) -> None:
     monkeypatch.setenv("RIFFLEMIX_CACHE", str(tmp_path / "cache"))
     out, empty = tmp_path / "out", tmp_path / "data"
-    empty.mkdir()  # with a folder given, nothing is looked for in a network
+    empty.mkdir()  # a given folder disables downloads
     outcome = cli("compare", *arguments.split(), "--data-dir", str(empty), "--out", str(out))
     assert (outcome.code, outcome.out) == (2, ""), outcome
     assert outcome.err.startswith("error: ")

@@ -1,4 +1,4 @@
-"""Each private or version-dependent use of torch: a torch without it fails here by its name."""
+"""Private and version-dependent uses of torch: a torch version without one fails here."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning:torch")
 
 @pytest.fixture
 def states() -> tuple[list[tuple[bool, bool]], Any]:
-    """What the two questions answered, and a function that asks them."""
+    """Return a list of answers, and a function that appends both answers."""
     seen: list[tuple[bool, bool]] = []
 
     def ask(x: Tensor) -> Tensor:
@@ -96,7 +96,7 @@ def test_the_compiler_does_not_step_into_constants() -> None:
 
 
 def test_what_is_slow_to_import_waits_until_it_is_needed() -> None:
-    """The compiler, its symbols, distributed checkpoints and triton take seconds together."""
+    """Check lazy imports: compiler, symbols, distributed checkpoints and triton take seconds."""
     slow = ("torch._dynamo", "sympy", "torch.distributed.checkpoint", "triton", "matplotlib.pyplot")
     lab = ("recipes", "train", "experiments", "comparison", "reproduction", "bench")
     names = ("mixers", "models", *(f"lab.{name}" for name in lab))
@@ -107,8 +107,10 @@ def test_what_is_slow_to_import_waits_until_it_is_needed() -> None:
 
 
 def test_attention_on_a_cpu_is_counted() -> None:
-    """2 FLOPs to a multiplication: of q with k and of weights with v; 5 products instead of 2
-    behind, one of them the weights once more."""
+    """Check 2 FLOPs per multiplication, for 2 products forward and 5 backward.
+
+    Forward multiplies q with k and weights with v. Backward recomputes the weights.
+    """
     q, k, v = torch.randn(3, 2, 4, 16, 8, requires_grad=True)
     product = 2 * 2 * 4 * 16 * 16 * 8
     counter = FlopCounterMode(display=False, custom_mapping=flop_formulas())
@@ -121,8 +123,12 @@ def test_attention_on_a_cpu_is_counted() -> None:
 
 @pytest.mark.skipif(instruction_level() < 2, reason="needs the compiled kernels")
 def test_sinkhorn_attention_on_a_cpu_is_counted() -> None:
-    """Two products with the own and the sorted block, and two that sort; behind, five, and two
-    that sort anew, two back to keys and values and two to the weights of the sort."""
+    """Check the FLOPs of attention products and sorting products.
+
+    Forward: two attention products with the own and the sorted block, two sorting products.
+    Backward: five attention products and six sorting products. Two products sort again, two are for
+    keys and values, and two for the sorting weights.
+    """
     q, k, v = torch.randn(3, 2, 4, 12, 8, requires_grad=True)
     sort = torch.rand(2, 4, 3, 3, requires_grad=True)
     attended, sorting = 2 * 2 * 4 * 12 * 8 * 8, 2 * 2 * 4 * 3 * 3 * 4 * 8

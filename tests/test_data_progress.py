@@ -33,7 +33,7 @@ def wait_for(words: str, text: io.StringIO) -> None:
 def test_slow_preparation_prints_lines_where_there_is_no_terminal() -> None:
     screen, text = console(is_terminal=False)
     with DataProgress(screen) as progress:
-        wait_for("loading data, 0 s", text)  # of tasks that report nothing
+        wait_for("loading data, 0 s", text)  # for tasks that report no progress
         progress("drawing [images]", 1_000, 160_000)
         wait_for("drawing [images], 1,000 of 160,000, ", text)
         progress("decoding", 0, None)

@@ -1,4 +1,4 @@
-"""The commands in the documents are ones that the command line and the scripts take."""
+"""Commands in the documentation are valid for the command line and the scripts."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ COMMAND = re.compile(r"(?:^|\s|-m )rifflemix ([\w-].*)")
 SCRIPT = re.compile(r"python ((?:benchmarks|docs|examples)/[\w/]+\.py)([^\n`#]*)")
 ENDS = {"|", ">", "2>", "&&", "&", ";"}
 OWN = {"mine"}
-"""Names that a reader gives to what he writes himself."""
+"""Placeholder names that users replace."""
 
 
 def commands(text: str) -> Iterator[list[str]]:
-    """The arguments of every `rifflemix ...` in blocks of shell commands."""
+    """Yield the arguments of every `rifflemix ...` in shell code blocks."""
     for block in SHELL.findall(text):
         for line in block.replace("\\\n", " ").splitlines():
             found = COMMAND.search(line.partition("#")[0])
@@ -41,15 +41,15 @@ the_command = functools.cache(typer.main.get_command)
 
 
 def parse(arguments: list[str]) -> dict[str, object]:
-    """The values that the command would get; nothing is run.
+    """Parse a command without running it; return the values it would get.
 
     Raises:
-        Exception: as the command line does on wrong usage.
+        Exception: On wrong usage, as from the command line.
     """
     command = the_command(app)
     context = command.make_context("rifflemix", list(arguments))
     while hasattr(command, "resolve_command"):
-        # Newer versions of typer keep the name of the command apart from what follows it.
+        # Newer versions of typer keep the command's name apart from its arguments.
         rest = [*getattr(context, "_protected_args", []), *context.args]
         name, command, rest = command.resolve_command(context, rest)
         context = command.make_context(name, rest, parent=context)

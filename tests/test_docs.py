@@ -1,4 +1,4 @@
-"""The documents tell the truth: their Python runs and their links lead somewhere."""
+"""The documentation is correct: its Python code runs and its links work."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ FILE_SUFFIXES = {
 LINK = re.compile(r"\]\((?!https?://|#|mailto:)([^)#\s]+)")
 
 
-# Their snippets train for seconds.
+# The snippets of these pages train for seconds.
 TRAINING = {"comparing.md", "your-data.md"}
 
 
@@ -71,15 +71,19 @@ def test_links_lead_somewhere(page: Path) -> None:
 
 
 def dotted_names(text: str) -> list[str]:
-    """Dotted names in backticks outside code blocks, calls without their arguments; no files."""
+    """Return dotted names in backticks outside code blocks.
+
+    Call arguments and file names are left out.
+    """
     names = DOTTED.findall(ANY_FENCE.sub("", text))
     return [name for name in names if name.rsplit(".", 1)[1] not in FILE_SUFFIXES]
 
 
 def resolve(name: str) -> Any:
-    """What a reader gets who writes the name after `import rifflemix as rm` and `import torch`.
+    """Return the object of a name as in the documentation.
 
-    A name that starts with a public one, like `TokenMixer.forward`, is that one's.
+    The name follows `import rifflemix as rm` and `import torch`. A name relative to a public name,
+    such as `TokenMixer.forward`, is resolved from there.
     """
     import rifflemix
 
@@ -110,7 +114,7 @@ def test_what_counts_as_a_dotted_name() -> None:
         "```python\n`rm.in_code`\n```"
     )
     assert dotted_names(text) == ["rm.ops.sinkhorn", "rm.ops.no_such"]
-    # The function hides the module of its name, so that nothing in it can be reached this way.
+    # The function hides the module of the same name, so nothing in the module is reachable.
     for wrong in ("ops.sinkhorn.sinkhorn_attention", "rm.ops.sinkhorn.sinkhorn_attention"):
         with pytest.raises(AttributeError):
             resolve(wrong)
@@ -142,7 +146,7 @@ MEASURED_PAGES = [page for page in PAGES if WRITTEN.search(page.read_text(encodi
 
 @pytest.mark.parametrize("page", MEASURED_PAGES, ids=lambda p: p.name)
 def test_no_measured_number_is_typed(page: Path) -> None:
-    """Where a page cites result files, its numbers stand in the blocks that are written."""
+    """Check pages that cite result files: generated blocks contain all measured numbers."""
     assert not MEASURED.findall(WRITTEN.sub("", prose(page)))
 
 
@@ -162,7 +166,7 @@ CARDS = [
 
 @pytest.mark.parametrize(("page", "name"), CARDS)
 def test_mixer_pages_tell_what_permuted_tokens_do(page: str, name: str) -> None:
-    """Read the page's table and try the layer, without the card between them."""
+    """Check the page's table against the layer, without the card."""
     text = (MIXER_PAGES / f"{page}.md").read_text(encoding="utf-8")
     lines = [line.strip("| ").split(" | ") for line in text.splitlines() if line[:1] == "|"]
     header = next(line for line in lines if f"`{name}`" in line)

@@ -1,4 +1,4 @@
-"""rifflemix doctor: every finding in each of its states, the exit code, and the one warning."""
+"""rifflemix doctor: every finding in each state, the exit code, and the single warning."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(autouse=True)
 def imports(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Take for granted that packages can be imported, which takes seconds to find out."""
+    """Assume that packages can be imported, since real imports take seconds."""
     if "real_imports" not in request.fixturenames:
         monkeypatch.setattr(doctor, "failed_imports", lambda targets: {})
 
@@ -48,7 +48,7 @@ def real_imports() -> None:
 
 @pytest.fixture
 def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    """Install a package of one module, perhaps with entry points, for this and new processes."""
+    """Install a one-module package, optionally with entry points, for all processes."""
     folder = tmp_path / "installed"
 
     def install(name: str, code: str, points: str = "") -> None:
@@ -66,7 +66,7 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., No
 
 @pytest.fixture
 def no_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """An installation whose kernels are not there; its folder."""
+    """Yield the folder of an installation without compiled kernels."""
     monkeypatch.setattr(native, "_FOLDER", tmp_path)
     monkeypatch.setattr(native, "library", lambda: None)
     monkeypatch.setattr(doctor, "instruction_level", lambda: 0)
@@ -107,7 +107,7 @@ def test_a_sound_installation(
 @pytest.mark.slow
 @pytest.mark.usefixtures("real_imports")
 def test_extras_are_broken_exactly_if_python_cannot_import_them() -> None:
-    """A torchvision for another torch breaks timm and transformers."""
+    """Check a torchvision for another torch: timm and transformers are broken."""
     found = {one.name: one.state for one in examine()}
     for extra, module in {"compare": "accelerate", "data": "datasets", "vision": "timm"}.items():
         command = [sys.executable, "-c", f"import {module}"]
@@ -140,7 +140,7 @@ def test_kernels_whose_compilation_failed(
     assert run(monkeypatch) == 1
     said = " ".join(capsys.readouterr().out.split())
     assert "sort.cpp:1: error: [/no] such thing" in said
-    assert "--force-reinstall --no-deps --no-cache-dir" in said  # else pip's cache has it again
+    assert "--force-reinstall --no-deps --no-cache-dir" in said  # otherwise pip uses its cache
     assert run(monkeypatch, "--json") == 1
     outputs = [entry["output"] for entry in json.loads(capsys.readouterr().out)]
     assert "sort.cpp:1: error: [/no] such thing" in outputs

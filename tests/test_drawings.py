@@ -1,4 +1,4 @@
-"""The drawings of the mixers (docs/drawings) are what the operators do, and legible to all."""
+"""The drawings of the mixers (docs/drawings) match the operators and are accessible."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def test_the_drawings_are_up_to_date(writer: ModuleType) -> None:
 
 
 def test_the_numbers_in_the_cells_are_the_operators_answer(writer: ModuleType) -> None:
-    """Read back from the picture: before, shifted, sorted."""
+    """Check the numbers in the picture: before, shifted and sorted."""
     root = ElementTree.fromstring(writer.drawing(["csp"], 1))
     cells = [int(t.text or "") for t in root.iter(f"{SVG}text") if t.get("class") == "number"]
     before, shifted, paired = torch.tensor(cells).view(3, writer.TOKENS, writer.CHANNELS)

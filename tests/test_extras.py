@@ -1,4 +1,4 @@
-"""Without the optional packages: everything else works, and one sentence says what to install."""
+"""Without optional packages everything else works, and errors name the package to install."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ PathFinder.find_spec = staticmethod(find_spec)
 
 
 def without(packages: tuple[str, ...], code: str) -> subprocess.CompletedProcess[str]:
-    """Runs code in an interpreter to which these packages are not installed."""
+    """Return a function that runs code in an interpreter without these packages."""
     hide = HIDE.format(packages=packages)
     return subprocess.run(
         [sys.executable, "-c", hide + code], capture_output=True, text=True, timeout=120
@@ -43,7 +43,7 @@ def without(packages: tuple[str, ...], code: str) -> subprocess.CompletedProcess
 
 @pytest.mark.slow
 def test_every_subpackage_is_imported_without_extras() -> None:
-    """What draws, or hands on classes of another package, is imported where it is used."""
+    """Check that plots and classes of optional packages are imported lazily."""
     light = [
         ".".join(["rifflemix", *path.relative_to(SOURCE).with_suffix("").parts])
         for folder in (SOURCE, SOURCE / "lab")

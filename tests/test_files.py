@@ -172,7 +172,7 @@ SETTINGS = {"format": "test/1", "seed": 0}
 
 
 def failing_at(monkeypatch: pytest.MonkeyPatch, name: str, end: str) -> None:
-    """Let a method of Path fail as on a broken disk, for paths with this end."""
+    """Make a method of Path fail for paths with this ending."""
     method = getattr(Path, name)
 
     def fail(self: Path, *given: Any, **more: Any) -> Any:
@@ -209,7 +209,7 @@ def test_a_disk_that_fails_while_a_folder_is_claimed(
 def test_a_folder_that_cannot_be_claimed_keeps_the_files_of_others(
     is_there: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Such as of a process that claimed it a moment before and is done."""
+    """Check files of a process that claimed the folder and has finished."""
     out = tmp_path / "out"
 
     def fail(path: Path, value: Any) -> None:
@@ -248,7 +248,7 @@ def test_paths_that_stand_for_nothing(path: Any) -> None:
 
 
 def test_a_folder_that_cannot_be_listed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It may be one that can be written, to which others only add files."""
+    """Check a writable folder that is not readable."""
 
     def refuse(*_: object) -> None:
         raise PermissionError(13, "Permission denied")
@@ -260,7 +260,7 @@ def test_a_folder_that_cannot_be_listed(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 def test_a_pipe_is_no_file(tmp_path: Path) -> None:
-    """Who opens one waits for a writer."""
+    """Check pipes: opening a pipe blocks until a process writes to it."""
     path = tmp_path / "x"
     os.mkfifo(path)
     for read in (read_json, read_json_lines, read_tensors):

@@ -1,4 +1,4 @@
-"""Names, labels and messages from outside do not control a terminal or a page of a command."""
+"""Untrusted names, labels and messages cannot control a terminal or a page."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_progress_bars() -> None:
 
 @pytest.fixture
 def results(tmp_path: Path) -> Path:
-    """A foreign result of a recipe with hostile names."""
+    """Return a foreign result of a recipe with hostile names."""
     recipe = small(train=QUICK, name="test/hostile", paper=HOSTILE, table=HOSTILE, row=HOSTILE,
                    column=HOSTILE)  # fmt: skip
     path = tmp_path / "runs" / "[red]\x1b[31m" / "results.json"

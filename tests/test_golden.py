@@ -1,4 +1,4 @@
-"""The vectors of tests/golden are numbers only, and their README tells all of them."""
+"""Golden vectors contain only numbers, and the README of tests/golden lists all of them."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ MEBIBYTE = 2**20
 
 
 def entries() -> dict[str, str]:
-    """What the README says of each file."""
+    """Return the README's entry for each file."""
     parts = re.split(r"^## (\S+)\.npz$", TEXT, flags=re.MULTILINE)
     return dict(zip(parts[1::2], parts[2::2], strict=True))
 
 
 def told_shapes(entry: str) -> dict[str, tuple[int, ...]]:
-    """The shapes of an entry's tensors by name."""
+    """Return the shapes of an entry's tensors by name."""
     tensors = entry[entry.index("- tensors:") :]
     return {
         name: tuple(int(n) for n in re.findall(r"\d+", shape))
@@ -30,7 +30,10 @@ def told_shapes(entry: str) -> dict[str, tuple[int, ...]]:
 
 
 def told_gradients(entry: str) -> int:
-    """How many gradients of parameters an entry has; their shapes are the parameters'."""
+    """Return the number of parameter gradients of an entry.
+
+    The shapes are equal to the shapes of the parameters.
+    """
     told = re.search(r"plus (\d+) `gp\.\*`", entry)
     return int(told[1]) if told is not None else 0
 

@@ -1,4 +1,4 @@
-"""docs/gpu.md says what the files of the GPU say."""
+"""docs/gpu.md matches the GPU result files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The GPU plan without a GPU: its data, what it takes along, and a tiny run of it on a CPU."""
+"""The GPU plan without a GPU: its data, its files, and a tiny run on a CPU."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ FOLDER = REPOSITORY / "benchmarks" / "gpu"
 
 @pytest.fixture
 def load(monkeypatch: pytest.MonkeyPatch) -> object:
-    """Import a file of the plan, which is no package."""
+    """Import a file of the plan; the plan is not a package."""
     monkeypatch.syspath_prepend(str(FOLDER))
     return importlib.import_module
 
 
 @pytest.fixture
 def packs(load: object, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    """Its data, in small files."""
+    """Write the plan's data as small files."""
     found: ModuleType = load("packs")  # type: ignore[operator]
     monkeypatch.setattr(found, "_PART", 10)
     return found
@@ -137,7 +137,7 @@ def test_state_comes_along_in_small_files(
     assert (again / "rows/small/checkpoint.safetensors").read_bytes() == weights
     assert not (again / "data").exists()
     assert [path.name for path in (again / "rows/over").iterdir()] == ["results.json"]
-    assert not (again / "rows/large").exists()  # it starts anew
+    assert not (again / "rows/large").exists()  # starts from scratch
     (again / "done/a.json").write_text("changed")
     baggage.restore_state(out, again)
     assert (again / "done/a.json").read_text() == "changed"
@@ -197,7 +197,10 @@ def test_a_step_that_does_not_end_is_stopped(
 def test_a_row_that_is_cut_goes_on_at_the_next_call(
     load: object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also one that does not listen, as while it compiles: it goes on from its checkpoint."""
+    """Check that a stopped run resumes, even if it ignores the signal.
+
+    A process ignores the signal while it compiles. The run resumes from its checkpoint.
+    """
     run, stages = load("run"), load("stages")  # type: ignore[operator]
     monkeypatch.setattr(run, "_GRACE", 0.5)
     deaf = "import signal, time; signal.signal(signal.SIGINT, signal.SIG_IGN); time.sleep(60)"
@@ -237,7 +240,7 @@ def test_steps_wait_for_data_tools_and_time(
 
 
 def test_a_row_that_another_process_trains_waits(load: object, tmp_path: Path) -> None:
-    """As one that outlived a call that was killed: it is not marked as failed."""
+    """Check that a run that outlived its parent is not marked failed."""
     run, stages = load("run"), load("stages")  # type: ignore[operator]
     row = stages.Step("row", ("-c", "raise SystemExit(2)"), recipe="csp/table4-text")
     folders = run.Folders(tmp_path / "state", tmp_path / "out")
@@ -254,7 +257,7 @@ def test_a_step_that_was_stopped_starts_again(load: object, tmp_path: Path) -> N
     run, stages = load("run"), load("stages")  # type: ignore[operator]
     folders, stop = run.Folders(tmp_path / "state", tmp_path / "out"), threading.Event()
     work = folders.work(stages.Step("bench"))
-    # A benchmark refuses a file that is there.
+    # Benchmarks do not overwrite files.
     write = "import sys, time; open(sys.argv[2], 'x'); time.sleep(float(sys.argv[3]))"
     command = ("-c", write, "--out", "{work}/bench.json")
     endless, short = (stages.Step("bench", (*command, seconds)) for seconds in ("600", "0"))
@@ -319,7 +322,7 @@ def test_a_call_that_is_stopped_takes_its_steps_along(name: str, tmp_path: Path)
     command = [sys.executable, "-c", _ENDLESS, "--dry-run", "--state", str(state)]
     path = os.pathsep.join((str(FOLDER), str(REPOSITORY / "src")))
     call = subprocess.Popen(
-        # As a shell starts it in the background.
+        # As started by a shell in the background.
         ["sh", "-c", 'trap "" INT; exec "$@"', "sh", *command, "--out", str(out)],
         env={**os.environ, "PYTHONPATH": path},
         stdout=subprocess.DEVNULL,

@@ -1,4 +1,4 @@
-"""Grids of settings: their points, names and the best of them."""
+"""Grids of settings: points, names and the best point."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_grids_that_are_refused(grid: dict[str, Any], words: str) -> None:
     ("scores", "higher", "lower"),
     [
         ([[0.5], [0.7], [0.6]], 1, 0),
-        ([[0.5, 0.9], [0.7, 0.7]], 0, 0),  # equals: the first
+        ([[0.5, 0.9], [0.7, 0.7]], 0, 0),  # ties: the first
         ([[0.9], [0.1, 0.2], [0.2, 0.3]], 2, 1),  # a point that diverged with one seed
         ([[], [0.1]], 1, 1),
         ([[], []], 0, 0),

@@ -1,4 +1,4 @@
-"""JSON from outside: what our files and options are refused for, in one sentence."""
+"""Untrusted JSON: invalid files and options raise an error of one sentence."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`rifflemix --version` and `rifflemix list`: what they show, in a terminal of 80 columns too."""
+"""`rifflemix --version` and `rifflemix list`, also in a terminal of 80 columns."""
 
 from __future__ import annotations
 
@@ -43,7 +43,10 @@ def test_json_stands_after_the_list(cli: Cli) -> None:
 
 
 def test_mixers_at_80_columns(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every name stands whole in a line with its parameters; nothing is as long as papers are."""
+    """Check that names and parameters fit in one line.
+
+    Paper titles are left out.
+    """
     monkeypatch.setattr(output, "output_width", lambda: 80)
     monkeypatch.setattr(listing, "output_width", lambda: 80)
     entries = {entry["name"]: entry for entry in json.loads(cli("list", "mixers", "--json")[1])}

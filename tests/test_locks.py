@@ -49,12 +49,12 @@ def test_a_file_system_without_locks(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 
 def test_lock_is_not_kept_by_a_forked_child(tmp_path: Path) -> None:
-    """Data loading processes outlive a killed parent by seconds."""
+    """Check forks: data loading processes outlive a killed parent by seconds."""
     command = [sys.executable, "-c", HOLD_AND_FORK, str(tmp_path)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as holder:
         assert holder.stdout is not None
         child = int(holder.stdout.readline())
-        time.sleep(0.2)  # for the child to get going
+        time.sleep(0.2)  # for the child to start
         with pytest.raises(InputError, match="in use"), locked(tmp_path):
             pass
         holder.kill()
@@ -101,7 +101,7 @@ with scratch_folder(Path(sys.argv[1])) as folder:
 
 @pytest.fixture
 def leftover(tmp_path: Path) -> Path:
-    """A temporary folder of a process that was killed."""
+    """Create the temporary folder of a killed process."""
     command = [sys.executable, "-c", KILLED_WRITER, str(tmp_path), "killed"]
     subprocess.run(command, check=False, capture_output=True)
     (folder,) = tmp_path.iterdir()
@@ -165,7 +165,7 @@ def test_a_file_or_a_link_with_the_name_of_a_temporary_folder_stays(tmp_path: Pa
 def test_writes_on_a_file_system_without_locks(
     leftover: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Without locks a temporary folder may be in use, so rifflemix does not delete it."""
+    """Check that the temporary folder, possibly in use, is not deleted."""
 
     def refuse(*_: object) -> None:
         raise OSError(errno.ENOSYS, "Function not implemented")

@@ -1,4 +1,4 @@
-"""The notebooks are what their sources say, hold what a run put out, and run from the top."""
+"""Notebooks match their sources, contain the outputs of a run, and run from the top."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ REPOSITORY = Path(__file__).resolve().parents[1]
 FOLDER = REPOSITORY / "docs" / "notebooks"
 NOTEBOOKS = sorted(FOLDER.glob("*.ipynb"))
 LINK = re.compile(r"\]\((?!https?://|#)([^)#\s]+)")
-# Where a file of a machine would be; `/` alone stands in O(N/K).
+# Absolute file paths of a machine; `/` alone occurs in O(N/K).
 MACHINE = re.compile(r"/(?:home|root|tmp|usr|opt|var|work|mnt|Users)/|[A-Z]:\\\\|site-packages")
 
 
@@ -102,12 +102,12 @@ def test_a_notebook_runs(notebook: Path, tmp_path: Path) -> None:
     for package in ("jupytext", "nbclient", "ipykernel", "ipywidgets", "pandas", "timm"):
         if find_spec(package) is None:
             pytest.skip(f"{package} is not installed")
-    # Under this name the kernel would not listen to what C++ writes to stderr.
+    # With this name the kernel does not capture C++ output on stderr.
     inherited = {name: x for name, x in os.environ.items() if name != "PYTEST_CURRENT_TEST"}
     done = subprocess.run(
         [sys.executable, "docs/write_notebooks.py", notebook.stem, "--out", str(tmp_path)],
         cwd=REPOSITORY,
-        # The kernel starts in another folder, where a relative path would lead nowhere.
+        # The kernel starts in another folder, so relative paths would not work.
         env=inherited | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(REPOSITORY / "src")},
         capture_output=True,
         text=True,

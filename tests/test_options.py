@@ -26,7 +26,7 @@ RUNNER = typer.testing.CliRunner()
 
 @dataclass(frozen=True, kw_only=True)
 class Paint:
-    """Options of a made-up command."""
+    """Options of a test command."""
 
     coats: Annotated[int, Option("How often.", ("--coats", "--layers"), most=3)] = 1
     colours: Annotated[list[str] | None, Option("Repeatable.", metavar="NAME")] = None
@@ -36,7 +36,7 @@ class Paint:
 
 @pytest.fixture
 def called() -> tuple[Commands, list[Any]]:
-    """A command line of one command, and what the command was called with."""
+    """Return a command line with one command, and the recorded calls."""
     calls: list[Any] = []
     commands = Commands()
 

@@ -1,4 +1,4 @@
-"""What is built and packed: no Python ABI, the needs of the library, sdist and wheel."""
+"""Built packages: no Python ABI, requirements of the library, sdist and wheel."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_the_library_knows_no_python() -> None:
 
 @pytest.fixture(scope="module")
 def sources(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A copy of the checkout to build in."""
+    """Copy the checkout, to build in the copy."""
     folder = tmp_path_factory.mktemp("sources")
     listed = subprocess.run(
         ["git", "ls-files", "--cached", "--others", "--exclude-standard"],
@@ -62,7 +62,7 @@ def setup(sources: Path, *arguments: str, **environment: str) -> subprocess.Comp
 @slow
 @needs_git
 def test_an_sdist_holds_the_checkout(sources: Path, tmp_path: Path) -> None:
-    """With its tests, documentation, measurements and what `make` needs."""
+    """Check tests, documentation, measurements and the files that `make` needs."""
     setup(sources, "sdist", "--dist-dir", str(tmp_path))
     (archive,) = tmp_path.iterdir()
     with tarfile.open(archive) as packed:
@@ -75,7 +75,7 @@ def test_an_sdist_holds_the_checkout(sources: Path, tmp_path: Path) -> None:
     assert not [name for name in names if name.endswith((".so", ".pyc"))]
 
 
-# A compiler that takes no time: what it links needs these versions of glibc.
+# A fake compiler that takes no time; its binaries need these versions of glibc.
 COMPILER = """#!{python}
 import sys
 out = sys.argv[sys.argv.index("-o") + 1]
@@ -88,7 +88,7 @@ print('''{said}''')
 
 
 def wheel(sources: Path, folder: Path, said: str, stop: str = "") -> Path:
-    """The wheel that is built where a compiler and readelf say this."""
+    """Build the wheel with this output of the compiler and readelf."""
     tools = folder / "tools"
     tools.mkdir()
     for name, text in {
@@ -153,7 +153,7 @@ def test_the_tag_of_a_wheel_is_what_its_library_needs(
     not (shutil.which("g++") and shutil.which("objdump")), reason="needs a compiler"
 )
 def test_the_glibc_of_a_real_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What readelf says of one that is linked as in `make wheel` is what objdump says of it."""
+    """Check that readelf and objdump agree on a library of `make wheel`."""
     flags = ["-O1", "-fPIC", "-shared", "-pthread", "-static-libstdc++", "-static-libgcc"]
     sources = [str(native._FOLDER / name) for name in ("threads.cpp", "memory.cpp")]
     library = tmp_path / "threads.so"

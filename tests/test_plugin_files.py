@@ -1,4 +1,4 @@
-"""Mixers, tasks and models from outside: files and entry points."""
+"""Third-party mixers, tasks and models from files and entry points."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def test_wrong_files_are_refused_in_one_sentence(plugin: Path, text: str, messag
     assert "\n" not in str(caught.value)
     assert os.environ[loading._VARIABLE] == ""
     plugin.write_text(PLUGIN)
-    load_plugin(plugin)  # once mended
+    load_plugin(plugin)  # after the correction
 
 
 def test_what_is_no_python_file_is_refused(tmp_path: Path, plugin: Path) -> None:
@@ -162,7 +162,7 @@ def mine(mixer: str = "softmax", dim: int = 8):
 
 
 def test_the_code_of_what_a_run_uses_has_a_hash(plugin: Path, tmp_path: Path) -> None:
-    """A model's as a mixer's: by its file, or of a notebook's cell by itself."""
+    """Check models and mixers, hashed by file or by notebook cell."""
     assert outside_code(["softmax", "tssa"], ["encoder", "vit_mnist"]) == {}
     (tmp_path / "model.py").write_text(MODEL, encoding="utf-8")
     load_plugin(plugin)
@@ -182,7 +182,7 @@ def test_the_code_of_what_a_run_uses_has_a_hash(plugin: Path, tmp_path: Path) ->
     assert cell("one", 1) == cell("same", 1) != cell("other", 2)
 
 
-USES = {  # what a build() uses, and its definition, in which a number will be exchanged
+USES = {  # what build() uses, and its definition with a number to change
     "function": ("double(1)", "def double(x): return ONE * x"),
     "class": ("Layer().size", "class Layer:\n    size = ONE"),
     "method": ("Layer()(1)", "class Layer:\n    def __call__(self, x): return ONE * x"),
@@ -200,7 +200,7 @@ USES = {  # what a build() uses, and its definition, in which a number will be e
 
 @pytest.mark.parametrize("use", USES)
 def test_the_hash_of_code_knows_what_it_uses(use: str) -> None:
-    """Else a notebook's layer in one cell could change under a mixer in another."""
+    """Check that a changed layer in another notebook cell changes the hash."""
     expression, definition = USES[use]
 
     def hashed(number: int) -> str:
@@ -308,7 +308,7 @@ def test_processes_started_from_here_know_the_file(plugin: Path) -> None:
 def install(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Callable[[str, str, dict[str, str]], None]:
-    """Packages with entry points, as an installer leaves them."""
+    """Install packages with entry points, in the layout of an installer."""
     monkeypatch.syspath_prepend(str(tmp_path))
 
     def write(package: str, code: str, points: dict[str, str]) -> None:

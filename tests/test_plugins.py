@@ -1,4 +1,4 @@
-"""Mixers, tasks and models from outside: decorators, and what a comparison asks of them."""
+"""Third-party mixers, tasks and models from decorators, and the checks of a comparison."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ CARD = rm.MixerCard(
 
 
 class Shift(rm.TokenMixer):
-    """Every token becomes a map of the one before it."""
+    """Replaces each token by a projection of the previous token."""
 
     card = CARD
 
@@ -46,7 +46,7 @@ class Shift(rm.TokenMixer):
         self.gain = gain
 
     def mix(self, x: Tensor, key_padding_mask: Tensor | None) -> Tensor:
-        if key_padding_mask is not None:  # the valid token before, whatever stands between
+        if key_padding_mask is not None:  # the previous valid token, across padding
             order = key_padding_mask.int().argsort(dim=1, stable=True).unsqueeze(2).expand_as(x)
             moved = self._moved(x.gather(1, order))
             return torch.zeros_like(moved).scatter(1, order, moved)
@@ -58,7 +58,7 @@ class Shift(rm.TokenMixer):
 
 
 def test_a_registered_mixer_fulfils_the_contract_and_is_listed() -> None:
-    check_mixer(Shift)  # what is not registered can be checked, too
+    check_mixer(Shift)  # unregistered mixers can be checked too
     assert rm.register_mixer(Shift) is Shift
     assert mixers.mixer_class("shift") is Shift
     assert rm.list_mixers()[-1] == "shift"
@@ -118,7 +118,7 @@ def test_a_class_defined_again_takes_its_own_place_and_no_other() -> None:
 
         return Again
 
-    for gain in (2.0, 3.0):  # as a cell of a notebook that is run twice
+    for gain in (2.0, 3.0):  # like a notebook cell that runs twice
         rm.register_mixer(cell(gain))
         assert rm.create_mixer("again", 4).gain == gain
     assert rm.list_mixers().count("again") == 1
@@ -202,7 +202,7 @@ def test_a_function_that_returns_a_known_task_has_its_kind_of_output() -> None:
 
 
 def test_a_function_names_its_arrays() -> None:
-    """Its name is their title, too: tables said "arrays"."""
+    """Check that the card uses the function's name, not the arrays' name."""
 
     @rm.register_task
     def my_arrays(called: str = "arrays") -> rm.Task:
@@ -347,7 +347,7 @@ def test_a_causal_mixer_scaled_by_all_tokens_is_not_compared() -> None:
 
 
 class Pairs(rm.TokenMixer):
-    """Takes an option that is a tuple."""
+    """Has a tuple option."""
 
     card = replace(CARD, name="pairs", causal=False)
 
@@ -375,7 +375,7 @@ def test_a_class_that_is_defined_anew_does_not_go_on_with_the_runs_of_the_old_on
     tmp_path: Path,
 ) -> None:
     def define(gain: float) -> None:
-        exec(  # as a notebook's cell, which has no file
+        exec(  # like a notebook cell without a file
             "@rm.register_mixer\nclass Cell(rm.TokenMixer):\n"
             "    card = replace(CARD, name='cell', title='Cell', causal=False)\n"
             "    def __init__(self, dim, **shared):\n"

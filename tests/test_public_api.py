@@ -51,7 +51,7 @@ def test_names_that_are_nearly_there(name: str, hint: str) -> None:
 
 
 def test_modules_and_private_names_get_no_hint() -> None:
-    """`from rifflemix import cli` asks for the name first, and must not wait for torch."""
+    """Check `from rifflemix import cli`: a name lookup must not import torch."""
     for name in ("cli", "_private", "__path_of_wings__"):
         with pytest.raises(AttributeError, match=f"attribute {name!r}$"):
             rm.__getattr__(name)
@@ -115,7 +115,7 @@ def test_create_mixer_signature() -> None:
 SIGNATURES = {
     "circular_shift": "x, steps, *, key_padding_mask=None",
     "shift_steps": "kind, num_tokens, num_channels, *, layer_index=0, num_layers=1",
-    # order=None stands for "reference", or for "ascending" beside `descending`
+    # order=None means "reference", or "ascending" together with `descending`
     "group_sort": "x, num_groups=1, *, order=None, descending=None, key_padding_mask=None",
     "interleave_columns": "num_channels, layer_index, *, heads=1, reverse=False, num_layers=None",
     "max_exchange": "x, *, key_padding_mask=None",
@@ -139,7 +139,7 @@ INDEXED = {"circular_shift", "group_sort", "max_exchange", "channel_permute"}
 
 @pytest.mark.parametrize(("name", "signature"), SIGNATURES.items(), ids=SIGNATURES)
 def test_operator_signatures(name: str, signature: str) -> None:
-    """The frozen arguments stand first, in order, with their defaults; more may follow."""
+    """Check that the frozen arguments come first, in order, with their defaults."""
     operator = getattr(rm.ops, name)
     frozen = inspect.signature(eval(f"lambda {signature}: None")).parameters
     actual = inspect.signature(operator).parameters

@@ -1,4 +1,4 @@
-"""docs/reliability.md shows the figures of the files that it names."""
+"""docs/reliability.md contains the numbers of the files that it names."""
 
 from __future__ import annotations
 

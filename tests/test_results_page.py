@@ -1,4 +1,4 @@
-"""docs/results.md: written from the files that are there, and its tables are what these say."""
+"""docs/results.md matches the result files that it is generated from."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ RESULTS = REPOSITORY / "benchmarks" / "results"
 
 @pytest.fixture(scope="module")
 def writer() -> ModuleType:
-    """docs/write_results.py, which imports the scripts beside it."""
+    """Import docs/write_results.py and the scripts next to it."""
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(str(REPOSITORY / "docs"))
         return load_script("docs/write_results.py")
@@ -68,7 +68,7 @@ def comparison(name: str) -> dict[str, Any]:
 def test_tables_hold_the_means_of_the_runs_and_their_differences_from_softmax(
     writer: ModuleType,
 ) -> None:
-    """Read without the code that writes them."""
+    """Check the tables with separate code."""
     lines = lines_of(writer, "accuracy")
     demos = {
         json.loads(path.read_text(encoding="utf-8"))["environment"]["time"]: path
@@ -132,7 +132,10 @@ def test_the_suite_shows_the_means_of_the_chosen_runs(writer: ModuleType) -> Non
 
 
 def test_what_choose_says_of_the_suite_holds() -> None:
-    """Its fifth question names who is more accurate than softmax attention where, and how fast."""
+    """Check the fifth question of docs/choose.md.
+
+    It names mixers that are more accurate than softmax, with their speed.
+    """
     results = json.loads((RESULTS / "suites/lra-small/results.json").read_text(encoding="utf-8"))
     mixers = {mixer["name"]: mixer for mixer in results["mixers"]}
     assert mixers["mega"]["ahead"] == ["listops", "image"]
@@ -154,14 +157,14 @@ def test_small_tasks_are_those_of_the_suite(writer: ModuleType) -> None:
         )
         mean = statistics.fmean(run["test"]["accuracy"] for run in tested)
         assert float(line["test"]) == pytest.approx(mean, rel=1e-5)
-        assert float(line["test"]) > float(line["chance"]) + 0.05  # clearly above it
+        assert float(line["test"]) > float(line["chance"]) + 0.05  # clearly above chance
         seconds = statistics.median(trial["wall_seconds"] for trial in trials)
         assert float(line["seconds"]) == pytest.approx(seconds, rel=1e-5)
         assert seconds < 600
 
 
 def cells_of(page: str, question: str) -> dict[str, list[str]]:
-    """First cell -> the others, of the table that stands below a question's picture."""
+    """Return {first cell: other cells} of the table below a question's picture."""
     (section,) = (part for part in page.split("\n## ") if part.startswith(f"{question}\n"))
     lines = [line.strip("| ").split(" | ") for line in section.splitlines() if line[:1] == "|"]
     return {first.strip("`"): others for first, *others in lines[2:]}
@@ -200,7 +203,7 @@ def test_rows_in_full_are_shown_with_the_mean_of_their_seeds(
             if changed := changed_settings(result):
                 name = f"{name}`, {changed}"
             (runs if is_own else others)[name].append(result)
-    for name, elsewhere in others.items():  # where a row was run in no other precision, those count
+    for name, elsewhere in others.items():  # add seeds that were run in another precision only
         seeds_of = {result["seed"] for result in runs[name]}
         runs[name] += [result for result in elsewhere if result["seed"] not in seeds_of]
     assert shown.keys() == runs.keys()
@@ -226,7 +229,7 @@ def test_rows_in_full_are_shown_with_the_mean_of_their_seeds(
 
 
 def standard_error(runs: list[dict[str, Any]], percent: float) -> float:
-    """Of an accuracy in percent on the test samples of one run."""
+    """Return the standard error of one run's test accuracy in percent."""
     task, share = runs[0]["task"], percent / 100
     size = task["sizes"]["test"] if "sizes" in task else task["options"]["num_test"]
     return 100 * math.sqrt(share * (1 - share) / size)
@@ -235,7 +238,7 @@ def standard_error(runs: list[dict[str, Any]], percent: float) -> float:
 def test_rows_of_other_settings_do_not_count_as_reproduced(
     writer: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As if the recipes of sentences and reviews took other settings from today on."""
+    """Check recipes with changed settings for sentences and reviews."""
     page = sys.modules["results_printed"]
     rows = [f"sinkhorn/table6-{data}" for data in ("sst", "imdb")]
     recipes = {}
@@ -287,7 +290,10 @@ def test_longer_texts_are_shown_as_they_were_measured() -> None:
 
 
 def test_the_commonest_answer_was_left_where_the_validation_says(writer: ModuleType) -> None:
-    """At each length the first accuracy above a quarter, of shorter rows and of those in full."""
+    """Check the first accuracy above a quarter per length.
+
+    Short and full runs count.
+    """
     expected = []
     for path in RESULTS.glob("plateau-*.json"):
         result = comparison(path.stem)
@@ -338,7 +344,7 @@ def test_baselines_are_beside_the_packages_that_do_the_same(writer: ModuleType) 
 
 
 def test_memory_is_that_of_the_scaling(writer: ModuleType) -> None:
-    """And softmax attention is its own unit."""
+    """Check that softmax attention is the unit."""
     path, _ = writer.write_mixers.newest_scaling()
     rows = {
         (row["name"], row["shape"]["tokens"]): row["passes"]
@@ -370,7 +376,7 @@ def test_points_of_a_panel_are_where_their_numbers_say() -> None:
     sheet = ElementTree.fromstring(pictures.scatter("t", {"one": panel, "two": panel}))
     (a, b, c, d) = (circle.attrib for circle in sheet.iter("{http://www.w3.org/2000/svg}circle"))
     assert float(b["cx"]) > float(a["cx"])
-    assert float(b["cy"]) > float(a["cy"])  # down is less
+    assert float(b["cy"]) > float(a["cy"])  # y grows downwards
     assert a["cy"] == c["cy"]
     step = float(b["cx"]) - float(a["cx"])
     assert float(d["cx"]) - float(c["cx"]) == pytest.approx(step, abs=0.11)

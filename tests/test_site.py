@@ -1,4 +1,4 @@
-"""The site: its written blocks are up to date, and it builds without a warning."""
+"""The site builds without warnings, and its generated blocks are up to date."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_the_site_builds_strictly_and_loads_nothing_from_the_network(tmp_path: P
     assert {"index.html", "mixers/csp.html", "benchmarks/index.html"} <= pages.keys()
     for notebook in (REPOSITORY / "docs" / "notebooks").glob("*.ipynb"):
         assert f"notebooks/{notebook.stem}.html" in pages
-        assert (tmp_path / "site" / "notebooks" / notebook.name).is_file()  # to be had
+        assert (tmp_path / "site" / "notebooks" / notebook.name).is_file()  # downloadable
     assert "<math" in pages["mixers/csp.html"]
     for name, text in pages.items():
         tags = [match[0] for match in LOADED.finditer(text)]

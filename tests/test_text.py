@@ -1,4 +1,4 @@
-"""Texts from outside control neither a terminal nor a Markdown page."""
+"""Untrusted texts cannot control a terminal or a Markdown page."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_readable_texts_stay_as_they_are() -> None:
 
 
 def visible(html: str) -> str:
-    """The text of HTML without tags except block tags."""
+    """Return the text of HTML without tags except block tags."""
     assert not re.search(r"<(?!/?(?:p|h1|li|ul|table|thead|tbody|tr|th|td)\b)", html), html
     return unescape(re.sub(r"<[^>]*>", "", html)).strip("\n")
 
@@ -71,7 +71,7 @@ def reader() -> MarkdownIt:
 
 @pytest.mark.parametrize("text", HOSTILE, ids=ascii)
 def test_markdown_shows_the_text_itself(text: str, reader: MarkdownIt) -> None:
-    """In a heading, a list and a table: nothing of it is markup."""
+    """Check headings, lists and tables: text is never markup."""
     shown = terminal_text(" ".join(text.split()))
     heading = reader.render(f"# x {markdown_text(text)} x")
     assert visible(heading).split() == f"x {shown} x".split()

@@ -27,7 +27,7 @@ TINY = shlex.split(
 
 
 class Recorder:
-    """Stands in for a tracker of accelerate."""
+    """Replaces a tracker of accelerate."""
 
     made: list[Recorder] = []  # noqa: RUF012 (emptied by each test)
 
@@ -165,7 +165,7 @@ def test_every_run_of_a_comparison_has_curves(
         "--out",
         tmp_path / "out",
     ]
-    for _ in range(2):  # a finished folder has nothing to tell
+    for _ in range(2):  # a finished folder reports nothing
         assert run(monkeypatch, *words, "--tracker", "tensorboard") == 0
     names = [recorder.run_name for recorder in recorders]
     results = json.loads((tmp_path / "out" / "results.json").read_text())
@@ -194,7 +194,7 @@ def test_train_has_curves_too(
 
 @pytest.mark.slow
 def test_wandb_itself_without_a_network(tmp_path: Path) -> None:
-    """The package writes the curves of a run to its file."""
+    """Check that the package writes a run's curves to its file."""
     if find_spec("wandb") is None:
         pytest.skip("wandb is not installed")
     words = ["train", *TINY, "--mixer", "identity", "--out", str(tmp_path / "out")]

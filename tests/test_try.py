@@ -1,4 +1,4 @@
-"""The interactive page (docs/try.html) in a real browser: its patterns are the operators'."""
+"""The interactive page (docs/try.html) in a real browser shows the operators' patterns."""
 
 from __future__ import annotations
 
@@ -31,7 +31,10 @@ def test_the_page_is_up_to_date_and_whole(writer: ModuleType) -> None:
 
 
 def permuted(writer: ModuleType, n: int, group: int, kind: str, layers: int) -> Tensor:
-    """(N, N) bool: which tokens the operator took values from, for many random inputs."""
+    """Return (N, N) bool: the source tokens after `layers` layers.
+
+    Sources are collected over many random inputs.
+    """
     reached = torch.eye(n, dtype=torch.bool)
     for index in range(layers):
         x = torch.rand(300, n, writer.CHANNELS, generator=torch.Generator().manual_seed(index))
@@ -46,7 +49,7 @@ def permuted(writer: ModuleType, n: int, group: int, kind: str, layers: int) -> 
 
 
 def grouped(n: int, group: int, layers: int) -> Tensor:
-    """(N, N) bool: which tokens are in one group, layer by layer."""
+    """Return (N, N) bool: tokens that `layers` layers of groups connect."""
     strides: Sequence[int] = rm.ops.butterfly_strides(n, group)
     reached = torch.eye(n, dtype=torch.bool)
     for index in range(layers):

@@ -15,14 +15,14 @@ Scope = dict[str, list[ast.expr]]
 
 
 def prose(pattern: str) -> list[str]:
-    """Words of a pattern that are no name, value or form word of an error."""
+    """Return a pattern's words except names, values and fixed error words."""
     parts = re.split(r"\s+|\.\*|[()|^$]", NO_PROSE.sub(" ", pattern))
     words = [part for part in parts if re.fullmatch(r"[A-Z]?[a-z]+(-[a-z]+)*[.;]?", part)]
     return [word for word in words if word not in ("expected", "got")]
 
 
 def columns(names: list[str], rows: ast.expr, scope: Scope) -> Scope:
-    """Expressions of each name in the rows of a parametrized test or of a loop."""
+    """Return each name's expressions in a parametrized test or a loop."""
     if isinstance(rows, ast.Call) and isinstance(rows.func, ast.Attribute):
         return columns(names, rows.func.value, scope)  # .values() of a dict
     if isinstance(rows, ast.Name):
@@ -46,7 +46,7 @@ def names_of(target: ast.expr) -> list[str]:
 
 
 def scope_of(function: ast.FunctionDef, module: Scope) -> Scope:
-    """Every expression that a name may stand for in a test."""
+    """Return every expression that a name may refer to in a test."""
     scope = dict(module)
     for mark in function.decorator_list:
         if isinstance(mark, ast.Call) and ast.unparse(mark.func).endswith("parametrize"):
@@ -64,7 +64,7 @@ def scope_of(function: ast.FunctionDef, module: Scope) -> Scope:
 
 
 def texts(expression: ast.expr, scope: Scope, depth: int = 3) -> Iterator[tuple[int, str]]:
-    """Line and text of each literal that a pattern consists of."""
+    """Yield line and text of each literal in a pattern."""
     if isinstance(expression, ast.Constant) and isinstance(expression.value, str):
         yield expression.lineno, expression.value
     elif isinstance(expression, ast.JoinedStr):
@@ -79,7 +79,10 @@ def texts(expression: ast.expr, scope: Scope, depth: int = 3) -> Iterator[tuple[
 
 
 def patterns(tree: ast.Module) -> Iterator[tuple[int, str]]:
-    """Line and text of every `match=` literal of a file, also of those in tables of a test."""
+    """Yield line and text of every `match=` literal of a file.
+
+    Literals in tables of tests are included.
+    """
     module: Scope = {
         name: [node.value]
         for node in tree.body

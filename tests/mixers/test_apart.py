@@ -1,4 +1,4 @@
-"""Taking queries, keys and values apart: the gradient of the whole, copied or not."""
+"""Splitting queries, keys and values: the full gradient, with and without copies."""
 
 from __future__ import annotations
 

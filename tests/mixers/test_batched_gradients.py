@@ -1,4 +1,4 @@
-"""Several gradients taken at once, as torch's Jacobians take them, are each of them."""
+"""Batched gradients, as in torch's Jacobians, equal the separate gradients."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ FORMS = [form for name in rm.list_mixers() for form in forms_of(mixer_class(name
 STREAMS = [form for form in FORMS if form.card.streaming and form.causal]
 
 
-@pytest.mark.filterwarnings("ignore:There is a performance drop")  # of a loop over the batch
+@pytest.mark.filterwarnings("ignore:There is a performance drop")  # from a loop over the batch
 @pytest.mark.parametrize("form", FORMS, ids=str)
 def test_a_batch_of_gradients_is_each_of_them(form: Form) -> None:
     mixer = form.build(dtype=torch.float32).eval()
@@ -34,13 +34,13 @@ def test_a_batch_of_gradients_is_each_of_them(form: Form) -> None:
     torch.testing.assert_close(gradient(grads, is_grads_batched=True), each, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.filterwarnings("ignore:There is a performance drop")  # of a loop over the batch
+@pytest.mark.filterwarnings("ignore:There is a performance drop")  # from a loop over the batch
 @pytest.mark.parametrize(
     ("name", "options"),
     [("sinkhorn", {"top_k": 2, "gumbel": "never"}), ("longformer", {"num_global": 30})],
 )
 def test_gradients_of_each_sample(name: str, options: dict[str, Any]) -> None:
-    """As training with differential privacy takes them."""
+    """Check per-sample gradients, as needed to train with differential privacy."""
     mixer = rm.create_mixer(name, DIM, num_heads=4, max_length=64, **options).eval()
     parameters = {n: p.detach() for n, p in mixer.named_parameters()}
     x = torch.randn(3, 11, DIM)
@@ -58,11 +58,11 @@ def test_gradients_of_each_sample(name: str, options: dict[str, Any]) -> None:
             torch.testing.assert_close(each, expected, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.filterwarnings("ignore:There is a performance drop")  # of a loop over the batch
+@pytest.mark.filterwarnings("ignore:There is a performance drop")  # from a loop over the batch
 @pytest.mark.parametrize("form", STREAMS, ids=str)
 @torch.no_grad()
 def test_streams_are_mapped_as_those_of_an_ensemble(form: Form) -> None:
-    """A position of several streams has no one value that `max_length` could be compared with."""
+    """Check ensembles of streams: their positions cannot be compared with `max_length`."""
     mixer = form.build()
     x = torch.randn(3, 9, DIM, dtype=torch.float64)
     _, state = mixer.prefill(x[:, :-1])
@@ -79,7 +79,7 @@ def test_streams_are_mapped_as_those_of_an_ensemble(form: Form) -> None:
 
 @pytest.mark.parametrize("mode", ["random", "factorized", "dense"])
 def test_learned_scores_under_transforms(mode: str) -> None:
-    """They are a mask of torch's attention, whose fused form does not differentiate masks."""
+    """Check score masks: torch's fused attention does not differentiate them."""
     mixer = rm.create_mixer("synthesizer", DIM, num_heads=4, max_length=16, mode=mode).eval()
     parameters = {n: p.detach() for n, p in mixer.named_parameters()}
     x, mask = torch.randn(3, 11, DIM), torch.arange(11) >= torch.tensor([[11], [8], [5]])

@@ -1,4 +1,4 @@
-"""Butterfly attention against dense attention with the groups written out as a mask."""
+"""Butterfly attention against dense attention with the groups as a mask."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def build(*, layer_index: int = 0, num_layers: int = 6, **options) -> Butterfly:
 
 
 def dense(mixer: Butterfly, x: Tensor, may_attend: Tensor) -> Tensor:
-    """Multi-head attention of every token to those that (B, N, N) allows, one head at a time."""
+    """Compute attention under a mask (B, N, N), head by head."""
     q, k, v = mixer.attention.qkv(x).chunk(3, dim=-1)
     width = x.shape[-1] // mixer.num_heads
     heads = []
@@ -62,7 +62,7 @@ def test_golden_block_attention(golden: Callable[[str], dict[str, np.ndarray]]) 
 @settings(max_examples=60, deadline=None)
 @given(data=st.data())
 def test_equals_dense_attention_within_the_groups(data: st.DataObject) -> None:
-    """Any length, layer, block, order of the strides and of the tokens, and any mask."""
+    """Check any length, layer, block, mask, stride order and token order."""
     length = data.draw(st.integers(1, 40))
     block = data.draw(st.sampled_from([None, 2, 3, 4, 8]))
     reverse = data.draw(st.booleans())
@@ -99,12 +99,12 @@ def test_equals_dense_attention_within_the_groups(data: st.DataObject) -> None:
 
 
 def depends(length: int, layers: list[Butterfly]) -> Tensor:
-    """(N, N) bool: output i of residual layers moves with input j."""
+    """Return (N, N) bool: output i depends on input j."""
     x = torch.randn(1, length, 8, dtype=torch.float64, requires_grad=True)
     y = x
     for layer in layers:
         y = y + layer(nn.functional.layer_norm(y, (8,)))
-    # A random direction per output, as the sum over channels alone could vanish.
+    # A random direction per output, since the sum over channels could vanish.
     outputs = (y[0] * torch.randn(8, dtype=torch.float64)).sum(-1)
     rows = [torch.autograd.grad(o, x, retain_graph=True)[0][0].norm(dim=-1) for o in outputs]
     return torch.stack(rows) > 0
@@ -129,7 +129,7 @@ def test_all_layers_mix_all_tokens_and_fewer_do_not(
 @pytest.mark.parametrize("reverse", [False, True])
 @pytest.mark.parametrize("block", [None, 2, 3, 4, 6, 8])
 def test_one_pass_through_the_strides_cuts_no_token_off(block: int | None, reverse: bool) -> None:
-    """Tokens meet over tokens only: a padded position passes nothing on."""
+    """Check that one pass connects all tokens without using padded positions."""
     mixer = build(block_size=block, reverse=reverse)
     for length in (*range(1, 40), 63, 64, 65, 100, 127, 128, 130):
         size = min(block or default_block_size(length), length)
@@ -141,7 +141,10 @@ def test_one_pass_through_the_strides_cuts_no_token_off(block: int | None, rever
 
 @pytest.mark.parametrize("length", [13, 20, 36])
 def test_stacks_that_need_more_strides_mix_all_tokens(length: int) -> None:
-    """20 and 36 tokens allow strides without padding that powers of the block do not find."""
+    """Check 20 and 36 tokens.
+
+    Their strides need no padding and are not powers of the block.
+    """
     count = len(build(block_size=4).strides(length))
     layers = [build(block_size=4, layer_index=i, num_layers=count) for i in range(count)]
     assert depends(length, layers).all()
@@ -203,7 +206,10 @@ def connected(length: int, block: int, strides: list[int]) -> bool:
 def test_two_passes_through_max_lengths_strides_cut_no_shorter_sequence_off(
     block: int | None, reverse: bool
 ) -> None:
-    """And one pass the longest: 6, 10 and 24 have searched strides, which 3 tokens never pass."""
+    """Check two passes, and one pass for the longest sequence.
+
+    The strides for 6, 10 and 24 tokens come from a search.
+    """
     for most in (1, 6, 10, 13, 24):
         mixer = build(block_size=block, reverse=reverse, max_length=most)
         size, strides = min(mixer.block_size, most), mixer.strides(most)

@@ -1,4 +1,4 @@
-"""CSP and Sliceformer with causal=True: the definition, padding, streams, options."""
+"""CSP and Sliceformer with causal=True: definition, padding, streams, options."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def build(name: str, **options: Any) -> PermutedValues:
 
 
 def plain(name: str, **options: Any) -> PermutedValues:
-    """Windows alone: identity maps on both sides."""
+    """Build windows alone: both projections are identities."""
     mixer = build(name, out_proj=False, **options)
     assert isinstance(mixer.value, nn.Linear)
     nn.init.eye_(mixer.value.weight)
@@ -63,7 +63,7 @@ def test_is_the_public_operators() -> None:
 
 @forms
 def test_no_later_token_is_seen(options: dict[str, Any]) -> None:
-    """At every position; the last one sees something."""
+    """Check every position; the last position depends on some input."""
     mixer, x = build(**options), tokens(1, 23)
     y = mixer(x)
     later = torch.arange(23) >= torch.arange(1, 24).unsqueeze(1)
@@ -85,7 +85,7 @@ def test_padding_of_any_pattern_and_amount_reaches_nothing(options: dict[str, An
 
 @forms
 def test_steps_after_any_prompt(options: dict[str, Any]) -> None:
-    """Prompts shorter and longer than a window reaches, with padding and without."""
+    """Check prompts shorter and longer than a window, with and without padding."""
     mixer, x = build(**options), tokens(2, 50)
     whole = mixer(x)
     for length in (1, 4, 45):

@@ -1,7 +1,7 @@
-"""Every registered mixer, in every form its card offers, keeps the contract (rifflemix.testing).
+"""Every registered mixer, in every variant on its card, fulfills rifflemix.testing's contract.
 
-No mixer is skipped: what a mixer cannot do is read from its card, and the card itself is tested.
-That the contract notices a broken mixer is tested in tests/testing.
+No mixer is skipped. The card lists what a mixer does not support, and the card itself is tested.
+tests/testing checks that the contract detects broken mixers.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from rifflemix.testing.numerics import (
 )
 
 FORMS = [form for name in rm.list_mixers() for form in forms_of(mixer_class(name))]
-# Tracing takes seconds a form: one mixer here, all of them among the slow tests.
+# Tracing takes seconds per variant: one mixer here, all mixers in the slow tests.
 TRACED = {"csp"}
 TRACES = {"exports", "compiles_to_one_graph"}
-# So does writing ONNX: of the other mixers, attacks try drawn ones.
+# ONNX export is slow as well. Attacks try randomly drawn mixers for the others.
 ONNX = "runs_as_onnx"
 IN_ONNX = {"softmax", "csp", "sliceformer", "tssa", "butterfly", "token_parallel", "sinkhorn"}
-# A processor's code and each element of a Jacobian take ten seconds a form; that a compiler gets
-# one graph, and a random direction in the Jacobian, are tested of all.
+# Compiled CPU code and full Jacobians take ten seconds per variant. All mixers are tested for a
+# single graph and for a random direction in the Jacobian.
 GENERATED = {"csp", "sliceformer", "tssa", "butterfly", "token_parallel", "sinkhorn", "s4"}
 
 
@@ -58,12 +58,12 @@ def test_contract(form: Form, prop: Property) -> None:
     prop.check(form)
 
 
-# Fourier transforms stay torch's own, and inductor says so.
+# Inductor warns that Fourier transforms are not compiled.
 @pytest.mark.filterwarnings("ignore:Torchinductor does not support code generation for complex")
 @pytest.mark.slow
 @pytest.mark.parametrize("form", [form for form in FORMS if form.card.name in GENERATED], ids=str)
 def test_compiles_with_the_default_backend(form: Form) -> None:
-    """Of two forms the causal one has no mask: a C++ compiler takes seconds a graph."""
+    """Check causal variants without a mask, since C++ compiles slowly."""
     masked = not (form.causal and len(forms_of(form.mixer)) == 2)
     compiles_to_one_graph(form, backend="inductor", masked=masked)
 
@@ -98,7 +98,7 @@ def test_no_transform_is_refused(form: Form) -> None:
 
 @pytest.mark.parametrize("form", FORMS, ids=str)
 def test_no_parameter_is_a_scalar(form: Form) -> None:
-    """FSDP2 shards none."""
+    """Check that no parameter is 0-d, since FSDP2 cannot shard scalars."""
     assert not [name for name, p in form.new().named_parameters() if p.dim() == 0]
 
 

@@ -26,7 +26,7 @@ BUILDS: dict[str, dict[str, Any]] = {
 
 
 def build(**options: Any) -> CSP:
-    """The permutation alone: identity maps on both sides."""
+    """Build the permutation alone: both projections are identities."""
     mixer = create_mixer("csp", 16, layer_index=1, num_layers=3, out_proj=False, **options)
     nn.init.eye_(mixer.value.weight)
     return mixer.double()
@@ -117,7 +117,7 @@ def test_is_the_public_operators() -> None:
 @pytest.mark.parametrize("length", [2, 5, 9, 11])
 @pytest.mark.parametrize("shift", ["none", "linear", [0, *range(3, 18)]], ids=str)
 def test_last_group_may_be_shorter(shift: Any, length: int) -> None:
-    """Shifts stay within the real tokens; the rest of the last group is sorted by itself."""
+    """Check that shifts skip padding and the last group is sorted separately."""
     mixer = build(shift=shift, group_size=4, pad=True)
     x = torch.randn(2, length, 16, dtype=torch.float64)
     steps = [0] * 16 if shift == "none" else shift
@@ -128,7 +128,7 @@ def test_last_group_may_be_shorter(shift: Any, length: int) -> None:
 
 def test_num_groups_that_do_not_divide_round_the_size_up() -> None:
     x = torch.randn(2, 9, 16, dtype=torch.float64)
-    y = build(shift="none", num_groups=4, pad=True)(x)  # ceil(9 / 4) = 3 tokens a group
+    y = build(shift="none", num_groups=4, pad=True)(x)  # ceil(9 / 4) = 3 tokens per group
     assert torch.equal(y, group_sort(x, 3))
 
 
@@ -323,7 +323,7 @@ def test_exports_with_any_length(options: dict[str, Any], multiple: int) -> None
 
 @pytest.mark.parametrize("use_buffers", [False, True])
 def test_averaged_weights_keep_the_shifts_where_buffers_are_not_averaged(use_buffers: bool) -> None:
-    """docs/start.md says it: torch rounds averages of integers down."""
+    """Check the note in docs/start.md: torch rounds averages of integers down."""
     mixer, x = build(shift=list(range(16))), torch.randn(2, 19, 16, dtype=torch.float64)
     averaging = get_ema_multi_avg_fn(0.9)
     averaged = AveragedModel(mixer, multi_avg_fn=averaging, use_buffers=use_buffers)

@@ -1,4 +1,4 @@
-"""Mixers are built in torch's default dtype, as models too large for float32 are."""
+"""Mixers use torch's default dtype, also for models too large for float32."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Damped moving averages: golden vectors, the literal recurrence, both directions, streams."""
+"""Damped moving averages: golden vectors, the recurrence, both directions, streams."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def made(dim: int = 5, ema_dim: int = 3, *, bidirectional: bool = False) -> Damp
 
 
 def literal(ema: DampedEMA, x: Tensor) -> Tensor:
-    """The recurrence of the paper, token by token and channel by channel, for one sequence."""
+    """Compute the paper's recurrence per token and channel, for one sequence."""
     length, dim = x.shape
     p, alpha = ema.delta.sigmoid().squeeze(-1), ema.alpha.sigmoid().squeeze(-1)
     beta, gamma = ema.beta.squeeze(-1), ema.gamma

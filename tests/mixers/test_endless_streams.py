@@ -1,4 +1,4 @@
-"""States of streams that have no end: a sum in float32 stops growing near 2^24 tokens."""
+"""States of unbounded streams: a float32 sum stops growing near 2^24 tokens."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ SUMS = {
     "performer": {"sums", "norms"},
     "tssa": {"energy", "member_energy", "member_count"},
 }
-"""The parts of a state that grow with the tokens without end."""
+"""Parts of a state that grow without bound."""
 State = dict[str, Tensor]
 
 
 def build(name: str, dtype: torch.dtype = torch.float32) -> rm.TokenMixer:
     options: dict[str, Any] = {"denominator_bias": False} if name == "tssa" else {}
     needs_length = rm.mixer_card(name).needs_max_length
-    max_length = 1 << 40 if name == "cosformer" else 64  # the distance over which it fades
+    max_length = 1 << 40 if name == "cosformer" else 64  # weights fade over this distance
     if needs_length:
         options["max_length"] = max_length
     mixer = rm.create_mixer(name, 16, num_heads=2, causal=True, **options)
@@ -40,7 +40,7 @@ def token(dtype: torch.dtype = torch.float32) -> Tensor:
 
 @torch.no_grad()
 def after(mixer: rm.TokenMixer, state: State, tokens: int) -> State:
-    """The state after equal tokens."""
+    """Return the state after `tokens` equal tokens."""
     for _ in range(tokens):
         _, state = mixer.step(token(next(mixer.parameters(), torch.ones(1)).dtype), state)
     return state
@@ -77,7 +77,7 @@ def test_a_stream_goes_on_after_2_to_the_26_tokens(name: str, dtype: torch.dtype
     assert later["position"].item() == 2 * factor + 2
     for part in SUMS[name]:
         grown, expected = later[part] - late[part], state[part]
-        if name == "tssa" and part != "energy":  # memberships move with the number of tokens
+        if name == "tssa" and part != "energy":  # memberships depend on the number of tokens
             assert bool((grown > 0).all())
             continue
         torch.testing.assert_close(grown, expected, rtol=1e-2, atol=1e-2)
@@ -107,7 +107,7 @@ def test_a_device_without_float64_has_sums_in_float32() -> None:
 
 
 def test_digits_of_linear_attention_over_a_long_sequence() -> None:
-    """One matrix product over all tokens lost 1e-4 of its sum."""
+    """Check a long sum: one product over all tokens lost 1e-4."""
     x, y = torch.full((1, 1, (1 << 20) + 5, 3), 0.3), torch.full((1, 1, (1 << 20) + 5, 2), 0.7)
     found, exact = sum_of_products(x, y), x.shape[2] * float(x[0, 0, 0, 0]) * float(y[0, 0, 0, 0])
     torch.testing.assert_close(found, torch.full((1, 1, 3, 2), exact), rtol=2e-5, atol=0)

@@ -1,7 +1,7 @@
-"""Mixers outside of plain calls: exported, compiled, traced, differentiated twice.
+"""Mixers that are exported, compiled, traced or differentiated twice.
 
-The contract (rifflemix.testing) exports all of them, and tries them as ONNX. What torch itself
-cannot do is refused in a sentence.
+The contract (rifflemix.testing) exports all mixers and runs them as ONNX. Cases that torch does not
+support raise an error.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ SIZES = ((3, 24), (2, 17), (5, 64), (2, 33), (1, 7), (4, 2), (1, 1))
 
 
 def parameters(forms: list[Form], fast: set[str]) -> list[Any]:
-    """The forms, all but a few marked slow."""
+    """Return the variants; all but a few are marked slow."""
     return [
         pytest.param(form, id=str(form), marks=[] if str(form) in fast else [slow])
         for form in forms
@@ -43,7 +43,7 @@ def parameters(forms: list[Form], fast: set[str]) -> list[Any]:
 
 
 def batch(batch_size: int, length: int, *, masked: bool = True) -> tuple[Tensor, dict[str, Any]]:
-    """Tokens, and the keyword of a mask that hides the end of the first sequence."""
+    """Return tokens, and a mask that pads the first sequence's end."""
     generator = torch.Generator().manual_seed(length)
     x = torch.randn(batch_size, length, DIM, generator=generator)
     mask = torch.zeros(batch_size, length, dtype=torch.bool)
@@ -53,7 +53,7 @@ def batch(batch_size: int, length: int, *, masked: bool = True) -> tuple[Tensor,
 
 
 def any_size(*, masked: bool = True) -> dict[str, Any]:
-    """The dynamic shapes of a mixer: a symbol for the batch, and one for the tokens."""
+    """Return dynamic shapes with symbolic batch size and number of tokens."""
     axes = {0: torch.export.Dim("B", max=16), 1: torch.export.Dim("N", max=MAX_LENGTH)}
     return {"x": axes, **({"key_padding_mask": axes} if masked else {})}
 
@@ -66,7 +66,10 @@ def exported(mixer: TokenMixer, *, masked: bool) -> torch.export.ExportedProgram
 
 @pytest.mark.parametrize("form", parameters(FORMS, {"csp"}))
 def test_one_program_without_a_mask_serves_all_lengths(form: Form) -> None:
-    """The contract tries it with a mask. The graph has operators of torch alone."""
+    """Check one program for all lengths, with torch operators only.
+
+    The contract checks the same with a mask.
+    """
     mixer = form.build(dtype=torch.float32)
     program = exported(mixer, masked=False)
     assert not [n for n in program.graph.nodes if "rifflemix" in str(n.target)]
@@ -119,7 +122,7 @@ def test_butterfly_has_one_stride_for_all_lengths(options: dict[str, Any]) -> No
         ({"num_groups": 3, "pad": True, "shift": "code_linear", "layout": "length"}, 1),
         ({"num_groups": 4, "pad": True, "order": "ascending"}, 3),
         ({"num_groups": 1, "shift": "none"}, 1),
-        ({"order": "ascending"}, 3),  # an odd and an even range are proved in different ways
+        ({"order": "ascending"}, 3),  # torch proves odd and even ranges in different ways
     ],
     ids=str,
 )
@@ -155,7 +158,7 @@ def test_renormalized_statistics_of_one_length_take_any_batch(masked: bool) -> N
 
 
 class Step(torch.nn.Module):
-    """A module whose forward is the step of a mixer."""
+    """Wraps the step of a mixer as a forward method."""
 
     def __init__(self, mixer: TokenMixer) -> None:
         super().__init__()
@@ -186,7 +189,7 @@ def test_one_program_of_a_step_serves_every_batch(form: Form) -> None:
 
 
 class Prefill(torch.nn.Module):
-    """A module whose forward is the prefill of a mixer."""
+    """Wraps the prefill of a mixer as a forward method."""
 
     def __init__(self, mixer: TokenMixer) -> None:
         super().__init__()
@@ -198,7 +201,7 @@ class Prefill(torch.nn.Module):
         return self.mixer.prefill(x, key_padding_mask=key_padding_mask)
 
 
-# s5's scan has a length, and so have the tokens that spade keeps.
+# The scan of s5 and the tokens that spade keeps have a fixed length.
 PROMPTS = [
     Form(mixer_class(name), causal=True)
     for name in rm.list_mixers()
@@ -242,7 +245,10 @@ def test_nystromformer_has_one_program_beyond_its_landmarks(masked: bool) -> Non
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["butterfly", "sinkhorn", "local", "mega_chunk"])
 def test_blocks_have_no_program_from_three_tokens_on(name: str) -> None:
-    """Where torch proves more one day, docs/export.md need not say to leave `min` out."""
+    """Check a limit of torch that docs/export.md describes.
+
+    If this test fails, remove the advice to omit `min` from the page.
+    """
     mixer = rm.create_mixer(name, DIM, num_heads=4, max_length=MAX_LENGTH).eval()
     shapes = {"x": {1: torch.export.Dim("N", min=3, max=MAX_LENGTH)}}
     with pytest.raises(torch._dynamo.exc.UserError, match="Constraints violated"):
@@ -273,7 +279,10 @@ check("csp")
 
 @pytest.mark.slow
 def test_programs_are_loaded_by_other_processes(tmp_path: Path) -> None:
-    """After the import that docs/export.md names: `import rifflemix` waits for no torch."""
+    """Check the import in docs/export.md.
+
+    `import rifflemix` alone does not load the operators.
+    """
     for name, options in {"tssa": {}, "s4": {}, "csp": {"shift": "power"}}.items():
         mixer = rm.create_mixer(name, DIM, num_heads=4, max_length=MAX_LENGTH, **options).eval()
         x, _ = batch(2, 17)
@@ -303,7 +312,10 @@ def test_groups_that_must_be_full_take_multiples(options: dict[str, Any]) -> Non
 
 @pytest.mark.parametrize("form", parameters(FORMS, set()))
 def test_compiles_twice_for_all_lengths(form: Form) -> None:
-    """Once for the first length, once for any: no break of the graph, no other compilation."""
+    """Check two compilations: one for the first length, one for others.
+
+    There are no graph breaks.
+    """
     counters = torch._dynamo.utils.counters
     torch.compiler.reset()
     counters.clear()
@@ -347,7 +359,7 @@ def test_jit_trace(form: Form) -> None:
     ids=str,
 )
 def test_jit_trace_where_sizes_choose(name: str, options: dict[str, Any]) -> None:
-    """Under torch.jit.trace sizes are tensors, which rows and schedules are made of here."""
+    """Check tensor sizes: torch.jit.trace passes sizes as tensors."""
     mixer = rm.create_mixer(name, DIM, num_heads=4, **{"max_length": MAX_LENGTH, **options}).eval()
     x, _ = batch(2, 24)
     traced = torch.jit.trace(mixer, (x,), check_trace=False)
@@ -356,7 +368,7 @@ def test_jit_trace_where_sizes_choose(name: str, options: dict[str, Any]) -> Non
 
 
 class Host(torch.nn.Module):
-    """A mixer, and an attention that a swap replaces."""
+    """A host model with a mixer and an attention layer to replace."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -408,7 +420,7 @@ def test_gradients_can_be_differentiated(form: Form) -> None:
 
 
 def test_second_gradients_reach_the_parameters() -> None:
-    """As with the plain formula of torch's attention, in float32 too."""
+    """Check that second gradients equal the plain attention formula, also in float32."""
     mixer = Form(mixer_class("butterfly")).build(dtype=torch.float32)
     x = torch.randn(2, 20, DIM, requires_grad=True)
 
@@ -441,7 +453,7 @@ def test_nested_tensors_are_refused_by_name(layout: torch.layout) -> None:
 @pytest.mark.parametrize("groups", [1, 4])
 @pytest.mark.parametrize("masked", [False, True], ids=["all", "masked"])
 def test_sorting_by_value_equals_sorting_by_key(groups: int, masked: bool) -> None:
-    """The order that is exported, with ties, infinities, both zeros and NaN."""
+    """Check the exported order with ties, infinities, both zeros and NaN."""
     values = torch.tensor([1.0, -1.0, 0.0, -0.0, torch.inf, -torch.inf, torch.nan, 2.0])
     x = values[torch.randint(len(values), (3, 12, 5))]
     mask = torch.rand(3, 12) < 0.4 if masked else None

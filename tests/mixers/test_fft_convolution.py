@@ -1,4 +1,4 @@
-"""Long convolutions against dense Toeplitz matrices; kernels of exponentials; the linear scan."""
+"""Long convolutions against dense Toeplitz matrices; exponential kernels; the linear scan."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from rifflemix.mixers._convolution.linear_scan import linear_scan
 def dense(
     x: Tensor, forward: Tensor, backward: Tensor | None, backward_from: str = "next"
 ) -> Tensor:
-    """The double sum, with a matrix (N, N) for each channel."""
+    """Compute the double sum with one (N, N) matrix per channel."""
     length = x.shape[1]
     matrix = x.new_zeros(x.shape[2], length, length)
     skip = 0 if backward_from == "present" else 1

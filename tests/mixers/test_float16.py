@@ -1,4 +1,7 @@
-"""float16 ends at 65,504 and has no 1e-12: sums stay within it, and no gradient is 0 / 0."""
+"""float16 sums stay below 65,504, and gradients are never 0 / 0.
+
+1e-12 is zero in float16, so it cannot protect a division.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,7 @@ LINEAR = [form for form in FORMS if form.card.name in {"linear", "cosformer", "p
 @pytest.mark.parametrize("autocast", [False, True], ids=["half", "autocast"])
 @pytest.mark.parametrize("form", FORMS, ids=str)
 def test_outputs_and_gradients_are_finite(form: Form, autocast: bool) -> None:
-    """A sample that is padding throughout, tokens of zeros and the first token of all included."""
+    """Check a fully padded sample, zero tokens and the first token."""
     mixer = form.build(dtype=torch.float32 if autocast else torch.float16)
     mask = torch.zeros(3, 11, dtype=torch.bool)
     mask[1] = True
@@ -37,7 +40,7 @@ def test_outputs_and_gradients_are_finite(form: Form, autocast: bool) -> None:
 @pytest.mark.parametrize("form", LINEAR, ids=str)
 @torch.no_grad()
 def test_linear_attention_over_many_tokens(form: Form, autocast: bool) -> None:
-    """Weights whose sum is beyond float16, and values whose sum is."""
+    """Check sums of weights and values beyond the range of float16."""
     mixer = form.mixer(16, num_heads=2, max_length=4096, causal=form.causal)
     mixer.qkv.weight[:-16] *= 3.0
     mixer.qkv.bias += 1.0
@@ -50,7 +53,10 @@ def test_linear_attention_over_many_tokens(form: Form, autocast: bool) -> None:
 
 
 def test_unnormalised_linear_attention_over_many_tokens() -> None:
-    """Only what is divided by the root of the number of tokens has to be within float16."""
+    """Check that only the scaled sums need to fit float16.
+
+    The mixer divides these sums by the root of the number of tokens.
+    """
     mixer = rm.create_mixer("linear", 16, normalize=False).requires_grad_(False)
     mixer.qkv.bias += 1.0
     x = torch.randn(1, 4096, 16)

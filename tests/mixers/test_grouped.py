@@ -1,4 +1,4 @@
-"""Grouped mixing: the inner mixer on each strided group, complete after two layers, refusals."""
+"""Grouped mixing: the inner mixer per strided group, full coverage in two layers, errors."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def build(**options: Any) -> Grouped:
 
 
 def group_by_group(mixer: Grouped, x: Tensor, mask: Tensor, block: int, stride: int) -> Tensor:
-    """The definition: of each sample and group, the inner mixer sees the valid tokens alone."""
+    """Apply the inner mixer to the valid tokens of every group."""
     y = torch.zeros_like(x)
     places = torch.arange(x.shape[1])
     for sample in range(len(x)):
@@ -79,7 +79,7 @@ def test_two_layers_bring_every_token_to_every_other(inner: str) -> None:
     x = torch.randn(1, length, 8, dtype=torch.float64)
 
     def met(*chain: Grouped) -> Tensor:
-        """(N, N) bool: output n changes with input m."""
+        """Return (N, N) bool: output n depends on input m."""
 
         def run(tokens: Tensor) -> Tensor:
             for layer in chain:
@@ -119,7 +119,7 @@ def test_the_inner_mixer_is_of_a_group() -> None:
 
 
 class Largest(rm.TokenMixer):
-    """The largest valid value of each channel."""
+    """Returns the largest valid value of each channel."""
 
     card = rm.MixerCard(
         name="largest",

@@ -1,4 +1,4 @@
-"""Every mixer can be built on the meta device, as large models are."""
+"""Every mixer can be built on the meta device, as needed for large models."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from rifflemix.mixers.value_maps import PermutedValues
 from rifflemix.testing.forms import DIM, Form, forms_of, tokens
 
 FORMS = [form for name in rm.list_mixers() for form in forms_of(mixer_class(name))]
-# Constants that the forms do not have.
+# Constants that the variants do not have.
 SETTINGS: dict[str, tuple[str, dict[str, Any]]] = {
     "csp of listed shifts": ("csp", {"shift": range(DIM)}),
     "csp of any length": ("csp", {"max_length": None}),

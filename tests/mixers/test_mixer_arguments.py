@@ -1,4 +1,4 @@
-"""Settings of single mixers of a wrong kind; numbers of NumPy work. The contract has the rest."""
+"""Wrong types of mixer settings, and NumPy numbers. The contract covers the rest."""
 
 from __future__ import annotations
 

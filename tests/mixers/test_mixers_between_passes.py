@@ -16,7 +16,7 @@ FORMS = [form for name in rm.list_mixers() for form in forms_of(mixer_class(name
 
 
 def gradients(form: Form, masked: bool, changed: str = "") -> list[Tensor | None]:
-    """Gradients of tokens and parameters; `changed` changes after the call."""
+    """Return gradients of tokens and parameters; `changed` is modified after the call."""
     mixer = form.build(dtype=torch.float32)
     torch.manual_seed(3)
     tokens = torch.randn(2, 12, mixer.dim, requires_grad=True)

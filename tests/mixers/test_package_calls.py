@@ -1,7 +1,7 @@
-"""How many functions of this package a small forward pass calls: what Python costs there.
+"""Number of rifflemix functions that a small forward pass calls.
 
-At (1, 64, 64) the arithmetic takes microseconds; each call of a function adds to that. Arguments
-are checked once, at the mixer's door.
+At (1, 64, 64) the arithmetic takes microseconds, so every Python call matters. Mixers check their
+arguments once, at their entry point.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from rifflemix.mixers import create_mixer
 from rifflemix.ops.dispatch import prefer_backend
 from rifflemix.ops.native import library
 
-# With the compiled kernels, where there are any, and without. A few of them ask whether a size is a
-# symbol, so that one exported graph serves every length. A kernel is two calls away: they take 3 us
-# in place of the 55 of torch's dispatcher. Sinkhorn asks for each of its two kernels whether it can
-# run: they take the place of hundreds of torch's small operators. Without kernels, each choice of a
-# backend also reads the preference that the test sets.
+# Counts with the compiled kernels, if available, and without. A few calls check whether a size is
+# symbolic, so that one exported graph serves every length. A kernel needs two calls and 3 us
+# instead of the 55 us of torch's dispatcher. Sinkhorn checks for each of its two kernels whether it
+# can run. They replace hundreds of small torch operators. Without kernels, each choice of a backend
+# also reads the preference that the test sets.
 MOST_CALLS = {
     "csp": (30, 36),
     "tssa": (28, 21),
@@ -46,7 +46,7 @@ def test_a_small_forward_calls_few_functions(name: str, backend: str) -> None:
     x = torch.randn(1, 64, 64)
     preferred = nullcontext() if backend == "auto" else prefer_backend(backend)
     with torch.no_grad(), preferred:
-        mixer(x)  # what is made once and kept
+        mixer(x)  # fills the caches
         calls = package_calls(lambda: mixer(x))
     with_kernels, without = MOST_CALLS[name]
     has_kernels = backend == "auto" and library() is not None

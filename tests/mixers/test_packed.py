@@ -1,4 +1,4 @@
-"""Packed sequences: every variant equals each sequence alone; bad bounds are refused."""
+"""Packed sequences: every variant equals each sequence alone; wrong bounds raise errors."""
 
 from __future__ import annotations
 
@@ -63,14 +63,14 @@ def build(name: str, dtype: torch.dtype = torch.float64, **options: Any) -> rm.T
 
 
 def row(dtype: torch.dtype = torch.float64) -> Tensor:
-    """Every third token is rounded, so that there are ties."""
+    """Build tokens; every third token is rounded to create ties."""
     x = torch.randn(1, sum(LENGTHS), 8, dtype=dtype)
     x[:, ::3] = x[:, ::3].round()
     return x.requires_grad_()
 
 
 def alone(mixer: rm.TokenMixer, x: Tensor) -> Tensor:
-    """The truth: one sequence after the other."""
+    """Compute the reference: one sequence after the other."""
     return torch.cat([mixer(part) for part in x.split(LENGTHS, 1) if part.shape[1]], 1)
 
 
@@ -106,7 +106,7 @@ def test_bfloat16_and_autocast(name: str) -> None:
 
 
 def test_dropout_is_drawn_for_each_sequence() -> None:
-    """In training too, sequences do not meet, and a seed gives the same."""
+    """Check that training separates sequences and a seed reproduces the result."""
     mixer = build("softmax", dropout=0.5).train()
     x = row().detach()
     runs = []
@@ -118,11 +118,11 @@ def test_dropout_is_drawn_for_each_sequence() -> None:
     assert not torch.equal(first, mixer.eval()(x, cu_seqlens=bounds())[:, 23:])
 
 
-# With warnings as errors the compiler stops at its own look at a tensor's `grad`.
+# With warnings as errors the compiler fails when it reads a tensor's `grad`.
 @pytest.mark.filterwarnings("default:The .grad attribute of a Tensor that is not a leaf")
 @pytest.mark.parametrize("name", [pytest.param("csp", marks=pytest.mark.slow), "softmax"])
 def test_compiled_models_leave_packed_mixers_as_they_are(name: str) -> None:
-    """A graph would hold for these lengths alone: there is none for them, and no new one each."""
+    """Check that packed mixers run without a graph for each length."""
     torch.compiler.reset()
     mixer, graphs = build(name), []
 
@@ -147,7 +147,7 @@ def test_a_row_may_lie_anywhere_in_memory() -> None:
 
 
 def seen_by(row: Tensor, lengths: tuple[int, ...], *, exact: bool) -> list[tuple[Any, Any]]:
-    """The batches, and how many tokens of padding are in each; the row comes back doubled."""
+    """Return (sequences, tokens) and padding of each batch; check the doubled output."""
     seen = []
 
     def note(together: Tensor, mask: Tensor | None) -> Tensor:
@@ -163,7 +163,7 @@ def seen_by(row: Tensor, lengths: tuple[int, ...], *, exact: bool) -> list[tuple
 
 
 def test_sequences_of_about_one_length_are_one_batch() -> None:
-    """However many of them: that is what makes many short ones cheap."""
+    """Check that many short sequences share one batch and are cheap."""
     x = row()
     assert seen_by(x, LENGTHS, exact=True) == [
         ((1, 24), 0), ((1, 13), 0), ((2, 12), 0), ((2, 5), 0), ((1, 2), 0), ((2, 1), 0)
@@ -171,7 +171,7 @@ def test_sequences_of_about_one_length_are_one_batch() -> None:
     assert seen_by(x, LENGTHS, exact=False) == [((9, 24), 141)]
     assert seen_by(x, (25, 0, 25, 25), exact=False) == [((3, 25), 0)]
     assert seen_by(x, (30, 45), exact=True) == [((1, 30), 0), ((1, 45), 0)]
-    short = (64, *[8] * 4, *[7] * 90)  # more padding than a call is worth
+    short = (64, *[8] * 4, *[7] * 90)  # more padding than a separate call costs
     wide = torch.randn(1, sum(short), 4)
     assert seen_by(wide, short, exact=False) == [((5, 64), 224), ((90, 7), 0)]
     assert seen_by(wide, short, exact=True) == [((1, 64), 0), ((4, 8), 0), ((90, 7), 0)]
@@ -221,7 +221,7 @@ def test_what_does_not_go_together() -> None:
 
 
 def test_shapes_without_memory() -> None:
-    """On the device meta the bounds stay on the CPU."""
+    """Check that bounds stay on the CPU for the meta device."""
     mixer = build("csp").to("meta")
     x = torch.empty(1, sum(LENGTHS), 8, dtype=torch.float64, device="meta")
     assert mixer(x, cu_seqlens=bounds()).shape == x.shape

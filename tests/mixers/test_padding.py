@@ -1,4 +1,4 @@
-"""Valid tokens first: where they are already, nothing is moved, and nothing differs."""
+"""Compaction of valid tokens: no copy and no difference if they already come first."""
 
 from __future__ import annotations
 

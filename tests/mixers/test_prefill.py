@@ -1,4 +1,4 @@
-"""`prefill`: a prompt at once, in the variants that the contract does not build."""
+"""`prefill` with a whole prompt, in variants that the contract does not build."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_prefill_is_steps(name: str, options: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize(("name", "options"), VARIANTS.values(), ids=VARIANTS)
 def test_padding_is_as_if_it_were_not_there(name: str, options: dict[str, Any]) -> None:
-    """In front, behind and between, sequences of different lengths go on together."""
+    """Check left, right and inner padding; sequences of different lengths continue together."""
     mixer, x, later = build(name, **options), tokens(4, 17), tokens(4, 11)
     index = torch.arange(17)
     mask = torch.stack((index < 6, index > 12, index % 4 == 1, index < 0))
@@ -81,7 +81,7 @@ def test_padding_is_as_if_it_were_not_there(name: str, options: dict[str, Any]) 
 
 @pytest.mark.parametrize("name", ["mega", "s4", "linear", "tssa", "s5", "exp_smoothing", "local"])
 def test_many_chunks(name: str) -> None:
-    """Longer than the blocks that sums, powers and attention are cut into."""
+    """Check prompts longer than the blocks of sums, powers and attention."""
     mixer, x = build(name, max_length=200), tokens(1, 200)
     mask = torch.arange(199)[None] < 37
     for prompt, padding in ((x[:, :131], None), (x[:, :199], mask)):
@@ -128,7 +128,7 @@ def test_what_cannot_stream_says_so() -> None:
 
 
 class Growing(TokenMixer):
-    """Keeps all tokens, and leaves `prefill` to the base."""
+    """Keeps all tokens and inherits `prefill` from the base class."""
 
     card = rm.MixerCard("growing", "Growing", "none", "none", "O(N)", 1.0, True, streaming=True)
 

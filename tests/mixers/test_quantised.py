@@ -1,4 +1,4 @@
-"""Models under torch's dynamic quantisation, which takes the weights of plain linear maps away."""
+"""Models under torch's dynamic quantization. It removes the weights of linear layers."""
 
 from __future__ import annotations
 
@@ -38,7 +38,10 @@ STREAMS = [form for form in FORMS if form.card.streaming and form.causal]
 @pytest.mark.parametrize("form", STREAMS, ids=str)
 @torch.no_grad()
 def test_quantised_mixers_stream(form: Form) -> None:
-    """Steps from a state without device and type, as from what a prompt left."""
+    """Check steps from an initial state and after a prompt.
+
+    The initial state is created without a device and a dtype.
+    """
     quantised = _quantised(form.build(dtype=torch.float32).eval())
     x = torch.randn(2, 5, DIM)
     state = quantised.init_state(2)
@@ -66,6 +69,6 @@ def test_quantised_embedding_of_vectors() -> None:
 
 
 def test_maps_whose_weights_are_read_print_as_plain_ones() -> None:
-    """Runs from before are known by what their model prints."""
+    """Check the printed model: it identifies earlier runs."""
     mixer = rm.create_mixer("mlp_mixer", dim=8, max_length=4)
     assert "(fc1): Linear(in_features=4, out_features=4, bias=True)" in repr(mixer)

@@ -1,4 +1,4 @@
-"""Maps whose weight their mixer reads act as in a call: pruned ones, hooked ones, adapters."""
+"""Linear layers with a weight that the mixer reads: pruned, hooked or adapted layers."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ lengths = pytest.mark.parametrize("length", [LONGEST, 7])
 
 
 class Adapted(nn.Module):
-    """A linear map and a small one beside it, as LoRA has them."""
+    """A linear layer with a low-rank layer in parallel, as in LoRA."""
 
     def __init__(self, base: nn.Linear) -> None:
         super().__init__()
@@ -28,7 +28,7 @@ class Adapted(nn.Module):
 
     @property
     def weight(self) -> Tensor:
-        """Of the map alone, as PEFT has it."""
+        """Return the weight of the base layer, as PEFT does."""
         return self.base_layer.weight
 
     @property
@@ -74,7 +74,7 @@ def test_pruned_weights_are_those_of_now(name: str, length: int) -> None:
         with torch.no_grad():
             linear.weight_orig.mul_(2.0)
             plain.get_submodule(position).weight.mul_(2.0 * linear.weight_mask)
-    for _ in range(2):  # a graph of the first would be used up
+    for _ in range(2):  # the graph of the first pass would already be freed
         mixer(x).square().sum().backward()
     torch.testing.assert_close(mixer(x), plain(x))
 

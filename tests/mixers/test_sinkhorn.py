@@ -97,7 +97,7 @@ def test_any_length_is_taken(causal: bool, options: Options) -> None:
 def test_masked_equals_the_valid_tokens_alone(
     causal: bool, options: Options, data: st.DataObject
 ) -> None:
-    """Any pattern of padding, any content: as if the padded positions had been cut out."""
+    """Check that padding anywhere, with any content, equals removing it."""
     length = data.draw(st.integers(1, MAX))
     bits = st.lists(st.booleans(), min_size=3 * length, max_size=3 * length)
     mask = torch.tensor(data.draw(bits)).view(3, length)
@@ -119,7 +119,7 @@ def test_masked_equals_the_valid_tokens_alone(
 @pytest.mark.parametrize("options", DECODERS.values(), ids=DECODERS.keys())
 def test_causal_at_every_position(options: Options) -> None:
     mixer = build(options, causal=True)
-    mixer.proj = torch.nn.Identity()  # so that every head is seen by itself
+    mixer.proj = torch.nn.Identity()  # exposes every head separately
     x = tokens(MAX)
     y = mixer(x)
     for token in range(MAX):
@@ -127,7 +127,7 @@ def test_causal_at_every_position(options: Options) -> None:
         later[:, token:] = 5 * torch.randn(2, MAX - token, DIM, dtype=DOUBLE)
         after = mixer(later)
         torch.testing.assert_close(after[:, :token], y[:, :token], atol=1e-12, rtol=1e-12)
-        # "sum_logits" uses no local values: its first block has none at all.
+        # "sum_logits" uses no local values, so its first block has no keys.
         if mixer.combine != "sum_logits" or token >= mixer.block_size:
             assert not torch.allclose(after[:, token], y[:, token])
 
@@ -202,7 +202,7 @@ def test_gumbel_noise(gumbel: str, in_training: bool, in_eval: bool, options: Op
 
 
 def test_low_temperature_attends_to_the_named_block() -> None:
-    """A sorting network that shouts a permutation: block u sees block order[u] and itself."""
+    """Check one-hot sorting: block u attends to block order[u] and itself."""
     mixer = build({"block_size": 4, "temperature": 0.1}, max_length=16)
     order = torch.tensor([2, 0, 3, 1])
     x = tokens(16)
@@ -222,7 +222,7 @@ def test_low_temperature_attends_to_the_named_block() -> None:
 
 
 def test_no_square_of_the_length_is_kept() -> None:
-    """What autograd keeps grows like N b, not N^2."""
+    """Check that the tensors autograd saves grow like N b, not N^2."""
     kept = {}
     for length in (256, 1024):
         mixer = Sinkhorn(8, num_heads=1, max_length=length, block_size=16)
@@ -282,7 +282,7 @@ def test_port_of_the_whole_layer(
 
 
 class Given(torch.nn.Module):
-    """Stands for the projection: returns given queries, keys and values."""
+    """Replaces the projection: returns fixed queries, keys and values."""
 
     def __init__(self, *heads: Tensor) -> None:
         super().__init__()
@@ -406,7 +406,7 @@ def test_cross_reads_valid_memory_only(cross: SinkhornCrossAttention) -> None:
 
 
 def test_cross_onto_itself_is_the_self_attention() -> None:
-    """Same weights, memory = x, equal lengths: the literal reading of the formula."""
+    """Check the formula with equal weights and lengths, and memory = x."""
     options: Options = {"block_size": 4}
     mixer, layer = build(options), build_cross(options)
     layer.sorter.load_state_dict(mixer.sorter.state_dict())

@@ -13,7 +13,7 @@ from rifflemix.ops import interleave_columns
 
 
 def build(**options: Any) -> Sliceformer:
-    """The sort alone: identity maps on both sides."""
+    """Build the sort alone: both projections are identities."""
     mixer = Sliceformer(16, out_proj=False, **options)
     nn.init.eye_(mixer.value.weight)
     return mixer.double()
@@ -40,7 +40,7 @@ def test_released_interleave_with_gradients(golden, layer: int) -> None:
     (y * vectors["ct"]).sum().backward()
     torch.testing.assert_close(x.grad, vectors["gx"], **close)
     weights = vectors["gp.to_qkv.weight"]
-    assert not weights[:32].any()  # queries and keys of the released code do nothing
+    assert not weights[:32].any()  # queries and keys of the released code have no effect
     torch.testing.assert_close(mixer.value.weight.grad, weights[32:], **close)
     torch.testing.assert_close(mixer.proj.weight.grad, vectors["gp.to_out.0.weight"], **close)
     torch.testing.assert_close(mixer.proj.bias.grad, vectors["gp.to_out.0.bias"], **close)
@@ -110,7 +110,10 @@ def test_dropout_belongs_to_the_block_around() -> None:
 
 
 def test_arena_sizes() -> None:
-    """The Long Range Arena's Image model sorts 48 of 96 channels, with no bias anywhere."""
+    """Check the Long Range Arena's Image model.
+
+    It sorts 48 of 96 channels and has no biases.
+    """
     mixer = Sliceformer(96, inner_dim=48, heads=8, variant="interleave", out_bias=False)
     assert sum(p.numel() for p in mixer.parameters()) == 2 * 96 * 48
     assert mixer(torch.randn(2, 9, 96)).shape == (2, 9, 96)

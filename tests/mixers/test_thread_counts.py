@@ -1,6 +1,6 @@
-"""The number of CPU threads changes no bit of outputs and gradients, but where the card says so.
+"""Outputs and gradients do not depend on the number of CPU threads, except as the card notes.
 
-Gradients of weights are sums over tokens, which the matrix products of some CPUs split by threads.
+Gradients of weights are sums over tokens. Matrix products on some CPUs split these sums by threads.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from rifflemix.lab.runs.device import using_threads
 from rifflemix.mixers import create_mixer, list_mixers, mixer_card
 
 EVEN, ODD = (8, 128, 64), (3, 23, 12)
-"""Sequences, tokens and channels: sizes that vectors divide, and such that they do not."""
+"""Sequences, tokens and channels: sizes with and without a remainder for vector instructions."""
 SPLIT_ELSEWHERE = {"reformer", "sparse_transformer", "tssa"}
-"""Mixers whose card says so of other options or sizes than those of the defaults here."""
+"""Mixers with a thread note on the card that applies to other options or sizes only."""
 OPTIONS: dict[str, list[dict[str, Any]]] = {
     "csp": [{"causal": True}, {"shift": "power"}],
     "linear": [{"causal": True}, {"normalize": False}],
@@ -45,7 +45,7 @@ OPTIONS: dict[str, list[dict[str, Any]]] = {
 def outputs(
     name: str, size: tuple[int, int, int], threads: int, **options: Any
 ) -> tuple[list[Tensor], list[Tensor]]:
-    """The output and the input's gradient; the parameters' gradients."""
+    """Return the output, the input's gradient and the parameters' gradients."""
     batch, length, dim = size
     torch.manual_seed(0)
     heads = 4 if size == EVEN else 3
@@ -60,7 +60,7 @@ def outputs(
 
 @functools.cache
 def products_split_sums(size: tuple[int, int, int]) -> bool:
-    """Whether torch's product for the gradient of a weight depends on the threads here."""
+    """Check whether torch's product for weight gradients depends on the threads here."""
     batch, length, dim = size
     generator = torch.Generator().manual_seed(0)
     tokens, grad = torch.randn(2, batch * length, dim, generator=generator)
@@ -77,10 +77,10 @@ def require_same(name: str, size: tuple[int, int, int], may_split: bool, **optio
         (one[0], two[0], may_split),
         (one[1], two[1], may_split or products_split_sums(size)),
     ):
-        # Some gradients cancel to nothing but rounding of the others.
+        # Some gradients cancel to rounding errors of the other gradients.
         largest = max((float(torch.linalg.norm(a)) for a in of_one), default=0.0)
         for a, b in zip(of_one, of_two, strict=True):
-            if split:  # the order of a sum, nothing else
+            if split:  # only the order of a sum differs
                 assert torch.linalg.norm(a - b) <= 1e-5 * largest
             else:
                 assert torch.equal(a, b)

@@ -22,7 +22,7 @@ def build(dim: int = 12, num_heads: int = 4, **options) -> TokenParallel:
 def group_by_group(
     mixer: TokenParallel, x: Tensor, may_attend: Tensor, softmax_dim: int = -1
 ) -> Tensor:
-    """Each group on its own channels, each head on its own part of them."""
+    """Apply attention to each group of channels, split into heads."""
     width = mixer.dim // mixer.num_groups
     head = mixer.dim // mixer.num_heads
     outputs = []
@@ -91,7 +91,7 @@ def test_groups_do_not_meet() -> None:
 
 
 def grouped_conv(weight: Tensor, groups: int) -> Tensor:
-    """A grouped 1x1 convolution's weight as (blocks, in, out)."""
+    """Return a grouped 1x1 convolution's weight as (blocks, in, out)."""
     return weight.view(groups, -1, weight.shape[1]).mT
 
 
@@ -131,7 +131,10 @@ def test_wout_follows_the_paper_by_default(num_groups: int | None, expected: boo
 
 @pytest.mark.parametrize(("num_groups", "total"), [(4, 404618), (8, 388746)], ids=["TP-2", "TP-1"])
 def test_parameters_of_the_papers_table(num_groups: int, total: int) -> None:
-    """4 layers, patch 4, 128 channels, 8 heads, with the flag as the released code sets it."""
+    """Check the released settings.
+
+    These are 4 layers, patch 4, 128 channels, 8 heads and the flag of the released code.
+    """
     mixer = rm.create_mixer(
         "token_parallel", 128, num_heads=8, num_groups=num_groups, use_wout=num_groups == 8
     )

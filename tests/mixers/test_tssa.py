@@ -1,4 +1,4 @@
-"""The TSSA mixer against vectors from the paper's code, and what the contract does not see."""
+"""The TSSA mixer against vectors from the paper's code, and checks outside the contract."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def tensors(arrays: dict[str, np.ndarray]) -> dict[str, Tensor]:
 
 
 def load(mixer: TSSA, vectors: dict[str, Tensor], names: dict[str, str], prefix: str = "") -> None:
-    """Their (H, 1) and (H, L, 1) are our (H,) and (H, L)."""
+    """Load the reference code's (H, 1) and (H, L, 1) without the last axis."""
     state = mixer.state_dict()
     assert set(state) == set(names)
     mixer.load_state_dict(
@@ -94,7 +94,7 @@ def test_stream_matches_the_reference_code(golden: Golden) -> None:
 
 
 def test_block_matches_the_reference_code(golden: Golden) -> None:
-    """Pre-norm block with LayerScale around the mixer."""
+    """Check a pre-norm block with LayerScale and the mixer."""
     vectors = tensors(golden("tost_block"))
     mixer = TSSA(12, num_heads=3).eval()
     load(mixer, vectors, VISION, prefix="attn.")
@@ -112,7 +112,7 @@ def test_block_matches_the_reference_code(golden: Golden) -> None:
 
 
 def test_with_tied_bases_a_layer_is_a_step_on_the_rate() -> None:
-    """out_proj = in_proj transposed, both orthogonal: the paper's (11) before it is relaxed."""
+    """Check out_proj = in_proj transposed, both orthogonal: equation (11) before its relaxation."""
     mixer = TSSA(12, num_heads=4, bias=False, out_bias=False).double()
     torch.nn.init.orthogonal_(mixer.in_proj.weight)
     mixer.out_proj.weight.data.copy_(mixer.in_proj.weight.T)
@@ -242,7 +242,7 @@ def test_stream_without_max_length_has_no_end() -> None:
 
 
 def test_prompt_then_steps() -> None:
-    """The op's state after a prompt is a state of the mixer's stream."""
+    """Check that the operator's state after a prompt is a stream state."""
     mixer = TSSA(8, num_heads=2, max_length=12, causal=True).double()
     x = torch.randn(2, 12, 8, dtype=torch.float64)
     _, prompt = causal_token_statistics(

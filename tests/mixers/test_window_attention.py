@@ -1,4 +1,4 @@
-"""Block and window attention against one dense softmax, and what they allocate."""
+"""Block and window attention against one dense softmax, and their memory."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def test_bad_sizes_are_named(call, named: str) -> None:
 
 
 class LargestTensor(TorchDispatchMode):
-    """Entries of the largest tensor that any operation returns."""
+    """Count the entries of the largest tensor that any operation returns."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -111,7 +111,7 @@ class LargestTensor(TorchDispatchMode):
     ["local", "longformer", "bigbird", "reformer", "sparse_transformer", "fnet", "mlp_mixer"],
 )
 def test_no_tensor_grows_with_the_square(name: str) -> None:
-    """Forward and backward; between N = 512 and N = 2048 a quadratic tensor grows 16-fold."""
+    """Check N = 512 and 2048: a quadratic tensor would grow 16-fold."""
     sizes = []
     for length in (512, 2048):
         mixer = rm.create_mixer(name, 8, num_heads=2, max_length=2048)

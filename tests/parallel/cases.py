@@ -1,6 +1,6 @@
-"""What the processes of a mesh must do together, as functions that each of them runs.
+"""Checks for the processes of a mesh, as functions that every process runs.
 
-They raise where a sequence in shards differs from the same on one device.
+They raise if a sharded sequence and the same sequence on one device give different results.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ B, C, EACH = 2, 6, 3  # an odd number of tokens for each process
 
 @functools.cache
 def meshes() -> dict[int, DeviceMesh]:
-    """A mesh of all processes, and where there are four, one of two beside another of two."""
+    """Return a mesh of all processes and, for four, one of two."""
     size = torch.distributed.get_world_size()
     found = {size: init_device_mesh("cpu", (size,), mesh_dim_names=("sequence",))}
     if size == 4:
@@ -46,7 +46,7 @@ def grid() -> DeviceMesh:
 
 
 def command(words: list[str]) -> tuple[int, str]:
-    """`torchrun -m rifflemix WORDS`: the exit code of this process, and what it prints."""
+    """Run `torchrun -m rifflemix WORDS`; return this process's exit code and output."""
     printed = io.StringIO()
     with torchrun() as patch, contextlib.redirect_stdout(printed):
         patch.setattr(sys, "argv", [str(Path(rifflemix.__file__).parent / "__main__.py"), *words])
@@ -61,7 +61,7 @@ def close(ours: Tensor | None, theirs: Tensor | None, what: str = "") -> None:
 
 
 def padding(kind: str, length: int) -> Tensor | None:
-    """No mask, or any places: the whole second shard of the first sequence, too."""
+    """Return no mask, or padding that includes the first sequence's second shard."""
     if kind == "none":
         return None
     mask = torch.rand(B, length, generator=torch.Generator().manual_seed(5)) < 0.4
@@ -71,7 +71,7 @@ def padding(kind: str, length: int) -> Tensor | None:
 
 
 def drawn(module: nn.Module) -> nn.Module:
-    """In float64, with parameters that are all large enough to matter."""
+    """Convert to float64 with random parameters, all large enough to matter."""
     module = module.double().eval()
     draws = torch.Generator().manual_seed(1)
     for parameter in module.parameters():
@@ -100,7 +100,7 @@ def same_gradients(ours: nn.Module, alone: nn.Module, factor: int = 1) -> None:
 def mixer_is_the_same(
     size: int, name: str, options: dict[str, Any], kind: str, *, ties: bool = False
 ) -> None:
-    """Outputs, and gradients of parameters and inputs, are those of one device."""
+    """Check outputs and gradients of parameters and inputs against one device."""
     mesh, length = meshes()[size], size * EACH
     settings = {"num_heads": 2, "max_length": length + 1, "layer_index": 1, "num_layers": 3}
     dim = options.get("dim", C)
@@ -117,12 +117,12 @@ def mixer_is_the_same(
     close(ours, shard_tokens(y, mesh), "outputs")
     (ours * shard_tokens(weights, mesh)).sum().backward()
     close(own.grad, shard_tokens(x.grad, mesh), "gradient of the inputs")
-    same_gradients(sharded, alone, size)  # the loss here is a sum of shards, not their mean
+    same_gradients(sharded, alone, size)  # the loss here sums over shards
     assert sharded.state_dict().keys() == alone.state_dict().keys()
 
 
 def index_is_of_the_whole_sequence(name: str, options: dict[str, Any]) -> None:
-    """Where each value came from, which gathers it from all tokens."""
+    """Check source indices: they count tokens of the whole sequence."""
     mesh, length = meshes()[4], 4 * EACH
     mixer = drawn(rm.create_mixer(name, C, max_length=length + 1, **options))
     v = tokens(length, ties=True)
@@ -133,7 +133,7 @@ def index_is_of_the_whole_sequence(name: str, options: dict[str, Any]) -> None:
 
 
 def encoder_is_the_same(size: int, kind: str, settings: dict[str, Any]) -> None:
-    """Scores are those of one device on every process, and so are all gradients of their loss."""
+    """Check scores and loss gradients on every process against one device."""
     mesh, length = meshes()[size], size * EACH
     model = drawn(
         rm.create_model(
@@ -159,7 +159,7 @@ def encoder_is_the_same(size: int, kind: str, settings: dict[str, Any]) -> None:
 
 
 def vit_is_the_same(size: int, settings: dict[str, Any]) -> None:
-    """Whole images come in; scores and gradients are those of one device."""
+    """Check scores and gradients against one device, with whole images as input."""
     model = drawn(
         rm.create_model(
             "vit_mnist",
@@ -183,7 +183,7 @@ def vit_is_the_same(size: int, settings: dict[str, Any]) -> None:
 
 
 def gpt_is_the_same(size: int, kind: str, settings: dict[str, Any]) -> None:
-    """Logits and the loss over all tokens, and gradients, are those of one device."""
+    """Check logits, gradients and the loss over all tokens against one device."""
     mesh, length = meshes()[size], size * EACH
     model = drawn(
         rm.create_model("gpt", dim=C, num_heads=2, vocab_size=11, max_length=length + 2, **settings)
@@ -211,7 +211,7 @@ def gpt_is_the_same(size: int, kind: str, settings: dict[str, Any]) -> None:
 
 
 def training_is_the_same(wrap: str, mixer: str) -> None:
-    """Two halves of a batch on one axis of a mesh, two halves of their sequences on the other."""
+    """Check a mesh with a batch axis and a sequence axis."""
     from torch.distributed.fsdp import fully_shard
 
     mesh, length = grid()["sequence"], 2 * EACH
@@ -231,13 +231,13 @@ def training_is_the_same(wrap: str, mixer: str) -> None:
         for block in model.blocks:
             fully_shard(block, mesh=meshes()[4])
         fully_shard(model, mesh=meshes()[4])
-    elif wrap == "fsdp around":  # over the data alone: what it replaced is averaged all the same
+    elif wrap == "fsdp around":  # over the data axis: other gradients are still averaged
         trained = nn.Sequential(model)
         fully_shard(trained, mesh=grid()["data"])
     else:
         group = world if wrap == "ddp over all" else grid()["data"].get_group()
         trained = nn.parallel.DistributedDataParallel(model, process_group=group)
-    for step in range(2):  # what had no gradient in the first is an error of DDP in the second
+    for step in range(2):  # DDP raises in the second step if a gradient was missing in the first
         draws = torch.Generator().manual_seed(step)
         inputs = torch.randint(9, (2 * B, length), generator=draws)
         labels = torch.randint(3, (2 * B,), generator=draws)
@@ -256,7 +256,10 @@ def training_is_the_same(wrap: str, mixer: str) -> None:
 
 
 def meshes_of_fsdp_that_leave_processes_out() -> None:
-    """Refused on every process, whether the model, its blocks or what is around it is sharded."""
+    """Check the error on every process.
+
+    FSDP shards the model, its blocks or its parent.
+    """
     from torch.distributed.fsdp import fully_shard
 
     mesh, ids = grid()["sequence"], torch.zeros(B, EACH, dtype=torch.int64)
@@ -272,7 +275,10 @@ def meshes_of_fsdp_that_leave_processes_out() -> None:
 
 
 def first_fsdp_is_refused(where: str, *, keeps_parameters: bool) -> None:
-    """At the next call on every process: around the model, around its block, or around both."""
+    """Check that the next call raises on every process.
+
+    FSDP1 wraps the model, its block, or both.
+    """
     from torch.distributed.fsdp import FullyShardedDataParallel as FirstFSDP
 
     settings: dict[str, Any] = {"mixer": "tssa", "vocab_size": 9, "dim": 4, "num_layers": 1}
@@ -293,7 +299,7 @@ def first_fsdp_is_refused(where: str, *, keeps_parameters: bool) -> None:
 
 
 def what_fsdp_has_sharded_is_refused() -> None:
-    """Its weights, of which each process has others, stay as they are."""
+    """Check that the weights, a different shard per process, stay unchanged."""
     from torch.distributed.fsdp import fully_shard
 
     model = nn.Sequential(rm.create_mixer("tssa", C), nn.Linear(C, C))
@@ -315,7 +321,10 @@ def copies_average_their_gradients() -> None:
 
 
 def draws_are_shared() -> None:
-    """What drops for a whole sequence, a gate or a branch, drops on all processes or on none."""
+    """Check dropout of whole sequences.
+
+    All processes drop a gate or branch, or none does.
+    """
     mesh = meshes()[torch.distributed.get_world_size()]
     torch.manual_seed(torch.distributed.get_rank())
     mixer = rm.create_mixer("tssa", C, dropout=0.5).train()
@@ -345,7 +354,7 @@ def weights_become_those_of_the_first() -> None:
 
 
 def other_shapes_are_refused() -> None:
-    """On every process, in one sentence; and the processes go on together after it."""
+    """Check that every process raises and that all can continue afterwards."""
     mesh, rank = meshes()[torch.distributed.get_world_size()], torch.distributed.get_rank()
     mixer = shard_sequence(rm.create_mixer("tssa", C), mesh)
     x = torch.randn(B, EACH - (rank == 1), C)

@@ -1,6 +1,6 @@
-"""Four processes for all tests of this folder: starting them takes longer than what they do.
+"""Fixtures: four processes for all tests of this folder, and a mesh of the test process.
 
-And a mesh of this process alone, which needs no starting.
+Starting the processes takes longer than the tests.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def four() -> Iterator[Processes]:
 def mesh() -> Iterator[DeviceMesh]:
     store = torch.distributed.HashStore()
     torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
-    world = torch.distributed.group.WORLD  # held until all that uses it is gone
+    world = torch.distributed.group.WORLD  # held until nothing uses the group
     yield init_device_mesh("cpu", (1,), mesh_dim_names=("sequence",))
     torch.distributed.destroy_process_group()
     del world

@@ -1,4 +1,4 @@
-"""`rifflemix bench parallel`: what it measures, and what it refuses."""
+"""`rifflemix bench parallel`: measurements and errors."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def _measured_everywhere(mixers: list[str], causal: bool) -> None:
         sent, expected = row["extra"]["sent_bytes"], row["extra"]["expected_bytes"]
         if row["name"] in ("butterfly", "grouped"):
             assert 0 < sent <= expected, (row["name"], sent, expected)
-        elif row["name"] != "sinkhorn":  # of two heads on four processes not exact
+        elif row["name"] != "sinkhorn":  # inexact for two heads on four processes
             assert sent == expected, (row["name"], sent, expected)
 
 

@@ -1,6 +1,6 @@
-"""A command ends the process group that it started, and no other.
+"""A command ends the process group that it started, and no other group.
 
-Left to the interpreter's end, gloo's threads abort the process there now and then.
+Otherwise gloo's threads sometimes abort the process when the interpreter exits.
 """
 
 from __future__ import annotations
@@ -67,7 +67,10 @@ COMPARE += ["--max-steps", "2", "--dim", "8", "--layers", "1", "--heads", "2", "
     ids=["compare", "context parallel", "bench parallel"],
 )
 def test_no_thread_of_the_group_is_left(words: list[str], tmp_path: Path) -> None:
-    """Something that holds the group, a default argument even, holds its threads past its end."""
+    """Check for references to the group.
+
+    Even a default argument would keep its threads alive.
+    """
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
     command += ["2", str(Path(__file__).with_name("threads_left.py")), *words]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}

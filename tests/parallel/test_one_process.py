@@ -1,4 +1,4 @@
-"""What is refused, in a group of one process; and that there everything is as without a group."""
+"""Errors in a group of one process; otherwise it behaves as without a group."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A sequence in shards over two and four processes: everything is as on one device."""
+"""Sharded sequences on two and four processes give the results of one device."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ MIXERS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
-# Without a mask some go another way: one of each kind.
+# Without a mask some mixers use another code path: one mixer of each kind.
 WITHOUT_MASK = (
     "average",
     "tssa",

@@ -1,4 +1,4 @@
-"""Models whose sequences are in shards, and their training, on two and four processes."""
+"""Models with sharded sequences, and their training, on two and four processes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`--context-parallel`: training on sequences that processes share computes what one does."""
+"""`--context-parallel`: training on sharded sequences gives the results of one process."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from rifflemix.lab.train import engine
 from rifflemix.lab.train.engine import Engine
 from small_recipes import QUICK, small
 
-# Sequences of different lengths: some batches have to be filled up.
+# Sequences of different lengths, so that some batches need padding.
 WORDS = shlex.split(
     "compare --task listops --task-option min_length=5 --task-option max_length=24 "
     "--task-option num_train=64 --task-option num_validation=18 --task-option num_test=18 "
@@ -158,17 +158,20 @@ def _diverged(out: Path) -> str:
 
 @pytest.mark.slow
 def test_all_processes_see_that_weights_diverged(four: Processes, tmp_path: Path) -> None:
-    """A comparison goes on with the next run, in all of them."""
+    """Check that the comparison continues with the next run on all processes."""
     (found,) = set(four.run(_diverged, tmp_path / "four"))
     assert re.match(r"TrainingDiverged: .*\bparameter ", found)
 
 
 def _reproduced_under_fsdp(out: Path, plan: dict[str, int], settings: dict[str, Any]) -> None:
-    """As accelerate would be launched with it: pairs share sequences, and all four the weights."""
+    """Train as accelerate would.
+
+    Two processes share a sequence, and all four share the weights.
+    """
     from accelerate.parallelism_config import ParallelismConfig
 
     with cases.torchrun() as patch, warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "Slicing a flattened dim")  # what accelerate does
+        warnings.filterwarnings("ignore", "Slicing a flattened dim")  # from accelerate
         shard_training(patch, plan=ParallelismConfig(**plan) if plan else None, **settings)
         reproduced(out, 2)
 
@@ -198,7 +201,7 @@ def test_a_reproduction_under_fsdp(
 
 
 def _whole_batches_are_the_same(kind: str) -> None:
-    """Outputs, and gradients of their loss, of 13 tokens on four processes."""
+    """Check outputs and loss gradients for 13 tokens on four processes."""
     draws = torch.Generator().manual_seed(4)
     settings: dict[str, Any] = {"mixer": "tssa", "dim": 6, "num_heads": 2, "max_length": 16}
     ids = torch.randint(1, 9, (3, 13), generator=draws)

@@ -1,4 +1,4 @@
-"""Run under torchrun: `rifflemix WORDS`, then the names of the threads left at the very end."""
+"""Script for torchrun: run `rifflemix WORDS`, then print the threads left at exit."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from pathlib import Path
 
 def print_threads() -> None:
     names = [file.read_text().strip() for file in Path("/proc/self/task").glob("*/comm")]
-    sys.stdout.write(f"left: {' '.join(sorted(names))}\n")  # in one, beside another process
+    sys.stdout.write(f"left: {' '.join(sorted(names))}\n")  # one write: processes interleave
     sys.stdout.flush()
 
 
 if __name__ == "__main__":
-    atexit.register(print_threads)  # the first to register is the last to run
+    atexit.register(print_threads)  # registered first, so it runs last
 
     from rifflemix.cli import main
 

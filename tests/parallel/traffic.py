@@ -1,4 +1,4 @@
-"""What four processes count, held against the formulas of `rifflemix.lab.bench.traffic`."""
+"""Bytes sent by four processes, compared with the formulas of `rifflemix.lab.bench.traffic`."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ OPTIONS: dict[str, list[dict[str, Any]]] = {
 
 
 def sent_by(mesh: Any, name: str, options: dict[str, Any]) -> tuple[float, float, float]:
-    """Bytes that this process sends in the two passes of a mixer, and those of the formula."""
+    """Return the bytes sent forward and backward, and the formula's bytes."""
     length = mesh.size() * EACH
     mixer = rm.create_mixer(name, C, num_heads=H, max_length=length, **options).double()
     sizes = Sizes(mesh.size(), EACH, C, H, number=8, summed=8)
     expected = expected_bytes(mixer, sizes)
-    mixer.requires_grad_(False)  # the gradients of parameters are not the sequence's
+    mixer.requires_grad_(False)  # counts traffic of the sequence only, not of parameter gradients
     sharded = shard_sequence(mixer.eval(), mesh)
     x = torch.randn(1, EACH, C, dtype=torch.float64, requires_grad=True)
     with Traffic(mesh.get_local_rank(), mesh.size()) as forward:
@@ -47,7 +47,7 @@ def sent_by(mesh: Any, name: str, options: dict[str, Any]) -> tuple[float, float
 
 
 def mesh_values(mesh: Any, value: float) -> list[float]:
-    """What each process found."""
+    """Gather one value from each process."""
     own = torch.tensor([value], dtype=torch.float64)
     parts = [torch.empty_like(own) for _ in range(mesh.size())]
     torch.distributed.all_gather(parts, own, group=mesh.get_group())
@@ -55,7 +55,7 @@ def mesh_values(mesh: Any, value: float) -> list[float]:
 
 
 def formulas_hold(mesh: Any) -> None:
-    """What is counted is what the formulas say, forward and backward."""
+    """Check that the counts of both passes match the formulas."""
     size, rank = mesh.size(), mesh.get_local_rank()
     later = size - 1 - rank
     for name in SHARDED_MIXERS:
@@ -67,13 +67,13 @@ def formulas_hold(mesh: Any) -> None:
             else:
                 assert most == expected, (name, options, most, expected)
                 assert sum(mesh_values(mesh, backward - forward)) == 0, (name, options, backward)
-    # Groups that end with the shards need nothing of the others; shifts need a few tokens.
+    # Groups that end at shard boundaries need no tokens from other shards; shifts need a few.
     assert sent_by(mesh, "csp", {"shift": "none"})[2] == 0
     assert sent_by(mesh, "csp", {"shift": [0, 1, 2, -1, 0, 0, 1, 3]})[2] == (3 + 1) * C * 8
     for name in ("average", "linear", "tssa"):
         forward, _, expected = sent_by(mesh, name, {"causal": True})
         assert forward * (size - 1) == later * expected, (name, forward, expected)
-    # The last tokens: of the process before, and where windows reach on, of those before it.
+    # Last tokens of the previous process, and of earlier processes for long windows.
     for options in ({"shift": [1] * C}, {}):
         forward, _, expected = sent_by(mesh, "csp", {"causal": True, **options})
         nearest = 2 * C * 8 if options else expected

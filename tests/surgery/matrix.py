@@ -1,4 +1,4 @@
-"""Hosts x mixers x properties: what a swapped model must do, as functions that raise.
+"""Host models x mixers x properties: functions that raise if a swapped model is wrong.
 
 `all_hosts` of matrix_hosts.py and `PROPERTIES` are the axes; test_matrix.py runs them.
 """
@@ -19,8 +19,8 @@ from torch import Tensor, nn
 
 import rifflemix as rm
 
-VALID = 7  # of the second sequence
-TRACED = ("softmax", "tssa", "csp", "linear")  # compiled, exported: seconds a host
+VALID = 7  # valid tokens of the second sequence
+TRACED = ("softmax", "tssa", "csp", "linear")  # compiled and exported: seconds per host
 LENGTHS = (N, N + 2, LONGEST)
 
 
@@ -33,12 +33,15 @@ def swapped(host: Host, mixer: str) -> nn.Module:
 def swap(model: nn.Module, mixer: str, **arguments: Any) -> None:
     torch.manual_seed(1)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of rotary positions
+        warnings.simplefilter("ignore")  # warnings about rotary positions
         rm.replace_attention(model, mixer, max_length=LONGEST, **arguments)
 
 
 def expect_same_state(model: nn.Module, other: nn.Module) -> None:
-    """Compare all tensors bit for bit: outputs would hide a small weight that is drawn again."""
+    """Compare all tensors bit for bit.
+
+    Outputs would hide a small weight that is re-initialized.
+    """
     pairs = model.state_dict(), other.state_dict()
     assert list(pairs[0]) == list(pairs[1])
     assert [name for name in pairs[0] if not torch.equal(pairs[0][name], pairs[1][name])] == []
@@ -55,7 +58,7 @@ def padding(length: int = N) -> Tensor:
 
 
 def padding_content(host: Host, mixer: str) -> None:
-    """What stands in padded places reaches no valid token."""
+    """Check that the content of padded positions does not change valid tokens."""
     model, mask = swapped(host, mixer), padding()
     x = tokens()
     other = torch.where(mask.unsqueeze(-1), 10 * tokens(3), x)
@@ -63,7 +66,7 @@ def padding_content(host: Host, mixer: str) -> None:
 
 
 def padding_amount(host: Host, mixer: str) -> None:
-    """Valid tokens do not depend on how much padding follows."""
+    """Check that valid tokens do not depend on the amount of padding."""
     model, mask = swapped(host, mixer), padding()
     x = tokens()
     alone = host.run(model, x[1:, :VALID], None)
@@ -72,7 +75,7 @@ def padding_amount(host: Host, mixer: str) -> None:
 
 
 def causal_leak(host: Host, mixer: str) -> None:
-    """No output moves when a later token changes."""
+    """Check that no output changes with a later token."""
     model = swapped(host, mixer)
     x, other = tokens(), tokens(3)
     whole = host.run(model, x, None)
@@ -82,7 +85,7 @@ def causal_leak(host: Host, mixer: str) -> None:
 
 
 def refused(host: Host, mixer: str) -> None:
-    """A mixer of both ways is refused, and the model stays as it was."""
+    """Check that bidirectional mixers raise and leave the model unchanged."""
     model = host.build()
     before = [id(module) for module in model.modules()]
     with pytest.raises(rm.InputError, match="causal"):
@@ -91,7 +94,7 @@ def refused(host: Host, mixer: str) -> None:
 
 
 def reload(host: Host, mixer: str) -> None:
-    """Saved and loaded into the architecture before the swap: the same outputs."""
+    """Save, load into the original architecture, and compare the outputs."""
     model = swapped(host, mixer)
     with tempfile.TemporaryDirectory() as folder:
         rm.save_swapped(model, folder)
@@ -101,11 +104,11 @@ def reload(host: Host, mixer: str) -> None:
 
 
 def from_pretrained(host: Host, mixer: str) -> None:
-    """`from_pretrained` loads what `save_pretrained` wrote, also in several files."""
+    """Check that `from_pretrained` loads the shards that `save_pretrained` wrote."""
     assert host.pretrained is not None
     rm.register_hf()
     model = host.pretrained()
-    # Only Whisper has a decoder, which is causal.
+    # Only Whisper has a decoder. It is causal.
     swap(model, mixer, layers=lambda _, name: not name.startswith("decoder"))
     with torch.no_grad():
         for number, parameter in enumerate(model.parameters()):
@@ -116,7 +119,7 @@ def from_pretrained(host: Host, mixer: str) -> None:
 
 
 def restored(host: Host, mixer: str) -> None:
-    """The very modules come back, with their outputs."""
+    """Check that the original module objects and outputs come back."""
     model = host.build()
     before, expected = list(model.modules()), host.run(model, tokens(), None)
     with warnings.catch_warnings():
@@ -128,14 +131,14 @@ def restored(host: Host, mixer: str) -> None:
 
 
 def copied(host: Host, mixer: str) -> None:
-    """copy.deepcopy gives the same outputs."""
+    """Check that copy.deepcopy gives the same outputs."""
     model = swapped(host, mixer)
     expected = host.run(model, tokens(), None)
     assert torch.equal(host.run(copy.deepcopy(model), tokens(), None), expected)
 
 
 def bfloat16(host: Host, mixer: str) -> None:
-    """A model of bfloat16 gets a mixer of bfloat16."""
+    """Check that a bfloat16 model gets a bfloat16 mixer."""
     model = host.build().bfloat16()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -147,7 +150,7 @@ def bfloat16(host: Host, mixer: str) -> None:
 
 
 def cached(host: Host, mixer: str) -> None:
-    """Piece by piece with a cache, the outputs are those of the whole sequence."""
+    """Check that chunks with a cache equal the whole sequence."""
     assert host.cached is not None
     model = swapped(host, mixer)
     expected = host.run(model, tokens(), None)
@@ -156,7 +159,7 @@ def cached(host: Host, mixer: str) -> None:
 
 
 def compiled(host: Host, mixer: str) -> None:
-    """torch.compile, without graph breaks, at three lengths."""
+    """Check torch.compile without graph breaks at three lengths."""
     model = swapped(host, mixer)
     run = torch.compile(host.run, backend="eager", fullgraph=True)
     torch._dynamo.reset()
@@ -167,7 +170,7 @@ def compiled(host: Host, mixer: str) -> None:
 
 
 class Program(nn.Module):
-    """A host as a function of tokens alone, for exporters."""
+    """Wraps a host as a function of tokens alone, for exporters."""
 
     def __init__(self, host: Host, model: nn.Module) -> None:
         super().__init__()
@@ -181,7 +184,7 @@ OPEN_LENGTH = ({1: torch.export.Dim("length", min=3, max=LONGEST)},)
 
 
 def exported(host: Host, mixer: str) -> None:
-    """torch.export with an open number of tokens, at three lengths."""
+    """Check torch.export with a dynamic number of tokens at three lengths."""
     whole = Program(host, swapped(host, mixer)).eval()
     found = torch.export.export(whole, (tokens(),), dynamic_shapes=OPEN_LENGTH, strict=False)
     for length in LENGTHS:
@@ -190,13 +193,14 @@ def exported(host: Host, mixer: str) -> None:
 
 
 def onnx(host: Host, mixer: str) -> None:
-    """The same as ONNX, run by onnxruntime."""
+    """Check the ONNX export in onnxruntime."""
     import onnxruntime
 
     whole = Program(host, swapped(host, mixer)).eval()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        # Of the module: a program of torch.export has a stable sort, which ONNX takes from none.
+        # Exports the module: a torch.export program contains a stable sort, unsupported by the ONNX
+        # exporter.
         made = torch.onnx.export(
             whole,
             (tokens(),),
@@ -217,14 +221,14 @@ def onnx(host: Host, mixer: str) -> None:
 
 
 def unused_weights(host: Host) -> set[str]:
-    """Weights that no output of the host as it came depends on (a pooler, the words' table)."""
+    """Return weights unused by the original host (pooler, word embeddings)."""
     model = host.build()
     host.run(model, tokens(), None).sum().backward()
     return {name for name, p in model.named_parameters() if p.grad is None}
 
 
 def distributed(host: Host, mixer: str) -> None:
-    """DistributedDataParallel: every weight has a gradient, which is that without it, twice."""
+    """Check two DistributedDataParallel steps: every weight has the same gradient as without."""
     model = Program(host, swapped(host, mixer))
     unused = unused_weights(host)
     for name, parameter in model.model.named_parameters():
@@ -232,8 +236,9 @@ def distributed(host: Host, mixer: str) -> None:
     plain = copy.deepcopy(model)
     store = torch.distributed.HashStore()
     torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
-    # Held until DDP's reducer is gone: one with the last reference to the group waits for the
-    # group's threads while it holds Python's lock, which one of them may be waiting for.
+    # Held until DDP's reducer is deleted. A reducer with the last reference to the group waits for
+    # the group's threads while it holds the GIL. That is a deadlock if one of the threads waits for
+    # the GIL.
     world = torch.distributed.group.WORLD
     try:
         _steps_side_by_side(model, plain)
@@ -244,7 +249,7 @@ def distributed(host: Host, mixer: str) -> None:
 
 def _steps_side_by_side(model: Program, plain: Program) -> None:
     wrapped = nn.parallel.DistributedDataParallel(model)
-    for seed in (2, 3):  # what had no gradient in the first step is an error in the second
+    for seed in (2, 3):  # DDP raises in the second step if a gradient was missing in the first
         for part in (plain, wrapped):
             part.zero_grad()
             part(tokens(seed)).square().sum().backward()
@@ -272,13 +277,13 @@ SLOW = ("compile", "export", "ONNX")
 
 
 def applies(name: str, host: Host, mixer: str) -> bool:
-    """Whether a property is asked of a mixer in a host."""
+    """Check whether a property is tested for a mixer in a host."""
     card = rm.mixer_card(mixer)
     if host.causal and not card.causal:
         return name == "two-sided refused"
     if name in SLOW and not (host.traced and mixer in TRACED):
         return False
-    if name in SLOW:  # every pair is compiled or exported; each mixer, in one host, becomes ONNX
+    if name in SLOW:  # each pair is compiled or exported, each mixer exported to ONNX in one host
         place = [other.name for other in all_hosts() if other.traced].index(host.name)
         every, turn = {"compile": (2, 0), "export": (2, 1), "ONNX": (4, 0)}[name]
         return (place + TRACED.index(mixer)) % every == turn

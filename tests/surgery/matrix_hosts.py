@@ -1,4 +1,4 @@
-"""The hosts of the matrix: tiny random models of several libraries, called alike."""
+"""Host models of the matrix: tiny random models of several libraries with one interface."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ Run = Callable[[nn.Module, Tensor, Tensor | None], Tensor]
 
 @dataclass(frozen=True)
 class Host:
-    """One kind of model.
+    """One kind of host model.
 
     Attributes:
-        name: row of the table.
-        build: a tiny random model in evaluation mode, the same at every call.
+        name: Entry of the table.
+        build: Returns a tiny random model in evaluation mode, identical at every call.
         run: (model, tokens (B, N, C), padding (B, N) or None) -> (B, N, C).
-        causal: hides later tokens.
-        masks: takes padding.
-        traced: is compiled and exported too, which takes seconds.
-        cached: the same run piece by piece, with a cache between the pieces.
-        swap: further arguments of replace_attention.
-        quick: a few mixers are tested in it at every run of the tests.
-        pretrained: builds the model of transformers that it is, or that it is a part of.
+        causal: Whether the model hides later tokens.
+        masks: Whether the model accepts padding.
+        traced: Whether to compile and export the model as well (takes seconds).
+        cached: Like `run`, in chunks with a cache between them.
+        swap: Further arguments of replace_attention.
+        quick: Whether every test run tests a few mixers in this host.
+        pretrained: Builds the transformers model that is or contains this host.
     """
 
     name: str
@@ -47,7 +47,7 @@ class Host:
 
 
 def seeded(build: Callable[[], nn.Module]) -> nn.Module:
-    """The model that `build` makes from a fixed seed, with weights large enough to matter."""
+    """Call `build` with a fixed seed; initialize weights large enough to matter."""
     torch.manual_seed(0)
     model = build().eval()
     for parameter in model.parameters():
@@ -113,7 +113,7 @@ HOSTS: list[Host] = [
 
 
 def timm_hosts() -> list[Host]:
-    """Built of timm's own blocks; imported here, since timm may be absent."""
+    """Build hosts from timm's blocks; imported here since timm may be missing."""
     from torchvision_shim import declare_operators
 
     declare_operators()
@@ -148,7 +148,10 @@ def timm_hosts() -> list[Host]:
 
 
 def transformers_hosts() -> list[Host]:
-    """Models that are given embeddings in place of ids, and stacks of layers; imported likewise."""
+    """Build transformers models that accept embeddings, and stacks of layers.
+
+    Imported here since transformers may be missing.
+    """
     import tiny_transformers
 
     def run(model: nn.Module, x: Tensor, mask: Tensor | None) -> Tensor:
@@ -221,7 +224,7 @@ def transformers_hosts() -> list[Host]:
 
 
 def all_hosts() -> list[Host]:
-    """Those whose libraries are installed."""
+    """Return the hosts of all installed libraries."""
     found = list(HOSTS)
     if importlib.util.find_spec("timm"):
         found += timm_hosts()

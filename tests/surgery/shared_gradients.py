@@ -1,4 +1,4 @@
-"""Run by test_matrix under torchrun: half of a batch on each process, gradients to a file."""
+"""Script of test_matrix for torchrun: half a batch per process, gradients to a file."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 import torch
-import torch.distributed.nn.functional  # later, its defaults would keep the group alive
+import torch.distributed.nn.functional  # otherwise its defaults would keep the group alive
 from matrix import Program, swapped, tokens
 from matrix_hosts import HOSTS
 
@@ -21,5 +21,5 @@ def main(file: Path) -> None:
 
 
 torch.distributed.init_process_group("gloo")
-main(Path(sys.argv[1]))  # the model keeps the group alive, too: gone before the group ends
+main(Path(sys.argv[1]))  # the model keeps the group alive and must be deleted first
 torch.distributed.destroy_process_group()

@@ -1,4 +1,4 @@
-"""Adapters of one's own."""
+"""User-defined adapters."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def test_what_is_no_adapter(adapter: Any) -> None:
 
 
 class SwappedWithDropout(SwappedAttention):
-    """Uses a part of the attention that it replaced."""
+    """Reuses the dropout of the attention that it replaced."""
 
     def forward(self, x: Tensor) -> Tensor:
         out: Tensor = self.original(self.mixer(x))

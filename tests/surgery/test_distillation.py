@@ -1,4 +1,4 @@
-"""New mixers learn what the replaced attention puts out."""
+"""Layer-wise distillation: new mixers learn the output of the replaced attention."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_softmax_has_nothing_to_learn() -> None:
     model, original = pair(mixer="softmax")
     losses = rm.distil(model, original, batches())
     assert list(losses) == ["layers.0.self_attn", "layers.1.self_attn"]
-    # Adam's steps are of one size however small the gradient: later losses are not as small.
+    # Adam's step size does not depend on the gradient, so later losses are larger.
     assert all(len(values) == 3 and values[0] < 1e-9 for values in losses.values())
 
 
@@ -105,7 +105,7 @@ def test_padding_does_not_count(layout: str, length: int) -> None:
 
 
 def test_a_cache_of_another_name_is_the_attention_s() -> None:
-    """GPT-NeoX hands it on as `layer_past`."""
+    """Check GPT-NeoX: it passes its cache as `layer_past`."""
     original = build("gpt_neox")
     model = copy.deepcopy(original)
     with pytest.warns(UserWarning, match="rotary"):

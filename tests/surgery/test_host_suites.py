@@ -1,7 +1,7 @@
-"""What the test suites of transformers and timm ask of any of their models, asked of swapped ones.
+"""Checks from the test suites of transformers and timm, applied to swapped models.
 
-Neither package ships its suite (`ModelTesterMixin`, tests/test_models.py); these are the parts of
-them that apply to a model whose attention was replaced, written anew.
+Neither package ships its suite (`ModelTesterMixin`, tests/test_models.py). This file reimplements
+the parts that apply to a model with replaced attention.
 """
 
 from __future__ import annotations
@@ -27,20 +27,20 @@ CLOSE: dict[str, Any] = {"atol": 1e-5, "rtol": 1e-5}
 def swap(name: str, mixer: str) -> Any:
     model = build(name)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # of lost rotary positions
+        warnings.simplefilter("ignore", UserWarning)  # about lost rotary positions
         rm.replace_attention(model, mixer)
     return model
 
 
 @pytest.fixture(params=SWAPPED, ids=[name for name, _ in SWAPPED])
 def host(request: pytest.FixtureRequest) -> tuple[Any, dict[str, Tensor]]:
-    """A swapped model, and inputs for it."""
+    """Return a swapped model and inputs for it."""
     return swap(*request.param), inputs_of(request.param[0])
 
 
 @pytest.mark.parametrize("library", ["transformers", "timm"])
 def test_the_suites_do_not_ship(library: str) -> None:
-    """Else they should be run here, in place of what follows."""
+    """Check for shipped suites: run them instead of the checks below."""
     files = [str(path) for path in importlib.metadata.files(library) or []]
     assert len(files) > 100
     suites = ("test_modeling_common.py", "test_models.py", "test_pipeline_mixin.py")
@@ -53,7 +53,7 @@ def test_deterministic_in_evaluation(host: Any) -> None:
 
 
 def test_a_batch_is_its_samples(host: Any) -> None:
-    """Padded together, each alone."""
+    """Compare a padded batch with each of its samples."""
     model, inputs = host
     together = outputs_of(model, inputs)
     for row in range(len(together)):
@@ -62,7 +62,7 @@ def test_a_batch_is_its_samples(host: Any) -> None:
 
 
 def test_hidden_states_are_given(host: Any) -> None:
-    """Those before and after each layer, by the argument and by the config; they have gradients."""
+    """Check hidden states of all layers, by argument and config, with gradients."""
     model, inputs = host
     found = model(**inputs, output_hidden_states=True).hidden_states
     assert len(found) == 3
@@ -87,14 +87,14 @@ def test_tuples_are_what_the_classes_hold(host: Any) -> None:
 
 
 def _tensors(value: Any) -> list[Tensor]:
-    """Those in nested tuples; caches are left out."""
+    """Return the tensors in nested tuples, without caches."""
     if isinstance(value, Tensor):
         return [value]
     return [t for inner in value for t in _tensors(inner)] if isinstance(value, tuple) else []
 
 
 def test_checkpointing_gives_the_same_gradients(host: Any) -> None:
-    """Switched on and off again, to every parameter that had one."""
+    """Check all gradients with checkpointing switched on and off again."""
     model, inputs = host
     found: list[dict[str, Tensor]] = []
     if hasattr(model.config, "use_cache"):
@@ -114,7 +114,7 @@ def test_checkpointing_gives_the_same_gradients(host: Any) -> None:
 
 @pytest.mark.parametrize("name", ["bert", "gpt2", "llama"])
 def test_words_are_added_and_taken_away(name: str, tmp_path: Path) -> None:
-    """resize_token_embeddings: the old words mean the same, and the model comes back."""
+    """Check that resize_token_embeddings keeps the old embeddings and can be undone."""
     model, inputs = swap(name, "tssa"), inputs_of(name)
     before = outputs_of(model, inputs)
     model.resize_token_embeddings(VOCABULARY + 5)
@@ -140,7 +140,7 @@ def test_embeddings_in_place_of_words(name: str) -> None:
 
 
 def test_a_state_dict_names_each_weight_once(host: Any) -> None:
-    """Loading it strictly into a model of zeros gives the same outputs."""
+    """Load the state dict strictly into zeros and compare the outputs."""
     model, inputs = host
     other = copy.deepcopy(model)
     with torch.no_grad():
@@ -151,7 +151,7 @@ def test_a_state_dict_names_each_weight_once(host: Any) -> None:
 
 
 def test_a_saved_model_comes_back_in_pieces(host: Any, tmp_path: Path) -> None:
-    """In shards of a few kilobytes, and in half precision where that is asked for."""
+    """Check shards of a few kilobytes, and half precision if requested."""
     model, inputs = host
     model.save_pretrained(tmp_path, max_shard_size="8KB")
     assert len(list(tmp_path.glob("*.safetensors"))) > 1
@@ -215,7 +215,7 @@ def vit() -> nn.Module:
 
 
 def test_heads_of_timm(vit: Any) -> None:
-    """Features before the head, another number of classes, no classes."""
+    """Check features before the head, another number of classes, and no classes."""
     images = torch.randn(2, 3, 32, 32)
     tokens = vit.forward_features(images)
     assert tokens.shape == (2, 17, 32)

@@ -1,4 +1,4 @@
-"""Models that huggingface_hub's mixin saves and loads."""
+"""Models that are saved and loaded by huggingface_hub's mixin."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ hub = pytest.importorskip("huggingface_hub", reason="needs huggingface_hub")
 
 
 class Net(nn.Module, hub.PyTorchModelHubMixin):  # type: ignore[misc]
-    """An encoder, swapped from the start where a mixer is named."""
+    """An encoder with replaced attention if a mixer is named."""
 
     def __init__(self, mixer: str | None = None) -> None:
         super().__init__()
@@ -26,7 +26,7 @@ class Net(nn.Module, hub.PyTorchModelHubMixin):  # type: ignore[misc]
             rm.replace_attention(self, mixer)
 
     def forward(self, x: Tensor) -> Tensor:
-        """(B, N, 16) -> (B, N, 16)."""
+        """Encode (B, N, 16) to (B, N, 16)."""
         found: Tensor = self.encoder(x)
         return found
 

@@ -1,4 +1,4 @@
-"""Labels in the state of a swapped model: which mixer the weights belong to."""
+"""Labels in the state of a swapped model: the mixer that the weights belong to."""
 
 from __future__ import annotations
 

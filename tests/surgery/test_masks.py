@@ -1,4 +1,4 @@
-"""What hosts call a mask, as our key_padding_mask, and what is refused by name."""
+"""Mask formats of host models, converted to key_padding_mask, and named errors for others."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def additive(attend: Tensor, lowest: float, dtype: torch.dtype = torch.float32) 
 
 
 def of_keys(keep: Tensor) -> dict[str, tuple[Tensor, dict[str, object]]]:
-    """The same padding as hosts write it per key."""
+    """Return the same padding in every per-key format of host models."""
     torch_nn = {"true_means": "padding"}
     return {
         "int 1 = keep": (keep.long(), {}),
@@ -43,7 +43,7 @@ def of_keys(keep: Tensor) -> dict[str, tuple[Tensor, dict[str, object]]]:
 
 
 def of_queries(attend: Tensor, heads: int = 2) -> dict[str, tuple[Tensor, dict[str, object]]]:
-    """The same (B, N, N) pattern as hosts write it per query."""
+    """Return one (B, N, N) pattern in every per-query format of hosts."""
     lowest = torch.finfo(torch.float32).min
     doubled = additive(attend[:, None], lowest) + additive(attend[:, None], lowest)
     return {
@@ -83,7 +83,7 @@ def test_padding_per_query(pattern: str, form: str, causal: bool, rows: str) -> 
     attend = attend & EARLIER if causal else attend
     if rows == "padded queries hidden":
         attend = attend & ~padding[:, :, None]
-    elif rows == "hidden ones see all":  # as for kernels that cannot have an empty row
+    elif rows == "hidden ones see all":  # for kernels that do not support an empty row
         attend = attend | ~attend.any(-1, keepdim=True)
     mask, settings = of_queries(attend)[form]
     found = key_padding_mask(mask, batch=B, length=N, causal=causal, **settings)  # type: ignore[arg-type]

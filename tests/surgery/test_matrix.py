@@ -35,7 +35,10 @@ def test_property(host: Host, mixer: str, name: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("place", range(len(all_hosts())), ids=lambda i: all_hosts()[i].name)
 def test_every_mixer(place: int) -> None:
-    """The properties that take no compiler, for all other mixers: each in every fifth host."""
+    """Check properties without a compiler for all other mixers.
+
+    Each mixer is tested in every fifth host.
+    """
     host, failures = all_hosts()[place], []
     for turn, mixer in enumerate(rm.list_mixers()):
         for name, check in PROPERTIES.items():
@@ -43,7 +46,7 @@ def test_every_mixer(place: int) -> None:
                 continue
             try:
                 check(host, mixer)
-            except Exception as error:  # whatever a host raises; all are shown at once
+            except Exception as error:  # hosts raise anything; report all errors at once
                 failures.append(f"{mixer}, {name}: {error}")
     assert not failures
 

@@ -1,4 +1,4 @@
-"""Swapped models under accelerate: empty weights, checkpoints that are dispatched, offloading."""
+"""Swapped models under accelerate: empty weights, dispatched checkpoints, offloading."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import rifflemix as rm
 accelerate = pytest.importorskip("accelerate", reason="needs accelerate")
 rm.register_hf()
 CPU = torch.device("cpu")
-# Constants that no file has, weights read without a call, buffers, weights of the mixer itself.
+# Constants that are in no file, weights read without a call, buffers, weights of the mixer itself.
 MIXERS = [
     "csp",
     "mlp_mixer",
@@ -32,7 +32,10 @@ def swap(model: Any, mixer: str) -> Any:
 
 @pytest.fixture(autouse=True)
 def _quiet() -> Any:
-    """Ignore accelerate's warnings about decoys in files and weights that stay on one device."""
+    """Ignore accelerate's warnings.
+
+    They concern decoys in files and weights that stay on one device.
+    """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)
         yield
@@ -94,7 +97,7 @@ def test_a_checkpoint_is_dispatched_into_empty_weights(mixer: str, tmp_path: Pat
 
 
 def test_a_checkpoint_of_another_swap_is_refused(tmp_path: Path) -> None:
-    """The names and shapes of all tensors are equal; accelerate compares nothing else."""
+    """Check swaps with equal tensor names and shapes; accelerate compares nothing else."""
     model = build("bert")
     rm.replace_attention(model, "sinkformer", mixer_options={"num_iterations": 4})
     accelerate.Accelerator(cpu=True).save_model(model, str(tmp_path))

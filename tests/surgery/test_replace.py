@@ -1,4 +1,4 @@
-"""replace_attention and restore_attention: what they choose, refuse, report and take over."""
+"""replace_attention and restore_attention: selection, errors, reports and copied weights."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ C, H, N = 16, 4, 9
 
 
 class Attention(nn.Module):
-    """As a user copies it from timm."""
+    """A user's copy of timm's attention."""
 
     def __init__(self, dim: int = C, num_heads: int = H, qkv_bias: bool = True) -> None:
         super().__init__()
@@ -185,7 +185,7 @@ def test_a_model_wrapped_for_several_devices() -> None:
 
 def test_a_failure_while_the_modules_go_in_leaves_the_model_as_it_was() -> None:
     class Stubborn(nn.Module):
-        """Holds attention that it lets nobody set."""
+        """Raises if its attention is replaced."""
 
         def __init__(self) -> None:
             super().__init__()
@@ -444,7 +444,7 @@ def test_what_is_not_taken_over_is_noted() -> None:
 
 
 class Halves(TokenMixer):
-    """A mixer of a user, in no registry."""
+    """A user's mixer without registration."""
 
     card = MixerCard("halves", "Halves", "", "", "O(N C)", 1.0, permutation_equivariant=True)
 

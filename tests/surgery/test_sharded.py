@@ -1,4 +1,4 @@
-"""Weights of which each process has a part: what needs all of them says so."""
+"""Sharded weights: operations that need the whole weight raise an error."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SHARDED = r".*\(DTensor\)"
 def mesh() -> Iterator[DeviceMesh]:
     store = torch.distributed.HashStore()
     torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
-    world = torch.distributed.group.WORLD  # held until all that uses it is gone
+    world = torch.distributed.group.WORLD  # held until nothing uses the group
     yield init_device_mesh("cpu", (1,))
     torch.distributed.destroy_process_group()
     del world

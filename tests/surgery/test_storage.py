@@ -22,7 +22,7 @@ from rifflemix.mixers.csp import CSP
 
 
 class Tagger(nn.Module):
-    """Embeddings, an encoder, and a head that shares the embeddings' weight."""
+    """Embeddings, an encoder, and a head with tied embedding weights."""
 
     def __init__(self, dim: int = 16, layers: int = 2, words: int = 11) -> None:
         super().__init__()
@@ -72,7 +72,7 @@ def test_a_saved_model_comes_back_the_same(case: str, tmp_path: Path) -> None:
 
 
 class DistributedDataParallel(nn.Module):
-    """As torch's, without other processes."""
+    """Mimics torch's wrapper without other processes."""
 
     def __init__(self, module: nn.Module) -> None:
         super().__init__()
@@ -197,7 +197,7 @@ def _header(path: Path) -> None:
 
 
 def test_a_mixer_that_was_parametrised_since_is_refused_at_once(tmp_path: Path) -> None:
-    """It was saved, and could not be loaded."""
+    """Check the error when saving: the checkpoint could not be loaded."""
     model = nn.TransformerEncoder(nn.TransformerEncoderLayer(16, 2, 16, batch_first=True), 1)
     rm.replace_attention(model, "tssa")
     out = model.get_submodule("layers.0.self_attn").mixer.out_proj
@@ -259,7 +259,7 @@ def test_hostile_weights(tmp_path: Path) -> None:
             without,
             {name: "head.weight"},
             r"temperature.*got.*\(4,\)",
-        ),  # called an alias, but is none
+        ),  # looks like an alias but is not
     ):
         save_file(tensors, tmp_path / "model.safetensors", header)
         with pytest.raises(rm.InputError, match=says):
@@ -313,7 +313,10 @@ def test_what_cannot_be_saved(tmp_path: Path) -> None:
 def test_a_folder_written_over_never_has_the_old_description(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Weights fit many settings: those of other heads, say."""
+    """Check the description after a failed save.
+
+    The weights alone would fit several settings.
+    """
     rm.save_swapped(swapped(), tmp_path)
     before = (tmp_path / "swap.json").read_bytes()
 
@@ -323,7 +326,7 @@ def test_a_folder_written_over_never_has_the_old_description(
     monkeypatch.setattr("rifflemix.models.weights_file.write_json", fail)
     with pytest.raises(rm.InputError, match="no space left"):
         rm.save_swapped(swapped(), tmp_path)
-    assert (tmp_path / "swap.json").read_bytes() == before  # which describes the new weights, too
+    assert (tmp_path / "swap.json").read_bytes() == before  # still fits the new weights
     with pytest.raises(rm.InputError, match="no space left"):
         rm.save_swapped(swapped(mixer="average"), tmp_path)
     with pytest.raises(rm.InputError, match=r"swap\.json"):

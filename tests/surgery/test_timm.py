@@ -1,4 +1,4 @@
-"""timm's vision transformers as hosts."""
+"""timm's vision transformers as host models."""
 
 from __future__ import annotations
 
@@ -182,7 +182,10 @@ def test_class_token_under_a_sort_is_said() -> None:
 
 
 def test_class_tokens_elsewhere_are_seen() -> None:
-    """In CrossViT one for each branch, in NaFlexViT beside the patches' embeddings."""
+    """Check CrossViT and NaFlexViT.
+
+    CrossViT has one class token per branch. NaFlexViT stores it next to the patch embeddings.
+    """
     with torch.device("meta"):
         crossvit = timm.create_model("crossvit_9_240")
         naflexvit = timm.create_model(
@@ -262,7 +265,7 @@ def test_a_model_built_with_mixers_is_pickled_and_copied(tmp_path: Path) -> None
 
 @pytest.mark.parametrize("kind", ["nest", "volo"])
 def test_tokens_of_images_and_of_blocks(kind: str) -> None:
-    """Blocks (B, T, N, C) do not see each other, rows of an image (B, H, W, C) do."""
+    """Check blocks (B, T, N, C), mixed separately, and images (B, H, W, C)."""
     cls = {"nest": nest.Attention, "volo": volo.Attention}[kind]
     model = nn.ModuleDict({"attn": cls(32, num_heads=4)}).eval()
     x = torch.randn(2, 3, 5, 32)

@@ -1,4 +1,4 @@
-"""Attention with the parts of timm's, written by others: replaced only if it computes the same."""
+"""Third-party copies of timm's attention: replaced only if they compute the same function."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ CLOSE: dict[str, Any] = {"atol": 1e-5, "rtol": 1e-5}
 
 
 class Attention(nn.Module):
-    """Parts and steps that the classes below put together in their own ways."""
+    """Parts and steps that the classes below combine in different ways."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -167,7 +167,7 @@ class Random(Attention):
 
 
 class ZeroOutput(WithWeights):
-    """An output map that is zero in the beginning does not hide what it computes."""
+    """Doubles its scores behind a zero-initialized output layer."""
 
     def forward(self, x: Tensor) -> Tensor:  # type: ignore[override]
         scores, v = self.scores(x)
@@ -243,7 +243,7 @@ def test_a_causal_copy_is_a_causal_host(kind: type[Attention]) -> None:
 
 
 class Timm1(Attention):
-    """As timm writes it today."""
+    """The current implementation in timm."""
 
     def forward(
         self, x: Tensor, attn_mask: Tensor | None = None, is_causal: bool = False
@@ -256,7 +256,7 @@ class Timm1(Attention):
 
 
 class Masked(Attention):
-    """Its own reading of a mask: True is padding, and no bool is added."""
+    """Interprets masks differently: True is padding, and boolean masks are never added."""
 
     def forward(
         self, x: Tensor, attn_mask: Tensor | None = None, return_attention: bool = False
@@ -307,7 +307,7 @@ def test_arguments_that_mean_something_else_are_refused(
 
 
 class Split(nn.Module):
-    """Attention with maps of their own for queries, keys and values, under another name."""
+    """Attention with separate Q/K/V projections under another name."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -406,7 +406,7 @@ def test_a_swapped_copy_is_pickled() -> None:
 
 
 def with_causal_forward(attention: Any) -> Any:
-    """As people patch one module of a model."""
+    """Patch the forward method of one module."""
 
     def forward(self: Any, x: Tensor, attn_mask: None = None, is_causal: bool = True) -> Tensor:
         y: Tensor = type(self).forward(self, x, attn_mask, is_causal=True)
@@ -429,7 +429,7 @@ def test_what_is_derived_from_timm_is_run_too() -> None:
             return y
 
     class Patched(TimmAttention):  # type: ignore[misc]
-        """A class whose forward was set from outside."""
+        """A class with a forward method assigned from outside."""
 
         __module__ = TimmAttention.__module__
         forward = OfLanguage.forward

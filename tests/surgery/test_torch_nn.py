@@ -1,4 +1,4 @@
-"""torch.nn's attention and its transformer layers as hosts."""
+"""torch.nn's attention and transformer layers as host models."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_softmax_with_copied_weights_is_the_host(batch_first: bool, bias: bool) 
     model = encoder(batch_first, bias=bias)
     x = torch.randn(2, 9, 32) if batch_first else torch.randn(9, 2, 32)
     mask = padding()
-    model.train()  # without the fast path, whose outputs at padding differ
+    model.train()  # disables the fast path, since its outputs at padding differ
     for layer in model.modules():
         if isinstance(layer, nn.Dropout):
             layer.p = 0.0
@@ -99,7 +99,7 @@ def test_a_forward_of_ones_own_is_not_trusted() -> None:
 
 
 class Adapted(nn.Module):
-    """As PEFT's LoRA: every call reads and changes the weights of the attention."""
+    """Imitates PEFT's LoRA: every call reads and changes the weights of the attention."""
 
     def __init__(self, base_layer: nn.Module) -> None:
         super().__init__()
@@ -117,7 +117,7 @@ def test_adapters_around_attention_are_to_be_merged_first() -> None:
 
 
 class Tokens(nn.Module):
-    """Attention whose queries, keys and values are made of its input by three functions."""
+    """Attention with three functions that compute queries, keys and values from the input."""
 
     def __init__(self, query: Way, key: Way, value: Way) -> None:
         super().__init__()
@@ -171,7 +171,7 @@ def test_views_of_one_tensor_are_the_same() -> None:
 
 @pytest.mark.parametrize("name", ["class_token", "class_embedding"])
 def test_class_token_under_a_sort_is_said(name: str) -> None:
-    """As torchvision and open_clip call it."""
+    """Check the names that torchvision and open_clip use."""
     model = nn.ModuleDict({"encoder": encoder()})
     assert rm.replace_attention(copy.deepcopy(model), "csp").notes == []
     model.register_parameter(name, nn.Parameter(torch.zeros(1, 1, 32)))
@@ -181,7 +181,7 @@ def test_class_token_under_a_sort_is_said(name: str) -> None:
 
 
 class CrossAttention(nn.Module):
-    """Attention to another sequence, in a module of its own."""
+    """Attention to another sequence, in a separate module."""
 
     def __init__(self, name: str = "attn") -> None:
         super().__init__()
@@ -224,7 +224,10 @@ def test_cross_attention_of_other_decoders_has_no_number(name: str) -> None:
 
 
 class ReadsWeights(nn.Module):
-    """As torchaudio's WavLM, whose scores get a bias: attention that holds weights alone."""
+    """Imitates torchaudio's WavLM.
+
+    The block adds a bias to the scores and uses only the weights of the attention.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -252,7 +255,7 @@ def test_attention_that_is_never_called_stays() -> None:
 
 
 class TextWithClassToken(nn.Module):
-    """As open_clip's: a token behind the padding, with masks as its older weights have them."""
+    """Imitates open_clip: a class token after the padding, with the masks of its older weights."""
 
     def __init__(self, *, correct_cls_mask: bool) -> None:
         super().__init__()

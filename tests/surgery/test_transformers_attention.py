@@ -1,4 +1,4 @@
-"""Attention of transformers by itself: what a class does beside softmax of four maps."""
+"""Single attention classes of transformers: differences from softmax with four projections."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ WEIGHTS_ALONE = r"ignore:\w+: "
 
 
 def class_of(name: str, folder: str) -> Any:
-    """A class that transformers does not hand out."""
+    """Return a class that transformers does not export."""
     return getattr(importlib.import_module(f"transformers.models.{folder}.modeling_{folder}"), name)
 
 
 def host_of(kind: str, folder: str, config: str | None = None, **settings: Any) -> nn.ModuleList:
-    """One attention with random weights and without norms of queries and keys."""
+    """Build one attention with random weights, without query and key norms."""
     torch.manual_seed(5)
     made = getattr(transformers, f"{config or kind}Config")(**settings)
     made._attn_implementation = "sdpa"
@@ -49,7 +49,7 @@ def host_of(kind: str, folder: str, config: str | None = None, **settings: Any) 
 
 
 def outputs_of(host: Any, x: Tensor) -> Tensor:
-    """All tokens at one position, so that rotary positions turn nothing."""
+    """Run with all tokens at one position, so rotary positions cancel."""
     flat = (torch.ones(1, x.shape[1], host[0].head_dim), torch.zeros(1, x.shape[1], 1))
     with torch.no_grad():
         found: Tensor = host[0](x, position_embeddings=flat, attention_mask=None, is_causal=True)[0]
@@ -59,7 +59,7 @@ def outputs_of(host: Any, x: Tensor) -> Tensor:
 @pytest.mark.filterwarnings(WEIGHTS_ALONE)
 @pytest.mark.parametrize("kind", GATED)
 def test_a_gate_within_the_query_map_is_no_head(kind: str) -> None:
-    """Wide open it does nothing; then softmax with the other rows is the host."""
+    """Check an open gate: softmax with the other rows equals the host."""
     config = kind if kind == "Qwen3Next" else f"{kind}Text"
     host = host_of(kind, GATED[kind], config, **SIZES, attention_bias=True)
     query = host[0].q_proj
@@ -127,7 +127,7 @@ def test_what_values_are_multiplied_by_is_in_their_map() -> None:
     ("mixer", "copied"), [("softmax", ["proj"]), ("tssa", ["in_proj", "out_proj"])]
 )
 def test_values_of_another_width_are_shared_by_their_own(mixer: str, copied: list[str]) -> None:
-    """Queries have no place then in a mixer, whose heads have one width."""
+    """Check that only values are copied, since mixer heads have one width."""
     host = mimo(head_dim=12, v_head_dim=4)
     values = host[0].v_proj.weight.unflatten(0, (2, 4)) * host[0].v_scale
     report = replace_attention(host, mixer, max_length=9)
@@ -152,7 +152,7 @@ def test_groups_of_queries_are_kept_apart(kind: str, folder: str) -> None:
 
 
 def test_added_positions_are_not_rotary() -> None:
-    """DETR's: softmax of its maps is the host without them."""
+    """Check DETR: softmax with its projections equals the host without positions."""
     config = transformers.DetrConfig(d_model=16, attention_dropout=0.0)
     torch.manual_seed(5)
     attention = class_of("DetrSelfAttention", "detr")(config, 16, 2).eval()
@@ -189,7 +189,7 @@ def test_a_dropout_of_weights_under_another_name(kind: str) -> None:
 @pytest.mark.filterwarnings(WEIGHTS_ALONE)
 @pytest.mark.parametrize("use_rope", [True, False])
 def test_a_temperature_by_position_is_lost(use_rope: bool) -> None:
-    """Llama 4 has it where it has no rotary positions, Ministral 3 beside them."""
+    """Check Llama 4 (without rotary positions) and Ministral 3 (together with them)."""
     settings = {**SIZES, "no_rope_layers": [int(use_rope)], "use_qk_norm": False}
     llama = host_of("Llama4Text", "llama4", **settings)
     notes = replace_attention(llama, "softmax", dry_run=True).notes
@@ -238,7 +238,7 @@ CROSS: dict[str, tuple[str, str, dict[str, Any], str]] = {
 
 @pytest.mark.parametrize("host", CROSS)
 def test_cross_attention_by_what_is_around_it(host: str) -> None:
-    """It has no number: index 0 is the self-attention, and it alone is replaced."""
+    """Check a cross-attention without index: only index 0, the self-attention, is replaced."""
     config, kind, settings, name = CROSS[host]
     made = getattr(transformers, f"{config}Config")(**settings)
     model = getattr(transformers, kind)(made)
@@ -278,14 +278,14 @@ def test_a_bias_that_what_is_around_adds_to_the_mask_is_refused(kind: str) -> No
 def test_attention_that_is_causal_in_the_text_alone_is_refused() -> None:
     config = transformers.GitConfig(vocab_size=37, **SMALL, vision_config=IMAGE)
     report = replace_attention(transformers.GitForCausalLM(config), "tssa")
-    assert [name.rpartition(".")[2] for name in report.replaced] == ["self_attn"]  # of the image
+    assert [name.rpartition(".")[2] for name in report.replaced] == ["self_attn"]  # image model
     (reason,) = dict(report.skipped).values()
     assert "image" in reason
     assert "text" in reason
 
 
 def test_layers_across_modalities_see_all_tokens() -> None:
-    """BridgeTower's say that they are causal, which nothing in them reads."""
+    """Check BridgeTower: nothing reads the causal mark of its layers."""
     torch.manual_seed(0)
     small = {**SMALL, "hidden_size": 64}
     config = transformers.BridgeTowerConfig(

@@ -1,4 +1,4 @@
-"""Generation of swapped transformers: with a cache as without."""
+"""Generation with swapped transformers: the same result with and without a cache."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ WAYS: dict[str, dict[str, Any]] = {
 def swap(host: str, mixer: str, **options: Any) -> Any:
     model = build(host)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # of lost rotary positions
+        warnings.simplefilter("ignore", UserWarning)  # about lost rotary positions
         replace_attention(model, mixer, **options)
     return model
 
 
 def prompts() -> dict[str, Tensor]:
-    """Three prompts of 5, 3 and 1 tokens, padded on the left."""
+    """Return three prompts of 5, 3 and 1 tokens with left padding."""
     torch.manual_seed(1)
     ids = torch.randint(3, VOCABULARY, (3, 5))
     mask = torch.ones_like(ids)
@@ -59,7 +59,7 @@ def write(model: Any, inputs: dict[str, Tensor], **options: Any) -> Any:
 
 @pytest.mark.parametrize(("host", "mixer"), PAIRS)
 def test_the_cache_changes_nothing(host: str, mixer: str) -> None:
-    """Blocks, chunks and windows of 3 are crossed by prompts and by what follows."""
+    """Check prompts that cross blocks, chunks and windows of 3."""
     options = {"local": {"block_size": 3}, "mega_chunk": {"chunk_size": 3}, "spade": {"radius": 3}}
     model = swap(host, mixer, mixer_options=options.get(mixer))
     for way in WAYS.values():
@@ -102,7 +102,7 @@ def test_the_cache_is_used_and_stays_small() -> None:
 
 
 def test_a_conversation_goes_on() -> None:
-    """Several tokens after the first ones, from the same cache."""
+    """Check several new tokens after the first ones, from the same cache."""
     model = swap("llama", "linear")
     ids = torch.randint(3, VOCABULARY, (2, 9))
     with torch.no_grad():
@@ -128,7 +128,10 @@ def test_a_conversation_goes_on() -> None:
 
 
 def test_chunks_of_a_prompt_that_is_padded_on_the_left() -> None:
-    """They do as long as the first holds a token of every sequence; else the hint says so."""
+    """Check that the first chunk needs a token of every sequence.
+
+    The error contains a hint.
+    """
     model, inputs = swap("gpt2", "tssa"), prompts()
     with pytest.raises(rm.InputError, match=r"\b2\b.*prefill_chunk_size"):
         write(model, inputs, do_sample=False, prefill_chunk_size=3)
@@ -163,7 +166,7 @@ def test_caches_that_cannot_hold_a_state_are_refused() -> None:
 
 
 def test_a_layer_of_the_cache_that_is_another_modules_too_is_refused() -> None:
-    """In FalconH1 a state-space model beside the attention keeps its state there."""
+    """Check FalconH1: a state-space model shares the cache layer."""
     config = transformers.FalconH1Config(
         vocab_size=37,
         hidden_size=16,
@@ -188,7 +191,7 @@ def test_a_layer_of_the_cache_that_is_another_modules_too_is_refused() -> None:
 
 
 def test_a_mask_without_the_tokens_in_the_cache_is_refused() -> None:
-    """MiniMax counts those of its first layer, which keeps no keys here."""
+    """Check MiniMax: it counts cached tokens in a layer without keys."""
     config = transformers.MiniMaxConfig(
         vocab_size=37,
         hidden_size=16,
@@ -227,14 +230,20 @@ def one_shown(mask: Tensor) -> Tensor:
 
 
 def a_window(mask: Tensor) -> Tensor:
-    """(B, 1, 2, K): the last three keys of each query, and no padding that they could tell."""
+    """Show each query its last three keys (B, 1, 2, K).
+
+    The mask ignores padding.
+    """
     keys = mask.shape[1]
     band = torch.ones(keys, keys, dtype=torch.bool).tril().triu(-2)
     return band[-2:].expand(len(mask), 1, 2, keys)
 
 
 def other_queries(mask: Tensor) -> Tensor:
-    """(B, 1, 2, K): the first new token alone does not see the last of the prompt."""
+    """Hide the last prompt token from the first new token.
+
+    The mask is (B, 1, 2, K).
+    """
     attend = (mask != 0)[:, None, None].repeat(1, 1, 2, 1)
     attend[..., 0, -1] = attend[..., 0, -3] = False
     return attend

@@ -1,4 +1,4 @@
-"""Attention of transformers, replaced: every host computes what it did, or says why it cannot."""
+"""Replaced attention of transformers: each host keeps its function or raises an error."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ OF_SAM = {
 
 
 def with_buffer(pattern: Tensor) -> nn.Module:
-    """An OPT whose attention holds a mask of its own."""
+    """Build an OPT with its own mask buffer in the attention."""
     config = transformers.OPTConfig(**SMALL, ffn_dim=24, word_embed_proj_dim=16)
     model = transformers.OPTModel(config)
     model.decoder.layers[0].self_attn.register_buffer("pattern", pattern)
@@ -52,7 +52,7 @@ def with_buffer(pattern: Tensor) -> nn.Module:
 def swap(name: str, mixer: str, implementation: str = "sdpa", **options: Any) -> Any:
     model = build(name, implementation)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # of lost rotary positions, tested below
+        warnings.simplefilter("ignore", UserWarning)  # about lost rotary positions, tested below
         replace_attention(model, mixer, **options)
     return model
 
@@ -71,7 +71,7 @@ def test_softmax_with_the_hosts_weights_is_the_host(name: str, implementation: s
 
 @pytest.mark.parametrize("name", WITH_ROTARY)
 def test_softmax_is_the_host_but_for_its_positions(name: str) -> None:
-    """One position for all tokens turns the rotary positions off; then the weights tell."""
+    """Check the weights with one position for all tokens, without rotary effects."""
     model, inputs = build(name), inputs_of(name)
     if name == "qwen3":
         for module in model.modules():
@@ -163,7 +163,7 @@ REFUSED = {
 
 
 def test_a_forward_of_ones_own_is_not_trusted() -> None:
-    """However much it is written like those of the library."""
+    """Check a custom forward that resembles the library's forward."""
 
     class MyAttention(transformers.models.opt.modeling_opt.OPTAttention):  # type: ignore[misc]
         def forward(self, hidden_states: Tensor, **kwargs: Any) -> Any:
@@ -187,7 +187,10 @@ def test_what_a_mixer_has_no_place_for_is_refused(make: Any, reason: str) -> Non
 
 
 def image_gpt(**changed: Any) -> Any:
-    """Its attention has the triangle and no word of it, and its masks show later tokens."""
+    """Build ImageGPT: its triangle buffer is the only sign of causality.
+
+    Its masks show later tokens.
+    """
     config = transformers.ImageGPTConfig(
         vocab_size=VOCABULARY, n_embd=16, n_layer=2, n_head=HEADS, n_positions=24, **changed
     )
@@ -235,7 +238,10 @@ def test_padding_beside_a_mask_of_its_own(side: str, use_cache: bool) -> None:
 
 
 def test_hosts_that_are_written_alike_need_no_list() -> None:
-    """OPT, a subclass of one's own, CLIP: none of them is named in the package."""
+    """Check OPT, a user's subclass and CLIP.
+
+    rifflemix does not list these classes.
+    """
 
     class MyOPT(transformers.OPTForCausalLM):
         pass
@@ -296,7 +302,10 @@ def test_a_mixer_that_sees_both_ways_is_refused_in_a_causal_host() -> None:
 
 
 def test_an_encoder_whose_call_alone_is_causal() -> None:
-    """CLIP's text: its attention says that it is not causal, and without padding it has no mask."""
+    """Check CLIP's text encoder.
+
+    Its attention is not marked as causal and has no mask without padding.
+    """
     config = transformers.CLIPTextConfig(**SMALL, intermediate_size=24, eos_token_id=2)
     torch.manual_seed(2)
     model, ids = transformers.CLIPTextModel(config).eval(), torch.randint(3, VOCABULARY, (2, 7))
@@ -310,7 +319,7 @@ def test_an_encoder_whose_call_alone_is_causal() -> None:
 
 
 def test_a_probe_that_pools_stays() -> None:
-    """SigLIP's images: tokens are read by one learned query, which is no self-attention."""
+    """Check SigLIP's image pooling: a learned query reads the tokens (no self-attention)."""
     config = transformers.SiglipVisionConfig(
         **{k: v for k, v in SMALL.items() if "v" not in k}, image_size=8, patch_size=4
     )
@@ -331,7 +340,7 @@ class _LoRA(nn.Linear):
 
 
 def test_maps_with_adapters_are_refused() -> None:
-    """Copying the base alone would lose what the adapter learnt."""
+    """Check adapters: copying the base layer alone would lose the adapter's weights."""
     model = build("bert")
     attention = model.encoder.layer[0].attention.self
     attention.query = _LoRA(attention.query)
@@ -368,13 +377,13 @@ def test_packed_sequences_and_empty_ones_are_refused() -> None:
         model(ids, position_ids=positions, use_cache=False)
     with pytest.raises(rm.InputError, match=r"mask: .*\b0\b.*\b2\b"):
         model(ids, attention_mask=torch.zeros_like(ids))
-    ends = torch.tensor([0, 3, 5])  # what flash attention is given in place of a mask
+    ends = torch.tensor([0, 3, 5])  # arguments of flash attention instead of a mask
     with pytest.raises(rm.InputError, match=r"cu_seq_lens_q: .*None"):
         model(ids, cu_seq_lens_q=ends, cu_seq_lens_k=ends, use_cache=False)
 
 
 def test_flash_attention_reads_packed_sequences_from_positions() -> None:
-    """It is given no mask then, and tells them apart by positions that start again."""
+    """Check packed sequences without a mask: restarting positions separate them."""
     model = swap("llama", "tssa")
     for module in model.modules():
         if hasattr(module, "config"):
@@ -396,7 +405,7 @@ def test_another_sequence_is_refused() -> None:
 
 
 def test_arguments_by_position() -> None:
-    """Where a host passes its mask by position, the place tells what it is."""
+    """Check masks that a host passes by position."""
     attention = swap("vit", "tssa").layers[0].attention
     x, mask = torch.randn(1, 3, 16), torch.tensor([[[[True, True, False]]]])
     y, weights = attention(x, mask)
@@ -407,7 +416,7 @@ def test_arguments_by_position() -> None:
 
 @pytest.mark.parametrize("name", ["bert", "gpt2"])
 def test_training(name: str) -> None:
-    """Dropout of the host, gradients to every parameter, the same with checkpointing."""
+    """Check the host's dropout and all gradients, with and without checkpointing."""
     model = swap(name, "tssa")
     inputs = inputs_of(name)
     gradients = []
@@ -464,7 +473,7 @@ def test_lengths_are_the_hosts() -> None:
 
 
 def test_lengths_of_images_are_for_mixers_that_need_one() -> None:
-    """Hosts take other sizes, and what attends in them may have more tokens than positions."""
+    """Check larger images: there may be more tokens than positions."""
     for name, length in {"vit": 5, "deit": 6}.items():
         report = replace_attention(build(name), "synthesizer", dry_run=True)
         assert report.length == length

@@ -1,4 +1,4 @@
-"""Mixers as `attn_implementation` of transformers: the swap's values, masks, caches, refusals."""
+"""Mixers as `attn_implementation` of transformers: values, masks, caches and errors."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_operators_are_what_has_no_weights_of_its_own() -> None:
 @pytest.mark.parametrize("host", ["bert", "gpt2"])
 @pytest.mark.parametrize("mixer", OPERATORS)
 def test_values_are_those_of_the_swap(host: str, mixer: str) -> None:
-    """`replace_attention` copies all maps of these hosts: two ways to one function."""
+    """Check equal outputs: `replace_attention` copies all projections of these hosts."""
     if host == "gpt2" and mixer not in CAUSAL:
         return
     swapped, inputs = build(host), inputs_of(host)
@@ -206,7 +206,10 @@ def test_layers_that_differ_must_know_which_they_are() -> None:
 
 @pytest.mark.parametrize("kind", ["Bloom", "CodeGen", "GPTNeoXJapanese", "MegatronBert"])
 def test_attention_of_its_own_is_not_given_these_masks(kind: str) -> None:
-    """It would add them to its scores, and without padding see later tokens: there is no mask."""
+    """Check attention that would add the masks to its scores.
+
+    Without padding there is no mask, so this attention would see later tokens.
+    """
     sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "rotary_dim": 4}
     config = getattr(transformers, f"{kind}Config")(vocab_size=37, **sizes)
     model_class = getattr(transformers, f"{kind}Model")
@@ -234,7 +237,7 @@ def test_attention_of_its_own_in_one_part_is_not_given_these_masks() -> None:
 
 
 def test_attention_that_is_causal_by_its_mask_alone_is_refused() -> None:
-    """The mask would say what is padding, and nothing that later tokens are hidden."""
+    """Check a mask that marks padding but does not hide later tokens."""
     sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
     config = transformers.Aimv2TextConfig(vocab_size=37, intermediate_size=32, **sizes)
     model = transformers.Aimv2TextModel._from_config(
@@ -246,7 +249,7 @@ def test_attention_that_is_causal_by_its_mask_alone_is_refused() -> None:
 
 
 def test_a_text_that_is_causal_but_for_its_prefix_is_refused() -> None:
-    """PaliGemma's attention says that it sees both ways, and its mask that it does not."""
+    """Check PaliGemma: its attention is bidirectional, but its mask is causal."""
     sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
     text = {"vocab_size": 37, "intermediate_size": 24, "head_dim": 8, "num_key_value_heads": 1}
     config = transformers.PaliGemmaConfig(
@@ -261,7 +264,10 @@ def test_a_text_that_is_causal_but_for_its_prefix_is_refused() -> None:
 
 @pytest.mark.parametrize("kind", sorted(hub_attention._REFUSED))
 def test_attention_that_reads_its_mask_is_refused(kind: str) -> None:
-    """It would find padding (B, K) where it looks for scores, or not choose its keys at all."""
+    """Check attention that cannot use padding (B, K).
+
+    It would read padding as scores, or would not select its keys.
+    """
     if kind not in transformers.CONFIG_MAPPING:
         pytest.skip(f"this transformers has no {kind}")
     config = transformers.CONFIG_MAPPING[kind]()

@@ -1,4 +1,4 @@
-"""Attention of transformers whose maps are fused, named or scaled in a way of its own."""
+"""transformers attention with fused, renamed or scaled projections."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ FULL = {"layer_types": ["full_attention"] * 2}
 
 
 def model_of(kind: str, config: str | None = None, **settings: Any) -> Any:
-    """A model of transformers with random weights, none of them zero."""
+    """Build a transformers model with random, nonzero weights."""
     torch.manual_seed(5)
     made = getattr(transformers, f"{config or kind}Config")(**settings)
     model = getattr(transformers, kind if config else f"{kind}Model")(made).eval()
@@ -61,7 +61,7 @@ def xglm() -> Any:
     return model_of("XGLM", vocab_size=VOCABULARY, max_position_embeddings=24, **names)
 
 
-# Several heads of several channels each, so that no two ways of reading a fused map agree.
+# Several heads with several channels each, so that different layouts of a fused projection differ.
 HOSTS: dict[str, Callable[[], Any]] = {
     "esm": lambda: model_of("Esm", **SIZES, token_dropout=False),
     "esm, rotary": lambda: model_of("Esm", **SIZES, position_embedding_type="rotary"),
@@ -102,7 +102,10 @@ MORE = {
 
 
 def inputs_for(name: str, model: Any) -> dict[str, Tensor]:
-    """A batch; one position for all tokens, which turns rotary positions off."""
+    """Return a batch with one position for all tokens.
+
+    Rotary positions have no effect then.
+    """
     torch.manual_seed(6)
     if name == "videomae":
         return {"pixel_values": torch.randn(2, 2, 3, 8, 8)}
@@ -187,7 +190,7 @@ def test_a_cache_under_any_name_holds_the_stream(name: str) -> None:
 
 
 def test_windows_are_refused_where_they_are() -> None:
-    """Layers that see all tokens are replaced beside them."""
+    """Check that layers with full attention in the same model are replaced."""
     mixed = gpt_neo(attention_types=[[["global", "local"], 1]], window_size=5)
     report = replace_attention(mixed, "tssa")
     assert report.replaced == ["h.0.attn.attention"]
@@ -204,7 +207,10 @@ def qwen2_moe(**changed: Any) -> Any:
 
 @pytest.mark.filterwarnings(r"ignore:\w+Attention: ")
 def test_the_type_of_a_layer_tells_of_its_window() -> None:
-    """A window of 0 is none; layers of full attention do not have that of the config."""
+    """Check that window 0 means no window.
+
+    Full attention ignores the window of the config.
+    """
     model = qwen2_moe()
     assert model.config.sliding_window == 0
     assert len(replace_attention(model, "tssa").replaced) == 2
@@ -218,7 +224,10 @@ def test_the_type_of_a_layer_tells_of_its_window() -> None:
 
 @pytest.mark.filterwarnings(r"ignore:\w+Attention: ")
 def test_layers_that_see_a_chunk_are_refused() -> None:
-    """As three in four of Llama 4's; the mask of a short text would not show it."""
+    """Check Llama 4: three in four layers see a chunk.
+
+    The masks of short texts do not show it.
+    """
     more = {"intermediate_size_mlp": 24, "num_local_experts": 2, "num_key_value_heads": 1}
     kinds = ["chunked_attention", "full_attention"]
     config = transformers.Llama4TextConfig(

@@ -1,4 +1,4 @@
-"""Our models through transformers: Auto classes, folders, pipelines, Trainer, the hub."""
+"""rifflemix models in transformers: Auto classes, folders, pipelines, Trainer, the hub."""
 
 from __future__ import annotations
 
@@ -194,7 +194,7 @@ def test_text_pipeline() -> None:
 
 @pytest.mark.parametrize("kind", [pytest.param("images", marks=pytest.mark.slow), "texts"])
 def test_trainer_learns(kind: str, tmp_path: Path) -> None:
-    """Some steps on a rule that can be learned."""
+    """Check a few training steps on a learnable rule."""
     torch.manual_seed(0)
     if kind == "images":
         model = image_model("csp", num_labels=2)
@@ -264,7 +264,7 @@ def test_one_kind_of_input() -> None:
 
 
 class Hub:
-    """What a push would send, kept in place of sending it."""
+    """Stores the files of a push instead of sending them."""
 
     files: dict[str, str | None]
     has_card = False

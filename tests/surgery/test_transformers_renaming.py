@@ -30,7 +30,7 @@ CHOICES: dict[str, list[dict[str, Any]]] = {
     "sinkhorn": [{"sort_net": "mlp"}, {"sort_net": "bilinear"}],
     "synthesizer": [{"mode": "dense"}, {"mode": "mixture"}, {"mode": "random", "rank": 4}],
 }
-"""Options that are neither numbers nor flags and change the parameters."""
+"""Options that change the parameters and are neither numbers nor flags."""
 
 
 def variants(mixer: str) -> Iterator[dict[str, Any]]:
@@ -45,7 +45,7 @@ def variants(mixer: str) -> Iterator[dict[str, Any]]:
 
 @cache
 def zoo() -> tuple[MixerSettings, ...]:
-    """Return settings of every mixer for every set of parameter names that its options give."""
+    """Return settings of every mixer that cover all sets of parameter names."""
     found: dict[tuple[str, ...], MixerSettings] = {}
     for mixer in rm.list_mixers():
         for arguments in variants(mixer):
@@ -76,7 +76,7 @@ class Zoo(transformers.PreTrainedModel):  # type: ignore[misc]
 
     @classmethod
     def is_custom_code(cls) -> bool:
-        """Return False, as classes of transformers do: their weights are renamed."""
+        """Return False, as transformers classes do, so that their weights are renamed."""
         return False
 
     def _init_weights(self, module: nn.Module) -> None:
@@ -111,7 +111,7 @@ def test_no_pattern_of_transformers_reaches_a_mixer(
 
 
 def reloaded(model: Any, folder: Path, **options: Any) -> Any:
-    """Save a model with no weight near its initial value, and load it."""
+    """Save and load a model without weights near their initial values."""
     with torch.no_grad():
         for number, parameter in enumerate(model.parameters()):
             parameter.copy_(7.0 + number + torch.rand_like(parameter))
@@ -213,7 +213,10 @@ def captioner() -> Any:
 
 
 def host(kind: str, **settings: Any) -> Any:
-    """Build a model from a class name; its config has the same name without the task."""
+    """Build a model from a class name.
+
+    Its config has the same name without the task.
+    """
     name = kind.partition("For")[0]
     return getattr(transformers, kind)(getattr(transformers, f"{name}Config")(**settings))
 

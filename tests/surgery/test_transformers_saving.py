@@ -1,4 +1,4 @@
-"""Swapped transformers in folders: the same outputs with us, a refusal without."""
+"""Swapped transformers in folders: rifflemix restores the outputs, transformers alone fails."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_by_auto_classes_and_as_a_body(tmp_path: Path) -> None:
 
 
 def test_the_config_of_a_swapped_model_makes_others(tmp_path: Path) -> None:
-    """It holds the first one's swap, which was taken for quantisation when the other was saved."""
+    """Check that saving another model does not treat the swap as quantization."""
     _, folder = saved(tmp_path / "first")
     config = transformers.AutoConfig.from_pretrained(folder)
     model = transformers.AutoModelForCausalLM.from_config(config).eval()
@@ -159,7 +159,7 @@ def test_another_program_needs_us(tmp_path: Path) -> None:
 
 
 def test_what_is_gone_is_not_restored(tmp_path: Path) -> None:
-    """A loaded model never had the weights of the attention that was replaced."""
+    """Check a loaded model: it lacks the replaced attention's weights."""
     _, folder = saved(tmp_path)
     model = transformers.GPT2LMHeadModel.from_pretrained(folder)
     with pytest.raises(rm.InputError, match=r"model: transformer\.h\.0\.attn"):
@@ -201,7 +201,10 @@ def test_weights_that_are_missing_are_not_drawn(tmp_path: Path) -> None:
 
 
 def test_a_host_with_mixers_of_its_own_comes_back(tmp_path: Path) -> None:
-    """Nemotron-H calls every part so, attention too, and its experts are saved one by one."""
+    """Check Nemotron-H: it calls every part a mixer.
+
+    Its experts are saved one by one.
+    """
     config = transformers.NemotronHConfig(
         vocab_size=37,
         hidden_size=16,
@@ -228,7 +231,7 @@ def test_a_host_with_mixers_of_its_own_comes_back(tmp_path: Path) -> None:
 
 
 def test_a_mixer_that_was_parametrised_since_is_refused_at_once(tmp_path: Path) -> None:
-    """It was saved, and could not be loaded."""
+    """Check the error when saving: the checkpoint could not be loaded."""
     model = build("gpt2")
     replace_attention(model, "tssa")
     out = model.transformer.h[0].attn.mixer.out_proj
@@ -250,7 +253,7 @@ def test_formats_that_could_not_be_loaded_are_refused(option: str, tmp_path: Pat
 
 
 def test_names_are_mapped_as_the_caller_says(tmp_path: Path) -> None:
-    """`key_mapping` also renames weights of mixers."""
+    """Check that `key_mapping` also renames weights of mixers."""
     model, folder = saved(tmp_path)
     weights = load_file(folder / "model.safetensors")
     renamed = {f"old.{name}": value for name, value in weights.items()}
@@ -280,7 +283,7 @@ def test_weights_from_elsewhere_are_checked_too(kind: str, tmp_path: Path) -> No
 
 
 def test_weights_of_another_mixer_are_not_drawn(tmp_path: Path) -> None:
-    """As many tensors as the config's mixer has, or more, under other names."""
+    """Check a checkpoint that has enough tensors, but under other names."""
     _, folder = saved(tmp_path)
     config = json.loads((folder / "config.json").read_text())
     for layer in config["quantization_config"]["swap"]["layers"].values():
@@ -313,7 +316,7 @@ class EncoderConfig(transformers.PretrainedConfig):  # type: ignore[misc]
 
 
 class Encoder(transformers.PreTrainedModel):  # type: ignore[misc]
-    """Attention of torch.nn in a model of transformers, which it initialises by name."""
+    """A transformers model that initializes torch.nn attention by name."""
 
     config_class = EncoderConfig
 
@@ -352,7 +355,7 @@ IN_TRANSFORMERS: dict[str, tuple[Any, torch.Tensor]] = {
 
 @pytest.mark.parametrize("name", IN_TRANSFORMERS)
 def test_attention_of_other_libraries_in_a_model_of_transformers(name: str, tmp_path: Path) -> None:
-    """It came back as it was before the swap, at random, with no more than a message."""
+    """Check that loading restores the swap instead of random original attention."""
     make, x = IN_TRANSFORMERS[name]
     model = make(EncoderConfig()).eval()
     replaced = replace_attention(model, "tssa").replaced

@@ -54,7 +54,7 @@ def test_the_config_limits_the_tokens(kind: str) -> None:
 
 
 def test_the_prediction_length_alone_is_enough() -> None:
-    """The context is as long as the prediction if the config has no context_length."""
+    """Check that the context length defaults to the prediction length."""
     settings = {key: value for key, value in SETTINGS.items() if key != "context_length"}
     config = transformers.TimeSeriesTransformerConfig(**settings)
     model = transformers.TimeSeriesTransformerForPrediction(config)

@@ -33,7 +33,7 @@ def swapped(mixer: str, seed: int = 0, **arguments: Any) -> Any:
 
 
 def train(model: Any, folder: Path, resume: Path | None = None, **options: Any) -> None:
-    """Train up to the second step, from the start or from a checkpoint."""
+    """Train up to the second step, from scratch or from a checkpoint."""
     data = [{"pixel_values": torch.randn(3, 8, 8), "labels": i % 2} for i in range(4)]
     arguments = transformers.TrainingArguments(
         output_dir=str(folder),
@@ -64,7 +64,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Path]:
 def test_training_resumes_with_all_weights(
     mixer: str, save_only_model: bool, tmp_path: Path
 ) -> None:
-    """transformers renames weights of a ViT in its checkpoints, and of mixers."""
+    """Check that weights keep their values: transformers renames ViT and mixer weights."""
     model, other = swapped(mixer), swapped(mixer, seed=1)
     train(model, tmp_path, save_only_model=save_only_model)
     train(other, tmp_path, tmp_path / "checkpoint-2", save_only_model=save_only_model)

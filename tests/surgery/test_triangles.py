@@ -1,4 +1,4 @@
-"""Which buffers say that later tokens are hidden."""
+"""Buffers that identify causal attention."""
 
 from __future__ import annotations
 

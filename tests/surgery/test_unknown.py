@@ -1,4 +1,4 @@
-"""Attention that no adapter knows is named, and what is no attention is not."""
+"""Attention without an adapter is reported, and other modules are not."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Relative(nn.MultiheadAttention):
 
 
 class OfLucidrains(nn.Module):
-    """Named alike in many repositories, x-transformers among them."""
+    """Uses names that many repositories share, x-transformers among them."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -37,7 +37,7 @@ OfLucidrains.__name__ = "Attention"
 
 
 class GPSA(nn.Module):
-    """ConViT's, of which only the layer around it says that it is attention."""
+    """Imitates ConViT: only the parent's attribute name identifies it as attention."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -52,7 +52,7 @@ class Convit(nn.Module):
 
 
 class AttentionLayer(nn.Module):
-    """Around attention, with weights of its own; the one without weights is no attention."""
+    """Wraps attention and has its own weights; without weights it is no attention."""
 
     def __init__(self, attention: nn.Module) -> None:
         super().__init__()
@@ -60,7 +60,7 @@ class AttentionLayer(nn.Module):
 
 
 class LongcatMLA(GPSA):
-    """Multi-head latent attention, as transformers calls it in one place."""
+    """Multi-head latent attention, named as in one transformers model."""
 
 
 UNKNOWN = {

@@ -1,4 +1,4 @@
-"""Attention of x-transformers: values, masks, generation, and what is refused."""
+"""Attention of x-transformers: values, masks, generation and errors."""
 
 from __future__ import annotations
 

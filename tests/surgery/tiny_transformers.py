@@ -1,4 +1,4 @@
-"""Models of transformers, tiny and with random weights, in evaluation mode."""
+"""Tiny transformers models with random weights, in evaluation mode."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ MODELS: dict[str, Callable[..., nn.Module]] = {
 
 
 def build(name: str, implementation: str = "sdpa", **changed: Any) -> Any:
-    """One of the models, always with the same weights, none of them zero."""
+    """Build a model by name, with fixed nonzero weights."""
     torch.manual_seed(5)
     model = MODELS[name](**changed).eval()
     model.set_attn_implementation(implementation)
@@ -107,7 +107,7 @@ def build(name: str, implementation: str = "sdpa", **changed: Any) -> Any:
 
 
 def inputs_of(name: str, batch: int = 3, padding: bool = True) -> dict[str, Tensor]:
-    """A batch for a model; of tokens, padded on the right."""
+    """Return a batch for a model; tokens have right padding."""
     torch.manual_seed(6)
     if name in ("vit", "deit"):
         return {"pixel_values": torch.randn(batch, 3, 8, 8)}
@@ -123,7 +123,7 @@ def inputs_of(name: str, batch: int = 3, padding: bool = True) -> dict[str, Tens
 
 
 def outputs_of(model: Any, inputs: dict[str, Tensor]) -> Tensor:
-    """Logits or last hidden states (B, N, ...), zero at padded positions."""
+    """Return logits or hidden states (B, N, ...), zero at padded positions."""
     with torch.no_grad():
         found: Tensor = model(**inputs)[0]
     mask = inputs.get("attention_mask")

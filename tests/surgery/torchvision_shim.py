@@ -1,4 +1,4 @@
-"""Lets timm import a torchvision that was built for another torch: its operators are declared."""
+"""Declare operators so that timm can import a torchvision built for another torch."""
 
 from __future__ import annotations
 
@@ -19,11 +19,14 @@ _OPERATORS = (
     "_ps_roi_pool_backward",
     "_deform_conv2d_backward",
 )
-_libraries: list[torch.library.Library] = []  # a declaration lives as long as its library
+_libraries: list[torch.library.Library] = []  # a declaration is valid as long as its library exists
 
 
 def declare_operators() -> None:
-    """Before the first import of torchvision; harmless where its own library loads."""
+    """Declare the operators before the first import of torchvision.
+
+    This is harmless if torchvision's own library loads.
+    """
     if _libraries or hasattr(torch.ops.torchvision, "nms"):
         return
     library = torch.library.Library("torchvision", "DEF")

@@ -1,4 +1,4 @@
-"""Mixers that each break the contract in a single way; those of streams: broken_streams.py."""
+"""Mixers that each break the contract in one way. broken_streams.py has the streaming cases."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from rifflemix.mixers import TokenMixer
 from rifflemix.mixers.packed import Segments
 
 BROKEN: dict[type[TokenMixer], set[str]] = {}
-"""Each broken mixer and the properties it breaks: one, where one can be broken alone."""
+"""Each broken mixer with the properties it breaks: a single property if possible."""
 
 
 def breaks(*properties: str) -> Any:
@@ -92,7 +92,7 @@ class WritesItsInput(Mean):
 
 @breaks("evaluation_repeats", "exports")
 class UnstableOrder(BothWays):
-    """Sorted by the first channel; equal values come in any order."""
+    """Sorts by the first channel, with equal values in random order."""
 
     card = replace(
         BothWays.card, padding=False, permutation_equivariant=False, permutation_invariant=True
@@ -130,7 +130,7 @@ class DropsWhatItWasNotAskedTo(Mean):
 
 @breaks("layout_in_memory_changes_nothing")
 class ReadsMemoryInItsOrder(WithoutMasks):
-    """Tokens that are not contiguous are read in the order of their storage."""
+    """Reads tensors that are not contiguous in the order of their storage."""
 
     def values(self, x: Tensor, key_padding_mask: Tensor | None) -> Tensor:
         return super().values(x.as_strided(x.shape, (x[0].numel(), x.shape[2], 1)), None)
@@ -211,7 +211,7 @@ class GivesPaddingGradients(Mean):
 
 @breaks("longer_neighbours_change_nothing")
 class LooksAtTheLongest(BothWays):
-    """It depends on the valid tokens of the longest sample, of however much padding."""
+    """Depends on the number of valid tokens of the longest sample, not on the padding."""
 
     def mix(self, x: Tensor, key_padding_mask: Tensor | None) -> Tensor:
         y = super().mix(x, key_padding_mask)
@@ -222,7 +222,7 @@ class LooksAtTheLongest(BothWays):
 
 @breaks("amount_of_padding_changes_nothing", "longer_neighbours_change_nothing")
 class IgnoresTheMask(BothWays):
-    """The mean is over all positions; padded ones add nothing and count."""
+    """Averages over all positions: padded positions add zero but count."""
 
     def counts(self, v: Tensor, key_padding_mask: Tensor | None) -> Tensor:
         return super().counts(v, None)
@@ -230,7 +230,7 @@ class IgnoresTheMask(BothWays):
 
 @breaks("place_of_padding_changes_nothing")
 class CountsPositions(BothWays):
-    """A token weighs as much as its position says, padding before it included."""
+    """Weights tokens by position and counts the padding before them."""
 
     card = replace(BothWays.card, permutation_equivariant=False)
 
@@ -253,7 +253,7 @@ class TakesMasksAnyway(WithoutMasks):
 
 @breaks("packed_sequences_do_not_meet")
 class LooksOverTheBounds(Packed):
-    """A packed token also sees the one before it, which may be another sequence's."""
+    """Mixes each packed token with the previous token, even across sequence boundaries."""
 
     def mix_packed(self, x: Tensor, segments: Segments) -> Tensor:
         y = super().mix_packed(x, segments)
@@ -282,7 +282,7 @@ class LooksAhead(NotStreaming):
 
 @breaks("outputs_ignore_later_tokens")
 class KnowsHowManyCome(NotStreaming):
-    """Only its causal form, which then has nothing else to ask it of, reads the length."""
+    """Reads the length, in its causal variant only."""
 
     card = replace(NotStreaming.card, padding=False)
 
@@ -322,7 +322,7 @@ class DeadParameter(Mean):
 
 @breaks("gradients_equal_numerical_ones")
 class WrongGradient(Mean):
-    """Of one bias, by half."""
+    """Halves the gradient of one bias."""
 
     def mix(self, x: Tensor, key_padding_mask: Tensor | None) -> Tensor:
         y, bias = super().mix(x, key_padding_mask), self.proj.bias
@@ -330,7 +330,7 @@ class WrongGradient(Mean):
 
 
 class _TwiceWithAGraph(torch.autograd.Function):
-    """Nothing, with a gradient that doubles where it is asked for a graph."""
+    """Identity with a gradient that doubles under create_graph."""
 
     @staticmethod
     def forward(_: Any, x: Tensor) -> Tensor:
@@ -385,7 +385,7 @@ class RoundsTooMuch(Mean):
 
 @breaks("low_precision_follows_float64")
 class RoundsTokensToHalf(Mean):
-    """Of float32 tokens: float16 holds what bfloat16 holds, and not more."""
+    """Rounds float32 tokens to float16, enough for bfloat16 precision only."""
 
     def values(self, x: Tensor, key_padding_mask: Tensor | None) -> Tensor:
         rounded = x.half().float() if x.dtype == torch.float32 else x
@@ -394,7 +394,7 @@ class RoundsTokensToHalf(Mean):
 
 @breaks("low_precision_follows_float64")
 class AveragesInHalf(GatedAverage):
-    """A recurrence of float32 tokens that rounds what it carries on to float16."""
+    """Rounds the carry of a float32 recurrence to float16."""
 
     def blended(self, gate: Tensor, average: Tensor, value: Tensor) -> Tensor:
         mixed = super().blended(gate, average, value)
@@ -410,7 +410,7 @@ class ExportsAnother(BothWays):
 
 @breaks("exports")
 class HoldsForItsLength(BothWays):
-    """An exported program goes on as for the length that it was made from."""
+    """Exports a program that is correct for 24 tokens only."""
 
     card = replace(BothWays.card, no_onnx="the test is of torch.export")
 

@@ -1,4 +1,4 @@
-"""Mixers that each break in a single way what the contract says of streams."""
+"""Mixers that each break the contract for streams in one way."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A mixer that keeps the whole contract, and versions of it with other abilities."""
+"""A mixer that fulfills the whole contract, and variants with other abilities."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rifflemix.mixers import MixerCard, TokenMixer
 
 
 class Mean(TokenMixer):
-    """Every token and the mean of all, or of those up to it: keeps the whole contract."""
+    """Adds the mean of all tokens, or of the tokens so far; fulfills the whole contract."""
 
     card = MixerCard(
         name="mean",
@@ -37,7 +37,7 @@ class Mean(TokenMixer):
         return v if key_padding_mask is None else v.masked_fill(key_padding_mask[..., None], 0.0)
 
     def counts(self, v: Tensor, key_padding_mask: Tensor | None) -> Tensor:
-        """(B, N, 1): 1 for each token that counts."""
+        """Return (B, N, 1): 1 for each token that counts."""
         ones = torch.ones_like(v[..., :1])
         return (
             ones if key_padding_mask is None else ones.masked_fill(key_padding_mask[..., None], 0)
@@ -65,7 +65,7 @@ class Mean(TokenMixer):
 
 
 class BothWays(Mean):
-    """The same, and it can do no more than that."""
+    """The bidirectional variant, without optional features."""
 
     card = replace(Mean.card, causal=False, streaming=False)
 
@@ -83,7 +83,7 @@ class Packed(Mean):
 
 
 class GatedAverage(TokenMixer):
-    """A gated moving average with a long memory: roundings add up within `mix`."""
+    """A gated moving average with a long memory: rounding errors add up within `mix`."""
 
     card = replace(
         Mean.card,

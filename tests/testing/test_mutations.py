@@ -1,8 +1,8 @@
-"""The contract notices: a mixer broken in one way fails the property of that way, and no other."""
+"""Each mixer that is broken in one way fails exactly the matching property of the contract."""
 
 from __future__ import annotations
 
-import broken_streams  # noqa: F401  # its mixers are in BROKEN
+import broken_streams  # noqa: F401  # registers its mixers in BROKEN
 import pytest
 from broken_mixers import BROKEN
 from sound_mixers import SOUND, Mean
@@ -15,7 +15,7 @@ MUTANTS = [pytest.param(cls, id=cls.__name__) for cls in (*SOUND, *BROKEN)]
 
 
 def failing(cls: type[TokenMixer], names: set[str]) -> set[str]:
-    """Which of the properties some form of a class fails."""
+    """Return the properties that some variant of a class fails."""
     found = set()
     for form in forms_of(cls):
         for prop in PROPERTIES:
@@ -28,8 +28,8 @@ def failing(cls: type[TokenMixer], names: set[str]) -> set[str]:
 
 
 ALL = {prop.name for prop in PROPERTIES}
-ONNX = "runs_as_onnx"  # takes seconds a mixer
-# Tracing takes seconds too: of mixers that are not broken there, the sound ones alone are traced.
+ONNX = "runs_as_onnx"  # takes seconds per mixer
+# Tracing takes seconds: done only for sound mixers and for mixers that break a traced property.
 TRACED = {ONNX, "exports", "compiles_to_one_graph"}
 CLASSES = [
     pytest.param(cls, marks=[pytest.mark.slow] if ONNX in names else [], id=cls.__name__)

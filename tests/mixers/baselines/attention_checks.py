@@ -1,4 +1,4 @@
-"""What the tests of several attention-like mixers share."""
+"""Shared checks for the tests of attention-like mixers."""
 
 from __future__ import annotations
 
@@ -21,7 +21,10 @@ def queries_keys_values(arrays: Mapping[str, np.ndarray]) -> tuple[Tensor, Tenso
 
 
 def padding_mask(arrays: Mapping[str, np.ndarray]) -> Tensor:
-    """The vectors mark valid tokens by 1; here True marks padding."""
+    """Return a mask in which True marks padding.
+
+    The golden vectors mark valid tokens by 1.
+    """
     return torch.from_numpy(arrays["mask"]) == 0
 
 
@@ -35,7 +38,7 @@ def assert_valid_equal(y: Tensor, expected: np.ndarray, key_padding_mask: Tensor
 
 
 def assert_acts_on_valid_tokens(mixer: rm.TokenMixer) -> None:
-    """Wherever padding stands, the valid tokens come out as a sequence of their own would."""
+    """Check that padding at any position does not change valid tokens."""
     x = torch.randn(4, 13, mixer.dim, dtype=torch.float64)
     mask = torch.rand(4, 13) < 0.4
     mask[1] = torch.arange(13) < 5  # leading
@@ -70,14 +73,14 @@ class _Largest(TorchDispatchMode):
 
 
 def largest_tensor(run: Callable[[], Any]) -> int:
-    """Elements of the largest tensor that any operation inside `run` makes, backward included."""
+    """Count the elements of the largest tensor in both passes of `run`."""
     with _Largest() as mode:
         run()
     return mode.numel
 
 
 def assert_linear_memory(mixer: rm.TokenMixer, per_token: int, length: int = 2048) -> None:
-    """No tensor of the forward or backward pass holds over `per_token` numbers a token."""
+    """Check that every tensor has at most `per_token` numbers per token."""
     assert per_token < length / 4, "a tensor of N x N numbers must be seen to be too large"
     x = torch.randn(1, length, mixer.dim, dtype=next(mixer.parameters()).dtype)
     largest = largest_tensor(lambda: mixer(x.requires_grad_()).sum().backward())

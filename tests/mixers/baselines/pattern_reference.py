@@ -1,4 +1,4 @@
-"""Attention over a pattern, as literal as it gets: one N x N mask per head, valid tokens only."""
+"""Reference attention over a pattern: one N x N mask per head, valid tokens only."""
 
 from __future__ import annotations
 
@@ -12,18 +12,21 @@ Sees = Callable[[int, int], bool]
 
 
 def pattern(length: int, sees: Sees) -> Tensor:
-    """(N, N) bool, row = query."""
+    """Return the pattern as (N, N) bool, row = query."""
     rows = [[bool(sees(i, j)) for j in range(length)] for i in range(length)]
     return torch.tensor(rows, dtype=torch.bool).view(length, length)
 
 
 def split_heads(x: Tensor, heads: int) -> Tensor:
-    """(N, C) -> (H, N, D)."""
+    """Reshape (N, C) to (H, N, D)."""
     return x.view(x.shape[0], heads, -1).transpose(0, 1)
 
 
 def dense_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
-    """(H, N, D) with a mask (N, N) or (H, N, N) in which every row sees something."""
+    """Attend (H, N, D) under a mask without empty rows.
+
+    The mask is (N, N) or (H, N, N).
+    """
     assert mask.any(-1).all()
     scores = (q @ k.mT / math.sqrt(q.shape[-1])).masked_fill(~mask, -torch.inf)
     return scores.softmax(-1) @ v
@@ -32,7 +35,7 @@ def dense_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
 def on_valid_tokens(
     one: Callable[[Tensor], Tensor], x: Tensor, key_padding_mask: Tensor | None
 ) -> Tensor:
-    """`one`, which takes the tokens (n, C) of one sample, on the valid ones of each sample."""
+    """Apply `one`, a function of (n, C), to each sample's valid tokens."""
     y = torch.zeros_like(x)
     for b in range(x.shape[0]):
         valid = torch.ones(x.shape[1], dtype=torch.bool)
@@ -46,7 +49,10 @@ def on_valid_tokens(
 def masked_attention_layer(
     mixer, x: Tensor, mask_of: Callable[[int], Tensor], key_padding_mask: Tensor | None = None
 ) -> Tensor:
-    """A layer with maps `qkv` and `proj`; mask_of(n) is the pattern over n valid tokens."""
+    """Compute attention with `qkv` and `proj`.
+
+    `mask_of(n)` is the mask of n valid tokens.
+    """
 
     def one(tokens: Tensor) -> Tensor:
         q, k, v = (split_heads(t, mixer.num_heads) for t in mixer.qkv(tokens).chunk(3, -1))
@@ -59,9 +65,9 @@ def masked_attention_layer(
 def masked_in_position(
     mixer, x: Tensor, sees: Tensor, key_padding_mask: Tensor | None = None
 ) -> Tensor:
-    """A layer with maps `qkv` and `proj`: a pattern over all positions, padding unseen.
+    """Compute attention under a pattern over all positions, with padding masked.
 
-    `sees` is (N, N) or (H, N, N), row = query.
+    The layer has the projections `qkv` and `proj`. `sees` is (N, N) or (H, N, N), row = query.
     """
     y = torch.zeros_like(x)
     for b in range(x.shape[0]):
@@ -76,7 +82,7 @@ def masked_in_position(
 
 
 def masks(batch: int, length: int) -> dict[str, Tensor | None]:
-    """No mask, and masks with trailing, leading, scattered and complete padding."""
+    """Return no mask, and masks with trailing, leading, scattered and complete padding."""
     generator = torch.Generator().manual_seed(5)
     trailing = torch.arange(length) >= torch.tensor([[length], [length // 2 + 1], [1]])[:batch]
     scattered = torch.rand(batch, length, generator=generator) < 0.4
@@ -85,7 +91,7 @@ def masks(batch: int, length: int) -> dict[str, Tensor | None]:
 
 
 def padded_inputs(lengths: Iterable[int], dim: int) -> Iterator[tuple[str, Tensor, Tensor | None]]:
-    """Three samples of each length with each kind of padding, and words for which it is."""
+    """Yield three samples per length and kind of padding, with a description."""
     for length in lengths:
         x = torch.randn(3, length, dim, dtype=torch.float64)
         for kind, mask in masks(3, length).items():
@@ -93,7 +99,10 @@ def padded_inputs(lengths: Iterable[int], dim: int) -> Iterator[tuple[str, Tenso
 
 
 def require_close(y: Tensor, expected: Tensor, case: str) -> None:
-    """float64 results are the same but for rounding; the error says in which case they are not."""
+    """Check that float64 results differ by rounding only.
+
+    The error names the case.
+    """
     torch.testing.assert_close(
         y, expected, atol=1e-12, rtol=1e-9, msg=lambda found: f"{case}: {found}"
     )

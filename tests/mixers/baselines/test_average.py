@@ -1,4 +1,4 @@
-"""The mean and the running mean of valid tokens, in a loop."""
+"""The mean and the running mean of valid tokens, checked against a loop."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def test_equals_a_loop(padding: str, causal: bool) -> None:
 
 @pytest.mark.parametrize("causal", [False, True])
 def test_sums_of_bfloat16_are_kept_in_wider_floats(causal: bool) -> None:
-    """A bfloat16 sum of ones stands still at 256."""
+    """Check a sum of ones that stops at 256 in bfloat16."""
     y = rm.create_mixer("average", 2, causal=causal)(torch.ones(1, 5000, 2, dtype=torch.bfloat16))
     assert (y == 1).all()
 

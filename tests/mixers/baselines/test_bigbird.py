@@ -1,4 +1,4 @@
-"""BigBird against a dense mask built from its random draws, and the draws themselves."""
+"""BigBird against a dense mask built from its random draws, and checks of the draws."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rifflemix.mixers.baselines.bigbird import BigBird, random_blocks
 
 
 def seen_blocks(mixer: BigBird, blocks: int) -> list[list[set[int]]]:
-    """[head][query block] -> key blocks, for `blocks` blocks of valid tokens."""
+    """Return [head][query block] -> key blocks, for `blocks` blocks of valid tokens."""
     draws = random_blocks(
         torch.tensor([blocks]), blocks, mixer.num_heads, mixer.num_random,
         seed=mixer.random_seed, layer=mixer.layer_index,
@@ -51,12 +51,15 @@ def test_equals_a_dense_mask(length, block, num_random, padding) -> None:
 
 
 def test_kept_positions_hold_the_blocks() -> None:
-    """Blocks count all positions; the last block with a valid token is the last."""
+    """Check that blocks count all positions.
+
+    The last block is the last one that contains a valid token.
+    """
     mixer = rm.create_mixer(
         "bigbird", 8, num_heads=2, block_size=4, num_random=1, keep_positions=True
     ).double()
     x, mask = torch.randn(3, 37, 8, dtype=torch.float64), torch.rand(3, 37) < 0.4
-    mask[1, 12:20] = True  # whole blocks between valid ones
+    mask[1, 12:20] = True  # whole padded blocks between valid blocks
     mask[2, 24:] = True
     mask[:2, 36] = mask[2, 23] = False
     for row, blocks in enumerate((10, 10, 6)):

@@ -19,7 +19,10 @@ def build(dim: int = 6, num_heads: int = 2, max_length: int = 80, **options) -> 
 
 
 def quadratic(mixer: CosFormer, x: Tensor) -> Tensor:
-    """One sequence (N, C): relu(q_i) relu(k_j) cos(pi (i - j) / 2M), rows normalised."""
+    """Compute the quadratic form for one sequence (N, C), with normalized rows.
+
+    The weights are relu(q_i) relu(k_j) cos(pi (i - j) / 2M).
+    """
     q, k, v = mixer.qkv(x).chunk(3, -1)
     position = torch.arange(len(x), dtype=torch.float64)
     fade = torch.cos(math.pi / 2 * (position[:, None] - position[None, :]) / mixer.max_length)
@@ -48,7 +51,7 @@ def test_padding(causal: bool) -> None:
 
 @pytest.mark.parametrize("causal", [False, True])
 def test_kept_positions_count_all_tokens(causal: bool) -> None:
-    """Keys of zeros fade into nothing, and positions are those of the whole sequence."""
+    """Check that zero keys get no weight and positions count all tokens."""
     mixer = build(causal=causal, keep_positions=True)
     x, mask = torch.randn(2, 13, 6, dtype=torch.float64), torch.rand(2, 13) < 0.4
     y = mixer(x, key_padding_mask=mask)

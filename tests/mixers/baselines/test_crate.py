@@ -15,7 +15,7 @@ def build(dim: int = 12, num_heads: int = 3, **options) -> Crate:
 
 
 def literal(mixer: Crate, x: Tensor) -> Tensor:
-    """One sequence (N, C): the sum over heads of U_h (U_h^T x) softmax."""
+    """Sum U_h (U_h^T x) softmax over the heads of one sequence (N, C)."""
     width = mixer.dim // mixer.num_heads
     total, coordinates = torch.zeros_like(x), []
     for h in range(mixer.num_heads):

@@ -30,7 +30,7 @@ def tokens(length: int = 13, batch: int = 2) -> Tensor:
 
 
 def smoothed(module: ComplexSmoothing, x: Tensor) -> Tensor:
-    """Channel by channel in complex numbers, for one sequence (N, C)."""
+    """Smooth each channel in complex numbers, for one sequence (N, C)."""
     log_delta, alpha, beta = (
         torch.view_as_complex(p.detach()) for p in (module.log_delta, module.alpha, module.beta)
     )
@@ -106,7 +106,7 @@ def test_first_factors_lie_in_the_ring() -> None:
 def test_factors_cannot_leave_the_circle() -> None:
     mixer = ExpSmoothing(4, causal=True)
     with torch.no_grad():
-        mixer.cets.log_delta.copy_(torch.tensor([1.0, 0.1]).expand(4, 2))  # grows if let
+        mixer.cets.log_delta.copy_(torch.tensor([1.0, 0.1]).expand(4, 2))  # grows without the bound
     assert mixer(torch.randn(1, 4000, 4)).isfinite().all()
 
 

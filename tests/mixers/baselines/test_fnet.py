@@ -14,7 +14,10 @@ from rifflemix.mixers.baselines.fnet import fft_of_lengths
 
 
 def fourier_matrix(n: int) -> Tensor:
-    """(n, n) of exp(-2 pi i j k / n); j k mod n keeps the angle exact."""
+    """Return the (n, n) matrix of exp(-2 pi i j k / n).
+
+    The angle is exact because j k is reduced mod n.
+    """
     power = torch.outer(torch.arange(n), torch.arange(n)) % n
     angle = -2 * math.pi * power.double() / n
     return torch.complex(angle.cos(), angle.sin())
@@ -44,7 +47,7 @@ def test_equals_torch() -> None:
 
 
 def test_long_transforms_stay_exact_in_float32() -> None:
-    """The phases of the chirp are reduced in integers: j^2 alone would exceed float32."""
+    """Check the integer phases of the chirp: j^2 would exceed float32."""
     lengths = torch.tensor([9973, 8192, 5])
     x = torch.randn(3, 9973, 1)
     x[torch.arange(9973) >= lengths.unsqueeze(1)] = 0

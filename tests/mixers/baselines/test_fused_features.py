@@ -1,4 +1,4 @@
-"""Features that keep little for the gradient: values and gradients of those written out."""
+"""Memory-saving feature maps: values and gradients against the plain formulas."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch import Tensor
 from rifflemix.lab.runs.measure import peak_memory
 from rifflemix.mixers._attention.fused_features import elu_plus_one, random_features
 
-OFFSET = 0.3  # large: through it alone the largest product has a gradient
+OFFSET = 0.3  # large: the gradient of the largest product depends on the offset alone
 
 
 def literal(x: Tensor, rows: Tensor, padded: Tensor | None, over_tokens: bool) -> Tensor:
@@ -49,7 +49,7 @@ def test_elu_plus_one() -> None:
     torch.testing.assert_close(elu_plus_one(x), torch.where(x > 0, x + 1, x.exp()))
     (found,) = torch.autograd.grad(elu_plus_one(x).sum(), x)
     torch.testing.assert_close(found, torch.where(x > 0, 1.0, x.detach().exp()))
-    away = x.detach()[1:].requires_grad_()  # from 0, where there is no second derivative
+    away = x.detach()[1:].requires_grad_()  # away from 0, since there is no second derivative at 0
     assert torch.autograd.gradcheck(elu_plus_one, away)
     assert torch.autograd.gradgradcheck(elu_plus_one, away)
 
@@ -62,5 +62,5 @@ def test_one_tensor_of_features_is_kept() -> None:
     def step() -> None:
         random_features(x, rows, None, OFFSET, over_tokens=False).sum().backward()
 
-    # What the features are and their gradient, and little beside them.
+    # The features and their gradient, and little else.
     assert peak_memory(step, torch.device("cpu")) < 2.6 * features

@@ -1,4 +1,4 @@
-"""The identity changes nothing but padded positions."""
+"""The identity mixer changes padded positions only."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ def feature(x: Tensor) -> Tensor:
 
 
 def literal(mixer: LinearAttention, x: Tensor) -> Tensor:
-    """One sequence (N, C), token by token."""
+    """Compute the attention of one sequence (N, C) token by token."""
     q, k, v = mixer.qkv(x).chunk(3, -1)
     width = mixer.dim // mixer.num_heads
     y = torch.zeros_like(v)
@@ -117,7 +117,8 @@ def test_golden_unnormalised(golden: Golden) -> None:
     q, k, v = queries_keys_values(arrays)
     expected = torch.from_numpy(arrays["y_nomask"])
     torch.testing.assert_close(mixer.attend(q, k, v, None), expected, **TOLERANCE)
-    # The vectors divide by the root of all 16 positions, here it is that of the valid ones.
+    # The vectors divide by the root of all 16 positions, rifflemix by the root of the valid
+    # positions.
     mask = padding_mask(arrays)
     valid = (~mask).sum(1).float()[:, None, None, None]
     y = mixer.attend(q, k, v, mask) * (valid / 16).sqrt()

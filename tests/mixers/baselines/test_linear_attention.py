@@ -1,4 +1,4 @@
-"""Sums over features against the matrix of weights, written out, in float64."""
+"""Linear attention as sums over features against the explicit weight matrix, in float64."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_gradients(causal: bool) -> None:
 
 
 def test_heads_of_a_token_lie_together() -> None:
-    """So that the output map reads them without a copy."""
+    """Check that the output projection reads the heads without a copy."""
     y = linear_attention(*draw(7), epsilon=1e-6)
     assert y.transpose(1, 2).is_contiguous()
 

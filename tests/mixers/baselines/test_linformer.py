@@ -1,4 +1,4 @@
-"""Linformer against projections written out, and a golden vector."""
+"""Linformer against explicit projections, and a golden vector."""
 
 from __future__ import annotations
 
@@ -29,7 +29,10 @@ def build(dim: int = 6, num_heads: int = 2, max_length: int = 16, **options) -> 
 
 
 def literal(mixer: Linformer, x: Tensor) -> Tensor:
-    """One sequence (N, C): key e is the sum over n of E[e, n] k[n]."""
+    """Compute one sequence (N, C).
+
+    Key e is the sum over n of E[e, n] k[n].
+    """
     y = []
     heads = (t.chunk(mixer.num_heads, -1) for t in mixer.qkv(x).chunk(3, -1))
     for h, (q, k, v) in enumerate(zip(*heads, strict=True)):

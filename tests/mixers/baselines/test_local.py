@@ -29,7 +29,7 @@ def test_equals_a_block_diagonal_mask(length: int, block: int, padding: str, cau
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("padding", ["none", "leading", "scattered"])
 def test_kept_positions_hold_the_blocks(padding: str, causal: bool) -> None:
-    """Blocks count all positions: a token sees the valid ones of its own."""
+    """Check that blocks count all positions but attend to valid tokens only."""
     mixer = rm.create_mixer(
         "local", 8, num_heads=2, block_size=4, causal=causal, keep_positions=True
     ).double()
@@ -48,7 +48,7 @@ def test_default_block(max_length: int | None, block: int) -> None:
 
 
 def test_reference_fixture(golden) -> None:
-    """The butterfly authors' attention in contiguous blocks is the same operator."""
+    """Check that the butterfly authors' attention in contiguous blocks is equal."""
     g = golden("block_attention")
     mixer = rm.create_mixer("local", 8, num_heads=2, block_size=4)
     parts = ("queries", "keys", "values")

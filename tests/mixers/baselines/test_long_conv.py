@@ -1,4 +1,4 @@
-"""Generated long convolutions against the dense sum; kernel network, window, errors."""
+"""Generated long convolutions against the dense sum: kernel network, window, errors."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def tokens(length: int = 13, batch: int = 2) -> Tensor:
 
 
 def kernel_at(mixer: LongConv, lag: int) -> Tensor:
-    """(C,): the network of Gabor filters written out, times the window."""
+    """Compute (C,): the network of Gabor filters times the window."""
     t = lag / MOST
     filters = [
         torch.exp(-0.5 * (f.gamma * (t - f.mu)) ** 2) * torch.sin(f.omega * t + f.phi)
@@ -91,7 +91,7 @@ def test_dropout_acts_in_training_only() -> None:
 
 
 def test_first_outputs_keep_the_scale() -> None:
-    """The last map is divided by the root of the number of taps, whatever that number is."""
+    """Check that the last layer is divided by sqrt(num_taps)."""
     for most in (64, 2048):
         torch.manual_seed(0)
         network = KernelNetwork(8, features=32, num_layers=3, frequency=most / 12, num_taps=most)
@@ -100,9 +100,9 @@ def test_first_outputs_keep_the_scale() -> None:
 
 
 def released_start(taps: int, frequency: float, width: float, channels: int = 64) -> Tensor:
-    """(lags, C): a causal kernel of the released code at its start, by its own formulas.
+    """Compute the initial causal kernel (lags, C) of the released code.
 
-    Positions go from -1 to 1, the present, over all taps; `width` is in their units.
+    Positions go from -1 to 1 (the current token) over all taps. `width` uses the same unit.
     """
     features, end = 32, width * math.sqrt(-2.0 * math.log(0.1))
     positions = torch.linspace(-1, 1, taps)[:, None]
@@ -124,7 +124,7 @@ def released_start(taps: int, frequency: float, width: float, channels: int = 64
 
 @pytest.mark.parametrize("width", [0.03, 0.4])
 def test_causal_kernels_start_as_released(width: float) -> None:
-    """Their energy, how far back it lies, and the share of the token itself."""
+    """Check the kernels' energy, mean lag and share of the current token."""
     taps, frequency = 1024, 2272.557
 
     def figures(kernels: list[Tensor]) -> Tensor:

@@ -1,4 +1,4 @@
-"""Longformer against dense attention with two sets of maps."""
+"""Longformer against dense attention with two sets of projections."""
 
 from __future__ import annotations
 
@@ -17,7 +17,10 @@ def sees(mixer: Longformer, i: int, j: int) -> bool:
 
 
 def literal(mixer: Longformer, x: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
-    """Rows of global tokens from `global_qkv`, all others from `qkv`; dense masks."""
+    """Compute global tokens from `global_qkv` and all others from `qkv`.
+
+    Both use dense masks.
+    """
 
     def one(tokens: torch.Tensor) -> torch.Tensor:
         n, g = len(tokens), mixer.num_global

@@ -1,4 +1,4 @@
-"""MEGA and MEGA-chunk: golden layer, the literal formula, chunks, MEGA-CSP, streams, errors."""
+"""MEGA and MEGA-chunk: golden layer, formula, chunks, MEGA-CSP, streams, errors."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ DIM, LENGTH = 6, 11
 def made(kind: type[MegaLayer] = Mega, **options: Any) -> MegaLayer:
     torch.manual_seed(2)
     mixer = kind(DIM, **{"max_length": 16, "z_dim": 4, "ema_dim": 3, **options})
-    with torch.no_grad():  # every parameter must play a part
+    with torch.no_grad():  # every parameter must affect the output
         for parameter in mixer.parameters():
             parameter.add_(0.4 * torch.randn_like(parameter))
     return mixer.double().eval()
@@ -36,7 +36,7 @@ def tokens(length: int = LENGTH, batch: int = 2) -> Tensor:
 
 
 def literal(mixer: MegaLayer, x: Tensor) -> Tensor:
-    """The layer token by token, on one sequence (N, C) without padding."""
+    """Compute one sequence (N, C) without padding, token by token."""
     length, causal, chunk = len(x), mixer.causal, mixer.chunk_size or len(x)
     v = F.silu(mixer.v_proj(x))
     base = mixer.mx_proj(mixer.move(x.unsqueeze(0)).squeeze(0))
@@ -131,7 +131,7 @@ def test_average_crosses_chunks_and_attention_does_not() -> None:
     changed[:, 1] += 1.0
     assert (mixer(changed) - mixer(x))[0, 5].abs().max() > 1e-4
     with torch.no_grad():
-        mixer.move.gamma.zero_()  # no average: only the attention is left to reach further
+        mixer.move.gamma.zero_()  # no average: only the attention can reach further
     assert not (mixer(changed) - mixer(x))[0, 4:].any()
     assert (mixer(changed) - mixer(x))[0, 3].abs().max() > 1e-6
 

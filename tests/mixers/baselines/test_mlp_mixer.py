@@ -1,4 +1,4 @@
-"""MLP-Mixer's token mixing channel by channel, and inside the recorded tiny model."""
+"""MLP-Mixer's token mixing per channel, and the recorded tiny model."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ def test_each_channel_passes_the_same_maps(length: int, bias: bool) -> None:
     y = mixer(x, key_padding_mask=mask)
     for b in range(2):
         for c in range(6):
-            column = torch.zeros(9, dtype=torch.float64)  # all positions; those not there hold zero
+            column = torch.zeros(9, dtype=torch.float64)  # all positions; missing ones are zero
             column[:length] = x[b, :, c].masked_fill(mask[b], 0.0)
             out = mixer.fc2(F.gelu(mixer.fc1(column)))[:length].masked_fill(mask[b], 0.0)
             torch.testing.assert_close(y[b, :, c], out, atol=1e-12, rtol=1e-9)
 
 
 def test_recorded_model(golden) -> None:
-    """x + token mixing, x + channel mixing, twice, between the patch map and the classifier."""
+    """Rebuild the recorded model: patch embedding, two blocks and classifier."""
     g = {name: torch.from_numpy(value) for name, value in golden("mlp_mixer_tiny").items()}
 
     def linear(x: Tensor, name: str) -> Tensor:
@@ -48,7 +48,7 @@ def test_recorded_model(golden) -> None:
         hidden = F.gelu(linear(norm(x, f"{block}.ln1"), f"{block}.mlp_channel.mlp.0"))
         x = x + linear(hidden, f"{block}.mlp_channel.mlp.2")
     y = linear(x.flatten(1), "linear")
-    # Values reach 50, and in float64 the recorded float32 ones turn out to be off by 4.5e-5.
+    # Values reach 50. The recorded float32 values differ from float64 by 4.5e-5.
     torch.testing.assert_close(y, g["y"], atol=1e-4, rtol=1e-4)
 
 

@@ -1,4 +1,4 @@
-"""Nystromformer against segment means written out, softmax attention and golden vectors."""
+"""Nystromformer against explicit segment means, softmax attention and golden vectors."""
 
 from __future__ import annotations
 
@@ -29,7 +29,10 @@ def build(dim: int = 8, num_heads: int = 2, **options) -> Nystromformer:
 
 
 def literal(mixer: Nystromformer, x: Tensor) -> Tensor:
-    """One sequence (N, C), with the exact pseudo-inverse: for many iterations."""
+    """Compute one sequence (N, C) with the exact pseudo-inverse.
+
+    It is the limit of many iterations.
+    """
     m, heads = mixer.num_landmarks, mixer.num_heads
     y = []
     parts = (t.chunk(heads, -1) for t in mixer.qkv(x).chunk(3, -1))
@@ -56,7 +59,7 @@ def literal(mixer: Nystromformer, x: Tensor) -> Tensor:
 @pytest.mark.parametrize(("length", "num_landmarks"), [(12, 4), (13, 4), (7, 3), (5, 1)])
 def test_equals_means_written_out(length: int, num_landmarks: int, conv_kernel: int | None) -> None:
     mixer = build(num_landmarks=num_landmarks, conv_kernel=conv_kernel, pinv_iterations=30)
-    torch.nn.init.normal_(mixer.qkv.weight)  # sharp enough for an invertible middle
+    torch.nn.init.normal_(mixer.qkv.weight)  # large enough for an invertible middle matrix
     x = torch.randn(2, length, 8, dtype=torch.float64)
     expected = torch.stack([literal(mixer, sample) for sample in x])
     torch.testing.assert_close(mixer(x), expected, atol=1e-6, rtol=1e-6)
@@ -64,7 +67,7 @@ def test_equals_means_written_out(length: int, num_landmarks: int, conv_kernel: 
 
 @pytest.mark.parametrize("num_landmarks", [1, 3, 6, 13, 20])
 def test_padding(num_landmarks: int) -> None:
-    """With few valid tokens some landmarks are empty, and the rest is softmax attention."""
+    """Check empty landmarks: with few valid tokens the result is softmax attention."""
     assert_acts_on_valid_tokens(build(num_landmarks=num_landmarks, conv_kernel=3))
 
 
@@ -76,12 +79,12 @@ def test_as_many_landmarks_as_tokens_are_softmax_attention(masked: bool) -> None
     x = torch.randn(2, 14 if masked else 9, 8, dtype=torch.float64)
     mask = None
     if masked:
-        mask = torch.rand(2, 14).argsort(1) >= 9  # nine valid tokens anywhere
+        mask = torch.rand(2, 14).argsort(1) >= 9  # nine valid tokens at random positions
     torch.testing.assert_close(mixer(x, key_padding_mask=mask), softmax(x, key_padding_mask=mask))
 
 
 def test_more_landmarks_come_nearer_to_softmax_attention() -> None:
-    x = torch.randn(2, 64, 8, dtype=torch.float64).cumsum(1) / 8  # neighbours are alike
+    x = torch.randn(2, 64, 8, dtype=torch.float64).cumsum(1) / 8  # neighbors are similar
     errors = []
     for num_landmarks in (2, 8, 32):
         torch.manual_seed(3)

@@ -1,4 +1,4 @@
-"""Performer against its features written out, against softmax attention, and golden vectors."""
+"""Performer against explicit features, softmax attention and golden vectors."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def build(dim: int = 8, num_heads: int = 2, **options) -> Performer:
 
 
 def literal_features(mixer: Performer, x: Tensor, largest: str) -> Tensor:
-    """Features (N, M) of one head's tokens (N, D); `largest` says what is taken off."""
+    """Compute features (N, M) of one head (N, D), with `largest` subtracted."""
     x = x / x.shape[-1] ** 0.25
     products = x if mixer.projection is None else x @ mixer.projection.T
     if mixer.kernel == "relu":
@@ -45,7 +45,7 @@ def literal_features(mixer: Performer, x: Tensor, largest: str) -> Tensor:
 
 
 def literal(mixer: Performer, x: Tensor) -> Tensor:
-    """One sequence (N, C) with the matrix of weights."""
+    """Compute one sequence (N, C) with the weight matrix."""
     y = []
     heads = (t.chunk(mixer.num_heads, -1) for t in mixer.qkv(x).chunk(3, -1))
     for q, k, v in zip(*heads, strict=True):
@@ -106,7 +106,7 @@ def test_streams_past_a_chunk(options: dict[str, object]) -> None:
 def test_many_features_approach_softmax_attention(
     causal: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Without the offset, that is, whose bias no number of features takes away."""
+    """Check the limit without the offset, since the offset adds a bias."""
     monkeypatch.setattr(performer, "_SOFTMAX_OFFSET", 0.0)
     x = torch.randn(2, 16, 8, dtype=torch.float64)
     softmax = rm.create_mixer("softmax", 8, num_heads=2, causal=causal).double()
@@ -122,7 +122,7 @@ def test_many_features_approach_softmax_attention(
 
 
 def test_wide_causal_heads_tell_keys_apart() -> None:
-    """Rows of the projection are long there, and a bound from their length would hide all keys."""
+    """Check long projection rows: a bound from their length hides all keys."""
     mixer = build(256, 1, causal=True)
     x = torch.randn(1, 9, 256, dtype=torch.float64)
     torch.testing.assert_close(mixer(x)[0], literal(mixer, x[0]), atol=1e-8, rtol=1e-8)
@@ -132,7 +132,7 @@ def test_wide_causal_heads_tell_keys_apart() -> None:
 
 
 def test_large_exponents_stay_finite_when_causal() -> None:
-    """Keys as long as the rows of the projection reach the largest exponent there is."""
+    """Check the largest exponents: keys equal to rows of the projection."""
     mixer = rm.create_mixer("performer", 512, causal=True, num_features=16)
     assert 0.5 * mixer.projection.square().sum(1).max() > 150  # over float32's e^88
     k = (mixer.projection * 512**0.25)[None, None].requires_grad_()
@@ -151,7 +151,7 @@ def test_rows_are_orthogonal_normal_vectors() -> None:
     many = orthogonal_projection(40_000, 4)
     assert many.mean(0).abs().max() < 0.03
     torch.testing.assert_close(many.T @ many / 40_000, torch.eye(4), atol=0.03, rtol=0)
-    # Not only the mean of both signs: each row of a block is as often up as down.
+    # Stronger than a zero mean: each entry of a block is positive half of the time.
     assert (many.view(-1, 4, 4) > 0).double().mean(0).sub(0.5).abs().max() < 0.03
 
 
@@ -203,7 +203,10 @@ def golden_layer(arrays: dict[str, np.ndarray], kernel: str, **options) -> Perfo
 
 
 def test_golden_softmax_kernel(golden: Golden) -> None:
-    """That wrapper ignores its kernel's name, scales twice and lets padding count as zeros."""
+    """Check the reference wrapper.
+
+    It ignores the kernel's name, scales twice and counts padding as zeros.
+    """
     arrays = golden("lra_performer_relu")
     mixer = golden_layer(arrays, "softmax", scale_exponent=0.5, padded_keys="zero")
     q, k, v = queries_keys_values(arrays)

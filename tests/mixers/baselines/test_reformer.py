@@ -1,4 +1,4 @@
-"""Reformer against loops over sets of positions, and against recorded outputs of known code."""
+"""Reformer against loops over sets of positions, and against recorded reference outputs."""
 
 from __future__ import annotations
 
@@ -23,7 +23,10 @@ def literal_bucket(vector: Tensor, rotation: Tensor, factors: tuple[int, ...]) -
 
 
 def seen_by(i: int, buckets: list[int], chunk: int, causal: bool) -> set[int]:
-    """The positions that query i sees in one round, itself aside."""
+    """Return the positions that query i attends to, except i.
+
+    The positions belong to a single round.
+    """
     order = sorted(range(len(buckets)), key=lambda j: (buckets[j], j))
     position = order.index(i)
     if causal:
@@ -34,7 +37,7 @@ def seen_by(i: int, buckets: list[int], chunk: int, causal: bool) -> set[int]:
 
 
 def literal(mixer: Reformer, x: Tensor, mask: Tensor | None) -> Tensor:
-    """Equation (6) of the paper adds up to one softmax over what any round finds."""
+    """Compute equation (6) of the paper: one softmax over all rounds."""
 
     def one(tokens: Tensor) -> Tensor:
         n, chunk = len(tokens), mixer.chunk_size
@@ -74,7 +77,7 @@ def test_equals_sets_of_positions(length, chunk, hashes, buckets, padding, causa
 
 
 def recorded(golden) -> tuple[Reformer, dict[str, Tensor]]:
-    """The layer of the fixture; its rotations are what seed 0 draws, its output has no map."""
+    """Build the fixture's layer: rotations from seed 0, no output projection."""
     g = {name: torch.from_numpy(value) for name, value in golden("reformer_lsh_hf").items()}
     mixer = rm.create_mixer(
         "reformer", 8, num_heads=2, num_hashes=2, num_buckets=4, chunk_size=4, compat="hf"
@@ -124,14 +127,14 @@ def test_the_two_readings_differ(golden) -> None:
 
 @pytest.mark.parametrize("compat", ["none", "hf"])
 def test_one_chunk_is_shared_key_attention(compat: str) -> None:
-    """Rounds that all find everything count once."""
+    """Check that keys found by several rounds count once."""
     mixer = rm.create_mixer("reformer", 8, num_heads=2, chunk_size=64, compat=compat).double()
     x = torch.randn(2, 12, 8, dtype=torch.float64)
     torch.testing.assert_close(mixer(x), literal(mixer, x, None), atol=1e-12, rtol=1e-9)
 
 
 def test_compat_agrees_for_neighbours_in_one_round() -> None:
-    """With one round the ring changes the first chunk alone."""
+    """Check one round: wrapping around changes only the first chunk."""
     x = torch.randn(1, 12, 8, dtype=torch.float64)
     outputs = []
     for compat in ("none", "hf"):

@@ -30,7 +30,10 @@ def tokens(length: int = 13, batch: int = 2) -> Tensor:
 
 
 def literal(mixer: S4, x: Tensor) -> Tensor:
-    """Zero-order hold of h' = A h + x channel by channel, for one sequence (N, C)."""
+    """Discretize h' = A h + x by zero-order hold.
+
+    The loop runs per channel, for one sequence (N, C).
+    """
     a = torch.complex(-mixer.log_A_real.exp(), mixer.A_imag)
     dt = mixer.log_dt.exp().unsqueeze(-1)
     ratio, gain = torch.exp(dt * a), (torch.exp(dt * a) - 1) / a
@@ -42,7 +45,7 @@ def literal(mixer: S4, x: Tensor) -> Tensor:
         y[n] = y[n] + 2 * (readouts[0] * h).sum(-1).real
     h = torch.zeros_like(a)
     for n in range(len(x) - 1, -1, -1) if mixer.bidirectional else ():
-        y[n] = y[n] + 2 * (readouts[1] * h).sum(-1).real  # of the tokens after n
+        y[n] = y[n] + 2 * (readouts[1] * h).sum(-1).real  # from the tokens after n
         h = ratio * h + gain * x[n].unsqueeze(-1)
     value, gate = mixer.output_linear(F.gelu(y)).chunk(2, -1)
     return value * gate.sigmoid()

@@ -29,7 +29,10 @@ def tokens(length: int = 13, batch: int = 2) -> Tensor:
 
 
 def literal(mixer: S5, x: Tensor) -> Tensor:
-    """Zero-order hold of h' = Lambda h + B x, token by token, for one sequence (N, C)."""
+    """Discretize h' = Lambda h + B x by zero-order hold.
+
+    The loop runs per token, for one sequence (N, C).
+    """
     eigenvalues = torch.complex(mixer.Lambda_re.clamp(max=-1e-4), mixer.Lambda_im)
     dt = mixer.log_step.exp()
     ratio = torch.exp(eigenvalues * dt)

@@ -1,4 +1,4 @@
-"""Sinkformer against scaling vectors of the kernel matrix, literally, and golden vectors."""
+"""Sinkformer against explicit scaling vectors of the kernel matrix, and golden vectors."""
 
 from __future__ import annotations
 
@@ -22,7 +22,10 @@ def build(dim: int = 12, num_heads: int = 3, **options) -> Sinkformer:
 
 
 def scaled_kernel(scores: Tensor, steps: int) -> Tensor:
-    """diag(u) exp(scores) diag(v), u and v set in turn so that rows, columns sum to 1."""
+    """Compute diag(u) exp(scores) diag(v).
+
+    The updates of u and v alternate until rows and columns sum to 1.
+    """
     kernel = scores.exp()
     u, v = torch.ones(len(scores)).double(), torch.ones(len(scores)).double()
     for step in range(steps):
@@ -34,7 +37,7 @@ def scaled_kernel(scores: Tensor, steps: int) -> Tensor:
 
 
 def literal(mixer: Sinkformer, x: Tensor) -> Tensor:
-    """One sequence (N, C), head by head."""
+    """Compute one sequence (N, C), head by head."""
     q, k, v = mixer.qkv(x).chunk(3, -1)
     width = mixer.dim // mixer.num_heads
     heads = []

@@ -1,4 +1,4 @@
-"""Softmax attention: its maps' biases and inner width, and that streaming knows them."""
+"""Softmax attention: biases and inner width of its projections, also in streaming."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_inner_width() -> None:
 
 
 def test_padded_queries_take_the_mean_of_all_values() -> None:
-    """What a softmax over equal scores gives, padded values included; the others are as ever."""
+    """Check padded queries: equal scores average all values, padded values included."""
     mixer = rm.create_mixer("softmax", 8, num_heads=2, inner_dim=4, padded_queries="mean")
     plain = rm.create_mixer("softmax", 8, num_heads=2, inner_dim=4)
     plain.load_state_dict(mixer.state_dict())

@@ -1,4 +1,4 @@
-"""SPADE against dense windows beside S4; which layers hold a state space, streams, errors."""
+"""SPADE against dense windows and S4: layers with a state space, streams, errors."""
 
 from __future__ import annotations
 
@@ -30,7 +30,10 @@ def tokens(length: int = 13, batch: int = 2) -> Tensor:
 
 
 def literal(mixer: Spade, x: Tensor) -> Tensor:
-    """Attention with a dense band, one sequence (N, C); S4 has a test of its own."""
+    """Compute attention with a dense band for one sequence (N, C).
+
+    S4 has its own test.
+    """
     positions = torch.arange(len(x))
     offset = positions - positions.unsqueeze(1)
     sees = (offset.abs() <= mixer.radius) & ((offset <= 0) | (not mixer.causal))

@@ -1,4 +1,4 @@
-"""Both patterns of the Sparse Transformer against dense masks written from their definition."""
+"""Both patterns of the Sparse Transformer against dense masks from their definition."""
 
 from __future__ import annotations
 
@@ -60,13 +60,16 @@ def test_kept_positions_hold_the_pattern(pattern: str, stride: int, options: dic
         **options,
     ).double()  # fmt: skip
     x, mask = torch.randn(3, 23, 8, dtype=torch.float64), reference.masks(3, 23)["scattered"]
-    mask[0, 0], mask[1, 0] = False, True  # a class token, once as padding
+    mask[0, 0], mask[1, 0] = False, True  # a class token, padding in one sample
     expected = reference.masked_in_position(mixer, x, mask_of(mixer, 23), mask)
     torch.testing.assert_close(mixer(x, key_padding_mask=mask), expected, atol=1e-12, rtol=1e-9)
 
 
 def test_long_range_arena_pattern() -> None:
-    """Causal and (same block of 50 or key position mod 50 in {0, 40 ... 49})."""
+    """Check the pattern of the Long Range Arena.
+
+    It is causal and (same block of 50 or key position mod 50 in {0, 40 ... 49}).
+    """
     mixer = rm.create_mixer(
         "sparse_transformer", 4, stride=50, num_summary=10, triangular=True
     ).double()
@@ -89,7 +92,7 @@ def test_strided_causal_leaks_nothing(options: dict) -> None:
         changed = x.clone()
         changed[:, position:] += 1
         moved = (mixer(changed) - y)[0, :position].abs().amax(-1)
-        # The class token may see later tokens; only it.
+        # Only the class token may attend to later tokens.
         assert (moved[1 if options else 0 :] < 1e-12).all()
         assert not options or moved[0] > 1e-6
 

@@ -1,4 +1,4 @@
-"""Synthesizer against scores and softmax written out."""
+"""Synthesizer against explicit scores and softmax."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def literal_scores(mixer: Synthesizer, x: Tensor, head: int) -> Tensor:
 
 
 def literal(mixer: Synthesizer, x: Tensor) -> Tensor:
-    """One sequence (N, C), head by head."""
+    """Compute one sequence (N, C), head by head."""
     y = []
     parts = [t.chunk(mixer.num_heads, -1) for t in mixer.qkv(x).split(mixer.dim, -1)]
     for h in range(mixer.num_heads):

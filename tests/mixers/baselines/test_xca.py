@@ -17,7 +17,7 @@ def build(dim: int = 12, num_heads: int = 3, **options) -> XCA:
 
 
 def literal(mixer: XCA, x: Tensor) -> Tensor:
-    """One sequence (N, C): output channel i of a head is a mixture of its value channels j."""
+    """Mix each head's value channels j into output channel i, for (N, C)."""
     q, k, v = mixer.qkv(x).chunk(3, -1)
     width = mixer.dim // mixer.num_heads
     y = torch.zeros_like(v)
