@@ -146,12 +146,14 @@ def take_first(table: Tensor, length: int, dim: int) -> Tensor:
 
 
 def running_count(flags: Tensor, dim: int) -> Tensor:
-    """Count the flags up to each place along `dim`.
+    """Count the flags (B, ..., N, ...) up to each place along `dim`, not the first axis.
 
-    The sum runs along the first axis. Otherwise torch.export compares strides N and N^2 of a batch
-    of one, and for sizes with a maximum in them it cannot tell that they differ.
+    One sample is summed without its axis. With it, torch.export compares strides N and N^2, and for
+    sizes with a maximum in them it cannot tell that they differ.
     """
-    return flags.movedim(dim, 0).cumsum(0).movedim(0, dim)
+    if statically_known_true(flags.shape[0] == 1):
+        return flags.squeeze(0).cumsum(dim - 1).unsqueeze(0)
+    return flags.cumsum(dim)
 
 
 def constant_for_compiler(function: _F) -> _F:
