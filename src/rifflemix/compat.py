@@ -152,12 +152,14 @@ def take_first(table: Tensor, length: int, dim: int) -> Tensor:
 
 
 def running_count(flags: Tensor, dim: int) -> Tensor:
-    """Count the true flags up to and including each position along `dim`.
+    """Count the true flags up to and including each position along `dim`, not the first axis.
 
-    The sum runs along the first axis. Otherwise torch.export compares strides N and N^2 of a batch
-    of one. It cannot prove that they differ if the sizes contain a maximum.
+    A batch of one is summed without its axis. Otherwise torch.export compares strides N and N^2. It
+    cannot prove that they differ if the sizes contain a maximum.
     """
-    return flags.movedim(dim, 0).cumsum(0).movedim(0, dim)
+    if statically_known_true(flags.shape[0] == 1):
+        return flags.squeeze(0).cumsum(dim - 1).unsqueeze(0)
+    return flags.cumsum(dim)
 
 
 def constant_for_compiler(function: _F) -> _F:
