@@ -284,7 +284,8 @@ def test_opcheck_causal(masked: bool) -> None:
         torch.library.opcheck(cpu_causal._forward.overload, arguments)
     outputs = [value.detach() for value in cpu_causal._forward(*arguments)]
     saved = (w.detach(), temperature.detach(), bias.detach(), mask, outputs[1], *outputs[5:])
-    grads = (torch.randn(2, 3, 70, 5), None, torch.randn(2, 3, 5), None, None)
+    of_energy = torch.randn(2, 3, 5, dtype=torch.float64)
+    grads = (torch.randn(2, 3, 70, 5), None, of_energy, None, None)
     torch.library.opcheck(cpu_causal._backward.overload, (*saved, *grads))
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from rifflemix.compat import OperatorWatch, sent_bytes
@@ -114,6 +114,8 @@ def expected_bytes(mixer: TokenMixer, s: Sizes) -> float:
     """
     name = mixer.card.name
     if name in _SUMS:
+        if name == "tssa" and mixer.causal:
+            s = replace(s, summed=8)  # its streaming state is float64
         # In a causal mixer, the first process sends its sums to every later process.
         return _SUMS[name](s) * (s.processes / 2 if mixer.causal else 1)
     if isinstance(mixer, PermutedValues):
