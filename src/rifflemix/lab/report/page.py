@@ -30,7 +30,7 @@ def anchor(heading: str) -> str:
 
 
 def _shown(value: Any) -> Any:
-    """Remove control characters from plain strings; leave `Markup` from templates unchanged."""
+    """Remove control characters from plain strings; leave HTML from templates unchanged."""
     return terminal_lines(value) if type(value) is str else value
 
 

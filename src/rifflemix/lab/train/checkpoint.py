@@ -139,7 +139,11 @@ def load_model_weights(model: nn.Module, weights: Tensors, processes: int) -> No
     Only the main process passes the weights; other processes pass an empty dict.
     """
     from torch.distributed.checkpoint.state_dict import set_model_state_dict
+    from torch.distributed.fsdp import FSDPModule
 
+    for module in model.modules():
+        if isinstance(module, FSDPModule):  # still whole after a forward pass without a backward
+            module.reshard()
     set_model_state_dict(model, dict[str, Any](weights), options=_loading(processes))
 
 
