@@ -24,7 +24,6 @@ from rifflemix.files import (
 from rifflemix.lab.experiments.attempts import (
     Attempt,
     claim_attempt,
-    is_alive,
     newest,
     remove_attempts,
 )
@@ -138,11 +137,6 @@ class RunStore:
                     remove_attempts(self._attempts(run))
             with contextlib.suppress(OSError):
                 (self.out / ATTEMPTS).rmdir()
-
-    def is_busy(self, run: PlannedRun) -> bool:
-        """Check whether a worker works on a run."""
-        attempts = self._attempts(run)
-        return attempts.is_dir() and any(is_alive(entry) for entry in attempts.iterdir())
 
     def _attempts(self, run: PlannedRun) -> Path:
         return self.out / ATTEMPTS / run.name.replace("/", "~")
