@@ -1,9 +1,9 @@
 """Backend selection for all operators.
 
 A family is a subpackage. Its backend modules define the same functions. Every family has
-`reference` and `eager`; families with kernels also have `cpu` or `triton`. A public function checks
-its arguments and calls the function of the same name in the `unchecked` module. That function lists
-the backends that support the arguments, and `Family.pick` selects one of them.
+`reference` and `eager`; families with kernels also have `cpu` or `triton`. The module `backends` of
+a family lists the backends that support a call, and `Family.pick` selects one of them. A public
+function checks its arguments first. Mixers have checked theirs.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ class Family:
         self._modules = {"reference": reference, "eager": eager, "cpu": cpu}
         self._load_triton = load_triton
 
-    def pick(self, backend: str, available: tuple[str, ...] = PLAIN) -> Any:
+    def pick(self, backend: str = "auto", available: tuple[str, ...] = PLAIN) -> Any:
         """Return the module of the backend that `choose` selects.
 
         Raises:

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
 
 def second_order_gradients(
-    formula: Callable[..., Sequence[Tensor]],
-    inputs: Sequence[Tensor | None],
+    formula: Callable[..., Tensor | Sequence[Tensor]],
+    inputs: Sequence[Any],
     grads: Sequence[Tensor | None],
 ) -> list[Tensor | None]:
     """Compute gradients of a formula that can be differentiated again.
@@ -20,24 +21,24 @@ def second_order_gradients(
 
     Args:
         formula: function in plain torch that computes the outputs from the inputs.
-        inputs: inputs of the kernel; None for an absent input.
+        inputs: inputs of the kernel: tensors, numbers, and None for an absent input.
         grads: gradients of the outputs; None for an output without a gradient.
 
     Returns:
         One gradient per input; None for an input that does not require a gradient.
     """
-    apart = [x.view_as(x) if x is not None and x.requires_grad else x for x in inputs]
-    reached = [
-        (output, grad)
-        for output, grad in zip(formula(*apart), grads, strict=True)
-        if grad is not None
-    ]
-    found = torch.autograd.grad(
-        [output for output, _ in reached],
-        [x for x in apart if x is not None and x.requires_grad],
-        [grad for _, grad in reached],
-        create_graph=True,
-        allow_unused=True,
+    needs = [isinstance(x, Tensor) and x.requires_grad for x in inputs]
+    apart = [x.view_as(x) if need else x for x, need in zip(inputs, needs, strict=True)]
+    found = formula(*apart)
+    outputs = (found,) if isinstance(found, Tensor) else found
+    reached = [(y, grad) for y, grad in zip(outputs, grads, strict=True) if grad is not None]
+    gradients = iter(
+        torch.autograd.grad(
+            [output for output, _ in reached],
+            [x for x, need in zip(apart, needs, strict=True) if need],
+            [grad for _, grad in reached],
+            create_graph=True,
+            allow_unused=True,
+        )
     )
-    gradients = iter(found)
-    return [next(gradients) if x is not None and x.requires_grad else None for x in apart]
+    return [next(gradients) if need else None for need in needs]

@@ -1,4 +1,4 @@
-"""Public functions of this family: they check their arguments and call `unchecked`."""
+"""Public functions of this family: they check their arguments and call a backend."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rifflemix.checks import (
     check_like,
 )
 from rifflemix.errors import bad_argument, check_choice
-from rifflemix.ops.butterfly import unchecked
+from rifflemix.ops.butterfly import backends
 from rifflemix.ops.butterfly.maps import ACTIVATIONS, BlockMap
 
 
@@ -38,11 +38,17 @@ def butterfly_split(
         InputError: block * stride does not divide n, or `dim` is out of range.
 
     Source: Dimension Mixer, Algorithm 1 (the permutation before the block).
+
+    Example:
+        >>> import torch, rifflemix as rm
+        >>> rm.ops.butterfly_split(torch.arange(8), block=2, stride=4, dim=0).tolist()
+        [[0, 4], [1, 5], [2, 6], [3, 7]]
     """
     _check_tensor("x", x)
     dim = _axis(dim, x.dim(), x.dim())
     block, stride = _check_groups(block, stride, x.shape[dim])
-    return unchecked.butterfly_split(x, block, stride, dim, backend)
+    groups: Tensor = backends.FAMILY.pick(backend).butterfly_split(x, block, stride, dim)
+    return groups
 
 
 def butterfly_merge(y: Tensor, stride: int, dim: int = 1, *, backend: str = "auto") -> Tensor:
@@ -61,11 +67,18 @@ def butterfly_merge(y: Tensor, stride: int, dim: int = 1, *, backend: str = "aut
         InputError: a * s does not divide n, or `dim` is out of range.
 
     Source: Dimension Mixer, Algorithm 1 (the permutation after the block).
+
+    Example:
+        >>> import torch, rifflemix as rm
+        >>> groups = torch.tensor([[0, 4], [1, 5], [2, 6], [3, 7]])
+        >>> rm.ops.butterfly_merge(groups, stride=4, dim=0).tolist()
+        [0, 1, 2, 3, 4, 5, 6, 7]
     """
     _check_tensor("y", y)
     dim = _axis(dim, y.dim(), y.dim() - 1)
     _, stride = _check_groups(y.shape[dim + 1], stride, y.shape[dim] * y.shape[dim + 1])
-    return unchecked.butterfly_merge(y, stride, dim, backend)
+    merged: Tensor = backends.FAMILY.pick(backend).butterfly_merge(y, stride, dim)
+    return merged
 
 
 def block_linear(
@@ -97,9 +110,16 @@ def block_linear(
         InputError: incompatible shapes, dtypes or devices.
 
     Source: Dimension Mixer, Algorithm 2 (BlockLinear).
+
+    Example:
+        >>> import torch, rifflemix as rm
+        >>> weight = torch.tensor([[[1.0, 1.0]], [[10.0, 10.0]]])
+        >>> rm.ops.block_linear(torch.tensor([1.0, 2.0]), weight)
+        tensor([ 1.,  1., 20., 20.])
     """
-    one = _check_map(x, None, BlockMap(weight, bias, in_stride, out_stride))
-    return unchecked.block_mlp(x, [one], backend)
+    maps = [_check_map(x, None, BlockMap(weight, bias, in_stride, out_stride))]
+    y: Tensor = backends.for_blocks(x, maps, backend).block_mlp(x, maps)
+    return y
 
 
 def block_mlp(x: Tensor, maps: Sequence[BlockMap], *, backend: str = "auto") -> Tensor:
@@ -120,6 +140,13 @@ def block_mlp(x: Tensor, maps: Sequence[BlockMap], *, backend: str = "auto") -> 
         InputError: layers that do not fit x or each other.
 
     Source: Dimension Mixer, Algorithm 2 (BlockMLP); with strides of a butterfly, section 3.1.
+
+    Example:
+        >>> import torch, rifflemix as rm
+        >>> up, down = torch.randn(4, 8, 16), torch.randn(4, 16, 8)
+        >>> maps = [rm.ops.BlockMap(up, activation="gelu"), rm.ops.BlockMap(down)]
+        >>> rm.ops.block_mlp(torch.randn(2, 32), maps).shape
+        torch.Size([2, 32])
     """
     if not isinstance(maps, Sequence) or not all(isinstance(one, BlockMap) for one in maps):
         raise bad_argument("maps", "a sequence of BlockMap", type(maps).__name__)
@@ -129,7 +156,8 @@ def block_mlp(x: Tensor, maps: Sequence[BlockMap], *, backend: str = "auto") -> 
     for index, one in enumerate(maps):
         before = checked[-1].weight if checked else None
         checked.append(_check_map(x, before, one, f"maps[{index}]."))
-    return unchecked.block_mlp(x, checked, backend)
+    y: Tensor = backends.for_blocks(x, checked, backend).block_mlp(x, checked)
+    return y
 
 
 def _check_tensor(name: str, x: Tensor) -> None:

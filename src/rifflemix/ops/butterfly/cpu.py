@@ -7,29 +7,26 @@ cache, and the backward pass recomputes them. The kernel is in ops/native/block_
 from __future__ import annotations
 
 import ctypes
-import functools
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from rifflemix.checks import autocast_enabled
-from rifflemix.compat import has_plain_autograd, leaves_package
+from rifflemix.checks import autocast_enabled, check_divides
+from rifflemix.compat import runs_kernels
 from rifflemix.errors import bad_argument
 from rifflemix.ops.butterfly import eager
 from rifflemix.ops.butterfly.maps import BlockMap
-from rifflemix.ops.gradients import second_order_gradients
+from rifflemix.ops.define import define
 from rifflemix.ops.native import (
     TYPE_NAMES,
-    checked,
     in_huge_pages,
     instruction_level,
     library,
+    raise_on_error,
     require_library,
 )
-from rifflemix.ops.operands import check_count, check_operand, on_one_device, refuse_values
-from rifflemix.ops.operator import operator
 
 # Loaded once at import, because a traced graph must not contain the loading of a library.
 _KERNELS = library()
@@ -79,8 +76,7 @@ def supports(x: Tensor, maps: Sequence[BlockMap]) -> bool:
         and all(m.bias is None or m.bias.dtype == x.dtype for m in maps)
         and x.numel() > 0
         and not autocast_enabled("cpu")
-        and not leaves_package()
-        and has_plain_autograd()
+        and runs_kernels()
     )
 
 
@@ -126,30 +122,35 @@ def _empty_like(x: Tensor, features: int) -> Tensor:
     return x.new_empty((outer, inner, features))
 
 
-@operator("rifflemix::block_maps", device_types="cpu")
-def _apply(x: Tensor, parameters: Tensor, sizes: Sequence[int]) -> Tensor:
-    """Apply the layers to x one after the other.
-
-    Args:
-        x: (outer, inner, features).
-        parameters: 1-d tensor with the weight and the bias (if any) of each layer.
-        sizes: fields of `_Map` of each layer.
-    """
-    maps = _check(x, parameters, sizes)
-    y = in_huge_pages(_empty_like(x, maps[-1].blocks * maps[-1].out))
-    x = _readable(x)
-    _call(maps, (x, y, x), [x, _wide(parameters), y, None, None], is_backward=False)
-    return y
-
-
-@_apply.register_fake
-@on_one_device
-def _(x: Tensor, parameters: Tensor, sizes: Sequence[int]) -> Tensor:
-    last = _maps(sizes)[-1]
-    return _empty_like(x, last.blocks * last.out)
+def _check(x: Tensor, parameters: Tensor, *settings: Any) -> dict[str, int]:
+    """Check the settings of the layers; return the numbers of parameters and outputs."""
+    (sizes,) = (value for value in settings if isinstance(value, list | tuple))
+    maps, features = _maps(sizes), x.shape[2]
+    for one in maps:
+        if min(one[:3]) < 1 or one.blocks * one.width != features:
+            raise bad_argument("sizes", f"maps of blocks that are {features} features", one[:3])
+        check_divides("in_stride", one.in_stride, one.blocks, "blocks")
+        check_divides("out_stride", one.out_stride, one.blocks, "blocks")
+        if one.has_bias not in (0, 1) or one.activation not in _ACTIVATIONS.values():
+            raise bad_argument("sizes", "a bias of 0 or 1, an activation of 0 to 2", one[5:])
+        features = one.blocks * one.out
+    return {"P": sum(one.num_parameters for one in maps), "OUT": features}
 
 
-@operator("rifflemix::block_maps_backward", device_types="cpu")
+def _empty_gradients(x: Tensor, parameters: Tensor, *settings: Any) -> tuple[Tensor, Tensor]:
+    *_, needs_x, needs_parameters = settings
+    grad_x = _empty_like(x, x.shape[2]) if needs_x else x.new_empty(0)
+    return grad_x, parameters.new_empty(parameters.shape if needs_parameters else 0)
+
+
+@define(
+    "block_maps_backward",
+    shapes="x: OUTER INNER IN, parameters: P, grad_y: OUTER INNER OUT",
+    dtypes=TYPE_NAMES,
+    check=_check,
+    like=_empty_gradients,
+    device_types="cpu",
+)
 def _backward(
     x: Tensor,
     parameters: Tensor,
@@ -162,9 +163,7 @@ def _backward(
 
     A gradient that is not needed has shape (0,).
     """
-    maps = _check(x, parameters, sizes)
-    features = maps[-1].blocks * maps[-1].out
-    check_operand("grad_y", grad_y, (*x.shape[:2], features), x.dtype, x.device)
+    maps = _maps(sizes)
     wide = _wide(parameters)
     x, grad_y = _readable(x), _readable(grad_y)
     grad_x = in_huge_pages(_empty_like(x, x.shape[2])) if needs_x else x.new_empty(0)
@@ -175,18 +174,57 @@ def _backward(
     return grad_x, sums.to(x.dtype)
 
 
-@_backward.register_fake
-@on_one_device
-def _(
+def _empty_output(x: Tensor, parameters: Tensor, sizes: Sequence[int]) -> Tensor:
+    last = _maps(sizes)[-1]
+    return _empty_like(x, last.blocks * last.out)
+
+
+def _gradient(
     x: Tensor,
     parameters: Tensor,
-    grad_y: Tensor,
     sizes: Sequence[int],
-    needs_x: bool,
-    needs_parameters: bool,
-) -> tuple[Tensor, Tensor]:
-    grad_x = _empty_like(x, x.shape[2]) if needs_x else x.new_empty(0)
-    return grad_x, parameters.new_empty(parameters.shape if needs_parameters else 0)
+    needs: tuple[bool, ...],
+    grad_y: Tensor,
+) -> tuple[Tensor | None, Tensor | None]:
+    grad_x, grads = _backward(x, parameters, grad_y, sizes, *needs[:2])
+    return grad_x if needs[0] else None, grads if needs[1] else None
+
+
+def _formula(x: Tensor, parameters: Tensor, sizes: Sequence[int]) -> Tensor:
+    names = {number: name for name, number in _ACTIVATIONS.items()}
+    found = []
+    maps = _maps(sizes)
+    for one, own in zip(maps, parameters.split([m.num_parameters for m in maps]), strict=True):
+        weight = own[: one.blocks * one.width * one.out].view(one.blocks, one.width, one.out)
+        bias = own[weight.numel() :].view(one.blocks, one.out) if one.has_bias else None
+        found.append(BlockMap(weight, bias, one.in_stride, one.out_stride, names[one.activation]))
+    return eager.block_mlp(x, found)
+
+
+@define(
+    "block_maps",
+    shapes="x: OUTER INNER IN, parameters: P",
+    dtypes=TYPE_NAMES,
+    check=_check,
+    like=_empty_output,
+    saves="x parameters sizes needs",
+    backward=_gradient,
+    formula=_formula,
+    device_types="cpu",
+)
+def _apply(x: Tensor, parameters: Tensor, sizes: Sequence[int]) -> Tensor:
+    """Apply the layers to x one after the other.
+
+    Args:
+        x: (outer, inner, features).
+        parameters: 1-d tensor with the weight and the bias (if any) of each layer.
+        sizes: fields of `_Map` of each layer.
+    """
+    maps = _maps(sizes)
+    y = in_huge_pages(_empty_like(x, maps[-1].blocks * maps[-1].out))
+    x = _readable(x)
+    _call(maps, (x, y, x), [x, _wide(parameters), y, None, None], is_backward=False)
+    return y
 
 
 def _call(
@@ -218,7 +256,7 @@ def _call(
         (ctypes.c_int64 * len(strides))(*strides),
         ctypes.c_int64(is_backward),
     )
-    checked(result)
+    raise_on_error(result)
 
 
 def _wide(parameters: Tensor) -> Tensor:
@@ -231,54 +269,3 @@ def _maps(sizes: Sequence[int]) -> list[_Map]:
     if not sizes or len(sizes) % count:
         raise bad_argument("sizes", f"{count} numbers for each map", f"{len(sizes)} numbers")
     return [_Map(*sizes[at : at + count]) for at in range(0, len(sizes), count)]
-
-
-def _check(x: Tensor, parameters: Tensor, sizes: Sequence[int]) -> list[_Map]:
-    """Check the arguments and return the layers.
-
-    Only the batch size may be 0.
-    """
-    maps = _maps(sizes)
-    if x.dim() != 3 or x.dtype not in TYPE_NAMES or 0 in x.shape[1:]:
-        refuse_values("x", x, 3, "(outer, inner, features)", TYPE_NAMES)
-    features = x.shape[2]
-    for one in maps:
-        if min(one[:3]) < 1 or one.blocks * one.width != features:
-            raise bad_argument("sizes", f"maps of blocks that are {features} features", one[:3])
-        check_count("in_stride", one.in_stride, one.blocks, "blocks")
-        check_count("out_stride", one.out_stride, one.blocks, "blocks")
-        if one.has_bias not in (0, 1) or one.activation not in _ACTIVATIONS.values():
-            raise bad_argument("sizes", "a bias of 0 or 1, an activation of 0 to 2", one[5:])
-        features = one.blocks * one.out
-    count = sum(one.num_parameters for one in maps)
-    check_operand("parameters", parameters, (count,), x.dtype, x.device)
-    return maps
-
-
-def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    x, parameters, ctx.sizes = inputs
-    ctx.save_for_backward(x, parameters)
-
-
-def _differentiate(ctx: Any, grad_y: Tensor) -> tuple[Tensor | None, ...]:
-    x, parameters = ctx.saved_tensors
-    if torch.is_grad_enabled():
-        formula = functools.partial(_formula, _maps(ctx.sizes))
-        return (*second_order_gradients(formula, [x, parameters], [grad_y]), None)
-    needs_x, needs_parameters, _ = ctx.needs_input_grad
-    grad_x, grads = _backward(x, parameters, grad_y, ctx.sizes, needs_x, needs_parameters)
-    return grad_x if needs_x else None, grads if needs_parameters else None, None
-
-
-def _formula(maps: list[_Map], x: Tensor, parameters: Tensor) -> tuple[Tensor]:
-    """Compute the output in plain torch, for second-order gradients."""
-    names = {number: name for name, number in _ACTIVATIONS.items()}
-    found = []
-    for one, own in zip(maps, parameters.split([m.num_parameters for m in maps]), strict=True):
-        weight = own[: one.blocks * one.width * one.out].view(one.blocks, one.width, one.out)
-        bias = own[weight.numel() :].view(one.blocks, one.out) if one.has_bias else None
-        found.append(BlockMap(weight, bias, one.in_stride, one.out_stride, names[one.activation]))
-    return (eager.block_mlp(x, found),)
-
-
-_apply.register_autograd(_differentiate, setup_context=_save)

@@ -18,6 +18,12 @@ class BlockMap(NamedTuple):
         in_stride: stride of the input features, see `block_linear`.
         out_stride: stride of the output features, see `block_linear`.
         activation: "gelu", x Phi(x); "elu", exp(x) - 1 below 0; or None.
+
+    Example:
+        >>> import torch, rifflemix as rm
+        >>> layer = rm.ops.BlockMap(torch.randn(4, 8, 16), activation="gelu")
+        >>> rm.ops.block_mlp(torch.randn(2, 32), [layer]).shape
+        torch.Size([2, 64])
     """
 
     weight: Tensor

@@ -39,6 +39,13 @@ def butterfly_strides(length: int, block: int) -> list[int]:
     Source: Dimension Mixer, Algorithm 1, with integer divisibility instead of the paper's rule.
     For some lengths that rule is invalid (length 24, block 4: stride 4), or incomplete if made
     valid.
+
+    Example:
+        >>> import rifflemix as rm
+        >>> rm.ops.butterfly_strides(64, 4)
+        [1, 4, 16]
+        >>> rm.ops.butterfly_strides(24, 4)
+        [1, 6, 1]
     """
     length, block = _check_lengths(length, block)
     if length == block:

@@ -1,4 +1,4 @@
-"""Public dropout functions: check the arguments, then call `unchecked`."""
+"""Public functions of this family: they check their arguments and call a backend."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rifflemix.checks import (
     check_tokens,
 )
 from rifflemix.errors import bad_argument
-from rifflemix.ops.dropout import unchecked
+from rifflemix.ops.dropout import backends
 
 
 def dropout(x: Tensor, p: float, *, backend: str = "auto") -> Tensor:
@@ -42,9 +42,15 @@ def dropout(x: Tensor, p: float, *, backend: str = "auto") -> Tensor:
 
     Source: Srivastava et al. 2014, "Dropout". The random numbers follow Salmon et al. 2011,
     "Parallel Random Numbers: As Easy as 1, 2, 3".
+
+    Example:
+        >>> import torch, rifflemix as rm
+        >>> y = rm.ops.dropout(torch.ones(1000), p=0.5)
+        >>> y.unique()
+        tensor([0., 2.])
     """
     check_floating("x", x, "(...)")
-    return unchecked.dropout(x, check_probability("p", p), backend)
+    return backends.dropout(x, check_probability("p", p), backend)
 
 
 def dropout_attention(
@@ -90,6 +96,12 @@ def dropout_attention(
 
     Source: Vaswani et al. 2017, "Attention Is All You Need", equation (1) and section 5.4. The
     order of the computation follows Dao et al. 2022, "FlashAttention", algorithms 2 and 4.
+
+    Example:
+        >>> import torch, rifflemix as rm
+        >>> q, k, v = torch.randn(3, 1, 2, 16, 8)
+        >>> rm.ops.dropout_attention(q, k, v, dropout_p=0.1, is_causal=True).shape
+        torch.Size([1, 2, 16, 8])
     """
     check_tokens("q", q, rank=4, layout="(B, H, N, D)")
     _check_keys("k", k, q, k)
@@ -102,7 +114,7 @@ def dropout_attention(
     _check_mask(mask, q, (*q.shape[:3], k.shape[2]))
     if check_bool("is_padding", is_padding):
         _check_padding(mask, q, k)
-    return unchecked.dropout_attention(q, k, v, mask, is_causal, is_padding, dropout_p, backend)
+    return backends.dropout_attention(q, k, v, mask, is_causal, is_padding, dropout_p, backend)
 
 
 def _check_keys(name: str, tokens: Tensor, q: Tensor, k: Tensor) -> None:

@@ -8,12 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rifflemix.compat import has_plain_autograd, leaves_package
+from rifflemix.compat import runs_kernels
 from rifflemix.errors import bad_argument
+from rifflemix.ops.define import define
 from rifflemix.ops.dropout.spec import scale, threshold
-from rifflemix.ops.native import TYPE_NAMES, checked, in_huge_pages, library, require_library
-from rifflemix.ops.operands import check_operand, on_one_device
-from rifflemix.ops.operator import operator
+from rifflemix.ops.native import TYPE_NAMES, in_huge_pages, library, raise_on_error, require_library
 
 # Loaded at import: loading a library cannot be traced.
 KERNELS = library()
@@ -25,11 +24,7 @@ def supports(x: Tensor) -> bool:
     Exported programs do not use the kernel, because they must run without this library.
     """
     return (
-        KERNELS is not None
-        and x.device.type == "cpu"
-        and x.dtype in TYPE_NAMES
-        and not leaves_package()
-        and has_plain_autograd()
+        KERNELS is not None and x.device.type == "cpu" and x.dtype in TYPE_NAMES and runs_kernels()
     )
 
 
@@ -39,13 +34,27 @@ def dropout(x: Tensor, p: float, seed: Tensor) -> Tensor:
     return y
 
 
-@operator("rifflemix::dropout", device_types="cpu")
-def _apply(x: Tensor, seed: Tensor, p: float) -> Tensor:
-    if x.dtype not in TYPE_NAMES:
-        raise bad_argument("x", " or ".join(map(str, TYPE_NAMES)), x.dtype)
+def _check(x: Tensor, seed: Tensor, p: float) -> None:
     if not 0.0 <= p < 1.0:
         raise bad_argument("p", "a probability in [0, 1)", p)
-    check_operand("seed", seed, (), torch.int64, x.device)
+
+
+def _gradient(seed: Tensor, p: float, grad: Tensor) -> Any:
+    """Apply the same dropout to the gradient: dropout is linear."""
+    return _apply(grad, seed, p)
+
+
+@define(
+    "dropout",
+    shapes="x: ..., seed: int64",
+    dtypes=TYPE_NAMES,
+    check=_check,
+    like=lambda x, *_: torch.empty_like(x, memory_format=torch.contiguous_format),
+    saves="seed p",
+    backward=_gradient,
+    device_types="cpu",
+)
+def _apply(x: Tensor, seed: Tensor, p: float) -> Tensor:
     x = x.contiguous()
     y = in_huge_pages(torch.empty_like(x))
     function = getattr(require_library(KERNELS), f"rifflemix_dropout_{TYPE_NAMES[x.dtype]}")
@@ -58,25 +67,5 @@ def _apply(x: Tensor, seed: Tensor, p: float) -> Tensor:
         ctypes.c_double(scale(p)),
         ctypes.c_int64(torch.get_num_threads()),
     )
-    checked(result)
+    raise_on_error(result)
     return y
-
-
-@_apply.register_fake
-@on_one_device
-def _(x: Tensor, seed: Tensor, p: float) -> Tensor:
-    return torch.empty_like(x, memory_format=torch.contiguous_format)
-
-
-def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    _, seed, ctx.p = inputs
-    ctx.save_for_backward(seed)
-
-
-def _differentiate(ctx: Any, grad_y: Tensor) -> tuple[Tensor, None, None]:
-    """Apply the same dropout to the gradient: dropout is linear."""
-    (seed,) = ctx.saved_tensors
-    return _apply(grad_y, seed, ctx.p), None, None
-
-
-_apply.register_autograd(_differentiate, setup_context=_save)

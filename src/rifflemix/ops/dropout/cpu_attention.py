@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import math
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -16,19 +17,17 @@ import torch
 from torch import Tensor
 
 from rifflemix.errors import bad_argument
+from rifflemix.ops.define import define
 from rifflemix.ops.dropout import cpu, eager
 from rifflemix.ops.dropout.cpu import KERNELS, supports
 from rifflemix.ops.dropout.spec import scale, threshold
-from rifflemix.ops.gradients import second_order_gradients
 from rifflemix.ops.native import (
     TYPE_NAMES,
-    checked,
     in_huge_pages,
     instruction_level,
+    raise_on_error,
     require_library,
 )
-from rifflemix.ops.operands import check_operand, on_one_device, refuse_values
-from rifflemix.ops.operator import operator
 
 # Without vector instructions, torch's matrix products are faster.
 _HAS_VECTORS = instruction_level() >= 2
@@ -77,8 +76,14 @@ def _empty_outputs(q: Tensor, k: Tensor, v: Tensor, *_: Any) -> tuple[Tensor, Te
     return _empty_tokens(q, q.shape[2], v.shape[3]), q.new_empty(q.shape[:3], dtype=wide)
 
 
-@operator("rifflemix::dropout_attention", device_types="cpu")
-def _forward(
+_ARGUMENTS = (
+    "Tensor q, Tensor k, Tensor v, Tensor? mask, bool is_causal, bool is_padding, Tensor seed, "
+    "float p"
+)
+_SHAPES = "q: B H N D, k: B H S D, v: B H S E, mask: B H N S bool, seed: int64"
+
+
+def _check(
     q: Tensor,
     k: Tensor,
     v: Tensor,
@@ -87,15 +92,15 @@ def _forward(
     is_padding: bool,
     seed: Tensor,
     p: float,
-) -> tuple[Tensor, Tensor]:
-    """Compute the output and the log-sum-exp of each query's scores."""
-    _check(q, k, v, mask, is_padding, seed, p)
-    y, lse = _empty_outputs(q, k, v)
-    _call(q, k, v, mask, is_causal, is_padding, seed, p, lse, (in_huge_pages(y),))
-    return y, lse
-
-
-_forward.register_fake(on_one_device(_empty_outputs))
+    *_: Tensor,
+) -> None:
+    if is_padding:
+        is_square = k.dim() == 4 and q.shape[2] == k.shape[2]
+        if not is_square or mask is None or (q.shape[2] > 1 and mask.stride(-2) != 0):
+            expected = "False without one mask for all queries, which are the keys"
+            raise bad_argument("is_padding", expected, True)
+    if not 0.0 <= p < 1.0:
+        raise bad_argument("p", "a probability in [0, 1)", p)
 
 
 def _empty_gradients(q: Tensor, k: Tensor, v: Tensor, *_: Any) -> tuple[Tensor, Tensor, Tensor]:
@@ -106,48 +111,52 @@ def _empty_gradients(q: Tensor, k: Tensor, v: Tensor, *_: Any) -> tuple[Tensor, 
     )
 
 
-@operator("rifflemix::dropout_attention_backward", device_types="cpu")
-def _backward(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    mask: Tensor | None,
-    is_causal: bool,
-    is_padding: bool,
-    seed: Tensor,
-    p: float,
-    y: Tensor,
-    lse: Tensor,
-    grad_y: Tensor,
-) -> tuple[Tensor, Tensor, Tensor]:
+@define(
+    "dropout_attention_backward",
+    schema=f"({_ARGUMENTS}, Tensor y, Tensor lse, Tensor grad_y) -> (Tensor, Tensor, Tensor)",
+    shapes=f"{_SHAPES}, y: B H N E, lse: B H N wide, grad_y: B H N E",
+    dtypes=TYPE_NAMES,
+    check=_check,
+    like=_empty_gradients,
+    device_types="cpu",
+)
+def _backward(*arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
     """Compute the gradients of q, k and v."""
-    _check(q, k, v, mask, is_padding, seed, p)
-    shape = (*q.shape[:3], v.shape[3])
-    check_operand("y", y, shape, q.dtype, q.device)
-    check_operand("grad_y", grad_y, shape, q.dtype, q.device)
-    check_operand("lse", lse, q.shape[:3], torch.promote_types(q.dtype, torch.float32), q.device)
-    gradients = _empty_gradients(q, k, v)
+    *inputs, y, lse, grad_y = arguments
+    gradients = _empty_gradients(*arguments)
     outputs = (_with_whole_rows(y), _with_whole_rows(grad_y), *map(in_huge_pages, gradients))
-    _call(q, k, v, mask, is_causal, is_padding, seed, p, lse.contiguous(), outputs)
+    _call(inputs, lse.contiguous(), outputs)
     return gradients
 
 
-_backward.register_fake(on_one_device(_empty_gradients))
+def _formula(*inputs: Any) -> Tensor:
+    q, k, v, mask, is_causal, is_padding, seed, p = inputs
+    return eager.dropout_attention(q, k, v, mask, is_causal, is_padding, p, seed)
 
 
-def _call(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    mask: Tensor | None,
-    is_causal: bool,
-    is_padding: bool,
-    seed: Tensor,
-    p: float,
-    lse: Tensor,
-    outputs: tuple[Tensor, ...],
-) -> None:
+@define(
+    "dropout_attention",
+    schema=f"({_ARGUMENTS}) -> (Tensor, Tensor)",
+    shapes=_SHAPES,
+    dtypes=TYPE_NAMES,
+    check=_check,
+    like=_empty_outputs,
+    outputs="y | lse",
+    saves="q k v mask is_causal is_padding seed p y lse",
+    backward=_backward,
+    formula=_formula,
+    device_types="cpu",
+)
+def _forward(*inputs: Any) -> tuple[Tensor, Tensor]:
+    """Compute the output and the log-sum-exp of each query's scores."""
+    y, lse = _empty_outputs(*inputs)
+    _call(inputs, lse, (in_huge_pages(y),))
+    return y, lse
+
+
+def _call(arguments: Sequence[Any], lse: Tensor, outputs: tuple[Tensor, ...]) -> None:
     """Run the forward kernel if `outputs` is (y,), else the backward kernel."""
+    q, k, v, mask, is_causal, is_padding, seed, p = arguments
     inputs = [_with_whole_rows(t) for t in (q, k, v)]
     batch, heads, queries, width = q.shape
     keys = k.shape[2]
@@ -174,61 +183,9 @@ def _call(
         (ctypes.c_void_p * len(addresses))(*addresses),
         (ctypes.c_int64 * len(strides))(*strides),
     )
-    checked(result)
-
-
-def _check(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    mask: Tensor | None,
-    is_padding: bool,
-    seed: Tensor,
-    p: float,
-) -> None:
-    """Raise InputError for incompatible shapes or empty dimensions (except the batch)."""
-    for name, tokens in (("q", q), ("k", k), ("v", v)):
-        if tokens.dim() != 4 or tokens.dtype not in TYPE_NAMES or 0 in tokens.shape[1:]:
-            refuse_values(name, tokens, 4, "(B, H, N, D)", TYPE_NAMES)
-    batch, heads, queries, width = q.shape
-    keys = k.shape[2]
-    check_operand("k", k, (batch, heads, keys, width), q.dtype, q.device)
-    check_operand("v", v, (batch, heads, keys, v.shape[3]), q.dtype, q.device)
-    check_operand("seed", seed, (), torch.int64, q.device)
-    if mask is not None:
-        check_operand("mask", mask, (batch, heads, queries, keys), torch.bool, q.device)
-    if is_padding and (mask is None or queries != keys or (queries > 1 and mask.stride(2) != 0)):
-        raise bad_argument(
-            "is_padding", "False without one mask for all queries, which are the keys", True
-        )
-    if not 0.0 <= p < 1.0:
-        raise bad_argument("p", "a probability in [0, 1)", p)
+    raise_on_error(result)
 
 
 def _with_whole_rows(tokens: Tensor) -> Tensor:
     """Make the features contiguous; copy only if necessary."""
     return tokens if tokens.stride(-1) == 1 or tokens.shape[-1] == 1 else tokens.contiguous()
-
-
-def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    q, k, v, mask, ctx.is_causal, ctx.is_padding, seed, ctx.p = inputs
-    ctx.save_for_backward(q, k, v, mask, seed, *output)
-    ctx.mark_non_differentiable(output[1])
-
-
-def _differentiate(ctx: Any, grad_y: Tensor, _: None) -> tuple[Tensor | None, ...]:
-    q, k, v, mask, seed, y, lse = ctx.saved_tensors
-    if torch.is_grad_enabled():
-        grads = second_order_gradients(
-            lambda q, k, v: (
-                eager.dropout_attention(q, k, v, mask, ctx.is_causal, ctx.is_padding, ctx.p, seed),
-            ),
-            (q, k, v),
-            (grad_y,),
-        )
-    else:
-        grads = _backward(q, k, v, mask, ctx.is_causal, ctx.is_padding, seed, ctx.p, y, lse, grad_y)
-    return *grads, None, None, None, None, None
-
-
-_forward.register_autograd(_differentiate, setup_context=_save)

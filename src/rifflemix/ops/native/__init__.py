@@ -16,7 +16,7 @@ from rifflemix.errors import InputError
 _LOG = logging.getLogger("rifflemix")
 _FOLDER = Path(__file__).parent
 _LIBRARY = "_kernels.so"  # same name in setup.py
-_INTERFACE = 11  # RIFFLEMIX_INTERFACE of kernels.h
+_INTERFACE = 13  # RIFFLEMIX_INTERFACE of kernels.h
 _BUILD_LOG = "_kernels_build.txt"  # same name in setup.py
 # By default, pip would reinstall the package without kernels from its cache.
 _AGAIN = (
@@ -119,7 +119,7 @@ def instruction_level() -> int:
     return 0 if kernels is None else int(kernels.rifflemix_instruction_level())
 
 
-def checked(result: int) -> int:
+def raise_on_error(result: int) -> int:
     """Return the result of a kernel, after a check for failed allocations.
 
     Raises:

@@ -18,20 +18,17 @@ struct Problem {
   const void* x;
   int64_t batch_stride, row_stride;
   void* y;
-  void* index;                // index of each position's source token; filter: its distance;
-                              // projection: 1 at the start of a block
-  int64_t index_bytes;        // 2, 4 or 8; filter and projection: 1; 0 without index
+  void* index;                // index of each position's source token; filter: its distance
+  int64_t index_bytes;        // 2, 4 or 8; filter: 1; 0 without index
   uint8_t* swaps;             // (batch, length / 2, channels), 1 = the pair is exchanged
   const uint8_t* mask;        // (batch, length), 1 = padding
   const uint8_t* descending;  // (channels)
   const int64_t* steps;       // (channels) shifts; filter: ranks
   int64_t batch, length, channels, group_size;  // filter: group_size is the window
-  int64_t heads;              // heads with a reference channel; 0: sort each channel separately;
-                              // projection: 1 for ranks, 0 for values
+  int64_t heads;              // heads with a reference channel; 0: sort each channel separately
   int64_t element_bytes, infinity, nan;
   void* scratch;
   int64_t threads;
-  double temperature;         // projection only
 
   template <class Bits>
   Format<Bits> format() const {

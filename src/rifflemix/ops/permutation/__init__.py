@@ -2,8 +2,7 @@
 
 All permutations skip padded positions (key_padding_mask True) and act only on the valid tokens of
 each sample, at any positions. At a padded position, the index is the position itself and the output
-is zero. Gradients flow to the values through the gather. The order of a sort has no gradient. Use
-`relaxed_group_sort` for an order with gradients, or `soft_rank` for ranks with gradients.
+is zero. Gradients flow to the values through the gather. The order of a sort has no gradient.
 
 The causal operators `causal_shift` and `rank_filter` are not permutations and have no mask. Their
 output at a token does not depend on later tokens.
@@ -18,14 +17,18 @@ from rifflemix.ops.permutation.api import (
     rank_filter,
 )
 from rifflemix.ops.permutation.arguments import ORDERS
-from rifflemix.ops.permutation.relaxed import relaxed_group_sort
-from rifflemix.ops.permutation.schedules import SHIFT_KINDS, interleave_columns, shift_steps
-from rifflemix.ops.permutation.soft import soft_rank, soft_sort
+from rifflemix.ops.permutation.schedules import (
+    SHIFT_KINDS,
+    ShiftSchedule,
+    interleave_columns,
+    shift_steps,
+)
 from rifflemix.ops.permutation.spec import SortSpec
 
 __all__ = [
     "ORDERS",
     "SHIFT_KINDS",
+    "ShiftSchedule",
     "SortSpec",
     "causal_shift",
     "channel_permute",
@@ -34,8 +37,5 @@ __all__ = [
     "interleave_columns",
     "max_exchange",
     "rank_filter",
-    "relaxed_group_sort",
     "shift_steps",
-    "soft_rank",
-    "soft_sort",
 ]

@@ -1,15 +1,15 @@
-"""Public functions of this family: they check their arguments and call `unchecked`."""
+"""Public functions of this family: they check their arguments and call a backend."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal, overload
+from typing import Any
 
 from torch import Tensor
 
 from rifflemix.checks import check_bool, check_integer
 from rifflemix.errors import check_choice
-from rifflemix.ops.permutation import unchecked
+from rifflemix.ops.permutation import backends
 from rifflemix.ops.permutation.arguments import (
     ORDERS,
     check_range,
@@ -20,28 +20,6 @@ from rifflemix.ops.permutation.arguments import (
 from rifflemix.ops.permutation.spec import Permuted
 
 
-@overload
-def circular_shift(
-    x: Tensor,
-    steps: Tensor | Sequence[int],
-    *,
-    key_padding_mask: Tensor | None = ...,
-    return_indices: Literal[False] = ...,
-    backend: str = ...,
-) -> Tensor: ...
-
-
-@overload
-def circular_shift(
-    x: Tensor,
-    steps: Tensor | Sequence[int],
-    *,
-    key_padding_mask: Tensor | None = ...,
-    return_indices: Literal[True],
-    backend: str = ...,
-) -> tuple[Tensor, Tensor]: ...
-
-
 def circular_shift(
     x: Tensor,
     steps: Tensor | Sequence[int],
@@ -49,7 +27,7 @@ def circular_shift(
     key_padding_mask: Tensor | None = None,
     return_indices: bool = False,
     backend: str = "auto",
-) -> Tensor | tuple[Tensor, Tensor]:
+) -> Any:
     """Roll the tokens of each channel by its number of steps.
 
     out[b, n, c] = x[b, (n - steps[c]) mod N, c].
@@ -69,40 +47,22 @@ def circular_shift(
         InputError: wrong shape or dtype.
 
     Source: CSP (Yuan and Xu), equation (3).
+
+    Example:
+        >>> import torch, rifflemix as rm
+        >>> x = torch.arange(8.0).reshape(1, 4, 2)
+        >>> x[0].T
+        tensor([[0., 2., 4., 6.],
+                [1., 3., 5., 7.]])
+        >>> rm.ops.circular_shift(x, [0, 1])[0].T
+        tensor([[0., 2., 4., 6.],
+                [7., 1., 3., 5.]])
     """
     check_values(x, key_padding_mask)
     check_bool("return_indices", return_indices)
     steps = check_steps(steps, x)
-    permuted = unchecked.circular_shift(x, steps, key_padding_mask, return_indices, backend)
-    return _result(permuted)
-
-
-@overload
-def group_sort(
-    x: Tensor,
-    num_groups: int = ...,
-    *,
-    order: str | None = ...,
-    descending: Tensor | None = ...,
-    heads: int = ...,
-    key_padding_mask: Tensor | None = ...,
-    return_indices: Literal[False] = ...,
-    backend: str = ...,
-) -> Tensor: ...
-
-
-@overload
-def group_sort(
-    x: Tensor,
-    num_groups: int = ...,
-    *,
-    order: str | None = ...,
-    descending: Tensor | None = ...,
-    heads: int = ...,
-    key_padding_mask: Tensor | None = ...,
-    return_indices: Literal[True],
-    backend: str = ...,
-) -> tuple[Tensor, Tensor]: ...
+    module = backends.for_shift(x, key_padding_mask, backend)
+    return _result(module.circular_shift(x, steps, key_padding_mask, return_indices))
 
 
 def group_sort(
@@ -115,7 +75,7 @@ def group_sort(
     key_padding_mask: Tensor | None = None,
     return_indices: bool = False,
     backend: str = "auto",
-) -> Tensor | tuple[Tensor, Tensor]:
+) -> Any:
     """Sort every channel within contiguous groups of N / num_groups tokens.
 
     - "reference": reorder the values of a channel to the rank order of channel 0 in the group:
@@ -150,39 +110,20 @@ def group_sort(
 
     Source: CSP (Yuan and Xu), equations (4)-(5) and appendix B; Sliceformer (Yuan and Xu),
     section III.
+
+    Example:
+        >>> import torch, rifflemix as rm
+        >>> x = torch.tensor([[[3.0, 10.0], [1.0, 30.0], [2.0, 20.0]]])
+        >>> rm.ops.group_sort(x)[0].T.tolist()
+        [[3.0, 1.0, 2.0], [30.0, 10.0, 20.0]]
+        >>> rm.ops.group_sort(x, order="ascending")[0].T.tolist()
+        [[1.0, 2.0, 3.0], [10.0, 20.0, 30.0]]
     """
     check_values(x, key_padding_mask)
     check_bool("return_indices", return_indices)
     spec = sort_spec(x, num_groups, heads, order, descending)
-    return _result(unchecked.group_sort(x, spec, key_padding_mask, return_indices, backend))
-
-
-@overload
-def channel_permute(
-    x: Tensor,
-    steps: Tensor | Sequence[int],
-    num_groups: int,
-    *,
-    order: str = ...,
-    heads: int = ...,
-    key_padding_mask: Tensor | None = ...,
-    return_indices: Literal[False] = ...,
-    backend: str = ...,
-) -> Tensor: ...
-
-
-@overload
-def channel_permute(
-    x: Tensor,
-    steps: Tensor | Sequence[int],
-    num_groups: int,
-    *,
-    order: str = ...,
-    heads: int = ...,
-    key_padding_mask: Tensor | None = ...,
-    return_indices: Literal[True],
-    backend: str = ...,
-) -> tuple[Tensor, Tensor]: ...
+    module = backends.for_sort(x, spec, return_indices, backend)
+    return _result(module.permute(x, None, spec, key_padding_mask, return_indices))
 
 
 def channel_permute(
@@ -195,7 +136,7 @@ def channel_permute(
     key_padding_mask: Tensor | None = None,
     return_indices: bool = False,
     backend: str = "auto",
-) -> Tensor | tuple[Tensor, Tensor]:
+) -> Any:
     """Apply CSP to a value matrix: `circular_shift`, then `group_sort`.
 
     Channel 0 shifts by steps[0]. Set steps[0] to 0 to keep the reference in place, as in the paper.
@@ -218,34 +159,20 @@ def channel_permute(
         InputError: wrong shape or dtype, or a number that is not a divisor.
 
     Source: CSP (Yuan and Xu), equations (4)-(5).
+
+    Example:
+        >>> import torch, rifflemix as rm
+        >>> x = torch.tensor([[[3.0, 10.0], [1.0, 30.0], [2.0, 20.0], [4.0, 40.0]]])
+        >>> rm.ops.channel_permute(x, steps=[0, 1], num_groups=2)[0].T.tolist()
+        [[3.0, 1.0, 2.0, 4.0], [40.0, 10.0, 20.0, 30.0]]
     """
     check_values(x, key_padding_mask)
     check_bool("return_indices", return_indices)
     steps = check_steps(steps, x)
     check_choice("order", order, ORDERS)
     spec = sort_spec(x, num_groups, heads, order)
-    permuted = unchecked.channel_permute(x, steps, spec, key_padding_mask, return_indices, backend)
-    return _result(permuted)
-
-
-@overload
-def max_exchange(
-    x: Tensor,
-    *,
-    key_padding_mask: Tensor | None = ...,
-    return_indices: Literal[False] = ...,
-    backend: str = ...,
-) -> Tensor: ...
-
-
-@overload
-def max_exchange(
-    x: Tensor,
-    *,
-    key_padding_mask: Tensor | None = ...,
-    return_indices: Literal[True],
-    backend: str = ...,
-) -> tuple[Tensor, Tensor]: ...
+    module = backends.for_sort(x, spec, return_indices, backend)
+    return _result(module.permute(x, steps, spec, key_padding_mask, return_indices))
 
 
 def max_exchange(
@@ -254,7 +181,7 @@ def max_exchange(
     key_padding_mask: Tensor | None = None,
     return_indices: bool = False,
     backend: str = "auto",
-) -> Tensor | tuple[Tensor, Tensor]:
+) -> Any:
     """Exchange the first token of each channel with the largest token.
 
     If several tokens have the largest value, the first of them is exchanged. NaN counts as the
@@ -274,10 +201,17 @@ def max_exchange(
         InputError: wrong shape or dtype.
 
     Source: Sliceformer (Yuan and Xu), section III, Max-Exchange.
+
+    Example:
+        >>> import torch, rifflemix as rm
+        >>> x = torch.tensor([[[1.0, 6.0], [5.0, 2.0], [3.0, 4.0]]])
+        >>> rm.ops.max_exchange(x)[0].T.tolist()
+        [[5.0, 1.0, 3.0], [6.0, 2.0, 4.0]]
     """
     check_values(x, key_padding_mask)
     check_bool("return_indices", return_indices)
-    return _result(unchecked.max_exchange(x, key_padding_mask, return_indices, backend))
+    module = backends.for_tokens(x, backend)
+    return _result(module.max_exchange(x, key_padding_mask, return_indices))
 
 
 def causal_shift(x: Tensor, steps: Tensor | Sequence[int], *, backend: str = "auto") -> Tensor:
@@ -300,13 +234,21 @@ def causal_shift(x: Tensor, steps: Tensor | Sequence[int], *, backend: str = "au
         InputError: wrong shape or dtype, or a negative step.
 
     Source: docs/causal-permutations.md; CSP (Yuan and Xu), equation (3), without its wrap.
+
+    Example:
+        >>> import torch, rifflemix as rm
+        >>> x = torch.tensor([[[1.0, 5.0], [2.0, 6.0], [3.0, 7.0]]])
+        >>> rm.ops.causal_shift(x, steps=[0, 1])[0].T.tolist()
+        [[1.0, 2.0, 3.0], [0.0, 5.0, 6.0]]
     """
     check_values(x, None)
     steps = check_steps(steps, x)
     check_range("steps", steps, 0, None)
     # Larger steps also give only zeros. A traced graph cannot read the steps to find the longest.
     longest = x.shape[1]
-    return unchecked.causal_shift(x, steps.clamp(max=longest), longest, backend)
+    module = backends.for_tokens(x, backend)
+    y: Tensor = module.causal_shift(x, steps.clamp(max=longest), longest)
+    return y
 
 
 def rank_filter(
@@ -336,14 +278,21 @@ def rank_filter(
 
     Source: docs/causal-permutations.md. The operator is known as rank filter; the best-known case
     is the median filter.
+
+    Example:
+        >>> import torch, rifflemix as rm
+        >>> x = torch.tensor([[[3.0, 3.0], [1.0, 1.0], [2.0, 2.0]]])
+        >>> rm.ops.rank_filter(x, ranks=[0, 2], window_size=3)[0].T.tolist()
+        [[0.0, 0.0, 1.0], [3.0, 3.0, 3.0]]
     """
     check_values(x, None)
     window_size = check_integer("window_size", window_size, 1)
     ranks = check_steps(ranks, x, "ranks")
     check_range("ranks", ranks, 0, window_size - 1)
-    return unchecked.rank_filter(x, ranks, window_size, backend)
+    y: Tensor = backends.for_windows(x, window_size, backend).rank_filter(x, ranks, window_size)
+    return y
 
 
-def _result(permuted: Permuted) -> Tensor | tuple[Tensor, Tensor]:
+def _result(permuted: Permuted) -> Any:
     y, index = permuted
-    return y if index is None else (y, index)
+    return y if index is None else (y, index.contiguous())

@@ -13,43 +13,32 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from rifflemix.checks import check_divides
 from rifflemix.compat import is_known, statically_known_true, take_first
 from rifflemix.errors import bad_argument
 from rifflemix.ops.native import instruction_level
-from rifflemix.ops.operands import on_one_device
-from rifflemix.ops.operator import operator
 from rifflemix.ops.permutation import eager
-from rifflemix.ops.permutation.cpu_common import FORMATS, new, run, supports
+from rifflemix.ops.permutation.cpu_common import call_kernel, define_on_cpu, empty_output, supports
 from rifflemix.ops.permutation.cpu_ranks import filters, rank_filter
-from rifflemix.ops.permutation.operands import (
-    check_index,
-    check_index_dtype,
-    check_pairs,
-    check_positions,
-    check_sort,
-    check_swaps,
-    check_tokens,
-)
+from rifflemix.ops.permutation.limits import check_sort
 from rifflemix.ops.permutation.spec import Permuted, SortSpec
 
 __all__ = [
     "SORTS_LONG_KEYS",
     "WORTH_A_CALL",
     "causal_shift",
-    "channel_permute",
     "circular_shift",
     "filters",
-    "group_sort",
+    "has_short_keys",
     "max_exchange",
     "needs_sort",
+    "permute",
     "rank_filter",
-    "sort_with_index",
-    "sorts",
     "supports",
-    "unsort",
 ]
-
 _BAD_INDEX = -2  # kBadIndex of native/kernels.h
+_INDICES = (None, torch.uint16, torch.int32, torch.int64)
+_UINT16_POSITIONS = 1 << 16
 # float32 and groups of more than 2^15 tokens need 64-bit keys. From AVX2 on, the kernel sorts these
 # keys faster than torch sorts the values.
 SORTS_LONG_KEYS = instruction_level() >= 3
@@ -65,10 +54,8 @@ def needs_sort(x: Tensor, num_groups: int, with_index: bool) -> bool:
     return with_index or not statically_known_true(x.shape[1] == 2 * num_groups)
 
 
-def sorts(x: Tensor, num_groups: int) -> bool:
-    """Return whether a kernel supports keys of this length."""
-    if SORTS_LONG_KEYS:
-        return True
+def has_short_keys(x: Tensor, num_groups: int) -> bool:
+    """Return whether the keys of a sort have 32 bits."""
     return x.dtype != torch.float32 and x.shape[1] // num_groups <= _MOST_SHORT_KEYS
 
 
@@ -85,21 +72,10 @@ def causal_shift(x: Tensor, steps: Tensor, longest: int) -> Tensor:
     return take_first(rolled, length, 1)
 
 
-def group_sort(x: Tensor, spec: SortSpec, mask: Tensor | None, with_index: bool) -> Permuted:
-    """Sort each channel within groups of tokens."""
-    return _permute(x, None, spec, mask, with_index)
-
-
-def channel_permute(
-    x: Tensor, steps: Tensor, spec: SortSpec, mask: Tensor | None, with_index: bool
-) -> Permuted:
-    """Shift, then sort."""
-    return _permute(x, steps, spec, mask, with_index)
-
-
-def _permute(
+def permute(
     x: Tensor, steps: Tensor | None, spec: SortSpec, mask: Tensor | None, with_index: bool
 ) -> Permuted:
+    """Shift channels unless `steps` is None, then sort each channel within groups of tokens."""
     num_groups, by_reference, heads, descending = spec
     leaders = heads if by_reference else 0
     length = x.shape[1]
@@ -117,20 +93,7 @@ def _permute(
 
 def _short_index(length: int) -> torch.dtype:
     """Return the smallest index dtype for all positions."""
-    return torch.uint16 if statically_known_true(length <= 1 << 16) else torch.int32
-
-
-def sort_with_index(x: Tensor, num_groups: int, mask: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Sort each channel of each group; return values and a short index."""
-    dtype = _short_index(x.shape[1])
-    sorted_: tuple[Tensor, Tensor] = _sort_groups(x, num_groups, 0, None, mask, None, dtype)
-    return sorted_
-
-
-def unsort(y: Tensor, index: Tensor, mask: Tensor | None, num_groups: int) -> Tensor:
-    """Invert `sort_with_index` for sorted values (B, N, C)."""
-    back: Tensor = _scatter(y, index, mask, num_groups)
-    return back
+    return torch.uint16 if statically_known_true(length <= _UINT16_POSITIONS) else torch.int32
 
 
 def max_exchange(x: Tensor, mask: Tensor | None, with_index: bool) -> Permuted:
@@ -144,7 +107,65 @@ def max_exchange(x: Tensor, mask: Tensor | None, with_index: bool) -> Permuted:
 # Group sort, and the scatter for its gradient.
 
 
-@operator("rifflemix::group_sort", device_types="cpu")
+def _scatter_gradient(index: Tensor, mask: Tensor | None, grad: Tensor) -> Tensor:
+    return eager.take(grad, index.to(torch.int64), mask)
+
+
+@define_on_cpu(
+    "scatter",
+    shapes="grad: B N C, index: B N C uint16|int32|int64, mask: B N bool",
+    check=lambda grad, index, mask, num_groups: check_sort(grad, num_groups),
+    like="grad",
+    saves="index mask",
+    backward=_scatter_gradient,
+)
+def _scatter(grad: Tensor, index: Tensor, mask: Tensor | None, num_groups: int) -> Tensor:
+    """Compute the gradient of `eager.take` for permutations within groups.
+
+    If the index stays within groups but is not a permutation, some values are undefined.
+    """
+    out = empty_output(grad)
+    group_size = grad.shape[1] // num_groups
+    found = call_kernel("scatter", grad, group_size, y=out, index=index, mask=mask)
+    if found == _BAD_INDEX:
+        raise bad_argument(
+            "index", f"positions within each group of {group_size} tokens", "one outside"
+        )
+    return out
+
+
+def _check_groups(x: Tensor, *settings: Any) -> None:
+    num_groups, leaders, *_, index_dtype = settings
+    check_sort(x, num_groups, leaders)
+    if index_dtype not in _INDICES:
+        raise bad_argument("index_dtype", "uint16, int32 or int64", index_dtype)
+    if index_dtype is torch.uint16 and x.shape[1] > _UINT16_POSITIONS:
+        expected = f"int32 or int64 for {x.shape[1]:,} tokens"
+        raise bad_argument("index_dtype", expected, index_dtype)
+
+
+def _empty_groups(x: Tensor, *settings: Any) -> tuple[Tensor, Tensor]:
+    index_dtype = settings[-1]
+    index = x.new_empty(x.shape if index_dtype else (0,), dtype=index_dtype or torch.int64)
+    return x.new_empty(x.shape), index
+
+
+def _sort_gradient(
+    index: Tensor, mask: Tensor | None, steps: Tensor | None, num_groups: int, grad: Tensor
+) -> Any:
+    # A shift can move tokens out of their group.
+    return _scatter(grad, index, mask, num_groups if steps is None else 1)
+
+
+@define_on_cpu(
+    "group_sort",
+    shapes="x: B N C, descending: C bool, mask: B N bool, steps: C int64",
+    check=_check_groups,
+    like=_empty_groups,
+    outputs="y | index",
+    saves="index mask steps num_groups",
+    backward=_sort_gradient,
+)
 def _sort_groups(
     x: Tensor,
     num_groups: int,
@@ -159,14 +180,12 @@ def _sort_groups(
     The index is empty if `index_dtype` is None. `leaders` is the number of heads with a reference
     channel; 0 means that every channel is sorted by its own values.
     """
-    check_sort(x, FORMATS, num_groups, leaders, descending, mask, steps)
-    check_index_dtype(index_dtype, x.shape[1])
     if steps is not None:
-        x, before = new(x), x
-        run("shift", before, y=x, mask=mask, steps=steps)
-    y = new(x)
-    index = new(x, None if index_dtype else (0,), index_dtype or torch.int64)
-    run(
+        x, before = empty_output(x), x
+        call_kernel("shift", before, y=x, mask=mask, steps=steps)
+    y = empty_output(x)
+    index = empty_output(x, None if index_dtype else (0,), index_dtype or torch.int64)
+    call_kernel(
         "group_sort",
         x,
         x.shape[1] // num_groups,
@@ -180,80 +199,67 @@ def _sort_groups(
     return y, index
 
 
-@_sort_groups.register_fake
-@on_one_device
-def _(
-    x: Tensor,
-    num_groups: int,
-    leaders: int,
-    descending: Tensor | None,
-    mask: Tensor | None,
-    steps: Tensor | None,
-    index_dtype: torch.dtype | None,
-) -> tuple[Tensor, Tensor]:
-    index = x.new_empty(x.shape if index_dtype else (0,), dtype=index_dtype or torch.int64)
-    return x.new_empty(x.shape), index
-
-
-def _save_index(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    _, num_groups, _, _, mask, steps, _ = inputs
-    # A shift can move tokens out of their group.
-    ctx.num_groups = num_groups if steps is None else 1
-    ctx.save_for_backward(output[1], mask)
-    ctx.mark_non_differentiable(output[1])
-    ctx.set_materialize_grads(False)
-
-
-def _differentiate_sort(ctx: Any, grad: Tensor | None, _: None) -> tuple[Tensor | None, ...]:
-    if grad is None:  # no gradient of the values
-        return (None,) * 7
-    index, mask = ctx.saved_tensors
-    return _scatter(grad, index, mask, ctx.num_groups), None, None, None, None, None, None
-
-
-_sort_groups.register_autograd(_differentiate_sort, setup_context=_save_index)
-
-
-@operator("rifflemix::scatter", device_types="cpu")
-def _scatter(grad: Tensor, index: Tensor, mask: Tensor | None, num_groups: int) -> Tensor:
-    """Compute the gradient of `eager.take` for permutations within groups.
-
-    If the index stays within groups but is not a permutation, some values are undefined.
-    """
-    check_sort(grad, FORMATS, num_groups, 0, None, mask, None)
-    check_index(index, grad)
-    out = new(grad)
-    group_size = grad.shape[1] // num_groups
-    found = run("scatter", grad, group_size, y=out, index=index, mask=mask)
-    if found == _BAD_INDEX:
-        raise bad_argument(
-            "index", f"positions within each group of {group_size} tokens", "one outside"
-        )
-    return out
-
-
-@_scatter.register_fake
-@on_one_device
-def _(grad: Tensor, index: Tensor, mask: Tensor | None, num_groups: int) -> Tensor:
-    return grad.new_empty(grad.shape)
-
-
-def _save_scatter(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    ctx.save_for_backward(*inputs[1:3])
-
-
-def _differentiate_scatter(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-    index, mask = ctx.saved_tensors
-    return eager.take(grad, index.to(torch.int64), mask), None, None, None
-
-
-_scatter.register_autograd(_differentiate_scatter, setup_context=_save_scatter)
-
-
 # Sort of pairs, and the exchange for its gradient.
 
 
-@operator("rifflemix::sort_pairs", device_types="cpu")
+def _check_exchange(grad: Tensor, *_: Any) -> dict[str, int]:
+    if grad.shape[1] % 2:
+        raise bad_argument("grad", "an even number of tokens N", grad.shape[1])
+    return {"PAIRS": grad.shape[1] // 2}
+
+
+def _exchange_gradient(
+    swaps: Tensor, mask: Tensor | None, steps: Tensor | None, grad: Tensor
+) -> Tensor:
+    if steps is not None:
+        grad, _ = eager.circular_shift(grad, -steps, mask, with_index=False)
+    return eager.exchange_pairs(grad, swaps, mask)
+
+
+@define_on_cpu(
+    "exchange_pairs",
+    shapes="grad: B N C, swaps: B PAIRS C bool, mask: B N bool, steps: C int64",
+    check=_check_exchange,
+    like="grad",
+    saves="swaps mask steps",
+    backward=_exchange_gradient,
+)
+def _exchange_pairs(
+    grad: Tensor, swaps: Tensor, mask: Tensor | None, steps: Tensor | None
+) -> Tensor:
+    """Exchange the marked pairs, zero the padding, then shift by `steps`."""
+    out = empty_output(grad)
+    kernel = "exchange_pairs" if steps is None else "exchange_pairs_shift"
+    call_kernel(kernel, grad, y=out, swaps=swaps, mask=mask, steps=steps)
+    return out
+
+
+def _check_pairs(x: Tensor, leaders: int, *_: Any) -> None:
+    if leaders and (leaders < 0 or x.shape[2] % leaders):
+        check_divides("heads", leaders, x.shape[2], "the number of channels C")
+    if x.shape[1] % 2:
+        raise bad_argument("x", "an even number of tokens N", x.shape[1])
+
+
+def _empty_pairs(x: Tensor, *settings: Any) -> tuple[Tensor, Tensor]:
+    batch, length, channels = x.shape
+    shape = (batch, length // 2, channels) if settings[-1] else (0,)
+    return x.new_empty(x.shape), x.new_empty(shape, dtype=torch.bool)
+
+
+def _pairs_gradient(swaps: Tensor, mask: Tensor | None, steps: Tensor | None, grad: Tensor) -> Any:
+    return _exchange_pairs(grad, swaps, mask, None if steps is None else -steps)
+
+
+@define_on_cpu(
+    "sort_pairs",
+    shapes="x: B N C, descending: C bool, mask: B N bool, steps: C int64",
+    check=_check_pairs,
+    like=_empty_pairs,
+    outputs="y | swaps",
+    saves="swaps mask steps",
+    backward=_pairs_gradient,
+)
 def _sort_pairs(
     x: Tensor,
     leaders: int,
@@ -266,14 +272,10 @@ def _sort_pairs(
 
     The flags are empty unless `keep` is True.
     """
-    check_sort(x, FORMATS, 1, leaders, descending, mask, steps)
-    batch, length, channels = x.shape
-    if length % 2:
-        check_pairs(x)
-    y = new(x)
-    kept = (batch, length // 2, channels)
-    swaps = new(x, kept, torch.bool) if keep else x.new_empty((0,), dtype=torch.bool)
-    run(
+    y = empty_output(x)
+    kept = (x.shape[0], x.shape[1] // 2, x.shape[2]) if keep else (0,)
+    swaps = empty_output(x, kept, torch.bool) if keep else x.new_empty(kept, dtype=torch.bool)
+    call_kernel(
         "sort_pairs" if steps is None else "shift_sort_pairs",
         x,
         heads=leaders,
@@ -286,142 +288,53 @@ def _sort_pairs(
     return y, swaps
 
 
-@_sort_pairs.register_fake
-@on_one_device
-def _(
-    x: Tensor,
-    leaders: int,
-    descending: Tensor | None,
-    mask: Tensor | None,
-    steps: Tensor | None,
-    keep: bool,
-) -> tuple[Tensor, Tensor]:
-    batch, length, channels = x.shape
-    shape = (batch, length // 2, channels) if keep else (0,)
-    return x.new_empty(x.shape), x.new_empty(shape, dtype=torch.bool)
-
-
-def _save_swaps(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    _, _, _, mask, steps, _ = inputs
-    ctx.save_for_backward(output[1], mask, steps)
-    ctx.mark_non_differentiable(output[1])
-    ctx.set_materialize_grads(False)
-
-
-def _differentiate_pairs(ctx: Any, grad: Tensor | None, _: None) -> tuple[Tensor | None, ...]:
-    if grad is None:
-        return (None,) * 6
-    swaps, mask, steps = ctx.saved_tensors
-    back = None if steps is None else -steps
-    return _exchange_pairs(grad, swaps, mask, back), None, None, None, None, None
-
-
-_sort_pairs.register_autograd(_differentiate_pairs, setup_context=_save_swaps)
-
-
-@operator("rifflemix::exchange_pairs", device_types="cpu")
-def _exchange_pairs(
-    grad: Tensor, swaps: Tensor, mask: Tensor | None, steps: Tensor | None
-) -> Tensor:
-    """Exchange the marked pairs, zero the padding, then shift by `steps`."""
-    check_tokens("grad", grad, FORMATS, mask, steps)
-    check_swaps(swaps, grad)
-    out = new(grad)
-    kernel = "exchange_pairs" if steps is None else "exchange_pairs_shift"
-    run(kernel, grad, y=out, swaps=swaps, mask=mask, steps=steps)
-    return out
-
-
-@_exchange_pairs.register_fake
-@on_one_device
-def _(grad: Tensor, swaps: Tensor, mask: Tensor | None, steps: Tensor | None) -> Tensor:
-    return grad.new_empty(grad.shape)
-
-
-def _save_exchange(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    ctx.save_for_backward(*inputs[1:])
-
-
-def _differentiate_exchange(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-    swaps, mask, steps = ctx.saved_tensors
-    if steps is not None:
-        grad, _ = eager.circular_shift(grad, -steps, mask, with_index=False)
-    return eager.exchange_pairs(grad, swaps, mask), None, None, None
-
-
-_exchange_pairs.register_autograd(_differentiate_exchange, setup_context=_save_exchange)
-
-
 # Shift without a sort. The gradient is a shift by the negative steps.
 
 
-@operator("rifflemix::circular_shift", device_types="cpu")
+def _shift_gradient(steps: Tensor, mask: Tensor | None, grad: Tensor) -> Any:
+    return _shift(grad, -steps, mask)
+
+
+@define_on_cpu(
+    "circular_shift",
+    shapes="x: B N C, steps: C int64, mask: B N bool",
+    like="x",
+    saves="steps mask",
+    backward=_shift_gradient,
+)
 def _shift(x: Tensor, steps: Tensor, mask: Tensor | None) -> Tensor:
-    check_tokens("x", x, FORMATS, mask, steps)
-    y = new(x)
-    run("shift", x, y=y, steps=steps, mask=mask)
+    y = empty_output(x)
+    call_kernel("shift", x, y=y, steps=steps, mask=mask)
     return y
 
 
-@_shift.register_fake
-@on_one_device
-def _(x: Tensor, steps: Tensor, mask: Tensor | None) -> Tensor:
-    return x.new_empty(x.shape)
+# Swap of the first token and the largest token. The gradient is the same swap.
 
 
-def _save_steps(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    ctx.save_for_backward(*inputs[1:])
-
-
-def _differentiate_shift(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-    steps, mask = ctx.saved_tensors
-    return _shift(grad, -steps, mask), None, None
-
-
-_shift.register_autograd(_differentiate_shift, setup_context=_save_steps)
-
-
-@operator("rifflemix::first_largest", device_types="cpu")
+@define_on_cpu(
+    "first_largest",
+    shapes="x: B N C, mask: B N bool",
+    like=lambda x, mask: x.new_empty((x.shape[0], 1, x.shape[2]), dtype=torch.int64),
+)
 def _first_largest(x: Tensor, mask: Tensor | None) -> Tensor:
-    check_tokens("x", x, FORMATS, mask, None)
-    index = new(x, (x.shape[0], 1, x.shape[2]), torch.int64)
-    run("first_largest", x, index=index, mask=mask)
+    index = empty_output(x, (x.shape[0], 1, x.shape[2]), torch.int64)
+    call_kernel("first_largest", x, index=index, mask=mask)
     return index
 
 
-@_first_largest.register_fake
-@on_one_device
-def _(x: Tensor, mask: Tensor | None) -> Tensor:
-    return x.new_empty((x.shape[0], 1, x.shape[2]), dtype=torch.int64)
+def _swap_gradient(first: Tensor, second: Tensor, mask: Tensor | None, grad: Tensor) -> Any:
+    return _swap_positions(grad, first, second, mask)
 
 
-# Swap of two positions. The gradient is the same swap.
-
-
-@operator("rifflemix::swap_positions", device_types="cpu")
+@define_on_cpu(
+    "swap_positions",
+    shapes="x: B N C, first: B 1 C int64, second: B 1 C int64, mask: B N bool",
+    like="x",
+    saves="first second mask",
+    backward=_swap_gradient,
+)
 def _swap_positions(x: Tensor, first: Tensor, second: Tensor, mask: Tensor | None) -> Tensor:
     """Swap two positions, (B, 1, C) each, with one copy; padding becomes zero."""
-    check_tokens("x", x, FORMATS, mask, None)
-    check_positions("first", first, x)
-    check_positions("second", second, x)
-    y = new(x).copy_(x)
+    y = empty_output(x).copy_(x)
     y.scatter_(1, second, x.gather(1, first)).scatter_(1, first, x.gather(1, second))
     return y if mask is None else y.masked_fill_(mask.unsqueeze(-1), 0.0)
-
-
-@_swap_positions.register_fake
-@on_one_device
-def _(x: Tensor, first: Tensor, second: Tensor, mask: Tensor | None) -> Tensor:
-    return x.new_empty(x.shape)
-
-
-def _save_positions(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    ctx.save_for_backward(*inputs[1:])
-
-
-def _differentiate_swap(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-    first, second, mask = ctx.saved_tensors
-    return _swap_positions(grad, first, second, mask), None, None, None
-
-
-_swap_positions.register_autograd(_differentiate_swap, setup_context=_save_positions)

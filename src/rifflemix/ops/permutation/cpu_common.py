@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rifflemix.compat import has_plain_autograd
-from rifflemix.ops.native import HUGE, checked, in_huge_pages, library, require_library
+from rifflemix.ops.define import define
+from rifflemix.ops.native import HUGE, in_huge_pages, library, raise_on_error, require_library
 
 _KERNELS = library()
 # Element size in bytes, bits of infinity, bits of the quiet NaN.
@@ -19,16 +19,12 @@ FORMATS = {
     torch.bfloat16: (2, 0x7F80, 0x7FC0),
     torch.float16: (2, 0x7C00, 0x7E00),
 }
+define_on_cpu = functools.partial(define, dtypes=FORMATS, device_types="cpu")
 
 
 def supports(x: Tensor) -> bool:
-    """Return whether the kernels can run on x here."""
-    return (
-        _KERNELS is not None
-        and x.device.type == "cpu"
-        and x.dtype in FORMATS
-        and has_plain_autograd()
-    )
+    """Return whether the kernels support the device and the dtype of `x`."""
+    return _KERNELS is not None and x.device.type == "cpu" and x.dtype in FORMATS
 
 
 class _Problem(ctypes.Structure):
@@ -55,7 +51,6 @@ class _Problem(ctypes.Structure):
         ("nan", ctypes.c_int64),
         ("scratch", ctypes.c_void_p),
         ("threads", ctypes.c_int64),
-        ("temperature", ctypes.c_double),
     ]
 
 
@@ -66,14 +61,7 @@ def _function(kernels: ctypes.CDLL | None, name: str) -> Any:
     return function
 
 
-def run(
-    kernel: str,
-    x: Tensor,
-    group_size: int = 1,
-    heads: int = 0,
-    temperature: float = 0.0,
-    **tensors: Any,
-) -> int:
+def call_kernel(kernel: str, x: Tensor, group_size: int = 1, heads: int = 0, **tensors: Any) -> int:
     """Call a kernel and return its result code, 0 on success.
 
     `tensors` are the pointer fields of `_Problem`; None means a null pointer.
@@ -103,21 +91,20 @@ def run(
         infinity=infinity,
         nan=nan,
         threads=torch.get_num_threads(),
-        temperature=temperature,
     )
     for name, value in given.items():
         setattr(problem, name, value.data_ptr())
     call = _function(_KERNELS, kernel)
     size = call(ctypes.byref(problem))
     if size < 0:
-        checked(size)
+        raise_on_error(size)
     scratch = torch.empty(max(1, size), dtype=torch.uint8, device=x.device)
     problem.scratch = scratch.data_ptr()
     result: int = call(ctypes.byref(problem))
-    return result if result >= 0 else checked(result)
+    return result if result >= 0 else raise_on_error(result)
 
 
-def new(x: Tensor, shape: Any = None, dtype: torch.dtype | None = None) -> Tensor:
+def empty_output(x: Tensor, shape: Any = None, dtype: torch.dtype | None = None) -> Tensor:
     """Allocate a kernel output, by default with shape and dtype of `x`."""
     shape = x.shape if shape is None else shape
     made = torch.empty(shape, dtype=dtype or x.dtype, device=x.device)

@@ -8,11 +8,8 @@ import torch
 from torch import Tensor
 
 from rifflemix.checks import check_integer
-from rifflemix.ops.operands import check_operand, on_one_device
-from rifflemix.ops.operator import operator
 from rifflemix.ops.permutation import eager
-from rifflemix.ops.permutation.cpu_common import FORMATS, new, run
-from rifflemix.ops.permutation.operands import check_tokens
+from rifflemix.ops.permutation.cpu_common import call_kernel, define_on_cpu, empty_output
 
 _MOST_WINDOW = 256  # tokens, so that a distance within the window fits a byte
 
@@ -29,74 +26,48 @@ def rank_filter(x: Tensor, ranks: Tensor, window_size: int) -> Tensor:
     return y
 
 
-@operator("rifflemix::rank_filter", device_types="cpu")
-def _rank_filter(x: Tensor, ranks: Tensor, window_size: int, keep: bool) -> tuple[Tensor, Tensor]:
-    """Return the values and their distances to the source tokens, (B, N, C) uint8.
-
-    The distances are empty unless `keep` is True.
-    """
-    _check(x, window_size)
-    check_operand("ranks", ranks, (x.shape[2],), torch.int64, x.device)
-    y = new(x)
-    back = new(x, None if keep else (0,), torch.uint8)
-    run("rank_filter", x, window_size, y=y, index=back, steps=ranks)
-    return y, back
+def _check_window(x: Tensor, other: Tensor, window_size: int, *_: Any) -> None:
+    check_integer("window_size", window_size, 1, _MOST_WINDOW)
 
 
-@_rank_filter.register_fake
-@on_one_device
-def _(x: Tensor, ranks: Tensor, window_size: int, keep: bool) -> tuple[Tensor, Tensor]:
-    return x.new_empty(x.shape), x.new_empty(x.shape if keep else (0,), dtype=torch.uint8)
-
-
-def _save_back(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    ctx.window_size = inputs[2]
-    ctx.save_for_backward(output[1])
-    ctx.mark_non_differentiable(output[1])
-    ctx.set_materialize_grads(False)
-
-
-def _differentiate_filter(ctx: Any, grad: Tensor | None, _: None) -> tuple[Tensor | None, ...]:
-    if grad is None:  # no gradient of the values
-        return (None,) * 4
-    (back,) = ctx.saved_tensors
-    return _collect(grad, back, ctx.window_size), None, None, None
-
-
-_rank_filter.register_autograd(_differentiate_filter, setup_context=_save_back)
-
-
-@operator("rifflemix::rank_filter_back", device_types="cpu")
+@define_on_cpu(
+    "rank_filter_back",
+    shapes="grad: B N C, back: B N C uint8",
+    check=_check_window,
+    like="grad",
+    saves="back",
+    backward=lambda back, grad: eager.take_back(grad, back.to(torch.int64)),
+)
 def _collect(grad: Tensor, back: Tensor, window_size: int) -> Tensor:
     """Compute the gradient of `eager.take_back`.
 
     It sums, for each token, over all positions that selected the token.
     """
-    _check(grad, window_size)
-    check_operand("back", back, grad.shape, torch.uint8, grad.device)
-    out = new(grad)
-    run("rank_filter_back", grad, window_size, y=out, index=back)
+    out = empty_output(grad)
+    call_kernel("rank_filter_back", grad, window_size, y=out, index=back)
     return out
 
 
-@_collect.register_fake
-@on_one_device
-def _(grad: Tensor, back: Tensor, window_size: int) -> Tensor:
-    return grad.new_empty(grad.shape)
+def _empty_outputs(x: Tensor, *settings: Any) -> tuple[Tensor, Tensor]:
+    keep = settings[-1]
+    return x.new_empty(x.shape), x.new_empty(x.shape if keep else (0,), dtype=torch.uint8)
 
 
-def _keep_back(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    ctx.save_for_backward(inputs[1])
+@define_on_cpu(
+    "rank_filter",
+    shapes="x: B N C, ranks: C int64",
+    check=_check_window,
+    like=_empty_outputs,
+    outputs="y | back",
+    saves="back window_size",
+    backward=lambda back, window_size, grad: _collect(grad, back, window_size),
+)
+def _rank_filter(x: Tensor, ranks: Tensor, window_size: int, keep: bool) -> tuple[Tensor, Tensor]:
+    """Return the values and their distances to the source tokens, (B, N, C) uint8.
 
-
-def _differentiate_collect(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-    (back,) = ctx.saved_tensors
-    return eager.take_back(grad, back.to(torch.int64)), None, None
-
-
-_collect.register_autograd(_differentiate_collect, setup_context=_keep_back)
-
-
-def _check(x: Tensor, window_size: int) -> None:
-    check_tokens("x", x, FORMATS, None, None)
-    check_integer("window_size", window_size, 1, _MOST_WINDOW)
+    The distances are empty unless `keep` is True.
+    """
+    y = empty_output(x)
+    back = empty_output(x, None if keep else (0,), torch.uint8)
+    call_kernel("rank_filter", x, window_size, y=y, index=back, steps=ranks)
+    return y, back

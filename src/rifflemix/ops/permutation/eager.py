@@ -38,21 +38,18 @@ def circular_shift(x: Tensor, steps: Tensor, mask: Tensor | None, with_index: bo
     return take(x, index, mask), index if with_index else None
 
 
-def group_sort(x: Tensor, spec: SortSpec, mask: Tensor | None, with_index: bool) -> Permuted:
-    """Sort each channel within groups of tokens."""
+def permute(
+    x: Tensor, steps: Tensor | None, spec: SortSpec, mask: Tensor | None, with_index: bool
+) -> Permuted:
+    """Shift channels unless `steps` is None, then sort each channel within groups of tokens."""
+    if steps is not None:
+        shift = shift_index(x, steps, mask)
+        y, index = permute(take(x, shift, mask), None, spec, mask, with_index)
+        return y, None if index is None else shift.gather(1, index)
     if statically_known_true(x.shape[1] == 2 * spec.num_groups):
         return _sort_pairs(x, spec, mask, with_index)
     index = _sort_index(x, spec, mask)
     return take(x, index, mask), index if with_index else None
-
-
-def channel_permute(
-    x: Tensor, steps: Tensor, spec: SortSpec, mask: Tensor | None, with_index: bool
-) -> Permuted:
-    """Shift, then sort."""
-    index = shift_index(x, steps, mask)
-    y, sorting = group_sort(take(x, index, mask), spec, mask, with_index)
-    return y, None if sorting is None else index.gather(1, sorting)
 
 
 def causal_shift(x: Tensor, steps: Tensor, longest: int) -> Tensor:

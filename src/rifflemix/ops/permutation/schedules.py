@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import functools
 import math
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from rifflemix.checks import check_bool, check_divides, check_integer, check_layer
-from rifflemix.compat import sizes_are_tensors
+from rifflemix.compat import as_operand, sizes_are_tensors
 from rifflemix.errors import bad_argument, check_choice
-from rifflemix.ops.operator import operator
+from rifflemix.ops.define import define
 
 _MOST = 2**31 - 1  # limit for tokens and channels, so that products of two fit int64
 _POWER_KINDS = ("power", "code_exp")
@@ -65,6 +66,13 @@ def shift_steps(
     Source: CSP (Yuan and Xu), section 3.2.2, and equation (3) for "head". Unlike in the paper, the
     base of the power law is not floored. A floored base is 1 as soon as LC - 1 exceeds log2 N, and
     then no channel shifts.
+
+    Example:
+        >>> import rifflemix as rm
+        >>> rm.ops.shift_steps("linear", num_tokens=16, num_channels=4).tolist()
+        [0, 4, 8, 12]
+        >>> rm.ops.shift_steps("power", num_tokens=1024, num_channels=4).tolist()
+        [0, 9, 101, 1023]
     """
     check_choice("kind", kind, SHIFT_KINDS)
     num_tokens = check_integer("num_tokens", num_tokens, 1, _MOST)
@@ -74,52 +82,61 @@ def shift_steps(
     group_size = check_integer("group_size", group_size, 1, _MOST)
     heads = check_divides("heads", heads, num_channels, "num_channels")
     target = torch.empty(0).device if device is None else torch.device(device)
-    return scheduled_steps(
-        kind,
-        num_tokens,
-        num_tokens,
-        num_channels,
-        layer_index,
-        num_layers,
-        group_size,
-        heads,
-        target,
-    )
+    schedule = ShiftSchedule(kind, num_channels, layer_index, num_layers, heads)
+    return schedule.steps(num_tokens, group_size, target)
 
 
-def scheduled_steps(
-    kind: str,
-    num_tokens: int,
-    modulus: int | Tensor,
-    num_channels: int,
-    layer_index: int,
-    num_layers: int,
-    group_size: int | Tensor,
-    heads: int,
-    device: torch.device,
-) -> Tensor:
-    """Compute `shift_steps` for checked arguments.
+@dataclass(frozen=True)
+class ShiftSchedule:
+    """The shift of every channel of one layer, for sequences of any length.
 
-    The modulus is the number of tokens. If that number is symbolic, modulus and group size are 0-d
-    tensors, because ONNX arithmetic needs tensors.
+    Attributes:
+        kind: a kind of `shift_steps`, which also describes the other attributes.
+        num_channels: channels C.
+        layer_index: 0-based position of the layer in its stack.
+        num_layers: layers L of the stack.
+        heads: heads H, a divisor of C.
+        fixed_references: do not shift the first channel of each head, the reference of the sort.
     """
-    if kind in _POWER_KINDS:
-        if sizes_are_tensors():  # such a graph accepts no device and fixes the length
-            known = _power_steps(kind, int(num_tokens), num_channels, layer_index, num_layers)
-            return torch.tensor(known, device=device)
-        steps: Tensor = _power_shift_steps(
-            kind, num_tokens, num_channels, layer_index, num_layers, device
-        )
-        return steps
-    channels = torch.arange(num_channels, device=device)
-    if kind == "linear":
-        # Not -(-N // C), because ONNX rounds negative quotients towards zero.
-        return channels * ((num_tokens + num_channels - 1) // num_channels) % modulus
-    if kind == "code_linear":
-        return group_size * (channels - 1).clamp(min=0) % modulus
-    if kind == "head":
-        return heads * (channels // (num_channels // heads)) % modulus
-    return torch.zeros_like(channels)
+
+    kind: str
+    num_channels: int
+    layer_index: int = 0
+    num_layers: int = 1
+    heads: int = 1
+    fixed_references: bool = False
+
+    def steps(self, num_tokens: int, group_size: int | Tensor, device: torch.device) -> Tensor:
+        """Compute the steps (C,) for `num_tokens` tokens in groups of `group_size`.
+
+        The number of tokens may be symbolic. The group size is then a 0-d tensor, because ONNX
+        arithmetic needs tensors.
+        """
+        steps = self._all_steps(num_tokens, group_size, device)
+        if not self.fixed_references:
+            return steps
+        channels = torch.arange(self.num_channels, device=device)
+        return steps.masked_fill(channels % (self.num_channels // self.heads) == 0, 0)
+
+    def _all_steps(self, num_tokens: int, group_size: int | Tensor, device: torch.device) -> Tensor:
+        """Compute `steps` without fixed references."""
+        kind, num_channels, heads = self.kind, self.num_channels, self.heads
+        if kind in _POWER_KINDS:
+            place = num_channels, self.layer_index, self.num_layers
+            if sizes_are_tensors():  # such a graph accepts no device and fixes the length
+                return torch.tensor(_power_steps(kind, int(num_tokens), *place), device=device)
+            steps: Tensor = _power_shift_steps(kind, num_tokens, *place, device)
+            return steps
+        channels = torch.arange(num_channels, device=device)
+        tokens = as_operand(num_tokens, device)
+        if kind == "linear":
+            # Not -(-N // C), because ONNX rounds negative quotients towards zero.
+            return channels * ((num_tokens + num_channels - 1) // num_channels) % tokens
+        if kind == "code_linear":
+            return group_size * (channels - 1).clamp(min=0) % tokens
+        if kind == "head":
+            return heads * (channels // (num_channels // heads)) % tokens
+        return torch.zeros_like(channels)
 
 
 def interleave_columns(
@@ -154,6 +171,14 @@ def interleave_columns(
     Source: Sliceformer (Yuan and Xu), equations (5)-(6), as defined in the code of the authors. If
     2w does not divide n, that code starts its last run one column late. rifflemix follows the rule
     above instead.
+
+    Example:
+        >>> import rifflemix as rm
+        >>> for layer in range(3):
+        ...     print(rm.ops.interleave_columns(8, layer).int().tolist())
+        [0, 0, 0, 0, 0, 0, 0, 0]
+        [0, 0, 0, 0, 1, 1, 1, 1]
+        [0, 0, 1, 1, 0, 0, 1, 1]
     """
     num_channels = check_integer("num_channels", num_channels, 1)
     heads = check_divides("heads", heads, num_channels, "num_channels")
@@ -171,7 +196,12 @@ def interleave_columns(
     return columns // run % 2 == 1
 
 
-@operator("rifflemix::power_shift_steps")
+@define(
+    "power_shift_steps",
+    like=lambda kind, tokens, channels, layer, layers, device: torch.empty(
+        channels, dtype=torch.int64, device=device
+    ),
+)
 def _power_shift_steps(
     kind: str,
     num_tokens: int,
@@ -191,18 +221,6 @@ def _power_shift_steps(
     check_layer(layer_index, num_layers)
     steps = _power_steps(kind, num_tokens, num_channels, layer_index, num_layers)
     return torch.tensor(steps, device=device)
-
-
-@_power_shift_steps.register_fake
-def _(
-    kind: str,
-    num_tokens: int,
-    num_channels: int,
-    layer_index: int,
-    num_layers: int,
-    device: torch.device,
-) -> Tensor:
-    return torch.empty(num_channels, dtype=torch.int64, device=device)
 
 
 @functools.lru_cache(maxsize=256)

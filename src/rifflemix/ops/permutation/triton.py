@@ -12,11 +12,11 @@ import torch
 import triton
 from torch import Tensor
 
-from rifflemix.ops.operands import check_operand, on_one_device
-from rifflemix.ops.operator import operator
+from rifflemix.errors import bad_argument
+from rifflemix.ops.define import define
 from rifflemix.ops.permutation import eager
 from rifflemix.ops.permutation import triton_kernels as kernels
-from rifflemix.ops.permutation.operands import check_sort, check_tokens
+from rifflemix.ops.permutation.limits import check_sort
 from rifflemix.ops.permutation.spec import Permuted, SortSpec
 from rifflemix.ops.permutation.triton_limits import (
     BITS,
@@ -33,8 +33,6 @@ from rifflemix.ops.permutation.triton_windows import (
 )
 from rifflemix.ops.triton_support import launch
 
-Arguments = tuple[Any, ...]
-
 _ROW_TILE = {"ROWS": 8, "CHANNELS": 128, "num_warps": 4}
 # Longest group for which a backward pass that sorts is faster than one that writes single values.
 _MAX_UNSORTED = 256
@@ -46,25 +44,14 @@ def circular_shift(x: Tensor, steps: Tensor, mask: Tensor | None, with_index: bo
     return y, eager.shift_index(x, steps, mask) if with_index else None
 
 
-def group_sort(x: Tensor, spec: SortSpec, mask: Tensor | None, with_index: bool) -> Permuted:
-    """Sort each channel within groups of tokens."""
-    return _permute(x, None, spec, mask, with_index)
-
-
-def channel_permute(
-    x: Tensor, steps: Tensor, spec: SortSpec, mask: Tensor | None, with_index: bool
-) -> Permuted:
-    """Shift and sort in one kernel; with padding, torch does the shift."""
-    if mask is None:
-        return _permute(x, steps, spec, None, with_index)
-    index = eager.shift_index(x, steps, mask)
-    y, sorting = _permute(eager.take(x, index, mask), None, spec, mask, with_index)
-    return y, None if sorting is None else index.gather(1, sorting)
-
-
-def _permute(
+def permute(
     x: Tensor, steps: Tensor | None, spec: SortSpec, mask: Tensor | None, with_index: bool
 ) -> Permuted:
+    """Shift and sort in one kernel; with padding, torch does the shift."""
+    if steps is not None and mask is not None:
+        shift = eager.shift_index(x, steps, mask)
+        y, index = permute(eager.take(x, shift, mask), None, spec, mask, with_index)
+        return y, None if index is None else shift.gather(1, index)
     with_code = with_index or (torch.is_grad_enabled() and x.requires_grad)
     y, code = _group_sort(
         x, steps, spec.descending, mask, spec.num_groups, spec.by_reference, spec.heads, with_code
@@ -97,10 +84,70 @@ def _room_for_code(x: Tensor, num_groups: int, with_code: bool) -> Tensor:
     return x.new_empty((batch, length, channels), dtype=dtype)
 
 
-@operator(
-    "rifflemix::triton_group_sort",
+def _check_unsort(grad: Tensor, code: Tensor, *settings: Any) -> dict[str, int]:
+    num_groups = settings[-1]
+    check_sort(grad, num_groups)
+    room = _room_for_code(grad, num_groups, True)
+    if code.dtype != room.dtype:
+        raise bad_argument("code", f"dtype {room.dtype}", code.dtype)
+    return {"CODES": room.shape[1]}
+
+
+def _unsort_gradient(
+    code: Tensor, steps: Tensor | None, mask: Tensor | None, num_groups: int, grad: Tensor
+) -> Tensor:
+    return eager.take(grad, _index(code, steps, num_groups, grad.shape[1]), mask)
+
+
+@define(
+    "triton_group_unsort",
+    schema="(Tensor grad, Tensor code, Tensor? steps, Tensor? mask, SymInt num_groups) -> Tensor",
+    shapes="grad: B N C, code: B CODES C uint8|int16, steps: C int64, mask: B N bool",
+    dtypes=BITS,
+    check=_check_unsort,
+    like="grad",
+    saves="code steps mask num_groups",
+    backward=_unsort_gradient,
+)
+def _group_unsort(
+    grad: Tensor, code: Tensor, steps: Tensor | None, mask: Tensor | None, num_groups: int
+) -> Tensor:
+    check_limits(grad, grad.shape[1] // num_groups)
+    steps = None if steps is None else steps.contiguous()
+    code = code.contiguous()
+    length = grad.shape[1]
+    out = torch.empty(grad.shape, dtype=grad.dtype, device=grad.device)
+    grad = _whole_rows(grad)
+    if length == 2 * num_groups:
+        _unsort_pairs(grad, code, out, steps, mask)
+    elif length <= _MAX_UNSORTED * num_groups:
+        unsort_windows(grad, code, out, steps, mask, num_groups)
+    else:
+        _scatter(grad, code, out, steps, mask, num_groups)
+    return out
+
+
+def _check_group_sort(x: Tensor, *settings: Any) -> None:
+    *_, num_groups, reference, heads, _ = settings
+    check_sort(x, num_groups, heads if reference else 0)
+
+
+def _empty_groups(x: Tensor, *settings: Any) -> tuple[Tensor, Tensor]:
+    *_, num_groups, _, _, with_code = settings
+    return x.new_empty(x.shape), _room_for_code(x, num_groups, with_code)
+
+
+@define(
+    "triton_group_sort",
     schema="(Tensor x, Tensor? steps, Tensor? descending, Tensor? mask, SymInt num_groups, "
     "bool reference, SymInt heads, bool with_code) -> (Tensor, Tensor)",
+    shapes="x: B N C, steps: C int64, descending: C bool, mask: B N bool",
+    dtypes=BITS,
+    check=_check_group_sort,
+    like=_empty_groups,
+    outputs="y | code",
+    saves="code steps mask num_groups",
+    backward=lambda code, steps, mask, groups, grad: _group_unsort(grad, code, steps, mask, groups),
 )
 def _group_sort(
     x: Tensor,
@@ -112,8 +159,6 @@ def _group_sort(
     heads: int,
     with_code: bool,
 ) -> tuple[Tensor, Tensor]:
-    leaders = heads if reference else 0
-    check_sort(x, BITS, num_groups, leaders, descending, mask, steps)
     check_limits(x, x.shape[1] // num_groups)
     steps = None if steps is None else steps.contiguous()
     batch, length, channels = x.shape
@@ -138,86 +183,20 @@ def _group_sort(
     return y, code
 
 
-@_group_sort.register_fake
-@on_one_device
-def _(
-    x: Tensor,
-    steps: Tensor | None,
-    descending: Tensor | None,
-    mask: Tensor | None,
-    num_groups: int,
-    reference: bool,
-    heads: int,
-    with_code: bool,
-) -> tuple[Tensor, Tensor]:
-    return x.new_empty(x.shape), _room_for_code(x, num_groups, with_code)
+def _shift_gradient(steps: Tensor, grad: Tensor) -> Any:
+    return _shift(grad, -steps)
 
 
-def _keep_order(ctx: Any, inputs: Arguments, output: tuple[Tensor, Tensor]) -> None:
-    _, steps, _, mask, num_groups, *_ = inputs
-    ctx.save_for_backward(output[1], steps, mask)
-    ctx.num_groups = num_groups
-
-
-def _group_sort_backward(ctx: Any, grad: Tensor, _: None) -> tuple[Tensor | None, ...]:
-    code, steps, mask = ctx.saved_tensors
-    back = _group_unsort(grad, code, steps, mask, ctx.num_groups)
-    return back, None, None, None, None, None, None, None
-
-
-_group_sort.register_autograd(_group_sort_backward, setup_context=_keep_order)
-
-
-@operator(
-    "rifflemix::triton_group_unsort",
-    schema="(Tensor grad, Tensor code, Tensor? steps, Tensor? mask, SymInt num_groups) -> Tensor",
+@define(
+    "triton_shift",
+    schema="(Tensor x, Tensor steps) -> Tensor",
+    shapes="x: B N C, steps: C int64",
+    dtypes=BITS,
+    like="x",
+    saves="steps",
+    backward=_shift_gradient,
 )
-def _group_unsort(
-    grad: Tensor, code: Tensor, steps: Tensor | None, mask: Tensor | None, num_groups: int
-) -> Tensor:
-    check_sort(grad, BITS, num_groups, 0, None, mask, steps)
-    room = _room_for_code(grad, num_groups, True)
-    check_operand("code", code, room.shape, room.dtype, grad.device)
-    check_limits(grad, grad.shape[1] // num_groups)
-    steps = None if steps is None else steps.contiguous()
-    code = code.contiguous()
-    length = grad.shape[1]
-    out = torch.empty(grad.shape, dtype=grad.dtype, device=grad.device)
-    grad = _whole_rows(grad)
-    if length == 2 * num_groups:
-        _unsort_pairs(grad, code, out, steps, mask)
-    elif length <= _MAX_UNSORTED * num_groups:
-        unsort_windows(grad, code, out, steps, mask, num_groups)
-    else:
-        _scatter(grad, code, out, steps, mask, num_groups)
-    return out
-
-
-@_group_unsort.register_fake
-@on_one_device
-def _(
-    grad: Tensor, code: Tensor, steps: Tensor | None, mask: Tensor | None, num_groups: int
-) -> Tensor:
-    return grad.new_empty(grad.shape)
-
-
-def _keep_code(ctx: Any, inputs: Arguments, output: Tensor) -> None:
-    _, code, steps, mask, ctx.num_groups = inputs
-    ctx.save_for_backward(code, steps, mask)
-
-
-def _group_unsort_backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-    code, steps, mask = ctx.saved_tensors
-    index = _index(code, steps, ctx.num_groups, grad.shape[1])
-    return eager.take(grad, index, mask), None, None, None, None
-
-
-_group_unsort.register_autograd(_group_unsort_backward, setup_context=_keep_code)
-
-
-@operator("rifflemix::triton_shift", schema="(Tensor x, Tensor steps) -> Tensor")
 def _shift(x: Tensor, steps: Tensor) -> Tensor:
-    check_tokens("x", x, BITS, None, steps)
     check_limits(x, 1)
     steps = steps.contiguous()
     y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
@@ -226,24 +205,6 @@ def _shift(x: Tensor, steps: Tensor) -> Tensor:
     grid, sizes = _rows(x, 1, tile)
     launch(kernels.shift, grid, x, bits_of(x), bits_of(y), steps, *x.stride(), *sizes, **tile)
     return y
-
-
-@_shift.register_fake
-@on_one_device
-def _(x: Tensor, steps: Tensor) -> Tensor:
-    return x.new_empty(x.shape)
-
-
-def _keep_steps(ctx: Any, inputs: Arguments, output: Tensor) -> None:
-    ctx.save_for_backward(inputs[1])
-
-
-def _shift_backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-    (steps,) = ctx.saved_tensors
-    return _shift(grad, -steps), None
-
-
-_shift.register_autograd(_shift_backward, setup_context=_keep_steps)
 
 
 def shift_tile(x: Tensor, row_size: int = 1) -> dict[str, int]:

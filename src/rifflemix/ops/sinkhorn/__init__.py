@@ -3,7 +3,7 @@
 Source: Tay, Bahri, Yang, Metzler, Juan 2020, "Sparse Sinkhorn Attention".
 """
 
-from rifflemix.ops.sinkhorn.attention import COMBINE, block_attention, sinkhorn_attention
+from rifflemix.ops.sinkhorn.attention import block_attention, sinkhorn_attention
 from rifflemix.ops.sinkhorn.balancing import (
     gumbel_noise,
     gumbel_sinkhorn,
@@ -16,11 +16,10 @@ from rifflemix.ops.sinkhorn.blocks import (
     sort_blocks,
     sorted_padding_mask,
 )
-from rifflemix.ops.sinkhorn.unchecked import KERNELS
+from rifflemix.ops.sinkhorn.options import SinkhornOptions
 
 __all__ = [
-    "COMBINE",
-    "KERNELS",
+    "SinkhornOptions",
     "block_attention",
     "block_scores",
     "gumbel_noise",

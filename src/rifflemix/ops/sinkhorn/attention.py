@@ -6,7 +6,6 @@ import torch
 from torch import Tensor
 
 from rifflemix.checks import (
-    check_bool,
     check_divides,
     check_floating,
     check_integer,
@@ -17,10 +16,10 @@ from rifflemix.checks import (
     shown,
 )
 from rifflemix.errors import bad_argument, check_choice
-from rifflemix.ops.sinkhorn import unchecked
+from rifflemix.ops.dispatch import PLAIN
+from rifflemix.ops.sinkhorn import backends
 from rifflemix.ops.sinkhorn.blocks import PADDING_RULES
-
-COMBINE = ("concat", "sum_logits", "sum_out")
+from rifflemix.ops.sinkhorn.options import COMBINE, SinkhornOptions
 
 
 def block_attention(
@@ -69,6 +68,13 @@ def block_attention(
         InputError: an unknown name, or incompatible shapes, dtypes or devices.
 
     Source: Tay et al. 2020, "Sparse Sinkhorn Attention", section 3.2.
+
+    Example:
+        >>> import torch, rifflemix as rm
+        >>> q, k, v = torch.randn(3, 1, 2, 4, 16, 8)
+        >>> sorted_k, sorted_v = k.roll(1, dims=2), v.roll(1, dims=2)
+        >>> rm.ops.block_attention(q, k, v, sorted_k, sorted_v).shape
+        torch.Size([1, 2, 4, 16, 8])
     """
     check_choice("combine", combine, COMBINE)
     layout = "(B, H, n, b, D)"
@@ -82,9 +88,11 @@ def block_attention(
     _check_hidden("hidden", hidden, (*q.shape[:4], q.shape[3]), q)
     _check_hidden("sorted_hidden", sorted_hidden, (*q.shape[:4], size), q)
     check_probability("dropout_p", dropout_p)
-    return unchecked.block_attention(
-        q, k, v, sorted_k, sorted_v, combine, hidden, sorted_hidden, dropout_p, backend
+    available = backends.WITH_DROPOUT if dropout_p else PLAIN
+    y: Tensor = backends.ATTENTION.pick(backend, available).block_attention(
+        q, k, v, sorted_k, sorted_v, combine, hidden, sorted_hidden, dropout_p
     )
+    return y.to(q.dtype)  # autocast may change the dtype
 
 
 def sinkhorn_attention(
@@ -151,30 +159,39 @@ def sinkhorn_attention(
             exclude each other.
 
     Source: Tay et al. 2020, "Sparse Sinkhorn Attention", sections 3.2 to 3.4.
+
+    Example:
+        >>> import torch, rifflemix as rm
+        >>> q, k, v = torch.randn(3, 1, 4, 64, 8)
+        >>> sort = rm.ops.sinkhorn(rm.ops.block_scores(q, k, block_size=16), num_iterations=8)
+        >>> rm.ops.sinkhorn_attention(q, k, v, sort, block_size=16).shape
+        torch.Size([1, 4, 64, 8])
     """
-    check_choice("combine", combine, COMBINE)
     check_choice("padding_rule", padding_rule, PADDING_RULES)
-    for name, flag in (("sortcut_local", sortcut_local), ("mixture", mixture), ("causal", causal)):
-        check_bool(name, flag)
-    sortcut, rotation = check_integer("sortcut", sortcut), check_integer("rotation", rotation)
-    shared = bool(sortcut) and not sortcut_local
-    _check_heads(q, k, v, key_padding_mask, any_length=shared and not mixture)
+    shared = bool(sortcut) and not (sortcut_local or mixture)
+    _check_heads(q, k, v, key_padding_mask, any_length=shared)
     block_size = check_divides("block_size", block_size, k.shape[2], "the number of tokens")
-    _check_sort(sort, q, k.shape[2] // block_size, sortcut, null_kv)
-    _check_exclusions(sortcut, sortcut_local, causal, rotation, block_size)
-    per_query = sortcut or sort.shape[2] * block_size // k.shape[2]
-    if combine != "concat" and (shared or (combine == "sum_logits" and per_query != 1)):
-        expected = '"concat" for SortCut' if shared else "one sorted block for each query block"
-        raise bad_argument("combine", expected, repr(combine))
+    _check_sort(sort, q, k.shape[2] // block_size, bool(sortcut), null_kv)
+    options = SinkhornOptions(
+        causal=causal,
+        top_k=sort.shape[2] * block_size // k.shape[2],
+        combine=combine,
+        sortcut=sortcut,
+        sortcut_local=sortcut_local,
+        mixture=mixture,
+    ).checked_attention(sort.shape[2])
+    rotation = check_integer("rotation", rotation)
+    if rotation and not (causal and 0 < rotation < block_size):
+        raise bad_argument("rotation", f"0, or with causal=True 1 to {block_size - 1}", rotation)
     dropout_p = check_probability("dropout_p", dropout_p)  # kernels differ for 0 and 0.0
-    return unchecked.sinkhorn_attention(
+    return backends.sinkhorn_attention(
         q,
         k,
         v,
         sort,
         block_size,
         combine=combine,
-        sortcut=sortcut,
+        sortcut=options.sortcut,
         sortcut_local=sortcut_local,
         mixture=mixture,
         causal=causal,
@@ -223,7 +240,7 @@ def _check_sort(
     sort: Tensor,
     q: Tensor,
     num_blocks: int,
-    sortcut: int,
+    is_shared: bool,
     null_kv: tuple[Tensor, Tensor] | None,
 ) -> None:
     check_tokens("sort", sort, rank=4, layout="(B, H, R, n)")
@@ -238,18 +255,5 @@ def _check_sort(
             raise bad_argument("null_kv", "a null key and a null value", shown(null_kv))
         for tensor in null_kv:
             _check_operand("null_kv", tensor, (q.shape[1], q.shape[3]), q)
-    if sortcut < 0 or sortcut > rows:
-        raise bad_argument("sortcut", f"0 to {rows}, the rows of sort", sortcut)
-    if not sortcut and (rows < num_blocks or rows % num_blocks):
+    if not is_shared and (rows < num_blocks or rows % num_blocks):
         raise bad_argument("sort", f"a multiple of {num_blocks} rows", rows)
-
-
-def _check_exclusions(
-    sortcut: int, sortcut_local: bool, causal: bool, rotation: int, block_size: int
-) -> None:
-    if sortcut and causal:
-        raise bad_argument("sortcut", "0 with causal=True", sortcut, "it is for encoders only")
-    if sortcut_local and not sortcut:
-        raise bad_argument("sortcut_local", "sortcut above 0", "sortcut=0")
-    if rotation and not (causal and 0 < rotation < block_size):
-        raise bad_argument("rotation", f"0, or with causal=True 1 to {block_size - 1}", rotation)

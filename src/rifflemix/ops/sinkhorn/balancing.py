@@ -17,9 +17,9 @@ from rifflemix.checks import (
     check_positive,
     shown,
 )
-from rifflemix.errors import bad_argument, check_choice
-from rifflemix.ops.sinkhorn import unchecked
-from rifflemix.ops.sinkhorn.unchecked import KERNELS
+from rifflemix.errors import bad_argument
+from rifflemix.ops.sinkhorn import backends
+from rifflemix.ops.sinkhorn.options import SinkhornOptions
 
 
 def sinkhorn(
@@ -61,14 +61,20 @@ def sinkhorn(
         InputError: a wrong shape, dtype or number of iterations.
 
     Source: Tay et al. 2020, "Sparse Sinkhorn Attention", sections 3.1.1 and 3.3.2.
+
+    Example:
+        >>> import torch, rifflemix as rm
+        >>> log_scores = torch.tensor([[1.0, 2.0], [4.0, 3.0]]).log()
+        >>> rm.ops.sinkhorn(log_scores, num_iterations=20).mul(100).round().tolist()
+        [[38.0, 62.0], [62.0, 38.0]]
     """
     _check_scores("log_scores", log_scores, square=True)
-    check_bool("causal", causal)
-    check_bool("final_row_norm", final_row_norm)
-    num_iterations = check_integer("num_iterations", num_iterations, 0)
+    options = SinkhornOptions(
+        num_iterations=num_iterations, causal=causal, final_row_norm=final_row_norm
+    ).checked_balancing()
     _check_block_mask(block_padding_mask, log_scores, log_scores.shape[-1])
-    return unchecked.sinkhorn(
-        log_scores, num_iterations, causal, final_row_norm, block_padding_mask, backend
+    return backends.sinkhorn(
+        log_scores, options.num_iterations, causal, final_row_norm, block_padding_mask, backend
     )
 
 
@@ -94,12 +100,18 @@ def gumbel_noise(
         InputError: `shape` is not a sequence of integers, or `dtype` is not floating point.
 
     Source: Tay et al. 2020, section 3.2.1; Jang et al. 2016.
+
+    Example:
+        >>> import torch, rifflemix as rm
+        >>> noise = rm.ops.gumbel_noise((4, 4), generator=torch.Generator().manual_seed(0))
+        >>> noise.shape, noise.dtype
+        (torch.Size([4, 4]), torch.float32)
     """
     size = check_integers("shape", shape, 0)
     wanted = dtype or torch.get_default_dtype()
     if not isinstance(wanted, torch.dtype) or wanted not in FLOATS:
         raise bad_argument("dtype", "a floating-point dtype", shown(wanted))
-    return unchecked.gumbel_noise(size, device, wanted, generator)
+    return backends.gumbel_noise(size, device, wanted, generator)
 
 
 def gumbel_sinkhorn(
@@ -135,23 +147,32 @@ def gumbel_sinkhorn(
         InputError: a wrong shape, an unknown name, or a number out of range.
 
     Source: Tay et al. 2020, section 3.2.1.
+
+    Example:
+        >>> import torch, rifflemix as rm
+        >>> scores = torch.randn(2, 4, 4)
+        >>> sort = rm.ops.gumbel_sinkhorn(scores, 8, noise=rm.ops.gumbel_noise(scores.shape))
+        >>> torch.allclose(sort.sum(dim=1), torch.ones(2, 4))
+        True
     """
     _check_scores("scores", scores, square=True)
-    check_choice("kernel", kernel, KERNELS)
-    check_bool("causal", causal)
-    check_bool("final_row_norm", final_row_norm)
-    temperature = check_positive("temperature", temperature)
-    num_iterations = check_integer("num_iterations", num_iterations, 0)
+    options = SinkhornOptions(
+        temperature=temperature,
+        num_iterations=num_iterations,
+        kernel=kernel,
+        causal=causal,
+        final_row_norm=final_row_norm,
+    ).checked_balancing()
     _check_block_mask(block_padding_mask, scores, scores.shape[-1])
     if noise is not None:
         check_floating("noise", noise, tuple(scores.shape))
         if noise.shape != scores.shape:
             raise bad_argument("noise", f"shape {tuple(scores.shape)}", tuple(noise.shape))
         check_like("noise", noise, scores, "scores")
-    return unchecked.gumbel_sinkhorn(
+    return backends.gumbel_sinkhorn(
         scores,
-        num_iterations,
-        temperature,
+        options.num_iterations,
+        options.temperature,
         noise,
         kernel,
         causal,
@@ -193,6 +214,12 @@ def top_k_blocks(
         InputError: a wrong shape, or a number out of range.
 
     Source: the top-k variant of the sinkhorn-transformer package (no Sinkhorn iterations).
+
+    Example:
+        >>> import torch, rifflemix as rm
+        >>> scores = torch.tensor([[0.0, 3.0, 1.0]])
+        >>> rm.ops.top_k_blocks(scores, k=2).gt(0).tolist()
+        [[False, True, False], [False, False, True]]
     """
     _check_scores("scores", scores, square=False)
     rows, columns = scores.shape[-2:]
@@ -204,9 +231,9 @@ def top_k_blocks(
     if check_bool("causal", causal) and rows != columns - num_null:
         raise bad_argument("scores", f"shape (..., n, {num_null} + n)", tuple(scores.shape))
     _check_block_mask(block_padding_mask, scores, columns - num_null)
-    return unchecked.top_k_blocks(
-        scores, k, temperature, causal, num_null, block_padding_mask, backend
-    )
+    module = backends.BLOCKS.pick(backend)
+    sort: Tensor = module.top_k_blocks(scores, k, temperature, causal, num_null, block_padding_mask)
+    return sort
 
 
 def _check_scores(name: str, scores: Tensor, *, square: bool) -> None:

@@ -14,7 +14,7 @@ from rifflemix.checks import (
     check_tokens,
 )
 from rifflemix.errors import bad_argument, check_choice
-from rifflemix.ops.sinkhorn import unchecked
+from rifflemix.ops.sinkhorn import backends
 
 PADDING_RULES = ("majority", "argmax")
 _HEADS = "(B, H, N, D)"
@@ -45,12 +45,22 @@ def pool_blocks(
         InputError: a wrong shape, dtype or device, or b does not divide N.
 
     Source: Tay et al. 2020, "Sparse Sinkhorn Attention", equations (2) and (5).
+
+    Example:
+        >>> import torch, rifflemix as rm
+        >>> x = torch.arange(6.0).reshape(1, 6, 1)
+        >>> rm.ops.pool_blocks(x, block_size=3).flatten().tolist()
+        [3.0, 12.0]
+        >>> rm.ops.pool_blocks(x, block_size=3, causal=True).flatten().tolist()
+        [0.0, 6.0]
     """
     check_tokens("x", x)
     block_size = check_divides("block_size", block_size, x.shape[1], "the number of tokens")
     check_padding_mask(key_padding_mask, x)
     check_bool("causal", causal)
-    return unchecked.pool_blocks(x, block_size, causal, key_padding_mask, backend)
+    module = backends.BLOCKS.pick(backend)
+    pooled: Tensor = module.pool_blocks(x, block_size, causal, key_padding_mask)
+    return pooled
 
 
 def block_scores(
@@ -86,6 +96,12 @@ def block_scores(
         InputError: a wrong shape, dtype or device, or b does not divide N.
 
     Source: the attention sorting network of the sinkhorn-transformer package.
+
+    Example:
+        >>> import torch, rifflemix as rm
+        >>> q, k = torch.randn(2, 1, 4, 64, 8)
+        >>> rm.ops.block_scores(q, k, block_size=16).shape
+        torch.Size([1, 4, 4, 4])
     """
     check_tokens("q", q, rank=4, layout=_HEADS)
     check_tokens("k", k, rank=4, layout=_HEADS)
@@ -97,7 +113,9 @@ def block_scores(
     check_bool("causal", causal)
     if check_bool("shared", shared) and causal:
         raise bad_argument("shared", "False with causal=True", True)
-    return unchecked.block_scores(q, k, block_size, causal, shared, key_padding_mask, backend)
+    module = backends.BLOCKS.pick(backend)
+    scores: Tensor = module.block_scores(q, k, block_size, causal, shared, key_padding_mask)
+    return scores
 
 
 def sort_blocks(blocks: Tensor, sort: Tensor, *, backend: str = "auto") -> Tensor:
@@ -117,6 +135,12 @@ def sort_blocks(blocks: Tensor, sort: Tensor, *, backend: str = "auto") -> Tenso
         InputError: incompatible shapes, dtypes or devices.
 
     Source: Tay et al. 2020, section 3.1.2.
+
+    Example:
+        >>> import torch, rifflemix as rm
+        >>> blocks = torch.arange(4.0).reshape(2, 2, 1)
+        >>> rm.ops.sort_blocks(blocks, torch.eye(2).flip(0)).flatten().tolist()
+        [2.0, 3.0, 0.0, 1.0]
     """
     check_floating("blocks", blocks, "(..., n, b, D)")
     check_floating("sort", sort, "(..., R, n)")
@@ -127,7 +151,8 @@ def sort_blocks(blocks: Tensor, sort: Tensor, *, backend: str = "auto") -> Tenso
         expected = f"shape {(*leading, 'R', blocks.shape[-3])}"
         raise bad_argument("sort", expected, tuple(sort.shape))
     check_like("sort", sort, blocks, "blocks")
-    return unchecked.sort_blocks(blocks, sort, backend)
+    y: Tensor = backends.BLOCKS.pick(backend).sort_blocks(blocks, sort)
+    return y.to(blocks.dtype)  # autocast may change the dtype
 
 
 def sorted_padding_mask(
@@ -158,6 +183,13 @@ def sorted_padding_mask(
         InputError: an unknown rule, or incompatible shapes.
 
     Source: Tay et al. 2020 does not specify masks. The rules come from the released ports.
+
+    Example:
+        >>> import torch, rifflemix as rm
+        >>> sort = torch.eye(2).flip(0).reshape(1, 1, 2, 2)
+        >>> padding = torch.tensor([[False, False, False, True]])
+        >>> rm.ops.sorted_padding_mask(sort, block_size=2, key_padding_mask=padding)[0, 0].tolist()
+        [[False, True], [False, False]]
     """
     check_tokens("sort", sort, rank=4, layout="(B, H, R, n)")
     check_choice("rule", rule, PADDING_RULES)
@@ -167,6 +199,6 @@ def sorted_padding_mask(
         raise bad_argument("num_null", f"0 to {sort.shape[-1] - 1}", num_null)
     tokens = (sort.shape[-1] - num_null) * block_size
     check_padding_mask(key_padding_mask, sort[:, 0, 0, :1].expand(-1, tokens))
-    return unchecked.sorted_padding_mask(
-        sort, block_size, key_padding_mask, rule, num_null, backend
-    )
+    module = backends.BLOCKS.pick(backend)
+    hidden: Tensor = module.sorted_padding_mask(sort, block_size, key_padding_mask, rule, num_null)
+    return hidden

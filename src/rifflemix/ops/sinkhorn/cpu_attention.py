@@ -10,90 +10,90 @@ from __future__ import annotations
 import ctypes
 import math
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from rifflemix.ops.define import define
 from rifflemix.ops.dropout.cpu import KERNELS
 from rifflemix.ops.dropout.spec import scale, threshold
 from rifflemix.ops.native import (
+    HUGE,
     TYPE_NAMES,
-    checked,
     in_huge_pages,
     instruction_level,
+    raise_on_error,
     require_library,
 )
-from rifflemix.ops.operands import check_operand, on_one_device
-from rifflemix.ops.operator import operator
 from rifflemix.ops.sinkhorn.kernel_attention import (
-    Terms,
-    attend_by,
+    ARGUMENTS,
+    SAVES,
+    SHAPES,
+    Visibility,
     by_head,
     check,
+    drop_weights,
     empty_gradients,
     empty_outputs,
-    register_gradients,
+    formula,
+    gradients_by,
+    run_kernel,
 )
 
 # Without vector instructions, torch's matrix products are faster.
 HAS_VECTORS = instruction_level() >= 2
 
 
-@operator("rifflemix::sinkhorn_attention", device_types="cpu")
-def _forward(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    sort: Tensor,
-    block_size: int,
-    unseen: Tensor | None,
-    padding: Tensor | None,
-    mixes_padding: bool,
-    causal: bool,
-    seed: Tensor | None,
-    p: float,
-) -> tuple[Tensor, Tensor]:
-    """Compute the output and the log-sum-exp of each query's scores."""
-    terms = Terms(unseen, padding, mixes_padding, causal, seed, p)
-    check(q, k, v, sort, block_size, TYPE_NAMES)
-    terms.check(q, sort, block_size)
-    y, lse = empty_outputs(q, k, v, sort, block_size)
-    _call(q, k, v, sort, block_size, terms, lse, (in_huge_pages(y),))
-    return y, lse
-
-
-_forward.register_fake(on_one_device(empty_outputs))
-
-
-@operator("rifflemix::sinkhorn_attention_backward", device_types="cpu")
+@define(
+    "sinkhorn_attention_backward",
+    schema=f"({ARGUMENTS}, Tensor lse, Tensor grad_y) -> (Tensor, Tensor)",
+    shapes=f"{SHAPES}, lse: B H N wide, grad_y: B H N D",
+    dtypes=TYPE_NAMES,
+    check=check,
+    like=empty_gradients,
+    device_types="cpu",
+)
 def _backward(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    sort: Tensor,
-    block_size: int,
-    unseen: Tensor | None,
-    padding: Tensor | None,
-    mixes_padding: bool,
-    causal: bool,
-    seed: Tensor | None,
-    p: float,
-    lse: Tensor,
-    grad_y: Tensor,
+    q: Tensor, k: Tensor, v: Tensor, sort: Tensor, block_size: int, *others: Any
 ) -> tuple[Tensor, Tensor]:
     """Compute the gradients of Q, K, V (one tensor) and `sort`."""
-    terms = Terms(unseen, padding, mixes_padding, causal, seed, p)
-    check(q, k, v, sort, block_size, TYPE_NAMES)
-    terms.check(q, sort, block_size)
-    check_operand("grad_y", grad_y, q.shape, q.dtype, q.device)
-    check_operand("lse", lse, q.shape[:3], torch.promote_types(q.dtype, torch.float32), q.device)
+    *terms, lse, grad_y = others
     grads, grad_sort = empty_gradients(q, k, v, sort)
     outputs = (grad_y, *by_head(in_huge_pages(grads)), grad_sort)
-    _call(q, k, v, sort, block_size, terms, lse.contiguous(), outputs)
+    _call(q, k, v, sort, block_size, Visibility(*terms), lse.contiguous(), outputs)
     return grads, grad_sort
 
 
-_backward.register_fake(on_one_device(empty_gradients))
+@define(
+    "sinkhorn_attention",
+    schema=f"({ARGUMENTS}) -> (Tensor, Tensor)",
+    shapes=SHAPES,
+    dtypes=TYPE_NAMES,
+    check=check,
+    like=empty_outputs,
+    outputs="y | lse",
+    saves=f"{SAVES} lse",
+    backward=gradients_by(_backward),
+    formula=partial(formula, drop_weights),
+    device_types="cpu",
+)
+def _forward(
+    q: Tensor, k: Tensor, v: Tensor, sort: Tensor, block_size: int, *terms: Any
+) -> tuple[Tensor, Tensor]:
+    """Compute the output and the log-sum-exp of each query's scores."""
+    y, lse = empty_outputs(q, k, v, sort, block_size)
+    _call(
+        q,
+        k,
+        v,
+        sort,
+        block_size,
+        Visibility(*terms),
+        lse,
+        (y if y.nbytes < HUGE else in_huge_pages(y),),
+    )
+    return y, lse
 
 
 def _call(
@@ -102,16 +102,18 @@ def _call(
     v: Tensor,
     sort: Tensor,
     block_size: int,
-    terms: Terms,
+    terms: Visibility,
     lse: Tensor,
     outputs: tuple[Tensor, ...],
 ) -> None:
     """Run the forward kernel if `outputs` is (y,), else the backward kernel."""
     # The kernel needs contiguous features. Tensors that it writes already have them.
-    tensors = [
-        x if x.stride(-1) == 1 or x.shape[-1] == 1 else x.contiguous()
-        for x in (q, k, v, sort, *outputs)
-    ]
+    tensors: list[Tensor] = []
+    strides: list[int] = []
+    for x in (q, k, v, sort, *outputs):
+        whole = x if x.stride(-1) == 1 or x.shape[-1] == 1 else x.contiguous()
+        tensors.append(whole)
+        strides.extend(whole.stride()[:3])
     unseen = None if terms.unseen is None else terms.unseen.contiguous()
     padding = None if terms.padding is None else terms.padding.contiguous()
     seed, p = terms.seed, terms.p
@@ -123,8 +125,8 @@ def _call(
         None if padding is None else padding.data_ptr(),
         *map(Tensor.data_ptr, (lse, *tensors)),
     ]
-    strides = [stride for tensor in tensors for stride in tensor.stride()[:3]]
-    function = getattr(require_library(KERNELS), f"rifflemix_block_attention_{TYPE_NAMES[q.dtype]}")
+    kernels = KERNELS or require_library(None)
+    function = getattr(kernels, f"rifflemix_block_attention_{TYPE_NAMES[q.dtype]}")
     result = function(
         (ctypes.c_int64 * len(sizes))(*sizes),
         ctypes.c_double(1.0 / math.sqrt(width)),
@@ -135,9 +137,9 @@ def _call(
         (ctypes.c_int64 * len(strides))(*strides),
         ctypes.c_int(len(outputs) > 1),
     )
-    checked(result)
+    if result < 0:
+        raise_on_error(result)
 
 
-register_gradients(_forward, _backward, needs_y=False)
-sinkhorn_attention = partial(attend_by, _forward)
+sinkhorn_attention = partial(run_kernel, _forward)
 """See `rifflemix.ops.sinkhorn.sinkhorn_attention`; needs settings with one softmax."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -15,9 +16,8 @@ from rifflemix.ops.sinkhorn.running_logsumexp import running_logsumexp
 LOG_ZERO = -1e30
 
 
-def statistics_dtype(dtype: torch.dtype) -> torch.dtype:
-    """Return the dtype for accumulating sums: at least float32."""
-    return torch.promote_types(dtype, torch.float32)
+statistics_dtype = partial(torch.promote_types, torch.float32)
+"""Dtype for accumulating sums of a dtype: at least float32."""
 
 
 def live_entries(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from rifflemix.ops.dropout.unchecked import dropout, dropout_attention
+from rifflemix.ops.dropout.backends import dropout, dropout_attention
 from rifflemix.ops.sinkhorn.eager import sort_blocks, sorted_padding_mask
 
 

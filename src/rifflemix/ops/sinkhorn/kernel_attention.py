@@ -6,22 +6,21 @@ formula `attend_to_blocks` computes second-order gradients.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from rifflemix.checks import check_divides
 from rifflemix.errors import bad_argument
 from rifflemix.ops.dropout.eager import dropout
 from rifflemix.ops.dropout.spec import draw_seed
-from rifflemix.ops.gradients import second_order_gradients
-from rifflemix.ops.operands import check_count, check_operand, refuse_values
 from rifflemix.ops.sinkhorn.eager import sort_blocks, sorted_padding_mask
 from rifflemix.ops.sinkhorn.eager_attention import full_attention
 
 
-class Terms(NamedTuple):
+class Visibility(NamedTuple):
     """Masks and dropout settings of a kernel call.
 
     Attributes:
@@ -40,38 +39,8 @@ class Terms(NamedTuple):
     seed: Tensor | None = None
     p: float = 0.0
 
-    def check(self, q: Tensor, sort: Tensor, block_size: int) -> None:
-        """Raise InputError if a field is incompatible with `q` and `sort`."""
-        if self.unseen is not None:
-            shape = (*sort.shape[:3], block_size)
-            check_operand("unseen", self.unseen, shape, torch.bool, q.device)
-        if self.padding is not None:
-            shape = (q.shape[0], q.shape[2])
-            check_operand("padding", self.padding, shape, torch.bool, q.device)
-        if self.seed is not None:
-            check_operand("seed", self.seed, (), torch.int64, q.device)
-        if not 0.0 <= self.p < 1.0:
-            raise bad_argument("p", "a probability in [0, 1)", self.p)
-        if self.p and self.seed is None:
-            raise bad_argument("seed", "a seed for p above 0", None)
 
-
-def has_one_softmax(
-    q: Tensor, k: Tensor, v: Tensor, sort: Tensor, settings: dict[str, Any]
-) -> bool:
-    """Check whether the kernels support a call, with one softmax."""
-    return (
-        settings["combine"] == "concat"
-        and settings["null_kv"] is None
-        and not settings["sortcut"]
-        and not settings["rotation"]
-        and q.dtype == k.dtype == v.dtype == sort.dtype
-        and q.shape == k.shape == v.shape
-        and 0 not in q.shape[1:]
-    )
-
-
-def attend_by(
+def run_kernel(
     forward: Callable[..., tuple[Tensor, Tensor]],
     q: Tensor,
     k: Tensor,
@@ -80,9 +49,9 @@ def attend_by(
     block_size: int,
     **settings: Any,
 ) -> Tensor:
-    """Run `sinkhorn_attention` with a kernel, for calls that pass `has_one_softmax`.
+    """Run `sinkhorn_attention` with a kernel, for one softmax over sorted and local keys.
 
-    `forward` is the kernel's operator; it accepts the fields of `Terms`.
+    `forward` is the kernel's operator; it accepts the fields of `Visibility`.
     """
     causal, padding = settings["causal"], settings["key_padding_mask"]
     p, rule = settings["dropout_p"], settings["padding_rule"]
@@ -90,25 +59,39 @@ def attend_by(
     if causal or padding is not None:
         unseen = sorted_padding_mask(sort, block_size, padding, rule, 0)
     seed = draw_seed(q.device) if p else None
-    terms = Terms(unseen, padding, rule == "argmax", causal, seed, p)
+    terms = Visibility(unseen, padding, rule == "argmax", causal, seed, p)
     y = forward(q, k, v, sort, block_size, *terms)[0]
     if settings["mixture"]:
         y = y + full_attention(q, k, v, causal, padding, p)
     return y
 
 
+SHAPES = (
+    "q: B H N D, k: B H N D, v: B H N D, sort: B H ROWS BLOCKS, unseen: B H ROWS SIZE bool, "
+    "padding: B N bool, seed: int64"
+)
+"""Shapes of the tensors of a kernel, with the sizes that `check` returns."""
+ARGUMENTS = (
+    "Tensor q, Tensor k, Tensor v, Tensor sort, SymInt block_size, Tensor? unseen, "
+    "Tensor? padding, bool mixes_padding, bool causal, Tensor? seed, float p"
+)
+SAVES = "q k v sort block_size unseen padding mixes_padding causal seed p"
+
+
 def check(
-    q: Tensor, k: Tensor, v: Tensor, sort: Tensor, block_size: int, dtypes: Collection[torch.dtype]
-) -> None:
-    """Raise InputError for incompatible shapes or empty dimensions (except the batch)."""
-    if q.dim() != 4 or q.dtype not in dtypes or 0 in q.shape[1:]:
-        refuse_values("q", q, 4, "(B, H, N, D)", dtypes)
-    for name, tokens in (("k", k), ("v", v)):
-        check_operand(name, tokens, q.shape, q.dtype, q.device)
-    check_count("block_size", block_size, q.shape[2], "the number of tokens")
+    q: Tensor, k: Tensor, v: Tensor, sort: Tensor, block_size: int, *settings: Any
+) -> dict[str, int]:
+    """Check the numbers of a kernel call and return further sizes for `SHAPES`."""
+    *_, seed, p = settings[: len(Visibility._fields)]
+    if block_size < 1 or q.shape[2] % block_size:
+        check_divides("block_size", block_size, q.shape[2], "the number of tokens")
+    if not 0.0 <= p < 1.0:
+        raise bad_argument("p", "a probability in [0, 1)", p)
+    if p and seed is None:
+        raise bad_argument("seed", "a seed for p above 0", None)
     blocks = q.shape[2] // block_size
     rows = max(sort.shape[2] // blocks, 1) * blocks if sort.dim() == 4 else blocks
-    check_operand("sort", sort, (*q.shape[:2], rows, blocks), q.dtype, q.device)
+    return {"ROWS": rows, "BLOCKS": blocks, "SIZE": block_size}
 
 
 def empty_outputs(
@@ -140,7 +123,7 @@ def by_head(grads: Tensor) -> tuple[Tensor, ...]:
     return tuple(part.transpose(1, 2) for part in grads.unbind(2))
 
 
-def drop_weights(weights: Tensor, terms: Terms) -> Tensor:
+def drop_weights(weights: Tensor, terms: Visibility) -> Tensor:
     """Apply the dropout of the CPU kernel to weights (B, H, n, b, S).
 
     The kernel counts elements of the transposed weights, with one row per key.
@@ -154,8 +137,8 @@ def attend_to_blocks(
     v: Tensor,
     sort: Tensor,
     block_size: int,
-    terms: Terms,
-    drop: Callable[[Tensor, Terms], Tensor] = drop_weights,
+    terms: Visibility,
+    drop: Callable[[Tensor, Visibility], Tensor] = drop_weights,
 ) -> Tensor:
     """Compute the kernels' result in plain torch, with all weights in memory."""
     if terms.padding is not None and not terms.mixes_padding:
@@ -177,7 +160,7 @@ def attend_to_blocks(
     return y
 
 
-def _hidden(scores: Tensor, terms: Terms) -> Tensor:
+def _hidden(scores: Tensor, terms: Visibility) -> Tensor:
     """Mask the hidden keys: bool, (B, H, n, b, S), sorted keys first."""
     batch, _, blocks, block_size, keys = scores.shape
     hidden = torch.zeros(scores.shape, dtype=torch.bool, device=scores.device)
@@ -191,43 +174,24 @@ def _hidden(scores: Tensor, terms: Terms) -> Tensor:
     return hidden
 
 
-def register_gradients(
-    forward: Any,
-    backward: Callable[..., tuple[Tensor, Tensor]],
-    needs_y: bool,
-    drop: Callable[[Tensor, Terms], Tensor] = drop_weights,
-) -> None:
-    """Register gradients: `backward` for the first order, the formula for higher orders.
+def formula(
+    drop: Callable[[Tensor, Visibility], Tensor],
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    sort: Tensor,
+    block_size: int,
+    *terms: Any,
+) -> Tensor:
+    """Compute the output of a kernel from its arguments; `drop` drops the same weights."""
+    return attend_to_blocks(q, k, v, sort, block_size, Visibility(*terms), drop)
 
-    Args:
-        forward: the registered operator; it returns y and the log-sum-exps.
-        backward: operator with the same arguments, then y if `needs_y`, the log-sum-exps and the
-            gradient of y.
-        needs_y: save y for `backward`.
-        drop: function that drops the same weights as the kernels.
-    """
 
-    def save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-        q, k, v, sort, ctx.block_size, unseen, padding, *flags, seed, ctx.p = inputs
-        ctx.mixes_padding, ctx.causal = flags
-        kept = output if needs_y else output[1:]
-        ctx.save_for_backward(q, k, v, sort, unseen, padding, seed, *kept)
-        ctx.mark_non_differentiable(output[1])
+def gradients_by(backward: Callable[..., tuple[Tensor, Tensor]]) -> Callable[..., Any]:
+    """Return a function that splits the first result of `backward` by `by_head`."""
 
-    def differentiate(ctx: Any, grad_y: Tensor, _: None) -> tuple[Tensor | None, ...]:
-        q, k, v, sort, unseen, padding, seed, *kept = ctx.saved_tensors
-        inputs, size = (q, k, v, sort), ctx.block_size
-        terms = Terms(unseen, padding, ctx.mixes_padding, ctx.causal, seed, ctx.p)
-        found: Sequence[Tensor | None]
-        if torch.is_grad_enabled():
-            found = second_order_gradients(
-                lambda q, k, v, sort: (attend_to_blocks(q, k, v, sort, size, terms, drop),),
-                inputs,
-                (grad_y,),
-            )
-        else:
-            grads, grad_sort = backward(*inputs, size, *terms, *kept, grad_y)
-            found = (*by_head(grads), grad_sort)
-        return *found, *(None,) * (1 + len(terms))
+    def gradients(*saved: Any) -> tuple[Tensor, ...]:
+        grads, grad_sort = backward(*saved)
+        return *by_head(grads), grad_sort
 
-    forward.register_autograd(differentiate, setup_context=save)
+    return gradients

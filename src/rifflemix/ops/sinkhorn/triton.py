@@ -12,12 +12,10 @@ from torch import Tensor
 
 from rifflemix.errors import bad_argument
 from rifflemix.ops import triton_support
-from rifflemix.ops.gradients import second_order_gradients
-from rifflemix.ops.operands import check_operand, on_one_device
-from rifflemix.ops.operator import operator
+from rifflemix.ops.define import define
 from rifflemix.ops.sinkhorn import eager
 from rifflemix.ops.sinkhorn import triton_kernels as kernels
-from rifflemix.ops.sinkhorn.triton_limits import check_limits, tile_size
+from rifflemix.ops.sinkhorn.triton_limits import DTYPES, check_limits, tile_size
 from rifflemix.ops.triton_support import launch
 
 # Maximum matrix entries per thread, since the backward keeps three matrices in registers; minimum
@@ -42,41 +40,26 @@ def sinkhorn(
     return sort
 
 
-@operator(
-    "rifflemix::triton_balance",
-    schema="(Tensor log_scores, Tensor? padding, int num_iterations, bool causal, bool last_rows) "
-    "-> (Tensor, Tensor, Tensor)",
-)
-def _forward(
-    log_scores: Tensor,
-    padding: Tensor | None,
-    num_iterations: int,
-    causal: bool,
-    last_rows: bool,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Compute the sort matrix, and the subtracted norms in float32 (see `triton_kernels`).
-
-    Args:
-        log_scores: (..., n, n) scores.
-        padding: (samples, n) bool, True = padding; every sample has the same number of matrices.
-        num_iterations: number T of iterations.
-        causal: row u uses columns v < u; columns are normalized over the rows so far.
-        last_rows: end with a row step (`causal` only).
-    """
-    of_sample = _check(log_scores, padding, num_iterations, causal, last_rows)
-    triton_support.check_device(log_scores)
-    log_scores = log_scores.contiguous()
-    outputs = _empty_outputs(log_scores, padding, num_iterations, causal, last_rows)
-    size = log_scores.shape[-1]
-    launch(
-        kernels.balance, log_scores.numel() // size**2, log_scores,
-        log_scores, _bytes(padding), *outputs, of_sample, size, num_iterations,
-        eager.LOG_ZERO, CAUSAL=causal, LAST_ROWS=last_rows, **_tile(size, causal),
-    )  # fmt: skip
-    return outputs
+def _per_sample(log_scores: Tensor) -> int:
+    """Return the number of matrices per sample."""
+    samples = log_scores.shape[0] if log_scores.dim() > 2 else 1
+    return max(1, log_scores.numel() // log_scores.shape[-1] ** 2 // max(1, samples))
 
 
-@on_one_device
+def _check(log_scores: Tensor, padding: Tensor | None, *settings: Any) -> dict[str, Any]:
+    """Raise InputError for unsupported numbers; return further sizes."""
+    num_iterations, causal, last_rows, *_ = settings
+    check_limits(log_scores, num_iterations, causal)
+    if last_rows and not causal:
+        raise bad_argument("last_rows", "False unless causal", last_rows)
+    return {"SAMPLES": log_scores.shape[0] if log_scores.dim() > 2 else 1}
+
+
+def _check_backward(log_scores: Tensor, padding: Tensor | None, *arguments: Any) -> dict[str, Any]:
+    norms, running = _kept_shapes(log_scores, *arguments[:2])
+    return {**_check(log_scores, padding, *arguments), "NORMS...": norms, "RUNNING...": running}
+
+
 def _empty_outputs(
     log_scores: Tensor,
     padding: Tensor | None,
@@ -100,13 +83,15 @@ def _kept_shapes(
     return (*leading, 2 * num_iterations, size), (0,)
 
 
-_forward.register_fake(_empty_outputs)
-
-
-@operator(
-    "rifflemix::triton_balance_backward",
+@define(
+    "triton_balance_backward",
     schema="(Tensor log_scores, Tensor? padding, int num_iterations, bool causal, bool last_rows, "
     "Tensor norms, Tensor running, Tensor grad_sort) -> Tensor",
+    shapes="log_scores: ... K K, padding: SAMPLES K bool, norms: NORMS... float32, "
+    "running: RUNNING... float32, grad_sort: ... K K",
+    dtypes=DTYPES,
+    check=_check_backward,
+    like="log_scores",
 )
 def _backward(
     log_scores: Tensor,
@@ -119,46 +104,68 @@ def _backward(
     grad_sort: Tensor,
 ) -> Tensor:
     """Compute the gradient of the scores."""
-    of_sample = _check(log_scores, padding, num_iterations, causal, last_rows)
-    size, device = log_scores.shape[-1], log_scores.device
-    norms_shape, running_shape = _kept_shapes(log_scores, num_iterations, causal)
-    check_operand("norms", norms, norms_shape, torch.float32, device)
-    check_operand("running", running, running_shape, torch.float32, device)
-    check_operand("grad_sort", grad_sort, log_scores.shape, log_scores.dtype, device)
     triton_support.check_device(log_scores)
+    size = log_scores.shape[-1]
     log_scores, grad_sort = log_scores.contiguous(), grad_sort.contiguous()
     grad_scores = torch.empty_like(log_scores)
     launch(
         kernels.balance_backward, log_scores.numel() // size**2, log_scores,
         log_scores, _bytes(padding), norms.contiguous(), running.contiguous(), grad_sort,
-        grad_scores, of_sample, size, num_iterations, eager.LOG_ZERO,
+        grad_scores, _per_sample(log_scores), size, num_iterations, eager.LOG_ZERO,
         CAUSAL=causal, LAST_ROWS=last_rows, **_tile(size, causal),
     )  # fmt: skip
     return grad_scores
 
 
-@_backward.register_fake
-@on_one_device
-def _(log_scores: Tensor, *_: Any) -> Tensor:
-    return log_scores.new_empty(log_scores.shape)
-
-
-def _check(
+def _formula(
     log_scores: Tensor,
     padding: Tensor | None,
     num_iterations: int,
     causal: bool,
     last_rows: bool,
-) -> int:
-    """Raise InputError for unsupported arguments; return the number of matrices per sample."""
-    check_limits(log_scores, num_iterations, causal)
-    if last_rows and not causal:
-        raise bad_argument("last_rows", "False unless causal", last_rows)
+) -> Tensor:
+    return eager.sinkhorn(log_scores, num_iterations, causal, last_rows, padding)
+
+
+@define(
+    "triton_balance",
+    schema="(Tensor log_scores, Tensor? padding, int num_iterations, bool causal, bool last_rows) "
+    "-> (Tensor, Tensor, Tensor)",
+    shapes="log_scores: ... K K, padding: SAMPLES K bool",
+    dtypes=DTYPES,
+    check=_check,
+    like=_empty_outputs,
+    outputs="sort | norms running",
+    saves="log_scores padding num_iterations causal last_rows norms running",
+    backward=_backward,
+    formula=_formula,
+)
+def _forward(
+    log_scores: Tensor,
+    padding: Tensor | None,
+    num_iterations: int,
+    causal: bool,
+    last_rows: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Compute the sort matrix, and the subtracted norms in float32 (see `triton_kernels`).
+
+    Args:
+        log_scores: (..., n, n) scores.
+        padding: (samples, n) bool, True = padding; every sample has the same number of matrices.
+        num_iterations: number T of iterations.
+        causal: row u uses columns v < u; columns are normalized over the rows so far.
+        last_rows: end with a row step (`causal` only).
+    """
+    triton_support.check_device(log_scores)
+    log_scores = log_scores.contiguous()
+    outputs = _empty_outputs(log_scores, padding, num_iterations, causal, last_rows)
     size = log_scores.shape[-1]
-    samples = log_scores.shape[0] if log_scores.dim() > 2 else 1
-    if padding is not None:
-        check_operand("padding", padding, (samples, size), torch.bool, log_scores.device)
-    return max(1, log_scores.numel() // size**2 // max(1, samples))
+    launch(
+        kernels.balance, log_scores.numel() // size**2, log_scores,
+        log_scores, _bytes(padding), *outputs, _per_sample(log_scores), size, num_iterations,
+        eager.LOG_ZERO, CAUSAL=causal, LAST_ROWS=last_rows, **_tile(size, causal),
+    )  # fmt: skip
+    return outputs
 
 
 def _bytes(padding: Tensor | None) -> Tensor | None:
@@ -170,26 +177,3 @@ def _tile(size: int, causal: bool) -> dict[str, int]:
     side = tile_size(size)
     least, most = (max(1, side**2 // (32 * n)) for n in (_MOST_NUMBERS, _LEAST_NUMBERS))
     return {"SIZE": side, "num_warps": least if causal else max(least, min(_WARPS, most))}
-
-
-def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
-    log_scores, padding, *ctx.options = inputs
-    ctx.save_for_backward(log_scores, padding, *output[1:])
-
-
-def _differentiate(ctx: Any, grad_sort: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
-    log_scores, padding, *kept = ctx.saved_tensors
-    if not torch.is_grad_enabled():
-        gradient = _backward(log_scores, padding, *ctx.options, *kept, grad_sort)
-        return gradient, None, None, None, None
-
-    num_iterations, causal, last_rows = ctx.options
-
-    def formula(scores: Tensor) -> tuple[Tensor]:
-        return (eager.sinkhorn(scores, num_iterations, causal, last_rows, padding),)
-
-    (again,) = second_order_gradients(formula, (log_scores,), (grad_sort,))
-    return again, None, None, None, None
-
-
-_forward.register_autograd(_differentiate, setup_context=_save)

@@ -14,19 +14,22 @@ import torch
 from torch import Tensor
 
 from rifflemix.ops import triton_support
+from rifflemix.ops.define import define
 from rifflemix.ops.dropout.spec import scale
-from rifflemix.ops.operands import check_operand, on_one_device
-from rifflemix.ops.operator import operator
 from rifflemix.ops.sinkhorn import triton_attention_kernels as kernels
 from rifflemix.ops.sinkhorn.kernel_attention import (
-    Terms,
-    attend_by,
+    ARGUMENTS,
+    SAVES,
+    SHAPES,
+    Visibility,
     by_head,
     empty_gradients,
     empty_outputs,
-    register_gradients,
+    formula,
+    gradients_by,
+    run_kernel,
 )
-from rifflemix.ops.sinkhorn.triton_limits import check_attention_limits, tile_size
+from rifflemix.ops.sinkhorn.triton_limits import DTYPES, check_attention, tile_size
 from rifflemix.ops.triton_support import ROUNDED, launch
 
 # Sizes of tiles in bytes: a row of tokens in the sort kernels, and a column of keys at a time.
@@ -37,66 +40,21 @@ _LEAST_KEYS = 16
 _PARTS = 8
 
 
-@operator("rifflemix::triton_sinkhorn_attention")
-def _forward(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    sort: Tensor,
-    block_size: int,
-    unseen: Tensor | None,
-    padding: Tensor | None,
-    mixes_padding: bool,
-    causal: bool,
-    seed: Tensor | None,
-    p: float,
-) -> tuple[Tensor, Tensor]:
-    """Compute the output and the log-sum-exp of each query's scores."""
-    terms = Terms(unseen, padding, mixes_padding, causal, seed, p)
-    check_attention_limits(q, k, v, sort, block_size)
-    terms.check(q, sort, block_size)
-    triton_support.check_device(q)
-    y, log_sums = empty_outputs(q, k, v, sort, block_size)
-    q, k, v, sort = _readable(q), _readable(k), _readable(v), sort.contiguous()
-    hidden = _hidden(terms)
-    sorted_k, sorted_v = _sort(k, v, sort, block_size, hidden[2])
-    launch(
-        kernels.attend, _programs(q, block_size), q,
-        q, k, v, sorted_k, sorted_v, *hidden[:2], seed, y, log_sums,
-        *_strides(q, k, v, y), *_sizes(q, sort, block_size), p,
-        CAUSAL=causal, **_block_tile(q, block_size),
-    )  # fmt: skip
-    return y, log_sums
-
-
-_forward.register_fake(on_one_device(empty_outputs))
-
-
-@operator("rifflemix::triton_sinkhorn_attention_backward")
+@define(
+    "triton_sinkhorn_attention_backward",
+    schema=f"({ARGUMENTS}, Tensor y, Tensor log_sums, Tensor grad_y) -> (Tensor, Tensor)",
+    shapes=f"{SHAPES}, y: B H N D, log_sums: B H N float32, grad_y: B H N D",
+    dtypes=DTYPES,
+    check=check_attention,
+    like=lambda q, k, v, sort, *_: empty_gradients(q, k, v, sort),
+)
 def _backward(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    sort: Tensor,
-    block_size: int,
-    unseen: Tensor | None,
-    padding: Tensor | None,
-    mixes_padding: bool,
-    causal: bool,
-    seed: Tensor | None,
-    p: float,
-    y: Tensor,
-    log_sums: Tensor,
-    grad_y: Tensor,
+    q: Tensor, k: Tensor, v: Tensor, sort: Tensor, block_size: int, *others: Any
 ) -> tuple[Tensor, Tensor]:
     """Compute the gradients of Q, K, V (one tensor) and `sort`."""
-    terms = Terms(unseen, padding, mixes_padding, causal, seed, p)
-    check_attention_limits(q, k, v, sort, block_size)
-    terms.check(q, sort, block_size)
-    for name, tensor in (("y", y), ("grad_y", grad_y)):
-        check_operand(name, tensor, q.shape, q.dtype, q.device)
-    check_operand("log_sums", log_sums, q.shape[:3], torch.float32, q.device)
     triton_support.check_device(q)
+    *settings, y, log_sums, grad_y = others
+    terms = Visibility(*settings)
     grads, _ = empty_gradients(q, k, v, sort)
     grad_q, grad_k, grad_v = by_head(grads)
     q, k, v, sort = _readable(q), _readable(k), _readable(v), sort.contiguous()
@@ -106,19 +64,57 @@ def _backward(
     grad_sorted_k, grad_sorted_v = torch.empty_like(sorted_k), torch.empty_like(sorted_v)
     launch(
         kernels.attend_gradient, _programs(q, block_size), q,
-        q, k, v, sorted_k, sorted_v, *hidden, seed, y, log_sums.contiguous(), grad_y,
+        q, k, v, sorted_k, sorted_v, *hidden, terms.seed, y, log_sums.contiguous(), grad_y,
         grad_q, grad_k, grad_v, grad_sorted_k, grad_sorted_v,
-        *_strides(q, k, v, y, grad_y, grad_q), *_sizes(q, sort, block_size), p,
-        CAUSAL=causal, **_block_tile(q, block_size),
+        *_strides(q, k, v, y, grad_y, grad_q), *_sizes(q, sort, block_size), terms.p,
+        CAUSAL=terms.causal, **_block_tile(q, block_size),
     )  # fmt: skip
     sorted_grads = (grad_sorted_k, grad_sorted_v)
     return grads, _sort_gradient(k, v, sort, block_size, unsorted, sorted_grads, (grad_k, grad_v))
 
 
-@_backward.register_fake
-@on_one_device
-def _(q: Tensor, k: Tensor, v: Tensor, sort: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
-    return empty_gradients(q, k, v, sort)
+def _drop(weights: Tensor, terms: Visibility) -> Tensor:
+    """Apply the kernels' dropout to weights (B, H, n, b, S)."""
+    batch, heads, blocks, block_size, keys = weights.shape
+    kept = torch.empty(weights.shape, dtype=torch.uint8, device=weights.device)
+    queries = tile_size(block_size)
+    launch(
+        kernels.kept_weights, batch * heads * blocks, weights,
+        terms.seed, kept, blocks, block_size, keys - block_size, terms.p,
+        QUERIES=queries, KEYS=_LEAST_KEYS,
+    )  # fmt: skip
+    return torch.where(kept.view(torch.bool), weights * scale(terms.p), 0.0)
+
+
+@define(
+    "triton_sinkhorn_attention",
+    schema=f"({ARGUMENTS}) -> (Tensor, Tensor)",
+    shapes=SHAPES,
+    dtypes=DTYPES,
+    check=check_attention,
+    like=empty_outputs,
+    outputs="y | log_sums",
+    saves=f"{SAVES} y log_sums",
+    backward=gradients_by(_backward),
+    formula=partial(formula, _drop),
+)
+def _forward(
+    q: Tensor, k: Tensor, v: Tensor, sort: Tensor, block_size: int, *settings: Any
+) -> tuple[Tensor, Tensor]:
+    """Compute the output and the log-sum-exp of each query's scores."""
+    triton_support.check_device(q)
+    terms = Visibility(*settings)
+    y, log_sums = empty_outputs(q, k, v, sort, block_size)
+    q, k, v, sort = _readable(q), _readable(k), _readable(v), sort.contiguous()
+    hidden = _hidden(terms)
+    sorted_k, sorted_v = _sort(k, v, sort, block_size, hidden[2])
+    launch(
+        kernels.attend, _programs(q, block_size), q,
+        q, k, v, sorted_k, sorted_v, *hidden[:2], terms.seed, y, log_sums,
+        *_strides(q, k, v, y), *_sizes(q, sort, block_size), terms.p,
+        CAUSAL=terms.causal, **_block_tile(q, block_size),
+    )  # fmt: skip
+    return y, log_sums
 
 
 def _sort(
@@ -162,7 +158,7 @@ def _sort_gradient(
     return sums.sum(2).to(sort.dtype)
 
 
-def _hidden(terms: Terms) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+def _hidden(terms: Visibility) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
     """Convert the masks to bytes.
 
     The masks are hidden sorted keys, hidden local keys, and tokens to sort as zeros.
@@ -172,19 +168,6 @@ def _hidden(terms: Terms) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
         for mask in (terms.unseen, terms.padding)
     )
     return unseen, padding, None if terms.mixes_padding else padding
-
-
-def _drop(weights: Tensor, terms: Terms) -> Tensor:
-    """Apply the kernels' dropout to weights (B, H, n, b, S)."""
-    batch, heads, blocks, block_size, keys = weights.shape
-    kept = torch.empty(weights.shape, dtype=torch.uint8, device=weights.device)
-    queries = tile_size(block_size)
-    launch(
-        kernels.kept_weights, batch * heads * blocks, weights,
-        terms.seed, kept, blocks, block_size, keys - block_size, terms.p,
-        QUERIES=queries, KEYS=_LEAST_KEYS,
-    )  # fmt: skip
-    return torch.where(kept.view(torch.bool), weights * scale(terms.p), 0.0)
 
 
 def _readable(tokens: Tensor) -> Tensor:
@@ -230,6 +213,5 @@ def _sort_tile(k: Tensor, sort: Tensor) -> dict[str, int]:
     return {**tile, "num_warps": 8 if largest > 8192 else 4, "num_stages": 1}
 
 
-register_gradients(_forward, _backward, needs_y=True, drop=_drop)
-sinkhorn_attention = partial(attend_by, _forward)
+sinkhorn_attention = partial(run_kernel, _forward)
 """See `rifflemix.ops.sinkhorn.sinkhorn_attention`; needs settings with one softmax."""

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
 from rifflemix.errors import bad_argument
 from rifflemix.ops import triton_support
-from rifflemix.ops.operands import refuse_values
 from rifflemix.ops.sinkhorn.kernel_attention import check
 
-_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 # A program keeps a matrix in registers; running sums along columns need twice the space.
 _MAX_BLOCKS, _MAX_CAUSAL_BLOCKS = 128, 64
 # Attention keeps a block of queries, a sort matrix, and some features of all blocks in memory.
@@ -28,7 +29,7 @@ def with_triton(
     names: tuple[str, ...], log_scores: Tensor, num_iterations: int, causal: bool
 ) -> tuple[str, ...]:
     """Add "triton" to `names` if its kernels support these scores here."""
-    if num_iterations < 1 or log_scores.dtype not in _DTYPES:
+    if num_iterations < 1 or log_scores.dtype not in DTYPES:
         return names
     size = log_scores.shape[-1]
     most = _MAX_CAUSAL_BLOCKS if causal else _MAX_BLOCKS
@@ -39,9 +40,7 @@ def with_triton(
 
 def check_limits(log_scores: Tensor, num_iterations: int, causal: bool) -> None:
     """Raise unless the kernels support scores (..., n, n) on a GPU."""
-    size = log_scores.shape[-1] if log_scores.dim() > 1 else 0
-    if log_scores.dtype not in _DTYPES or not size or log_scores.shape[-2] != size:
-        refuse_values("log_scores", log_scores, log_scores.dim(), "(..., n, n)", _DTYPES)
+    size = log_scores.shape[-1]
     most = _MAX_CAUSAL_BLOCKS if causal else _MAX_BLOCKS
     if size > most:
         raise bad_argument("log_scores", f"at most {most} blocks", size)
@@ -53,7 +52,7 @@ def with_triton_attention(
     names: tuple[str, ...], q: Tensor, sort: Tensor, block_size: int
 ) -> tuple[str, ...]:
     """Add "triton" to `names` if its kernels support this attention here."""
-    if q.dtype not in _DTYPES:
+    if q.dtype not in DTYPES:
         return names
     # Triton's interpreter multiplies bfloat16 matrices as if their bits were integers.
     if triton_support.INTERPRETED and q.dtype == torch.bfloat16:
@@ -63,13 +62,18 @@ def with_triton_attention(
     return triton_support.with_triton(names, q, *fits)
 
 
-def check_attention_limits(q: Tensor, k: Tensor, v: Tensor, sort: Tensor, block_size: int) -> None:
-    """Raise unless the attention kernels support tensors of these sizes."""
-    check(q, k, v, sort, block_size, _DTYPES)
+def check_attention(
+    q: Tensor, k: Tensor, v: Tensor, sort: Tensor, block_size: int, *settings: Any
+) -> dict[str, int]:
+    """Check the numbers and the sizes of a call; return further sizes for `SHAPES`."""
+    sizes = check(q, k, v, sort, block_size, *settings)
+    if sort.dim() != 4:
+        return sizes  # the check of the shapes follows
     names = ("features", "tokens in a block", "rows of sort", "columns of sort")
     for name, size, most in zip(names, _sizes(q, sort, block_size), _most(q), strict=True):
         if size > most:
             raise bad_argument("q, sort", f"at most {most} {name} in {q.dtype}", size)
+    return sizes
 
 
 def _sizes(q: Tensor, sort: Tensor, block_size: int) -> tuple[int, ...]:

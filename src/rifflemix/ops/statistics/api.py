@@ -1,13 +1,13 @@
-"""Public functions of this family: they check their arguments and call `unchecked`."""
+"""Public functions of this family: they check their arguments and call a backend."""
 
 from __future__ import annotations
 
-from typing import Literal, overload
+from typing import Any
 
 from torch import Tensor
 
 from rifflemix.checks import check_bool, check_padding_mask, check_positive, check_probability
-from rifflemix.ops.statistics import unchecked
+from rifflemix.ops.statistics import backends
 from rifflemix.ops.statistics.arguments import (
     check_bias,
     check_groups,
@@ -19,32 +19,6 @@ from rifflemix.ops.statistics.arguments import (
 from rifflemix.ops.statistics.common import StatisticsState
 
 
-@overload
-def token_statistics(
-    w: Tensor,
-    temperature: Tensor,
-    *,
-    normalize: bool = True,
-    key_padding_mask: Tensor | None = None,
-    return_membership: Literal[False] = False,
-    dropout_p: float = 0.0,
-    backend: str = "auto",
-) -> Tensor: ...
-
-
-@overload
-def token_statistics(
-    w: Tensor,
-    temperature: Tensor,
-    *,
-    normalize: bool = True,
-    key_padding_mask: Tensor | None = None,
-    return_membership: Literal[True],
-    dropout_p: float = 0.0,
-    backend: str = "auto",
-) -> tuple[Tensor, Tensor]: ...
-
-
 def token_statistics(
     w: Tensor,
     temperature: Tensor,
@@ -54,7 +28,7 @@ def token_statistics(
     return_membership: bool = False,
     dropout_p: float = 0.0,
     backend: str = "auto",
-) -> Tensor | tuple[Tensor, Tensor]:
+) -> Any:
     """Compute token statistics self-attention without its input and output projections.
 
     Time and memory are O(N D). Head h defines a group. Token n belongs to group h with probability
@@ -83,6 +57,13 @@ def token_statistics(
         InputError: wrong shape, dtype, device or probability.
 
     Source: ToST, equations (10), (11), (31) and (32).
+
+    Example:
+        >>> import torch, rifflemix as rm
+        >>> w = torch.randn(2, 4, 100, 8)
+        >>> y, membership = rm.ops.token_statistics(w, torch.ones(4), return_membership=True)
+        >>> y.shape, membership.shape
+        (torch.Size([2, 4, 100, 8]), torch.Size([2, 4, 100]))
     """
     check_heads("w", w)
     check_temperature(temperature, w)
@@ -90,70 +71,10 @@ def token_statistics(
     check_probability("dropout_p", dropout_p)
     check_bool("normalize", normalize)
     check_bool("return_membership", return_membership)
-    y, membership = unchecked.token_statistics(
+    y, membership = backends.token_statistics(
         w, temperature, normalize, key_padding_mask, dropout_p, backend
     )
     return (y, membership) if return_membership else y
-
-
-@overload
-def causal_token_statistics(
-    w: Tensor,
-    temperature: Tensor,
-    denominator_bias: Tensor | None = None,
-    *,
-    initial_state: StatisticsState | None = None,
-    return_state: Literal[False] = False,
-    return_membership: Literal[False] = False,
-    key_padding_mask: Tensor | None = None,
-    dropout_p: float = 0.0,
-    backend: str = "auto",
-) -> Tensor: ...
-
-
-@overload
-def causal_token_statistics(
-    w: Tensor,
-    temperature: Tensor,
-    denominator_bias: Tensor | None = None,
-    *,
-    initial_state: StatisticsState | None = None,
-    return_state: Literal[True],
-    return_membership: Literal[False] = False,
-    key_padding_mask: Tensor | None = None,
-    dropout_p: float = 0.0,
-    backend: str = "auto",
-) -> tuple[Tensor, StatisticsState]: ...
-
-
-@overload
-def causal_token_statistics(
-    w: Tensor,
-    temperature: Tensor,
-    denominator_bias: Tensor | None = None,
-    *,
-    initial_state: StatisticsState | None = None,
-    return_state: Literal[False] = False,
-    return_membership: Literal[True],
-    key_padding_mask: Tensor | None = None,
-    dropout_p: float = 0.0,
-    backend: str = "auto",
-) -> tuple[Tensor, Tensor]: ...
-
-
-@overload
-def causal_token_statistics(
-    w: Tensor,
-    temperature: Tensor,
-    denominator_bias: Tensor | None = None,
-    *,
-    initial_state: StatisticsState | None = None,
-    return_state: Literal[True],
-    return_membership: Literal[True],
-    key_padding_mask: Tensor | None = None,
-    dropout_p: float = 0.0,
-    backend: str = "auto",
-) -> tuple[Tensor, Tensor, StatisticsState]: ...
 
 
 def causal_token_statistics(
@@ -167,12 +88,7 @@ def causal_token_statistics(
     key_padding_mask: Tensor | None = None,
     dropout_p: float = 0.0,
     backend: str = "auto",
-) -> (
-    Tensor
-    | tuple[Tensor, StatisticsState]
-    | tuple[Tensor, Tensor]
-    | tuple[Tensor, Tensor, StatisticsState]
-):
+) -> Any:
     """Compute causal token statistics, with sums over the tokens so far.
 
     Memory per token is constant. A sequence can be processed in pieces: pass the state after each
@@ -206,6 +122,15 @@ def causal_token_statistics(
             too many tokens cause an indexing error.)
 
     Source: ToST, equations (28), (29) and (34).
+
+    Example:
+        >>> import torch, rifflemix as rm
+        >>> w, temperature = torch.randn(1, 4, 100, 8), torch.ones(4)
+        >>> y = rm.ops.causal_token_statistics(w, temperature)
+        >>> _, state = rm.ops.causal_token_statistics(w[:, :, :60], temperature, return_state=True)
+        >>> last = rm.ops.causal_token_statistics(w[:, :, 60:], temperature, initial_state=state)
+        >>> torch.allclose(last, y[:, :, 60:], atol=1e-5)
+        True
     """
     check_heads("w", w)
     check_temperature(temperature, w)
@@ -215,7 +140,7 @@ def causal_token_statistics(
     check_probability("dropout_p", dropout_p)
     check_bool("return_membership", return_membership)
     check_bool("return_state", return_state)
-    y, membership, state = unchecked.causal_token_statistics(
+    y, membership, state = backends.causal_token_statistics(
         w, temperature, denominator_bias, initial_state, key_padding_mask, dropout_p, backend
     )
     if return_membership:
@@ -250,11 +175,20 @@ def variational_compression_rate(
         InputError: wrong shape, dtype or device.
 
     Source: ToST, equation (4) with f(x) = log(1 + scale * x).
+
+    Example:
+        >>> import torch, rifflemix as rm
+        >>> w = torch.ones(1, 2, 10, 4)
+        >>> rate = rm.ops.variational_compression_rate(w, torch.full((1, 2, 10), 0.5))
+        >>> round(rate.item(), 3)
+        1.386
     """
     check_heads("w", w)
     check_groups(membership, w)
     check_positive("scale", scale)
-    return unchecked.variational_compression_rate(w, membership, scale, backend)
+    module = backends.FAMILY.pick(backend)
+    rate: Tensor = module.variational_compression_rate(w, membership, scale)
+    return rate
 
 
 def compression_rate(
@@ -279,8 +213,17 @@ def compression_rate(
 
     Source: ToST, equation (1); Yu et al. 2020, "Learning Diverse and Discriminative
     Representations via the Principle of Maximal Coding Rate Reduction".
+
+    Example:
+        >>> import torch, rifflemix as rm
+        >>> z = torch.tensor([[[1.0, 0.0], [1.0, 0.0], [0.0, 1.0], [0.0, 1.0]]])
+        >>> one_group = torch.ones(1, 1, 4)
+        >>> two_groups = torch.tensor([[[1.0, 1.0, 0.0, 0.0], [0.0, 0.0, 1.0, 1.0]]])
+        >>> [round(rm.ops.compression_rate(z, g).item(), 3) for g in (one_group, two_groups)]
+        [0.405, 0.347]
     """
     check_whole("z", z)
     check_groups(membership, z)
     check_positive("scale", scale)
-    return unchecked.compression_rate(z, membership, scale, backend)
+    rate: Tensor = backends.FAMILY.pick(backend).compression_rate(z, membership, scale)
+    return rate

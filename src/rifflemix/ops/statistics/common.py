@@ -15,6 +15,8 @@ NORM_FLOOR = 1e-12  # for the norm of a feature column over the tokens
 ENERGY_FLOOR = 1e-12  # for the causal running sum of squares (a squared norm)
 COUNT_OFFSET = 1e-8  # added to the number of tokens in a group
 
+DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+"""Dtypes of the tokens that the kernels on a CPU support."""
 accumulation_dtype = partial(torch.promote_types, torch.float32)
 """Dtype of the sums for tokens of a dtype: float64 for float64 tokens, otherwise float32."""
 
@@ -31,6 +33,13 @@ class StatisticsState(NamedTuple):
         member_count: (B, H) sum of Pi.
         position: (B,) int64, number of valid tokens so far. It is the index of the next token in
             `denominator_bias`.
+
+    Example:
+        >>> import torch, rifflemix as rm
+        >>> w = torch.randn(1, 4, 100, 8)
+        >>> _, state = rm.ops.causal_token_statistics(w, torch.ones(4), return_state=True)
+        >>> state.energy.shape, state.position.tolist()
+        (torch.Size([1, 4, 8]), [100])
     """
 
     energy: Tensor

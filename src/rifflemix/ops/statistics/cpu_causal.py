@@ -5,18 +5,18 @@ The kernels are in ops/native/statistics_causal.cpp. See cpu_common.py for share
 
 from __future__ import annotations
 
-from functools import partial
+import ctypes
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from rifflemix.ops.gradients import second_order_gradients
+from rifflemix.errors import bad_argument
+from rifflemix.ops.define import define
 from rifflemix.ops.native import in_huge_pages
-from rifflemix.ops.operands import on_one_device
-from rifflemix.ops.operator import operator
 from rifflemix.ops.statistics import eager
 from rifflemix.ops.statistics.common import (
+    DTYPES,
     StatisticsState,
     accumulation_dtype,
     bias_per_token,
@@ -31,22 +31,14 @@ from rifflemix.ops.statistics.cpu_common import (
     empty_tokens,
     num_chunks,
     pointers,
-    view,
     width,
     with_whole_rows,
-)
-from rifflemix.ops.statistics.operands import (
-    check_all_or_none,
-    check_bias,
-    check_ends,
-    check_gradient,
-    check_heads,
-    check_statistics,
 )
 
 _SixTensors = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]
 _EightTensors = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]
 _NO_SUMS = (None, None, None)
+_NO_STRIDES = (ctypes.c_int64 * 3)()
 
 
 def causal_token_statistics(
@@ -96,46 +88,6 @@ def _empty_outputs(w: Tensor, temperature: Tensor, *_: Any) -> _EightTensors:
     )
 
 
-@operator("rifflemix::causal_token_statistics", device_types="cpu")
-def _forward(
-    w: Tensor,
-    temperature: Tensor,
-    bias: Tensor | None,
-    energy: Tensor | None,
-    mass: Tensor | None,
-    count: Tensor | None,
-    key_padding_mask: Tensor | None,
-) -> _EightTensors:
-    """Compute output, membership, last sums and sums before each chunk.
-
-    `bias` is (B or 1, H, N). `energy`, `mass` and `count` are the sums before the first token.
-    """
-    check_heads(w, temperature, key_padding_mask)
-    if bias is not None:
-        check_bias(bias, w)
-    if energy is not None or mass is not None or count is not None:
-        _check_sums(w, energy=energy, mass=mass, count=count)
-    outputs = _empty_outputs(w, temperature)
-    y, membership, *last_and_before = outputs
-    w, energy, mass, count = with_whole_rows(w), *map(contiguous, (energy, mass, count))
-    call(
-        "causal_token_statistics_forward",
-        w,
-        *view(w),
-        temperature.contiguous(),
-        *_bias_view(bias, w),
-        contiguous(key_padding_mask),
-        membership,
-        *last_and_before[3:],
-        pointers(energy, mass, count, *last_and_before[:3]),
-        *view(in_huge_pages(y)),
-    )
-    return outputs
-
-
-_forward.register_fake(on_one_device(_empty_outputs))
-
-
 def _empty_gradients(w: Tensor, temperature: Tensor, *_: Any) -> _SixTensors:
     return (
         empty_tokens(w),
@@ -145,7 +97,24 @@ def _empty_gradients(w: Tensor, temperature: Tensor, *_: Any) -> _SixTensors:
     )
 
 
-@operator("rifflemix::causal_token_statistics_backward", device_types="cpu")
+def _further_sizes(w: Tensor, temperature: Tensor, bias: Tensor | None, *_: Any) -> dict[str, int]:
+    """Return 1 or B samples of a bias, the chunks, and the padded features of a head."""
+    samples = 1 if bias is not None and bias.shape[:1] == (1,) else w.shape[0]
+    return {"SAMPLES": samples, "CHUNKS": num_chunks(w.shape[2]), "WIDTH": width(w.shape[3])}
+
+
+@define(
+    "causal_token_statistics_backward",
+    shapes="w: B H N D, temperature: H wide, bias: SAMPLES H N wide, key_padding_mask: B N bool, "
+    "membership: B H N wide, energy_before: B CHUNKS H WIDTH wide, "
+    "mass_before: B CHUNKS H WIDTH wide, count_before: B CHUNKS H wide, grad_y: B H N D, "
+    "grad_membership: B H N wide, grad_energy: B H D float64, grad_mass: B H D float64, "
+    "grad_count: B H float64",
+    dtypes=DTYPES,
+    check=_further_sizes,
+    like=_empty_gradients,
+    device_types="cpu",
+)
 def _backward(
     w: Tensor,
     temperature: Tensor,
@@ -162,26 +131,6 @@ def _backward(
     grad_count: Tensor | None,
 ) -> _SixTensors:
     """Compute the gradients of w, temperature, scores and initial sums."""
-    check_heads(w, temperature, key_padding_mask)
-    check_bias(bias, w)
-    check_gradient("grad_y", grad_y, w)
-    batch, heads, length, features = w.shape
-    chunks = num_chunks(length)
-    per_feature = (batch, chunks, heads, width(features))
-    check_statistics(
-        w,
-        membership=(membership, (batch, heads, length)),
-        energy_before=(energy_before, per_feature),
-        mass_before=(mass_before, per_feature),
-        count_before=(count_before, (batch, chunks, heads)),
-        grad_membership=(grad_membership, (batch, heads, length)),
-    )
-    check_ends(
-        w,
-        grad_energy=(grad_energy, (batch, heads, features)),
-        grad_mass=(grad_mass, (batch, heads, features)),
-        grad_count=(grad_count, (batch, heads)),
-    )
     before = (energy_before.contiguous(), mass_before.contiguous(), count_before.contiguous())
     gradients = _empty_gradients(w, temperature)
     grad_w, grad_temperature, grad_scores, *grad_first = gradients
@@ -192,16 +141,16 @@ def _backward(
     call(
         "causal_token_statistics_backward",
         w,
-        *view(w),
+        (w,),
         temperature.contiguous(),
         *_bias_view(bias, w),
         contiguous(key_padding_mask),
         by_token(membership),
         *before,
         pointers(*grad_last, *grad_first),
-        *view(grad_y),
+        (grad_y,),
         by_token(grad_membership),
-        *view(in_huge_pages(grad_w)),
+        (in_huge_pages(grad_w),),
         grad_scores,
         grad_temperature,
         *map(torch.empty_like, before),
@@ -212,53 +161,83 @@ def _backward(
     return gradients
 
 
-_backward.register_fake(on_one_device(_empty_gradients))
-
-
-def _check_sums(w: Tensor, **sums: Tensor | None) -> None:
-    """Check that energy, mass and count are all given and fit `w`."""
-    check_all_or_none(tuple(sums), tuple(sums.values()))
-    batch, heads, _, features = w.shape
-    shapes = ((batch, heads, features), (batch, heads, features), (batch, heads))
-    check_ends(w, **dict(zip(sums, zip(sums.values(), shapes, strict=True), strict=True)))
-
-
-def _bias_view(bias: Tensor | None, w: Tensor) -> tuple[Any, Any]:
+def _bias_view(bias: Tensor | None, w: Tensor) -> tuple[Any, ...]:
     """Return the bias as the kernels expect it.
 
     A bias for all samples has a batch stride of 0.
     """
-    if bias is None:
-        return None, view(w)[1]
-    return view(bias.expand(w.shape[:3]))
+    return (None, _NO_STRIDES) if bias is None else ((bias.expand(w.shape[:3]),),)
 
 
-def _save(ctx: Any, inputs: tuple[Tensor | None, ...], output: _EightTensors) -> None:
-    ctx.save_for_backward(*inputs, output[1], *output[5:])
-    ctx.set_materialize_grads(False)
-
-
-def _differentiate(
-    ctx: Any, grad_y: Tensor | None, *grads: Tensor | None
+def _gradient(
+    w: Tensor,
+    temperature: Tensor,
+    bias: Tensor | None,
+    energy: Tensor | None,
+    mass: Tensor | None,
+    count: Tensor | None,
+    key_padding_mask: Tensor | None,
+    membership: Tensor,
+    *saved: Tensor | None,
 ) -> tuple[Tensor | None, ...]:
-    saved = ctx.saved_tensors  # read once: gradient checkpointing recomputes at each read
-    inputs, statistics = saved[:7], saved[7:]
-    if torch.is_grad_enabled():
-        formula = partial(eager.causal_from_sums, key_padding_mask=inputs[6])
-        return *second_order_gradients(formula, inputs[:6], (grad_y, *grads[:4])), None
-    w, temperature, bias, energy, *_, key_padding_mask = inputs
+    *before, grad_y, grad_membership, grad_energy, grad_mass, grad_count = saved
     grad_y = torch.zeros_like(w) if grad_y is None else grad_y
+    last = (grad_membership, grad_energy, grad_mass, grad_count)
     grad_w, grad_temperature, grad_scores, *grad_sums = _backward(
-        w, temperature, bias, key_padding_mask, *statistics, grad_y, *grads[:4]
+        w, temperature, bias, key_padding_mask, membership, *before, grad_y, *last
     )
     grad_bias = None if bias is None else (w.shape[3] * grad_scores).sum_to_size(bias.shape)
-    return (
-        grad_w,
-        grad_temperature,
-        grad_bias,
-        *(grad_sums if energy is not None else _NO_SUMS),
-        None,
+    return grad_w, grad_temperature, grad_bias, *(_NO_SUMS if energy is None else grad_sums)
+
+
+def _check(w: Tensor, temperature: Tensor, bias: Tensor | None, *others: Any) -> dict[str, int]:
+    given = sum(value is not None for value in others[:3])
+    if given not in (0, 3):
+        raise bad_argument("energy, mass, count", "all of them, or none", f"{given} of 3")
+    return _further_sizes(w, temperature, bias)
+
+
+@define(
+    "causal_token_statistics",
+    shapes="w: B H N D, temperature: H wide, bias: SAMPLES H N wide, energy: B H D float64, "
+    "mass: B H D float64, count: B H float64, key_padding_mask: B N bool",
+    dtypes=DTYPES,
+    check=_check,
+    like=_empty_outputs,
+    outputs="y membership last_energy last_mass last_count | "
+    "energy_before mass_before count_before",
+    saves="w temperature bias energy mass count key_padding_mask membership "
+    "energy_before mass_before count_before",
+    backward=_gradient,
+    formula=eager.causal_from_sums,
+    device_types="cpu",
+)
+def _forward(
+    w: Tensor,
+    temperature: Tensor,
+    bias: Tensor | None,
+    energy: Tensor | None,
+    mass: Tensor | None,
+    count: Tensor | None,
+    key_padding_mask: Tensor | None,
+) -> _EightTensors:
+    """Compute output, membership, last sums and sums before each chunk.
+
+    `bias` is (B or 1, H, N). `energy`, `mass` and `count` are the sums before the first token.
+    """
+    outputs = _empty_outputs(w, temperature)
+    y, membership, *last_and_before = outputs
+    w, energy, mass, count = with_whole_rows(w), *map(contiguous, (energy, mass, count))
+    call(
+        "causal_token_statistics_forward",
+        w,
+        (w,),
+        temperature.contiguous(),
+        *_bias_view(bias, w),
+        contiguous(key_padding_mask),
+        membership,
+        *last_and_before[3:],
+        pointers(energy, mass, count, *last_and_before[:3]),
+        (in_huge_pages(y),),
     )
-
-
-_forward.register_autograd(_differentiate, setup_context=_save)
+    return outputs

@@ -8,8 +8,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rifflemix.compat import has_plain_autograd, leaves_package
-from rifflemix.ops.native import TYPE_NAMES, checked, instruction_level, library, require_library
+from rifflemix.compat import runs_kernels
+from rifflemix.ops.native import (
+    TYPE_NAMES,
+    instruction_level,
+    library,
+    raise_on_error,
+    require_library,
+)
 from rifflemix.ops.statistics.common import accumulation_dtype
 
 # Loaded once at import, because a traced graph must not contain the loading of a library.
@@ -27,19 +33,14 @@ def supports(w: Tensor) -> bool:
 
     They do not during export, because an exported program must run without rifflemix.
     """
-    return (
-        _HAS_VECTORS
-        and w.device.type == "cpu"
-        and w.dtype in TYPE_NAMES
-        and not leaves_package()
-        and has_plain_autograd()
-    )
+    return _HAS_VECTORS and w.device.type == "cpu" and w.dtype in TYPE_NAMES and runs_kernels()
 
 
 def call(kernel: str, w: Tensor, *arguments: Any) -> None:
     """Run a kernel for tokens like `w`.
 
-    The kernel gets the sizes of `w`, then `arguments`: tensors, None, flags and C arrays.
+    The kernel gets the sizes of `w`, then `arguments`: tensors, None, flags and C arrays. A tuple
+    with a tensor (B, H, N, ...) adds its strides along B, H and N.
 
     Raises:
         MemoryError: not enough memory for the call. The call then changes only its outputs.
@@ -49,25 +50,20 @@ def call(kernel: str, w: Tensor, *arguments: Any) -> None:
     function = getattr(kernels, f"rifflemix_{kernel}_{TYPE_NAMES[w.dtype]}")
     columns = -(-w.shape[3] // _WIDTH_MULTIPLE) * _WIDTH_MULTIPLE  # width()
     sizes = (*w.shape, columns, _CHUNK, torch.get_num_threads())
-    converted = [
-        ctypes.c_void_p(value.data_ptr())
-        if isinstance(value, Tensor)
-        else ctypes.c_int64(value)
-        if isinstance(value, int)
-        else value
-        for value in arguments
-    ]
+    converted: list[Any] = []
+    for value in arguments:
+        if isinstance(value, Tensor):
+            converted.append(ctypes.c_void_p(value.data_ptr()))
+        elif isinstance(value, tuple):
+            converted.append(ctypes.c_void_p(value[0].data_ptr()))
+            converted.append((ctypes.c_int64 * 3)(*value[0].stride()[:3]))
+        elif isinstance(value, int):
+            converted.append(ctypes.c_int64(value))
+        else:
+            converted.append(value)
     result = function((ctypes.c_int64 * len(sizes))(*sizes), *converted)
     if result < 0:
-        checked(result)
-
-
-def view(tokens: Tensor) -> tuple[Tensor, ctypes.Array[ctypes.c_int64]]:
-    """Return tokens as the kernels expect them: data and strides.
-
-    Tokens are (B, H, N, D) or (B, H, N). The strides are for B, H and N.
-    """
-    return tokens, (ctypes.c_int64 * 3)(*tokens.stride()[:3])
+        raise_on_error(result)
 
 
 def contiguous(tensor: Tensor | None) -> Tensor | None:

@@ -7,18 +7,15 @@ ops/native/statistics.cpp. Second-order gradients use the eager formulas.
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from rifflemix.ops.gradients import second_order_gradients
+from rifflemix.ops.define import define
 from rifflemix.ops.native import HUGE, in_huge_pages
-from rifflemix.ops.operands import on_one_device
-from rifflemix.ops.operator import operator
 from rifflemix.ops.statistics import eager
-from rifflemix.ops.statistics.common import accumulation_dtype
+from rifflemix.ops.statistics.common import DTYPES, accumulation_dtype
 from rifflemix.ops.statistics.cpu_common import (
     by_token,
     call,
@@ -26,11 +23,9 @@ from rifflemix.ops.statistics.cpu_common import (
     empty_per_chunk,
     empty_per_token,
     empty_tokens,
-    view,
     width,
     with_whole_rows,
 )
-from rifflemix.ops.statistics.operands import check_gradient, check_heads, check_statistics
 
 
 def token_statistics(
@@ -60,44 +55,20 @@ def _empty_outputs(
     )
 
 
-@operator("rifflemix::token_statistics", device_types="cpu")
-def _forward(
-    w: Tensor, temperature: Tensor, key_padding_mask: Tensor | None, normalize: bool
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Compute output and membership, then energy, moment and count.
-
-    The backward pass needs energy, moment and count.
-    """
-    check_heads(w, temperature, key_padding_mask)
-    y, membership, energy, moment, count = outputs = _empty_outputs(
-        w, temperature, key_padding_mask, normalize
-    )
-    w = w if w.stride(-1) == 1 else with_whole_rows(w)
-    call(
-        "token_statistics_forward",
-        w,
-        int(normalize),
-        *view(w),
-        temperature.contiguous(),
-        None if key_padding_mask is None else key_padding_mask.contiguous(),
-        membership,
-        energy,
-        moment,
-        count,
-        *empty_per_chunk(w, energy.shape[2]),
-        *view(y if y.nbytes < HUGE else in_huge_pages(y)),
-    )
-    return outputs
-
-
-_forward.register_fake(on_one_device(_empty_outputs))
-
-
 def _empty_gradients(w: Tensor, temperature: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
     return empty_tokens(w), temperature.new_empty(temperature.shape)
 
 
-@operator("rifflemix::token_statistics_backward", device_types="cpu")
+@define(
+    "token_statistics_backward",
+    shapes="w: B H N D, temperature: H wide, key_padding_mask: B N bool, membership: B H N wide, "
+    "energy: B H WIDTH wide, moment: B H WIDTH wide, count: B H wide, grad_y: B H N D, "
+    "grad_membership: B H N wide",
+    dtypes=DTYPES,
+    check=lambda w, *_: {"WIDTH": width(w.shape[3])},
+    like=_empty_gradients,
+    device_types="cpu",
+)
 def _backward(
     w: Tensor,
     temperature: Tensor,
@@ -111,25 +82,15 @@ def _backward(
     grad_membership: Tensor | None,
 ) -> tuple[Tensor, Tensor]:
     """Compute the gradients of w and of the temperature."""
-    check_heads(w, temperature, key_padding_mask)
-    check_gradient("grad_y", grad_y, w)
-    batch, heads, length, features = w.shape
+    batch, heads, _, features = w.shape
     per_feature = (batch, heads, width(features))
-    check_statistics(
-        w,
-        membership=(membership, (batch, heads, length)),
-        energy=(energy, per_feature),
-        moment=(moment, per_feature),
-        count=(count, (batch, heads)),
-        grad_membership=(grad_membership, (batch, heads, length)),
-    )
     grad_w, grad_temperature = _empty_gradients(w, temperature)
     w, grad_y = with_whole_rows(w), with_whole_rows(grad_y)
     call(
         "token_statistics_backward",
         w,
         int(normalize),
-        *view(w),
+        (w,),
         temperature.contiguous(),
         contiguous(key_padding_mask),
         by_token(membership),
@@ -137,9 +98,9 @@ def _backward(
         moment.contiguous(),
         count.contiguous(),
         *empty_per_chunk(w, energy.shape[2]),
-        *view(grad_y),
+        (grad_y,),
         by_token(grad_membership),
-        *view(in_huge_pages(grad_w)),
+        (in_huge_pages(grad_w),),
         grad_temperature,
         empty_per_token(w),
         w.new_empty(per_feature, dtype=energy.dtype),
@@ -149,29 +110,54 @@ def _backward(
     return grad_w, grad_temperature
 
 
-_backward.register_fake(on_one_device(_empty_gradients))
+def _gradient(w: Tensor, *saved: Any) -> Any:
+    *inputs_and_statistics, grad_y, grad_membership = saved
+    grad_y = torch.zeros_like(w) if grad_y is None else grad_y
+    return _backward(w, *inputs_and_statistics, grad_y, grad_membership)
 
 
-def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    w, temperature, key_padding_mask, ctx.normalize = inputs
-    ctx.save_for_backward(w, temperature, key_padding_mask, *output[1:])
-    ctx.set_materialize_grads(False)
+def _formula(
+    w: Tensor, temperature: Tensor, key_padding_mask: Tensor | None, normalize: bool
+) -> tuple[Tensor, Tensor]:
+    return eager.token_statistics(
+        w, temperature, normalize=normalize, key_padding_mask=key_padding_mask
+    )
 
 
-def _differentiate(
-    ctx: Any, grad_y: Tensor | None, grad_membership: Tensor | None, *_: None
-) -> tuple[Tensor | None, ...]:
-    w, temperature, key_padding_mask, *statistics = ctx.saved_tensors
-    if torch.is_grad_enabled():
-        formula = partial(
-            eager.token_statistics, normalize=ctx.normalize, key_padding_mask=key_padding_mask
-        )
-        grads = second_order_gradients(formula, (w, temperature), (grad_y, grad_membership))
-    else:
-        grad_y = torch.zeros_like(w) if grad_y is None else grad_y
-        saved = (w, temperature, key_padding_mask, ctx.normalize, *statistics)
-        grads = _backward(*saved, grad_y, grad_membership)
-    return *grads, None, None
+@define(
+    "token_statistics",
+    shapes="w: B H N D, temperature: H wide, key_padding_mask: B N bool",
+    dtypes=DTYPES,
+    like=_empty_outputs,
+    outputs="y membership | energy moment count",
+    saves="w temperature key_padding_mask normalize membership energy moment count",
+    backward=_gradient,
+    formula=_formula,
+    device_types="cpu",
+)
+def _forward(
+    w: Tensor, temperature: Tensor, key_padding_mask: Tensor | None, normalize: bool
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Compute output and membership, then energy, moment and count.
 
-
-_forward.register_autograd(_differentiate, setup_context=_save)
+    The backward pass needs energy, moment and count.
+    """
+    y, membership, energy, moment, count = outputs = _empty_outputs(
+        w, temperature, key_padding_mask, normalize
+    )
+    w = w if w.stride(-1) == 1 else with_whole_rows(w)
+    call(
+        "token_statistics_forward",
+        w,
+        int(normalize),
+        (w,),
+        temperature.contiguous(),
+        None if key_padding_mask is None else key_padding_mask.contiguous(),
+        membership,
+        energy,
+        moment,
+        count,
+        *empty_per_chunk(w, energy.shape[2]),
+        (y if y.nbytes < HUGE else in_huge_pages(y),),
+    )
+    return outputs

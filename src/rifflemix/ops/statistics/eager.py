@@ -130,7 +130,7 @@ def renormalized_token_statistics(
     every: int | str,
     key_padding_mask: Tensor | None,
 ) -> tuple[Tensor, Tensor]:
-    """Run `unchecked.renormalized_token_statistics`; return the output and the membership."""
+    """Run `backends.renormalized_token_statistics`; return the output and the membership."""
     tokens = _valid_tokens(w, key_padding_mask)
     length = as_constant(w.shape[2])  # a traced graph fixes this length
     squares = tokens.square()

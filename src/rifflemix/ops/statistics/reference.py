@@ -83,7 +83,7 @@ def renormalized_token_statistics(
     every: int | str,
     key_padding_mask: Tensor | None,
 ) -> tuple[Tensor, Tensor]:
-    """Run `unchecked.renormalized_token_statistics`; return the output and the membership."""
+    """Run `backends.renormalized_token_statistics`; return the output and the membership."""
     tokens, temperature = _accumulated(w), _accumulated(temperature)
     y, membership = torch.zeros_like(tokens), torch.zeros_like(tokens[..., 0])
     renewals = [0, *renewal_counts(every, w.shape[2])]

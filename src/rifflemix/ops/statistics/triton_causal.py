@@ -7,16 +7,13 @@ relative to the tokens.
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 import torch
 import triton
 from torch import Tensor
 
-from rifflemix.ops.gradients import second_order_gradients
-from rifflemix.ops.operands import on_one_device
-from rifflemix.ops.operator import operator
+from rifflemix.ops.define import define
 from rifflemix.ops.statistics import eager
 from rifflemix.ops.statistics import triton_causal_kernels as kernels
 from rifflemix.ops.statistics.common import (
@@ -26,12 +23,6 @@ from rifflemix.ops.statistics.common import (
     bias_per_token,
     end_position,
 )
-from rifflemix.ops.statistics.operands import (
-    check_ends,
-    check_gradient,
-    check_heads,
-    check_statistics,
-)
 from rifflemix.ops.statistics.triton_common import (
     empty_tokens,
     float32,
@@ -40,10 +31,9 @@ from rifflemix.ops.statistics.triton_common import (
     sums_layout,
     with_whole_rows,
 )
-from rifflemix.ops.statistics.triton_limits import check_limits
+from rifflemix.ops.statistics.triton_limits import DTYPES, check_limits
 from rifflemix.ops.triton_support import launch
 
-Arguments = tuple[Any, ...]
 # Tokens per chunk. The running sums before a chunk need as much memory as four bfloat16 tokens.
 _ROWS = 16
 SevenTensors = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]
@@ -78,95 +68,43 @@ def causal_token_statistics(
     return y, pi.transpose(1, 2), state
 
 
-@operator(
-    "rifflemix::triton_causal_token_statistics",
-    schema="(Tensor w, Tensor temperature, Tensor? bias, Tensor? energy, Tensor? member_sums, "
-    "Tensor? mask) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
-)
-def _forward(
-    w: Tensor,
-    temperature: Tensor,
-    bias: Tensor | None,
-    energy: Tensor | None,
-    member_sums: Tensor | None,
-    mask: Tensor | None,
-) -> SevenTensors:
-    """Compute y, Pi, last sums and tensors for the backward pass.
-
-    Pi is (B, N, H). The last sums are w^2 (B, H, D), and Pi w^2 with Pi (B, H, D + 1). The backward
-    pass needs the scores (B, N, H) and both sums before each chunk.
-
-    Args:
-        w: (B, H, N, D).
-        temperature: (H,).
-        bias: (B, N, H).
-        energy: (B, H, D), sum of w^2 before the first token.
-        member_sums: (B, H, D + 1), sums of Pi w^2 and, in the last column, of Pi.
-        mask: (B, N).
-    """
-    check_heads(w, temperature, mask)
-    batch, heads, length, features = w.shape
-    check_statistics(w, bias=(bias, (batch, length, heads)))
-    check_ends(
-        w,
-        energy=(energy, (batch, heads, features)),
-        member_sums=(member_sums, (batch, heads, features + 1)),
-    )
-    check_limits(w)
-    y, pi, _, _, scores, *_ = _empty_outputs(w, temperature, bias, energy, member_sums, mask)
-    padding, w, mask = mask, with_whole_rows(w), mask_bytes(mask)
-    programs, chunks, tile = _layout(w)
-    sizes = (heads, length, features, chunks)
-    energy_before, last_energy = _add_up(sum_squares(w, mask, _layout(w)), energy)
-    launch(
-        kernels.causal_scores, programs, w,
-        w, mask, energy_before, scores, *w.stride()[:3], *sizes, ENERGY_FLOOR, **tile,
-    )  # fmt: skip
-    logits = scores if bias is None else torch.add(scores, bias, alpha=features)
-    torch.softmax(logits * temperature, dim=-1, out=pi)
-    if padding is not None:
-        pi.masked_fill_(padding.unsqueeze(-1), 0.0)
-    sums = float32(w, batch, heads, chunks, features + 1)
-    launch(
-        kernels.causal_member_sums, programs, w,
-        w, mask, pi, sums, *w.stride()[:3], *sizes, **tile,
-    )  # fmt: skip
-    before, last_sums = _add_up(sums, member_sums)
-    launch(
-        kernels.causal_gate, programs, w,
-        w, mask, pi, before, y, *w.stride()[:3], *y.stride()[:3], *sizes, COUNT_OFFSET, **tile,
-    )  # fmt: skip
-    return y, pi, last_energy, last_sums, scores, energy_before, before
-
-
-def _empty_outputs(
-    w: Tensor,
-    temperature: Tensor,
-    bias: Tensor | None,
-    energy: Tensor | None,
-    member_sums: Tensor | None,
-    mask: Tensor | None,
-) -> SevenTensors:
-    batch, heads, length, features = w.shape
-    chunks = _layout(w)[1]
+def _empty_gradients(
+    w: Tensor, temperature: Tensor, *_: Any
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    batch, heads, length = w.shape[:3]
     return (
         empty_tokens(w),
         float32(w, batch, length, heads),
         *_empty_ends(w),
-        float32(w, batch, length, heads),
-        float32(w, batch, heads, chunks + 1, features),
-        float32(w, batch, heads, chunks + 1, features + 1),
     )
 
 
-_forward.register_fake(on_one_device(_empty_outputs))
+def _empty_ends(w: Tensor) -> tuple[Tensor, Tensor]:
+    """Allocate the sums of a state, or their gradients."""
+    batch, heads, _, features = w.shape
+    shape = (batch, heads, features)
+    return (
+        w.new_empty(shape, dtype=torch.float64),
+        w.new_empty((*shape[:2], features + 1), dtype=torch.float64),
+    )
 
 
-@operator(
-    "rifflemix::triton_causal_token_statistics_backward",
+def _further_sizes(w: Tensor, *_: Any) -> dict[str, int]:
+    """Return the chunks with the end of the last one, and the columns of the sums."""
+    return {"ENDS": _layout(w)[1] + 1, "SUMS": w.shape[3] + 1}
+
+
+@define(
+    "triton_causal_token_statistics_backward",
     schema="(Tensor w, Tensor temperature, Tensor? mask, Tensor pi, Tensor energy_before, "
     "Tensor before, Tensor grad, Tensor? grad_pi, Tensor? grad_energy, Tensor? grad_member_sums)"
     " -> (Tensor, Tensor, Tensor, Tensor)",
+    shapes="w: B H N D, temperature: H float32, mask: B N bool, pi: B N H float32, "
+    "energy_before: B H ENDS D float32, before: B H ENDS SUMS float32, grad: B H N D, "
+    "grad_pi: B N H float32, grad_energy: B H D float64, grad_member_sums: B H SUMS float64",
+    dtypes=DTYPES,
+    check=_further_sizes,
+    like=_empty_gradients,
 )
 def _backward(
     w: Tensor,
@@ -181,23 +119,8 @@ def _backward(
     grad_member_sums: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Compute the gradients of w, logits (B, N, H) and initial sums."""
-    check_heads(w, temperature, mask)
-    check_gradient("grad", grad, w)
-    batch, heads, length, features = w.shape
-    ends = _layout(w)[1] + 1
-    check_statistics(
-        w,
-        pi=(pi, (batch, length, heads)),
-        energy_before=(energy_before, (batch, heads, ends, features)),
-        before=(before, (batch, heads, ends, features + 1)),
-        grad_pi=(grad_pi, (batch, length, heads)),
-    )
-    check_ends(
-        w,
-        grad_energy=(grad_energy, (batch, heads, features)),
-        grad_member_sums=(grad_member_sums, (batch, heads, features + 1)),
-    )
     check_limits(w)
+    heads, length, features = w.shape[1:]
     pi, energy_before, before = pi.contiguous(), energy_before.contiguous(), before.contiguous()
     out, grad_logits, *_ = _empty_gradients(w, temperature)
     w, grad, mask = with_whole_rows(w), with_whole_rows(grad), mask_bytes(mask)
@@ -233,55 +156,43 @@ def _backward(
     return out, grad_logits, grad_first_energy, grad_first_sums
 
 
-def _empty_gradients(
-    w: Tensor, temperature: Tensor, *_: Any
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    batch, heads, length = w.shape[:3]
+def _empty_outputs(
+    w: Tensor,
+    temperature: Tensor,
+    bias: Tensor | None,
+    energy: Tensor | None,
+    member_sums: Tensor | None,
+    mask: Tensor | None,
+) -> SevenTensors:
+    batch, heads, length, features = w.shape
+    chunks = _layout(w)[1]
     return (
         empty_tokens(w),
         float32(w, batch, length, heads),
         *_empty_ends(w),
+        float32(w, batch, length, heads),
+        float32(w, batch, heads, chunks + 1, features),
+        float32(w, batch, heads, chunks + 1, features + 1),
     )
 
 
-def _empty_ends(w: Tensor) -> tuple[Tensor, Tensor]:
-    """Allocate the sums of a state, or their gradients."""
-    batch, heads, _, features = w.shape
-    shape = (batch, heads, features)
-    return (
-        w.new_empty(shape, dtype=torch.float64),
-        w.new_empty((*shape[:2], features + 1), dtype=torch.float64),
-    )
-
-
-_backward.register_fake(on_one_device(_empty_gradients))
-
-
-def _save(ctx: Any, inputs: Arguments, output: SevenTensors) -> None:
-    _, pi, _, _, scores, *before = output
-    ctx.save_for_backward(*inputs, pi, scores, *before)
-    ctx.set_materialize_grads(False)
-
-
-def _differentiate(
-    ctx: Any,
+def _gradient(
+    w: Tensor,
+    temperature: Tensor,
+    bias: Tensor | None,
+    energy: Tensor | None,
+    member_sums: Tensor | None,
+    mask: Tensor | None,
+    pi: Tensor,
+    scores: Tensor,
+    energy_before: Tensor,
+    before: Tensor,
     grad: Tensor | None,
-    grad_pi: Tensor | None,
-    grad_energy: Tensor | None,
-    grad_member_sums: Tensor | None,
-    *_: None,
+    *grads: Tensor | None,
 ) -> tuple[Tensor | None, ...]:
-    *inputs, pi, scores, energy_before, before = ctx.saved_tensors
-    grads = (grad, grad_pi, grad_energy, grad_member_sums)
-    if torch.is_grad_enabled():
-        formula = partial(_in_eager, mask=inputs[5])
-        return *second_order_gradients(formula, inputs[:5], grads), None
-    w, temperature, bias, energy, member_sums, mask = inputs
-    if all(value is None for value in grads):
-        return (None,) * 6
-    grads = (torch.zeros_like(w) if grad is None else grad, *grads[1:])
+    grad = torch.zeros_like(w) if grad is None else grad
     grad_w, grad_logits, grad_energy_before, grad_sums_before = _backward(
-        w, temperature, mask, pi, energy_before, before, *grads
+        w, temperature, mask, pi, energy_before, before, grad, *grads
     )
     biased = scores if bias is None else scores + w.shape[3] * bias
     return (
@@ -290,14 +201,10 @@ def _differentiate(
         None if bias is None else grad_logits * temperature * w.shape[3],
         None if energy is None else grad_energy_before,
         None if member_sums is None else grad_sums_before,
-        None,
     )
 
 
-_forward.register_autograd(_differentiate, setup_context=_save)
-
-
-def _in_eager(
+def _formula(
     w: Tensor,
     temperature: Tensor,
     bias: Tensor | None,
@@ -315,6 +222,69 @@ def _in_eager(
     )
     member_sums = torch.cat((member_energy, count.unsqueeze(-1)), dim=-1)
     return y, pi.transpose(1, 2), energy, member_sums
+
+
+@define(
+    "triton_causal_token_statistics",
+    schema="(Tensor w, Tensor temperature, Tensor? bias, Tensor? energy, Tensor? member_sums, "
+    "Tensor? mask) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
+    shapes="w: B H N D, temperature: H float32, bias: B N H float32, energy: B H D float64, "
+    "member_sums: B H SUMS float64, mask: B N bool",
+    dtypes=DTYPES,
+    check=_further_sizes,
+    like=_empty_outputs,
+    outputs="y pi last_energy last_member_sums | scores energy_before before",
+    saves="w temperature bias energy member_sums mask pi scores energy_before before",
+    backward=_gradient,
+    formula=_formula,
+)
+def _forward(
+    w: Tensor,
+    temperature: Tensor,
+    bias: Tensor | None,
+    energy: Tensor | None,
+    member_sums: Tensor | None,
+    mask: Tensor | None,
+) -> SevenTensors:
+    """Compute y, Pi, last sums and tensors for the backward pass.
+
+    Pi is (B, N, H). The last sums are w^2 (B, H, D), and Pi w^2 with Pi (B, H, D + 1). The backward
+    pass needs the scores (B, N, H) and both sums before each chunk.
+
+    Args:
+        w: (B, H, N, D).
+        temperature: (H,).
+        bias: (B, N, H).
+        energy: (B, H, D), sum of w^2 before the first token.
+        member_sums: (B, H, D + 1), sums of Pi w^2 and, in the last column, of Pi.
+        mask: (B, N).
+    """
+    check_limits(w)
+    batch, heads, length, features = w.shape
+    y, pi, _, _, scores, *_ = _empty_outputs(w, temperature, bias, energy, member_sums, mask)
+    padding, w, mask = mask, with_whole_rows(w), mask_bytes(mask)
+    programs, chunks, tile = _layout(w)
+    sizes = (heads, length, features, chunks)
+    energy_before, last_energy = _add_up(sum_squares(w, mask, _layout(w)), energy)
+    launch(
+        kernels.causal_scores, programs, w,
+        w, mask, energy_before, scores, *w.stride()[:3], *sizes, ENERGY_FLOOR, **tile,
+    )  # fmt: skip
+    logits = scores if bias is None else torch.add(scores, bias, alpha=features)
+    torch.softmax(logits * temperature, dim=-1, out=pi)
+    if padding is not None:
+        pi.masked_fill_(padding.unsqueeze(-1), 0.0)
+    sums = float32(w, batch, heads, chunks, features + 1)
+    launch(
+        kernels.causal_member_sums, programs, w,
+        w, mask, pi, sums, *w.stride()[:3], *sizes, **tile,
+    )  # fmt: skip
+    before, last_sums = _add_up(sums, member_sums)
+    launch(
+        kernels.causal_gate, programs, w,
+        w, mask, pi, before, y, *w.stride()[:3], *y.stride()[:3], *sizes, COUNT_OFFSET, **tile,
+    )  # fmt: skip
+    return y, pi, last_energy, last_sums, scores, energy_before, before
 
 
 def _layout(w: Tensor) -> tuple[int, int, dict[str, int]]:

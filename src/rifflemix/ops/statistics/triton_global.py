@@ -7,19 +7,15 @@ depends in the same way on the gradients of the moments and of the energy.
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from rifflemix.ops.gradients import second_order_gradients
-from rifflemix.ops.operands import on_one_device
-from rifflemix.ops.operator import operator
+from rifflemix.ops.define import define
 from rifflemix.ops.statistics import eager
 from rifflemix.ops.statistics import triton_kernels as kernels
 from rifflemix.ops.statistics.common import COUNT_OFFSET, NORM_FLOOR
-from rifflemix.ops.statistics.operands import check_gradient, check_heads, check_statistics
 from rifflemix.ops.statistics.triton_common import (
     empty_tokens,
     float32,
@@ -31,10 +27,8 @@ from rifflemix.ops.statistics.triton_common import (
     token_layout,
     with_whole_rows,
 )
-from rifflemix.ops.statistics.triton_limits import check_limits
+from rifflemix.ops.statistics.triton_limits import DTYPES, check_limits
 from rifflemix.ops.triton_support import ROUNDED, launch
-
-Arguments = tuple[Any, ...]
 
 _FLOOR = NORM_FLOOR**2
 
@@ -51,42 +45,6 @@ def token_statistics(
     return y, pi.transpose(1, 2)
 
 
-@operator(
-    "rifflemix::triton_token_statistics",
-    schema="(Tensor w, Tensor temperature, Tensor? mask, bool normalize) -> "
-    "(Tensor, Tensor, Tensor, Tensor)",
-)
-def _forward(
-    w: Tensor, temperature: Tensor, mask: Tensor | None, normalize: bool
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Compute the output, and tensors for the backward pass.
-
-    The tensors are Pi (B, N, H), sums of Pi w^2 and Pi (B, H, D + 1), and energy (B, H, D).
-    """
-    check_heads(w, temperature, mask)
-    check_limits(w)
-    batch, heads, length, features = w.shape
-    y, pi, member_sums, energy = _empty_outputs(w, temperature, mask, normalize)
-    w, mask = with_whole_rows(w), mask_bytes(mask)
-    if normalize:
-        _add_chunks(sum_squares(w, mask, token_layout(w)), energy)
-    chunks, tile = head_tile(w)
-    sums = float32(w, batch, heads, chunks, features + 1)
-    launch(
-        kernels.membership, batch * chunks, w,
-        w, temperature.contiguous(), mask, energy if normalize else None, pi, sums,
-        *w.stride()[:3], heads, length, features, chunks, _FLOOR, REVERSED=True, **tile,
-    )  # fmt: skip
-    _add_chunks(sums, member_sums)
-    programs, chunks, tile = token_layout(w)
-    launch(
-        kernels.gate, programs, w,
-        w, pi, member_sums, y, *w.stride()[:3], *y.stride()[:3],
-        heads, length, features, chunks, COUNT_OFFSET, mask, **tile,
-    )  # fmt: skip
-    return y, pi, member_sums, energy
-
-
 def _empty_outputs(
     w: Tensor, temperature: Tensor, mask: Tensor | None, normalize: bool
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -99,13 +57,23 @@ def _empty_outputs(
     )
 
 
-_forward.register_fake(on_one_device(_empty_outputs))
+def _check_backward(
+    w: Tensor, temperature: Tensor, mask: Tensor | None, normalize: bool, *_: Any
+) -> dict[str, Any]:
+    features = w.shape[3]
+    return {"SUMS": features + 1, "ENERGY...": (*w.shape[:2], features) if normalize else (0,)}
 
 
-@operator(
-    "rifflemix::triton_token_statistics_backward",
+@define(
+    "triton_token_statistics_backward",
     schema="(Tensor w, Tensor temperature, Tensor? mask, bool normalize, Tensor pi, "
     "Tensor member_sums, Tensor energy, Tensor grad, Tensor? grad_pi) -> (Tensor, Tensor)",
+    shapes="w: B H N D, temperature: H float32, mask: B N bool, pi: B N H float32, "
+    "member_sums: B H SUMS float32, energy: ENERGY... float32, grad: B H N D, "
+    "grad_pi: B N H float32",
+    dtypes=DTYPES,
+    check=_check_backward,
+    like=lambda w, temperature, *_: (empty_tokens(w), temperature.new_empty(temperature.shape)),
 )
 def _backward(
     w: Tensor,
@@ -119,17 +87,8 @@ def _backward(
     grad_pi: Tensor | None,
 ) -> tuple[Tensor, Tensor]:
     """Compute the gradients of w and of the temperature."""
-    check_heads(w, temperature, mask)
-    check_gradient("grad", grad, w)
-    batch, heads, length, features = w.shape
-    check_statistics(
-        w,
-        pi=(pi, (batch, length, heads)),
-        member_sums=(member_sums, (batch, heads, features + 1)),
-        energy=(energy, (batch, heads, features) if normalize else (0,)),
-        grad_pi=(grad_pi, (batch, length, heads)),
-    )
     check_limits(w)
+    batch, heads, length, features = w.shape
     pi, member_sums, energy = pi.contiguous(), member_sums.contiguous(), energy.contiguous()
     out = empty_tokens(w)
     w, grad, mask = with_whole_rows(w), with_whole_rows(grad), mask_bytes(mask)
@@ -175,35 +134,60 @@ def _backward(
     return out, grad_temperature.sum(0)
 
 
-@_backward.register_fake
-@on_one_device
-def _(w: Tensor, temperature: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
-    return empty_tokens(w), temperature.new_empty(temperature.shape)
+def _gradient(w: Tensor, *saved: Any) -> Any:
+    *inputs_and_statistics, grad, grad_pi = saved
+    return _backward(
+        w, *inputs_and_statistics, torch.zeros_like(w) if grad is None else grad, grad_pi
+    )
 
 
-def _save(ctx: Any, inputs: Arguments, output: tuple[Tensor, ...]) -> None:
-    *tensors, ctx.normalize = inputs
-    ctx.save_for_backward(*tensors, *output[1:])
-    ctx.set_materialize_grads(False)
+def _formula(
+    w: Tensor, temperature: Tensor, mask: Tensor | None, normalize: bool
+) -> tuple[Tensor, Tensor]:
+    y, pi = eager.token_statistics(w, temperature, normalize=normalize, key_padding_mask=mask)
+    return y, pi.transpose(1, 2)
 
 
-def _differentiate(
-    ctx: Any, grad: Tensor | None, grad_pi: Tensor | None, *_: None
-) -> tuple[Tensor | None, ...]:
-    w, temperature, mask, *saved = ctx.saved_tensors
-    if torch.is_grad_enabled():
-        formula = partial(eager.token_statistics, normalize=ctx.normalize, key_padding_mask=mask)
-        grad_pi = None if grad_pi is None else grad_pi.transpose(1, 2)
-        found = second_order_gradients(formula, (w, temperature), (grad, grad_pi))
-    elif grad is None and grad_pi is None:
-        found = [None, None]
-    else:
-        grad = torch.zeros_like(w) if grad is None else grad
-        found = _backward(w, temperature, mask, ctx.normalize, *saved, grad, grad_pi)
-    return *found, None, None
+@define(
+    "triton_token_statistics",
+    schema="(Tensor w, Tensor temperature, Tensor? mask, bool normalize) -> "
+    "(Tensor, Tensor, Tensor, Tensor)",
+    shapes="w: B H N D, temperature: H float32, mask: B N bool",
+    dtypes=DTYPES,
+    like=_empty_outputs,
+    outputs="y pi | member_sums energy",
+    saves="w temperature mask normalize pi member_sums energy",
+    backward=_gradient,
+    formula=_formula,
+)
+def _forward(
+    w: Tensor, temperature: Tensor, mask: Tensor | None, normalize: bool
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Compute the output, and tensors for the backward pass.
 
-
-_forward.register_autograd(_differentiate, setup_context=_save)
+    The tensors are Pi (B, N, H), sums of Pi w^2 and Pi (B, H, D + 1), and energy (B, H, D).
+    """
+    check_limits(w)
+    batch, heads, length, features = w.shape
+    y, pi, member_sums, energy = _empty_outputs(w, temperature, mask, normalize)
+    w, mask = with_whole_rows(w), mask_bytes(mask)
+    if normalize:
+        _add_chunks(sum_squares(w, mask, token_layout(w)), energy)
+    chunks, tile = head_tile(w)
+    sums = float32(w, batch, heads, chunks, features + 1)
+    launch(
+        kernels.membership, batch * chunks, w,
+        w, temperature.contiguous(), mask, energy if normalize else None, pi, sums,
+        *w.stride()[:3], heads, length, features, chunks, _FLOOR, REVERSED=True, **tile,
+    )  # fmt: skip
+    _add_chunks(sums, member_sums)
+    programs, chunks, tile = token_layout(w)
+    launch(
+        kernels.gate, programs, w,
+        w, pi, member_sums, y, *w.stride()[:3], *y.stride()[:3],
+        heads, length, features, chunks, COUNT_OFFSET, mask, **tile,
+    )  # fmt: skip
+    return y, pi, member_sums, energy
 
 
 def _add_chunks(sums: Tensor, total: Tensor) -> None:

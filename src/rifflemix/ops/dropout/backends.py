@@ -1,4 +1,7 @@
-"""Dropout without argument checks, for callers that checked them: layers and `api`."""
+"""Choice of the backend of a call: one of the modules reference, eager and cpu.
+
+The functions do not check their arguments, because layers and public functions have checked them.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Functions of the family without argument checks, for mixers and `api`."""
+"""Choice of the backend of a call: one of the modules reference, eager, cpu and triton.
+
+The functions do not check their arguments, because mixers and public functions have checked them.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,7 @@ from typing import Any
 from torch import Tensor
 
 from rifflemix.ops.dispatch import PLAIN, Family
-from rifflemix.ops.dropout.unchecked import dropout
+from rifflemix.ops.dropout.backends import dropout
 from rifflemix.ops.native import note_slow_call
 from rifflemix.ops.statistics import cpu, eager, reference
 from rifflemix.ops.statistics.common import StatisticsState
@@ -21,7 +24,19 @@ def _load_triton() -> Any:
     return triton
 
 
-_FAMILY = Family(reference, eager, cpu=cpu, load_triton=_load_triton)
+FAMILY = Family(reference, eager, cpu=cpu, load_triton=_load_triton)
+
+
+def for_tokens(w: Tensor, backend: str = "auto") -> Any:
+    """Choose the module for `token_statistics` and `causal_token_statistics`."""
+    names: tuple[str, ...] = PLAIN
+    if cpu.supports(w):
+        names = (*PLAIN, "cpu")
+    else:
+        note_slow_call(w)
+    if w.is_cuda or INTERPRETED:
+        names = with_triton(names, w)
+    return FAMILY.pick(backend, names)
 
 
 def token_statistics(
@@ -33,7 +48,7 @@ def token_statistics(
     backend: str = "auto",
 ) -> tuple[Tensor, Tensor]:
     """Run `rifflemix.ops.token_statistics`; return the output and the membership."""
-    module = _FAMILY.pick(backend, _available(w))
+    module = for_tokens(w, backend)
     y, membership = module.token_statistics(
         w, temperature, normalize=normalize, key_padding_mask=key_padding_mask
     )
@@ -55,7 +70,7 @@ def causal_token_statistics(
     backend: str = "auto",
 ) -> tuple[Tensor, Tensor, StatisticsState]:
     """Run `rifflemix.ops.causal_token_statistics`; return output, membership and state."""
-    module = _FAMILY.pick(backend, _available(w))
+    module = for_tokens(w, backend)
     y, membership, state = module.causal_token_statistics(
         w,
         temperature,
@@ -95,33 +110,7 @@ def renormalized_token_statistics(
         y (B, H, N, D), and the first membership of each token (B, H, N). Time is O(N^2 D / every),
         or O(N D) for "doubling". Memory is O(N^2 / every) per head, or O(N D) for "doubling".
     """
-    y, membership = _FAMILY.pick(backend).renormalized_token_statistics(
+    y, membership = FAMILY.pick(backend).renormalized_token_statistics(
         w, temperature, denominator_bias, every=every, key_padding_mask=key_padding_mask
     )
     return dropout(y, dropout_p), membership
-
-
-def variational_compression_rate(
-    w: Tensor, membership: Tensor, scale: float = 1.0, backend: str = "auto"
-) -> Tensor:
-    """Run `rifflemix.ops.variational_compression_rate`."""
-    rate: Tensor = _FAMILY.pick(backend).variational_compression_rate(w, membership, scale)
-    return rate
-
-
-def compression_rate(
-    z: Tensor, membership: Tensor, scale: float = 1.0, backend: str = "auto"
-) -> Tensor:
-    """Run `rifflemix.ops.compression_rate`."""
-    rate: Tensor = _FAMILY.pick(backend).compression_rate(z, membership, scale)
-    return rate
-
-
-def _available(w: Tensor) -> tuple[str, ...]:
-    """List the backends that support `w` here, slowest first."""
-    names: tuple[str, ...] = PLAIN
-    if cpu.supports(w):
-        names = (*PLAIN, "cpu")
-    else:
-        note_slow_call(w)
-    return with_triton(names, w) if w.is_cuda or INTERPRETED else names

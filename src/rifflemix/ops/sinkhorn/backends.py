@@ -1,4 +1,7 @@
-"""Sinkhorn operators without argument checks, for mixers and `rifflemix.ops`."""
+"""Choice of the backend of a call: one of the modules reference, eager, cpu and triton.
+
+The functions do not check their arguments, because mixers and public functions have checked them.
+"""
 
 from __future__ import annotations
 
@@ -8,9 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from rifflemix.compat import runs_kernels
 from rifflemix.ops.dispatch import PLAIN, Family
 from rifflemix.ops.dropout.cpu import supports
-from rifflemix.ops.native import note_slow_call
+from rifflemix.ops.native import TYPE_NAMES, note_slow_call
 from rifflemix.ops.sinkhorn import (
     cpu,
     cpu_attention,
@@ -19,15 +23,13 @@ from rifflemix.ops.sinkhorn import (
     reference,
     reference_attention,
 )
-from rifflemix.ops.sinkhorn.kernel_attention import has_one_softmax
 from rifflemix.ops.sinkhorn.triton_limits import with_triton, with_triton_attention
 from rifflemix.ops.triton_support import INTERPRETED
 
-KERNELS = ("exp", "relu")
 _RELU_EPSILON = 1e-6
 _GUMBEL_EPSILON = 1e-6
 # The reference backend does not support dropout.
-_WITH_DROPOUT = ("eager",)
+WITH_DROPOUT = ("eager",)
 
 
 def _load_triton() -> Any:
@@ -42,57 +44,10 @@ def _load_triton_attention() -> Any:
     return triton_attention
 
 
-_BLOCKS = Family(reference, eager, cpu=cpu, load_triton=_load_triton)
-_ATTENTION = Family(
+BLOCKS = Family(reference, eager, cpu=cpu, load_triton=_load_triton)
+ATTENTION = Family(
     reference_attention, eager_attention, cpu=cpu_attention, load_triton=_load_triton_attention
 )
-
-
-def pool_blocks(
-    x: Tensor,
-    block_size: int,
-    causal: bool = False,
-    key_padding_mask: Tensor | None = None,
-    backend: str = "auto",
-) -> Tensor:
-    """See `rifflemix.ops.pool_blocks`."""
-    pooled: Tensor = _BLOCKS.pick(backend).pool_blocks(x, block_size, causal, key_padding_mask)
-    return pooled
-
-
-def block_scores(
-    q: Tensor,
-    k: Tensor,
-    block_size: int,
-    causal: bool = False,
-    shared: bool = False,
-    key_padding_mask: Tensor | None = None,
-    backend: str = "auto",
-) -> Tensor:
-    """See `rifflemix.ops.block_scores`."""
-    module = _BLOCKS.pick(backend)
-    scores: Tensor = module.block_scores(q, k, block_size, causal, shared, key_padding_mask)
-    return scores
-
-
-def sort_blocks(blocks: Tensor, sort: Tensor, backend: str = "auto") -> Tensor:
-    """See `rifflemix.ops.sort_blocks`."""
-    y: Tensor = _BLOCKS.pick(backend).sort_blocks(blocks, sort)
-    return y if y.dtype == blocks.dtype else y.to(blocks.dtype)  # autocast may change the dtype
-
-
-def sorted_padding_mask(
-    sort: Tensor,
-    block_size: int,
-    key_padding_mask: Tensor | None,
-    rule: str,
-    num_null: int,
-    backend: str = "auto",
-) -> Tensor:
-    """See `rifflemix.ops.sorted_padding_mask`."""
-    module = _BLOCKS.pick(backend)
-    hidden: Tensor = module.sorted_padding_mask(sort, block_size, key_padding_mask, rule, num_null)
-    return hidden
 
 
 def sinkhorn(
@@ -104,11 +59,14 @@ def sinkhorn(
     backend: str = "auto",
 ) -> Tensor:
     """See `rifflemix.ops.sinkhorn`."""
-    runs = cpu.supports_balancing(log_scores, num_iterations)
-    available = _available(runs, log_scores)
+    available: tuple[str, ...] = PLAIN
+    if num_iterations > 0 and 0 not in log_scores.shape[-2:] and supports(log_scores):
+        available = (*PLAIN, "cpu")
+    else:
+        note_slow_call(log_scores)
     if log_scores.is_cuda or INTERPRETED:
         available = with_triton(available, log_scores, num_iterations, causal)
-    module = _BLOCKS.pick(backend, available)
+    module = BLOCKS.pick(backend, available)
     sort: Tensor = module.sinkhorn(
         log_scores, num_iterations, causal, final_row_norm, block_padding_mask
     )
@@ -148,42 +106,6 @@ def gumbel_sinkhorn(
     )
 
 
-def top_k_blocks(
-    scores: Tensor,
-    k: int,
-    temperature: float,
-    causal: bool = False,
-    num_null: int = 0,
-    block_padding_mask: Tensor | None = None,
-    backend: str = "auto",
-) -> Tensor:
-    """See `rifflemix.ops.top_k_blocks`."""
-    sort: Tensor = _BLOCKS.pick(backend).top_k_blocks(
-        scores, k, temperature, causal, num_null, block_padding_mask
-    )
-    return sort
-
-
-def block_attention(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    sorted_k: Tensor,
-    sorted_v: Tensor,
-    combine: str,
-    hidden: Tensor | None,
-    sorted_hidden: Tensor | None,
-    dropout_p: float,
-    backend: str = "auto",
-) -> Tensor:
-    """See `rifflemix.ops.block_attention`."""
-    module = _ATTENTION.pick(backend, _WITH_DROPOUT if dropout_p else PLAIN)
-    y: Tensor = module.block_attention(
-        q, k, v, sorted_k, sorted_v, combine, hidden, sorted_hidden, dropout_p
-    )
-    return y if y.dtype == q.dtype else y.to(q.dtype)
-
-
 def sinkhorn_attention(
     q: Tensor,
     k: Tensor,
@@ -200,22 +122,24 @@ def sinkhorn_attention(
     # Under autocast the sort matrix is float32, because a sorting network adds a float32 bias. The
     # kernels need a single dtype, and torch would cast `sort` for the product with the blocks.
     sort = sort if sort.dtype == q.dtype else sort.to(q.dtype)
-    available: tuple[str, ...] = _WITH_DROPOUT if dropout_p else PLAIN
-    known = has_one_softmax(q, k, v, sort, settings)
-    if known and cpu_attention.HAS_VECTORS and supports(q):
+    available: tuple[str, ...] = WITH_DROPOUT if dropout_p else PLAIN
+    known = (  # the kernels have one softmax over sorted and local keys
+        settings["combine"] == "concat"
+        and settings["null_kv"] is None
+        and not settings["sortcut"]
+        and not settings["rotation"]
+        and q.dtype == k.dtype == v.dtype
+        and q.shape == k.shape == v.shape
+        and 0 not in q.shape[1:]
+    )
+    # Inlined `supports`: a function call would slow down small inputs.
+    on_cpu = cpu_attention.HAS_VECTORS and q.device.type == "cpu" and q.dtype in TYPE_NAMES
+    if known and on_cpu and runs_kernels():
         available = (*available, "cpu")
     else:
         note_slow_call(q)
     if known and (q.is_cuda or INTERPRETED):
         available = with_triton_attention(available, q, sort, block_size)
-    module = _ATTENTION.pick(backend, available)
+    module = ATTENTION.pick(backend, available)
     y: Tensor = module.sinkhorn_attention(q, k, v, sort, block_size, **settings)
     return y if y.dtype == q.dtype else y.to(q.dtype)
-
-
-def _available(kernels_run: bool, x: Tensor) -> tuple[str, ...]:
-    """List the available backends that support the arguments, slowest first."""
-    if kernels_run:
-        return (*PLAIN, "cpu")
-    note_slow_call(x)
-    return PLAIN
