@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -18,14 +19,13 @@ from rifflemix.checks import (
     check_like_parameters,
     check_padding_mask,
     check_probability,
+    check_room,
     check_tokens,
     shown,
 )
 from rifflemix.compat import (
-    has_values,
     outside_graphs,
     statically_known_true,
-    values_can_be_read,
 )
 from rifflemix.errors import InputError, bad_argument
 from rifflemix.mixers.packed import (
@@ -71,6 +71,11 @@ class MixerCard:
             options.
         one_length: reason why a program from torch.export supports only one sequence length.
         no_onnx: reason why a program from torch.export does not run in other runtimes as ONNX.
+
+    Example:
+        >>> import rifflemix as rm
+        >>> [name for name in rm.list_mixers() if rm.mixer_card(name).permutation_invariant]
+        ['sliceformer', 'average']
     """
 
     name: str
@@ -112,13 +117,35 @@ class TokenMixer(nn.Module):
 
     Raises:
         InputError: an argument is out of range, or the mixer does not support `causal=True`.
+
+    Example:
+        >>> import torch, rifflemix as rm
+        >>> class Reverse(rm.TokenMixer):
+        ...     '''Reverse the order of the tokens.'''
+        ...     card = rm.MixerCard(
+        ...         name="reverse", title="Reverse", paper="folklore", equations="y_n = x_(N-n+1)",
+        ...         complexity="O(N C)", cost_exponent=1.0, padding=False,
+        ...     )
+        ...     def mix(self, x, key_padding_mask):
+        ...         return x.flip(1)
+        >>> Reverse(1)(torch.tensor([[[1.0], [2.0], [3.0]]])).flatten().tolist()
+        [3.0, 2.0, 1.0]
     """
 
     card: ClassVar[MixerCard]
     fixed_options: ClassVar[frozenset[str]] = frozenset()
     """Options of a base class that this class sets itself."""
+    causal_class: ClassVar[type[TokenMixer] | None] = None
+    """Class of the causal variant, if it is not this class."""
     _state_layout: tuple[torch.dtype, Layout] | None = None
     # dtype of the last streamed tokens, and the state layout for this dtype
+
+    def __new__(cls, *args: Any, causal: bool = False, **options: Any) -> Any:
+        """Build `causal_class` if `causal` is True, else this class."""
+        variant = vars(cls).get("causal_class")
+        if causal is True and variant is not None:
+            return variant(*args, causal=True, **options)
+        return super().__new__(cls)
 
     def __init__(
         self,
@@ -138,10 +165,12 @@ class TokenMixer(nn.Module):
         self.layer_index, self.num_layers = check_layer(layer_index, num_layers)
         self.causal = check_bool("causal", causal)
         self.dropout = check_probability("dropout", dropout)
-        if causal and not self.card.causal:
-            raise bad_argument("causal", f"False: {self.card.title} mixes in both directions", True)
+        if causal and (self.causal_class is not None or not self.card.causal):
+            raise bad_argument("causal", f"False, since {self.card.title} is bidirectional", True)
         if max_length is None and self.card.needs_max_length:
-            raise bad_argument("max_length", f"the most tokens {self.card.title} will see", None)
+            raise bad_argument(
+                "max_length", f"a maximum number of tokens for {self.card.title}", None
+            )
 
     def forward(
         self,
@@ -201,6 +230,11 @@ class TokenMixer(nn.Module):
         segments = segments_of(cu_seqlens, x, self.max_length)
         return self.mix_packed(x, segments)
 
+    @property
+    def dropout_now(self) -> float:
+        """Probability of dropping a mixing weight; 0 in evaluation mode."""
+        return self.dropout if self.training else 0.0
+
     def mix_packed(self, x: Tensor, segments: Segments) -> Tensor:
         """Run `mix` on each sequence of a packed batch (1, N, C).
 
@@ -233,7 +267,7 @@ class TokenMixer(nn.Module):
         device = like.device if device is None else torch.device(device)
         dtype = like.dtype if dtype is None else dtype
         if not isinstance(dtype, torch.dtype) or dtype not in FLOATS:
-            raise bad_argument("dtype", "a floating-point dtype of torch's", shown(dtype))
+            raise bad_argument("dtype", "a floating-point dtype of torch", shown(dtype))
         position = torch.zeros(rows, device=device, dtype=torch.int64)
         return {**self.start_stream(rows, device, dtype), "position": position}
 
@@ -295,6 +329,39 @@ class TokenMixer(nn.Module):
         y = torch.where(padded, 0.0, y)
         return y, {**state, "position": (~key_padding_mask).sum(1)}
 
+    def state_size(self, length: int) -> int:
+        """Count the numbers that a stream keeps per sequence after `length` tokens.
+
+        The count includes all tensors of the streaming state except `position`. A mixer that does
+        not stream needs all earlier tokens: `length` x C numbers. A bidirectional mixer needs all
+        tokens too, C numbers per token in a forward pass.
+
+        Args:
+            length: number of tokens so far.
+
+        Raises:
+            InputError: `length` is below 0.
+
+        Example:
+            >>> from rifflemix import create_mixer
+            >>> create_mixer("softmax", 8, causal=True).state_size(100)  # keys and values
+            1600
+            >>> create_mixer("linear", 8, num_heads=2, causal=True).state_size(100)
+            40
+        """
+        length = check_integer("length", length, 0)
+        if not (self.card.streaming and self.causal):
+            return length * self.dim
+        cached = length if self.most_cached is None else min(length, self.most_cached)
+        state = self.init_state(1)
+        sizes = (part.shape for name, part in state.items() if name != "position")
+        return sum(math.prod(size or cached for size in shape) for shape in sizes)
+
+    @property
+    def most_cached(self) -> int | None:
+        """Maximum number of tokens in the growing part of a streaming state; None: no maximum."""
+        return None
+
     def start_stream(self, batch_size: int, device: Any, dtype: Any) -> dict[str, Tensor]:
         """Create the state of `init_state` without `position`.
 
@@ -328,7 +395,7 @@ class TokenMixer(nn.Module):
 
     def _check_streams(self) -> None:
         if not self.card.streaming:
-            raise InputError(f"mixer {self.card.name} cannot stream: its card says streaming=False")
+            raise InputError(f"mixer: expected a mixer that streams, got {self.card.name}")
         if not self.causal:
             raise bad_argument("causal", f"True to stream {self.card.name}", False)
 
@@ -345,24 +412,10 @@ class TokenMixer(nn.Module):
         wrong = misfit(state, self._state_layout[1], x_t)
         if wrong is not None:
             raise self._foreign_state(wrong)
-        position = state["position"]
-        if self.max_length is None or not position.numel():
-            return
-        if not (has_values(position) and values_can_be_read()):
-            return
-        first, last = map(int, position.aminmax())
-        if first < 0:
-            raise bad_argument("state", "positions of at least 0", first)
-        if last >= self.max_length:
-            raise bad_argument(
-                "x_t",
-                f"at most max_length = {self.max_length} tokens in a stream",
-                f"token {last + 1}",
-                "build the mixer with a larger max_length",
-            )
+        check_room("x_t", state["position"], self.max_length, "mixer")
 
     def _foreign_state(self, got: str) -> InputError:
-        expected = f"what init_state or step returned, of {self.card.name} with these settings"
+        expected = f"a state from init_state or step of {self.card.name} with these settings"
         return bad_argument("state", expected, got)
 
     def _check_input(
@@ -386,7 +439,9 @@ class TokenMixer(nn.Module):
         check_padding_mask(key_padding_mask, x)
         if not self.card.padding:
             title = self.card.title
-            raise bad_argument("key_padding_mask", f"None: {title} takes no padding", "a mask")
+            raise bad_argument(
+                "key_padding_mask", f"None, since {title} does not support padding", "a mask"
+            )
 
     def extra_repr(self) -> str:
         return f"dim={self.dim}, num_heads={self.num_heads}, causal={self.causal}"
@@ -427,9 +482,9 @@ def _advanced(
     if any(before[name].shape != after[name].shape for name in before):
         raise bad_argument(
             "key_padding_mask",
-            f"as many valid tokens in every sequence, since the state of {mixer.card.name} grows",
+            f"equal numbers of valid tokens, since the state of {mixer.card.name} grows",
             "different numbers",
-            "prefill sequences of one length together, or write `fill_stream`",
+            "prefill sequences of equal length together, or implement `fill_stream`",
         )
     return {
         name: torch.where(rows.view(-1, *(1,) * (part.dim() - 1)), part, before[name])

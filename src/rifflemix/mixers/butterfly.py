@@ -8,11 +8,11 @@ import torch
 from torch import Tensor
 
 from rifflemix.checks import check_integer
-from rifflemix.compat import statically_known_true, take_first
 from rifflemix.errors import bad_argument, check_choice
 from rifflemix.mixers.base import MixerCard
 from rifflemix.mixers.baselines.softmax import SoftmaxAttention
 from rifflemix.mixers.strided import StridedGroups
+from rifflemix.mixers.token_groups import mix_in_order
 
 
 class Butterfly(StridedGroups):
@@ -33,6 +33,15 @@ class Butterfly(StridedGroups):
         InputError: an option is out of range, or a random order without `max_length`.
 
     Source: Dimension Mixer, section 3.1 and Algorithm 1; appendix B for the random order.
+
+    Example:
+        >>> import torch, rifflemix as rm
+        >>> layers = [
+        ...     rm.create_mixer("butterfly", 64, block_size=8, layer_index=i, num_layers=2)
+        ...     for i in range(2)
+        ... ]
+        >>> torch.nn.Sequential(*layers)(torch.randn(2, 64, 64)).shape
+        torch.Size([2, 64, 64])
     """
 
     card: ClassVar[MixerCard] = MixerCard(
@@ -68,7 +77,9 @@ class Butterfly(StridedGroups):
     def _random_rank(self, seed: int) -> Tensor:
         """(max_length,) int64, position of each token in the random order."""
         if self.max_length is None:
-            raise bad_argument("max_length", "a length to draw the random token_order for", None)
+            raise bad_argument(
+                "max_length", "a maximum number of tokens for token_order='random'", None
+            )
         seed = check_integer("token_order_seed", seed, 0, 2**64 - 1)
         generator = torch.Generator().manual_seed(seed)
         # A CPU generator needs a CPU tensor, but the default device may be another.
@@ -82,17 +93,6 @@ class Butterfly(StridedGroups):
     def mix(self, x: Tensor, key_padding_mask: Tensor | None) -> Tensor:
         if self.token_rank is None:
             return super().mix(x, key_padding_mask)
-        batch, length = x.shape[:2]
-        rank = take_first(self.token_rank, length, 0)
-        places = self.layout_length
-        if places is None or statically_known_true(length == places):
-            order = rank.argsort()
-            mask = None if key_padding_mask is None else key_padding_mask[:, order]
-            return super().mix(x[:, order], mask)[:, order.argsort()]
-        # Place every token at its rank. Ranks without a token are padding.
-        spread = x.new_zeros(batch, places, self.dim).index_copy(1, rank, x)
-        padded = key_padding_mask
-        if padded is None:
-            padded = x.new_zeros(x.shape[:2], dtype=torch.bool)
-        mask = padded.new_ones(batch, places).index_copy(1, rank, padded)
-        return super().mix(spread, mask).index_select(1, rank)
+        return mix_in_order(
+            super().mix, x, key_padding_mask, self.token_rank, self.reference_length
+        )

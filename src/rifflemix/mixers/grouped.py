@@ -10,7 +10,7 @@ from torch import Tensor
 from rifflemix.checks import shown
 from rifflemix.errors import bad_argument
 from rifflemix.mixers.base import MixerCard
-from rifflemix.mixers.named import (
+from rifflemix.mixers.registry import (
     create_mixer,
     mixer_card,
     mixer_options,
@@ -41,6 +41,12 @@ class Grouped(StridedGroups):
 
     Source: Sapkota and Bhattarai 2025, "Dimension Mixer", Algorithm 1, for the groups. TSSA in
     groups is in neither paper.
+
+    Example:
+        >>> import torch, rifflemix as rm
+        >>> mixer = rm.create_mixer("grouped", 64, num_heads=4, inner="tssa", block_size=16)
+        >>> mixer(torch.randn(2, 256, 64)).shape
+        torch.Size([2, 256, 64])
     """
 
     card: ClassVar[MixerCard] = MixerCard(
@@ -93,7 +99,7 @@ def _check_inner(inner: str) -> None:
         fitting = ", ".join(name for name in usable_mixers() if _can_be_inner(mixer_card(name)))
         raise bad_argument(
             "inner",
-            f"a mixer that knows no order of tokens and takes any amount of padding ({fitting})",
+            f"a permutation-equivariant mixer that supports padding ({fitting})",
             inner,
         )
 
@@ -109,8 +115,10 @@ def _checked_options(inner: str, options: Mapping[str, Any] | None) -> dict[str,
         if name not in known:
             raise bad_argument(
                 "inner_options",
-                f"options of {inner} ({', '.join(known) or 'it has none'})",
+                f"options of {inner} ({', '.join(known) or 'no options'})",
                 shown(name),
-                "groups look both ways" if name == "causal" else "the rest is set by the groups",
+                "groups are bidirectional"
+                if name == "causal"
+                else "the groups set other arguments",
             )
     return dict(options)

@@ -10,13 +10,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from rifflemix.checks import shown
-from rifflemix.compat import has_values, leaves_package
+from rifflemix.checks import check_offsets, shown
 from rifflemix.errors import InputError, bad_argument
 
 Mix = Callable[[Tensor, Tensor | None], Tensor]
 
-_DTYPES = (torch.int32, torch.int64)
 # Padded tokens in a batch that cost less than another call. Measured on a CPU. For a GPU this is an
 # estimate: the tokens that it processes during the launch of a few kernels.
 _ROOM, _ROOM_ON_GPU = {"cpu": 256}, 8192
@@ -166,16 +164,8 @@ def segments_of(cu_seqlens: Tensor, x: Tensor, max_length: int | None) -> Segmen
     Raises:
         InputError: `cu_seqlens` does not fit; see `TokenMixer.forward`.
     """
-    bounds = _bounds(cu_seqlens, x)
-    length = x.shape[1]
-    if bounds[0] != 0:
-        raise bad_argument("cu_seqlens", "0 at its start", bounds[0])
-    if bounds[-1] != length:
-        raise bad_argument("cu_seqlens", f"the number of tokens {length} at its end", bounds[-1])
+    bounds = check_offsets(cu_seqlens, x.shape[1], x.device)
     lengths = [end - start for start, end in pairwise(bounds)]
-    for (start, end), size in zip(pairwise(bounds), lengths, strict=True):
-        if size < 0:
-            raise bad_argument("cu_seqlens", "numbers that do not decrease", f"{end} after {start}")
     if max_length is not None and max(lengths) > max_length:
         raise bad_argument(
             "cu_seqlens",
@@ -190,21 +180,21 @@ def check_packed(x: Tensor, key_padding_mask: Tensor | None) -> None:
     """Raise unless `x` is a dense (1, N, C) tensor without a mask."""
     if key_padding_mask is not None:
         raise bad_argument(
-            "key_padding_mask", "None beside cu_seqlens", "a mask", "leave padding out of the row"
+            "key_padding_mask", "None with cu_seqlens", "a mask", "remove the padding"
         )
     if isinstance(x, Tensor) and x.is_nested:
         raise bad_argument(
             "x",
-            "a dense tensor of shape (1, N, C) beside cu_seqlens",
+            "a dense tensor of shape (1, N, C) with cu_seqlens",
             "a nested tensor",
-            "of a jagged one pass x.values().unsqueeze(0) and x.offsets()",
+            "pass x.values().unsqueeze(0) and x.offsets() of a jagged tensor",
         )
     if isinstance(x, Tensor) and x.dim() == 3 and x.shape[0] != 1:
         raise bad_argument(
             "x",
-            "shape (1, N, C) beside cu_seqlens",
+            "shape (1, N, C) with cu_seqlens",
             tuple(x.shape),
-            "put all sequences into one row",
+            "concatenate all sequences",
         )
 
 
@@ -212,33 +202,7 @@ def packing_refused(title: str, cu_seqlens: Tensor) -> InputError:
     """Create the error of a mixer that does not support packed batches."""
     return bad_argument(
         "cu_seqlens",
-        f"None: {title} takes no packed sequences",
+        f"None, since {title} does not support packed sequences",
         shown(cu_seqlens),
-        "give each sequence a row, and mark padding in key_padding_mask where the card allows it",
+        "pad the sequences to a batch, and pass a key_padding_mask",
     )
-
-
-def _bounds(cu_seqlens: Tensor, x: Tensor) -> list[int]:
-    """Check dtype, shape and device of `cu_seqlens`, and read its numbers."""
-    expected = "an int32 or int64 tensor of shape (sequences + 1,)"
-    if not isinstance(cu_seqlens, Tensor) or cu_seqlens.is_nested:
-        is_nested = isinstance(cu_seqlens, Tensor)
-        got = "a nested tensor" if is_nested else shown(cu_seqlens)
-        raise bad_argument("cu_seqlens", expected, got)
-    if cu_seqlens.dtype not in _DTYPES:
-        raise bad_argument("cu_seqlens", expected, cu_seqlens.dtype)
-    if cu_seqlens.dim() != 1 or cu_seqlens.shape[0] < 2:
-        raise bad_argument("cu_seqlens", expected, f"shape {tuple(cu_seqlens.shape)}")
-    if cu_seqlens.device.type != "cpu" and cu_seqlens.device != x.device:
-        places = "the CPU" if x.device.type == "cpu" else f"x's device {x.device}, or the CPU"
-        raise bad_argument("cu_seqlens", places, cu_seqlens.device)
-    if leaves_package():
-        raise bad_argument(
-            "cu_seqlens",
-            "None in an exported or traced program, which would hold for these lengths alone",
-            shown(cu_seqlens),
-        )
-    if not has_values(cu_seqlens):
-        raise bad_argument("cu_seqlens", "numbers, which decide the shapes", "a tensor without")
-    bounds: list[int] = cu_seqlens.tolist()
-    return bounds

@@ -7,78 +7,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from rifflemix.compat import (
-    is_known,
-    stable_order,
-    statically_known_true,
-    values_can_be_read,
-)
-from rifflemix.errors import bad_argument, check_choice
-
-LAYOUTS = ("max_length", "length")
-
-
-def layout_length(layout: str | None, max_length: int | None) -> int | None:
-    """Choose the length for which groups, shifts or strides are computed.
-
-    Args:
-        layout: "max_length": the result does not depend on the lengths of other samples in the
-            batch. "length": the length of the input, padding included. Default: "max_length" if
-            `max_length` is set, else "length".
-        max_length: maximum number of tokens of the mixer, or None.
-
-    Returns:
-        `max_length`, or None for the length of the input.
-
-    Raises:
-        InputError: the layout is unknown, or is "max_length" although `max_length` is None.
-    """
-    if layout is None:
-        return max_length
-    check_choice("layout", layout, LAYOUTS)
-    if layout == "length":
-        return None
-    if max_length is None:
-        raise bad_argument("max_length", 'the most tokens, for layout="max_length"', None)
-    return max_length
-
-
-def block_of(size: int, length: int) -> int:
-    """Return the tokens per block: `size`, or `length` if that is less.
-
-    A symbolic length in a traced graph is not compared with `size`; padding fills the block.
-    """
-    return length if statically_known_true(length <= size) else size
-
-
-def blocks_and_size(size: int, length: int) -> tuple[int, int]:
-    """Return the number of blocks and the tokens per block.
-
-    A symbolic length in a traced graph gets one extra block of padding. With at least two blocks,
-    compilers make no separate graph and no guard for a single block.
-    """
-    if is_known(length):
-        size = min(size, length)
-        return (length + size - 1) // size, size
-    if statically_known_true(length <= size):
-        return 1, length
-    return _blocks_of_any_length(size, length), size
-
-
-def missing_tokens(size: int, length: int) -> int:
-    """Return the number of padded tokens that fill the blocks of `blocks_and_size`."""
-    if is_known(length):
-        return -length % size
-    if not is_known(size):  # a single block with all tokens
-        return 0
-    # As `_blocks_of_any_length`, but compilers cannot divide a maximum by the number of blocks.
-    return (length + 2 * size - 1) // size * size - length
-
-
-def _blocks_of_any_length(size: int, length: int) -> int:
-    # The maximum does not change the value. It proves to compilers that there are two blocks.
-    blocks: int = torch.sym_max(2, (length + 2 * size - 1) // size)
-    return blocks
+from rifflemix.compat import stable_order, values_can_be_read
+from rifflemix.errors import bad_argument
 
 
 def move_padding_last(x: Tensor, key_padding_mask: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:

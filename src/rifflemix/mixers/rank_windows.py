@@ -14,7 +14,7 @@ from rifflemix.checks import check_integer
 from rifflemix.errors import bad_argument
 from rifflemix.mixers.padding import take_tokens
 from rifflemix.nn.constants import KeepsConstants
-from rifflemix.ops.permutation import unchecked
+from rifflemix.ops.permutation import backends, eager
 
 
 def check_tokens_back(name: str, value: int, max_length: int | None) -> int:
@@ -58,9 +58,10 @@ class RankWindows(KeepsConstants):
     def forward(self, v: Tensor) -> Tensor:
         """Filter values (B, N, C); padding must come last."""
         if self.longest > 0:
-            v = unchecked.causal_shift(v, self.steps, self.longest)
+            v = backends.for_tokens(v).causal_shift(v, self.steps, self.longest)
         if self.window_size > 1:
-            v = unchecked.rank_filter(v, self.ranks, self.window_size)
+            module = backends.for_windows(v, self.window_size)
+            v = module.rank_filter(v, self.ranks, self.window_size)
         return v
 
     def step(self, v_t: Tensor, past: Tensor) -> tuple[Tensor, Tensor]:
@@ -74,7 +75,7 @@ class RankWindows(KeepsConstants):
         """
         seen = torch.cat((past, v_t.unsqueeze(1)), 1)
         window = seen.gather(1, self.sources.expand(seen.shape[0], -1, -1))
-        return unchecked.token_of_rank(window, self.ranks), seen[:, 1:]
+        return eager.token_of_rank(window, self.ranks), seen[:, 1:]
 
     def remember(self, v: Tensor, key_padding_mask: Tensor | None) -> Tensor:
         """Return the last valid values (B, depth, C); padding must come last."""

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from rifflemix.checks import check_integer
-from rifflemix.compat import statically_known_true, take_first
-from rifflemix.errors import bad_argument, check_choice
-from rifflemix.mixers._attention.apart import apart
+from rifflemix.mixers._attention.split_qkv import unbind_qkv
 from rifflemix.mixers.base import MixerCard, TokenMixer
-from rifflemix.mixers.padding import missing_tokens, move_padding_back, move_padding_last
-from rifflemix.mixers.sorting_networks import BlockSorter, SortOptions
-from rifflemix.mixers.strided import default_block_size
-from rifflemix.ops.sinkhorn import COMBINE, unchecked
+from rifflemix.mixers.padding import move_padding_back, move_padding_last
+from rifflemix.mixers.sorting_networks import BlockSorter
+from rifflemix.mixers.token_groups import default_group_size, mix_full_groups
+from rifflemix.ops.sinkhorn import SinkhornOptions, backends
 
 
 class Sinkhorn(TokenMixer):
@@ -57,6 +54,12 @@ class Sinkhorn(TokenMixer):
         shared: other arguments of `TokenMixer`.
 
     Source: Tay et al. 2020, "Sparse Sinkhorn Attention", section 3.
+
+    Example:
+        >>> import torch, rifflemix as rm
+        >>> mixer = rm.create_mixer("sinkhorn", 64, num_heads=4, max_length=1024, block_size=32)
+        >>> mixer(torch.randn(2, 1000, 64)).shape
+        torch.Size([2, 1000, 64])
     """
 
     card: ClassVar[MixerCard] = MixerCard(
@@ -97,27 +100,25 @@ class Sinkhorn(TokenMixer):
         **shared: Any,
     ) -> None:
         super().__init__(dim, **shared)
-        self.block_size, num_blocks = block_layout(block_size, self.max_length)
-        self.combine = combine
-        self.sortcut = check_integer("sortcut", sortcut)
-        self.sortcut_local = sortcut_local
-        self.mixture = mixture
-        self.tie_kv = tie_kv
-        self.rotate_heads = rotate_heads
-        top_k = check_integer("top_k", top_k)
-        options = SortOptions(
-            sort_net, temperature, num_iterations, gumbel, kernel, top_k, null_kv, final_row_norm
-        )
-        self._check_options(options, num_blocks)
-        self.sorter = BlockSorter(
-            options,
-            self.dim,
-            self.num_heads,
-            self.block_size,
-            num_blocks,
+        self.block_size, num_blocks = block_layout(block_size, cast(int, self.max_length))
+        self.options = options = SinkhornOptions(
             causal=self.causal,
-            shared=bool(sortcut and top_k),
-        )
+            sort_net=sort_net,
+            temperature=temperature,
+            num_iterations=num_iterations,
+            gumbel=gumbel,
+            kernel=kernel,
+            top_k=top_k,
+            null_kv=null_kv,
+            final_row_norm=final_row_norm,
+            combine=combine,
+            sortcut=sortcut,
+            sortcut_local=sortcut_local,
+            mixture=mixture,
+            rotate_heads=rotate_heads,
+        ).checked(num_blocks, self.num_heads)
+        self.tie_kv = tie_kv
+        self.sorter = BlockSorter(options, self.dim, self.num_heads, self.block_size, num_blocks)
         self.qkv = nn.Linear(self.dim, (2 if tie_kv else 3) * self.dim, bias=bias)
         self.proj = nn.Linear(self.dim, self.dim, bias=bias)
         if null_kv:
@@ -125,79 +126,39 @@ class Sinkhorn(TokenMixer):
             self.null_key = nn.Parameter(torch.randn(self.num_heads, width))
             self.null_value = nn.Parameter(torch.randn(self.num_heads, width))
 
-    def _check_options(self, options: SortOptions, num_blocks: int) -> None:
-        check_choice("combine", self.combine, COMBINE)
-        if not 0 <= self.sortcut <= num_blocks:
-            raise bad_argument("sortcut", f"0 to {num_blocks} blocks", self.sortcut)
-        if not 0 <= options.top_k <= num_blocks:
-            raise bad_argument("top_k", f"0 to {num_blocks} blocks", options.top_k)
-        if self.sortcut and self.causal:
-            raise bad_argument(
-                "sortcut", "0 with causal=True", self.sortcut, "SortCut is for encoders only"
-            )
-        if self.sortcut_local and not self.sortcut:
-            raise bad_argument("sortcut_local", "False without sortcut", True)
-        if self.sortcut and not self.sortcut_local and self.combine != "concat":
-            raise bad_argument(
-                "combine", '"concat" for SortCut without a local term', repr(self.combine)
-            )
-        if options.top_k and self.sortcut > options.top_k:
-            raise bad_argument("sortcut", f"at most top_k = {options.top_k}", self.sortcut)
-        per_query = self.sortcut or max(options.top_k, 1)
-        if self.combine == "sum_logits" and per_query > 1:
-            raise bad_argument("combine", "one sorted block for each query block", "sum_logits")
-        if self.rotate_heads and not (self.causal and self.num_heads > 1):
-            raise bad_argument("rotate_heads", "False without causal=True and 2 heads", True)
-
     def mix(self, x: Tensor, key_padding_mask: Tensor | None) -> Tensor:
-        length = x.shape[1]
         order = None
         if key_padding_mask is not None:
             x, key_padding_mask, order = move_padding_last(x, key_padding_mask)
         # A causal layer needs no mask: padding comes after all valid tokens.
-        mask = None if self.causal else key_padding_mask
-        blocks, mask = pad_to_blocks(x, mask, self.block_size, masked=not self.causal)
-        y = self._attend(blocks, mask)
-        if blocks is not x:
-            y = take_first(y, length, 1)
-        if order is not None:
-            y = move_padding_back(y, order)
-        out: Tensor = self.proj(y)
+        masked = not self.causal
+        mask = key_padding_mask if masked else None
+        y = mix_full_groups(self._attend, x, mask, self.block_size, masked=masked)
+        out: Tensor = self.proj(y if order is None else move_padding_back(y, order))
         return out
 
     def _attend(self, x: Tensor, mask: Tensor | None) -> Tensor:
         heads = torch.unflatten(self.qkv(x), -1, (-1, self.num_heads, self.dim // self.num_heads))
-        parts = apart(heads)
+        parts = unbind_qkv(heads)
         q, k, v = parts[0].transpose(1, 2), parts[1].transpose(1, 2), parts[-1].transpose(1, 2)
-        if not self.rotate_heads:
-            y = self._attend_heads(x, q, k, v, mask, slice(None), 0)
+        if self.options.rotate_heads:
+            y = self._attend_rotated(x, q, k, v, mask)
         else:
-            half = self.num_heads // 2
-            plain = self._attend_heads(x, q, k, v, mask, slice(0, half), 0)
-            rotation = self.block_size - 1
-            rolled = self._attend_heads(x, q, k, v, mask, slice(half, None), rotation)
-            y = torch.cat((plain, rolled), 1)
+            y = self.attend_blocks(q, k, v, self.sorter(x, q, k, mask), mask)
         return y.transpose(1, 2).flatten(2)
 
-    def _attend_heads(
-        self,
-        x: Tensor,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        mask: Tensor | None,
-        heads: slice,
-        rotation: int,
+    def _attend_rotated(
+        self, x: Tensor, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None
     ) -> Tensor:
-        """Compute attention for `heads`, with blocks that start at token `rotation`."""
-        rolled = [t.roll(-rotation, -2) if rotation else t for t in (x, q, k)]
-        sort: Tensor = self.sorter(*rolled, mask)[:, heads]
-        null_kv = None
-        if self.sorter.options.null_kv:
-            null_kv = (self.null_key[heads], self.null_value[heads])
-        return self.attend_blocks(
-            q[:, heads], k[:, heads], v[:, heads], sort, mask, null_kv, rotation
-        )
+        """Attend with blocks that end one token earlier in the second half of the heads."""
+        half, rotation = self.num_heads // 2, self.block_size - 1
+        first, second = slice(0, half), slice(half, None)
+        sort = self.sorter(x, q, k, mask)[:, first]
+        y = self.attend_blocks(q[:, first], k[:, first], v[:, first], sort, mask, first)
+        rolled = (t.roll(-rotation, -2) for t in (x, q, k))
+        sort = self.sorter(*rolled, mask)[:, second]
+        q, k, v = q[:, second], k[:, second], v[:, second]
+        return torch.cat((y, self.attend_blocks(q, k, v, sort, mask, second, rotation)), 1)
 
     def attend_blocks(
         self,
@@ -206,54 +167,41 @@ class Sinkhorn(TokenMixer):
         v: Tensor,
         sort: Tensor,
         mask: Tensor | None,
-        null_kv: tuple[Tensor, Tensor] | None,
-        rotation: int,
+        heads: slice = slice(None),
+        rotation: int = 0,
     ) -> Tensor:
         """Attend to the local block and to the blocks that `sort` selects.
 
-        `sort` is (B, H, R, n), and the result is (B, H, N, D).
+        The tensors belong to `heads`. `sort` is (B, H, R, n), and the result is (B, H, N, D).
         """
-        return unchecked.sinkhorn_attention(
+        options, null_kv = self.options, None
+        if options.null_kv:
+            null_kv = (self.null_key[heads], self.null_value[heads])
+        return backends.sinkhorn_attention(
             q,
             k,
             v,
             sort,
             self.block_size,
-            combine=self.combine,
-            sortcut=min(self.sortcut, sort.shape[2]),
-            sortcut_local=self.sortcut_local,
-            mixture=self.mixture,
+            combine=options.combine,
+            sortcut=min(options.sortcut, sort.shape[2]),
+            sortcut_local=options.sortcut_local,
+            mixture=options.mixture,
             causal=self.causal,
             key_padding_mask=mask,
             null_kv=null_kv,
             padding_rule="majority",
             rotation=rotation,
-            dropout_p=self.dropout if self.training else 0.0,
+            dropout_p=self.dropout_now,
         )
 
     def extra_repr(self) -> str:
-        return f"{super().extra_repr()}, block_size={self.block_size}, combine={self.combine}"
+        combine = self.options.combine
+        return f"{super().extra_repr()}, block_size={self.block_size}, combine={combine}"
 
 
-def block_layout(block_size: int | None, max_length: int | None) -> tuple[int, int]:
+def block_layout(block_size: int | None, max_length: int) -> tuple[int, int]:
     """Compute the block size and the number of blocks for `max_length` tokens."""
-    if max_length is None:
-        raise bad_argument("max_length", "the most tokens the layer will see", None)
-    if block_size is None:
-        block_size = default_block_size(max_length)
-    block_size = check_integer("block_size", block_size, 1)
-    return block_size, -(-max_length // block_size)
-
-
-def pad_to_blocks(
-    x: Tensor, key_padding_mask: Tensor | None, block_size: int, *, masked: bool
-) -> tuple[Tensor, Tensor | None]:
-    """Pad tokens to a multiple of `block_size`, and mask the padding if `masked`."""
-    extra = missing_tokens(block_size, x.shape[1])
-    if statically_known_true(extra == 0):
-        return x, key_padding_mask
-    if masked:
-        if key_padding_mask is None:
-            key_padding_mask = torch.zeros(x.shape[:2], dtype=torch.bool, device=x.device)
-        key_padding_mask = F.pad(key_padding_mask, (0, extra), value=True)
-    return F.pad(x, (0, 0, 0, extra)), key_padding_mask
+    size = default_group_size(max_length) if block_size is None else block_size
+    size = check_integer("block_size", size, 1)
+    return size, -(-max_length // size)

@@ -9,16 +9,16 @@ from torch import Tensor
 
 from rifflemix.errors import bad_argument, check_choice
 from rifflemix.mixers.base import MixerCard
+from rifflemix.mixers.permutation_mixer import PermutationMixer
 from rifflemix.mixers.rank_windows import RankWindows, check_tokens_back
-from rifflemix.mixers.value_maps import PermutedValues, value_and_output_maps
-from rifflemix.ops.permutation import SortSpec, interleave_columns, unchecked
+from rifflemix.ops.permutation import SortSpec, backends, interleave_columns
 from rifflemix.ops.permutation.spec import Permuted
 
 VARIANTS = ("ascending", "descending", "interleave", "max_exchange")
 _WINDOW = 2
 
 
-class Sliceformer(PermutedValues):
+class Sliceformer(PermutationMixer):
     """Project values, sort each channel over all tokens, project the result.
 
     With `causal=True` channel c selects the value with rank c mod G among the last `window_size`
@@ -29,8 +29,8 @@ class Sliceformer(PermutedValues):
     which "interleave" alternates the directions. The other variants ignore `heads`.
 
     Args:
-        dim: channels C; see `TokenMixer` for the shared arguments. "interleave" uses `layer_index`
-            and, with `reverse`, `num_layers`; `dropout` is ignored.
+        dim: channels C; see `PermutationMixer` and `TokenMixer` for the shared arguments.
+            "interleave" uses `layer_index` and, with `reverse`, `num_layers`; `dropout` is ignored.
         variant: "ascending", "descending", "interleave" or "max_exchange". "interleave" sorts the
             channels of `rifflemix.ops.interleave_columns` in descending order, the others in
             ascending order. `causal=True` supports "ascending" only.
@@ -38,11 +38,7 @@ class Sliceformer(PermutedValues):
         reverse: count layers from the last layer, as the vision code of the authors does.
         window_size: tokens G in a window, at most `max_length`; only with `causal=True`.
             Default: 2.
-        inner_dim: number of sorted channels. Default: C.
-        bias: add a bias to the value projection.
-        out_proj: use an output projection. Without a projection, the sorted values are the output.
-        out_bias: add a bias to the output projection.
-        shared: other arguments of `TokenMixer`.
+        shared: other arguments of `PermutationMixer` and `TokenMixer`.
 
     Raises:
         InputError: an option is out of range or does not fit `causal`.
@@ -50,6 +46,13 @@ class Sliceformer(PermutedValues):
     Source: Yuan and Xu, "Sliceformer: Make Multi-head Attention as Simple as Sorting in
     Discriminative Tasks", section III. All code of the authors has the output projection. The
     causal variant is not in the paper.
+
+    Example:
+        >>> import torch, rifflemix as rm
+        >>> options = {"variant": "interleave", "layer_index": 1, "num_layers": 6}
+        >>> mixer = rm.create_mixer("sliceformer", 64, **options)
+        >>> mixer(torch.randn(2, 1000, 64)).shape
+        torch.Size([2, 1000, 64])
     """
 
     card: ClassVar[MixerCard] = MixerCard(
@@ -66,6 +69,7 @@ class Sliceformer(PermutedValues):
         permutation_invariant=True,
     )
 
+    fixed_options: ClassVar[frozenset[str]] = frozenset({"value_proj"})
     descending: Tensor
 
     def __init__(
@@ -76,27 +80,21 @@ class Sliceformer(PermutedValues):
         heads: int = 1,
         reverse: bool = False,
         window_size: int | None = None,
-        inner_dim: int | None = None,
-        bias: bool = False,
-        out_proj: bool = True,
-        out_bias: bool = True,
         **shared: Any,
     ) -> None:
         super().__init__(dim, **shared)
         check_choice("variant", variant, VARIANTS)
-        value, self.proj = value_and_output_maps(
-            self.dim, inner_dim, bias=bias, out_proj=out_proj, out_bias=out_bias
-        )
-        self.value, self.variant, channels = value, variant, value.out_features
-        self.keep_constants(lambda: {"descending": self._descending(channels, heads, reverse)})
-        self.windows = self._make_windows(window_size) if self.causal else None
-        if not self.causal and window_size is not None:
+        self.variant = variant
+        self.keep_constants(lambda: {"descending": self._descending(heads, reverse)})
+        if self.causal:
+            self.windows = self._make_windows(window_size)
+        elif window_size is not None:
             raise bad_argument("window_size", "None without causal=True", window_size)
 
-    def _descending(self, channels: int, heads: int, reverse: bool) -> Tensor:
+    def _descending(self, heads: int, reverse: bool) -> Tensor:
         """(C,) bool, True = channel sorted in descending order."""
         columns = interleave_columns(
-            channels,
+            self.inner_dim,
             self.layer_index,
             heads=heads,
             reverse=reverse,
@@ -110,7 +108,7 @@ class Sliceformer(PermutedValues):
         size = _WINDOW
         if window_size is not None:
             size = check_tokens_back("window_size", window_size, self.max_length)
-        return RankWindows(torch.zeros(len(self.descending), dtype=torch.int64, device="cpu"), size)
+        return RankWindows(torch.zeros(self.inner_dim, dtype=torch.int64, device="cpu"), size)
 
     def permute(self, v: Tensor, mask: Tensor | None, *, with_index: bool = False) -> Permuted:
         """Sort values (B, N, C) channel by channel.
@@ -118,10 +116,15 @@ class Sliceformer(PermutedValues):
         Returns:
             Sorted values and, if `with_index`, the index (B, N, C) that gathers them.
         """
+        permuted: Permuted
         if self.variant == "max_exchange":
-            return unchecked.max_exchange(v, mask, with_index)
-        descending = None if self.variant == "ascending" else self.descending
-        return unchecked.group_sort(v, SortSpec(1, False, 1, descending), mask, with_index)
+            permuted = backends.for_tokens(v).max_exchange(v, mask, with_index)
+        else:
+            descending = None if self.variant == "ascending" else self.descending
+            spec = SortSpec(1, False, 1, descending)
+            module = backends.for_sort(v, spec, with_index)
+            permuted = module.permute(v, None, spec, mask, with_index)
+        return permuted
 
     def extra_repr(self) -> str:
         if self.windows is not None:

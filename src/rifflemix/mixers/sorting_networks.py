@@ -2,19 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from rifflemix.checks import check_integer, check_positive
-from rifflemix.compat import is_known, take_first
-from rifflemix.errors import bad_argument, check_choice
-from rifflemix.ops.sinkhorn import KERNELS, unchecked
-
-SORT_NETS = ("linear", "relu", "mlp", "relu_mlp")
-GUMBEL = ("training", "always", "never")
+from rifflemix.mixers.token_groups import first_columns
+from rifflemix.ops.sinkhorn import SinkhornOptions, backends
 
 
 class SortingNetwork(nn.Module):
@@ -36,7 +29,6 @@ class SortingNetwork(nn.Module):
 
     def __init__(self, kind: str, dim: int, num_heads: int, num_scores: int) -> None:
         super().__init__()
-        check_choice("sort_net", kind, SORT_NETS)
         self.kind = kind
         if kind.endswith("mlp"):
             self.hidden_weight = nn.Parameter(torch.empty(num_heads, dim, dim))
@@ -71,67 +63,32 @@ class SortingNetwork(nn.Module):
         return f"kind={self.kind}, dim={dim}, num_heads={heads}, num_scores={scores}"
 
 
-@dataclass(frozen=True)
-class SortOptions:
-    """Settings of block sorting; see `rifflemix.mixers.sinkhorn.Sinkhorn`."""
-
-    sort_net: str = "linear"
-    temperature: float = 0.75
-    num_iterations: int = 8
-    gumbel: str = "training"
-    kernel: str = "exp"
-    top_k: int = 0
-    null_kv: bool = False
-    final_row_norm: bool = True
-
-    def check(self, *, causal: bool) -> None:
-        """Raise InputError if options are out of range or incompatible."""
-        check_choice("sort_net", self.sort_net, (*SORT_NETS, "attention"))
-        check_choice("gumbel", self.gumbel, GUMBEL)
-        check_choice("kernel", self.kernel, KERNELS)
-        check_positive("temperature", self.temperature)
-        check_integer("num_iterations", self.num_iterations, 0)
-        check_integer("top_k", self.top_k, 0)
-        if self.top_k and self.kernel != "exp":
-            raise bad_argument("kernel", '"exp" with top_k', repr(self.kernel))
-        if self.null_kv and not causal:
-            raise bad_argument("null_kv", "False without causal=True", True)
-        if not self.final_row_norm and (self.top_k or not causal):
-            raise bad_argument("final_row_norm", "True unless balancing is causal", False)
-
-
 class BlockSorter(nn.Module):
     """Compute the sort matrix of a sequence.
 
     The steps are pooling, sorting network, Gumbel noise, and balancing or top-k selection.
 
     Args:
-        options: settings of block sorting.
+        options: checked options.
         dim: channels C.
         num_heads: heads H.
         block_size: tokens b in a block.
         num_blocks: maximum number of blocks in a sequence.
-        causal: use past blocks only.
-        shared: use one destination for all queries (top-k with SortCut).
     """
 
     def __init__(
         self,
-        options: SortOptions,
+        options: SinkhornOptions,
         dim: int,
         num_heads: int,
         block_size: int,
         num_blocks: int,
-        *,
-        causal: bool = False,
-        shared: bool = False,
     ) -> None:
         super().__init__()
-        options.check(causal=causal)
         self.options = options
         self.block_size = block_size
-        self.causal = causal
-        self.shared = shared
+        # Top-k with SortCut: all queries share one destination.
+        self.shared = bool(options.sortcut and options.top_k)
         # Null blocks take part in top-k selection, not in balancing.
         self.scored_null = options.top_k if options.null_kv else 0
         self.net: SortingNetwork | None = None
@@ -151,55 +108,43 @@ class BlockSorter(nn.Module):
         Returns:
             (B, H, R, n) or, with null blocks, (B, H, R, num_null + n).
         """
-        return self.from_scores(self._scores(x, q, k, key_padding_mask), key_padding_mask)
+        size, causal = self.block_size, self.options.causal
+        if self.net is None:
+            scores = backends.BLOCKS.pick().block_scores(
+                q, k, size, causal, self.shared, key_padding_mask
+            )
+            scores = F.pad(scores, (self.scored_null, 0))
+        else:
+            span = x.shape[1] if self.shared else size
+            pooled = backends.BLOCKS.pick().pool_blocks(x, span, causal, key_padding_mask)
+            scores = first_columns(self.net(pooled), self.scored_null + x.shape[1] // size)
+        return self.sort_matrix(scores, key_padding_mask)
 
-    def from_scores(self, scores: Tensor, key_padding_mask: Tensor | None) -> Tensor:
+    def sort_matrix(self, scores: Tensor, key_padding_mask: Tensor | None) -> Tensor:
         """Compute the sort matrix from the scores (B, H, R, n) of blocks."""
-        noise = None
-        if self.options.gumbel == "always" or (self.options.gumbel == "training" and self.training):
-            noise = unchecked.gumbel_noise(scores.shape, scores.device, scores.dtype)
-        dead = None
+        options, noise, dead = self.options, None, None
+        if options.gumbel == "always" or (options.gumbel == "training" and self.training):
+            noise = backends.gumbel_noise(scores.shape, scores.device, scores.dtype)
         if key_padding_mask is not None:
             dead = torch.unflatten(key_padding_mask, 1, (-1, self.block_size)).all(-1)
-        return self._to_sort_matrix(scores, noise, dead)
-
-    def _scores(self, x: Tensor, q: Tensor, k: Tensor, key_padding_mask: Tensor | None) -> Tensor:
-        if self.net is None:
-            compared = unchecked.block_scores(
-                q, k, self.block_size, self.causal, self.shared, key_padding_mask
-            )
-            return F.pad(compared, (self.scored_null, 0))
-        size = x.shape[1] if self.shared else self.block_size
-        pooled = unchecked.pool_blocks(x, size, self.causal, key_padding_mask)
-        return self.pooled_scores(self.net(pooled), x.shape[1] // self.block_size)
-
-    def pooled_scores(self, scores: Tensor, num_blocks: int) -> Tensor:
-        """Select the first `num_blocks` of the scores (B, H, R, M)."""
-        scored = self.scored_null + num_blocks
-        if is_known(num_blocks):
-            return scores.narrow(3, 0, scored)
-        # A symbolic length adds a block of padding. The network may have no score for it.
-        return take_first(F.pad(scores, (0, 1)), scored, 3)
-
-    def _to_sort_matrix(self, scores: Tensor, noise: Tensor | None, dead: Tensor | None) -> Tensor:
-        options = self.options
         if options.top_k:
-            return unchecked.top_k_blocks(
+            picked: Tensor = backends.BLOCKS.pick().top_k_blocks(
                 scores if noise is None else scores + noise,
                 # A short sequence may have fewer blocks than picks.
                 min(options.top_k, scores.shape[-1]),
                 temperature=options.temperature,
-                causal=self.causal,
+                causal=options.causal,
                 num_null=self.scored_null,
                 block_padding_mask=dead,
             )
-        sort = unchecked.gumbel_sinkhorn(
+            return picked
+        sort = backends.gumbel_sinkhorn(
             scores,
             options.num_iterations,
             temperature=options.temperature,
             noise=noise,
             kernel=options.kernel,
-            causal=self.causal,
+            causal=options.causal,
             final_row_norm=options.final_row_norm,
             block_padding_mask=dead,
         )

@@ -12,7 +12,7 @@ from rifflemix.compat import stable_order
 from rifflemix.errors import bad_argument
 from rifflemix.mixers.base import MixerCard, TokenMixer
 from rifflemix.mixers.packed import Segments
-from rifflemix.ops.statistics import StatisticsState, unchecked
+from rifflemix.ops.statistics import StatisticsState, backends
 from rifflemix.ops.statistics.arguments import check_state
 
 
@@ -44,6 +44,14 @@ class TSSA(TokenMixer):
             if a mixer with this option streams.
 
     Source: Wu et al. 2024, equations (10), (11), (31), (32); causal: (28), (29), (33), (34).
+
+    Example:
+        >>> import torch, rifflemix as rm
+        >>> mixer = rm.create_mixer("tssa", 64, num_heads=4, max_length=1024, causal=True)
+        >>> y, state = mixer.prefill(torch.randn(2, 1000, 64))
+        >>> y_next, state = mixer.step(torch.randn(2, 64), state)
+        >>> y_next.shape
+        torch.Size([2, 64])
     """
 
     card: ClassVar[MixerCard] = MixerCard(
@@ -74,7 +82,7 @@ class TSSA(TokenMixer):
     ) -> None:
         super().__init__(dim, **shared)
         if self.causal and not normalize:
-            raise bad_argument("normalize", "True, since causal=True defines no other form", False)
+            raise bad_argument("normalize", "True with causal=True", False)
         self.normalize = normalize
         self.renormalize_every = self._checked_renewal(renormalize_every)
         self.in_proj = nn.Linear(self.dim, self.dim, bias=bias)
@@ -96,7 +104,7 @@ class TSSA(TokenMixer):
         if self.renormalize_every is not None:
             raise bad_argument(
                 "renormalize_every",
-                "None to stream tssa, whose state has sums and no tokens to compute anew",
+                "None for streaming, since the state stores sums and no tokens",
                 repr(self.renormalize_every),
             )
 
@@ -106,26 +114,24 @@ class TSSA(TokenMixer):
         if self.max_length is None:
             raise bad_argument(
                 "max_length",
-                "the most tokens the causal form will see, for its bias per position",
+                "a maximum number of tokens for the bias per position",
                 None,
-                "or pass denominator_bias=False",
+                "set it, or pass denominator_bias=False",
             )
         return nn.Parameter(torch.zeros(self.num_heads, self.max_length))
 
     def mix(self, x: Tensor, key_padding_mask: Tensor | None) -> Tensor:
         w = self.project(x)
-        y, _ = self._statistics(w, key_padding_mask, self.dropout if self.training else 0.0)
+        y, _ = self._statistics(w, key_padding_mask, self.dropout_now)
         out: Tensor = self.out_proj(y.transpose(1, 2).flatten(2))
         return out
 
     def mix_packed(self, x: Tensor, segments: Segments) -> Tensor:
-        dropout_p = self.dropout if self.training else 0.0
-
         def statistics(bases: Tensor, padding: Tensor | None) -> Tensor:
             w = bases.unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
             # Padding comes last: causal outputs of valid tokens do not depend on it.
             mask = None if self.causal else padding
-            return self._statistics(w, mask, dropout_p)[0].transpose(1, 2).flatten(2)
+            return self._statistics(w, mask, self.dropout_now)[0].transpose(1, 2).flatten(2)
 
         y: Tensor = self.out_proj(segments.mix(statistics, self.in_proj(x), exact=False))
         return y
@@ -161,12 +167,12 @@ class TSSA(TokenMixer):
     ) -> tuple[Tensor, Tensor]:
         """Compute output and membership of projected tokens (B, H, N, D)."""
         if not self.causal:
-            return unchecked.token_statistics(
+            return backends.token_statistics(
                 w, self.temperature, self.normalize, key_padding_mask, dropout_p
             )
         if self.renormalize_every is not None:
             return self._renormalized(w, self.renormalize_every, key_padding_mask, dropout_p)
-        return unchecked.causal_token_statistics(
+        return backends.causal_token_statistics(
             w, self.temperature, self.denominator_bias, None, key_padding_mask, dropout_p
         )[:2]
 
@@ -176,11 +182,11 @@ class TSSA(TokenMixer):
         """`_statistics` with recomputed memberships, for any pattern of padding."""
         temperature, bias = self.temperature, self.denominator_bias
         if key_padding_mask is None:
-            return unchecked.renormalized_token_statistics(
+            return backends.renormalized_token_statistics(
                 w, temperature, bias, every, None, dropout_p
             )
         order = stable_order(key_padding_mask.to(torch.uint8), 1)
-        y, membership = unchecked.renormalized_token_statistics(
+        y, membership = backends.renormalized_token_statistics(
             w.gather(2, order[:, None, :, None].expand_as(w)),
             temperature,
             bias,
@@ -195,26 +201,14 @@ class TSSA(TokenMixer):
 
     def start_stream(self, batch_size: int, device: Any, dtype: Any) -> dict[str, Tensor]:
         """Create the sums before the first token: the fields of `StatisticsState`."""
-        state = StatisticsState.zeros(
-            batch_size,
-            self.num_heads,
-            self.dim // self.num_heads,
-            device=device,
-        )
-        return state._asdict()
+        width = self.dim // self.num_heads
+        return StatisticsState.zeros(batch_size, self.num_heads, width, device=device)._asdict()
 
     def advance_stream(
         self, x_t: Tensor, state: dict[str, Tensor]
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """Add one token (B, C) to the sums and compute its output.
-
-        Raises:
-            InputError: the state belongs to another mixer.
-        """
-        w, before = (
-            self.project(x_t.unsqueeze(1)),
-            StatisticsState(*(state[name] for name in StatisticsState._fields)),
-        )
+        w = self.project(x_t.unsqueeze(1))
+        before = StatisticsState(*(state[name] for name in StatisticsState._fields))
         check_state(before, w)
         y, after = self._statistics_so_far(w, before, None)
         return self.out_proj(y.flatten(1)), after
@@ -229,13 +223,11 @@ class TSSA(TokenMixer):
         self, w: Tensor, before: StatisticsState | None, key_padding_mask: Tensor | None
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """Compute outputs (B, H, N, D) of tokens after `before`, and the new state."""
-        dropout_p = self.dropout if self.training else 0.0
-        y, _, after = unchecked.causal_token_statistics(
-            w, self.temperature, self.denominator_bias, before, key_padding_mask, dropout_p
+        y, _, after = backends.causal_token_statistics(
+            w, self.temperature, self.denominator_bias, before, key_padding_mask, self.dropout_now
         )
         return y, after._asdict()
 
     def no_weight_decay(self) -> set[str]:
-        """Return the names of the parameters to exclude from weight decay."""
         names = {"temperature"}
         return names if self.denominator_bias is None else names | {"denominator_bias"}

@@ -1,12 +1,11 @@
 """Backbones and named presets, and their registry."""
 
-from rifflemix.models.base import Model
-from rifflemix.models.language.generation import generate
+from rifflemix.models.base import Model, from_pretrained
+from rifflemix.models.language.generation import continue_prompts, generate
 from rifflemix.models.language.gpt import GPT
 from rifflemix.models.language.seq2seq import Seq2Seq
 from rifflemix.models.official import OfficialTensor, load_official
 from rifflemix.models.presets import ModelCard, register_model
-from rifflemix.models.pretrained import from_pretrained
 from rifflemix.models.registry import (
     create_model,
     list_models,
@@ -37,6 +36,7 @@ __all__ = [
     "Seq2Seq",
     "ToST",
     "ViT",
+    "continue_prompts",
     "create_model",
     "from_pretrained",
     "generate",

@@ -1,8 +1,9 @@
-"""Base class of all models: a module with a name and settings that can be saved and loaded."""
+"""Base class of all models, and calls of models with tensors or named arguments."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from inspect import signature
 from pathlib import Path
@@ -12,24 +13,121 @@ import torch
 from torch import Tensor, is_grad_enabled, nn
 from torch.utils.checkpoint import checkpoint
 
-from rifflemix.compat import values_can_be_read
-from rifflemix.errors import InputError, bad_argument
+from rifflemix.compat import BatchNorm, values_can_be_read
+from rifflemix.errors import bad_argument
+from rifflemix.mixers import TokenMixer
 from rifflemix.mixers.packed import packing_refused
 from rifflemix.models import pretrained
-from rifflemix.models.batch_statistics import contexts_of_passes
+from rifflemix.models.presets import NamedModel
+from rifflemix.nn.short_convolution import ShortConvolution
+from rifflemix.ops.dispatch import prefer_backend, preferred_backend
 
 
-class Model(nn.Module):
+def contexts_of_passes(
+    module: nn.Module,
+) -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
+    """Return the contexts for both passes of gradient checkpointing.
+
+    Call this function before the first pass. Only the first pass updates the statistics of batch
+    norms. The second pass uses the same backends as the first. On a GPU it runs on an autograd
+    thread without a preferred backend.
+    """
+    return nullcontext(), _second_pass(module, preferred_backend() or "auto")
+
+
+@contextmanager
+def _second_pass(module: nn.Module, backend: str) -> Iterator[None]:
+    with prefer_backend(backend), kept_running_statistics(module):
+        yield
+
+
+@contextmanager
+def kept_running_statistics(module: nn.Module) -> Iterator[None]:
+    """Keep the running statistics and counts of batch norms unchanged during training."""
+    norms = _batch_norms(module)
+    before = [(norm.momentum, norm.num_batches_tracked) for norm in norms]
+    try:
+        for norm in norms:
+            norm.momentum, norm.num_batches_tracked = 0.0, None
+        yield
+    finally:
+        for norm, (momentum, count) in zip(norms, before, strict=True):
+            norm.momentum, norm.num_batches_tracked = momentum, count
+
+
+def _batch_norms(module: nn.Module) -> list[BatchNorm]:
+    return [part for part in module.modules() if isinstance(part, BatchNorm)]
+
+
+def call_model(model: nn.Module, inputs: Any, *, name: str = "inputs") -> Any:
+    """Call a model with a batch, on the device of the model.
+
+    Args:
+        model: any module.
+        inputs: a tensor, a tuple or list of arguments, or a mapping of named arguments.
+        name: the name of the inputs in the error message.
+
+    Raises:
+        InputError: `inputs` has another type.
+    """
+    there = on_device_of(model, inputs)
+    if isinstance(there, Tensor):
+        return model(there)
+    if isinstance(there, Mapping):
+        return model(**there)
+    if isinstance(there, tuple | list):
+        return model(*there)
+    expected = "tensors, tuples of arguments, or mappings of named ones"
+    raise bad_argument(name, expected, type(inputs).__name__)
+
+
+def on_device_of(model: nn.Module, inputs: Any) -> Any:
+    """Move all tensors to the device of the model's first parameter."""
+    parameter = next(model.parameters(), None)
+    if parameter is None:
+        return inputs
+
+    def moved(value: Any) -> Any:
+        return value.to(parameter.device) if isinstance(value, Tensor) else value
+
+    if isinstance(inputs, Mapping):
+        return {name: moved(value) for name, value in inputs.items()}
+    return [moved(part) for part in inputs] if isinstance(inputs, tuple | list) else moved(inputs)
+
+
+@contextmanager
+def without_fast_path() -> Iterator[None]:
+    """Disable the fast path of torch's attention and encoder layers.
+
+    In evaluation mode the fast path is a single operator. Hooks and counters then do not see the
+    layers and operators that it replaces.
+    """
+    fast = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(fast)
+
+
+class Model(NamedModel):
     """Base class of all models.
 
     `create_model` sets the name and the settings of a model. `save_pretrained` writes them to disk.
     A subclass calls its blocks through `run_block` to support gradient checkpointing.
+
+    Example:
+        >>> import torch, rifflemix as rm
+        >>> model = rm.create_model("gpt", mixer="tssa", vocab_size=10, max_length=16).eval()
+        >>> model.save_pretrained("my-gpt")
+        >>> copy = rm.models.from_pretrained("my-gpt")
+        >>> tokens = torch.randint(10, (1, 16))
+        >>> torch.equal(copy(tokens), model(tokens))
+        True
     """
 
     def __init__(self) -> None:
         super().__init__()
-        self.name: str | None = None
-        self.settings: dict[str, Any] = {}
         self.gradient_checkpointing = False
 
     def __call__(self, *args: Any, **options: Any) -> Any:
@@ -57,6 +155,16 @@ class Model(nn.Module):
         """Count the learned numbers, each shared parameter once."""
         return sum(parameter.numel() for parameter in self.parameters())
 
+    def state_size(self, length: int) -> int:
+        """Count the numbers that the mixers keep per sequence after `length` tokens, in all layers.
+
+        See `TokenMixer.state_size`. Causal short convolutions count too.
+
+        Raises:
+            InputError: `length` is below 0.
+        """
+        return sum(layer.state_size(length) for layer in _stateful_layers(self))
+
     def no_weight_decay(self) -> set[str]:
         """Return the parameters that the submodules exclude from weight decay."""
         return {
@@ -81,13 +189,39 @@ class Model(nn.Module):
         Raises:
             InputError: the folder is missing, a file is damaged, or the model has another class.
         """
-        model = pretrained.from_pretrained(folder)
+        model = from_pretrained(folder)
         if not isinstance(model, cls):
-            raise InputError(
-                f"{folder} holds a {type(model).__name__} ({model.name}), not a {cls.__name__}; "
-                "use rifflemix.models.from_pretrained"
+            raise bad_argument(
+                f"model in {folder}",
+                f"a {cls.__name__}",
+                f"a {type(model).__name__} ({model.name})",
+                "use rifflemix.models.from_pretrained",
             )
         return model
+
+
+def from_pretrained(folder: str | Path) -> Model:
+    """Build the model that `save_pretrained` wrote, in evaluation mode, on the CPU.
+
+    Raises:
+        InputError: the folder or a file is missing or damaged.
+
+    Example:
+        >>> import rifflemix as rm
+        >>> rm.create_model("encoder", vocab_size=10, mixer="csp").save_pretrained("my-model")
+        >>> type(rm.models.from_pretrained("my-model")).__name__
+        'Encoder'
+    """
+    return pretrained.from_pretrained(folder, Model)
+
+
+def _stateful_layers(module: nn.Module) -> Iterator[TokenMixer | ShortConvolution]:
+    """Yield mixers and short convolutions, without the mixers inside mixers."""
+    for child in module.children():
+        if isinstance(child, TokenMixer | ShortConvolution):
+            yield child
+        else:
+            yield from _stateful_layers(child)
 
 
 def _takes_packed(forward: Callable[..., Any]) -> bool:
@@ -123,12 +257,3 @@ def check_ids(name: str, ids: Tensor, layout: str, *, below: int, rank: int = 2)
         if least < 0 or largest >= below:
             got = least if least < 0 else largest
             raise bad_argument(name, f"ids from 0 to {below - 1}", got)
-
-
-def check_size(name: str, images: Tensor, expected: tuple[int, ...]) -> None:
-    """Raise InputError unless images (B, channels, height, width) have the expected sizes."""
-    if images.dim() != 4 or tuple(images.shape[1:]) != expected:
-        layout = ", ".join(map(str, expected))
-        raise InputError(
-            f"{name}: expected images of shape (B, {layout}), got {tuple(images.shape)}"
-        )

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from rifflemix import compat
-from rifflemix.models.calling import without_fast_path
+from rifflemix.models.base import without_fast_path
 from rifflemix.nn.butterfly import BlockLinear
 from rifflemix.ops import triton_support
 from rifflemix.ops.butterfly.cpu import weights_of_maps
@@ -32,6 +32,11 @@ def multiply_accumulates(model: nn.Module, *inputs: Tensor) -> int:
     Args:
         model: any module; its parameters and mode do not change.
         inputs: arguments of its forward pass.
+
+    Example:
+        >>> import torch, rifflemix as rm
+        >>> rm.bench.multiply_accumulates(torch.nn.Linear(64, 32), torch.randn(10, 64))
+        20480
     """
     from torch.utils.flop_counter import FlopCounterMode  # imports triton if it is installed
 
@@ -66,11 +71,7 @@ def flop_formulas() -> dict[Any, Any]:
     linear layers. Recomputation in a backward pass counts. Torch counts the backward pass of
     grouped convolutions as dense; the mapping corrects this.
     """
-    from torch.utils.flop_counter import (
-        conv_flop_count,
-        sdpa_backward_flop_count,
-        sdpa_flop_count,
-    )
+    from torch.utils.flop_counter import conv_flop_count, sdpa_backward_flop_count, sdpa_flop_count
 
     def forward(q: Any, k: Any, v: Any, *args: Any, **kwargs: Any) -> int:
         return int(sdpa_flop_count(q, k, v))

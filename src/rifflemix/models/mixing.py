@@ -1,18 +1,24 @@
-"""Construction of the mixers in a model's blocks."""
+"""Mixers of a model's blocks, and positions of packed sequences."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import accumulate
 from typing import Any
+
+import torch
+from torch import Tensor
 
 from rifflemix.checks import shown
 from rifflemix.errors import bad_argument
-from rifflemix.mixers import TokenMixer, create_mixer
-from rifflemix.mixers.named import mixer_options
+from rifflemix.mixers import Stack, TokenMixer, create_mixer, mixer_options, stack_name
+from rifflemix.mixers.packed import check_packed, segments_of
+from rifflemix.mixers.stacks import JOIN, layer_mixer
+from rifflemix.nn.positions import packed_positions
 
 
 def block_mixer(
-    mixer: str,
+    mixer: Stack,
     options: Mapping[str, Any] | None,
     dim: int,
     *,
@@ -23,7 +29,7 @@ def block_mixer(
     """Create the mixer of one block.
 
     Args:
-        mixer: registry name.
+        mixer: registry name, or a stack whose mixers the layers take in turn.
         options: options of the mixer from the caller of the model.
         dim: channels C.
         of_host: default options from the model. Mixers without such an option ignore it, and
@@ -35,15 +41,83 @@ def block_mixer(
         InputError: the mixer is unknown, `options` is not a mapping or contains an argument that
             the model sets, or a value is out of range.
     """
-    known = mixer_options(mixer)
     if options is not None and not isinstance(options, Mapping):
-        raise bad_argument(setting, f"a mapping with options of {mixer}", shown(options))
+        raise bad_argument(
+            setting, f"a mapping with options of {stack_name(mixer)}", shown(options)
+        )
+    name, chosen = layer_mixer(mixer, options, shared.get("layer_index", 0), setting)
+    known = mixer_options(name)
     if of_host is not None and not isinstance(of_host, Mapping):
         raise bad_argument("host_options", "a mapping", shown(of_host))
-    own = {} if options is None else dict(options)
-    for name in own:
-        if not isinstance(name, str) or name in ("name", "dim", *shared):
-            expected = f"options of {mixer} ({', '.join(known) or 'it has none'})"
-            raise bad_argument(setting, expected, shown(name), "the rest is set by the model")
-    hosted = {name: value for name, value in (of_host or {}).items() if name in known}
-    return create_mixer(mixer, dim, **shared, **(hosted | own))
+    own = {} if chosen is None else dict(chosen)
+    for option in own:
+        if not isinstance(option, str) or option in ("name", "dim", *shared):
+            expected = f"options of {name} ({', '.join(known) or 'it has none'})"
+            raise bad_argument(setting, expected, shown(option), "the rest is set by the model")
+    hosted = {option: value for option, value in (of_host or {}).items() if option in known}
+    return create_mixer(name, dim, **shared, **(hosted | own))
+
+
+def with_rotary(
+    of_host: Mapping[str, Any] | None, mixer: Stack, positions: str
+) -> Mapping[str, Any] | None:
+    """Add the option `rotary` to the default options of a model with positions="rope".
+
+    Raises:
+        InputError: no mixer of the model has this option.
+    """
+    if positions != "rope":
+        return of_host
+    name = stack_name(mixer)
+    if not any("rotary" in mixer_options(each) for each in name.split(JOIN)):
+        raise bad_argument(
+            "positions",
+            f"none, learned or sinusoid for mixer {name}",
+            "'rope'",
+            "mixers with the option rotary can use rope",
+        )
+    return {**(of_host or {}), "rotary": True}
+
+
+def positions_in_row(
+    x: Tensor, key_padding_mask: Tensor | None, cu_seqlens: Tensor, max_length: int
+) -> Tensor:
+    """Return the position of each token of a packed batch in its sequence.
+
+    Returns:
+        (1, N) int64.
+
+    Raises:
+        InputError: `TokenMixer.forward` would not accept the arguments.
+    """
+    return packed_positions(lengths_in_row(x, key_padding_mask, cu_seqlens, max_length), x.device)
+
+
+def lengths_in_row(
+    x: Tensor, key_padding_mask: Tensor | None, cu_seqlens: Tensor, max_length: int
+) -> list[int]:
+    """Return the length of each sequence of a packed batch (1, N, C).
+
+    Raises:
+        InputError: `TokenMixer.forward` would not accept the arguments.
+    """
+    check_packed(x, key_padding_mask)
+    return segments_of(cu_seqlens, x, max_length).lengths
+
+
+def check_no_empty(lengths: list[int]) -> None:
+    """Raise InputError if a sequence is empty, since it cannot be pooled."""
+    if 0 in lengths:
+        raise bad_argument(
+            "cu_seqlens", "at least one token in each sequence", f"none in {lengths.index(0)}"
+        )
+
+
+def with_class_tokens(token: Tensor, x: Tensor, lengths: list[int]) -> Tensor:
+    """Insert the class token before each sequence: (1, N, C) -> (1, N + S, C)."""
+    size = torch.tensor(lengths, device="cpu")
+    number = torch.arange(len(lengths), device="cpu").repeat_interleave(size)
+    own = (torch.arange(len(number), device="cpu") + number + 1).to(x.device)
+    first = torch.tensor([0, *accumulate(length + 1 for length in lengths)][:-1], device=x.device)
+    row = x.new_zeros(1, len(own) + len(first), x.shape[2]).index_copy(1, own, x)
+    return row.index_copy(1, first, token.to(x.dtype).expand(1, len(first), -1))

@@ -32,6 +32,13 @@ class OfficialTensor:
         required: whether the official key must be present.
         part: function from our tensor to the view that the official tensor fills; None for the
             whole tensor. Used for fused projections and transposed matrices.
+
+    Example:
+        >>> import rifflemix as rm
+        >>> model = rm.create_model("tost_tiny_16", dim=16, num_layers=1, image_size=32)
+        >>> official = model.official_tensors()["blocks.0.attn.temp"]
+        >>> official.name, official.shape
+        ('blocks.0.mixer.temperature', (4, 1))
     """
 
     name: str | None
@@ -71,6 +78,14 @@ def load_official(model: M, state_dict: Mapping[str, Tensor], *, head: bool = Tr
 
     Source: the released code of Wu et al. 2024 (ToST), vision and language, and of Sapkota and
     Bhattarai 2025 (Dimension Mixer).
+
+    Example:
+        >>> import rifflemix as rm
+        >>> model = rm.create_model("mlp_mixer_c1_l7", num_layers=1)
+        >>> weights = model.state_dict()
+        >>> official = {key: weights[ours.name] for key, ours in model.official_tensors().items()}
+        >>> rm.models.load_official(model, official) is model
+        True
     """
     layout = _layout(model)
     given = _without_wrappers(_checked(state_dict))
@@ -105,7 +120,7 @@ def _without_head(
     """Remove the tensors of the classification head from both mappings."""
     dropped = {key for key, entry in layout.items() if (entry.name or "").startswith(_HEAD)}
     if not dropped:
-        got = f"head=False for {type(model).__name__}, which has no head of its own"
+        got = f"head=False for {type(model).__name__}, a model without a head"
         raise bad_argument("head", "True", got)
     return (
         {key: entry for key, entry in layout.items() if key not in dropped},

@@ -12,13 +12,21 @@ import re
 import reprlib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
+
+from torch import nn
 
 from rifflemix.errors import InputError, bad_argument, unregistered_name
-from rifflemix.plugins import Outside, check_new_name
+from rifflemix.plugins import EntryPoints, check_new_name
 
-if TYPE_CHECKING:
-    from rifflemix.models.base import Model
+
+class NamedModel(nn.Module):
+    """Module with the name and the settings from which `build_model` can build it again."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.name: str | None = None
+        self.settings: dict[str, Any] = {}
 
 
 @dataclass(frozen=True)
@@ -36,6 +44,12 @@ class ModelCard:
         note: the reason for a difference between our count and the reported count, or other
             remarks.
         printed_macs: the reported multiply-accumulates for one sample, from the same place.
+
+    Example:
+        >>> import rifflemix as rm
+        >>> card = rm.models.ModelCard("mean", "Mean vector", paper="folklore", inputs="vectors")
+        >>> card.name, card.inputs
+        ('mean', 'vectors')
     """
 
     name: str
@@ -53,7 +67,7 @@ class Preset:
     """A named model: its card, the class or function that builds it, and the settings."""
 
     card: ModelCard
-    build: Callable[..., Model]
+    build: Callable[..., NamedModel]
     settings: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -66,6 +80,7 @@ def add_presets(presets: Iterable[Preset]) -> None:
 
 
 _Build = TypeVar("_Build", bound=Callable[..., Any])
+_Model = TypeVar("_Model", bound=NamedModel)
 
 
 def register_model(card: ModelCard, **settings: Any) -> Callable[[_Build], _Build]:
@@ -85,6 +100,19 @@ def register_model(card: ModelCard, **settings: Any) -> Callable[[_Build], _Buil
 
     Raises:
         InputError: the card is incomplete, the name is taken, or a setting is unknown.
+
+    Example:
+        >>> import torch, rifflemix as rm
+        >>> card = rm.models.ModelCard("mean", "Mean vector", paper="folklore", inputs="vectors")
+        >>> @rm.register_model(card, num_classes=3)
+        ... class Mean(rm.models.Model):
+        ...     def __init__(self, dim: int = 16, num_classes: int = 2) -> None:
+        ...         super().__init__()
+        ...         self.head = torch.nn.Linear(dim, num_classes)
+        ...     def forward(self, x):
+        ...         return self.head(x.mean(1))
+        >>> rm.create_model("mean")(torch.randn(2, 10, 16)).shape
+        torch.Size([2, 3])
     """
     _check_model_card(card)
 
@@ -109,7 +137,7 @@ def _register_preset(preset: Any) -> None:
     builds = {name: preset.build for name, preset in _PRESETS.items()}
     check_new_name("model", name, preset.build, builds)
     _PRESETS[name] = preset
-    _OUTSIDE.registered()
+    _ENTRY_POINTS.registered()
 
 
 def _check_model_card(card: Any) -> None:
@@ -131,17 +159,17 @@ _MOST_LAYERS = 10_000
 # Messages of torch for sizes that do not fit into memory or into its integers.
 _NO_SIZE = re.compile("allocate memory|[Oo]verflow|too large to convert")
 _PRINTED = re.compile(r"\d+(\.\d+)? M|\d+")
-_OUTSIDE = Outside("model", lambda: _PRESETS, _register_preset)
+_ENTRY_POINTS = EntryPoints("model", lambda: _PRESETS, _register_preset)
 
 
 def preset_names() -> list[str]:
     """List all names in table order, without importing third-party packages."""
-    return _OUTSIDE.names()
+    return _ENTRY_POINTS.names()
 
 
 def usable_presets() -> list[str]:
     """List the models that can be imported; warn about the others."""
-    return _OUTSIDE.usable()
+    return _ENTRY_POINTS.usable()
 
 
 def find_preset(name: str) -> Preset:
@@ -150,7 +178,7 @@ def find_preset(name: str) -> Preset:
     Raises:
         InputError: the name is unknown; the message suggests a similar name.
     """
-    _OUTSIDE.look_up(name)
+    _ENTRY_POINTS.look_up(name)
     if not isinstance(name, str) or name not in _PRESETS:
         raise unregistered_name("model", name, preset_names())
     return _PRESETS[name]
@@ -163,13 +191,14 @@ def _check_layers(name: str, settings: Mapping[str, Any]) -> None:
         raise bad_argument(f"num_layers of {name}", f"at most {_MOST_LAYERS:,}", layers)
 
 
-def build_model(name: str, settings: Mapping[str, Any]) -> Model:
-    """Build a model by name from all of its settings.
+def build_model(name: str, settings: Mapping[str, Any], kind: type[_Model]) -> _Model:
+    """Build a model of class `kind` by name from all of its settings.
 
     `settings` must include the settings of the preset.
 
     Raises:
-        InputError: the name or a setting is unknown, or a value is out of range.
+        InputError: the name or a setting is unknown, a value is out of range, or the model is not
+            a `kind`.
     """
     preset = find_preset(name)
     known = inspect.signature(preset.build).parameters
@@ -186,8 +215,10 @@ def build_model(name: str, settings: Mapping[str, Any]) -> Model:
         if not _NO_SIZE.search(reason) and not isinstance(error, MemoryError):
             raise
         raise InputError(f"{name}: no model of this size can be made here: {reason}") from error
-    if not hasattr(model, "save_pretrained"):
-        raise bad_argument(f"what builds {name}", "a rifflemix.models.Model", type(model).__name__)
+    if not isinstance(model, kind):
+        raise bad_argument(
+            f"model {name}", f"a rifflemix.models.{kind.__name__}", type(model).__name__
+        )
     # A copy, because the caller may modify its dicts later.
     model.name, model.settings = name, copy.deepcopy(dict(settings))
     return model

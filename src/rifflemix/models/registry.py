@@ -1,4 +1,4 @@
-"""The registry of models. Each family of presets is one line in this module.
+"""The registry of models, and the table of all models.
 
 Third-party models come from `register_model` and from the entry points `rifflemix.models`.
 """
@@ -7,11 +7,15 @@ from __future__ import annotations
 
 import copy
 import inspect
+from dataclasses import asdict
 from typing import Any
 
+import torch
+
+from rifflemix.errors import InputError
+from rifflemix.models import graphormer
 from rifflemix.models.base import Model
-from rifflemix.models.graphs import graphormer
-from rifflemix.models.language import gpt_presets, seq2seq
+from rifflemix.models.language import presets as language_presets
 from rifflemix.models.presets import (
     ModelCard,
     add_presets,
@@ -20,43 +24,49 @@ from rifflemix.models.presets import (
     preset_names,
     usable_presets,
 )
-from rifflemix.models.sequence import encoder, imdb, lra, mega, point_cloud, s4
-from rifflemix.models.vision import (
-    dimension_mixer,
-    mlp_mixer,
-    patch_only,
-    resnet_mixers,
-    tost_presets,
-    vit,
-)
+from rifflemix.models.sequence import compressor, encoder, mega, s4
+from rifflemix.models.vision import dimension_mixer, mlp_mixer, patch_only, resnet_mixers, tost, vit
 
-for _family in (
-    encoder,
-    vit,
-    tost_presets,
-    lra,
-    mega,
-    s4,
-    gpt_presets,
-    seq2seq,
-    dimension_mixer,
-    mlp_mixer,
-    patch_only,
-    resnet_mixers,
-    imdb,
-    point_cloud,
-    graphormer,
+for _presets in (
+    encoder.PRESETS,
+    compressor.PRESETS,
+    vit.PRESETS,
+    tost.PRESETS,
+    encoder.LRA_PRESETS,
+    mega.PRESETS,
+    s4.PRESETS,
+    language_presets.GPT_PRESETS,
+    language_presets.SEQ2SEQ_PRESETS,
+    dimension_mixer.PRESETS,
+    mlp_mixer.PRESETS,
+    patch_only.PRESETS,
+    resnet_mixers.PRESETS,
+    encoder.IMDB_PRESETS,
+    encoder.POINT_CLOUD_PRESETS,
+    graphormer.PRESETS,
 ):
-    add_presets(_family.PRESETS)
+    add_presets(_presets)
 
 
 def list_models() -> list[str]:
-    """List the names of all registered models, without importing third-party packages."""
+    """List the names of all registered models, without importing third-party packages.
+
+    Example:
+        >>> import rifflemix as rm
+        >>> rm.list_models()[:4]
+        ['encoder', 'compressor', 'causal_compressor', 'vit_mnist']
+    """
     return preset_names()
 
 
 def usable_models() -> list[str]:
-    """List the models that can be imported; warn about the others."""
+    """List the models that can be imported; warn about the others.
+
+    Example:
+        >>> import rifflemix as rm
+        >>> "encoder" in rm.models.usable_models()
+        True
+    """
     return usable_presets()
 
 
@@ -65,6 +75,12 @@ def model_card(name: str) -> ModelCard:
 
     Raises:
         InputError: the name is unknown; the message suggests a similar name.
+
+    Example:
+        >>> import rifflemix as rm
+        >>> card = rm.models.model_card("tost_tiny_16")
+        >>> card.inputs, card.printed
+        ('images', '5.8 M')
     """
     return find_preset(name).card
 
@@ -73,6 +89,12 @@ def model_settings(name: str) -> dict[str, Any]:
     """Return the names and default values of the settings of a model.
 
     `create_model` can override each of them.
+
+    Example:
+        >>> import rifflemix as rm
+        >>> settings = rm.models.model_settings("gpt")
+        >>> settings["mixer"], settings["dim"], settings["num_layers"]
+        ('softmax', 64, 2)
     """
     preset = find_preset(name)
     parameters = inspect.signature(preset.build).parameters.values()
@@ -89,5 +111,94 @@ def create_model(name: str, **overrides: Any) -> Model:
 
     Raises:
         InputError: the name or a setting is unknown, or a value is out of range.
+
+    Example:
+        >>> import torch, rifflemix as rm
+        >>> model = rm.create_model("encoder", vocab_size=100, mixer="csp+softmax", num_layers=4)
+        >>> model(torch.randint(100, (2, 512))).shape
+        torch.Size([2, 10])
     """
-    return build_model(name, {**find_preset(name).settings, **overrides})
+    return build_model(name, {**find_preset(name).settings, **overrides}, Model)
+
+
+_MILLION = " M"
+
+
+def model_entries() -> list[dict[str, Any]]:
+    """Return an entry for each registered model: its card, `parameters` and `difference`.
+
+    `parameters` is None if the model cannot be built without choosing a size first. `difference` is
+    our count minus the reported count, rounded to the digits of the paper. It is empty if the paper
+    reports no count.
+    """
+    entries = []
+    for name in usable_models():
+        card, parameters = model_card(name), count_parameters(name)
+        difference = "" if parameters is None else difference_to(card.printed, parameters)
+        entries.append(asdict(card) | {"parameters": parameters, "difference": difference})
+    return entries
+
+
+def count_parameters(name: str, **overrides: Any) -> int | None:
+    """Count the parameters of a model; None if a setting is missing.
+
+    The model is built on the meta device and needs no memory.
+    """
+    try:
+        with torch.device("meta"):
+            return create_model(name, **overrides).num_parameters()
+    except InputError:
+        return None
+
+
+def difference_to(printed: str, parameters: int) -> str:
+    """Format our count minus the reported count: "0", "+12", "-0.04 M".
+
+    The difference is rounded to the digits of the reported count.
+    """
+    if not printed:
+        return ""
+    if not printed.endswith(_MILLION):
+        return _signed(parameters - int(printed), 0)
+    number = printed.removesuffix(_MILLION)
+    digits = len(number.partition(".")[2])
+    text = _signed(round(parameters / 1e6, digits) - float(number), digits)
+    return text if text == "0" else text + _MILLION
+
+
+def models_markdown() -> str:
+    """Format the table as Markdown, followed by the notes."""
+    entries = model_entries()
+    lines = [
+        "| name | what it is | parameters | printed | difference |",
+        "| --- | --- | ---: | ---: | ---: |",
+    ]
+    notes: list[str] = []
+    for entry in entries:
+        mark = ""
+        if entry["note"]:
+            notes.append(f"{len(notes) + 1}. `{entry['name']}`: {entry['note']}")
+            mark = f" ({len(notes)})"
+        cells = (f"`{entry['name']}`{mark}", _what(entry), *_counts(entry))
+        lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines) + "\n\n" + "\n".join(notes) + ("\n" if notes else "")
+
+
+def _what(entry: dict[str, Any]) -> str:
+    paper = entry["paper"].split(",")[0]
+    return f"{entry['title']} ({paper})"
+
+
+def _counts(entry: dict[str, Any]) -> tuple[str, str, str]:
+    parameters = entry["parameters"]
+    printed = entry["printed"]
+    if printed:
+        number = printed if printed.endswith(_MILLION) else f"{int(printed):,}"
+        printed = f"{number}, {entry['printed_in']}"
+    count = "by its settings" if parameters is None else f"{parameters:,}"
+    return count, printed, entry["difference"]
+
+
+def _signed(value: float, digits: int) -> str:
+    text = f"{value:+,.{digits}f}"
+    return "0" if float(text.replace(",", "")) == 0 else text

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from rifflemix.errors import bad_argument, check_choice
-from rifflemix.nn.drop_path import DropPath
-from rifflemix.nn.dropout import Dropout
-from rifflemix.nn.layer_scale import LayerScale
+from rifflemix.nn.layers import Dropout, DropPath, LayerScale
+from rifflemix.nn.short_convolution import ShortConvolution
 
 NORMS = ("pre", "post")
+_WINDOW = "short_conv"  # name of the state of the short convolution in the state of a block
 
 
 class Block(nn.Module):
@@ -30,6 +31,8 @@ class Block(nn.Module):
         norm_bias: add a bias to the norms.
         layer_scale: initial value of the learned channel factors g1 and g2; None for no factors.
         drop_path: probability in [0, 1) of dropping a branch, per sample.
+        short_conv: tokens of a `ShortConvolution` between the norm and the mixer; None for no
+            convolution. It is causal if the mixer is causal, else centered.
 
     Raises:
         InputError: an argument is out of range.
@@ -49,10 +52,15 @@ class Block(nn.Module):
         norm_bias: bool = True,
         layer_scale: float | None = None,
         drop_path: float = 0.0,
+        short_conv: int | None = None,
     ) -> None:
         super().__init__()
         check_choice("norm", norm, NORMS)
         self.norm1 = nn.LayerNorm(dim, eps=norm_eps, bias=norm_bias)
+        self.short_conv: ShortConvolution | None = None
+        if short_conv is not None:
+            is_causal = getattr(mixer, "causal", False)
+            self.short_conv = ShortConvolution(dim, short_conv, causal=is_causal)
         self.mixer = mixer
         self.drop = Dropout(dropout)
         self.norm2 = nn.LayerNorm(dim, eps=norm_eps, bias=norm_bias)
@@ -87,20 +95,39 @@ class Block(nn.Module):
         x = x + self._mixed(self.norm1(x), key_padding_mask, cu_seqlens)
         return x + self._fed_forward(self.norm2(x))
 
+    def init_state(
+        self, batch_size: int, *, device: torch.device, dtype: torch.dtype
+    ) -> dict[str, Tensor]:
+        """Create the state before the first token: of the mixer and the short convolution."""
+        state: dict[str, Tensor] = self.mixer.init_state(batch_size, device=device, dtype=dtype)
+        if self.short_conv is None:
+            return state
+        window = self.short_conv.init_state(batch_size, device=device, dtype=dtype)
+        return {**state, _WINDOW: window}
+
     def step(self, x_t: Tensor, state: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
         """Map the next token (B, C) and return the next state.
 
         Use it in evaluation mode, with norm="pre" and a mixer that supports streaming.
         """
-        mixed, state = self.mixer.step(self.norm1(x_t), state)
+        inputs, windows = self.norm1(x_t), {}
+        if self.short_conv is not None:
+            inputs, windows[_WINDOW] = self.short_conv.step(inputs, state[_WINDOW])
+            state = {name: part for name, part in state.items() if name != _WINDOW}
+        mixed, state = self.mixer.step(inputs, state)
         x_t = x_t + self.scale1(mixed)
-        return x_t + self._fed_forward(self.norm2(x_t)), state
+        return x_t + self._fed_forward(self.norm2(x_t)), {**state, **windows}
 
-    def prefill(self, x: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+    def prefill(
+        self, x: Tensor, *, key_padding_mask: Tensor | None = None
+    ) -> tuple[Tensor, dict[str, Tensor]]:
         """Map the first tokens (B, N, C) and return the state for `step`."""
-        mixed, state = self.mixer.prefill(self.norm1(x))
+        inputs, windows = self.norm1(x), {}
+        if self.short_conv is not None:
+            inputs, windows[_WINDOW] = self.short_conv.prefill(inputs, key_padding_mask)
+        mixed, state = self.mixer.prefill(inputs, key_padding_mask=key_padding_mask)
         x = x + self.scale1(mixed)
-        return x + self._fed_forward(self.norm2(x)), state
+        return x + self._fed_forward(self.norm2(x)), {**state, **windows}
 
     def _mixed(
         self, x: Tensor, key_padding_mask: Tensor | None, cu_seqlens: Tensor | None
@@ -109,9 +136,13 @@ class Block(nn.Module):
         if cu_seqlens is not None:
             if self.training and self.drop_path.p:
                 raise bad_argument(
-                    "cu_seqlens", "None where drop_path drops sequences, one a row", "a packed row"
+                    "cu_seqlens",
+                    "None in training with drop_path, since it drops whole samples",
+                    "a packed batch",
                 )
             options["cu_seqlens"] = cu_seqlens
+        if self.short_conv is not None:
+            x = self.short_conv(x, key_padding_mask=key_padding_mask, cu_seqlens=cu_seqlens)
         branch = self.mixer(x, key_padding_mask=key_padding_mask, **options)
         y: Tensor = self.drop_path(self.scale1(self.drop(branch)))
         return y

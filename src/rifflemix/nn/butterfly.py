@@ -47,7 +47,9 @@ class BlockLinear(nn.Module):
         shape = [check_integer(name, size, 1) for name, size in sizes.items()]
         check_choice("init", init, ("uniform", "randn", "identity"))
         if init == "identity" and in_features != out_features:
-            raise bad_argument("init", "uniform or randn where blocks are not square", repr(init))
+            raise bad_argument(
+                "init", "uniform or randn for blocks that are not square", repr(init)
+            )
         self.init = init
         self.weight = nn.Parameter(torch.empty(shape))
         self.bias = nn.Parameter(torch.empty(shape[0], shape[2])) if bias else None
@@ -153,7 +155,7 @@ class BlockResMLP(BlockMLP):
     ) -> None:
         super().__init__(num_features, block_dims, activation=activation, init=init)
         if block_dims[-1] != block_dims[0]:
-            raise bad_argument("block_dims", "a last width like the first", tuple(block_dims))
+            raise bad_argument("block_dims", "a last width equal to the first", tuple(block_dims))
 
     def forward(self, x: Tensor, in_stride: int = 1, out_stride: int = 1) -> Tensor:
         """Map (..., n) to (..., n).
@@ -175,7 +177,6 @@ class _ButterflyStack(nn.Module):
         self.layers = nn.ModuleList(make() for _ in self.strides)
 
     def forward(self, x: Tensor) -> Tensor:
-        """(..., n) -> (..., n)."""
         steps: _Steps = []
         for stride, layer in zip(self.strides, self.layers, strict=True):
             if type(layer) is BlockMLP and not compat.hooks_of(layer):
@@ -288,7 +289,6 @@ class ButterflyLinearMLP(nn.Module):
         self.reduce_across = BlockLinear(block, wide, block, init=init)
 
     def forward(self, x: Tensor) -> Tensor:
-        """(..., n) -> (..., n)."""
         steps: _Steps = [
             (self.expand_blocks, 1, 1),
             (self.expand_across, self.wide, 1),

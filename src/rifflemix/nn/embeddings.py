@@ -84,7 +84,7 @@ def input_embedding(
         return nn.Linear(check_integer("in_channels", in_channels, 1), dim)
     if level_scale is not None:
         if not isinstance(level_scale, list | tuple) or len(level_scale) != 2:
-            raise bad_argument("level_scale", "a mean and a deviation", shown(level_scale))
+            raise bad_argument("level_scale", "a mean and a standard deviation", shown(level_scale))
         return ValueEmbedding(vocab_size, dim, mean=level_scale[0], std=level_scale[1])
     embedding = nn.Embedding(check_integer("vocab_size", vocab_size, 1), dim)
     with torch.no_grad():

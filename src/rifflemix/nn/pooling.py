@@ -8,8 +8,9 @@ import torch
 from torch import Tensor, nn
 
 from rifflemix.errors import check_choice
+from rifflemix.nn.positions import last_valid
 
-POOLINGS = ("mean", "max", "cls", "length_mean", "position_mean")
+POOLINGS = ("mean", "max", "cls", "last", "length_mean", "position_mean", "none")
 
 
 def masked_mean(x: Tensor, key_padding_mask: Tensor | None = None) -> Tensor:
@@ -54,10 +55,12 @@ class Pooling(nn.Module):
             - "mean": mean of the valid tokens.
             - "max": maximum of each channel over the valid tokens.
             - "cls": the first token.
+            - "last": the last valid token; the first position if a sample has no valid token.
             - "length_mean": sum of the valid tokens divided by `max_length`, as in the LRA code of
               Nystromformer and Skyformer.
             - "position_mean": mean over all positions, including the values at padded positions,
               as in the LRA's JAX code.
+            - "none": keep all tokens.
         max_length: maximum number of tokens.
 
     Raises:
@@ -71,12 +74,18 @@ class Pooling(nn.Module):
         self.max_length = max_length
 
     def forward(self, x: Tensor, key_padding_mask: Tensor | None = None) -> Tensor:
-        """Pool (B, N, C) tokens to (B, C).
+        """Pool (B, N, C) tokens to (B, C), or keep them for "none".
 
         `key_padding_mask` is (B, N) bool, True = padding.
         """
+        if self.kind == "none":
+            return x
         if self.kind == "cls":
             return x[:, 0]
+        if self.kind == "last":
+            if key_padding_mask is None:
+                return x[:, -1]
+            return x[torch.arange(x.shape[0], device=x.device), last_valid(key_padding_mask)]
         if self.kind == "position_mean":
             return x.mean(dim=1)
         if self.kind == "max":

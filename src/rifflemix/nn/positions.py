@@ -38,7 +38,6 @@ class PositionEmbedding(nn.Module):
         return _add_positions(x, self.table, positions)
 
     def no_weight_decay(self) -> set[str]:
-        """Return the parameter without weight decay: the position table."""
         return {"table"}
 
 
@@ -82,6 +81,27 @@ class SinusoidalPositions(KeepsConstants):
         return _add_positions(x, self.table, positions)
 
 
+class NoPositions(nn.Module):
+    """Return the tokens unchanged, with the arguments of the other positions.
+
+    Args:
+        max_length: maximum number of tokens.
+        dim: channels C.
+
+    Raises:
+        InputError: `forward` gets more tokens than `max_length`.
+    """
+
+    def __init__(self, max_length: int, dim: int) -> None:
+        super().__init__()
+        self.max_length, self.dim = max_length, dim
+
+    def forward(self, x: Tensor, positions: Tensor | None = None) -> Tensor:
+        """Return (B, N, C) tokens."""
+        _check_room(x, positions, self.max_length)
+        return x
+
+
 def sinusoids(length: int, dim: int) -> Tensor:
     """Return the float32 (length, dim) table of `SinusoidalPositions`, not interleaved."""
     half = dim // 2
@@ -113,6 +133,12 @@ def valid_positions(key_padding_mask: Tensor) -> Tensor:
     return ((~key_padding_mask).cumsum(1) - 1).clamp(min=0)
 
 
+def last_valid(key_padding_mask: Tensor) -> Tensor:
+    """Return the index (B,) of the last valid token of each sequence; 0 without valid tokens."""
+    index = torch.arange(key_padding_mask.shape[1], device=key_padding_mask.device)
+    return torch.where(key_padding_mask, 0, index).amax(1)
+
+
 def packed_positions(lengths: Sequence[int], device: torch.device) -> Tensor:
     """Return the positions of a packed batch, (1, N) int64.
 
@@ -124,7 +150,11 @@ def packed_positions(lengths: Sequence[int], device: torch.device) -> Tensor:
 
 
 def _add_positions(x: Tensor, table: Tensor, positions: Tensor | None) -> Tensor:
-    max_length = table.shape[0]
+    _check_room(x, positions, table.shape[0])
+    return x + (table[: x.shape[1]] if positions is None else table[positions]).to(x.dtype)
+
+
+def _check_room(x: Tensor, positions: Tensor | None, max_length: int) -> None:
     if positions is None and x.shape[1] > max_length:
         raise bad_argument(
             "inputs",
@@ -132,4 +162,3 @@ def _add_positions(x: Tensor, table: Tensor, positions: Tensor | None) -> Tensor
             x.shape[1],
             "build the model with a larger max_length",
         )
-    return x + (table[: x.shape[1]] if positions is None else table[positions]).to(x.dtype)

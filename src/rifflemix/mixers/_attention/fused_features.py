@@ -1,4 +1,4 @@
-"""Parts of linear attention that keep as little for the gradient as they can."""
+"""Parts of linear attention that save few tensors for the backward pass."""
 
 from __future__ import annotations
 
@@ -12,41 +12,41 @@ from torch import Tensor
 from rifflemix.compat import elu_into, has_plain_autograd, is_batch, leaves_package
 
 LOG_ZERO = -1e30
-"""Stands for the log of zero, and stays finite in a row that holds nothing else."""
+"""Replaces log(0). It is finite, so rows with no other value have no NaN."""
 
 
 def fuses_features() -> bool:
-    """Whether these functions run: graphs and transforms take formulas they can look into."""
+    """Check that the functions of this module can run: not in graphs and transforms."""
     return has_plain_autograd() and not (torch.compiler.is_compiling() or leaves_package())
 
 
 def random_features(
     x: Tensor, rows: Tensor, padded: Tensor | None, offset: float, *, over_tokens: bool
 ) -> Tensor:
-    """(exp(w x - |x|^2 / 2 - largest) + offset) / sqrt(M) for all rows w, in one new tensor.
+    """Compute (exp(w x - |x|^2 / 2 - largest) + offset) / sqrt(M) for all rows w.
 
     Args:
         x: (B, H, N, D).
         rows: (M, D), without a gradient.
-        padded: broadcasts to (B, H, N, 1), True = not among what `largest` is of; exponents there
-            are 0.
-        offset: added to the exponentials.
-        over_tokens: `largest` is the largest product of a head, not that of each token.
+        padded: bool mask that broadcasts to (B, H, N, 1). True = `largest` ignores the token, and
+            its exponents are 0.
+        offset: number that is added to the exponentials.
+        over_tokens: `largest` is the largest product of a head. False: of each token.
 
     Returns:
         (B, H, N, M).
     """
-    features: Tensor = _RandomFeatures.apply(  # type: ignore[no-untyped-call] # torch's own
+    features: Tensor = _RandomFeatures.apply(  # type: ignore[no-untyped-call]
         x, rows, padded, offset, over_tokens
     )
     return features
 
 
 class _RandomFeatures(torch.autograd.Function):
-    """Autograd would keep every step, each of them several times as large as x.
+    """Save one tensor of features. Autograd would save every step.
 
-    The derivative by an exponent is the feature without its offset. `largest` has one too, that of
-    the product which it is; it reaches the result through the offset alone.
+    The derivative with respect to an exponent is the feature without its offset. `largest` is a
+    product, so it has a gradient too. It changes the result through the offset only.
     """
 
     @staticmethod
@@ -55,7 +55,7 @@ class _RandomFeatures(torch.autograd.Function):
     ) -> Tensor:
         y = x @ rows.mT
         if over_tokens:
-            # The token with the largest product, then the row of that product.
+            # Find the token with the largest product, then the row of this product.
             most = y.amax(-1, keepdim=True)
             if padded is not None:
                 most.masked_fill_(padded, LOG_ZERO)
@@ -65,7 +65,7 @@ class _RandomFeatures(torch.autograd.Function):
             token = None
             largest, row = y.max(-1, keepdim=True)
         taken_off = 0.5 * x.square().sum(-1, keepdim=True) + largest
-        if padded is not None:  # exp(0): far exponents take ten times as long
+        if padded is not None:  # exp of a very negative number takes ten times as long
             y.masked_fill_(padded, 0.0)
             taken_off.masked_fill_(padded, 0.0)
         y.sub_(taken_off)
@@ -80,28 +80,28 @@ class _RandomFeatures(torch.autograd.Function):
         x, rows, y, token, row = ctx.saved_tensors
         grads = _times(y - ctx.offset * ctx.scale, grad)  # of the exponents
         total = grads.sum(-1, keepdim=True)
-        of_largest = rows[row.squeeze(-1)]
-        grad_x = grads @ rows - total * (x if token is not None else x + of_largest)
+        largest_row = rows[row.squeeze(-1)]
+        grad_x = grads @ rows - total * (x if token is not None else x + largest_row)
         if token is not None:
             at = token.expand(-1, -1, -1, x.shape[-1])
-            grad_x = grad_x.scatter_add(-2, at, -total.sum(-2, keepdim=True) * of_largest)
+            grad_x = grad_x.scatter_add(-2, at, -total.sum(-2, keepdim=True) * largest_row)
         return grad_x, None, None, None, None
 
 
 def elu_plus_one(x: Tensor) -> Tensor:
-    """Elu(x) + 1, in one new tensor where that can be."""
+    """Compute elu(x) + 1, in one new tensor if possible."""
     if not fuses_features():
         return F.elu(x) + 1.0
-    features: Tensor = _EluPlusOne.apply(x)  # type: ignore[no-untyped-call] # torch's own
+    features: Tensor = _EluPlusOne.apply(x)  # type: ignore[no-untyped-call]
     return features
 
 
 class _EluPlusOne(torch.autograd.Function):
-    """The derivative is exp(x) = y below 0 and 1 above: y alone is kept, and x need not be."""
+    """Save only y: the derivative is exp(x) = y below 0, and 1 above."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
-        y = torch.empty(x.shape, dtype=x.dtype, device=x.device)  # head by head, for products
+        y = torch.empty(x.shape, dtype=x.dtype, device=x.device)  # (B, H, N, D) layout
         elu_into(x, y).add_(1.0)
         ctx.save_for_backward(y)
         return y
@@ -113,20 +113,20 @@ class _EluPlusOne(torch.autograd.Function):
 
 
 def scaled(x: Tensor, scale: Tensor) -> Tensor:
-    """X * scale, in one new tensor where that can be, with the heads of a token side by side.
+    """Compute x * scale, in one new tensor of memory layout (B, N, H, D) if possible.
 
     Args:
         x: (B, H, N, D).
-        scale: (B, H, N, 1), not 0.
+        scale: (B, H, N, 1), without zeros.
     """
     if not fuses_features():
         return x * scale
-    y: Tensor = _Scaled.apply(x, scale)  # type: ignore[no-untyped-call] # torch's own
+    y: Tensor = _Scaled.apply(x, scale)  # type: ignore[no-untyped-call]
     return y
 
 
 class _Scaled(torch.autograd.Function):
-    """The product is kept in place of x: the output map, which reads it, keeps it anyway."""
+    """Save the product instead of x, since the output projection saves the product too."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, scale: Tensor) -> Tensor:
@@ -144,5 +144,5 @@ class _Scaled(torch.autograd.Function):
 
 
 def _times(new: Tensor, grad: Tensor) -> Tensor:
-    """The product, in place of `new` unless `grad` stands for several gradients."""
+    """Multiply `new` by `grad`, in place unless `grad` is a batch of gradients."""
     return new * grad if is_batch(grad) else new.mul_(grad)

@@ -1,4 +1,4 @@
-"""Attention between tokens whose vectors fall into the same random buckets, as in Reformer."""
+"""Attention between tokens in the same random bucket, as in Reformer."""
 
 from __future__ import annotations
 
@@ -9,27 +9,27 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from rifflemix.compat import as_constant, stable_order, statically_known_true, take_first
-from rifflemix.mixers.padding import block_of, missing_tokens
-from rifflemix.ops.dropout.unchecked import dropout as drop
+from rifflemix.compat import as_constant, stable_order, take_first
+from rifflemix.mixers.token_groups import group_size, is_single_group, missing_tokens
+from rifflemix.ops.dropout.backends import dropout as drop
 
-# Stands for a token's score with itself: it counts only where nothing else is seen.
+# Score of a token with itself. It is only relevant if the token sees no other token.
 _SELF_SCORE = -1e5
 _LENGTH_EPSILON = 1e-6
 
 
 def lsh_buckets(vectors: Tensor, rotations: Tensor, factors: Sequence[int]) -> Tensor:
-    """Bucket of each vector in each round: the largest coordinate of [x R; -x R].
+    """Compute the bucket of each vector: the largest coordinate of [x R; -x R].
 
-    With several factors the bucket is a number whose digits are found each by its own columns.
+    With several factors, each factor gives one digit of the bucket number, from its own columns.
 
     Args:
         vectors: (B, H, N, D).
         rotations: (H, D, rounds, half the sum of the factors), random normal.
-        factors: even numbers; their product is the number of buckets.
+        factors: even numbers. Their product is the number of buckets.
 
     Returns:
-        (B, H, rounds, N) int64; no gradient.
+        (B, H, rounds, N) int64, without gradient.
 
     Source: Kitaev et al. 2020, section 2, "Locality sensitive hashing".
     """
@@ -54,38 +54,39 @@ def lsh_attention(
     released: bool = False,
     dropout: float = 0.0,
 ) -> Tensor:
-    """Each token attends to tokens that stand near it when tokens are sorted by bucket.
+    """Attend to tokens with near ranks after sorting by bucket.
 
-    In each round tokens are sorted by (bucket, position) and cut into chunks; a query sees its
-    chunk and the one before. Rounds are joined by the log-sum-exp of their scores. A key that
-    several rounds find counts once. Keys are queries of unit length, and a token sees itself only
-    where it sees nothing else.
+    In each round, tokens are sorted by (bucket, position) and split into chunks. A query sees its
+    own chunk and the chunk before. The log-sum-exp of the scores weights the rounds. A key in
+    several rounds counts once. Keys are queries of unit length. A token sees itself only if it
+    sees no other token.
 
-    Borders of chunks depend on later tokens. The causal form therefore has no borders: a query
+    Borders of chunks depend on later tokens, so the causal variant has no borders. There, a query
     sees the last `chunk_size` earlier tokens of its bucket.
 
     Args:
-        qk: (B, H, N, D) vectors that are queries and, scaled, keys.
+        qk: (B, H, N, D) queries. The keys are these vectors, scaled to length 1.
         v: (B, H, N, D) values.
         buckets: (B, H, rounds, N) int64, see `lsh_buckets`.
         chunk_size: tokens m in a chunk; the last chunk may be shorter.
-        key_padding_mask: (B, N) bool, True = padding; sorted last and never seen.
-        causal: a query sees its own and earlier positions only.
-        released: as in well-known code: the first chunk of a round looks back on the last chunk
-            of the round before it, the very first on the very last, padding included; keys that
-            several rounds find count as often. One round where one chunk holds all tokens.
-        dropout: probability with which attention weights are dropped; 0 in evaluation.
+        key_padding_mask: (B, N) bool, True = padding. It is sorted last and hidden.
+        causal: a query ignores later positions.
+        released: follow well-known code. The first chunk of a round sees the last chunk of the
+            round before, and the first chunk of all rounds sees the last chunk of all rounds,
+            padding included. A key in several rounds counts several times. If one chunk contains
+            all tokens, there is only one round.
+        dropout: probability of dropping an attention weight; 0 in evaluation.
 
     Returns:
-        (B, H, N, D), finite at every position; values at padded positions are undefined.
+        (B, H, N, D), finite everywhere. Values at padded positions are undefined.
 
     Source: Kitaev et al. 2020, "Reformer: The Efficient Transformer", equations (3) to (6) and
     appendix A for the rounds.
     """
-    # Released code joins the rounds into a ring: there a block of padding more would be seen.
+    # The ring of rounds in released code would see an extra chunk of padding.
     length = as_constant(qk.shape[2]) if released else qk.shape[2]
-    chunk = block_of(chunk_size, length)
-    look_back = not statically_known_true(length <= chunk)
+    chunk = group_size(chunk_size, length)
+    look_back = not is_single_group(chunk, length)
     if released and not look_back:
         buckets = buckets[:, :, :1]
     qk, v, buckets, valid = _pad(qk, v, buckets, key_padding_mask, chunk)
@@ -94,7 +95,7 @@ def lsh_attention(
     label, reach = _labels(rank, buckets, chunk, causal)
 
     def chunks(t: Tensor) -> Tensor:
-        """(B, H, rounds or 1, N, ...) sorted by bucket: (B, H, rounds, chunks, m, ...)."""
+        """Sort (B, H, rounds or 1, N, ...) by bucket into (B, H, rounds, chunks, m, ...)."""
         shape = (*order.shape, *t.shape[4:])
         index = order.view(*order.shape, *(1,) * (t.dim() - 4)).expand(shape)
         return torch.unflatten(t.expand(shape).gather(3, index), 3, (-1, chunk))
@@ -106,15 +107,15 @@ def lsh_attention(
     scores = queries @ keys(chunks(_unit_length(qk).unsqueeze(2))).mT
     scores = scores.to(torch.promote_types(scores.dtype, torch.float32))
     position = order.unflatten(3, (-1, chunk))
-    key_position = keys(position + 1) - 1  # -1 where there is no chunk before
+    key_position = keys(position + 1) - 1  # -1 if there is no chunk before
     own = position.unsqueeze(-1) == key_position.unsqueeze(-2)
     seen = keys(chunks(valid[:, None, None, :])).unsqueeze(-2)
     if not released:
         found = _rounds_that_find(label, reach, chunks, keys)
-        # Only the own round decides what is seen; all of them how often it is found.
+        # A key is visible in its own round only, but is counted over all rounds.
         seen = seen & found[0]
         scores.sub_(found[1].to(scores.dtype).log_())
-    # In place: on long sequences, fresh memory for tensors of this size costs more than the sums.
+    # In place: on long sequences, allocating these tensors takes longer than the arithmetic.
     scores.masked_fill_(~seen, -math.inf).masked_fill_(own, _SELF_SCORE)
     weights, total = _softmax_and_total(scores)
     weights = drop(weights, dropout).to(v.dtype)
@@ -126,10 +127,10 @@ def lsh_attention(
 
 
 def _softmax_and_total(scores: Tensor) -> tuple[Tensor, Tensor]:
-    """Weights of the last dimension, and the logsumexp, (..., 1).
+    """Compute the softmax over the last dimension, and its log-sum-exp (..., 1).
 
-    Where many exponentials come to 0, those of torch's softmax take a tenth of the time of its
-    exp and logsumexp on some processors.
+    If many exponentials are 0, torch's softmax needs a tenth of the time of its exp and logsumexp
+    on some processors.
     """
     weights = scores.softmax(-1)
     largest, at = scores.max(-1, keepdim=True)
@@ -142,7 +143,7 @@ _PADDING_BUCKET = 2**31
 def _pad(
     qk: Tensor, v: Tensor, buckets: Tensor, key_padding_mask: Tensor | None, chunk: int
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """All to a multiple of the chunk; padding in the last bucket; (B, N) valid positions."""
+    """Pad all tensors to full chunks, and return the valid positions (B, N) too."""
     extra = missing_tokens(chunk, qk.shape[2])
     if key_padding_mask is None:
         key_padding_mask = torch.zeros(qk.shape[0], qk.shape[2], dtype=torch.bool, device=qk.device)
@@ -153,17 +154,17 @@ def _pad(
 
 
 def _unit_length(qk: Tensor) -> Tensor:
-    """Keys: the vectors scaled to length 1."""
+    """Scale the vectors to length 1."""
     wide = qk.to(torch.promote_types(qk.dtype, torch.float32))
     square = wide.square().mean(-1, keepdim=True) + _LENGTH_EPSILON
     return (wide * torch.rsqrt(square * qk.shape[-1])).to(qk.dtype)
 
 
 def _labels(rank: Tensor, buckets: Tensor, chunk: int, causal: bool) -> tuple[Tensor, int]:
-    """Numbers L per token, and w: a query sees a key when 0 <= L(query) - L(key) <= w.
+    """Compute labels L and a reach w: a query sees a key if 0 <= L(query) - L(key) <= w.
 
-    The number of the chunk, seen with the one before; if causal, the rank in the sorted order,
-    spread so that buckets lie too far apart to see each other.
+    The label is the number of the chunk. If causal, it is the rank in the sorted order, with gaps
+    of more than w between buckets.
     """
     if not causal:
         return rank.div(chunk, rounding_mode="floor"), 1
@@ -171,10 +172,10 @@ def _labels(rank: Tensor, buckets: Tensor, chunk: int, causal: bool) -> tuple[Te
 
 
 def _with_previous(x: Tensor, *, around: bool) -> Tensor:
-    """(B, H, rounds, chunks, m, ...): each chunk with the one before, (..., chunks, 2 m, ...).
+    """Concatenate each chunk of (B, H, rounds, chunks, m, ...) with the chunk before.
 
-    Zeros stand before the first chunk of a round; `around`, what stands last before it when all
-    rounds form one ring.
+    The result is (..., chunks, 2 m, ...). The first chunk of a round gets zeros. With `around`, all
+    rounds form a ring, and the first chunk gets the last chunk of the round before.
     """
     if around:
         previous = x.flatten(2, 3).roll(1, 2).unflatten(2, x.shape[2:4])
@@ -189,7 +190,7 @@ def _rounds_that_find(
     chunks: Callable[[Tensor], Tensor],
     keys: Callable[[Tensor], Tensor],
 ) -> tuple[Tensor, Tensor]:
-    """For the pairs (..., m, keys) of each round: whether it finds them, and how many rounds do."""
+    """Return the visible pairs (..., m, keys) of each round, and the rounds of each pair."""
     own, count = [], torch.zeros((), dtype=torch.int8, device=label.device)
     for index in range(label.shape[2]):
         # The labels of this round, in the order of every round.

@@ -1,4 +1,4 @@
-"""The frame that most attention-like mixers share: query, key and value maps, heads, output map."""
+"""Base classes of attention mixers: Q/K/V projections, heads, patterns of positions."""
 
 from __future__ import annotations
 
@@ -7,34 +7,35 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from rifflemix.checks import check_divides, check_integer
+from rifflemix.checks import check_bool, check_divides, check_integer
 from rifflemix.errors import bad_argument, check_choice
-from rifflemix.mixers._attention.apart import apart
+from rifflemix.mixers._attention.split_qkv import unbind_qkv
 from rifflemix.mixers.base import TokenMixer
 from rifflemix.mixers.packed import Segments
+from rifflemix.mixers.padding import check_no_padding, fill_valid_tokens, mix_valid_tokens
 
 PADDED_QUERIES = ("zero", "mean")
 
 
 class MultiHeadMixer(TokenMixer):
-    """Queries, keys and values head by head, and an output map; a subclass writes `attend`.
+    """Project to queries, keys and values, attend in each head, project the result.
 
-    `qkv` holds the three maps one after the other, each with its heads side by side, as common
-    vision transformers do.
+    Subclasses implement `attend`. `qkv` contains the queries of all heads, then the keys, then the
+    values, as in common vision transformers.
 
     Args:
         dim: channels C; see `TokenMixer` for the shared arguments.
-        bias: add a bias to the query, key and value maps.
-        out_bias: add a bias to the output map.
-        inner_dim: channels of the queries, keys and values of all heads, C where unset.
-        padded_queries: outputs at padded positions: "zero", or the "mean" of all values, padded
-            ones included, through the output map: what a softmax over equally large negative scores
-            comes to, as in the JAX code of the Long Range Arena.
-        shared: the other arguments of `TokenMixer`.
+        bias: add a bias to the Q/K/V projections.
+        out_bias: add a bias to the output projection.
+        inner_dim: channels of the queries, keys and values of all heads. Default: C.
+        padded_queries: outputs at padded positions. "zero", or "mean": the output projection of
+            the mean of all values, padding included. A softmax over equal scores gives this mean
+            in the JAX code of the Long Range Arena.
+        shared: other arguments of `TokenMixer`.
 
     Raises:
-        InputError: `num_heads` does not divide `inner_dim`, an unknown name, or
-            padded_queries="mean" with causal=True.
+        InputError: `num_heads` does not divide `inner_dim`, the name in `padded_queries` is
+            unknown, or it is "mean" with `causal=True`.
     """
 
     def __init__(
@@ -65,7 +66,7 @@ class MultiHeadMixer(TokenMixer):
         key_padding_mask: Tensor | None = None,
         cu_seqlens: Tensor | None = None,
     ) -> Tensor:
-        """See `TokenMixer.forward`; what stands at padded positions, `padded_queries` says."""
+        """Mix tokens; see `TokenMixer.forward`. `padded_queries` sets the padded outputs."""
         y = super().forward(x, key_padding_mask=key_padding_mask, cu_seqlens=cu_seqlens)
         if key_padding_mask is None or self.padded_queries == "zero":
             return y
@@ -73,42 +74,47 @@ class MultiHeadMixer(TokenMixer):
         return torch.where(key_padding_mask.unsqueeze(-1), self.proj(values), y)
 
     def mix(self, x: Tensor, key_padding_mask: Tensor | None) -> Tensor:
-        """Project, attend in each head, project."""
         q, k, v = self.split(self.qkv(x))
         y = self.attend(q, k, v, key_padding_mask)
-        del q, k, v  # not all mixers keep them for the gradient
+        del q, k, v  # some mixers do not need them for the backward pass
         return self._join(y)
 
     def mix_packed(self, x: Tensor, segments: Segments) -> Tensor:
-        """`mix`, the maps on the whole row."""
-
         def attend(qkv: Tensor, padding: Tensor | None) -> Tensor:
-            mask = None if self.causal else padding  # which stands last
+            # Padding comes last: causal outputs of valid tokens do not depend on it.
+            mask = None if self.causal else padding
             return self.attend(*self.split(qkv), mask).transpose(1, 2).flatten(2)
 
-        exact = self.card.cost_exponent > 1.0  # long sequences would pay much for padding
+        exact = self.card.cost_exponent > 1.0  # padding of long sequences would be expensive
         y: Tensor = self.proj(segments.mix(attend, self.qkv(x), exact=exact))
         return y
 
     def fill_stream(
         self, x: Tensor, key_padding_mask: Tensor | None
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """`mix`, and what the stream keeps of the keys and values."""
         q, k, v = self.split(self.qkv(x))
         y = self._join(self.attend(q, k, v, key_padding_mask))
         return y, self.remember(k, v, key_padding_mask)
 
+    def empty_cache(
+        self, batch_size: int, tokens: int, device: Any, dtype: Any
+    ) -> dict[str, Tensor]:
+        """Create keys and values (B, H, tokens, D) of zero."""
+        shape = (batch_size, self.num_heads, tokens, self.head_dim)
+        empty = torch.zeros(shape, device=device, dtype=dtype)
+        return {"keys": empty, "values": empty}
+
     def remember(self, k: Tensor, v: Tensor, key_padding_mask: Tensor | None) -> dict[str, Tensor]:
-        """The state after tokens with keys and values (B, H, N, D), in mixers that stream."""
+        """Return the streaming state after tokens with keys and values (B, H, N, D)."""
         raise NotImplementedError
 
     def _join(self, y: Tensor) -> Tensor:
-        """(B, H, N, D) -> (B, N, C)."""
+        """Merge heads (B, H, N, D) and project them to (B, N, C)."""
         out: Tensor = self.proj(y.transpose(1, 2).flatten(2))
         return out
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, key_padding_mask: Tensor | None) -> Tensor:
-        """The operator between the maps.
+        """Mix the values of each head.
 
         Args:
             q: (B, H, N, D) queries.
@@ -117,16 +123,61 @@ class MultiHeadMixer(TokenMixer):
             key_padding_mask: (B, N) bool, True = padding.
 
         Returns:
-            (B, H, N, D); padded positions may hold anything finite.
+            (B, H, N, D). Padded positions may contain any finite values.
         """
         raise NotImplementedError
 
     def split(self, qkv: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """(B, N, 3 inner_dim) -> three times (B, H, N, D)."""
+        """Split (B, N, 3 inner_dim) into queries, keys and values (B, H, N, D)."""
         heads = qkv.unflatten(-1, (3, self.num_heads, self.head_dim))
-        q, k, v = apart(heads)
+        q, k, v = unbind_qkv(heads)
         return q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
 
-    def dropout_p(self) -> float:
-        """The probability with which mixing weights are dropped now."""
-        return self.dropout if self.training else 0.0
+
+_BLOCK = 64
+
+
+class ValidTokensFirst(MultiHeadMixer):
+    """Call `attend` with the valid tokens first, in order, and padding last.
+
+    Padding of any pattern and amount does not change the outputs of the valid tokens.
+
+    Args:
+        dim: channels C; see `TokenMixer` for the shared arguments.
+        keep_positions: do not move the padding, only mask it, as released code does. The outputs
+            then depend on the positions of the padding.
+        shared: other arguments of `MultiHeadMixer`.
+    """
+
+    def __init__(self, dim: int, *, keep_positions: bool = False, **shared: Any) -> None:
+        super().__init__(dim, **shared)
+        self.keep_positions = check_bool("keep_positions", keep_positions)
+
+    def mix(self, x: Tensor, key_padding_mask: Tensor | None) -> Tensor:
+        if self.keep_positions:
+            return self.mix_in_order(x, key_padding_mask)
+        return mix_valid_tokens(self.mix_in_order, x, key_padding_mask)
+
+    def fill_stream(
+        self, x: Tensor, key_padding_mask: Tensor | None
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        if self.keep_positions:
+            check_no_padding(key_padding_mask)
+        return fill_valid_tokens(self.fill_in_order, x, key_padding_mask)
+
+    def fill_in_order(
+        self, x: Tensor, key_padding_mask: Tensor | None
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """Run `MultiHeadMixer.fill_stream`; padding comes last."""
+        return super().fill_stream(x, key_padding_mask)
+
+    def mix_in_order(self, x: Tensor, key_padding_mask: Tensor | None) -> Tensor:
+        """Run `MultiHeadMixer.mix`; padding comes last unless `keep_positions` is set."""
+        return super().mix(x, key_padding_mask)
+
+
+def short_block_size(max_length: int | None, fewest_blocks: int = 8) -> int:
+    """Return 64 tokens, or fewer if `max_length` has less than `fewest_blocks` such blocks."""
+    if max_length is None:
+        return _BLOCK
+    return min(_BLOCK, max(1, max_length // fewest_blocks))

@@ -1,7 +1,7 @@
-"""Softmax attention within blocks and sliding windows of tokens, in memory linear in N.
+"""Softmax attention in blocks and sliding windows of tokens, in memory linear in N.
 
-Queries are cut into blocks, each with the keys of its own and neighbouring blocks, so that no
-score is computed further out than a block and no N x N tensor exists.
+Each block of queries attends to the keys of its own and of adjacent blocks, so there is no N x N
+matrix.
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from rifflemix.checks import check_integer
-from rifflemix.compat import statically_known_true, take_first
-from rifflemix.mixers.padding import block_of, missing_tokens
-from rifflemix.ops.dropout.unchecked import dropout_attention
+from rifflemix.compat import statically_known_true
+from rifflemix.mixers.token_groups import group_size, join_groups, split_groups
+from rifflemix.ops.dropout.backends import dropout_attention
 
-# Windows narrower than this are cut from blocks of this many tokens: tiny ones do not pay.
+# Smallest block for sliding windows: attention in smaller blocks is not faster.
 _SMALLEST_BLOCK = 16
 
 
 class SharedKeys(NamedTuple):
-    """Keys that queries anywhere may see, beside those of their window.
+    """Keys that all queries may see, in addition to the keys of their window.
 
     Attributes:
         keys: (B, H, G, D).
@@ -46,26 +46,26 @@ def block_attention(
     shared: SharedKeys | None = None,
     dropout: float = 0.0,
 ) -> Tensor:
-    """Attention within contiguous blocks of tokens; the last one may be shorter.
+    """Attend within contiguous blocks of tokens; the last block may be shorter.
 
     Args:
-        q: (B, H, N, D) queries; k and v: keys and values of the same shape.
-        k: see q.
-        v: see q.
+        q: (B, H, N, D) queries.
+        k: (B, H, N, D) keys.
+        v: (B, H, N, D) values.
         block_size: tokens b in a block.
-        key_padding_mask: (B, N) bool, True = a key that no block shows.
-        causal: a query sees its own and earlier positions of its block only.
-        shared: keys that compete with those of the block in the same softmax.
-        dropout: probability with which attention weights are dropped; 0 in evaluation.
+        key_padding_mask: (B, N) bool, True = hidden key.
+        causal: a query ignores later positions.
+        shared: further keys in the same softmax.
+        dropout: probability of dropping an attention weight; 0 in evaluation.
 
     Returns:
-        (B, H, N, D), finite at every position; undefined where a query sees nothing.
+        (B, H, N, D), finite everywhere. Outputs of queries without keys are undefined.
 
     Raises:
-        InputError: `block_size` under 1.
+        InputError: `block_size` is less than 1.
     """
     length = q.shape[2]
-    block = block_of(check_integer("block_size", block_size, 1), length)
+    block = group_size(check_integer("block_size", block_size, 1), length)
     queries, keys, values = (to_blocks(t, block) for t in (q, k, v))
     if key_padding_mask is None and shared is None and statically_known_true(length % block == 0):
         y = _attend(queries, keys, values, None, dropout, causal=causal)
@@ -91,27 +91,27 @@ def window_attention(
     shared: SharedKeys | None = None,
     dropout: float = 0.0,
 ) -> Tensor:
-    """Sliding-window attention: query n sees keys n - before ... n + after.
+    """Attend in sliding windows: query n sees keys n - before ... n + after.
 
     Args:
-        q: (B, H, N, D) queries; k and v: keys and values of the same shape.
-        k: see q.
-        v: see q.
-        before: earlier tokens in a window.
-        after: later tokens in a window; 0 makes the attention causal.
-        key_padding_mask: (B, N) bool, True = a key that no window shows.
-        shared: keys that compete with those of the window in the same softmax.
-        dropout: probability with which attention weights are dropped; 0 in evaluation.
+        q: (B, H, N, D) queries.
+        k: (B, H, N, D) keys.
+        v: (B, H, N, D) values.
+        before: number of earlier tokens in a window.
+        after: number of later tokens in a window; 0 makes the attention causal.
+        key_padding_mask: see `block_attention`.
+        shared: see `block_attention`.
+        dropout: see `block_attention`.
 
     Returns:
-        (B, H, N, D), finite at every position; undefined where a query sees nothing.
+        (B, H, N, D), finite everywhere. Outputs of queries without keys are undefined.
 
     Raises:
-        InputError: a window that reaches a negative number of tokens.
+        InputError: `before` or `after` is negative.
     """
     length = q.shape[2]
     before, after = check_integer("before", before, 0), check_integer("after", after, 0)
-    block = block_of(max(before, after, _SMALLEST_BLOCK), length)
+    block = group_size(max(before, after, _SMALLEST_BLOCK), length)
     reach = (int(before > 0), int(after > 0))
     keys, values = (with_neighbours(to_blocks(t, block), *reach) for t in (k, v))
     valid = with_neighbours(valid_positions(q, key_padding_mask, block), *reach, dim=2)
@@ -122,20 +122,19 @@ def window_attention(
 
 
 def to_blocks(x: Tensor, block_size: int) -> Tensor:
-    """(B, H, N, D) to (B, N / b, H, b, D), with zeros after the last token."""
-    x = F.pad(x, (0, 0, 0, missing_tokens(block_size, x.shape[2])))
-    return torch.unflatten(x, 2, (-1, block_size)).transpose(1, 2)
+    """Split (B, H, N, D) into (B, N / b, H, b, D), with zeros after the last token."""
+    return split_groups(x, block_size, 2).transpose(1, 2)
 
 
 def from_blocks(x: Tensor, length: int) -> Tensor:
-    """(B, N / b, H, b, D) back to (B, H, N, D) of the first `length` tokens."""
-    return take_first(x.transpose(1, 2).flatten(2, 3), length, 2)
+    """Join (B, N / b, H, b, D) to (B, H, N, D), the inverse of `to_blocks`."""
+    return join_groups(x.transpose(1, 2), length, 2)
 
 
 def with_neighbours(x: Tensor, before: int, after: int, dim: int = 3) -> Tensor:
-    """Each block of (B, blocks, ...) joined along `dim` with as many blocks on either side.
+    """Concatenate each block of (B, blocks, ...) with its adjacent blocks, along `dim`.
 
-    Zeros stand where there is no neighbour.
+    The first and the last block get zeros for missing neighbors.
     """
     if not before and not after:
         return x
@@ -145,25 +144,24 @@ def with_neighbours(x: Tensor, before: int, after: int, dim: int = 3) -> Tensor:
 
 
 def see_something(sees: Tensor) -> Tensor:
-    """`sees` (..., queries, keys), where a query that would see no key sees all of them.
+    """Let queries without visible keys in `sees` (..., queries, keys) see all keys.
 
-    Its softmax would be NaN otherwise. Only queries at padded positions are such, and what comes
-    out there is zeroed later.
+    Their softmax would be NaN. These queries are at padded positions, and their outputs are zeroed
+    later.
     """
     return sees | ~sees.any(-1, keepdim=True)
 
 
 def valid_positions(q: Tensor, key_padding_mask: Tensor | None, block: int) -> Tensor:
-    """(B, N / b, b) bool: True = a key that may be seen, False also after the last token."""
+    """Return the valid positions of all blocks, (B, N / b, b) bool."""
     batch, length = q.shape[0], q.shape[2]
     if key_padding_mask is None:
         key_padding_mask = torch.zeros(batch, length, dtype=torch.bool, device=q.device)
-    padded = F.pad(key_padding_mask, (0, missing_tokens(block, length)), value=True)
-    return ~torch.unflatten(padded, 1, (-1, block))
+    return ~split_groups(key_padding_mask, block, 1, value=True)
 
 
 def band(block: int, before: int, after: int, device: torch.device) -> Tensor:
-    """(b, keys) bool: which keys of a block and its neighbours lie in a query's window."""
+    """Return the keys of a block and its neighbors in each query's window, (b, keys) bool."""
     position = torch.arange(block, device=device)
     first = -block if before else 0
     last = 2 * block if after else block
@@ -180,9 +178,10 @@ def _attend(
     *,
     causal: bool = False,
 ) -> Tensor:
-    """Attention of (B, blocks, H, b, D) queries to their block's keys; sees: (B, blocks, b, keys).
+    """Attend from (B, blocks, H, b, D) queries to the keys of their blocks.
 
-    Blocks join the batch, which keeps the four dimensions that fused kernels take.
+    `sees` is (B, blocks, b, keys). The blocks are merged with the batch, because fused kernels
+    need four dimensions.
     """
     y: Tensor = dropout_attention(
         queries.flatten(0, 1),
@@ -198,11 +197,11 @@ def _attend(
 def _add_shared(
     shared: SharedKeys, keys: Tensor, values: Tensor, sees: Tensor, block: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Append the shared keys to those of every block."""
+    """Append the shared keys to the keys of every block."""
     blocks = keys.shape[1]
-    visible = F.pad(shared.visible, (0, 0, 0, missing_tokens(block, shared.visible.shape[1])))
+    visible = split_groups(shared.visible, block, 1)
     return (
         torch.cat((keys, shared.keys.unsqueeze(1).expand(-1, blocks, -1, -1, -1)), 3),
         torch.cat((values, shared.values.unsqueeze(1).expand(-1, blocks, -1, -1, -1)), 3),
-        torch.cat((sees, visible.unflatten(1, (-1, block))), 3),
+        torch.cat((sees, visible), 3),
     )

@@ -6,17 +6,14 @@ the real arithmetic around them. Transforms use float32 or wider for every dtype
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from rifflemix.checks import check_like, check_tokens
+from rifflemix.checks import check_tokens
 from rifflemix.compat import has_plain_autograd
 from rifflemix.errors import bad_argument, check_choice
-from rifflemix.ops.operands import on_one_device
-from rifflemix.ops.operator import operator
+from rifflemix.ops.define import define
 
 NO_ONNX = "its convolution is one operator of this package: ONNX transforms no complex numbers"
 FIRST_LAGS = {"present": 0, "next": 1}
@@ -77,7 +74,28 @@ def _convolve(x: Tensor, kernel: Tensor) -> Tensor:
     return y
 
 
-@operator("rifflemix::circular_convolve")
+def _check_convolution(x: Tensor, kernel: Tensor) -> None:
+    if kernel.dim() == 2:
+        _check_period(x, kernel.shape[1])
+
+
+def _convolution_gradient(
+    x: Tensor, kernel: Tensor, needs: tuple[bool, bool], grad: Tensor
+) -> tuple[Tensor | None, Tensor | None]:
+    return (
+        circular_convolve(grad, _negated_lags(kernel)) if needs[0] else None,
+        circular_correlate(x, grad, kernel.shape[1]) if needs[1] else None,
+    )
+
+
+@define(
+    "circular_convolve",
+    shapes="x: B N C, kernel: C PERIOD",
+    check=_check_convolution,
+    like="x",
+    saves="x kernel needs",
+    backward=_convolution_gradient,
+)
 def circular_convolve(x: Tensor, kernel: Tensor) -> Tensor:
     """Compute N positions of a circular convolution of period M >= N.
 
@@ -88,18 +106,29 @@ def circular_convolve(x: Tensor, kernel: Tensor) -> Tensor:
     Returns:
         (B, N, C), the first N positions.
     """
-    if kernel.dim() != 2 or x.dim() != 3 or kernel.shape[0] != x.shape[2]:
-        expected = f"shape (C, M) for x of {tuple(x.shape)}"
-        raise bad_argument("kernel", expected, tuple(kernel.shape))
-    _check_operands(x, kernel.shape[1])
-    check_like("kernel", kernel, x, "x")
     y = torch.empty_like(x, memory_format=torch.contiguous_format)
     for channels in _channel_blocks(x):
         y[..., channels] = _convolve(x[..., channels], kernel[channels])
     return y
 
 
-@operator("rifflemix::circular_correlate")
+def _correlation_gradient(
+    x: Tensor, y: Tensor, needs: tuple[bool, ...], grad: Tensor
+) -> tuple[Tensor | None, Tensor | None]:
+    return (
+        circular_convolve(y, _negated_lags(grad)) if needs[0] else None,
+        circular_convolve(x, grad) if needs[1] else None,
+    )
+
+
+@define(
+    "circular_correlate",
+    shapes="x: B N C, y: B N C",
+    check=lambda x, y, period: _check_period(x, period),
+    like=lambda x, y, period: x.new_empty((x.shape[2], period)),
+    saves="x y needs",
+    backward=_correlation_gradient,
+)
 def circular_correlate(x: Tensor, y: Tensor, period: int) -> Tensor:
     """Sum y[n] x[n - lag] over samples and n for each lag.
 
@@ -111,10 +140,6 @@ def circular_correlate(x: Tensor, y: Tensor, period: int) -> Tensor:
     Returns:
         (C, M), one sum per channel and lag below M.
     """
-    _check_operands(x, period)
-    if y.shape != x.shape:
-        raise bad_argument("y", f"shape {tuple(x.shape)} of x", tuple(y.shape))
-    check_like("y", y, x, "x")
     lags = x.new_zeros((x.shape[2], period))
     for channels in _channel_blocks(x):
         # Not a lazy conjugate: torch.compile does not resolve it inside an operator.
@@ -124,11 +149,13 @@ def circular_correlate(x: Tensor, y: Tensor, period: int) -> Tensor:
     return lags
 
 
-def _check_operands(x: Tensor, period: int) -> None:
-    check_tokens("x", x)
-    if x.shape[1] < 1 or period < x.shape[1]:
-        expected = f"at least the {x.shape[1]} tokens of x, and one"
-        raise bad_argument("period", expected, period)
+def _check_period(x: Tensor, period: int) -> None:
+    if period < x.shape[1]:
+        raise bad_argument("period", f"at least the {x.shape[1]} tokens of x", period)
+
+
+def _negated_lags(kernel: Tensor) -> Tensor:
+    return kernel.flip(1).roll(1, 1)
 
 
 def _channel_blocks(x: Tensor) -> list[slice]:
@@ -140,50 +167,3 @@ def _channel_blocks(x: Tensor) -> list[slice]:
     if x.device.type == "cpu":
         size = min(channels, max(1, _NUMBERS_IN_CACHE // max(1, batch * length)))
     return [slice(first, first + size) for first in range(0, channels, size)]
-
-
-@circular_convolve.register_fake
-@on_one_device
-def _(x: Tensor, kernel: Tensor) -> Tensor:
-    return x.new_empty(x.shape)
-
-
-@circular_correlate.register_fake
-@on_one_device
-def _(x: Tensor, y: Tensor, period: int) -> Tensor:
-    return x.new_empty((x.shape[2], period))
-
-
-def _negated_lags(kernel: Tensor) -> Tensor:
-    return kernel.flip(1).roll(1, 1)
-
-
-def _save_convolution(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
-    ctx.save_for_backward(*inputs)
-
-
-def _differentiate_convolution(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None]:
-    x, kernel = ctx.saved_tensors
-    needs_x, needs_kernel = ctx.needs_input_grad
-    return (
-        circular_convolve(grad, _negated_lags(kernel)) if needs_x else None,
-        circular_correlate(x, grad, kernel.shape[1]) if needs_kernel else None,
-    )
-
-
-def _save_correlation(ctx: Any, inputs: tuple[Tensor, Tensor, int], output: Tensor) -> None:
-    ctx.save_for_backward(*inputs[:2])
-
-
-def _differentiate_correlation(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
-    x, y = ctx.saved_tensors
-    needs_x, needs_y, _ = ctx.needs_input_grad
-    return (
-        circular_convolve(y, _negated_lags(grad)) if needs_x else None,
-        circular_convolve(x, grad) if needs_y else None,
-        None,
-    )
-
-
-circular_convolve.register_autograd(_differentiate_convolution, setup_context=_save_convolution)
-circular_correlate.register_autograd(_differentiate_correlation, setup_context=_save_correlation)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from rifflemix.checks import check_integer, check_positive
 from rifflemix.mixers._convolution.fft_convolution import wide
-from rifflemix.mixers.read_linear import ReadLinear, is_its_weight
+from rifflemix.mixers.weight_read_linear import WeightReadLinear, weight_is_plain
 from rifflemix.ops.precision import as_default, wide_default, without_autocast
 
 _GAMMA_SHAPE = 6.0
@@ -95,12 +95,12 @@ class KernelNetwork(nn.Module):
             GaborFilter(features, frequency, _GAMMA_SHAPE / (layer + 1), reach)
             for layer in range(num_layers + 1)
         )
-        linears = [ReadLinear(features, features) for _ in range(num_layers)]
+        linears = [WeightReadLinear(features, features) for _ in range(num_layers)]
         for linear in linears:
             nn.init.kaiming_uniform_(linear.weight, nonlinearity="linear")
             nn.init.ones_(linear.bias)
         self.linears = nn.ModuleList(linears)
-        self.output_linear = ReadLinear(features, channels)
+        self.output_linear = WeightReadLinear(features, channels)
         nn.init.kaiming_uniform_(self.output_linear.weight, nonlinearity="linear")
         nn.init.zeros_(self.output_linear.bias)
         with torch.no_grad():
@@ -112,12 +112,13 @@ class KernelNetwork(nn.Module):
         with without_autocast(t):
             h: Tensor = self.filters[0](t)
             for gabor, linear in zip(self.filters[1:], self.linears, strict=True):
-                h = gabor(t) * _wide_linear(linear, h)
-            return _wide_linear(self.output_linear, h)
+                h = gabor(t) * wide_linear(linear, h)
+            return wide_linear(self.output_linear, h)
 
 
-def _wide_linear(linear: Any, x: Tensor) -> Tensor:
-    if is_its_weight(linear):
-        return F.linear(x, wide(linear.weight), wide(linear.bias))
+def wide_linear(linear: Any, x: Tensor) -> Tensor:
+    """Apply a linear layer in the dtype of `x`, float32 or wider."""
+    if weight_is_plain(linear):
+        return F.linear(x, wide(linear.weight), None if linear.bias is None else wide(linear.bias))
     y: Tensor = linear(x.to(next(linear.parameters()).dtype))
     return y.to(x.dtype)

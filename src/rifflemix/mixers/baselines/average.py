@@ -24,6 +24,14 @@ class AveragePooling(TokenMixer):
 
     Source: Zhang et al. 2018, "Accelerating Neural Transformer via an Average Attention Network",
     equation (1) (causal only), without its feed-forward and gating layers.
+
+    Example:
+        >>> import torch, rifflemix as rm
+        >>> x = torch.tensor([[[1.0], [3.0], [8.0]]])
+        >>> rm.create_mixer("average", 1)(x).flatten().tolist()
+        [4.0, 4.0, 4.0]
+        >>> rm.create_mixer("average", 1, causal=True)(x).flatten().tolist()
+        [1.0, 2.0, 4.0]
     """
 
     card: ClassVar[MixerCard] = MixerCard(

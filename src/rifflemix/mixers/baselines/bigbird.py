@@ -9,7 +9,7 @@ from torch import Tensor
 
 from rifflemix.checks import check_integer
 from rifflemix.compat import take_first
-from rifflemix.mixers._attention.ordered import OrderedAttention, short_block_size
+from rifflemix.mixers._attention.multi_head import ValidTokensFirst, short_block_size
 from rifflemix.mixers._attention.window import (
     from_blocks,
     see_something,
@@ -18,15 +18,15 @@ from rifflemix.mixers._attention.window import (
     with_neighbours,
 )
 from rifflemix.mixers.base import MixerCard
-from rifflemix.mixers.padding import block_of
-from rifflemix.ops.dropout.unchecked import dropout_attention
+from rifflemix.mixers.token_groups import group_size
+from rifflemix.ops.dropout.backends import dropout_attention
 
 _FEWEST_BLOCKS = 32
 _MASK = 2**32 - 1
 _Bits = TypeVar("_Bits", int, Tensor)
 
 
-class BigBird(OrderedAttention):
+class BigBird(ValidTokensFirst):
     """Block-sparse attention: window, global and random blocks under one softmax.
 
     Each block of queries sees itself, the blocks before and after it, the first and last block,
@@ -41,15 +41,19 @@ class BigBird(OrderedAttention):
             `max_length` if that is less.
         num_random: random blocks r per block and head.
         random_seed: seed of the random blocks.
-        bias: add a bias to the Q/K/V projections.
-        out_bias: add a bias to the output projection.
-        shared: the other arguments of `TokenMixer`.
+        shared: other arguments of `ValidTokensFirst`, `MultiHeadMixer` and `TokenMixer`.
 
     Raises:
         InputError: a number out of range.
 
     Source: Zaheer et al. 2020, "Big Bird: Transformers for Longer Sequences", section 2 and
     appendix D (internal transformer construction).
+
+    Example:
+        >>> import torch, rifflemix as rm
+        >>> mixer = rm.create_mixer("bigbird", 64, num_heads=4, block_size=16, num_random=2)
+        >>> mixer(torch.randn(2, 256, 64)).shape
+        torch.Size([2, 256, 64])
     """
 
     card: ClassVar[MixerCard] = MixerCard(
@@ -68,11 +72,9 @@ class BigBird(OrderedAttention):
         block_size: int | None = None,
         num_random: int = 3,
         random_seed: int = 0,
-        bias: bool = True,
-        out_bias: bool = True,
         **shared: Any,
     ) -> None:
-        super().__init__(dim, bias=bias, out_bias=out_bias, **shared)
+        super().__init__(dim, **shared)
         if block_size is None:
             block_size = short_block_size(self.max_length, _FEWEST_BLOCKS)
         self.block_size = check_integer("block_size", block_size, 1)
@@ -81,7 +83,7 @@ class BigBird(OrderedAttention):
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, key_padding_mask: Tensor | None) -> Tensor:
         length = q.shape[2]
-        block = block_of(self.block_size, length)
+        block = group_size(self.block_size, length)
         valid = valid_positions(q, key_padding_mask, block)
         last = (valid.any(2) * torch.arange(valid.shape[1], device=q.device)).amax(1)
         random = random_blocks(
@@ -98,7 +100,7 @@ class BigBird(OrderedAttention):
             _seen_blocks(keys, last, random.chosen).flatten(0, 1),
             _seen_blocks(values, last, random.chosen).flatten(0, 1),
             mask=_seen_keys(valid, last, random),
-            dropout_p=self.dropout_p(),
+            dropout_p=self.dropout_now,
         ).unflatten(0, queries.shape[:2])
         y = self._with_global_rows(y, queries, k, v, valid, last)
         return from_blocks(y, length)
@@ -110,7 +112,7 @@ class BigBird(OrderedAttention):
         rows = torch.cat((queries[:, :1], _pick(queries, last)), 1)
         sees = see_something(take_first(valid.flatten(1), k.shape[2], 1)[:, None, None])
         seen = dropout_attention(
-            rows.transpose(1, 2).flatten(2, 3), k, v, mask=sees, dropout_p=self.dropout_p()
+            rows.transpose(1, 2).flatten(2, 3), k, v, mask=sees, dropout_p=self.dropout_now
         )
         first, final = seen.unflatten(2, (2, -1)).transpose(1, 2).split(1, 1)
         block = torch.arange(y.shape[1], device=y.device)[None, :, None, None, None]

@@ -10,11 +10,11 @@ from torch import Tensor
 
 from rifflemix.checks import check_integer
 from rifflemix.mixers._attention.linear import LinearAttentionMixer
-from rifflemix.mixers._attention.ordered import OrderedAttention
+from rifflemix.mixers._attention.multi_head import ValidTokensFirst
 from rifflemix.mixers.base import MixerCard
 
 
-class CosFormer(OrderedAttention, LinearAttentionMixer):
+class CosFormer(ValidTokensFirst, LinearAttentionMixer):
     """Linear attention with weights relu(q_i) relu(k_j) cos(pi (i - j) / 2M), M = `max_length`.
 
     The cosine is expanded into cosines and sines of the two positions, so each head has 2D
@@ -26,12 +26,16 @@ class CosFormer(OrderedAttention, LinearAttentionMixer):
         dim: channels C; see `TokenMixer` for the shared arguments. `max_length` is required: M is
             the distance at which a weight reaches 0.
         keep_positions: count padded tokens as positions too.
-        bias: add a bias to the Q/K/V projections.
-        out_bias: add a bias to the output projection.
-        shared: the other arguments of `TokenMixer`.
+        shared: other arguments of `ValidTokensFirst`, `MultiHeadMixer` and `TokenMixer`.
 
     Source: Qin et al. 2022, "cosFormer: Rethinking Softmax in Attention", the cos-based
     re-weighting.
+
+    Example:
+        >>> import torch, rifflemix as rm
+        >>> mixer = rm.create_mixer("cosformer", 64, num_heads=4, max_length=1024)
+        >>> mixer(torch.randn(2, 1000, 64)).shape
+        torch.Size([2, 1000, 64])
     """
 
     card: ClassVar[MixerCard] = MixerCard(
@@ -50,13 +54,9 @@ class CosFormer(OrderedAttention, LinearAttentionMixer):
     def __init__(
         self,
         dim: int,
-        *,
-        keep_positions: bool = False,
-        bias: bool = True,
-        out_bias: bool = True,
         **shared: Any,
     ) -> None:
-        super().__init__(dim, keep_positions=keep_positions, bias=bias, out_bias=out_bias, **shared)
+        super().__init__(dim, **shared)
         self.fade_length = check_integer("max_length", self.max_length, 1)
 
     def features(

@@ -8,10 +8,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from rifflemix.mixers._attention.cache import attend_to_cache, new_cache, with_token
-from rifflemix.mixers._attention.masked import masked_attention
+from rifflemix.mixers._attention.softmax_parts import (
+    attend_to_cache,
+    masked_attention,
+    new_cache,
+    with_token,
+)
 from rifflemix.mixers.base import MixerCard, TokenMixer
-from rifflemix.mixers.read_linear import ReadLinear
+from rifflemix.mixers.weight_read_linear import WeightReadLinear
 
 
 class Crate(TokenMixer):
@@ -29,6 +33,14 @@ class Crate(TokenMixer):
 
     Source: Yu et al. 2023, "White-Box Transformers via Sparse Rate Reduction", the multi-head
     subspace self-attention (MSSA) operator.
+
+    Example:
+        >>> import torch, rifflemix as rm
+        >>> mixer = rm.create_mixer("crate", 64, num_heads=4, tied_output=True)
+        >>> [name for name, _ in mixer.named_parameters()]
+        ['in_proj.weight']
+        >>> mixer(torch.randn(2, 100, 64)).shape
+        torch.Size([2, 100, 64])
     """
 
     card: ClassVar[MixerCard] = MixerCard(
@@ -45,7 +57,8 @@ class Crate(TokenMixer):
 
     def __init__(self, dim: int, *, tied_output: bool = True, **shared: Any) -> None:
         super().__init__(dim, **shared)
-        self.in_proj = (ReadLinear if tied_output else nn.Linear)(self.dim, self.dim, bias=False)
+        linear = WeightReadLinear if tied_output else nn.Linear
+        self.in_proj = linear(self.dim, self.dim, bias=False)
         self.out_proj = None if tied_output else nn.Linear(self.dim, self.dim)
 
     def mix(self, x: Tensor, key_padding_mask: Tensor | None) -> Tensor:
@@ -58,7 +71,7 @@ class Crate(TokenMixer):
             w,
             key_padding_mask=key_padding_mask,
             causal=self.causal,
-            dropout=self.dropout if self.training else 0.0,
+            dropout=self.dropout_now,
         )
         return self._lift(y.transpose(1, 2).flatten(2))
 
@@ -79,7 +92,6 @@ class Crate(TokenMixer):
     def fill_stream(
         self, x: Tensor, key_padding_mask: Tensor | None
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """Return the outputs and a cache of all coordinates."""
         w = self._split(self.in_proj(x))
         return self._attend(w, key_padding_mask), new_cache(key_padding_mask, coordinates=w)
 
@@ -98,7 +110,7 @@ class Crate(TokenMixer):
 
         Hooks that compute the weight already ran in the previous call of `in_proj`.
         """
-        if isinstance(self.in_proj, ReadLinear):
+        if isinstance(self.in_proj, WeightReadLinear):
             return self.in_proj.weight
         like = next(self.in_proj.parameters())
         columns: Tensor = self.in_proj(torch.eye(self.dim, dtype=like.dtype, device=like.device))

@@ -10,10 +10,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from rifflemix.checks import check_bool, check_integer
-from rifflemix.mixers._convolution.complex_pair import ComplexPair
 from rifflemix.mixers._convolution.exponential_kernel import ExponentialKernel
 from rifflemix.mixers._convolution.fft_convolution import NO_ONNX, fft_convolution, wide
-from rifflemix.mixers._convolution.state_space import both_directions, random_log_steps
+from rifflemix.mixers._convolution.state_space import ComplexPair, both_directions, random_log_steps
 from rifflemix.mixers.base import MixerCard, TokenMixer
 from rifflemix.mixers.padding import fill_valid_tokens, last_tokens, mix_valid_tokens
 from rifflemix.ops.precision import as_default, wide_default
@@ -90,7 +89,6 @@ class ComplexSmoothing(nn.Module):
         return ExponentialKernel(*(part.unsqueeze(-1) for part in parts))
 
     def no_weight_decay(self) -> set[str]:
-        """Return the names of the smoothing coefficients."""
         return {"log_delta", "alpha", "beta", "omega"}
 
 
@@ -113,6 +111,12 @@ class ExpSmoothing(TokenMixer):
     Source: Chu and Lin 2024, "Incorporating Exponential Smoothing into MLP: a Simple but Effective
     Sequence Model", complex exponential smoothing and its gate, with the choices of the released
     code.
+
+    Example:
+        >>> import torch, rifflemix as rm
+        >>> mixer = rm.create_mixer("exp_smoothing", 64, hidden_dim=128)
+        >>> mixer(torch.randn(2, 1000, 64)).shape
+        torch.Size([2, 1000, 64])
     """
 
     card: ClassVar[MixerCard] = MixerCard(
@@ -177,7 +181,6 @@ class ExpSmoothing(TokenMixer):
     def fill_stream(
         self, x: Tensor, key_padding_mask: Tensor | None
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """Return the outputs and the smoothed values after the last token."""
         hidden = self._hidden(x, key_padding_mask)
         y, state = fill_valid_tokens(self._fill, hidden, key_padding_mask)
         return self._read_out(y, x), state

@@ -34,6 +34,13 @@ class FNet(TokenMixer):
         InputError: an unknown `norm`.
 
     Source: Lee-Thorp et al. 2022, "FNet: Mixing Tokens with Fourier Transforms", equation (3).
+
+    Example:
+        >>> import torch, rifflemix as rm
+        >>> mixer = rm.create_mixer("fnet", 64, norm="ortho")
+        >>> x = torch.randn(2, 100, 64)
+        >>> torch.allclose(mixer(x), torch.fft.fft2(x, norm="ortho").real, atol=1e-4)
+        True
     """
 
     card: ClassVar[MixerCard] = MixerCard(

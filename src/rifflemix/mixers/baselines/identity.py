@@ -15,6 +15,12 @@ class Identity(TokenMixer):
     Args:
         dim: channels C; see `TokenMixer` for the shared arguments.
         shared: the other arguments of `TokenMixer`.
+
+    Example:
+        >>> import torch, rifflemix as rm
+        >>> x = torch.randn(2, 100, 64)
+        >>> torch.equal(rm.create_mixer("identity", 64)(x), x)
+        True
     """
 
     card: ClassVar[MixerCard] = MixerCard(

@@ -25,15 +25,21 @@ class LinearAttention(LinearAttentionMixer):
         normalize: divide by the sum of the weights. False divides by the square root of the
             number of valid tokens, as one widely used benchmark of efficient attention does.
             These sums grow with the features: in float16, values above 65,504 become infinite.
-        bias: add a bias to the Q/K/V projections.
-        out_bias: add a bias to the output projection.
-        shared: the other arguments of `TokenMixer`.
+        shared: other arguments of `MultiHeadMixer` and `TokenMixer`.
 
     Raises:
         InputError: `normalize=False` with `causal=True`. This combination is not defined.
 
     Source: Katharopoulos et al. 2020, "Transformers are RNNs: Fast Autoregressive Transformers
     with Linear Attention", equations (4)-(7); causal: (8)-(12), (16)-(20).
+
+    Example:
+        >>> import torch, rifflemix as rm
+        >>> mixer = rm.create_mixer("linear", 64, num_heads=4, causal=True)
+        >>> mixer(torch.randn(2, 1000, 64)).shape
+        torch.Size([2, 1000, 64])
+        >>> mixer.state_size(1000)
+        1088
     """
 
     card: ClassVar[MixerCard] = MixerCard(
@@ -56,13 +62,11 @@ class LinearAttention(LinearAttentionMixer):
         dim: int,
         *,
         normalize: bool = True,
-        bias: bool = True,
-        out_bias: bool = True,
         **shared: Any,
     ) -> None:
-        super().__init__(dim, bias=bias, out_bias=out_bias, **shared)
+        super().__init__(dim, **shared)
         if self.causal and not normalize:
-            raise bad_argument("normalize", "True, since causal=True defines no other form", False)
+            raise bad_argument("normalize", "True with causal=True", False)
         self.normalize = normalize
 
     def features(

@@ -9,14 +9,14 @@ from torch import Tensor, nn
 
 from rifflemix.checks import check_integer
 from rifflemix.compat import take_first
-from rifflemix.mixers._attention.masked import masked_attention
-from rifflemix.mixers._attention.ordered import OrderedAttention
+from rifflemix.mixers._attention.multi_head import ValidTokensFirst
+from rifflemix.mixers._attention.softmax_parts import masked_attention
 from rifflemix.mixers.base import MixerCard
 
 _INIT_STD = 0.02
 
 
-class Linformer(OrderedAttention):
+class Linformer(ValidTokensFirst):
     """Attention to k learned linear combinations of the keys and values over the positions.
 
     Shorter sequences use the first columns of the projection. Positions count the valid tokens, or
@@ -29,15 +29,19 @@ class Linformer(OrderedAttention):
             less.
         share_heads: use one projection for all heads.
         share_kv: use one projection for keys and values.
-        bias: add a bias to the Q/K/V projections.
-        out_bias: add a bias to the output projection.
-        shared: the other arguments of `TokenMixer`.
+        shared: other arguments of `ValidTokensFirst`, `MultiHeadMixer` and `TokenMixer`.
 
     Raises:
         InputError: `projected_length` below 1.
 
     Source: Wang et al. 2020, "Linformer: Self-Attention with Linear Complexity", equation (7)
     and its parameter sharing.
+
+    Example:
+        >>> import torch, rifflemix as rm
+        >>> mixer = rm.create_mixer("linformer", 64, max_length=1024, projected_length=64)
+        >>> mixer(torch.randn(2, 1000, 64)).shape
+        torch.Size([2, 1000, 64])
     """
 
     card: ClassVar[MixerCard] = MixerCard(
@@ -57,11 +61,9 @@ class Linformer(OrderedAttention):
         projected_length: int | None = None,
         share_heads: bool = True,
         share_kv: bool = True,
-        bias: bool = True,
-        out_bias: bool = True,
         **shared: Any,
     ) -> None:
-        super().__init__(dim, bias=bias, out_bias=out_bias, **shared)
+        super().__init__(dim, **shared)
         most = check_integer("max_length", self.max_length, 1)
         if projected_length is None:
             projected_length = min(256, most)
@@ -82,7 +84,7 @@ class Linformer(OrderedAttention):
         of_values = of_keys if self.value_projection is None else self.value_projection
         k = _mixtures(take_first(of_keys, length, 2), k)
         v = _mixtures(take_first(of_values, length, 2), v)
-        return masked_attention(q, k, v, dropout=self.dropout_p())
+        return masked_attention(q, k, v, dropout=self.dropout_now)
 
     def extra_repr(self) -> str:
         return f"{super().extra_repr()}, projected_length={self.key_projection.shape[1]}"

@@ -8,14 +8,14 @@ import torch
 from torch import Tensor
 
 from rifflemix.checks import check_integer
-from rifflemix.mixers._attention.ordered import OrderedAttention, short_block_size
+from rifflemix.mixers._attention.multi_head import ValidTokensFirst, short_block_size
 from rifflemix.mixers._attention.window import block_attention
 from rifflemix.mixers.base import MixerCard
 from rifflemix.mixers.padding import newest_in_slots, take_tokens
-from rifflemix.ops.dropout.unchecked import dropout_attention
+from rifflemix.ops.dropout.backends import dropout_attention
 
 
-class LocalAttention(OrderedAttention):
+class LocalAttention(ValidTokensFirst):
     """Softmax attention inside blocks of `block_size` valid tokens.
 
     The Long Range Arena code adds a whole block of padding even if the length needs no padding.
@@ -26,14 +26,18 @@ class LocalAttention(OrderedAttention):
             weights.
         block_size: tokens b in a block; the last block may be shorter. Default: 64, or an eighth
             of `max_length` if that is less. The Long Range Arena uses 50 for texts.
-        bias: add a bias to the Q/K/V projections.
-        out_bias: add a bias to the output projection.
-        shared: the other arguments of `TokenMixer`.
+        shared: other arguments of `ValidTokensFirst`, `MultiHeadMixer` and `TokenMixer`.
 
     Raises:
         InputError: `block_size` below 1.
 
     Source: Tay et al. 2021, "Long Range Arena", section 3.2 (local attention).
+
+    Example:
+        >>> import torch, rifflemix as rm
+        >>> mixer = rm.create_mixer("local", 64, num_heads=4, block_size=50)
+        >>> mixer(torch.randn(2, 1000, 64)).shape
+        torch.Size([2, 1000, 64])
     """
 
     card: ClassVar[MixerCard] = MixerCard(
@@ -52,11 +56,9 @@ class LocalAttention(OrderedAttention):
         dim: int,
         *,
         block_size: int | None = None,
-        bias: bool = True,
-        out_bias: bool = True,
         **shared: Any,
     ) -> None:
-        super().__init__(dim, bias=bias, out_bias=out_bias, **shared)
+        super().__init__(dim, **shared)
         if block_size is None:
             block_size = short_block_size(self.max_length)
         self.block_size = check_integer("block_size", block_size, 1)
@@ -69,29 +71,24 @@ class LocalAttention(OrderedAttention):
             block_size=self.block_size,
             key_padding_mask=key_padding_mask,
             causal=self.causal,
-            dropout=self.dropout_p(),
+            dropout=self.dropout_now,
         )
 
     def start_stream(self, batch_size: int, device: Any, dtype: Any) -> dict[str, Tensor]:
-        """Create buffers of constant size for the keys and values of one block."""
-        shape = (batch_size, self.num_heads, self.block_size, self.head_dim)
-        empty = torch.zeros(shape, device=device, dtype=dtype)
-        return {"keys": empty, "values": empty}
+        return self.empty_cache(batch_size, self.block_size, device, dtype)
 
     def advance_stream(
         self, x_t: Tensor, state: dict[str, Tensor]
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """Attend to the token itself and the earlier tokens of its block."""
         q, k, v = self.split(self.qkv(x_t.unsqueeze(1)))
         slots = torch.arange(self.block_size, device=x_t.device)
         slot = (state["position"] % self.block_size).view(-1, 1, 1, 1)
         here = (slots == slot).mT
         keys, values = torch.where(here, k, state["keys"]), torch.where(here, v, state["values"])
-        y = dropout_attention(q, keys, values, mask=slots <= slot, dropout_p=self.dropout_p())
+        y = dropout_attention(q, keys, values, mask=slots <= slot, dropout_p=self.dropout_now)
         return self.proj(y.transpose(1, 2).flatten(1)), {"keys": keys, "values": values}
 
     def remember(self, k: Tensor, v: Tensor, key_padding_mask: Tensor | None) -> dict[str, Tensor]:
-        """Return the newest key and value for every position of a block."""
         slots = newest_in_slots(k, key_padding_mask, self.block_size, dim=2)
         return {"keys": take_tokens(k, slots, 2), "values": take_tokens(v, slots, 2)}
 

@@ -14,7 +14,7 @@ from rifflemix.mixers._convolution.fft_convolution import NO_ONNX, fft_convoluti
 from rifflemix.mixers._convolution.kernel_network import KernelNetwork
 from rifflemix.mixers.base import MixerCard, TokenMixer
 from rifflemix.mixers.padding import mix_valid_tokens
-from rifflemix.ops.dropout.unchecked import dropout as drop
+from rifflemix.ops.dropout.backends import dropout as drop
 
 _FIRST_WIDTH = 0.075
 # Mean of the initial window parameter gamma of the first filters.
@@ -51,6 +51,12 @@ class LongConv(TokenMixer):
 
     Source: Knigge et al. 2023, "Modelling Long Range Dependencies in N-D: From Task-Specific to a
     General Purpose CNN", section 4; kernels: Romero et al. 2022, "FlexConv".
+
+    Example:
+        >>> import torch, rifflemix as rm
+        >>> mixer = rm.create_mixer("long_conv", 64, max_length=1000)
+        >>> mixer(torch.randn(2, 1000, 64)).shape
+        torch.Size([2, 1000, 64])
     """
 
     card: ClassVar[MixerCard] = MixerCard(
@@ -100,7 +106,7 @@ class LongConv(TokenMixer):
 
     def mix(self, x: Tensor, key_padding_mask: Tensor | None) -> Tensor:
         y = mix_valid_tokens(self._convolve, x, key_padding_mask)
-        y = drop(F.gelu(self.pointwise(y)), self.dropout if self.training else 0.0)
+        y = drop(F.gelu(self.pointwise(y)), self.dropout_now)
         return F.gelu(self.proj(y))
 
     def _convolve(self, x: Tensor, mask: Tensor | None) -> Tensor:
@@ -123,7 +129,6 @@ class LongConv(TokenMixer):
         return kernel.mT * window
 
     def no_weight_decay(self) -> set[str]:
-        """Return the names of the parameters that weight decay skips."""
         return {"log_width"}
 
 

@@ -8,13 +8,13 @@ import torch
 from torch import Tensor, nn
 
 from rifflemix.checks import check_integer
-from rifflemix.mixers._attention.ordered import OrderedAttention, short_block_size
+from rifflemix.mixers._attention.multi_head import ValidTokensFirst, short_block_size
 from rifflemix.mixers._attention.window import SharedKeys, see_something, window_attention
 from rifflemix.mixers.base import MixerCard
-from rifflemix.ops.dropout.unchecked import dropout_attention
+from rifflemix.ops.dropout.backends import dropout_attention
 
 
-class Longformer(OrderedAttention):
+class Longformer(ValidTokensFirst):
     """Attention of each token to a window around it and to a few global tokens.
 
     The first `num_global` valid tokens are global: they see all tokens, and all tokens see them.
@@ -30,15 +30,19 @@ class Longformer(OrderedAttention):
             Arena and the paper use 512.
         num_global: number of global tokens at the start, such as a class token. With 0 there are
             no separate projections.
-        bias: add a bias to the Q/K/V projections.
-        out_bias: add a bias to the output projection.
-        shared: the other arguments of `TokenMixer`.
+        shared: other arguments of `ValidTokensFirst`, `MultiHeadMixer` and `TokenMixer`.
 
     Raises:
         InputError: `window` below 1 or `num_global` below 0.
 
     Source: Beltagy et al. 2020, "Longformer: The Long-Document Transformer", section 3.1, without
     dilation.
+
+    Example:
+        >>> import torch, rifflemix as rm
+        >>> mixer = rm.create_mixer("longformer", 64, num_heads=4, window=33, num_global=1)
+        >>> mixer(torch.randn(2, 256, 64)).shape
+        torch.Size([2, 256, 64])
     """
 
     card: ClassVar[MixerCard] = MixerCard(
@@ -58,16 +62,17 @@ class Longformer(OrderedAttention):
         *,
         window: int | None = None,
         num_global: int = 1,
-        bias: bool = True,
-        out_bias: bool = True,
         **shared: Any,
     ) -> None:
-        super().__init__(dim, bias=bias, out_bias=out_bias, **shared)
+        super().__init__(dim, **shared)
         if window is None:
             window = 2 * short_block_size(self.max_length) + 1
         self.window = check_integer("window", window, 1)
         self.num_global = check_integer("num_global", num_global, 0)
-        self.global_qkv = nn.Linear(self.dim, 3 * self.inner_dim, bias=bias) if num_global else None
+        has_bias = self.qkv.bias is not None
+        self.global_qkv = (
+            nn.Linear(self.dim, 3 * self.inner_dim, bias=has_bias) if num_global else None
+        )
 
     def mix_in_order(self, x: Tensor, key_padding_mask: Tensor | None) -> Tensor:
         """Project, attend and project, with `global_qkv` for the outputs of global tokens."""
@@ -89,7 +94,7 @@ class Longformer(OrderedAttention):
             after=0 if self.causal else (self.window - 1) // 2,
             key_padding_mask=self._not_in_windows(k, key_padding_mask),
             shared=self._global_keys(k, v, key_padding_mask),
-            dropout=self.dropout_p(),
+            dropout=self.dropout_now,
         )
 
     def _not_in_windows(self, k: Tensor, key_padding_mask: Tensor | None) -> Tensor | None:
@@ -119,7 +124,7 @@ class Longformer(OrderedAttention):
         sees = self._not_later(q.shape[2], k.shape[2], k.device)
         if key_padding_mask is not None:
             sees = see_something(sees & ~key_padding_mask.unsqueeze(1)).unsqueeze(1)
-        return dropout_attention(q, k, v, mask=sees, dropout_p=self.dropout_p())
+        return dropout_attention(q, k, v, mask=sees, dropout_p=self.dropout_now)
 
     def _not_later(self, queries: int, keys: int, device: torch.device) -> Tensor:
         """Return a (queries, keys) mask: True, or if causal False for later keys."""

@@ -17,26 +17,27 @@ class MegaChunk(MegaLayer):
     """MEGA with attention inside chunks and a moving average across chunks.
 
     Chunks cover the valid tokens; the last chunk may be shorter. The streaming state contains keys
-    and values of the current chunk only, so its memory is bounded. See `MegaLayer` for the formula
-    and its residual connection.
+    and values of the current chunk only, so its memory is bounded. See `MegaLayer` for the formula,
+    the residual connection and the options.
 
     Args:
         dim: channels C.
         chunk_size: tokens in a chunk. It sets the size of the position bias. Default: 128, as
             published, or an eighth of `max_length` if that is less.
-        z_dim: channels of queries and keys. Default: max(1, C // 2).
-        hidden_dim: channels of the values. Default: 2 C.
-        ema_dim: moving averages per channel.
-        bidirectional: also average over later tokens. Default: True unless `causal`.
-        attention_fn: "softmax" or "laplace".
-        hidden_dropout: probability of dropping an entry of the values.
-        layer_dropout: probability of dropping an entry of the moving average and the new value.
-        shared: the other arguments of `TokenMixer`.
+        shared: other arguments of `MegaLayer` and `TokenMixer`.
 
     Raises:
-        InputError: an option out of range.
+        InputError: an option is out of range.
 
     Source: Ma et al. 2023, equations (3)-(14) and section 3.5; laplace: (16).
+
+    Example:
+        >>> import torch, rifflemix as rm
+        >>> mixer = rm.create_mixer("mega_chunk", 64, causal=True, chunk_size=32)
+        >>> mixer(torch.randn(2, 100, 64)).shape
+        torch.Size([2, 100, 64])
+        >>> mixer.state_size(1000) <= mixer.state_size(10**6)
+        True
     """
 
     card: ClassVar[MixerCard] = MixerCard(
@@ -60,29 +61,12 @@ class MegaChunk(MegaLayer):
         dim: int,
         *,
         chunk_size: int | None = None,
-        z_dim: int | None = None,
-        hidden_dim: int | None = None,
-        ema_dim: int = 16,
-        bidirectional: bool | None = None,
-        attention_fn: str = "softmax",
-        hidden_dropout: float = 0.0,
-        layer_dropout: float = 0.0,
         **shared: Any,
     ) -> None:
         if chunk_size is None:
             chunk_size = _default_chunk_size(shared.get("max_length"))
-        super().__init__(
-            dim,
-            chunk_size=check_integer("chunk_size", chunk_size, 1),
-            z_dim=z_dim,
-            hidden_dim=hidden_dim,
-            ema_dim=ema_dim,
-            bidirectional=bidirectional,
-            attention_fn=attention_fn,
-            hidden_dropout=hidden_dropout,
-            layer_dropout=layer_dropout,
-            **shared,
-        )
+        chunk_size = check_integer("chunk_size", chunk_size, 1)
+        super().__init__(dim, chunk_size=chunk_size, **shared)
 
 
 def _default_chunk_size(max_length: Any) -> int:

@@ -10,28 +10,26 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from rifflemix.checks import check_integer, check_probability, check_tokens, shown
-from rifflemix.compat import statically_known_true, take_first
 from rifflemix.errors import bad_argument, check_choice
-from rifflemix.mixers._attention.cache import (
+from rifflemix.mixers._attention.softmax_parts import (
     new_cache,
     token_positions,
     visible,
     with_token,
 )
-from rifflemix.mixers._convolution.ema import DampedEMA
+from rifflemix.mixers._convolution.exponential_kernel import DampedEMA
 from rifflemix.mixers._convolution.state_space import both_directions
 from rifflemix.mixers.base import TokenMixer
 from rifflemix.mixers.csp import CSP
 from rifflemix.mixers.padding import (
-    block_of,
     fill_valid_tokens,
-    missing_tokens,
     mix_valid_tokens,
     newest_in_slots,
     take_tokens,
 )
-from rifflemix.ops.dropout.unchecked import dropout as drop
-from rifflemix.ops.dropout.unchecked import dropout_attention
+from rifflemix.mixers.token_groups import fill_groups, group_size, join_groups
+from rifflemix.ops.dropout.backends import dropout as drop
+from rifflemix.ops.dropout.backends import dropout_attention
 
 ATTENTION_FNS = ("softmax", "laplace")
 MIXINGS = ("attention", "csp")
@@ -93,10 +91,10 @@ class MegaLayer(TokenMixer):
         layer_dropout: probability of dropping an entry of the moving average and the new value.
         csp_options: options of `CSP` for mixing="csp": num_groups, group_size, shift, order, pad,
             layout, heads.
-        shared: the other arguments of `TokenMixer`.
+        shared: other arguments of `TokenMixer`.
 
     Raises:
-        InputError: an option out of range, or two options that exclude each other.
+        InputError: an option is out of range, or two options exclude each other.
 
     Source: Ma et al. 2023, equations (3)-(14); laplace: (16); mixing="csp": Yuan and Xu,
     "Towards Better Multi-head Attention via Channel-wise Sample Permutation", section 4.
@@ -106,14 +104,14 @@ class MegaLayer(TokenMixer):
         self,
         dim: int,
         *,
-        chunk_size: int | None,
-        z_dim: int | None,
-        hidden_dim: int | None,
-        ema_dim: int,
-        bidirectional: bool | None,
-        attention_fn: str,
-        hidden_dropout: float,
-        layer_dropout: float,
+        chunk_size: int | None = None,
+        z_dim: int | None = None,
+        hidden_dim: int | None = None,
+        ema_dim: int = 16,
+        bidirectional: bool | None = None,
+        attention_fn: str = "softmax",
+        hidden_dropout: float = 0.0,
+        layer_dropout: float = 0.0,
         mixing: str = "attention",
         csp_options: dict[str, Any] | None = None,
         **shared: Any,
@@ -240,19 +238,15 @@ class MegaLayer(TokenMixer):
     def _attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
         """Attend within chunks: (B, N, z) queries and keys, (B, N, h) values -> (B, N, h)."""
         length = q.shape[1]
-        size, missing = length, 0
+        size = length
         if self.chunk_size is not None:
-            size = block_of(self.chunk_size, length)
-            missing = missing_tokens(size, length)
-        if not statically_known_true(missing == 0):
-            q, k, v = (F.pad(t, (0, 0, 0, missing)) for t in (q, k, v))
-            if mask is None:
-                mask = torch.zeros(q.shape[0], length, dtype=torch.bool, device=q.device)
-            mask = F.pad(mask, (0, missing), value=True)
+            size = group_size(self.chunk_size, length)
+            k, v = (fill_groups(t, None, size, masked=False)[0] for t in (k, v))
+            q, mask = fill_groups(q, mask, size)
         q, k, v = (t.unflatten(1, (-1, size)) for t in (q, k, v))
         visible = self._visible(size, mask, q.device)
         bias = self.rel_pos_bias(size).to(q.dtype)
-        return take_first(self._weigh(q, k, v, bias, visible).flatten(1, 2), length, 1)
+        return join_groups(self._weigh(q, k, v, bias, visible), length, 1)
 
     def _visible(self, size: int, mask: Tensor | None, device: torch.device) -> Tensor | None:
         """Return a mask of visible keys, broadcastable to (B, chunks, size, size), or None."""
@@ -269,7 +263,7 @@ class MegaLayer(TokenMixer):
         self, q: Tensor, k: Tensor, v: Tensor, bias: Tensor, visible: Tensor | None
     ) -> Tensor:
         """Attend from (..., Q, z) to (..., K, z), with a bias broadcastable to (..., Q, K)."""
-        dropout = self.dropout if self.training else 0.0
+        dropout = self.dropout_now
         if self.attention_fn == "softmax":
             if visible is not None:
                 bias = bias.masked_fill(~visible, -math.inf)
@@ -333,7 +327,6 @@ class MegaLayer(TokenMixer):
     def fill_stream(
         self, x: Tensor, key_padding_mask: Tensor | None
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """Return the outputs, and the averages with the cache of keys and values."""
         both, state = fill_valid_tokens(self._fill, x, key_padding_mask)
         gate, value = both.chunk(2, -1)
         return x + gate * (value - x), state
@@ -350,7 +343,6 @@ class MegaLayer(TokenMixer):
         return self._attended(v, maps, mask), {"averages": averages, **cache}
 
     def no_weight_decay(self) -> set[str]:
-        """Return the names of the parameters that weight decay skips."""
         return set() if self.mixing == "csp" else {"gamma", "beta", "rel_pos_bias.rel_pos_bias"}
 
     def extra_repr(self) -> str:

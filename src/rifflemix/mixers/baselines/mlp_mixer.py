@@ -10,8 +10,8 @@ from torch import Tensor
 from rifflemix.checks import check_integer
 from rifflemix.compat import take_first
 from rifflemix.mixers.base import MixerCard, TokenMixer
-from rifflemix.mixers.read_linear import ReadLinear, is_its_weight
-from rifflemix.ops.dropout.unchecked import dropout as drop
+from rifflemix.mixers.weight_read_linear import WeightReadLinear, weight_is_plain
+from rifflemix.ops.dropout.backends import dropout as drop
 
 
 class TokenMLP(TokenMixer):
@@ -31,6 +31,12 @@ class TokenMLP(TokenMixer):
         InputError: `hidden_dim` below 1, or no `max_length`.
 
     Source: Tolstikhin et al. 2021, "MLP-Mixer: An all-MLP Architecture for Vision", equation (1).
+
+    Example:
+        >>> import torch, rifflemix as rm
+        >>> mixer = rm.create_mixer("mlp_mixer", 64, max_length=196, hidden_dim=32)
+        >>> mixer(torch.randn(2, 196, 64)).shape
+        torch.Size([2, 196, 64])
     """
 
     card: ClassVar[MixerCard] = MixerCard(
@@ -51,24 +57,24 @@ class TokenMLP(TokenMixer):
         hidden = max(1, self.dim // 2) if hidden_dim is None else hidden_dim
         self.hidden_dim = check_integer("hidden_dim", hidden, 1)
         self.positions = check_integer("max_length", self.max_length, 1)
-        self.fc1 = ReadLinear(self.positions, self.hidden_dim, bias=bias)
-        self.fc2 = ReadLinear(self.hidden_dim, self.positions, bias=bias)
+        self.fc1 = WeightReadLinear(self.positions, self.hidden_dim, bias=bias)
+        self.fc2 = WeightReadLinear(self.hidden_dim, self.positions, bias=bias)
 
     def mix(self, x: Tensor, key_padding_mask: Tensor | None) -> Tensor:
-        hidden = drop(F.gelu(self._to_hidden(x.mT)), self.dropout if self.training else 0.0)
+        hidden = drop(F.gelu(self._to_hidden(x.mT)), self.dropout_now)
         return self._to_tokens(hidden, x.shape[1]).mT
 
     def _to_hidden(self, tokens: Tensor) -> Tensor:
         """Apply `fc1` to the first N positions: (B, C, N) -> (B, C, D_S)."""
         length = tokens.shape[2]
-        if is_its_weight(self.fc1):
+        if weight_is_plain(self.fc1):
             return F.linear(tokens, take_first(self.fc1.weight, length, 1), self.fc1.bias)
         hidden: Tensor = self.fc1(F.pad(tokens, (0, self.positions - length)))
         return hidden
 
     def _to_tokens(self, hidden: Tensor, length: int) -> Tensor:
         """Apply `fc2` and keep the first N positions: (B, C, D_S) -> (B, C, N)."""
-        if not is_its_weight(self.fc2):
+        if not weight_is_plain(self.fc2):
             return take_first(self.fc2(hidden), length, 2)
         bias = None if self.fc2.bias is None else take_first(self.fc2.bias, length, 0)
         return F.linear(hidden, take_first(self.fc2.weight, length, 0), bias)

@@ -10,17 +10,17 @@ from torch import Tensor, nn
 
 from rifflemix.checks import check_integer
 from rifflemix.errors import bad_argument, check_choice
-from rifflemix.mixers._attention.masked import masked_attention
-from rifflemix.mixers._attention.ordered import OrderedAttention
+from rifflemix.mixers._attention.multi_head import ValidTokensFirst
+from rifflemix.mixers._attention.softmax_parts import masked_attention
 from rifflemix.mixers.base import MixerCard
-from rifflemix.ops.dropout.unchecked import dropout as drop
+from rifflemix.ops.dropout.backends import dropout as drop
 from rifflemix.ops.precision import without_autocast
 
 PINV_INITS = ("per_matrix", "batch")
 LANDMARKS = ("valid", "all")
 
 
-class Nystromformer(OrderedAttention):
+class Nystromformer(ValidTokensFirst):
     """Nystrom approximation of attention: softmax(q K~) pinv(softmax(Q~ K~)) softmax(Q~ k) v.
 
     The landmarks Q~, K~ are the means of m segments of the queries and keys. Segment s contains the
@@ -40,15 +40,19 @@ class Nystromformer(OrderedAttention):
             "all": all positions, with zeros at padded positions, as in the released code. Outputs
             then depend on the position and amount of padding.
         conv_kernel: odd width of the convolution; None omits the convolution.
-        bias: add a bias to the Q/K/V projections.
-        out_bias: add a bias to the output projection.
-        shared: the other arguments of `TokenMixer`.
+        shared: other arguments of `ValidTokensFirst`, `MultiHeadMixer` and `TokenMixer`.
 
     Raises:
         InputError: an unknown name, an even kernel, or a number below 1.
 
     Source: Xiong et al. 2021, "Nystromformer: A Nystrom-Based Algorithm for Approximating
     Self-Attention", section 3, Algorithm 1.
+
+    Example:
+        >>> import torch, rifflemix as rm
+        >>> mixer = rm.create_mixer("nystromformer", 64, num_heads=4, num_landmarks=32)
+        >>> mixer(torch.randn(2, 1000, 64)).shape
+        torch.Size([2, 1000, 64])
     """
 
     card: ClassVar[MixerCard] = MixerCard(
@@ -72,13 +76,11 @@ class Nystromformer(OrderedAttention):
         pinv_init: str = "per_matrix",
         landmarks: str = "valid",
         conv_kernel: int | None = 35,
-        bias: bool = True,
-        out_bias: bool = True,
         **shared: Any,
     ) -> None:
         check_choice("landmarks", landmarks, LANDMARKS)
         keep_positions = landmarks == "all"
-        super().__init__(dim, bias=bias, out_bias=out_bias, keep_positions=keep_positions, **shared)
+        super().__init__(dim, keep_positions=keep_positions, **shared)
         self.num_landmarks = check_integer("num_landmarks", num_landmarks, 1)
         self.pinv_iterations = check_integer("pinv_iterations", pinv_iterations, 1)
         check_choice("pinv_init", pinv_init, PINV_INITS)
@@ -101,7 +103,7 @@ class Nystromformer(OrderedAttention):
             q, k, v = (torch.where(padded, 0.0, t) for t in (q, k, v))
         if q.shape[2] <= self.num_landmarks:
             y = masked_attention(
-                q, k, v, key_padding_mask=key_padding_mask, dropout=self.dropout_p()
+                q, k, v, key_padding_mask=key_padding_mask, dropout=self.dropout_now
             )
         else:
             y = self._attend_through_landmarks(q, k, v, key_padding_mask)
@@ -124,7 +126,7 @@ class Nystromformer(OrderedAttention):
             # landmark. The formula fails there because some landmarks may be empty.
             few = (~key_padding_mask).sum(1) <= self.num_landmarks
             weights = torch.where(few[:, None, None, None], members.mT.to(wide), weights)
-        weights = drop(weights, self.dropout_p()).to(v.dtype)
+        weights = drop(weights, self.dropout_now).to(v.dtype)
         return weights @ masked_attention(
             q_marks.to(v.dtype), k, v, key_padding_mask=key_padding_mask
         )

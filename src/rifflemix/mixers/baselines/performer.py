@@ -49,9 +49,7 @@ class Performer(LinearAttentionMixer):
         padded_keys: "left_out" ignores padding. "zero" sets padded keys and values to zero, but
             counts them in the sum of the weights. The PyTorch code of the Long Range Arena does
             the same. Outputs then depend on the amount of padding.
-        bias: add a bias to the Q/K/V projections.
-        out_bias: add a bias to the output projection.
-        shared: the other arguments of `TokenMixer`.
+        shared: other arguments of `MultiHeadMixer` and `TokenMixer`.
 
     Attributes:
         projection: (M, D) buffer shared by the heads, or None without a projection. It is drawn
@@ -64,6 +62,12 @@ class Performer(LinearAttentionMixer):
 
     Source: Choromanski et al. 2021, "Rethinking Attention with Performers", Lemma 1,
     sections 2.2 to 2.4 (the last on orthogonal features).
+
+    Example:
+        >>> import torch, rifflemix as rm
+        >>> mixer = rm.create_mixer("performer", 64, num_heads=4, kernel="relu", num_features=32)
+        >>> mixer(torch.randn(2, 1000, 64)).shape
+        torch.Size([2, 1000, 64])
     """
 
     card: ClassVar[MixerCard] = MixerCard(
@@ -90,11 +94,9 @@ class Performer(LinearAttentionMixer):
         num_features: int | None = None,
         scale_exponent: float = 0.25,
         padded_keys: str = "left_out",
-        bias: bool = True,
-        out_bias: bool = True,
         **shared: Any,
     ) -> None:
-        super().__init__(dim, bias=bias, out_bias=out_bias, **shared)
+        super().__init__(dim, **shared)
         check_choice("kernel", kernel, KERNELS)
         check_choice("padded_keys", padded_keys, PADDED_KEYS)
         if self.causal and padded_keys == "zero":
@@ -119,7 +121,9 @@ class Performer(LinearAttentionMixer):
             InputError: the mixer has no projection.
         """
         if self.projection is None:
-            raise bad_argument("num_features", "a number of random features to redraw", None)
+            raise bad_argument(
+                "num_features", "a number of random features, to draw them again", None
+            )
         rows, width = self.projection.shape
         drawn = orthogonal_projection(rows, width, generator=generator)
         self.projection.copy_(drawn)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from rifflemix.checks import check_integer, check_integers
 from rifflemix.errors import bad_argument, check_choice
 from rifflemix.mixers._attention.lsh import lsh_attention, lsh_buckets
-from rifflemix.mixers._attention.ordered import short_block_size
+from rifflemix.mixers._attention.multi_head import short_block_size
 from rifflemix.mixers.base import MixerCard, TokenMixer
 
 COMPAT = ("none", "hf")
@@ -49,6 +49,12 @@ class Reformer(TokenMixer):
         InputError: a number out of range, or compat="hf" with causal=True.
 
     Source: Kitaev et al. 2020, "Reformer: The Efficient Transformer", section 2.
+
+    Example:
+        >>> import torch, rifflemix as rm
+        >>> mixer = rm.create_mixer("reformer", 64, num_heads=4, max_length=256, num_hashes=2)
+        >>> mixer(torch.randn(2, 256, 64)).shape
+        torch.Size([2, 256, 64])
     """
 
     card: ClassVar[MixerCard] = MixerCard(
@@ -98,7 +104,7 @@ class Reformer(TokenMixer):
         single = isinstance(num_buckets, int)
         factors = check_integers("num_buckets", [num_buckets] if single else num_buckets, 2)
         if not factors or any(factor % 2 for factor in factors):
-            raise bad_argument("num_buckets", "an even number, or several", num_buckets)
+            raise bad_argument("num_buckets", "an even number or several even numbers", num_buckets)
         return factors
 
     def _draw_rotations(self, seed: int) -> Tensor:
@@ -121,7 +127,7 @@ class Reformer(TokenMixer):
             key_padding_mask=key_padding_mask,
             causal=self.causal,
             released=self.compat == "hf",
-            dropout=self.dropout if self.training else 0.0,
+            dropout=self.dropout_now,
         )
         out: Tensor = self.proj(y.transpose(1, 2).flatten(2))
         return out

@@ -11,10 +11,9 @@ from torch import Tensor, nn
 
 from rifflemix.checks import check_integer
 from rifflemix.errors import bad_argument
-from rifflemix.mixers._convolution.complex_pair import ComplexPair
 from rifflemix.mixers._convolution.exponential_kernel import ExponentialKernel
 from rifflemix.mixers._convolution.fft_convolution import NO_ONNX, fft_convolution, wide
-from rifflemix.mixers._convolution.state_space import both_directions, random_log_steps
+from rifflemix.mixers._convolution.state_space import ComplexPair, both_directions, random_log_steps
 from rifflemix.mixers.base import MixerCard, TokenMixer
 from rifflemix.mixers.padding import fill_valid_tokens, last_tokens, mix_valid_tokens
 from rifflemix.ops.precision import as_default
@@ -43,6 +42,14 @@ class S4(TokenMixer):
     Source: Gu et al. 2022, "On the Parameterization and Initialization of Diagonal State Space
     Models", equations (3), (4) and (9) and section 4; S4: Gu et al. 2022, "Efficiently Modeling
     Long Sequences with Structured State Spaces".
+
+    Example:
+        >>> import torch, rifflemix as rm
+        >>> mixer = rm.create_mixer("s4", 64, causal=True, state_size=16)
+        >>> mixer(torch.randn(2, 1000, 64)).shape
+        torch.Size([2, 1000, 64])
+        >>> mixer.state_size(1000)
+        1024
     """
 
     card: ClassVar[MixerCard] = MixerCard(
@@ -124,7 +131,6 @@ class S4(TokenMixer):
     def fill_stream(
         self, x: Tensor, key_padding_mask: Tensor | None
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """Return the outputs and the states after the last token."""
         y, state = fill_valid_tokens(self._fill, x, key_padding_mask)
         return self._read_out(y, x), state
 
@@ -134,7 +140,6 @@ class S4(TokenMixer):
         return self._convolve_with(kernel, x), {"state": kernel.state_after(tokens)}
 
     def no_weight_decay(self) -> set[str]:
-        """Return the names of the parameters that weight decay skips."""
         return {"log_dt", "log_A_real", "A_imag", "D"}
 
     def extra_repr(self) -> str:

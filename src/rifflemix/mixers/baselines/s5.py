@@ -11,10 +11,13 @@ from torch import Tensor, nn
 
 from rifflemix.checks import check_integer
 from rifflemix.errors import bad_argument
-from rifflemix.mixers._convolution.complex_pair import ComplexPair
 from rifflemix.mixers._convolution.fft_convolution import wide
-from rifflemix.mixers._convolution.linear_scan import linear_scan
-from rifflemix.mixers._convolution.state_space import both_directions, random_log_steps
+from rifflemix.mixers._convolution.state_space import (
+    ComplexPair,
+    both_directions,
+    linear_scan,
+    random_log_steps,
+)
 from rifflemix.mixers.base import MixerCard, TokenMixer
 from rifflemix.mixers.padding import fill_valid_tokens, last_tokens, mix_valid_tokens
 from rifflemix.ops.precision import as_default, wide_default, without_autocast
@@ -46,6 +49,14 @@ class S5(TokenMixer):
 
     Source: Smith et al. 2023, "Simplified State Space Layers for Sequence Modeling", equations
     (2), (3), (5) and (6), section 3.2 and appendix B.1.
+
+    Example:
+        >>> import torch, rifflemix as rm
+        >>> mixer = rm.create_mixer("s5", 64, causal=True, state_size=64, num_blocks=4)
+        >>> mixer(torch.randn(2, 1000, 64)).shape
+        torch.Size([2, 1000, 64])
+        >>> mixer.state_size(1000)
+        64
     """
 
     card: ClassVar[MixerCard] = MixerCard(
@@ -141,7 +152,6 @@ class S5(TokenMixer):
     def fill_stream(
         self, x: Tensor, key_padding_mask: Tensor | None
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """Return the outputs and the state after the last token."""
         y, state = fill_valid_tokens(self._fill, x, key_padding_mask)
         return self._read_out(y, x), state
 
@@ -151,7 +161,6 @@ class S5(TokenMixer):
         return self._observed(states, 0), {"state": last.squeeze(1)}
 
     def no_weight_decay(self) -> set[str]:
-        """Return the names of the parameters that weight decay skips."""
         return {"Lambda_re", "Lambda_im", "B", "D", "log_step"}
 
     def extra_repr(self) -> str:

@@ -10,7 +10,7 @@ from torch import Tensor
 from rifflemix.checks import check_integer, check_positive
 from rifflemix.mixers._attention.multi_head import MultiHeadMixer
 from rifflemix.mixers.base import MixerCard
-from rifflemix.ops.dropout.unchecked import dropout as drop
+from rifflemix.ops.dropout.backends import dropout as drop
 
 
 class Sinkformer(MultiHeadMixer):
@@ -24,15 +24,19 @@ class Sinkformer(MultiHeadMixer):
         dim: channels C; see `TokenMixer` for the shared arguments.
         num_iterations: total number of row and column steps, at least 1; the paper uses 3 and 5.
         epsilon: entropic regularization; the scores are divided by it.
-        bias: add a bias to the Q/K/V projections.
-        out_bias: add a bias to the output projection.
-        shared: the other arguments of `TokenMixer`.
+        shared: other arguments of `MultiHeadMixer` and `TokenMixer`.
 
     Raises:
         InputError: `num_iterations` below 1, or `epsilon` not above 0.
 
     Source: Sander et al. 2022, "Sinkformers: Transformers with Doubly Stochastic Attention",
     section 3.
+
+    Example:
+        >>> import torch, rifflemix as rm
+        >>> mixer = rm.create_mixer("sinkformer", 64, num_heads=4, num_iterations=3)
+        >>> mixer(torch.randn(2, 100, 64)).shape
+        torch.Size([2, 100, 64])
     """
 
     card: ClassVar[MixerCard] = MixerCard(
@@ -51,18 +55,16 @@ class Sinkformer(MultiHeadMixer):
         *,
         num_iterations: int = 3,
         epsilon: float = 1.0,
-        bias: bool = True,
-        out_bias: bool = True,
         **shared: Any,
     ) -> None:
-        super().__init__(dim, bias=bias, out_bias=out_bias, **shared)
+        super().__init__(dim, **shared)
         self.num_iterations = check_integer("num_iterations", num_iterations, 1)
         self.epsilon = check_positive("epsilon", epsilon)
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, key_padding_mask: Tensor | None) -> Tensor:
         scores = q @ k.mT * (self.head_dim**-0.5 / self.epsilon)
         weights = balanced_attention(scores, self.num_iterations, key_padding_mask)
-        return drop(weights, self.dropout_p()).to(v.dtype) @ v
+        return drop(weights, self.dropout_now).to(v.dtype) @ v
 
     def extra_repr(self) -> str:
         return f"{super().extra_repr()}, num_iterations={self.num_iterations}"

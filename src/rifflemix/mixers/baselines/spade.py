@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from rifflemix.checks import check_integer
-from rifflemix.mixers._attention.cache import attend_to_cache, new_cache, with_token
-from rifflemix.mixers._attention.ordered import OrderedAttention, short_block_size
+from rifflemix.mixers._attention.multi_head import ValidTokensFirst, short_block_size
+from rifflemix.mixers._attention.softmax_parts import attend_to_cache, new_cache, with_token
 from rifflemix.mixers._attention.window import window_attention
 from rifflemix.mixers._convolution.fft_convolution import NO_ONNX
 from rifflemix.mixers.base import MixerCard
@@ -17,7 +17,7 @@ from rifflemix.mixers.baselines.s4 import S4
 from rifflemix.mixers.padding import last_tokens
 
 
-class Spade(OrderedAttention):
+class Spade(ValidTokensFirst):
     """y = W [LN(S4(x)), LN(local attention(x))] in the bottom layer, local attention above it.
 
     Local attention is a sliding window over `radius` tokens on each side, or on the left side only
@@ -32,15 +32,19 @@ class Spade(OrderedAttention):
         ssm_every: period of the layers with a state space, starting at the bottom layer. Default:
             the bottom layer only, as published.
         state_size: numbers in the state of each S4 channel.
-        bias: add a bias to the Q/K/V projections.
-        out_bias: add a bias to the output projection of the attention.
-        shared: the other arguments of `TokenMixer`.
+        shared: other arguments of `ValidTokensFirst`, `MultiHeadMixer` and `TokenMixer`.
 
     Raises:
         InputError: an option out of range.
 
     Source: Zuo et al. 2022, "Efficient Long Sequence Modeling via State Space Augmented
     Transformer", section 3, without the relative position bias of its local attention.
+
+    Example:
+        >>> import torch, rifflemix as rm
+        >>> mixer = rm.create_mixer("spade", 64, num_heads=4, radius=16, num_layers=2)
+        >>> mixer(torch.randn(2, 256, 64)).shape
+        torch.Size([2, 256, 64])
     """
 
     card: ClassVar[MixerCard] = MixerCard(
@@ -65,11 +69,9 @@ class Spade(OrderedAttention):
         radius: int | None = None,
         ssm_every: int | None = None,
         state_size: int = 64,
-        bias: bool = True,
-        out_bias: bool = True,
         **shared: Any,
     ) -> None:
-        super().__init__(dim, bias=bias, out_bias=out_bias, **shared)
+        super().__init__(dim, **shared)
         if radius is None:
             radius = short_block_size(self.max_length)
         self.radius = check_integer("radius", radius, 1)
@@ -102,8 +104,12 @@ class Spade(OrderedAttention):
             before=self.radius,
             after=0 if self.causal else self.radius,
             key_padding_mask=key_padding_mask,
-            dropout=self.dropout_p(),
+            dropout=self.dropout_now,
         )
+
+    @property
+    def most_cached(self) -> int:
+        return self.radius
 
     def start_stream(self, batch_size: int, device: Any, dtype: Any) -> dict[str, Tensor]:
         """Create the state of S4 and a cache that grows to `radius` tokens."""
@@ -121,7 +127,7 @@ class Spade(OrderedAttention):
         q, k, v = self.split(self.qkv(x_t.unsqueeze(1)))
         window = with_token(state, keys=k, values=v)
         keys, values = window["keys"], window["values"]
-        near = self.proj(attend_to_cache(q, keys, values, window, dropout=self.dropout_p()))
+        near = self.proj(attend_to_cache(q, keys, values, window, dropout=self.dropout_now))
         first = max(0, keys.shape[2] - self.radius)
         padding = window.get("padding")
         after = new_cache(
@@ -137,7 +143,6 @@ class Spade(OrderedAttention):
     def fill_stream(
         self, x: Tensor, key_padding_mask: Tensor | None
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """Return the outputs, and the cache with the state of S4."""
         near, state = super().fill_stream(x, key_padding_mask)
         if self.ssm is None:
             return near, state

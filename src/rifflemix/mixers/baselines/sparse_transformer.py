@@ -10,8 +10,8 @@ from torch import Tensor
 
 from rifflemix.checks import check_integer
 from rifflemix.errors import bad_argument, check_choice
-from rifflemix.mixers._attention.masked import masked_attention
-from rifflemix.mixers._attention.ordered import OrderedAttention
+from rifflemix.mixers._attention.multi_head import ValidTokensFirst
+from rifflemix.mixers._attention.softmax_parts import masked_attention
 from rifflemix.mixers._attention.window import (
     SharedKeys,
     band,
@@ -23,9 +23,8 @@ from rifflemix.mixers._attention.window import (
     with_neighbours,
 )
 from rifflemix.mixers.base import MixerCard
-from rifflemix.mixers.padding import block_of
-from rifflemix.mixers.strided import default_block_size
-from rifflemix.ops.dropout.unchecked import dropout as drop
+from rifflemix.mixers.token_groups import default_group_size, group_size
+from rifflemix.ops.dropout.backends import dropout as drop
 
 PATTERNS = ("fixed", "strided")
 _SUMMARY = 4
@@ -52,7 +51,7 @@ class _ExtraKey(NamedTuple):
         return ~self.padded
 
 
-class SparseTransformer(OrderedAttention):
+class SparseTransformer(ValidTokensFirst):
     """Softmax attention over the union of both parts of a factorized pattern.
 
     With stride l, query i sees key j if
@@ -77,15 +76,19 @@ class SparseTransformer(OrderedAttention):
         cls_token: the first token sees all tokens, and all tokens see it. The pattern covers the
             tokens after it. Not supported with `causal=True`: the first token would see later
             tokens.
-        bias: add a bias to the Q/K/V projections.
-        out_bias: add a bias to the output projection.
-        shared: the other arguments of `TokenMixer`.
+        shared: other arguments of `ValidTokensFirst`, `MultiHeadMixer` and `TokenMixer`.
 
     Raises:
         InputError: an unknown pattern, a number out of range, or `cls_token` with `causal`.
 
     Source: Child et al. 2019, "Generating Long Sequences with Sparse Transformers", sections 4.2
     and 4.3. Column 0 comes from the Long Range Arena's mask, not from the paper.
+
+    Example:
+        >>> import torch, rifflemix as rm
+        >>> mixer = rm.create_mixer("sparse_transformer", 64, pattern="strided", stride=16)
+        >>> mixer(torch.randn(2, 256, 64)).shape
+        torch.Size([2, 256, 64])
     """
 
     card: ClassVar[MixerCard] = MixerCard(
@@ -109,15 +112,13 @@ class SparseTransformer(OrderedAttention):
         num_summary: int | None = None,
         triangular: bool = False,
         cls_token: bool = False,
-        bias: bool = True,
-        out_bias: bool = True,
         **shared: Any,
     ) -> None:
-        super().__init__(dim, bias=bias, out_bias=out_bias, **shared)
+        super().__init__(dim, **shared)
         check_choice("pattern", pattern, PATTERNS)
         self.pattern = pattern
         if stride is None:
-            stride = _STRIDE if self.max_length is None else default_block_size(self.max_length)
+            stride = _STRIDE if self.max_length is None else default_group_size(self.max_length)
         self.stride = check_integer("stride", stride, 1)
         self.num_summary = self._check_summary(num_summary)
         if cls_token and self.causal:
@@ -138,7 +139,7 @@ class SparseTransformer(OrderedAttention):
         if not self.cls_token:
             return self._attend_pattern(q, k, v, key_padding_mask, None)
         first = masked_attention(
-            q[:, :, :1], k, v, key_padding_mask=key_padding_mask, dropout=self.dropout_p()
+            q[:, :, :1], k, v, key_padding_mask=key_padding_mask, dropout=self.dropout_now
         )
         if q.shape[2] == 1:
             return first
@@ -158,7 +159,7 @@ class SparseTransformer(OrderedAttention):
         extra: _ExtraKey | None,
     ) -> Tensor:
         """Attend over the pattern and to one extra key that all queries see."""
-        stride = block_of(self.stride, q.shape[2])  # a shorter sequence is one block
+        stride = group_size(self.stride, q.shape[2])  # a shorter sequence is one block
         if self.pattern == "strided":
             return self._attend_strided(q, k, v, mask, extra, stride)
         return block_attention(
@@ -169,7 +170,7 @@ class SparseTransformer(OrderedAttention):
             key_padding_mask=mask,
             causal=self.triangular,
             shared=self._summary(k, v, mask, extra, stride),
-            dropout=self.dropout_p(),
+            dropout=self.dropout_now,
         )
 
     def _summary(
@@ -214,7 +215,7 @@ class SparseTransformer(OrderedAttention):
         all_scores = torch.cat(scores, -1) / math.sqrt(q.shape[-1])
         all_scores = all_scores.masked_fill(~see_something(torch.cat(sees, -1)), -torch.inf)
         wide = torch.promote_types(all_scores.dtype, torch.float32)
-        weights = drop(all_scores.softmax(-1, dtype=wide).to(v.dtype), self.dropout_p())
+        weights = drop(all_scores.softmax(-1, dtype=wide).to(v.dtype), self.dropout_now)
         parts = weights.split([s.shape[-1] for s in scores], -1)
         y = parts[0] @ near_values + _by_column(_by_column(parts[1]) @ far_values)
         if extra is not None:

@@ -10,11 +10,16 @@ from torch import Tensor, nn
 from rifflemix.checks import check_bool, check_integer
 from rifflemix.compat import take_first
 from rifflemix.errors import bad_argument, check_choice
-from rifflemix.mixers._attention.cache import new_cache, token_positions, visible, with_token
+from rifflemix.mixers._attention.softmax_parts import (
+    new_cache,
+    token_positions,
+    visible,
+    with_token,
+)
 from rifflemix.mixers.base import MixerCard, TokenMixer
 from rifflemix.mixers.padding import fill_valid_tokens, mix_valid_tokens
-from rifflemix.ops.dropout.unchecked import dropout as drop
-from rifflemix.ops.dropout.unchecked import dropout_attention
+from rifflemix.ops.dropout.backends import dropout as drop
+from rifflemix.ops.dropout.backends import dropout_attention
 
 MODES = ("random", "factorized", "dense")
 
@@ -46,6 +51,12 @@ class Synthesizer(TokenMixer):
 
     Source: Tay et al. 2021, "Synthesizer: Rethinking Self-Attention for Transformer Models",
     section 3.
+
+    Example:
+        >>> import torch, rifflemix as rm
+        >>> mixer = rm.create_mixer("synthesizer", 64, num_heads=4, max_length=128, mode="dense")
+        >>> mixer(torch.randn(2, 100, 64)).shape
+        torch.Size([2, 100, 64])
     """
 
     card: ClassVar[MixerCard] = MixerCard(
@@ -124,7 +135,7 @@ class Synthesizer(TokenMixer):
             # A sequence with only padding keeps its keys visible, because an empty softmax is NaN.
             hidden = key_padding_mask & ~key_padding_mask.all(dim=1, keepdim=True)
             scores = scores.masked_fill(hidden[:, None, None, :], -torch.inf)
-        y = self._attend(q, k, v, scores, self.dropout if self.training else 0.0)
+        y = self._attend(q, k, v, scores, self.dropout_now)
         out: Tensor = self.proj(y.transpose(1, 2).flatten(2))
         return out
 
@@ -187,7 +198,6 @@ class Synthesizer(TokenMixer):
     def fill_stream(
         self, x: Tensor, key_padding_mask: Tensor | None
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """Return the outputs and a cache of all keys and values, with padding last."""
         return fill_valid_tokens(self._fill, x, key_padding_mask)
 
     def _fill(self, x: Tensor, key_padding_mask: Tensor | None) -> tuple[Tensor, dict[str, Tensor]]:

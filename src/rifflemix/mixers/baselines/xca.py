@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from rifflemix.mixers._attention.multi_head import MultiHeadMixer
 from rifflemix.mixers.base import MixerCard
-from rifflemix.ops.dropout.unchecked import dropout as drop
+from rifflemix.ops.dropout.backends import dropout as drop
 from rifflemix.ops.precision import sum_of_products
 
 
@@ -23,11 +23,15 @@ class XCA(MultiHeadMixer):
 
     Args:
         dim: channels C; see `TokenMixer` for the shared arguments.
-        bias: add a bias to the Q/K/V projections.
-        out_bias: add a bias to the output projection.
-        shared: the other arguments of `TokenMixer`.
+        shared: other arguments of `MultiHeadMixer` and `TokenMixer`.
 
     Source: El-Nouby et al. 2021, "XCiT: Cross-Covariance Image Transformers", section 3.2.
+
+    Example:
+        >>> import torch, rifflemix as rm
+        >>> mixer = rm.create_mixer("xca", 64, num_heads=4)
+        >>> mixer(torch.randn(2, 1000, 64)).shape
+        torch.Size([2, 1000, 64])
     """
 
     card: ClassVar[MixerCard] = MixerCard(
@@ -40,10 +44,8 @@ class XCA(MultiHeadMixer):
         permutation_equivariant=True,
     )
 
-    def __init__(
-        self, dim: int, *, bias: bool = True, out_bias: bool = True, **shared: Any
-    ) -> None:
-        super().__init__(dim, bias=bias, out_bias=out_bias, **shared)
+    def __init__(self, dim: int, **shared: Any) -> None:
+        super().__init__(dim, **shared)
         self.temperature = nn.Parameter(torch.ones(self.num_heads, 1, 1))
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, key_padding_mask: Tensor | None) -> Tensor:
@@ -55,9 +57,8 @@ class XCA(MultiHeadMixer):
         smallest = max(1e-12, torch.finfo(q.dtype).tiny)
         q, k = (F.normalize(t, dim=-2, eps=smallest) for t in (q, k))
         scores = sum_of_products(q, k) * self.temperature
-        weights = drop(scores.softmax(dim=-1), self.dropout_p())
+        weights = drop(scores.softmax(dim=-1), self.dropout_now)
         return v @ weights.to(v.dtype).mT
 
     def no_weight_decay(self) -> set[str]:
-        """Return the names of the parameters that weight decay skips."""
         return {"temperature"}

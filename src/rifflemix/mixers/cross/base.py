@@ -73,7 +73,7 @@ class CrossAttention(nn.Module):
                 raise bad_argument(name, expected, tuple(tensor.shape))
             check_like_parameters(name, tensor, self)
         if memory.shape[0] != x.shape[0]:
-            raise bad_argument("memory", f"a batch of {x.shape[0]}, as x", memory.shape[0])
+            raise bad_argument("memory", f"the batch size {x.shape[0]} of x", memory.shape[0])
         check_padding_mask(key_padding_mask, memory)
 
     def extra_repr(self) -> str:

@@ -10,15 +10,17 @@ from rifflemix.checks import check_integer
 from rifflemix.errors import bad_argument, check_choice
 from rifflemix.mixers.cross.base import CrossAttention
 from rifflemix.mixers.padding import move_padding_last
-from rifflemix.mixers.sinkhorn import block_layout, pad_to_blocks
-from rifflemix.mixers.sorting_networks import SORT_NETS, BlockSorter, SortOptions
+from rifflemix.mixers.sinkhorn import block_layout
+from rifflemix.mixers.sorting_networks import BlockSorter
+from rifflemix.mixers.token_groups import fill_groups
 from rifflemix.ops.sinkhorn import (
-    COMBINE,
+    SinkhornOptions,
     block_attention,
     sinkhorn_attention,
     sort_blocks,
     sorted_padding_mask,
 )
+from rifflemix.ops.sinkhorn.options import SORT_NETS
 
 
 class SinkhornCrossAttention(CrossAttention):
@@ -52,6 +54,13 @@ class SinkhornCrossAttention(CrossAttention):
         InputError: an argument is out of range.
 
     Source: Tay et al. 2020, "Sparse Sinkhorn Attention", sections 3.2, 3.4 and 5.1.
+
+    Example:
+        >>> import torch, rifflemix as rm
+        >>> layer = rm.mixers.SinkhornCrossAttention(64, num_heads=4, max_length=256)
+        >>> queries, memory = torch.randn(2, 10, 64), torch.randn(2, 256, 64)
+        >>> layer(queries, memory).shape
+        torch.Size([2, 10, 64])
     """
 
     def __init__(
@@ -72,17 +81,17 @@ class SinkhornCrossAttention(CrossAttention):
     ) -> None:
         super().__init__(dim, num_heads, dropout)
         self.max_length = check_integer("max_length", max_length, 1)
-        self.sortcut = sortcut = check_integer("sortcut", sortcut)
-        check_choice("combine", combine, COMBINE)
         # No "attention": the sorting must not depend on the queries.
         check_choice("sort_net", sort_net, SORT_NETS)
         self.block_size, num_blocks = block_layout(block_size, self.max_length)
-        if not 0 <= sortcut <= num_blocks:
-            raise bad_argument("sortcut", f"0 to {num_blocks} blocks", sortcut)
-        if sortcut and combine != "concat":
-            raise bad_argument("combine", '"concat" for SortCut', repr(combine))
-        self.combine = combine
-        options = SortOptions(sort_net, temperature, num_iterations, gumbel)
+        self.options = options = SinkhornOptions(
+            sort_net=sort_net,
+            temperature=temperature,
+            num_iterations=num_iterations,
+            gumbel=gumbel,
+            combine=combine,
+            sortcut=sortcut,
+        ).checked(num_blocks, self.num_heads)
         self.sorter = BlockSorter(options, self.dim, self.num_heads, self.block_size, num_blocks)
         self.add_maps(bias=bias)
 
@@ -108,13 +117,13 @@ class SinkhornCrossAttention(CrossAttention):
         if key_padding_mask is not None:
             memory = torch.where(key_padding_mask.unsqueeze(-1), 0.0, memory)
             memory, key_padding_mask, _ = move_padding_last(memory, key_padding_mask)
-        memory, mask = pad_to_blocks(memory, key_padding_mask, self.block_size, masked=True)
+        memory, mask = fill_groups(memory, key_padding_mask, self.block_size)
         q, k, v = self.project(x, memory)
         sort = self.sorter(memory, k, k, mask)
         return self.output(self._attend(q, k, v, sort, mask))
 
     def _attend(self, q: Tensor, k: Tensor, v: Tensor, sort: Tensor, mask: Tensor | None) -> Tensor:
-        if not self.sortcut:
+        if not self.options.sortcut:
             return self._attend_blocks(q, k, v, sort, mask)
         return sinkhorn_attention(
             q,
@@ -122,7 +131,7 @@ class SinkhornCrossAttention(CrossAttention):
             v,
             sort,
             self.block_size,
-            sortcut=min(self.sortcut, sort.shape[2]),
+            sortcut=min(self.options.sortcut, sort.shape[2]),
             key_padding_mask=mask,
             dropout_p=self.dropout_now,
         )
@@ -152,7 +161,7 @@ class SinkhornCrossAttention(CrossAttention):
             v.gather(2, index),
             sort_blocks(k, sort),
             sort_blocks(v, sort),
-            combine=self.combine,
+            combine=self.options.combine,
             hidden=hidden,
             sorted_hidden=sorted_hidden,
             dropout_p=self.dropout_now,
@@ -184,5 +193,5 @@ class SinkhornCrossAttention(CrossAttention):
     def extra_repr(self) -> str:
         return (
             f"{super().extra_repr()}, block_size={self.block_size}, "
-            f"combine={self.combine}, sortcut={self.sortcut}"
+            f"combine={self.options.combine}, sortcut={self.options.sortcut}"
         )

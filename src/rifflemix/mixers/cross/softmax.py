@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from rifflemix.mixers.cross.base import CrossAttention
-from rifflemix.ops.dropout.unchecked import dropout_attention
+from rifflemix.ops.dropout.backends import dropout_attention
 
 
 class SoftmaxCrossAttention(CrossAttention):
@@ -22,6 +22,12 @@ class SoftmaxCrossAttention(CrossAttention):
         InputError: an argument is out of range.
 
     Source: Vaswani et al. 2017, "Attention Is All You Need", section 3.2.3.
+
+    Example:
+        >>> import torch, rifflemix as rm
+        >>> layer = rm.mixers.SoftmaxCrossAttention(64, num_heads=4)
+        >>> layer(torch.randn(2, 10, 64), torch.randn(2, 256, 64)).shape
+        torch.Size([2, 10, 64])
     """
 
     def __init__(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -16,21 +16,32 @@ from rifflemix.checks import (
     check_padding_mask,
     check_positive,
     check_probability,
+    check_room,
 )
 from rifflemix.errors import bad_argument, check_choice
+from rifflemix.mixers import Stack, stack_name
 from rifflemix.models.base import Model, check_ids
 from rifflemix.models.initialisation import modules_to_draw
 from rifflemix.models.language.generation import generate
-from rifflemix.models.mixing import block_mixer
+from rifflemix.models.mixing import block_mixer, positions_in_row, with_rotary
 from rifflemix.models.official import OfficialTensor
-from rifflemix.models.packing import positions_in_row
 from rifflemix.nn.block import Block
-from rifflemix.nn.dropout import Dropout
 from rifflemix.nn.embeddings import number_of_ids, table_of
-from rifflemix.nn.feed_forward import FeedForward
-from rifflemix.nn.positions import PositionEmbedding, SinusoidalPositions, valid_positions
+from rifflemix.nn.layers import Dropout, FeedForward
+from rifflemix.nn.positions import (
+    NoPositions,
+    PositionEmbedding,
+    SinusoidalPositions,
+    last_valid,
+    valid_positions,
+)
 
-POSITIONS = ("learned", "sinusoid")
+_POSITIONS: dict[str, Callable[[int, int], nn.Module]] = {
+    "learned": PositionEmbedding,
+    "sinusoid": SinusoidalPositions,
+    "none": NoPositions,
+    "rope": NoPositions,
+}
 _EPS = 1e-5
 
 
@@ -38,11 +49,11 @@ class GPTState(NamedTuple):
     """The state of a streaming model between two tokens.
 
     Attributes:
-        position: number of tokens processed.
+        position: (B,) int64, number of tokens of each sequence so far.
         layers: the mixer state of each layer.
     """
 
-    position: int
+    position: Tensor
     layers: tuple[dict[str, Tensor], ...]
 
 
@@ -53,7 +64,7 @@ class GPT(Model):
     may be anywhere, because positions count valid tokens only.
 
     Args:
-        mixer: registry name of a token mixer that can be causal.
+        mixer: registry name of a token mixer that can be causal, or a stack.
         mixer_options: options of the mixer.
         dim: channels C.
         num_layers: number of blocks.
@@ -63,7 +74,10 @@ class GPT(Model):
         max_length: maximum number of tokens.
         layer_scale: initial value of the learned factor of every branch; None omits the factor.
             The released language code of ToST uses 1e-5 in all sizes. GPT-2 has no such factor.
-        positions: "learned", or "sinusoid" as in Tensor2Tensor.
+        positions: "learned", "sinusoid" as in Tensor2Tensor, "none", or "rope": queries and keys
+            of mixers with the option `rotary` are rotated by their positions.
+        short_conv: tokens of a causal depthwise convolution before every mixer, see `Block`; None
+            for no convolution.
         activation: activation function of the feed-forward branch.
         tie_embeddings: use the embedding for the logits too.
         scale_embeddings: initialize embeddings with standard deviation 1 / sqrt(C) and multiply
@@ -78,12 +92,18 @@ class GPT(Model):
 
     Source: Radford et al. 2019, "Language Models are Unsupervised Multitask Learners", section 2.3,
     as implemented in nanoGPT; with mixer "tssa" Wu et al. 2024, appendix C.2.
+
+    Example:
+        >>> import torch, rifflemix as rm
+        >>> model = rm.models.GPT(mixer="csp", vocab_size=100, max_length=64, dim=32)
+        >>> model(torch.randint(100, (2, 64))).shape
+        torch.Size([2, 64, 100])
     """
 
     def __init__(
         self,
         *,
-        mixer: str = "softmax",
+        mixer: Stack = "softmax",
         mixer_options: dict[str, Any] | None = None,
         dim: int = 64,
         num_layers: int = 2,
@@ -93,6 +113,7 @@ class GPT(Model):
         max_length: int = 1024,
         layer_scale: float | None = None,
         positions: str = "learned",
+        short_conv: int | None = None,
         activation: str = "gelu",
         tie_embeddings: bool = True,
         scale_embeddings: bool = False,
@@ -103,19 +124,15 @@ class GPT(Model):
         super().__init__()
         dim, num_layers = check_integer("dim", dim, 1), check_integer("num_layers", num_layers, 1)
         vocab_size = check_integer("vocab_size", vocab_size, 1)
-        check_choice("positions", positions, POSITIONS)
+        check_choice("positions", positions, _POSITIONS)
         bias = check_bool("bias", bias)
         if layer_scale is not None:
             layer_scale = check_positive("layer_scale", layer_scale)
         hidden_dim = round(dim * check_positive("mlp_ratio", mlp_ratio))
-        self.max_length, self.mixer = check_integer("max_length", max_length, 1), mixer
+        self.max_length, self.mixer = check_integer("max_length", max_length, 1), stack_name(mixer)
         self.embedding_factor = dim**0.5 if check_bool("scale_embeddings", scale_embeddings) else 1
         self.embed = nn.Embedding(vocab_size, dim)
-        self.positions: PositionEmbedding | SinusoidalPositions
-        if positions == "learned":
-            self.positions = PositionEmbedding(max_length, dim)
-        else:
-            self.positions = SinusoidalPositions(max_length, dim)
+        self.positions = _POSITIONS[positions](max_length, dim)
         self.drop = Dropout(check_probability("dropout", dropout))
         self.blocks = nn.ModuleList(
             Block(
@@ -123,7 +140,7 @@ class GPT(Model):
                     mixer,
                     mixer_options,
                     dim,
-                    of_host={"bias": bias, "out_bias": bias},
+                    of_host=with_rotary({"bias": bias, "out_bias": bias}, mixer, positions),
                     num_heads=num_heads,
                     max_length=max_length,
                     layer_index=index,
@@ -144,6 +161,7 @@ class GPT(Model):
                 norm_eps=_EPS,
                 norm_bias=bias,
                 layer_scale=layer_scale,
+                short_conv=short_conv,
             )
             for index in range(num_layers)
         )
@@ -203,33 +221,43 @@ class GPT(Model):
         """
         weight = self.embed.weight
         return GPTState(
-            0,
+            torch.zeros(batch_size, dtype=torch.int64, device=weight.device),
             tuple(
-                block.mixer.init_state(batch_size, device=weight.device, dtype=weight.dtype)
+                block.init_state(batch_size, device=weight.device, dtype=weight.dtype)
                 for block in self._layers()
             ),
         )
 
-    def prefill(self, tokens: Tensor) -> tuple[Tensor, GPTState]:
+    def prefill(
+        self, tokens: Tensor, *, key_padding_mask: Tensor | None = None
+    ) -> tuple[Tensor, GPTState]:
         """Process a whole prompt at once.
 
         Args:
             tokens: (B, N) int64 token ids, N at least 1.
+            key_padding_mask: (B, N) bool, True = padding, for prompts of different lengths.
 
         Returns:
-            (B, vocab_size) logits of the token after the prompt, and the state for `step`.
+            (B, vocab_size) logits of the token after each prompt, and the state for `step`.
 
         Raises:
             InputError: the mixer does not support streaming, or there are more than `max_length`
                 tokens.
         """
         check_ids("tokens", tokens, "(B, N)", below=number_of_ids(self.embed))
-        x = self.drop(self.positions(self.embed(tokens) * self.embedding_factor))
+        check_padding_mask(key_padding_mask, tokens)
+        lengths = torch.full((len(tokens),), tokens.shape[1], device=tokens.device)
+        positions, last = None, lengths - 1
+        if key_padding_mask is not None:
+            positions = self.positions_of(key_padding_mask)
+            lengths, last = (~key_padding_mask).sum(1), last_valid(key_padding_mask)
+        x = self.drop(self.positions(self.embed(tokens) * self.embedding_factor, positions))
         layers = []
         for block in self._layers():
-            x, state = block.prefill(x)
+            x, state = block.prefill(x, key_padding_mask=key_padding_mask)
             layers.append(state)
-        return self._logits(x[:, -1]), GPTState(tokens.shape[1], tuple(layers))
+        ends = x[torch.arange(len(x), device=x.device), last]
+        return self._logits(ends), GPTState(lengths, tuple(layers))
 
     def step(self, tokens: Tensor, state: GPTState) -> tuple[Tensor, GPTState]:
         """Process one more token of each sequence.
@@ -247,17 +275,10 @@ class GPT(Model):
         Raises:
             InputError: there are more than `max_length` tokens.
         """
-        if state.position >= self.max_length:
-            raise bad_argument(
-                "tokens",
-                f"at most max_length = {self.max_length} tokens in a stream",
-                f"token {state.position + 1}",
-                "build the model with a larger max_length",
-            )
+        check_room("tokens", state.position, self.max_length, "model")
         check_ids("tokens", tokens, "(B,)", below=number_of_ids(self.embed), rank=1)
         embedded = self.embed(tokens).unsqueeze(1) * self.embedding_factor
-        position = torch.full((tokens.shape[0], 1), state.position, device=tokens.device)
-        x = self.drop(self.positions(embedded, position)).squeeze(1)
+        x = self.drop(self.positions(embedded, state.position.unsqueeze(1))).squeeze(1)
         layers = []
         for block, before in zip(self._layers(), state.layers, strict=True):
             x, after = block.step(x, before)

@@ -10,27 +10,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from rifflemix.checks import (
-    check_integer,
-    check_padding_mask,
-    check_positive,
-    check_probability,
-)
+from rifflemix.checks import check_integer, check_padding_mask, check_positive, check_probability
 from rifflemix.compat import evaluation_mode
 from rifflemix.errors import bad_argument, check_choice
-from rifflemix.mixers import (
-    SinkhornCrossAttention,
-    SoftmaxCrossAttention,
-    TokenMixer,
-)
+from rifflemix.mixers import SinkhornCrossAttention, SoftmaxCrossAttention, Stack, TokenMixer
 from rifflemix.models.base import Model, check_ids
 from rifflemix.models.mixing import block_mixer
-from rifflemix.models.presets import ModelCard, Preset
-from rifflemix.models.sequence.encoder import Encoder
 from rifflemix.nn.block import Block
-from rifflemix.nn.dropout import Dropout
 from rifflemix.nn.embeddings import number_of_ids, table_of
-from rifflemix.nn.feed_forward import FeedForward
+from rifflemix.nn.layers import Dropout, FeedForward
 from rifflemix.nn.positions import SinusoidalPositions, valid_positions
 
 CROSS_ATTENTIONS = ("softmax", "sinkhorn")
@@ -92,7 +80,7 @@ class Seq2Seq(Model):
     The embedding serves the encoder, the decoder and the logits.
 
     Args:
-        mixer: registry name of the mixer of the encoder and, in causal mode, of the decoder.
+        mixer: registry name, or a stack, of the encoder and, in causal mode, of the decoder.
         mixer_options: options of the mixer in the encoder and in the decoder.
         decoder_mixer: registry name of a different mixer for the decoder.
         decoder_mixer_options: options of the decoder mixer. None uses `mixer_options` if both
@@ -115,12 +103,19 @@ class Seq2Seq(Model):
 
     Source: Vaswani et al. 2017, "Attention Is All You Need", section 3, as implemented in
     Tensor2Tensor's transformer_base; with mixer and cross "sinkhorn" Tay et al. 2020, section 5.1.
+
+    Example:
+        >>> import torch, rifflemix as rm
+        >>> model = rm.models.Seq2Seq(mixer="sinkhorn", vocab_size=100, max_length=64, dim=32)
+        >>> source, target = torch.randint(100, (2, 64)), torch.randint(100, (2, 10))
+        >>> model(source, target).shape
+        torch.Size([2, 10, 100])
     """
 
     def __init__(
         self,
         *,
-        mixer: str = "softmax",
+        mixer: Stack = "softmax",
         mixer_options: dict[str, Any] | None = None,
         decoder_mixer: str | None = None,
         decoder_mixer_options: dict[str, Any] | None = None,
@@ -309,7 +304,7 @@ class Seq2Seq(Model):
 
 
 def _of_decoder(
-    mixer: str,
+    mixer: Stack,
     options: dict[str, Any] | None,
     own_mixer: str | None,
     own_options: dict[str, Any] | None,
@@ -339,74 +334,3 @@ def _check_tokens(name: str, tokens: Tensor, vocab_size: int) -> None:
     check_ids(name, tokens, "(B, N)", below=vocab_size)
     if tokens.shape[1] < 1:
         raise bad_argument(name, "at least one id in shape (B, N)", tuple(tokens.shape))
-
-
-_PAPER = "Tay et al. 2020, Sparse Sinkhorn Attention"
-_SORT_BLOCK = {"block_size": 32, "bias": False}
-
-
-def _sortcut(
-    name: str, what: str, vocab_size: int, max_length: int, num_classes: int = 2
-) -> Preset:
-    card = ModelCard(
-        name=f"sinkhorn_sortcut_{name}",
-        title=f"SortCut encoder for {what}: all queries share 2 sorted blocks of 8",
-        paper=_PAPER,
-        inputs="tokens",
-        note="Tensor2Tensor's transformer_tiny; the plain Sinkhorn encoder has sortcut 0",
-    )
-    settings = {
-        "mixer": "sinkhorn",
-        "mixer_options": {"block_size": 8, "sortcut": 2, "bias": False},
-        "dim": 128,
-        "num_layers": 2,
-        "num_heads": 4,
-        "mlp_ratio": 4.0,
-        "vocab_size": vocab_size,
-        "num_classes": num_classes,
-        "max_length": max_length,
-        "norm_eps": _EPS,
-        "activation": "relu",
-        "positions": "sinusoid",
-        "dropout": 0.1,
-    }
-    return Preset(card, Encoder, settings)
-
-
-PRESETS = (
-    Preset(
-        ModelCard(
-            name="seq2seq",
-            title="Encoder-decoder, the backbone of `compare` on pairs of sequences",
-            paper="Vaswani et al. 2017, Attention Is All You Need",
-            inputs="tokens and decoder tokens",
-        ),
-        Seq2Seq,
-    ),
-    Preset(
-        ModelCard(
-            name="sinkhorn_seq2seq_sort",
-            title="Sinkhorn Transformer that sorts sequences of up to 512 symbols",
-            paper=_PAPER,
-            inputs="tokens and decoder tokens",
-            note="Tensor2Tensor's transformer_base; 512 symbols, padding and an end token",
-        ),
-        Seq2Seq,
-        {
-            "mixer": "sinkhorn",
-            "mixer_options": _SORT_BLOCK,
-            "cross": "sinkhorn",
-            "cross_options": _SORT_BLOCK,
-            "dim": 512,
-            "num_layers": 6,
-            "num_heads": 8,
-            "mlp_ratio": 4.0,
-            "vocab_size": 514,
-            "max_length": 513,
-            "dropout": 0.1,
-        },
-    ),
-    _sortcut("imdb", "film reviews of 512 words", 8192, 512),
-    _sortcut("imdb_char", "film reviews of 2,048 bytes", 257, 2048),
-    _sortcut("nli", "premise and hypothesis in one sequence of words", 8192, 512, num_classes=3),
-)

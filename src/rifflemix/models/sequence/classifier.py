@@ -14,12 +14,16 @@ from torch import Tensor, nn
 from rifflemix.checks import check_integer, check_padding_mask, check_tokens
 from rifflemix.errors import bad_argument
 from rifflemix.models.base import Model, check_ids
-from rifflemix.models.packing import check_no_empty, lengths_in_row, with_class_tokens
-from rifflemix.models.sequence.config import ClassifierConfig
-from rifflemix.models.sequence.heads import PAIR_FEATURES, classifier_head, pair_features
-from rifflemix.models.sequence.norms import TokenNorm
-from rifflemix.nn.dropout import Dropout
+from rifflemix.models.mixing import check_no_empty, lengths_in_row, with_class_tokens
+from rifflemix.models.sequence.config import (
+    PAIR_FEATURES,
+    ClassifierConfig,
+    TokenNorm,
+    classifier_head,
+    pair_features,
+)
 from rifflemix.nn.embeddings import number_of_ids
+from rifflemix.nn.layers import Dropout
 from rifflemix.nn.pooling import Pooling
 from rifflemix.nn.positions import PositionEmbedding, SinusoidalPositions, packed_positions
 
@@ -95,8 +99,9 @@ class SequenceClassifier(Model):
                 as in `TokenMixer.forward`.
 
         Returns:
-            (B, num_classes). For packed sequences (S, num_classes), where each sequence gives the
-            same scores as alone.
+            (B, num_classes), or (B, N, num_classes) with pool="none". For packed sequences
+            (S, num_classes) or (1, N, num_classes), where each sequence gives the same scores as
+            alone.
 
         Raises:
             InputError: the number of sequences is wrong, there are more tokens than `max_length`,
@@ -142,7 +147,10 @@ class SequenceClassifier(Model):
         bounds = torch.tensor([0, *accumulate(lengths)], device="cpu")
         for index in range(self.num_layers):
             x = self.run_block(self.blocks[index % len(self.blocks)], x, cu_seqlens=bounds)
-        parts = self.finish(x, None).split(lengths, dim=1)
+        x = self.finish(x, None)
+        if self.pool.kind == "none":
+            return x
+        parts = x.split(lengths, dim=1)
         return torch.cat([self.pool(part) for part in parts])
 
     def _encode_pair(self, inputs: Tensor, key_padding_mask: Tensor | None) -> Tensor:
@@ -167,9 +175,10 @@ class SequenceClassifier(Model):
             key_padding_mask: (B, N) bool, True = padding.
 
         Returns:
-            (B, C).
+            (B, C), or (B, N, C) with pool="none".
         """
         self._check_inputs(inputs)
+        length = inputs.shape[1]
         inputs, key_padding_mask = self._padded(inputs, key_padding_mask)
         x = self.embed(inputs)
         if self.cls is not None:
@@ -181,7 +190,7 @@ class SequenceClassifier(Model):
             block = self.blocks[index % len(self.blocks)]
             x = self.run_block(block, x, key_padding_mask=key_padding_mask)
         pooled: Tensor = self.pool(self.finish(x, key_padding_mask), key_padding_mask)
-        return pooled
+        return pooled[:, :length] if self.pool.kind == "none" else pooled
 
     def with_class_token(
         self, token: Tensor, x: Tensor, key_padding_mask: Tensor | None
@@ -203,6 +212,10 @@ class SequenceClassifier(Model):
         check_tokens("inputs", inputs, layout=f"(B, N, {features})")
         if inputs.shape[2] != features:
             raise bad_argument("inputs", f"shape (B, N, {features})", tuple(inputs.shape))
+
+    def state_size(self, length: int) -> int:
+        """Count as `Model.state_size`; tied layers have a state each."""
+        return super().state_size(length) * (self.num_layers // len(self.blocks))
 
     def no_weight_decay(self) -> set[str]:
         """Return parameters without weight decay, including the class token."""
@@ -263,4 +276,4 @@ def _positions(config: ClassifierConfig) -> nn.Module:
         interleaved = kind == "interleaved_sinusoid"
         first = config.first_position
         return SinusoidalPositions(length, dim, first=first, interleaved=interleaved)
-    return nn.Identity() if kind == "none" else PositionEmbedding(length, dim)
+    return nn.Identity() if kind in ("none", "rope") else PositionEmbedding(length, dim)

@@ -1,15 +1,151 @@
-"""Settings of a sequence classifier, except for its blocks."""
+"""Settings of a sequence classifier, its norms and its heads."""
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import Any, ClassVar
 
-from rifflemix.checks import check_bool, check_integer, check_positive, check_probability
+import torch
+from torch import Tensor, nn
+
+from rifflemix.checks import (
+    check_bool,
+    check_integer,
+    check_integers,
+    check_positive,
+    check_probability,
+)
 from rifflemix.errors import bad_argument, check_choice
-from rifflemix.models.sequence.heads import PAIR_FEATURES
-from rifflemix.nn.activations import ACTIVATIONS
+from rifflemix.nn.layers import ACTIVATIONS, Dropout, activation_layer
+
+PAIR_FEATURES = {"concat": 2, "concat_product_difference": 4}
+"""Ways to combine the vectors a, b of two sequences, with the number of vectors in the result:
+[a, b] or [a, b, a * b, a - b]. The Long Range Arena calls the second one NLI."""
+
+
+def classifier_head(
+    in_dim: int,
+    num_classes: int,
+    hidden_dims: Sequence[int] = (),
+    *,
+    activation: str = "relu",
+    bias: bool = True,
+    dropout: float = 0.0,
+) -> nn.Module:
+    """Build linear layers (..., in_dim) -> (..., num_classes) with hidden layers.
+
+    Args:
+        in_dim: input channels.
+        num_classes: number of outputs.
+        hidden_dims: channels of each hidden layer.
+        activation: one of `rifflemix.nn.layers.ACTIVATIONS`.
+        bias: add a bias to the last linear layer.
+        dropout: dropout probability in the hidden layers, before the activation.
+
+    Raises:
+        InputError: a size is below 1, the activation is unknown, or `dropout` is not a
+            probability.
+    """
+    check_integer("num_classes", num_classes, 1)
+    widths = (in_dim, *check_integers("head_hidden", hidden_dims, 1))
+    dropout = check_probability("head_dropout", dropout)
+    layers: list[nn.Module] = []
+    for before, after in itertools.pairwise(widths):
+        # One module for both, so that the names of weights do not depend on dropout.
+        between = nn.Sequential(Dropout(dropout), activation_layer(activation))
+        layers += [nn.Linear(before, after), between]
+    last = nn.Linear(widths[-1], num_classes, bias=bias)
+    return nn.Sequential(*layers, last) if layers else last
+
+
+def pair_features(a: Tensor, b: Tensor, kind: str) -> Tensor:
+    """Combine the vectors of two sequences.
+
+    Args:
+        a: vectors (B, C) of the first sequences.
+        b: vectors (B, C) of the second sequences.
+        kind: one of `PAIR_FEATURES`.
+
+    Returns:
+        (B, 2 C) or (B, 4 C).
+
+    Raises:
+        InputError: `kind` is unknown.
+    """
+    check_choice("pair_features", kind, PAIR_FEATURES)
+    parts = (a, b) if kind == "concat" else (a, b, a * b, a - b)
+    return torch.cat(parts, dim=-1)
+
+
+NORMS = ("layer", "scale", "batch")
+
+
+class ScaleNorm(nn.Module):
+    """Root mean square norm with one learned scale for all channels.
+
+    The norm divides each token by the root mean square of its channels.
+
+    Args:
+        dim: channels C.
+        eps: value added to the mean square.
+
+    Source: Nguyen and Salazar 2019, "Transformers without Tears", equation (5), as implemented in
+    MEGA: the learned number starts at 1, and the norm is the mean instead of the sum of squares.
+    """
+
+    def __init__(self, dim: int, *, eps: float = 1e-6) -> None:
+        super().__init__()
+        self.dim = check_integer("dim", dim, 1)
+        self.eps = check_positive("eps", eps)
+        self.scalar = nn.Parameter(torch.ones(1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Normalize (..., C) -> (..., C); the mean uses at least float32."""
+        wide = x.to(torch.promote_types(x.dtype, torch.float32))
+        power = wide.square().mean(dim=-1, keepdim=True)
+        return x * (self.scalar * torch.rsqrt(power + self.eps)).to(x.dtype)
+
+    def no_weight_decay(self) -> set[str]:
+        """Exclude the scale from weight decay."""
+        return {"scalar"}
+
+    def extra_repr(self) -> str:
+        return f"dim={self.dim}, eps={self.eps}"
+
+
+class TokenNorm(nn.Module):
+    """Norm of (B, N, C) tokens that ignores padding.
+
+    Args:
+        kind: "layer", "scale" (`ScaleNorm`) or "batch". "batch" normalizes each channel over all
+            valid tokens of the batch in training, and with running statistics otherwise. With
+            several processes, `torch.nn.SyncBatchNorm.convert_sync_batchnorm` turns "batch" into
+            MEGA's "syncbatch".
+        dim: channels C.
+
+    Raises:
+        InputError: `kind` is unknown.
+    """
+
+    def __init__(self, kind: str, dim: int) -> None:
+        super().__init__()
+        check_choice("norm_kind", kind, NORMS)
+        self.kind = kind
+        scale = partial(ScaleNorm, eps=1e-5)  # eps of all norms in MEGA's code
+        layers: dict[str, Any] = {"layer": nn.LayerNorm, "scale": scale, "batch": nn.BatchNorm1d}
+        self.norm: nn.Module = layers[kind](dim)
+
+    def forward(self, x: Tensor, key_padding_mask: Tensor | None = None) -> Tensor:
+        """Normalize (B, N, C) tokens; mask (B, N), True = padding."""
+        if self.kind == "batch" and key_padding_mask is not None and self.training:
+            valid = ~key_padding_mask
+            return torch.zeros_like(x).masked_scatter(valid.unsqueeze(-1), self.norm(x[valid]))
+        y: Tensor = self.norm(x.flatten(0, 1)).view_as(x) if self.kind == "batch" else self.norm(x)
+        return y
+
 
 POSITIONS = ("learned", "sinusoid", "interleaved_sinusoid", "none")
 PADDINGS = ("batch", "max_length", "unmasked")
@@ -38,7 +174,7 @@ class ClassifierConfig:
         norm_eps: value that the norms add to a variance.
         pool: see `rifflemix.nn.pooling.Pooling`; "cls" adds a learned token before the others.
         num_sequences: 1, or 2 for a pair of sequences that share the blocks.
-        pair_mix: how to combine a pair, one of `rifflemix.models.sequence.heads.PAIR_FEATURES`.
+        pair_mix: how to combine a pair, one of `rifflemix.models.sequence.config.PAIR_FEATURES`.
         head_hidden: channels of the hidden layers of the head.
         head_activation: activation function between the layers of the head.
         head_bias: add a bias to the last linear layer.
@@ -57,6 +193,8 @@ class ClassifierConfig:
     Raises:
         InputError: a setting is out of range.
     """
+
+    position_kinds: ClassVar[tuple[str, ...]] = POSITIONS
 
     dim: int = 64
     num_layers: int = 2
@@ -94,13 +232,15 @@ class ClassifierConfig:
             self._keep(name, check_probability)
         self._keep("embedding_dropout", self._own_dropout)
         for name, choices in (
-            ("positions", POSITIONS),
+            ("positions", self.position_kinds),
             ("padding", PADDINGS),
             ("cls_mask", CLS_MASKS),
             ("pair_mix", PAIR_FEATURES),
             ("head_activation", ACTIVATIONS),
         ):
             check_choice(name, getattr(self, name), choices)
+        if self.pool == "none" and self.num_sequences > 1:
+            raise bad_argument("pool", "one that makes a vector of each sequence of a pair", "none")
         if self.first_position and not self.positions.endswith("sinusoid"):
             wanted = "0 unless positions is sinusoid"
             raise bad_argument("first_position", wanted, self.first_position)

@@ -9,18 +9,17 @@ from torch import Tensor, nn
 
 from rifflemix.checks import check_integer, check_positive, check_probability
 from rifflemix.errors import bad_argument, check_choice
+from rifflemix.mixers import Stack, mixer_classes, stack_name
 from rifflemix.mixers.baselines.mega_layer import MegaLayer
-from rifflemix.mixers.named import mixer_class
 from rifflemix.mixers.packed import packing_refused
 from rifflemix.models.mixing import block_mixer
 from rifflemix.models.presets import ModelCard, Preset
 from rifflemix.models.sequence.classifier import SequenceClassifier
-from rifflemix.models.sequence.config import ClassifierConfig
-from rifflemix.models.sequence.lra import HOSTS, task_inputs, task_settings
-from rifflemix.models.sequence.norms import TokenNorm
+from rifflemix.models.sequence.config import ClassifierConfig, TokenNorm
+from rifflemix.models.sequence.encoder import HOSTS, task_inputs, task_settings
 from rifflemix.nn.block import NORMS
 from rifflemix.nn.embeddings import input_embedding
-from rifflemix.nn.feed_forward import FeedForward
+from rifflemix.nn.layers import FeedForward
 
 
 class MegaBlock(nn.Module):
@@ -85,7 +84,7 @@ class MegaClassifier(SequenceClassifier):
         attention_dropout: dropout probability on the attention weights.
         hidden_dropout: dropout probability on the values and in the hidden layer of the branch.
         num_sequences: 1, or 2 for pairs.
-        pair_mix: how to combine a pair, see `rifflemix.models.sequence.heads.PAIR_FEATURES`.
+        pair_mix: how to combine a pair, see `rifflemix.models.sequence.config.PAIR_FEATURES`.
         head_hidden: channels of the hidden layers of the head.
 
     Raises:
@@ -98,7 +97,7 @@ class MegaClassifier(SequenceClassifier):
     def __init__(
         self,
         *,
-        mixer: str = "mega",
+        mixer: Stack = "mega",
         mixer_options: dict[str, Any] | None = None,
         dim: int = 128,
         num_layers: int = 4,
@@ -133,7 +132,7 @@ class MegaClassifier(SequenceClassifier):
         }
         dropout = check_probability("dropout", dropout)
         attention_dropout = check_probability("attention_dropout", attention_dropout)
-        if not issubclass(mixer_class(mixer), MegaLayer):
+        if not all(issubclass(cls, MegaLayer) for cls in mixer_classes(stack_name(mixer))):
             raise bad_argument("mixer", "mega or mega_chunk", repr(mixer))
 
         def make_block(index: int) -> MegaBlock:

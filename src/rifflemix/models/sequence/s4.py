@@ -9,15 +9,15 @@ from torch import Tensor, nn
 
 from rifflemix.checks import check_integer, check_probability
 from rifflemix.errors import check_choice
+from rifflemix.mixers import Stack
 from rifflemix.models.mixing import block_mixer
 from rifflemix.models.presets import ModelCard, Preset
 from rifflemix.models.sequence.classifier import SequenceClassifier
-from rifflemix.models.sequence.config import ClassifierConfig
-from rifflemix.models.sequence.lra import HOSTS, task_inputs, task_settings
-from rifflemix.models.sequence.norms import TokenNorm
+from rifflemix.models.sequence.config import ClassifierConfig, TokenNorm
+from rifflemix.models.sequence.encoder import HOSTS, task_inputs, task_settings
 from rifflemix.nn.block import NORMS
-from rifflemix.nn.dropout import Dropout
 from rifflemix.nn.embeddings import ValueEmbedding, input_embedding
+from rifflemix.nn.layers import Dropout
 
 
 class MixerBlock(nn.Module):
@@ -61,7 +61,7 @@ class MixerClassifier(SequenceClassifier):
     """Sequence classifier without positions and feed-forward branches; mean over tokens.
 
     Args:
-        mixer: registry name of the token mixer.
+        mixer: registry name of the token mixer, or a stack.
         mixer_options: options of the mixer.
         dim: channels C.
         num_layers: number of blocks.
@@ -78,7 +78,7 @@ class MixerClassifier(SequenceClassifier):
         dropout: dropout probability in the mixer.
         residual_dropout: dropout probability after the mixer; None uses `dropout`.
         num_sequences: 1, or 2 for pairs.
-        pair_mix: how to combine a pair, see `rifflemix.models.sequence.heads.PAIR_FEATURES`.
+        pair_mix: how to combine a pair, see `rifflemix.models.sequence.config.PAIR_FEATURES`.
         head_hidden: channels of the hidden layers of the head.
         head_activation: activation function between the layers of the head.
 
@@ -92,7 +92,7 @@ class MixerClassifier(SequenceClassifier):
     def __init__(
         self,
         *,
-        mixer: str = "s4",
+        mixer: Stack = "s4",
         mixer_options: dict[str, Any] | None = None,
         dim: int = 128,
         num_layers: int = 6,

@@ -8,15 +8,15 @@ from torch import Tensor, nn
 
 from rifflemix.checks import check_integer, check_positive, check_probability
 from rifflemix.errors import bad_argument
+from rifflemix.mixers import Stack
 from rifflemix.mixers.butterfly import Butterfly
 from rifflemix.mixers.token_parallel import TokenParallel
 from rifflemix.models.mixing import block_mixer
 from rifflemix.models.official import OfficialTensor
 from rifflemix.models.presets import ModelCard, Preset
 from rifflemix.models.vision.dimension_mixer_official import official_layer
-from rifflemix.models.vision.images import ImageModel, Size
-from rifflemix.nn.dropout import Dropout
-from rifflemix.nn.feed_forward import FeedForward
+from rifflemix.models.vision.images import PatchModel, Size
+from rifflemix.nn.layers import Dropout, FeedForward
 from rifflemix.nn.patches import PatchEmbedding
 
 
@@ -30,6 +30,13 @@ class PostNormBlock(nn.Module):
         dropout: dropout probability in [0, 1) after both norms.
 
     Source: Dimension Mixer, section 3.1; dropout as in the released code.
+
+    Example:
+        >>> import torch, rifflemix as rm
+        >>> mixer = rm.create_mixer("butterfly", 32, num_heads=4, block_size=8)
+        >>> block = rm.models.PostNormBlock(mixer, dim=32, hidden_dim=64, dropout=0.0)
+        >>> block(torch.randn(2, 64, 32)).shape
+        torch.Size([2, 64, 32])
     """
 
     def __init__(self, mixer: nn.Module, dim: int, hidden_dim: int, dropout: float) -> None:
@@ -47,7 +54,7 @@ class PostNormBlock(nn.Module):
         return y
 
 
-class DimensionMixerViT(ImageModel):
+class DimensionMixerViT(PatchModel):
     """Vision transformer: patches, post-norm blocks, one linear layer over all tokens.
 
     The model has no positions and no pooling. With `mixer="butterfly"` a layer attends within the
@@ -56,7 +63,7 @@ class DimensionMixerViT(ImageModel):
     works on each token separately, so only the attention forms groups.
 
     Args:
-        mixer: registry name of the token mixer.
+        mixer: registry name of the token mixer, or a stack.
         mixer_options: options of the mixer.
         dim: channels C.
         num_layers: number of blocks.
@@ -73,12 +80,18 @@ class DimensionMixerViT(ImageModel):
         InputError: a size is out of range, or the patch size does not divide the image.
 
     Source: Dimension Mixer, sections 3.1 and 4 (Butterfly Attention), appendix D.1.
+
+    Example:
+        >>> import torch, rifflemix as rm
+        >>> model = rm.models.DimensionMixerViT(mixer="butterfly", dim=32, num_layers=2)
+        >>> model(torch.randn(2, 3, 32, 32)).shape
+        torch.Size([2, 10])
     """
 
     def __init__(
         self,
         *,
-        mixer: str = "butterfly",
+        mixer: Stack = "butterfly",
         mixer_options: dict[str, Any] | None = None,
         dim: int = 128,
         num_layers: int = 8,
@@ -116,22 +129,9 @@ class DimensionMixerViT(ImageModel):
         num_classes = check_integer("num_classes", num_classes, 1)
         self.head = nn.Linear(self.num_patches * dim, num_classes)
 
-    def forward(self, images: Tensor, *, key_padding_mask: Tensor | None = None) -> Tensor:
-        """Compute the logits of each image.
-
-        Args:
-            images: (B, in_channels, height, width).
-            key_padding_mask: must be None, because images have no padding.
-
-        Returns:
-            (B, num_classes).
-        """
-        self.check_images(images, key_padding_mask)
-        x = self.patch_embed(images)
-        for block in self.blocks:
-            x = self.run_block(block, x)
-        logits: Tensor = self.head(x.flatten(1))
-        return logits
+    def embed(self, images: Tensor) -> Tensor:
+        x: Tensor = self.patch_embed(images)
+        return x
 
     def official_tensors(self) -> dict[str, OfficialTensor]:
         """Map the keys of the released code to our tensors.

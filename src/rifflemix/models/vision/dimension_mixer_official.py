@@ -13,7 +13,7 @@ from rifflemix.mixers.token_parallel import TokenParallel
 from rifflemix.models.official import OfficialTensor
 from rifflemix.models.vision.patch_only_block import PatchMix
 from rifflemix.nn.butterfly import BlockLinear, ButterflyLinearMLP, ButterflyMLP
-from rifflemix.nn.feed_forward import FeedForward
+from rifflemix.nn.layers import FeedForward
 
 Layout = dict[str, OfficialTensor]
 

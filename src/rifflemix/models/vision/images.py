@@ -1,51 +1,101 @@
-"""Image sizes and patches for all image models."""
+"""Base classes of image models."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from rifflemix.checks import check_divides, check_floating, check_integer, shown
 from rifflemix.errors import bad_argument
-from rifflemix.models.base import Model, check_size
+from rifflemix.models.base import Model
 
 Size = int | Sequence[int]
 
 
 class ImageModel(Model):
-    """Base class of models that cut an image into patches.
+    """Model of images of one size: `embed`, then `blocks`, then `classify`.
 
     Args:
         name: name of the model in error messages.
         image_size: height and width, or one number for square images.
-        patch_size: height and width of a patch, or one number; must divide the image.
         in_channels: channels of the image.
+
+    Raises:
+        InputError: a size is out of range.
+    """
+
+    blocks: nn.ModuleList
+    head: nn.Linear
+
+    def __init__(self, name: str, image_size: Size, in_channels: int) -> None:
+        super().__init__()
+        self._title = name
+        self.image_size = size_pair("image_size", image_size)
+        self.in_channels = check_integer("in_channels", in_channels, 1)
+
+    def embed(self, images: Tensor) -> Tensor:
+        """Convert images (B, in_channels, height, width) to the input of the blocks."""
+        raise NotImplementedError
+
+    def classify(self, x: Tensor) -> Tensor:
+        """Compute logits (B, num_classes) from the output of the blocks."""
+        logits: Tensor = self.head(x.flatten(1))
+        return logits
+
+    def forward(self, images: Tensor, *, key_padding_mask: Tensor | None = None) -> Tensor:
+        """Compute the logits of each image.
+
+        Args:
+            images: (B, in_channels, height, width).
+            key_padding_mask: must be None, because images have no padding.
+
+        Returns:
+            (B, num_classes).
+        """
+        check_floating("images", images, "(B, channels, height, width)")
+        expected = (self.in_channels, *self.image_size)
+        if images.dim() != 4 or tuple(images.shape[1:]) != expected:
+            layout = f"images of shape (B, {', '.join(map(str, expected))})"
+            raise bad_argument(self._title, layout, tuple(images.shape))
+        if key_padding_mask is not None:
+            raise bad_argument("key_padding_mask", "None: images have no padding", "a mask")
+        x = self.embed(images)
+        for block in self.blocks:
+            x = self.run_block(block, x)
+        return self.classify(x)
+
+
+class PatchModel(ImageModel):
+    """Image model that cuts each image into patches.
+
+    Args:
+        name: name of the model in error messages.
+        image_size: height and width, or one number for square images.
+        patch_size: height and width of a patch, or one number; must divide the (resized) image.
+        in_channels: channels of the image.
+        resize: height and width after resizing, or None.
 
     Raises:
         InputError: a size is out of range, or the patch size does not divide the image.
     """
 
-    def __init__(self, name: str, image_size: Size, patch_size: Size, in_channels: int) -> None:
-        super().__init__()
-        self._title = name
-        self.image_size = height, width = size_pair("image_size", image_size)
+    def __init__(
+        self,
+        name: str,
+        image_size: Size,
+        patch_size: Size,
+        in_channels: int,
+        resize: Size | None = None,
+    ) -> None:
+        super().__init__(name, image_size, in_channels)
+        sides = self.image_size if resize is None else size_pair("resize", resize)
         self.patch_size = size_pair("patch_size", patch_size)
-        self.in_channels = check_integer("in_channels", in_channels, 1)
-        for patch, side, length in zip(
-            self.patch_size, ("height", "width"), (height, width), strict=True
-        ):
+        for patch, side, length in zip(self.patch_size, ("height", "width"), sides, strict=True):
             check_divides("patch_size", patch, length, f"the image's {side}")
-        self.grid = (height // self.patch_size[0], width // self.patch_size[1])
+        self.grid = (sides[0] // self.patch_size[0], sides[1] // self.patch_size[1])
         self.num_patches = self.grid[0] * self.grid[1]
-
-    def check_images(self, images: Tensor, key_padding_mask: Tensor | None) -> None:
-        """Raise InputError for images of another size or a padding mask."""
-        check_floating("images", images, "(B, channels, height, width)")
-        check_size(self._title, images, (self.in_channels, *self.image_size))
-        if key_padding_mask is not None:
-            raise bad_argument("key_padding_mask", "None: images have no padding", "a mask")
 
 
 def size_pair(name: str, size: Any) -> tuple[int, int]:

@@ -12,11 +12,10 @@ from rifflemix.errors import bad_argument, check_choice
 from rifflemix.models.official import OfficialTensor
 from rifflemix.models.presets import ModelCard, Preset
 from rifflemix.models.vision.dimension_mixer_official import official_layer
-from rifflemix.models.vision.images import ImageModel, Size, size_pair
+from rifflemix.models.vision.images import PatchModel, Size, size_pair
 from rifflemix.nn.butterfly import ButterflyLinearMLP, ButterflyMLP
-from rifflemix.nn.feed_forward import FeedForward
-from rifflemix.nn.patches import PatchEmbedding
-from rifflemix.nn.resize import Resize
+from rifflemix.nn.layers import FeedForward
+from rifflemix.nn.patches import PatchEmbedding, Resize
 
 MLPS = ("dense", "butterfly_linear", "butterfly_mlp")
 
@@ -30,6 +29,13 @@ class MLPMixerBlock(nn.Module):
         dim: channels C; both norms are over them.
 
     Source: Tolstikhin et al. 2021, "MLP-Mixer", equation (1).
+
+    Example:
+        >>> import torch, rifflemix as rm
+        >>> token_mlp, channel_mlp = torch.nn.Linear(64, 64), torch.nn.Linear(32, 32)
+        >>> block = rm.models.MLPMixerBlock(token_mlp, channel_mlp, dim=32)
+        >>> block(torch.randn(2, 64, 32)).shape
+        torch.Size([2, 64, 32])
     """
 
     def __init__(self, token_mlp: nn.Module, channel_mlp: nn.Module, dim: int) -> None:
@@ -46,7 +52,7 @@ class MLPMixerBlock(nn.Module):
         return y
 
 
-class MLPMixer(ImageModel):
+class MLPMixer(PatchModel):
     """MLP-Mixer: patches, mixer blocks, one linear layer over all tokens; no final norm or pooling.
 
     Args:
@@ -61,7 +67,7 @@ class MLPMixer(ImageModel):
             an integer for "butterfly_linear".
         num_classes: number of outputs.
         image_size: height and width, or one number for square images.
-        resize: height and width after resizing, see `rifflemix.nn.resize.Resize`; None skips
+        resize: height and width after resizing, see `rifflemix.nn.patches.Resize`; None skips
             resizing.
         patch_size: size of a patch; must divide the (resized) image into N patches.
         in_channels: channels of the image.
@@ -70,6 +76,12 @@ class MLPMixer(ImageModel):
         InputError: a size is out of range, or the MLPs do not support it.
 
     Source: Dimension Mixer, section 4 (Butterfly MLP, Vision MLP Mixers).
+
+    Example:
+        >>> import torch, rifflemix as rm
+        >>> model = rm.models.MLPMixer(dim=32, num_layers=2)
+        >>> model(torch.randn(2, 3, 32, 32)).shape
+        torch.Size([2, 10])
     """
 
     def __init__(
@@ -85,10 +97,8 @@ class MLPMixer(ImageModel):
         patch_size: Size = 4,
         in_channels: int = 3,
     ) -> None:
-        cut = image_size if resize is None else size_pair("resize", resize)
-        super().__init__("mlp_mixer", cut, patch_size, in_channels)
-        self.resize = nn.Identity() if resize is None else Resize(self.image_size)
-        self.image_size = size_pair("image_size", image_size)  # size before resizing
+        super().__init__("mlp_mixer", image_size, patch_size, in_channels, resize)
+        self.resize = nn.Identity() if resize is None else Resize(size_pair("resize", resize))
         dim = check_integer("dim", dim, 1)
         tokens = self.num_patches
         self.patch_embed = PatchEmbedding(self.in_channels, dim, self.patch_size, order="chw")
@@ -102,22 +112,9 @@ class MLPMixer(ImageModel):
         )
         self.head = nn.Linear(tokens * dim, check_integer("num_classes", num_classes, 1))
 
-    def forward(self, images: Tensor, *, key_padding_mask: Tensor | None = None) -> Tensor:
-        """Compute the logits of each image.
-
-        Args:
-            images: (B, in_channels, height, width).
-            key_padding_mask: must be None, because images have no padding.
-
-        Returns:
-            (B, num_classes).
-        """
-        self.check_images(images, key_padding_mask)
-        x = self.patch_embed(self.resize(images))
-        for block in self.blocks:
-            x = self.run_block(block, x)
-        logits: Tensor = self.head(x.flatten(1))
-        return logits
+    def embed(self, images: Tensor) -> Tensor:
+        x: Tensor = self.patch_embed(self.resize(images))
+        return x
 
     def official_tensors(self) -> dict[str, OfficialTensor]:
         """Map the keys of the released code to our tensors."""

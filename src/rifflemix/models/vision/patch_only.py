@@ -7,18 +7,16 @@ from collections.abc import Sequence
 
 from torch import Tensor, nn
 
-from rifflemix.checks import check_floating, check_integer, check_integers, check_positive
-from rifflemix.errors import bad_argument
-from rifflemix.models.base import Model, check_size
+from rifflemix.checks import check_integer, check_integers, check_positive
 from rifflemix.models.official import OfficialTensor
 from rifflemix.models.presets import ModelCard, Preset
 from rifflemix.models.vision.dimension_mixer_official import official_layer
-from rifflemix.models.vision.images import Size, size_pair
+from rifflemix.models.vision.images import ImageModel, Size
 from rifflemix.models.vision.patch_only_block import PatchOnlyBlock
-from rifflemix.nn.resize import Resize
+from rifflemix.nn.patches import Resize
 
 
-class PatchOnlyMixer(Model):
+class PatchOnlyMixer(ImageModel):
     """Patch-only MLP-Mixer: resizing to P x P, blocks, one linear layer over all pixels.
 
     The model has no final norm.
@@ -38,6 +36,12 @@ class PatchOnlyMixer(Model):
         InputError: a size is out of range.
 
     Source: Dimension Mixer, section 3.2 and 4 (Vision MLP Mixers).
+
+    Example:
+        >>> import torch, rifflemix as rm
+        >>> model = rm.models.PatchOnlyMixer(num_layers=2)
+        >>> model(torch.randn(2, 3, 32, 32)).shape
+        torch.Size([2, 10])
     """
 
     def __init__(
@@ -51,10 +55,8 @@ class PatchOnlyMixer(Model):
         image_size: Size = 32,
         in_channels: int = 3,
     ) -> None:
-        super().__init__()
+        super().__init__("patch_only", image_size, in_channels)
         sizes = check_integers("patch_sizes", patch_sizes, 1)
-        self.image_size = size_pair("image_size", image_size)
-        self.in_channels = check_integer("in_channels", in_channels, 1)
         channels = self.in_channels
         if hidden_channels is not None:
             channels = check_integer("hidden_channels", hidden_channels, 1)
@@ -70,25 +72,9 @@ class PatchOnlyMixer(Model):
         )
         self.head = nn.Linear(channels * side**2, check_integer("num_classes", num_classes, 1))
 
-    def forward(self, images: Tensor, *, key_padding_mask: Tensor | None = None) -> Tensor:
-        """Compute the logits of each image.
-
-        Args:
-            images: (B, in_channels, height, width).
-            key_padding_mask: must be None, because images have no padding.
-
-        Returns:
-            (B, num_classes).
-        """
-        check_floating("images", images, "(B, channels, height, width)")
-        check_size("patch_only", images, (self.in_channels, *self.image_size))
-        if key_padding_mask is not None:
-            raise bad_argument("key_padding_mask", "None: images have no padding", "a mask")
-        x = self.expand(self.resize(images))
-        for block in self.blocks:
-            x = self.run_block(block, x)
-        logits: Tensor = self.head(x.flatten(1))
-        return logits
+    def embed(self, images: Tensor) -> Tensor:
+        x: Tensor = self.expand(self.resize(images))
+        return x
 
     def official_tensors(self) -> dict[str, OfficialTensor]:
         """Map the keys of the released code to our tensors.

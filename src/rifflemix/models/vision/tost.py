@@ -1,4 +1,4 @@
-"""Token Statistics Transformer (ToST) for images, with any mixer."""
+"""Token Statistics Transformer (ToST) for images, with any mixer, and its named sizes."""
 
 from __future__ import annotations
 
@@ -9,19 +9,16 @@ from torch import Tensor, nn
 
 from rifflemix.checks import check_bool, check_integer, check_positive, check_probability
 from rifflemix.errors import bad_argument, check_choice
+from rifflemix.mixers import Stack
 from rifflemix.models.initialisation import modules_to_draw
 from rifflemix.models.mixing import block_mixer
 from rifflemix.models.official import OfficialTensor
-from rifflemix.models.vision.class_attention import ClassAttentionBlock
-from rifflemix.models.vision.fourier_positions import FourierPositions
-from rifflemix.models.vision.images import ImageModel, Size, size_pair
-from rifflemix.models.vision.ista import ISTA
+from rifflemix.models.presets import ModelCard, Preset
+from rifflemix.models.vision.images import PatchModel, Size, size_pair
+from rifflemix.models.vision.tost_layers import ISTA, ClassAttentionBlock, FourierPositions
 from rifflemix.nn.block import Block
-from rifflemix.nn.class_token import ClassToken
-from rifflemix.nn.dropout import Dropout
-from rifflemix.nn.feed_forward import FeedForward
-from rifflemix.nn.patches import ConvPatchEmbedding
-from rifflemix.nn.resize import Resize
+from rifflemix.nn.layers import ClassToken, Dropout, FeedForward
+from rifflemix.nn.patches import ConvPatchEmbedding, Resize
 
 FEED_FORWARDS = ("mlp", "ista")
 _EPS = 1e-6
@@ -50,14 +47,14 @@ class IstaBlock(Block):
         return y
 
 
-class ToST(ImageModel):
+class ToST(PatchModel):
     """Vision model: convolutional patches, Fourier positions, blocks, class attention, linear head.
 
     The architecture is XCiT without local patch interaction. Mixer "tssa" gives ToST, mixer "xca"
     gives the XCiT baselines of the paper. The class token is added after the last block.
 
     Args:
-        mixer: registry name of the token mixer.
+        mixer: registry name of the token mixer, or a stack.
         mixer_options: options of the mixer.
         dim: channels C.
         num_layers: number of blocks.
@@ -66,7 +63,7 @@ class ToST(ImageModel):
         feed_forward: "mlp", or "ista" to replace the MLP of every block by a sparse coding step.
         num_classes: number of outputs.
         image_size: height and width, or one number for square images.
-        resize: height and width after resizing, see `rifflemix.nn.resize.Resize`; None skips
+        resize: height and width after resizing, see `rifflemix.nn.patches.Resize`; None skips
             resizing.
         patch_size: a power of two of at least 2 that divides the (resized) image.
         in_channels: channels of the image.
@@ -81,12 +78,18 @@ class ToST(ImageModel):
         InputError: a size is out of range, or the patch size does not divide the image.
 
     Source: Wu et al. 2024, "Token Statistics Transformer", appendix C.2 and the released code.
+
+    Example:
+        >>> import torch, rifflemix as rm
+        >>> model = rm.models.ToST(dim=32, num_layers=2, num_classes=10, image_size=64)
+        >>> model(torch.randn(2, 3, 64, 64)).shape
+        torch.Size([2, 10])
     """
 
     def __init__(
         self,
         *,
-        mixer: str = "tssa",
+        mixer: Stack = "tssa",
         mixer_options: dict[str, Any] | None = None,
         dim: int = 192,
         num_layers: int = 12,
@@ -105,10 +108,9 @@ class ToST(ImageModel):
         bias: bool = True,
         dropout: float = 0.0,
     ) -> None:
-        cut = image_size if resize is None else size_pair("resize", resize)
-        super().__init__("tost", cut, check_integer("patch_size", patch_size), in_channels)
-        self.resize = nn.Identity() if resize is None else Resize(self.image_size)
-        self.image_size = size_pair("image_size", image_size)  # size before resizing
+        patch_size = check_integer("patch_size", patch_size)
+        super().__init__("tost", image_size, patch_size, in_channels, resize)
+        self.resize = nn.Identity() if resize is None else Resize(size_pair("resize", resize))
         dim, num_layers = check_integer("dim", dim, 1), check_integer("num_layers", num_layers, 1)
         num_class_layers = check_integer("num_class_layers", num_class_layers, 1)
         check_choice("feed_forward", feed_forward, FEED_FORWARDS)
@@ -155,26 +157,16 @@ class ToST(ImageModel):
         for _, part in modules_to_draw(self):
             _initialise(part)
 
-    def forward(self, images: Tensor, *, key_padding_mask: Tensor | None = None) -> Tensor:
-        """Compute the logits of each image.
-
-        Args:
-            images: (B, in_channels, height, width).
-            key_padding_mask: must be None, because images have no padding.
-
-        Returns:
-            (B, num_classes).
-        """
-        self.check_images(images, key_padding_mask)
+    def embed(self, images: Tensor) -> Tensor:
         grid = self.patch_embed(self.resize(images)) + self.positions(*self.grid)
-        x = self.drop(grid.flatten(2).transpose(1, 2))
-        for block in self.blocks:
-            x = self.run_block(block, x)
+        x: Tensor = self.drop(grid.flatten(2).transpose(1, 2))
+        return x
+
+    def classify(self, x: Tensor) -> Tensor:
         x = self.cls_token(x)
         for block in self.class_blocks:
             x = self.run_block(block, x)
-        logits: Tensor = self.head(self.norm(x[:, 0]))
-        return logits
+        return super().classify(self.norm(x[:, 0]))
 
     def official_tensors(self) -> dict[str, OfficialTensor]:
         """Map the keys of the released vision code to our tensors.
@@ -185,8 +177,8 @@ class ToST(ImageModel):
         if self.feed_forward != "mlp" or self.mixer_name not in _OFFICIAL_MIXERS:
             raise bad_argument(
                 "model",
-                f"mixer {', '.join(_OFFICIAL_MIXERS)} with feed_forward mlp, which the official "
-                "code has",
+                f"mixer {', '.join(_OFFICIAL_MIXERS)} with feed_forward mlp, as in the official "
+                "code",
                 f"mixer {self.mixer_name} with feed_forward {self.feed_forward}",
             )
         parts = (*_OFFICIAL_PARTS, *_OFFICIAL_MIXERS[self.mixer_name])
@@ -244,3 +236,99 @@ def _initialise(module: nn.Module) -> None:
             nn.init.zeros_(module.bias)
     elif isinstance(module, ClassToken):
         nn.init.trunc_normal_(module.token, std=0.02)
+
+
+_PAPER = (
+    "Wu et al. 2024, Token Statistics Transformer: Linear-Time Attention via Variational Rate "
+    "Reduction"
+)
+_XCIT_PAPER = "El-Nouby et al. 2021, XCiT: Cross-Covariance Image Transformers"
+_CRATE_PAPER = "Yu et al. 2023, White-Box Transformers via Sparse Rate Reduction"
+_TINY: dict[str, Any] = {"dim": 192, "num_heads": 4}
+_SMALL: dict[str, Any] = {"dim": 384, "num_heads": 8}
+_MEDIUM: dict[str, Any] = {"dim": 512, "num_heads": 8}
+_LARGE: dict[str, Any] = {"dim": 768, "num_heads": 16}
+_SHALLOW: dict[str, Any] = {"num_layers": 12, "layer_scale": 1.0}
+_DEEP: dict[str, Any] = {"num_layers": 24, "layer_scale": 1e-5}
+_UNPRINTED = "registered in the released code; the paper trains no such size"
+
+
+def _tost(name: str, title: str, patch_size: int, settings: dict[str, Any], **card: Any) -> Preset:
+    about = {"note": _UNPRINTED} | card
+    return Preset(
+        ModelCard(
+            name=name,
+            title=f"{title}, patches of {patch_size}",
+            inputs="images",
+            **({"paper": _PAPER} | about),
+        ),
+        ToST,
+        {"mixer": "tssa", "patch_size": patch_size, **settings},
+    )
+
+
+def _family(patch_size: int) -> tuple[Preset, ...]:
+    """Return all ToST sizes with one patch size.
+
+    The paper reports three sizes, with patch size 16.
+    """
+    sizes: tuple[tuple[str, str, dict[str, Any]], ...] = (
+        ("tiny", "ToST-T", {**_TINY, **_SHALLOW}),
+        ("small", "ToST-S", {**_SMALL, **_SHALLOW, "drop_path": 0.05}),
+        ("medium", "ToST-M", {**_MEDIUM, **_DEEP, "drop_path": 0.15}),
+        ("tiny_24", "ToST-T of 24 layers", {**_TINY, **_DEEP}),
+        ("small_24", "ToST-S of 24 layers", {**_SMALL, **_DEEP}),
+        ("large", "ToST-L", {**_LARGE, **_DEEP}),
+    )
+    cards = _PRINTED if patch_size == 16 else {}
+    return tuple(
+        _tost(f"tost_{size}_{patch_size}", title, patch_size, settings, **cards.get(size, {}))
+        for size, title, settings in sizes
+    )
+
+
+_PRINTED: dict[str, dict[str, Any]] = {
+    "tiny": {"printed": "5.8 M", "printed_in": "Table 2", "note": ""},
+    "small": {"printed": "22.6 M", "printed_in": "Table 2", "note": ""},
+    "medium": {
+        "printed": "68.1 M",
+        "printed_in": "Table 2",
+        "note": "the released code builds 71.48 M, as this does",
+    },
+}
+
+
+def _xcit(size: str, title: str, settings: dict[str, Any], printed: str, built: str) -> Preset:
+    return _tost(
+        f"xcit_{size}_16",
+        f"{title} without local patch interaction",
+        16,
+        {**settings, "mixer": "xca"},
+        paper=_XCIT_PAPER,
+        printed=printed,
+        printed_in="Wu et al. 2024 (ToST), Table 2",
+        note=f"the released code of ToST builds {built}, as this does",
+    )
+
+
+PRESETS = (
+    *_family(16),
+    *_family(8),
+    _xcit("small", "XCiT-S", {**_SMALL, **_SHALLOW, "drop_path": 0.05}, "24.9 M", "26.14 M"),
+    _xcit("medium", "XCiT-M", {**_MEDIUM, **_DEEP, "drop_path": 0.15}, "80.2 M", "84.09 M"),
+    _tost(
+        "tost_ista_tiny_16",
+        "ToST-T with a sparse coding step (ISTA) for the feed-forward branch",
+        16,
+        {**_TINY, **_SHALLOW, "feed_forward": "ista"},
+        note="the variant of the ablation in Table 8, which prints no size",
+    ),
+    _tost(
+        "crate_tiny_16",
+        "CRATE-style: subspace attention and ISTA in the host of ToST-T",
+        16,
+        {**_TINY, **_SHALLOW, "mixer": "crate", "feed_forward": "ista"},
+        paper=_CRATE_PAPER,
+        note="CRATE's two operators between the patch embedding and class attention of ToST",
+    ),
+)

@@ -9,27 +9,25 @@ from torch import Tensor, nn
 
 from rifflemix.checks import check_integer, check_positive, check_probability
 from rifflemix.errors import check_choice
-from rifflemix.mixers.named import list_mixers, mixer_card
+from rifflemix.mixers import Stack, list_mixers, mixer_card, stack_name
 from rifflemix.models.mixing import block_mixer
 from rifflemix.models.presets import ModelCard, Preset
-from rifflemix.models.vision.images import ImageModel, Size
+from rifflemix.models.vision.images import PatchModel, Size
 from rifflemix.nn.block import Block
-from rifflemix.nn.class_token import ClassToken
-from rifflemix.nn.dropout import Dropout
-from rifflemix.nn.feed_forward import FeedForward
+from rifflemix.nn.layers import ClassToken, Dropout, FeedForward
 from rifflemix.nn.patches import PatchEmbedding
 from rifflemix.nn.positions import PositionEmbedding
 
 POOLS = ("cls", "mean")
 
 
-class ViT(ImageModel):
+class ViT(PatchModel):
     """Vision transformer: patches, learned positions, pre-norm blocks, pooling, linear head.
 
     Positions and class token are initialized from N(0, 1), all other parameters as in PyTorch.
 
     Args:
-        mixer: registry name of the token mixer.
+        mixer: registry name of the token mixer, or a stack.
         mixer_options: options of the mixer.
         dim: channels C.
         num_layers: number of blocks.
@@ -53,12 +51,18 @@ class ViT(ImageModel):
 
     Source: Dosovitskiy et al. 2021, "An Image is Worth 16x16 Words". The presets use the sizes and
     the pooling of the CSP and Sliceformer papers and their code.
+
+    Example:
+        >>> import torch, rifflemix as rm
+        >>> model = rm.models.ViT(mixer="sliceformer", dim=32, num_layers=2, num_heads=4)
+        >>> model(torch.randn(2, 3, 32, 32)).shape
+        torch.Size([2, 10])
     """
 
     def __init__(
         self,
         *,
-        mixer: str = "softmax",
+        mixer: Stack = "softmax",
         mixer_options: dict[str, Any] | None = None,
         dim: int = 512,
         num_layers: int = 6,
@@ -111,34 +115,24 @@ class ViT(ImageModel):
         self.norm = nn.LayerNorm(dim)
         self.head = nn.Linear(dim, check_integer("num_classes", num_classes, 1))
 
-    def forward(self, images: Tensor, *, key_padding_mask: Tensor | None = None) -> Tensor:
-        """Compute the logits of each image.
+    def embed(self, images: Tensor) -> Tensor:
+        x: Tensor = self.drop(self.positions(self.cls_token(self.patch_embed(images))))
+        return x
 
-        Args:
-            images: (B, in_channels, height, width).
-            key_padding_mask: must be None, because images have no padding.
-
-        Returns:
-            (B, num_classes).
-        """
-        self.check_images(images, key_padding_mask)
-        x = self.drop(self.positions(self.cls_token(self.patch_embed(images))))
-        for block in self.blocks:
-            x = self.run_block(block, x)
-        logits: Tensor = self.head(self.norm(self.pooled(x)))
-        return logits
+    def classify(self, x: Tensor) -> Tensor:
+        return super().classify(self.norm(self.pooled(x)))
 
     def pooled(self, x: Tensor) -> Tensor:
         """Pool the tokens: (B, N, C) -> (B, C)."""
         return x[:, 0] if self.pool == "cls" else x.mean(dim=1)
 
 
-def _pool_kind(mixer: str, pool: str | Mapping[str, str]) -> str:
+def _pool_kind(mixer: Stack, pool: str | Mapping[str, str]) -> str:
     if isinstance(pool, Mapping):
         for name, kind in pool.items():
             check_choice("pool", name, (*list_mixers(), "default"))
             check_choice(f"pool of {name}", kind, POOLS)
-        pool = pool.get(mixer_card(mixer).name, pool.get("default", "cls"))
+        pool = pool.get(mixer_card(stack_name(mixer)).name, pool.get("default", "cls"))
     check_choice("pool", pool, POOLS)
     return pool
 

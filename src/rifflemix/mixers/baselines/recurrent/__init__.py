@@ -1,0 +1,1 @@
+"""Baselines with a state that each token updates and reads: recurrences and long convolutions."""

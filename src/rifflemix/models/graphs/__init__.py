@@ -1,1 +1,0 @@
-"""Models for molecular graphs."""

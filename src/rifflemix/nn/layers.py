@@ -1,0 +1,155 @@
+"""Small layers: activations, dropout, stochastic depth, layer scale, class token, feed-forward."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+
+from rifflemix.checks import check_integer, check_positive, check_probability
+from rifflemix.errors import check_choice
+from rifflemix.ops.dropout.backends import dropout
+
+_LAYERS: dict[str, Callable[[], nn.Module]] = {
+    "gelu": nn.GELU,
+    "gelu_tanh": partial(nn.GELU, approximate="tanh"),
+    "relu": nn.ReLU,
+    "silu": nn.SiLU,
+}
+
+ACTIVATIONS = tuple(_LAYERS)
+"""Names of the activations: gelu is exact, gelu_tanh is the tanh approximation."""
+
+
+def activation_layer(name: str) -> nn.Module:
+    """Build the activation `name`, one of `ACTIVATIONS`.
+
+    Raises:
+        InputError: `name` is not in `ACTIVATIONS`.
+    """
+    check_choice("activation", name, ACTIVATIONS)
+    return _LAYERS[name]()
+
+
+class Dropout(nn.Dropout):
+    """In training, zero each element with probability `p` and divide the others by 1 - p.
+
+    A `torch.nn.Dropout` that runs `rifflemix.ops.dropout`. On a CPU, all threads draw random
+    numbers, and the result does not depend on the number of threads.
+
+    Args:
+        p: probability in [0, 1).
+
+    Raises:
+        InputError: `p` is out of range.
+    """
+
+    def __init__(self, p: float) -> None:
+        super().__init__(check_probability("dropout", p))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Drop elements of `x`, of any shape and floating-point dtype."""
+        return dropout(x, self.p) if self.training else x
+
+
+class DropPath(nn.Module):
+    """In training, zero each sample with probability `p` and divide the others by 1 - p.
+
+    Args:
+        p: probability in [0, 1).
+
+    Source: Huang et al. 2016, "Deep Networks with Stochastic Depth".
+    """
+
+    def __init__(self, p: float) -> None:
+        super().__init__()
+        self.p = check_probability("p", p)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not self.training or self.p == 0.0:
+            return x
+        kept = x.new_empty((x.shape[0],) + (1,) * (x.dim() - 1)).bernoulli_(1.0 - self.p)
+        return x * (kept / (1.0 - self.p))
+
+    def extra_repr(self) -> str:
+        return f"p={self.p}"
+
+
+class LayerScale(nn.Module):
+    """Multiply each channel by a learned factor.
+
+    Args:
+        dim: channels C.
+        initial: initial value of all factors.
+
+    Source: Touvron et al. 2021, "Going Deeper with Image Transformers", LayerScale.
+    """
+
+    def __init__(self, dim: int, initial: float) -> None:
+        super().__init__()
+        initial = check_positive("initial", initial)
+        self.scale = nn.Parameter(torch.full((check_integer("dim", dim, 1),), initial))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.scale
+
+
+class ClassToken(nn.Module):
+    """Prepend one learned token to each sequence.
+
+    Args:
+        dim: channels C.
+        std: standard deviation of the normal initialization.
+
+    Source: Dosovitskiy et al. 2021, equation (1).
+    """
+
+    def __init__(self, dim: int, *, std: float) -> None:
+        super().__init__()
+        self.token = nn.Parameter(torch.empty(1, 1, check_integer("dim", dim, 1)).normal_(std=std))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map (B, N, C) to (B, 1 + N, C)."""
+        return torch.cat((self.token.to(x.dtype).expand(x.shape[0], -1, -1), x), dim=1)
+
+    def no_weight_decay(self) -> set[str]:
+        return {"token"}
+
+
+class FeedForward(nn.Module):
+    """Apply linear, activation, dropout, linear, dropout to each token.
+
+    Args:
+        dim: input and output channels C.
+        hidden_dim: channels between the two linear layers.
+        dropout: dropout probability in [0, 1).
+        hidden_dropout: dropout probability after the activation, by default `dropout`.
+        activation: one of `rifflemix.nn.layers.ACTIVATIONS`.
+        bias: add a bias to both linear layers.
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        hidden_dim: int,
+        *,
+        dropout: float = 0.0,
+        hidden_dropout: float | None = None,
+        activation: str = "gelu",
+        bias: bool = True,
+    ) -> None:
+        super().__init__()
+        dim, hidden_dim = check_integer("dim", dim, 1), check_integer("hidden_dim", hidden_dim, 1)
+        dropout = check_probability("dropout", dropout)
+        hidden_dropout = dropout if hidden_dropout is None else hidden_dropout
+        self.fc1 = nn.Linear(dim, hidden_dim, bias=bias)
+        self.act = activation_layer(activation)
+        self.hidden_drop = Dropout(check_probability("hidden_dropout", hidden_dropout))
+        self.fc2 = nn.Linear(hidden_dim, dim, bias=bias)
+        self.drop = Dropout(dropout)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.drop(self.fc2(self.hidden_drop(self.act(self.fc1(x)))))
+        return y
