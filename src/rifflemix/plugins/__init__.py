@@ -1,20 +1,28 @@
-"""Third-party mixers, tasks and models, from --plugin files and entry points."""
+"""Third-party mixers, tasks, models, analyses and recipes, from files and entry points."""
 
-from rifflemix.plugins.code import code_hash, is_outside, outside_classes
+from rifflemix.plugins.code import (
+    check_new_name,
+    code_hash,
+    is_outside,
+    outside_classes,
+    same_definition,
+)
 from rifflemix.plugins.loading import (
+    GROUPS,
+    EntryPoints,
     file_of,
     first_line,
     in_a_line,
     load_plugin,
     place_in,
     plugin_files,
+    plugin_paths,
     plugin_place,
 )
-from rifflemix.plugins.names import check_new_name, same_definition
-from rifflemix.plugins.outside import Outside
 
 __all__ = [
-    "Outside",
+    "GROUPS",
+    "EntryPoints",
     "check_new_name",
     "code_hash",
     "file_of",
@@ -25,6 +33,7 @@ __all__ = [
     "outside_classes",
     "place_in",
     "plugin_files",
+    "plugin_paths",
     "plugin_place",
     "same_definition",
 ]

@@ -1,15 +1,70 @@
-"""Hashes of code outside of plugin files, such as a class in a notebook cell."""
+"""Names of third-party objects, and hashes of code outside of plugin files."""
 
 from __future__ import annotations
 
 import dis
 import hashlib
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
+from functools import partial
 from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
-from rifflemix.plugins.names import defined_in
+from rifflemix.errors import InputError, bad_argument
+
+_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,63}")
+_RECIPE = re.compile(rf"{_NAME.pattern}/[A-Za-z0-9][A-Za-z0-9_.-]{{0,63}}")
+
+
+def check_new_name(kind: str, name: Any, value: Any, known: Mapping[str, Any]) -> None:
+    """Raise InputError unless `value` can be registered as `name`.
+
+    A class or function can be registered again after a new definition, for instance in a notebook
+    cell or a changed file.
+
+    Args:
+        kind: "mixer", "task", "model", "analysis" or "recipe".
+        name: name in the card or recipe.
+        value: definition to register.
+        known: registered definitions by name.
+
+    Raises:
+        InputError: `name` is not valid in commands and file names, or another definition has it.
+    """
+    pattern = _RECIPE if kind == "recipe" else _NAME
+    if not isinstance(name, str) or not pattern.fullmatch(name):
+        expected = "a letter, then at most 63 letters, digits, _ or -"
+        if kind == "recipe":
+            expected = "PAPER/ENTRY of letters, digits, _, - and, in ENTRY, dots"
+        raise bad_argument(f"name of the {kind}", expected, repr(name))
+    if name in known and not same_definition(known[name], value):
+        raise InputError(
+            f"{kind} {name!r} is registered already, by {_origin(known[name])}; give the one of "
+            f"{_origin(value)} another name"
+        )
+
+
+def same_definition(one: Any, other: Any) -> bool:
+    """Return whether two definitions or instances have the same module and name."""
+    return _place(one) == _place(other)
+
+
+def defined_in(value: Any) -> str:
+    """Return the module of a definition or of an instance's class."""
+    return _place(value)[0]
+
+
+def _place(value: Any) -> tuple[str, str]:
+    while isinstance(value, partial):
+        value = value.func
+    named = value if hasattr(value, "__qualname__") else type(value)
+    return named.__module__, named.__qualname__
+
+
+def _origin(value: Any) -> str:
+    return ".".join(_place(value))
+
 
 _NO_CODE = ("__annotations__", "__doc__", "__firstlineno__", "__static_attributes__")
 _SIMPLE = (bool, int, float, complex, str, bytes, type(None))

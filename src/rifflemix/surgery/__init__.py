@@ -5,13 +5,14 @@ import sys
 from rifflemix.surgery.adapters import Adapter, HostAttention, ParentChange, SwappedAttention
 from rifflemix.surgery.description import describe_swap
 from rifflemix.surgery.distillation import distil
-from rifflemix.surgery.hosts.timm import attn_layer
+from rifflemix.surgery.hosts.timm_attn_layer import attn_layer
 from rifflemix.surgery.hub.registration import register_hf
 from rifflemix.surgery.masks import check_causality, key_padding_mask, merge_padding
-from rifflemix.surgery.registry import register_adapter
-from rifflemix.surgery.replace import replace_attention, restore_attention
+from rifflemix.surgery.replace import replace_attention
 from rifflemix.surgery.report import SurgeryReport
+from rifflemix.surgery.sites import register_adapter
 from rifflemix.surgery.storage import apply_swap, load_swapped, save_swapped
+from rifflemix.surgery.swaps import restore_attention
 from rifflemix.surgery.weights import HostWeights, Projection
 
 __all__ = [

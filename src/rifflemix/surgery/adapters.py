@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import inspect
+import re
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Self, TypeVar
+from typing import Any, ClassVar, NamedTuple, Self, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -12,10 +14,9 @@ from torch import Tensor, nn
 from rifflemix.compat import has_values, is_to_empty, values_can_be_read
 from rifflemix.errors import InputError, bad_argument
 from rifflemix.mixers import TokenMixer
-from rifflemix.surgery.label import LABEL, check_label, make_label
-from rifflemix.surgery.offloading import load_at_once
-from rifflemix.surgery.settings import MixerSettings
+from rifflemix.surgery.settings import LABEL, MixerSettings, check_label, make_label
 from rifflemix.surgery.weights import HostWeights, copy_weights
+from rifflemix.surgery.wrappers import load_at_once
 
 _T = TypeVar("_T")
 
@@ -41,6 +42,12 @@ class HostAttention:
         notes: effects of a replacement for the report, one sentence each.
         warnings: features that a replacement loses. They appear in the report and as one warning
             each.
+
+    Example:
+        >>> import rifflemix as rm
+        >>> host = rm.surgery.HostAttention(dim=64, num_heads=4, causal=True)
+        >>> host.dim, host.inner_dim, host.refusal
+        (64, None, '')
     """
 
     dim: int
@@ -58,7 +65,14 @@ class HostAttention:
 
 
 class ParentChange(NamedTuple):
-    """Attribute that a module around the attention needs while it is replaced."""
+    """Attribute that a module around the attention needs while it is replaced.
+
+    Example:
+        >>> import torch, rifflemix as rm
+        >>> layer = torch.nn.TransformerEncoderLayer(64, 4)
+        >>> rm.surgery.ParentChange(layer, attribute="norm_first", value=True).attribute
+        'norm_first'
+    """
 
     module: nn.Module
     attribute: str
@@ -80,6 +94,15 @@ class SwappedAttention(nn.Module):
     Args:
         mixer: token mixer that computes the outputs.
         original: attention module to replace.
+
+    Example:
+        >>> import torch, rifflemix as rm
+        >>> model = torch.nn.TransformerEncoderLayer(64, 4, batch_first=True)
+        >>> report = rm.replace_attention(model, "tssa")
+        >>> isinstance(model.self_attn, rm.surgery.SwappedAttention)
+        True
+        >>> type(model.self_attn.mixer).__name__, type(model.self_attn.original).__name__
+        ('TSSA', 'MultiheadAttention')
     """
 
     settings: MixerSettings | None = None
@@ -88,6 +111,8 @@ class SwappedAttention(nn.Module):
     """Name of the adapter that matched the attention."""
     batch_first: bool = True
     """False if the host module expects tokens of shape (N, B, C)."""
+    on_unpickling: ClassVar[list[Callable[[], object]]] = []
+    """Called when a module is unpickled: its library may be imported only now."""
     _place: str = ""
     _awaited: frozenset[str] = frozenset()
     _came: frozenset[str] = frozenset()
@@ -99,6 +124,11 @@ class SwappedAttention(nn.Module):
         self._kept = (original,)
         super().train(original.training)
         self.register_forward_pre_hook(_load_offloaded)
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)  # type: ignore[no-untyped-call]
+        for act in self.on_unpickling:
+            act()
 
     @property
     def original(self) -> nn.Module:
@@ -143,6 +173,14 @@ class SwappedAttention(nn.Module):
                 f"a state without mixer.{min(self._awaited)}",
                 f"load the whole state, or remove {LABEL!r} from it to load a part on purpose",
             )
+        for name, buffer in self.mixer.named_buffers():
+            if has_values(buffer) and buffer.isnan().any():
+                raise bad_argument(
+                    f"buffer mixer.{name} at {self._place}",
+                    "the values of the file",
+                    "none",
+                    "pass offload_buffers=True to accelerate",
+                )
         if self.settings is not None:
             check_label(self._place, self.get_buffer(LABEL), self.settings)
 
@@ -193,6 +231,17 @@ class Adapter:
     """Interface to find, describe, call and read the attention of a host library.
 
     Subclass it for your own attention modules. Pass an instance to `rifflemix.register_adapter`.
+
+    Example:
+        The example of `rifflemix.register_adapter` has all methods.
+
+        >>> from rifflemix.surgery import Adapter
+        >>> class LinearAdapter(Adapter):
+        ...     name = "linear"
+        ...     def matches(self, module):
+        ...         return type(module).__name__ == "LinearAttention"
+        >>> LinearAdapter().matches("a text")
+        False
     """
 
     name: str = ""
@@ -295,3 +344,67 @@ def place_of(module: nn.Module) -> tuple[torch.device, torch.dtype] | None:
     """Return device and dtype of the first floating-point parameter, or None."""
     found: Tensor | None = next((p for p in module.parameters() if p.is_floating_point()), None)
     return None if found is None else (found.device, found.dtype)
+
+
+def arguments_of(cls: Any) -> dict[str, Any]:
+    """Return the arguments of the `forward` of a class with their defaults.
+
+    Arguments without a default have the value `inspect.Parameter.empty`.
+    """
+    _, *parameters = inspect.signature(cls.forward).parameters.values()
+    return {
+        p.name: p.default for p in parameters if p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)
+    }
+
+
+_ATTENTION = re.compile("attention|attn|(?-i:MHS?A|MLA)", re.IGNORECASE)
+_CALLED = re.compile(r"(.*_)?(attn|attention|mhs?a)\d*", re.IGNORECASE)
+
+
+def looks_like_attention(module: nn.Module) -> bool:
+    """Return whether the name of a class or base class suggests attention."""
+    return any(_ATTENTION.search(name) for name in class_names(module))
+
+
+def unknown_attention(model: nn.Module, known: Collection[str]) -> list[tuple[str, str]]:
+    """Find modules with weights that look like attention.
+
+    Modules inside or around known attention are skipped. Of nested candidates, only the innermost
+    counts.
+
+    Args:
+        model: host model.
+        known: names of the attention modules that an adapter supports.
+
+    Returns:
+        (name, class name) of each module.
+    """
+    found = _find(model, known, lambda _, module: looks_like_attention(module))
+    found |= _find(model, [*known, *found], _is_called_attention)
+    return list(found.items())
+
+
+def _find(
+    model: nn.Module, known: Collection[str], test: Callable[[str, nn.Module], bool]
+) -> dict[str, str]:
+    """Return names and classes of the innermost unknown modules that pass `test`."""
+    found: dict[str, str] = {}
+    for name, module in model.named_modules():
+        if not name or isinstance(module, TokenMixer) or not test(name, module):
+            continue
+        is_known = any(_is_within(name, other) or _is_within(other, name) for other in known)
+        if not is_known and next(module.parameters(), None) is not None:
+            found = {n: kind for n, kind in found.items() if not _is_within(name, n)}
+            found[name] = type(module).__name__
+    return found
+
+
+def _is_called_attention(name: str, module: nn.Module) -> bool:
+    """Return whether the attribute is called attention and has several linear layers."""
+    maps = [part for part in module.children() if isinstance(part, nn.Linear)]
+    is_list = isinstance(module, nn.Sequential | nn.ModuleList | nn.ModuleDict)
+    return len(maps) > 1 and not is_list and bool(_CALLED.fullmatch(name.rpartition(".")[2]))
+
+
+def _is_within(name: str, other: str) -> bool:
+    return f"{name}.".startswith(f"{other}.")

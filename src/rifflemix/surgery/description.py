@@ -9,15 +9,14 @@ from typing import Any, TypedDict, cast
 import torch
 from torch import Tensor, nn
 
-from rifflemix import __version__
 from rifflemix.errors import InputError, bad_argument
 from rifflemix.json_values import check_json
 from rifflemix.mixers import list_mixers
-from rifflemix.models.pretrained import as_json
-from rifflemix.models.weights_file import misfit, outline_of
+from rifflemix.models.pretrained import as_json, header_of, misfit
 from rifflemix.surgery.adapters import SwappedAttention
 from rifflemix.surgery.settings import MixerSettings
 from rifflemix.surgery.wrappers import without_wrappers
+from rifflemix.version import VERSION
 
 _FORMAT = "rifflemix.swap/1"
 
@@ -46,6 +45,13 @@ def describe_swap(model: nn.Module) -> dict[str, Any]:
     Raises:
         InputError: nothing in the model was replaced. A mixer has no registry name, or has options
             that JSON does not support.
+
+    Example:
+        >>> import torch, rifflemix as rm
+        >>> model = torch.nn.TransformerEncoderLayer(64, 4, batch_first=True)
+        >>> report = rm.replace_attention(model, "tssa")
+        >>> sorted(rm.surgery.describe_swap(model))
+        ['format', 'layers', 'model', 'rifflemix_version']
     """
     if not isinstance(model, nn.Module):
         raise bad_argument("model", "a torch.nn.Module", type(model).__name__)
@@ -60,7 +66,7 @@ def describe_swap(model: nn.Module) -> dict[str, Any]:
     return {
         "format": _FORMAT,
         "model": type(alone).__name__,
-        "rifflemix_version": __version__,
+        "rifflemix_version": VERSION,
         "layers": layers,
     }
 
@@ -91,7 +97,7 @@ def check_unchanged(state: Mapping[str, Tensor], description: Mapping[str, Any])
     for name, layer in description["layers"].items():
         place = f"{name}.mixer."
         mixer = {key: tensor for key, tensor in state.items() if key.startswith(place)}
-        found = misfit(outline_of(mixer), state_of_new(place, layer))
+        found = misfit(header_of(mixer), state_of_new(place, layer))
         if found is not None:
             raise bad_argument(
                 f"mixer at {name}",

@@ -1,4 +1,4 @@
-"""Convert attention masks of other libraries to `key_padding_mask`, and check them.
+"""Attention masks of host models.
 
 rifflemix reads and checks the values of a mask in eager mode only. Reading synchronizes with the
 device once per mask, not once per layer. Compiled, exported and traced graphs cannot read the
@@ -12,11 +12,41 @@ import weakref
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from rifflemix.checks import shown
 from rifflemix.compat import values_can_be_read
 from rifflemix.errors import InputError, bad_argument, check_choice
+
+
+def is_square(buffer: Tensor) -> bool:
+    """Return whether a buffer has one number per pair of tokens.
+
+    The shape is (N, N) or (1, 1, N, N) with N > 1.
+    """
+    sides = buffer.shape[-2:]
+    return len(sides) == 2 and 1 < sides[0] == sides[1] and buffer.numel() == sides[0] ** 2
+
+
+def is_causal_mask(buffer: Tensor) -> bool:
+    """Return whether a buffer is a causal mask.
+
+    Examples are `tril` and `triu(1)` of any dtype. On the meta device only the shape is checked.
+    """
+    if not is_square(buffer):
+        return False
+    if buffer.is_meta:
+        return True
+    square = buffer.reshape(buffer.shape[-2:])
+    earlier = torch.ones_like(square, dtype=torch.bool).tril()
+    seen, hidden = square[-1, 0], square[0, -1]
+    return bool(seen != hidden) and bool((square == torch.where(earlier, seen, hidden)).all())
+
+
+def causal_buffers(module: nn.Module) -> dict[str, Tensor]:
+    """Return the module's own buffers that are causal masks, by name."""
+    return {name: t for name, t in module.named_buffers(recurse=False) if is_causal_mask(t)}
+
 
 TRUE_MEANS = ("attend", "padding")
 _HIDDEN = -1e3
@@ -77,6 +107,12 @@ def key_padding_mask(
             expresses more than padding and causality: packed sequences, a window, a bias or
             differences between heads. A mask that requires gradients counts as a bias, even if it
             is zero.
+
+    Example:
+        >>> import torch, rifflemix as rm
+        >>> mask = torch.tensor([[1, 1, 0]])
+        >>> rm.surgery.key_padding_mask(mask, batch=1, length=3)
+        tensor([[False, False,  True]])
     """
     check_choice("true_means", true_means, TRUE_MEANS)
     if mask is None:
@@ -100,7 +136,15 @@ def key_padding_mask(
 
 
 def merge_padding(*masks: Tensor | None) -> Tensor | None:
-    """Combine padding masks (B, N) with a logical OR (True = padding)."""
+    """Combine padding masks (B, N) with a logical OR (True = padding).
+
+    Example:
+        >>> import torch, rifflemix as rm
+        >>> first = torch.tensor([[False, False, True]])
+        >>> second = torch.tensor([[True, False, False]])
+        >>> rm.surgery.merge_padding(first, None, second)
+        tensor([[ True, False,  True]])
+    """
     merged: Tensor | None = None
     for mask in masks:
         if mask is not None:
@@ -109,7 +153,17 @@ def merge_padding(*masks: Tensor | None) -> Tensor | None:
 
 
 def check_causality(is_causal: bool | None, mixer: Any) -> None:
-    """Raise if a host model needs causal attention from a bidirectional mixer."""
+    """Raise if a host model needs causal attention from a bidirectional mixer.
+
+    Example:
+        >>> import rifflemix as rm
+        >>> rm.surgery.check_causality(True, rm.create_mixer("linear", 64, causal=True))
+        >>> try:
+        ...     rm.surgery.check_causality(True, rm.create_mixer("linear", 64))
+        ... except rm.InputError:
+        ...     print("linear attention is bidirectional")
+        linear attention is bidirectional
+    """
     if is_causal and not mixer.causal:
         raise _not_causal(mixer.card.title)
 
@@ -196,7 +250,7 @@ def _keep_of_keys(mask: Tensor, true_means: str, *, check: bool) -> Tensor:
             "attention mask",
             "1 = keep and 0 = padding in shape (B, N)",
             f"values from {mask.min().item()} to {mask.max().item()}",
-            "sequences packed into one row need attention of their own",
+            "packed sequences need separate attention",
         )
     return mask != 0 if true_means == "attend" else mask == 0
 

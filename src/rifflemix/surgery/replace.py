@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -12,34 +12,26 @@ from torch import nn
 from rifflemix.checks import check_bool
 from rifflemix.errors import InputError, bad_argument, check_choice
 from rifflemix.mixers import TokenMixer
-from rifflemix.surgery.adapters import ParentChange, SwappedAttention, place_of, returned
-from rifflemix.surgery.hosts.hub_mixin import mixin_changes
-from rifflemix.surgery.hosts.transformers_saving import saving_changes
-from rifflemix.surgery.lost import not_taken_over, parameters_beside
-from rifflemix.surgery.report import DEFAULT_LENGTH, SurgeryReport, mixer_macs
+from rifflemix.surgery.adapters import SwappedAttention, place_of, returned, unknown_attention
+from rifflemix.surgery.report import (
+    DEFAULT_LENGTH,
+    SurgeryReport,
+    mixer_macs,
+    parameters_outside,
+    untransferred,
+)
 from rifflemix.surgery.settings import SORTING, MixerSettings, class_of, name_of, takes_option
 from rifflemix.surgery.sites import Layers, Site, depths, find_sites, select
-from rifflemix.surgery.unknown import unknown_attention
-from rifflemix.surgery.weights import HostWeights, compute_weights
-from rifflemix.surgery.wrappers import inside, is_compiled
+from rifflemix.surgery.swaps import Swap, commit, prepare
+from rifflemix.surgery.weights import HostWeights
 
 INITS = ("copy", "fresh")
-_BEFORE = "_before_surgery"
 _CLASS_TOKEN = (
     "a sort moves the class token's channels to other tokens: let the classifier read the mean of "
     "all tokens (timm: global_pool='avg'), or keep attention in the last layers"
 )
 _NOT_CHOSEN = "not among layers"
 _UNKNOWN = "which is written in another way"
-
-
-class Swap(NamedTuple):
-    """A replacement that is prepared but not yet applied."""
-
-    site: Site
-    settings: MixerSettings
-    module: SwappedAttention
-    copied: list[str]
 
 
 def replace_attention(
@@ -56,8 +48,7 @@ def replace_attention(
     """Replace the self-attention of a model by a token mixer, in place.
 
     The mixers take dtype, device, training mode, heads, dropout, layer index and depth from the
-    host model. The function changes this model only, never a class. If an error occurs, no layer is
-    replaced.
+    host model. Other models compute and save as before. If an error occurs, no layer is replaced.
 
     Args:
         model: host model with attention of torch.nn, timm, transformers or x-transformers. Call
@@ -85,6 +76,15 @@ def replace_attention(
             mixer would replace causal attention. The arguments do not suit the mixer.
             `torch.inference_mode` is active. An attention module was compiled on its own. The model
             is unchanged in all these cases.
+
+    Example:
+        >>> import torch, rifflemix as rm
+        >>> model = torch.nn.TransformerEncoderLayer(64, 4, batch_first=True)
+        >>> report = rm.replace_attention(model, "csp", max_length=1024)
+        >>> report.replaced
+        ['self_attn']
+        >>> model(torch.randn(2, 1000, 64)).shape
+        torch.Size([2, 1000, 64])
     """
     check_choice("init", init, INITS)
     check_bool("dry_run", dry_run)
@@ -100,10 +100,10 @@ def replace_attention(
         check_bool("causal", causal)
     sites = find_sites(model)
     chosen, skipped = _choose(model, sites, layers, dry_run)
-    wishes = _Wishes(mixer, dict(mixer_options or {}), max_length, causal, init)
+    request = _Request(mixer, dict(mixer_options or {}), max_length, causal, init)
     position = depths(sites)
     with torch.random.fork_rng(enabled=dry_run):
-        swaps = [_prepare(site, wishes, *position[site.name]) for site in chosen]
+        swaps = [_prepare(site, request, *position[site.name]) for site in chosen]
     report = _report(model, mixer, swaps, skipped, max_length)
     report.dry_run = dry_run
     if not dry_run:
@@ -113,105 +113,7 @@ def replace_attention(
     return report
 
 
-def restore_attention(model: nn.Module) -> list[str]:
-    """Restore the attention modules that `replace_attention` removed.
-
-    The restored modules have their old weights and the current training mode. The weights of the
-    mixers are lost.
-
-    Args:
-        model: model with replaced attention, or a part of the model. A part does not restore
-            attributes of modules around it. Restore the whole model to enable nested tensors in
-            `torch.nn.TransformerEncoder` again.
-
-    Returns:
-        Names of the restored modules. The list is empty if nothing was replaced.
-
-    Raises:
-        InputError: the model was loaded without the attention that the mixers replaced.
-    """
-    if isinstance(model, nn.Module) and isinstance(inside(model), SwappedAttention):
-        raise bad_argument("model", "a module around the replaced attention", "one of these alone")
-    back = []
-    named = dict(model.named_modules(remove_duplicate=False))
-    for name, module in named.items():
-        if isinstance(module, SwappedAttention) and _is_gone(module):
-            raise InputError(
-                f"model: {name} was loaded without the attention that it replaced; load the "
-                "original model instead"
-            )
-    for name, module in named.items():
-        if isinstance(module, SwappedAttention):
-            parent, _, attribute = name.rpartition(".")
-            while is_compiled(named[parent]):
-                parent, _, attribute = parent.rpartition(".")
-            module.original.train(module.training)
-            setattr(named[parent], attribute, module.original)
-            back.append(name)
-    _unchange(model.modules())
-    return back
-
-
-def _is_gone(module: SwappedAttention) -> bool:
-    """Return whether the replaced attention has no memory although the mixer has."""
-    return any(p.is_meta for p in module.original.parameters()) and not any(
-        p.is_meta for p in module.mixer.parameters()
-    )
-
-
-def prepare(site: Site, settings: MixerSettings, init: str) -> Swap:
-    """Build and wrap the mixer for one site without changing the model."""
-    original = site.module
-    place = place_of(original)
-    if place is None:
-        mixer = settings.build()
-    else:
-        # Ignore torch's default device (it may be meta). Allocate nothing for meta hosts.
-        with torch.device("meta" if place[0].type == "meta" else "cpu"):
-            mixer = settings.build().to(device=place[0], dtype=place[1])
-        if place[0].type == "meta" and not _has_no_memory(site.parents[0]):
-            settings.fill_constants(mixer)
-    copied: list[str] = []
-    if init == "copy":
-        compute_weights(original)
-        copied = site.adapter.copy_weights(original, mixer)
-    wrapped = site.adapter.wrap(original, mixer)
-    module = returned(site.adapter, "wrap", wrapped, SwappedAttention)
-    return Swap(site, settings, module, copied)
-
-
-def _has_no_memory(model: nn.Module) -> bool:
-    """Return whether constants belong on meta, like the weights of the model.
-
-    `accelerate.init_empty_weights` keeps constants in memory, since no file contains them.
-    """
-    on_meta = torch.get_default_device().type == "meta"
-    return on_meta or any(buffer.is_meta for buffer in model.buffers())
-
-
-def commit(swaps: Sequence[Swap]) -> None:
-    """Insert the prepared modules into the model. Undo everything on an error."""
-    done: list[tuple[nn.Module, str, Any]] = []
-    try:
-        for swap in swaps:
-            for parent, attribute in swap.site.places:
-                done.append((parent, attribute, swap.site.module))
-                setattr(parent, attribute, swap.module)
-            swap.module.name_mixer(swap.settings, swap.site.adapter.name, swap.site.name)
-        for swap in swaps:
-            site = swap.site
-            changes = site.adapter.parent_changes(site.module, site.parents)
-            of_saving = saving_changes(site.parents) + mixin_changes(site.parents)
-            for change in [*changes, *of_saving]:
-                _change(change)
-    except BaseException:
-        for parent, attribute, original in reversed(done):
-            setattr(parent, attribute, original)
-        _unchange(parent for swap in swaps for parent in swap.site.parents)
-        raise
-
-
-class _Wishes(NamedTuple):
+class _Request(NamedTuple):
     mixer: str | type[TokenMixer]
     options: dict[str, Any]
     max_length: int | None
@@ -228,7 +130,7 @@ def _choose(
         got = f"{unknown[0][0]} ({unknown[0][1]}), {_UNKNOWN}" if unknown else "none"
         raise InputError(
             "model: expected attention of torch.nn, timm, transformers or x-transformers, got "
-            f"{got}; tell of other hosts with register_adapter"
+            f"{got}; use register_adapter for other modules"
         )
     chosen: list[Site] = []
     skipped: list[tuple[str, str]] = []
@@ -256,7 +158,7 @@ def _why_not(site: Site) -> str:
         title = site.module.mixer.card.name
         return f"already replaced by {title}; restore_attention puts it back"
     if site.host.cross:
-        return "cross-attention: it reads another sequence, which a token mixer cannot"
+        return "cross-attention: it reads another sequence, but token mixers read one sequence"
     hooks = (getattr(part, "_hf_hook", None) for part in site.module.modules())
     if any(getattr(hook, "offload", False) for hook in hooks):
         return "its weights are offloaded (device_map); load the model into memory first"
@@ -266,59 +168,59 @@ def _why_not(site: Site) -> str:
     return ""
 
 
-def _prepare(site: Site, wishes: _Wishes, layer_index: int, num_layers: int) -> Swap:
+def _prepare(site: Site, request: _Request, layer_index: int, num_layers: int) -> Swap:
     host = site.host
     settings = MixerSettings(
-        mixer=name_of(wishes.mixer),
+        mixer=name_of(request.mixer),
         dim=host.dim,
         num_heads=host.num_heads,
-        max_length=_max_length(site, wishes),
+        max_length=_max_length(site, request),
         layer_index=layer_index,
         num_layers=num_layers,
-        causal=_causal(site, wishes),
+        causal=_causal(site, request),
         dropout=host.dropout,
-        options=_options(site, wishes),
+        options=_options(site, request),
     )
-    return prepare(site, settings, wishes.init)
+    return prepare(site, settings, request.init)
 
 
-def _max_length(site: Site, wishes: _Wishes) -> int | None:
+def _max_length(site: Site, request: _Request) -> int | None:
     """Return the limit of the caller or host, or the usual length.
 
     The usual length is only for mixers that need a limit.
     """
     host = site.host
-    if wishes.max_length is not None:
-        return wishes.max_length
-    if host.max_length is None and class_of(wishes.mixer).card.needs_max_length:
+    if request.max_length is not None:
+        return request.max_length
+    if host.max_length is None and class_of(request.mixer).card.needs_max_length:
         return host.usual_length
     return host.max_length
 
 
-def _causal(site: Site, wishes: _Wishes) -> bool:
+def _causal(site: Site, request: _Request) -> bool:
     """Return whether the mixer must be causal. Raise on conflicting settings."""
-    host, card = site.host, class_of(wishes.mixer).card
-    if host.causal and wishes.causal is False:
+    host, card = site.host, class_of(request.mixer).card
+    if host.causal and request.causal is False:
         raise bad_argument("causal", f"True: {site.name} hides later tokens", False)
-    causal = bool(host.causal) if wishes.causal is None else wishes.causal
+    causal = bool(host.causal) if request.causal is None else request.causal
     if causal and not card.causal:
         raise bad_argument(
             "mixer",
-            f"one that can be causal for {site.name}",
-            f"{card.name}, which sees later tokens",
-            "rifflemix.list_mixers() and mixer_card(name).causal tell which can",
+            f"a mixer that can be causal for {site.name}",
+            f"{card.name}, a bidirectional mixer",
+            "choose a mixer with mixer_card(name).causal",
         )
     return causal
 
 
-def _options(site: Site, wishes: _Wishes) -> dict[str, Any]:
+def _options(site: Site, request: _Request) -> dict[str, Any]:
     """Return the caller's options, completed so that all weights can be copied."""
-    options = dict(wishes.options)
-    weights = site.adapter.weights(site.module) if wishes.init == "copy" else None
+    options = dict(request.options)
+    weights = site.adapter.weights(site.module) if request.init == "copy" else None
     if weights is None:
         return options
     returned(site.adapter, "weights", weights, HostWeights)
-    cls = class_of(wishes.mixer)
+    cls = class_of(request.mixer)
     maps = (weights.query, weights.key, weights.value)
     follows = {"bias": any(part.bias is not None for part in maps)}
     if weights.output is not None:
@@ -343,7 +245,7 @@ def _report(
     limits = [n for host in hosts if (n := host.max_length or host.usual_length) is not None]
     length = max_length or min(limits, default=DEFAULT_LENGTH)
     sites = [swap.site for swap in swaps]
-    after = parameters_beside(model, sites)
+    after = parameters_outside(model, sites)
     after |= {id(p): p.numel() for s in swaps for p in s.module.parameters()}
     report = SurgeryReport(
         class_of(mixer).card.name,
@@ -365,7 +267,7 @@ def _report(
         if swap.site.host.class_token and isinstance(swap.module.mixer, SORTING):
             notes.append(_CLASS_TOKEN)
         report.notes += [note for note in notes if note not in report.notes]
-    report.notes += not_taken_over(model, sites)
+    report.notes += untransferred(model, sites)
     return report
 
 
@@ -383,15 +285,3 @@ def _undecayed(mixer: nn.Module) -> list[str]:
         if own is not None:
             names += [f"{prefix}.{name}" if prefix else name for name in sorted(own())]
     return names
-
-
-def _change(change: ParentChange) -> None:
-    before = vars(change.module).setdefault(_BEFORE, {})
-    before.setdefault(change.attribute, getattr(change.module, change.attribute))
-    setattr(change.module, change.attribute, change.value)
-
-
-def _unchange(modules: Iterable[nn.Module]) -> None:
-    for module in modules:
-        for attribute, value in vars(module).pop(_BEFORE, {}).items():
-            setattr(module, attribute, value)

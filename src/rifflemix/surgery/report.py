@@ -1,15 +1,71 @@
-"""Report of the changes that a replacement made."""
+"""Report of the changes that a replacement made, and of host features that it does not transfer."""
 
 from __future__ import annotations
 
 import copy
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
+from torch import nn
 
+from rifflemix import compat
 from rifflemix.errors import InputError
 from rifflemix.mixers import TokenMixer
 from rifflemix.models.macs import multiply_accumulates
+from rifflemix.surgery.sites import Site
+
+# Hooks that collect attention weights. The swapped module raises for these itself.
+_OF_THE_HOST = "transformers.utils.output_capturing"
+
+
+def parameters_outside(module: nn.Module, sites: Sequence[Site]) -> dict[int, int]:
+    """Return sizes, by id, of the parameters outside of the sites.
+
+    A parameter that the sites share with other modules is included.
+    """
+    return _outside(module, {id(site.module) for site in sites})
+
+
+def untransferred(model: nn.Module, sites: Sequence[Site]) -> list[str]:
+    """Describe lost hooks and frozen or tied weights, one sentence per kind."""
+    outside = parameters_outside(model, sites)
+    owners = Counter(id(p) for site in sites for p in set(site.module.parameters()))
+    hooked, frozen, tied = [], [], []
+    for site in sites:
+        parameters = list(site.module.parameters())
+        if any(_hooks(part) for part in site.module.modules()):
+            hooked.append(site.name)
+        if parameters and not any(p.requires_grad for p in parameters):
+            frozen.append(site.name)
+        if any(id(p) in outside or owners[id(p)] > 1 for p in parameters):
+            tied.append(site.name)
+    notes = {
+        "its hooks are not called while it is replaced": hooked,
+        "its weights were frozen; the weights of its mixer are trainable": frozen,
+        "it shares weights with other modules; its mixer has separate weights": tied,
+    }
+    return [f"{_some(names)}: {note}" for note, names in notes.items() if names]
+
+
+def _outside(module: nn.Module, replaced: set[int]) -> dict[int, int]:
+    if id(module) in replaced:
+        return {}
+    sizes = {id(p): p.numel() for p in module.parameters(recurse=False)}
+    for child in module.children():
+        sizes |= _outside(child, replaced)
+    return sizes
+
+
+def _hooks(part: nn.Module) -> bool:
+    hooks = compat.hooks_of(part)
+    return any(getattr(hook, "__module__", "") != _OF_THE_HOST for hook in hooks)
+
+
+def _some(names: Sequence[str]) -> str:
+    return names[0] + f" and {len(names) - 1} more" * (len(names) > 1)
+
 
 DEFAULT_LENGTH = 1024
 """Number of tokens for MACs if neither the caller nor the host model defines a length."""
@@ -33,6 +89,13 @@ class SurgeryReport:
             tokens. None if unknown. Fourier transforms and sorts count as 0.
         macs_after: multiply-accumulates of the mixers, or None if they cannot be counted.
         dry_run: whether the model was left unchanged.
+
+    Example:
+        >>> import torch, rifflemix as rm
+        >>> model = torch.nn.TransformerEncoderLayer(64, 4, batch_first=True)
+        >>> report = rm.replace_attention(model, "linear", dry_run=True)
+        >>> report.replaced, report.parameters_after <= report.parameters_before
+        (['self_attn'], True)
     """
 
     mixer: str

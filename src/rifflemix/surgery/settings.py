@@ -1,23 +1,32 @@
-"""Settings of a mixer in a host model, to rebuild it from a file."""
+"""Settings of a mixer in a host model, to rebuild it from a file, and their label in the state.
+
+Different mixers can have parameters of the same names and shapes. Loading compares labels to reject
+weights of another mixer. A label contains small integers as floats. It survives conversion to other
+dtypes and moving averages of weights and buffers.
+"""
 
 from __future__ import annotations
 
 import inspect
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from torch import Tensor
 
+from rifflemix.compat import has_values, values_can_be_read
 from rifflemix.errors import bad_argument
+from rifflemix.json_values import parse_json
 from rifflemix.mixers import TokenMixer, create_mixer, list_mixers, mixer_class
-from rifflemix.mixers.csp import CSP
-from rifflemix.mixers.sliceformer import Sliceformer
+from rifflemix.mixers.permutation_mixer import PermutationMixer
+from rifflemix.models.pretrained import as_json
 
 _OF_THE_HOST = (
     "dim", "num_heads", "max_length", "layer_index", "num_layers", "causal", "dropout",
 )  # fmt: skip
-SORTING = (CSP, Sliceformer)
+SORTING = (PermutationMixer,)
 """Mixers that move the values of each channel to other tokens."""
 
 
@@ -93,9 +102,12 @@ def class_of(mixer: str | type[TokenMixer]) -> type[TokenMixer]:
 
 def name_of(mixer: str | type[TokenMixer]) -> str | type[TokenMixer]:
     """Return the registry name of a mixer, or the class if unregistered."""
-    name = class_of(mixer).card.name
-    is_registered = name in list_mixers() and mixer_class(name) is class_of(mixer)
-    return name if is_registered else mixer
+    cls = class_of(mixer)
+    name = cls.card.name
+    if name not in list_mixers():
+        return mixer
+    registered = mixer_class(name)
+    return name if cls in (registered, registered.causal_class) else mixer
 
 
 def takes_option(cls: type[TokenMixer], name: str) -> bool:
@@ -116,8 +128,79 @@ def default_options(cls: type[TokenMixer]) -> dict[str, Any]:
 
 def _parameters(cls: type[TokenMixer]) -> list[Mapping[str, inspect.Parameter]]:
     """Return the parameters of each `__init__` from the mixer to `TokenMixer`."""
+    variants = [cls] if cls.causal_class is None else [cls, cls.causal_class]
     return [
         inspect.signature(vars(base)["__init__"]).parameters
-        for base in cls.__mro__
+        for variant in variants
+        for base in variant.__mro__
         if "__init__" in vars(base) and issubclass(base, TokenMixer)
     ]
+
+
+LABEL = "mixer_settings"
+"""Name of the buffer in `SwappedAttention`."""
+
+
+def make_label(settings: MixerSettings) -> Tensor:
+    """Encode a mixer's settings as hexadecimal digits of JSON text.
+
+    The settings are name, heads, causality and options.
+    """
+    text = json.dumps(_values(settings), sort_keys=True)
+    digits = [int(digit, 16) for digit in text.encode().hex()]
+    return torch.tensor(digits, dtype=torch.float32, device="cpu")
+
+
+def check_label(place: str, label: Tensor, settings: MixerSettings) -> None:
+    """Raise unless the label matches the settings of the mixer.
+
+    Args:
+        place: name of the swapped attention, for the message.
+        label: label from `make_label`. It is ignored if its values cannot be read (meta device,
+            traced graphs).
+        settings: settings of the mixer in the model.
+
+    Raises:
+        InputError: the label is damaged, or belongs to another mixer or other options.
+    """
+    if not (has_values(label) and values_can_be_read()):
+        return
+    own = _values(settings)
+    try:
+        text = "".join(f"{round(digit):x}" for digit in label.tolist())
+        found = dict(parse_json(bytes.fromhex(text).decode()))
+    except (ValueError, TypeError, OverflowError):  # OverflowError: infinite digits
+        found = {"mixer": "a damaged label"}
+    for name in ("mixer", *sorted({*own, *found})):
+        wanted, got = (values.get(name, "the default") for values in (own, found))
+        if wanted != got:
+            raise bad_argument(
+                f"weights at {place}",
+                f"weights of {own['mixer']} with {name} = {wanted!r}",
+                f"{name} = {got!r}",
+                f"load them into the swap that saved them, or remove {LABEL!r} from the state to "
+                "load them on purpose",
+            )
+
+
+def _values(settings: MixerSettings) -> dict[str, Any]:
+    """Return the mixer and all settings that change the computed function.
+
+    Options with default values are left out.
+    """
+    cls = class_of(settings.mixer)
+    defaults = default_options(cls)
+    changed = {
+        name: _plain(value)
+        for name, value in settings.options.items()
+        if not name.endswith("dropout") and _plain(value) != _plain(defaults.get(name))
+    }
+    mixer = settings.mixer if isinstance(settings.mixer, str) else cls.__qualname__
+    return {**changed, "mixer": mixer, "num_heads": settings.num_heads, "causal": settings.causal}
+
+
+def _plain(value: Any) -> Any:
+    try:
+        return as_json(value)
+    except ValueError:
+        return type(value).__qualname__

@@ -1,4 +1,4 @@
-"""Find the attention modules of a model."""
+"""Find the attention modules of a model: the registry of adapters, and the sites."""
 
 from __future__ import annotations
 
@@ -13,8 +13,64 @@ from torch import nn
 from rifflemix.checks import check_integers
 from rifflemix.errors import InputError, bad_argument
 from rifflemix.surgery.adapters import Adapter, HostAttention, SwappedAttention, returned
-from rifflemix.surgery.registry import adapter_for
+from rifflemix.surgery.hosts import ADAPTERS
 from rifflemix.surgery.wrappers import inside, is_compiled
+
+_registered: list[Adapter] = []
+
+
+def register_adapter(adapter: Adapter) -> Adapter:
+    """Add an adapter for the attention of another host library.
+
+    `replace_attention` tries the latest adapter first, and built-in adapters last.
+
+    Args:
+        adapter: instance of a subclass of `rifflemix.surgery.Adapter`.
+
+    Returns:
+        The same adapter.
+
+    Raises:
+        InputError: the argument is not an `Adapter`, or the adapter has no name.
+
+    Example:
+        >>> import torch, rifflemix as rm
+        >>> from rifflemix.surgery import Adapter, HostAttention, SwappedAttention
+        >>> class Averaging(torch.nn.Module):
+        ...     def forward(self, tokens):
+        ...         return tokens.mean(1, keepdim=True).expand_as(tokens)
+        >>> class SwappedAveraging(SwappedAttention):
+        ...     def forward(self, tokens):
+        ...         return self.mixer(tokens)
+        >>> class AveragingAdapter(Adapter):
+        ...     name = "averaging"
+        ...     def matches(self, module):
+        ...         return isinstance(module, Averaging)
+        ...     def describe(self, module, parents):
+        ...         return HostAttention(dim=64, num_heads=4)
+        ...     def wrap(self, module, mixer):
+        ...         return SwappedAveraging(mixer, module)
+        >>> adapter = rm.register_adapter(AveragingAdapter())
+        >>> rm.replace_attention(torch.nn.Sequential(Averaging()), "tssa").replaced
+        ['0']
+    """
+    if not isinstance(adapter, Adapter):
+        raise bad_argument("adapter", "an instance of rifflemix.surgery.Adapter", repr(adapter))
+    if not adapter.name:
+        raise bad_argument("adapter", "a name for the reports", "an empty one")
+    _registered.insert(0, adapter)
+    return adapter
+
+
+def adapter_for(module: nn.Module) -> Adapter | None:
+    """Return the first adapter that matches `module`, or None."""
+    return next((a for a in (*_registered, *ADAPTERS) if a.matches(module)), None)
+
+
+def is_registered(name: str) -> bool:
+    """Return whether an adapter with this name exists."""
+    return any(adapter.name == name for adapter in (*_registered, *ADAPTERS))
+
 
 Layers = str | Sequence[int] | Callable[..., bool]
 
@@ -121,7 +177,7 @@ def check_model(model: Any) -> None:
             "FSDP"
         ):
             raise InputError(
-                f"model: {name or 'it'} is wrapped in {kind}, which has taken hold of the "
+                f"model: {name or 'it'} is wrapped in {kind}, and the wrapper owns the "
                 "parameters; replace the attention first, then wrap"
             )
         if is_compiled(module) and adapter_for(inside(module)) is not None:

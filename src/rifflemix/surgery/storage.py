@@ -13,12 +13,7 @@ from torch import nn
 
 from rifflemix.errors import InputError, bad_argument
 from rifflemix.files import make_folder, read_json, user_path
-from rifflemix.models.weights_file import (
-    Outline,
-    misfit,
-    read_outline,
-    write_described,
-)
+from rifflemix.models.pretrained import FileHeader, misfit, read_header, write_described
 from rifflemix.surgery.adapters import SwappedAttention
 from rifflemix.surgery.description import (
     check_description,
@@ -27,9 +22,8 @@ from rifflemix.surgery.description import (
     settings_of,
     state_of_new,
 )
-from rifflemix.surgery.registry import is_registered
-from rifflemix.surgery.replace import Swap, commit, prepare, restore_attention
-from rifflemix.surgery.sites import check_model, check_whole, find_sites
+from rifflemix.surgery.sites import check_model, check_whole, find_sites, is_registered
+from rifflemix.surgery.swaps import Swap, commit, prepare, restore_attention
 from rifflemix.surgery.wrappers import without_wrappers
 
 SWAP, WEIGHTS = "swap.json", "model.safetensors"
@@ -49,6 +43,15 @@ def apply_swap(model: nn.Module, description: Mapping[str, Any]) -> None:
 
     Raises:
         InputError: the description is damaged or does not match the model. The model is unchanged.
+
+    Example:
+        >>> import torch, rifflemix as rm
+        >>> model = torch.nn.TransformerEncoderLayer(64, 4, batch_first=True)
+        >>> report = rm.replace_attention(model, "tssa")
+        >>> fresh = torch.nn.TransformerEncoderLayer(64, 4, batch_first=True)
+        >>> rm.surgery.apply_swap(fresh, rm.surgery.describe_swap(model))
+        >>> type(fresh.self_attn.mixer).__name__
+        'TSSA'
     """
     check_description(description)
     check_model(model)
@@ -64,8 +67,8 @@ def _apply(model: nn.Module, description: Mapping[str, Any]) -> None:
         adapter = layer.get("adapter", "")
         if site is None and adapter and not is_registered(adapter):
             raise InputError(
-                f"model: {name} was replaced by means of the adapter {adapter!r}, which is not "
-                "known here; pass it to rifflemix.register_adapter first"
+                f"model: {name} was replaced with the adapter {adapter!r}, but no adapter "
+                "has this name; pass it to rifflemix.register_adapter first"
             )
         if site is not None and site.host.refusal:
             raise InputError(f"model: {name} cannot be replaced; {site.host.refusal}")
@@ -94,6 +97,15 @@ def save_swapped(model: nn.Module, folder: str | Path) -> None:
     Raises:
         InputError: see `describe_swap`. The weights are sharded or not in memory. The folder is not
             writable.
+
+    Example:
+        >>> import torch, rifflemix as rm
+        >>> from pathlib import Path
+        >>> model = torch.nn.TransformerEncoderLayer(64, 4, batch_first=True)
+        >>> report = rm.replace_attention(model, "tssa")
+        >>> rm.save_swapped(model, "my-model")
+        >>> sorted(path.name for path in Path("my-model").iterdir())
+        ['model.safetensors', 'swap.json']
     """
     folder = user_path("folder", folder)
     description = describe_swap(model)
@@ -124,6 +136,15 @@ def load_swapped(folder: str | Path, model: _M) -> _M:
     Raises:
         InputError: a file is missing or damaged, or belongs to another model. The model is
             unchanged.
+
+    Example:
+        >>> import torch, rifflemix as rm
+        >>> original = torch.nn.TransformerEncoderLayer(64, 4)
+        >>> report = rm.replace_attention(original, "tssa")
+        >>> rm.save_swapped(original, "my-model")
+        >>> model = rm.load_swapped("my-model", torch.nn.TransformerEncoderLayer(64, 4))
+        >>> torch.equal(model.linear1.weight, original.linear1.weight)
+        True
     """
     folder = user_path("folder", folder)
     for name in (SWAP, WEIGHTS):
@@ -131,9 +152,9 @@ def load_swapped(folder: str | Path, model: _M) -> _M:
             raise InputError(f"{folder} holds no swapped model: {name} is missing")
     description = read_json(folder / SWAP, "save the model again")
     check_description(description)
-    outline = read_outline(folder / WEIGHTS)
+    header = read_header(folder / WEIGHTS)
     try:
-        _check_mixers(outline, model, description)
+        _check_mixers(header, model, description)
         apply_swap(model, description)
     except InputError:
         raise
@@ -142,7 +163,7 @@ def load_swapped(folder: str | Path, model: _M) -> _M:
         raise InputError(f"{folder / SWAP}: no such mixer can be made here: {reason}") from error
     try:
         with without_wrappers(model) as alone:
-            _check_weights(outline, alone, description)
+            _check_weights(header, alone, description)
             load_model(alone, folder / WEIGHTS)
     except InputError:
         restore_attention(model)
@@ -153,23 +174,23 @@ def load_swapped(folder: str | Path, model: _M) -> _M:
     return model
 
 
-def _check_mixers(outline: Outline, model: nn.Module, description: Mapping[str, Any]) -> None:
+def _check_mixers(header: FileHeader, model: nn.Module, description: Mapping[str, Any]) -> None:
     """Check that the file fits the mixers before they are allocated."""
     for name, layer in description["layers"].items():
         place = f"{name}.mixer."
         own = state_of_new(place, layer)
-        saved = {key: shape for key, shape in outline.shapes.items() if key.startswith(place)}
-        found = misfit(replace(outline, shapes=saved), own)
+        saved = {key: shape for key, shape in header.shapes.items() if key.startswith(place)}
+        found = misfit(replace(header, shapes=saved), own)
         if found is not None:
             raise _other_model(model, description, *found)
 
 
-def _check_weights(outline: Outline, model: nn.Module, description: Mapping[str, Any]) -> None:
+def _check_weights(header: FileHeader, model: nn.Module, description: Mapping[str, Any]) -> None:
     """Check that the file contains all tensors, except aliases of shared memory."""
     own = model.state_dict()
-    there = {tensor.data_ptr() for name, tensor in own.items() if name in outline.shapes}
-    shared = {name for name in outline.aliases if name in own and own[name].data_ptr() in there}
-    found = misfit(replace(outline, aliases=frozenset(shared)), own)
+    there = {tensor.data_ptr() for name, tensor in own.items() if name in header.shapes}
+    shared = {name for name in header.aliases if name in own and own[name].data_ptr() in there}
+    found = misfit(replace(header, aliases=frozenset(shared)), own)
     if found is not None:
         raise _other_model(model, description, *found)
     if any(tensor.is_meta for tensor in own.values()):

@@ -15,7 +15,15 @@ from rifflemix.mixers import TokenMixer
 
 
 class Projection(NamedTuple):
-    """Linear layer: weight (out, in) and bias (out,) or None."""
+    """Linear layer: weight (out, in) and bias (out,) or None.
+
+    Example:
+        >>> import torch, rifflemix as rm
+        >>> linear = torch.nn.Linear(64, 32)
+        >>> projection = rm.surgery.Projection(linear.weight, linear.bias)
+        >>> projection.weight.shape
+        torch.Size([32, 64])
+    """
 
     weight: Tensor
     bias: Tensor | None
@@ -32,6 +40,16 @@ class HostWeights(NamedTuple):
         key: (inner, C). Keys that several query heads share are repeated.
         value: (inner, C). Shared values are repeated.
         output: (C, inner), or None if the output projection is outside of the replaced module.
+
+    Example:
+        >>> import torch, rifflemix as rm
+        >>> query, key, value, output = (
+        ...     rm.surgery.Projection(linear.weight, linear.bias)
+        ...     for linear in (torch.nn.Linear(64, 64) for _ in range(4))
+        ... )
+        >>> weights = rm.surgery.HostWeights(query, key, value, output)
+        >>> weights.output.weight.shape
+        torch.Size([64, 64])
     """
 
     query: Projection

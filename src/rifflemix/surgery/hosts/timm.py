@@ -5,21 +5,20 @@ rifflemix never imports timm. See `timm_copies` for attention that is derived or
 
 from __future__ import annotations
 
-import copyreg
-import inspect
 import math
-from collections.abc import Sequence
-from typing import Any, ClassVar, cast
+from collections.abc import Collection, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from rifflemix.errors import InputError, bad_argument
-from rifflemix.mixers import TokenMixer, create_mixer
+from rifflemix.errors import bad_argument
+from rifflemix.mixers import TokenMixer
 from rifflemix.surgery.adapters import (
     Adapter,
     HostAttention,
     SwappedAttention,
+    arguments_of,
     forward_is_its_own,
     forward_is_of,
     has_class_token,
@@ -40,9 +39,9 @@ _KNOWN = {
 }
 _MAPS = ("qkv", "q_proj", "k_proj", "v_proj", "proj")
 _REFUSED = {
-    "ClassAttn": "in it the class token alone asks, at a cost linear in the tokens",
-    "DiffParallelScalingBlock": "its attention and its MLP share one map",
-    "ParallelScalingBlock": "its attention and its MLP share one map",
+    "ClassAttn": "only its class token is a query, so its cost is linear in the tokens already",
+    "DiffParallelScalingBlock": "its attention and its MLP share one linear layer",
+    "ParallelScalingBlock": "its attention and its MLP share one linear layer",
 }
 RELATIVE = (
     "attention_biases",
@@ -52,15 +51,15 @@ RELATIVE = (
     "rel_pos_h",
     "relative_position_bias_table",
 )
-RELATIVE_BIAS = "it adds relative position biases to the scores, which a token mixer has not"
+RELATIVE_BIAS = "it adds relative position biases to its scores, but token mixers have no scores"
 _NOTES = {
     "DiffAttention": "the host subtracts a second attention map, the mixer does not",
     "TalkingHeadAttn": "the host mixes its heads before and after the softmax, the mixer does not",
     "XCA": "the host's cross-covariance attention is linear in the tokens already",
 }
 ROTARY = (
-    "rotary positions are lost: a token mixer takes none; without other positions in the model, "
-    "a permutation-equivariant mixer cannot know the order of the tokens"
+    "rotary positions are lost: token mixers do not use them; without other positions in the "
+    "model, a permutation-equivariant mixer cannot know the order of the tokens"
 )
 # _IMAGES: all tokens of an image (B, H, W, C) attend to each other. _BLOCKS: tokens attend only
 # within their block (B, T, N, C).
@@ -70,60 +69,50 @@ _CHANNELS_FIRST = ("timm.models.fastvit",)
 
 
 class SwappedTimmAttention(SwappedAttention):
-    """Mixer with the interface of timm's `Attention`, followed by its output dropout.
+    """Mixer with the arguments of an attention module for tokens.
 
     Args:
         mixer: token mixer that computes the outputs.
         original: attention module to replace.
+        understood: names of the arguments with the same meaning as in timm's `Attention`.
     """
 
-    def __init__(self, mixer: TokenMixer, original: Any) -> None:
+    def __init__(self, mixer: TokenMixer, original: Any, understood: Collection[str]) -> None:
         super().__init__(mixer, original)
         self.num_heads = original.num_heads
         self.layout = _layout(original)
         self.proj_drop = nn.Dropout(probability(original, "proj_drop")).train(original.training)
+        self.tokens, *others = (defaults := arguments_of(type(original)))
+        self.defaults = {name: defaults[name] for name in others}
+        self.understood = frozenset(understood)
 
-    def forward(
-        self, x: Tensor, attn_mask: Tensor | None = None, is_causal: bool = False
-    ) -> Tensor:
-        """Mix the tokens and return them in the shape of `x`.
+    def forward(self, *args: Any, **kwargs: Any) -> Tensor:
+        """Mix the tokens and return them in their shape. Rotary positions are ignored.
 
         Raises:
-            InputError: the mask expresses more than padding and causality.
+            InputError: the mask expresses more than padding and causality. Another argument differs
+                from the default of the host module.
         """
+        names = [self.tokens, *self.defaults][: len(args)]
+        arguments = {**dict(zip(names, args, strict=True)), **kwargs}
+        x = arguments.pop(self.tokens)
+        known = {name: arguments.pop(name) for name in self.understood & arguments.keys()}
+        for name, value in arguments.items():
+            default = self.defaults.get(name)
+            if name != "rope" and (isinstance(value, Tensor) or value != default):
+                raise bad_argument(
+                    name,
+                    f"{default}: {self.mixer.card.title} cannot use it",
+                    f"a {type(value).__name__}" if isinstance(value, Tensor) else repr(value),
+                    "write an adapter that reads it (register_adapter)",
+                )
         tokens = x
         if self.layout == "images":
             tokens = x.flatten(1, -2)
         elif self.layout == "blocks":
             tokens = x.flatten(0, -3)
-        y: Tensor = self.proj_drop(mixed(self.mixer, tokens, attn_mask, is_causal))
+        y: Tensor = self.proj_drop(mixed(self.mixer, tokens, **known))
         return y.reshape(x.shape)
-
-
-class SwappedRotaryAttention(SwappedTimmAttention):
-    """Mixer for host modules with rotary positions. It ignores them; the replacement warns."""
-
-    def forward(  # type: ignore[override]
-        self,
-        x: Tensor,
-        rope: Tensor | None = None,
-        attn_mask: Tensor | None = None,
-        is_causal: bool = False,
-    ) -> Tensor:
-        """Mix the tokens, see `SwappedTimmAttention`; `rope` is ignored."""
-        return super().forward(x, attn_mask, is_causal)
-
-
-class SwappedBiasedAttention(SwappedTimmAttention):
-    """Mixer for host modules with optional relative position biases. It rejects biases."""
-
-    def forward(  # type: ignore[override]
-        self, x: Tensor, shared_rel_pos_bias: Tensor | None = None
-    ) -> Tensor:
-        """Mix the tokens, see `SwappedTimmAttention`; biases raise InputError."""
-        if shared_rel_pos_bias is not None:
-            raise InputError(f"shared_rel_pos_bias: expected None, got a tensor; {RELATIVE_BIAS}")
-        return super().forward(x)
 
 
 class TimmAttention(Adapter):
@@ -156,20 +145,15 @@ class TimmAttention(Adapter):
             num_heads=host.num_heads,
             dropout=probability(module, "attn_drop"),
             inner_dim=host.proj.in_features,
-            causal=None if "is_causal" in _arguments(module) else False,
+            causal=None if "is_causal" in arguments_of(type(module)) else False,
             class_token=has_class_token(parents),
             notes=tuple(notes_of(module)),
             warnings=(ROTARY,) if _is_rotary(module, parents) else (),
         )
 
     def wrap(self, module: nn.Module, mixer: TokenMixer) -> SwappedAttention:
-        """Select the wrapper by the arguments of the host module's `forward`."""
-        arguments = _arguments(module)
-        if "rope" in arguments:
-            return SwappedRotaryAttention(mixer, module)
-        if any(name.startswith("shared_rel_pos") for name in arguments):
-            return SwappedBiasedAttention(mixer, module)
-        return SwappedTimmAttention(mixer, module)
+        """Return a `SwappedTimmAttention`."""
+        return SwappedTimmAttention(mixer, module, {"attn_mask", "is_causal"})
 
     def weights(self, module: nn.Module) -> HostWeights:
         """Read `qkv` (or `q_proj`, `k_proj`, `v_proj`) and `proj`."""
@@ -196,101 +180,9 @@ class TimmAttention(Adapter):
         return length * (maps + 2 * host.dim * host.dim // host.num_heads)
 
 
-class MixerAttention(nn.Module):
-    """Token mixer with the constructor and call of timm's `Attention`.
-
-    `attn_layer` derives classes from it.
-    """
-
-    settings: ClassVar[dict[str, Any]]
-    num_layers: ClassVar[int]
-    built: ClassVar[int]
-
-    def __init__(
-        self,
-        dim: int,
-        num_heads: int = 8,
-        qkv_bias: bool = False,
-        qk_norm: bool = False,
-        scale_norm: bool = False,
-        proj_bias: bool = True,
-        attn_drop: float = 0.0,
-        proj_drop: float = 0.0,
-        norm_layer: Any = None,
-        device: Any = None,
-        dtype: Any = None,
-        **others: Any,
-    ) -> None:
-        super().__init__()
-        cls = type(self)
-        for name, wanted in {"qk_norm": qk_norm, "scale_norm": scale_norm, **others}.items():
-            if wanted:
-                mixer = cls.settings["name"]
-                raise bad_argument(name, f"none: {mixer} has no such part", repr(wanted))
-        layer_index = cls.built % cls.num_layers
-        cls.built += 1
-        self.mixer = create_mixer(
-            dim=dim,
-            num_heads=num_heads,
-            layer_index=layer_index,
-            num_layers=cls.num_layers,
-            dropout=attn_drop,
-            **cls.settings,
-        ).to(device=device, dtype=dtype)
-        self.proj_drop = nn.Dropout(proj_drop)
-
-    def forward(
-        self, x: Tensor, attn_mask: Tensor | None = None, is_causal: bool = False
-    ) -> Tensor:
-        """Mix the tokens (B, N, C)."""
-        y: Tensor = self.proj_drop(mixed(self.mixer, x, attn_mask, is_causal))
-        return y
-
-
-class _Made(type):
-    """Metaclass of the classes from `attn_layer`; it makes their settings picklable.
-
-    timm stores its arguments in the model, including this class.
-    """
-
-    settings: dict[str, Any]
-    num_layers: int
-
-
-def _make(settings: dict[str, Any], num_layers: int) -> _Made:
-    values = {"settings": settings, "num_layers": num_layers, "built": 0}
-    return _Made("MixerAttention", (MixerAttention,), {"__module__": __name__, **values})
-
-
-copyreg.pickle(_Made, lambda cls: (_make, (cls.settings, cls.num_layers)))
-
-
-def attn_layer(
-    mixer: str, *, num_layers: int = 1, max_length: int | None = None, **options: Any
-) -> type[nn.Module]:
-    """Create a class for the argument `attn_layer` of timm models.
-
-    Use it as `timm.create_model(name, attn_layer=attn_layer("tssa"))`.
-
-    The class accepts the arguments of timm's `Attention`. timm does not pass the layer index. The
-    class therefore counts its instances and restarts after `num_layers`. You can pickle models that
-    contain the class.
-
-    Args:
-        mixer: name in `list_mixers()`.
-        num_layers: number of layers in the model, for mixers that depend on the depth.
-        max_length: maximum number of tokens per sequence.
-        options: options of the mixer.
-
-    Raises:
-        InputError: the error occurs when timm builds a layer. `qk_norm` or `scale_norm` is set,
-            which mixers do not support, or the arguments do not suit the mixer.
-    """
-    made = _make({"name": mixer, "max_length": max_length, **options}, num_layers)
-    return cast(type[nn.Module], made)
-
-
-def mixed(mixer: TokenMixer, x: Tensor, attn_mask: Tensor | None, is_causal: bool) -> Tensor:
+def mixed(
+    mixer: TokenMixer, x: Tensor, attn_mask: Tensor | None = None, is_causal: bool = False
+) -> Tensor:
     check_causality(is_causal, mixer)
     padding = key_padding_mask(
         attn_mask, batch=x.shape[0], length=x.shape[1], causal=mixer.causal, per_query=True
@@ -305,7 +197,7 @@ def _refusal(module: nn.Module, parents: Sequence[nn.Module]) -> str:
         return _REFUSED[kind]
     if any(is_set(module, name) for name in RELATIVE) or "RelPos" in kind:
         return RELATIVE_BIAS
-    takes_bias = any(name.startswith("shared_rel_pos") for name in _arguments(module))
+    takes_bias = any(name.startswith("shared_rel_pos") for name in arguments_of(type(module)))
     if takes_bias and any(
         is_set(p, n) for p in parents for n in ("rel_pos_bias", "shared_rel_pos")
     ):
@@ -314,9 +206,9 @@ def _refusal(module: nn.Module, parents: Sequence[nn.Module]) -> str:
         if kind in _KNOWN and name in _MAPS and not is_linear(part):
             return not_plain(name, part)
     if kind not in _KNOWN or not has_maps(module):
-        return f"{kind} is no attention of tokens (B, N, C) through qkv and proj"
+        return f"{kind} is not attention on tokens (B, N, C) with qkv and proj"
     if type(module).__module__ in _CHANNELS_FIRST:
-        return "it reads images (B, C, H, W), no tokens (B, N, C)"
+        return "it reads images (B, C, H, W) instead of tokens (B, N, C)"
     return misshapen(module)
 
 
@@ -334,18 +226,20 @@ def notes_of(module: nn.Module) -> list[str]:
     kind = type(module).__name__
     notes = [_NOTES[kind]] if kind in _NOTES else []
     if any(_is_layer(module, name) for name in ("q_norm", "k_norm")):
-        notes.append("the host normalises queries and keys (qk_norm), the mixer does not")
+        notes.append("the host normalizes queries and keys (qk_norm), the mixer does not")
     if _is_layer(module, "norm") or _is_layer(module, "sub_norm"):
-        notes.append("the host normalises what it attended to before proj, the mixer does not")
+        notes.append("the host normalizes the attended values before proj, the mixer does not")
     if is_set(module, "gate"):
-        notes.append("the host gates what it attended to, the mixer does not")
+        notes.append("the host gates the attended values, the mixer does not")
     return notes
 
 
 def _is_rotary(module: nn.Module, parents: Sequence[nn.Module]) -> bool:
     if is_set(module, "rope"):
         return True
-    return "rope" in _arguments(module) and any(is_set(parent, "rope") for parent in parents)
+    return "rope" in arguments_of(type(module)) and any(
+        is_set(parent, "rope") for parent in parents
+    )
 
 
 def has_maps(module: nn.Module) -> bool:
@@ -394,10 +288,6 @@ def _repeated(part: Projection, groups: int, heads: int) -> Projection:
         return by_head.repeat_interleave(groups, 0).flatten(0, 1)
 
     return Projection(repeat(part.weight), None if part.bias is None else repeat(part.bias))
-
-
-def _arguments(module: nn.Module) -> list[str]:
-    return list(inspect.signature(type(module).forward).parameters)
 
 
 def probability(module: nn.Module, name: str) -> float:

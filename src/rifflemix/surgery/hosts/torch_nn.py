@@ -22,7 +22,7 @@ from rifflemix.surgery.adapters import (
     forward_is_its_own,
     has_class_token,
 )
-from rifflemix.surgery.hosts.transformers_source import source_of, text_of
+from rifflemix.surgery.hosts.transformers_properties import source_of, text_of
 from rifflemix.surgery.masks import check_causality, key_padding_mask, merge_padding
 from rifflemix.surgery.weights import HostWeights, Projection
 
@@ -136,13 +136,13 @@ class TorchMultiheadAttention(Adapter):
         around: Any = type(parents[-1])
         refusal = ""
         if attention.bias_k is not None or attention.add_zero_attn:
-            refusal = "it attends to keys that are no tokens (add_bias_kv or add_zero_attn)"
+            refusal = "some of its keys are not tokens (add_bias_kv or add_zero_attn)"
         elif "base_layer" in names:  # PEFT's name for a module with LoRA
-            refusal = "adapters are around it, which change its weights; merge them into it first"
+            refusal = "adapters around it change its weights; merge them first"
         elif around.__module__.startswith("speechbrain."):
             refusal = (
-                f"speechbrain's {around.__name__} around it asks for attention weights in every "
-                "call, and a token mixer has none"
+                f"speechbrain's {around.__name__} around it requests attention weights in every "
+                "call, but token mixers have none"
             )
         elif any(_only_reads_weights(around, name) for name in names):
             refusal = f"{around.__name__} around it does not call it, but computes with its weights"

@@ -212,7 +212,7 @@ def _stream_layer(past: Any, layer_index: int | None) -> StreamLayer:
         raise bad_argument(
             "past_key_values",
             "a layer of keys and values alone",
-            f"{type(layer).__name__}, which also holds the state of a module beside the attention",
+            f"{type(layer).__name__}, with the state of another module next to the attention",
             "pass use_cache=False",
         )
     if not isinstance(layer, DynamicLayer):

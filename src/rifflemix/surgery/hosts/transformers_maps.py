@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 from torch import Tensor, nn
 
 from rifflemix.surgery.adapters import class_names, is_linear, not_plain
-from rifflemix.surgery.hosts.transformers_source import has_gate
+from rifflemix.surgery.hosts.transformers_properties import has_gate
 from rifflemix.surgery.weights import HostWeights, Projection
 
 
@@ -37,6 +37,7 @@ class Maps(NamedTuple):
 
 _KNOWN = (
     Maps("query", "key", "value", "output"),
+    Maps("query", "key", "value", "dense"),  # ALBERT
     Maps("query", "key", "value", None),
     Maps("q_proj", "k_proj", "v_proj", "o_proj"),
     Maps("q_proj", "k_proj", "v_proj", "out_proj"),
@@ -78,14 +79,14 @@ def read_weights(module: nn.Module, maps: Maps) -> HostWeights:
     All factors of queries, keys and values are multiplied into the weights.
     """
     query, key, value = _separate(module, maps)
-    width = len(query.weight) // num_heads(module, maps)
-    shared, groups = len(key.weight) // width, len(query.weight) // len(key.weight)
+    heads = num_heads(module, maps)
+    width = len(query.weight) // heads
     key = _scaled(key, float(getattr(module, "key_multiplier", 1.0)))  # FalconH1
     value = _scaled(value, float(getattr(module, "v_scale", 1.0)))  # MiMo-V2
     return HostWeights(
         _scaled(query, _scale(module, width) * width**0.5),
-        _repeated(key, shared, groups),
-        _repeated(value, shared, groups),
+        _repeated(key, width, heads),
+        _repeated(value, int(getattr(module, "v_head_dim", width)), heads),
         None if maps.output is None else _projection(module, maps.output),
     )
 
@@ -114,7 +115,7 @@ def misshapen(module: nn.Module, maps: Maps) -> str:
     width = getattr(module, "head_dim", rows // max(heads, 1))
     if rows == heads * width:
         return ""
-    return f"its {maps.query} gives {rows} channels, which are not {heads} heads of {width}"
+    return f"its {maps.query} gives {rows} channels instead of {heads} heads of {width}"
 
 
 def _scale(module: nn.Module, width: int) -> float:
@@ -183,11 +184,12 @@ def _scaled(part: Projection, factor: float) -> Projection:
     return Projection(part.weight * factor, None if part.bias is None else part.bias * factor)
 
 
-def _repeated(part: Projection, heads: int, groups: int) -> Projection:
-    """Repeat each head for all queries that share it."""
+def _repeated(part: Projection, width: int, heads: int) -> Projection:
+    """Repeat each head of `width` rows until there are `heads` heads."""
+    groups = heads * width // len(part.weight)
 
     def repeat(t: Tensor) -> Tensor:
-        by_head: Tensor = t.unflatten(0, (heads, -1))
+        by_head: Tensor = t.unflatten(0, (-1, width))
         return by_head.repeat_interleave(groups, 0).flatten(0, 1)
 
     if groups == 1:

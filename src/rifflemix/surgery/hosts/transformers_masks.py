@@ -44,7 +44,7 @@ def padding_of(
             "attention mask",
             f"one of all {seen + length} tokens so far",
             f"one of {mask.shape[-1]}",
-            "where a model forgets those in its cache (MiniMax does), pass use_cache=False",
+            "if the model drops the tokens in its cache (as MiniMax does), pass use_cache=False",
         )
     return key_padding_mask(
         mask,

@@ -28,16 +28,16 @@ from rifflemix.errors import InputError, bad_argument
 from rifflemix.mixers import TokenMixer, create_mixer, mixer_card, mixer_class, usable_mixers
 from rifflemix.mixers.baselines.bigbird import BigBird
 from rifflemix.mixers.butterfly import Butterfly
-from rifflemix.surgery.hosts.transformers import check_not_packed, weights_are_collected
 from rifflemix.surgery.hosts.transformers_masks import padding_of
+from rifflemix.surgery.hosts.transformers_swapped import check_not_packed, weights_are_collected
 
 PREFIX = "rifflemix_"
 SCHEDULED = (Butterfly, BigBird)
 """Mixers that compute a different function in every layer."""
 _MAPS = ("qkv", "proj")
 _KEPT = "_rifflemix_operator"
-_OWN = "attention of its own"
-_BY_MASK = "attention that is causal by its mask alone"
+_OWN = "its own attention code"
+_BY_MASK = "attention that is causal only by its mask"
 _SPARSE = (
     "axk2", "deepseek_v32", "deepseek_v4", "dots3_note_text", "glm5_next_text", "glm_moe_dsa",
     "hy_v4", "minimax_m3_vl_text", "mistral_large4_text", "qwen4_exp_text",
@@ -180,8 +180,9 @@ def padding_alone(
 
 def _not_self_attention(what: str, title: str) -> InputError:
     return InputError(
-        f"attn_implementation: expected self-attention, got {what} on another sequence, which "
-        f"{title} cannot read; set it for the encoder alone, or use rifflemix.replace_attention"
+        f"attn_implementation: expected self-attention, got {what} on another sequence, but "
+        f"{title} reads one sequence; set it for the encoder alone, or use "
+        "rifflemix.replace_attention"
     )
 
 
@@ -193,8 +194,8 @@ def _check_host(config: Any, is_causal: bool) -> None:
     if reason:
         raise bad_argument(
             "attn_implementation",
-            "a model whose attention asks for one",
-            f"one of {kind.__name__}, which has {reason}",
+            "a model that requests an attention function",
+            f"{kind.__name__} with {reason}",
             "use rifflemix.replace_attention",
         )
 
@@ -239,7 +240,7 @@ def _check(
     title = mixer_card(name).title
     if causal and not mixer_card(name).causal:
         raise bad_argument(
-            "attn_implementation", "a mixer that can be causal", f"{name}, which sees later tokens"
+            "attn_implementation", "a mixer that can be causal", f"{name}, a bidirectional mixer"
         )
     if _is_cross(module, causal) or not (causal or query.shape[2] == key.shape[2]):
         raise _not_self_attention(type(module).__name__, title)

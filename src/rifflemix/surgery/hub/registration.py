@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from rifflemix.errors import InputError
+from rifflemix.surgery.hosts.saving import save_swaps
 
 
 def register_hf() -> None:
@@ -10,7 +11,7 @@ def register_hf() -> None:
 
     After the call:
 
-    - `from_pretrained` loads models with replaced attention.
+    - `save_pretrained` and `from_pretrained` save and load replaced attention.
     - `attn_implementation="rifflemix_linear"` and similar names use a mixer between the projections
       of a host model.
     - The Auto classes support `model_type="rifflemix"`.
@@ -21,6 +22,15 @@ def register_hf() -> None:
 
     Raises:
         InputError: transformers is not installed.
+
+    Example:
+        >>> import rifflemix as rm, transformers
+        >>> rm.register_hf()
+        >>> config = transformers.GPT2Config(n_embd=64, n_layer=1, n_head=4)
+        >>> options = {"attn_implementation": "rifflemix_linear"}
+        >>> model = transformers.AutoModel.from_config(config, **options)
+        >>> model.config._attn_implementation
+        'rifflemix_linear'
     """
     try:
         import rifflemix.surgery.hub.swapped  # noqa: F401 (registers itself)
@@ -30,7 +40,8 @@ def register_hf() -> None:
         if error.name != "transformers":
             raise
         raise InputError(
-            "register_hf needs transformers, which is not installed; pip install 'rifflemix[hf]'"
+            "register_hf needs transformers; run pip install 'rifflemix[hf]'"
         ) from None
     register_attention()
     register_models()
+    save_swaps()

@@ -17,8 +17,8 @@ from transformers.utils.quantization_config import QuantizationConfigMixin
 from rifflemix.errors import InputError
 from rifflemix.surgery.adapters import SwappedAttention
 from rifflemix.surgery.description import check_description, describe_swap
-from rifflemix.surgery.hosts.transformers_saving import METHOD, replaced_weights, swapped_in
-from rifflemix.surgery.label import LABEL
+from rifflemix.surgery.hosts.saving import METHOD, replaced_weights, swapped_in
+from rifflemix.surgery.settings import LABEL
 from rifflemix.surgery.storage import apply_swap
 
 
@@ -46,7 +46,7 @@ class SwapLoader(HfQuantizer):
     """
 
     def is_serializable(self) -> bool:
-        """Return True. `SavePretrained` saves the model."""
+        """Return True. `rifflemix.surgery.hosts.saving` saves the model."""
         return True
 
     @property
