@@ -1,16 +1,8 @@
 """Tasks: generate, download, verify, cache and collate data. Independent of models."""
 
-from rifflemix.lab.tasks.core.base import (
-    Batch,
-    Budget,
-    PreparationStopped,
-    Progress,
-    Sample,
-    Split,
-    Task,
-    TaskCard,
-    TaskStatus,
-)
+from rifflemix.lab.tasks.core.base import Batch, PreparationStopped, Progress, Sample, Split, Task
+from rifflemix.lab.tasks.core.card import Budget, TaskCard, TaskStatus
+from rifflemix.lab.tasks.core.shapes import Shapes
 from rifflemix.lab.tasks.registry import (
     card_of,
     list_tasks,
@@ -28,6 +20,7 @@ __all__ = [
     "PreparationStopped",
     "Progress",
     "Sample",
+    "Shapes",
     "Split",
     "Task",
     "TaskCard",

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import inspect
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -16,24 +16,15 @@ from typing import Any, TypeVar, cast, get_args
 
 from rifflemix.errors import InputError, bad_argument, check_choice, unknown_name, unregistered_name
 from rifflemix.files import make_folder, user_path
-from rifflemix.lab.tasks.core.base import (
-    FirstSamples,
-    Output,
-    Progress,
-    Request,
-    Task,
-    TaskBuilder,
-    TaskCard,
-    TaskStatus,
-    check_integer,
-)
-from rifflemix.lab.tasks.core.function_task import FunctionTask
+from rifflemix.lab.tasks.core.base import Progress, Request, Task, TaskBuilder, check_integer
+from rifflemix.lab.tasks.core.card import TaskCard, TaskStatus
+from rifflemix.lab.tasks.core.first_samples import FirstSamples
+from rifflemix.lab.tasks.core.generated import FunctionTask
+from rifflemix.lab.tasks.core.kinds import Output
 from rifflemix.lab.tasks.graphs.molecules import ESOL, FREESOLV, PCQM4M
-from rifflemix.lab.tasks.images.cifar100 import Cifar100
+from rifflemix.lab.tasks.images.cifar import Cifar100
 from rifflemix.lab.tasks.images.digits import Digits
-from rifflemix.lab.tasks.images.image import Image
-from rifflemix.lab.tasks.images.image_bytes import ImageBytes
-from rifflemix.lab.tasks.images.image_folder import (
+from rifflemix.lab.tasks.images.folder_tasks import (
     DOGS_VS_CATS,
     FLOWERS,
     IMAGE_FOLDER,
@@ -41,22 +32,33 @@ from rifflemix.lab.tasks.images.image_folder import (
     PETS,
     TINY_IMAGENET,
 )
+from rifflemix.lab.tasks.images.image import Image
+from rifflemix.lab.tasks.images.image_bytes import ImageBytes
 from rifflemix.lab.tasks.images.mnist import Mnist
 from rifflemix.lab.tasks.listops.listops import ListOps
-from rifflemix.lab.tasks.own.builders import OWN_FILES
 from rifflemix.lab.tasks.pathfinder.pathfinder import Pathfinder
+from rifflemix.lab.tasks.recall.associative import (
+    FuzzyRecall,
+    InContextRecall,
+    MultiQueryRecall,
+    NoisyRecall,
+)
+from rifflemix.lab.tasks.recall.copying import Copying, Induction, Needle, SelectiveCopying
+from rifflemix.lab.tasks.recall.memory import Compression, Memorization, StateTracking
+from rifflemix.lab.tasks.synthetic.examples import EXAMPLES
 from rifflemix.lab.tasks.synthetic.point_clouds import PointClouds
 from rifflemix.lab.tasks.synthetic.sorting import Sorting
 from rifflemix.lab.tasks.text.language import PennTreebank, Shakespeare, WikiText
 from rifflemix.lab.tasks.text.lm1b import LM1B
-from rifflemix.lab.tasks.text.nli import SNLI, MultiNLI
+from rifflemix.lab.tasks.text.nli import SNLI, MultiNLI, Sick
 from rifflemix.lab.tasks.text.openwebtext import OpenWebText
 from rifflemix.lab.tasks.text.passages import Passages
 from rifflemix.lab.tasks.text.retrieval import Retrieval
-from rifflemix.lab.tasks.text.sick import Sick
+from rifflemix.lab.tasks.text.segmentation import Segmentation
 from rifflemix.lab.tasks.text.sst import SST
 from rifflemix.lab.tasks.text.text import Text
-from rifflemix.plugins import Outside, check_new_name
+from rifflemix.lab.tasks.user_data.builders import USER_FILES
+from rifflemix.plugins import EntryPoints, check_new_name
 
 _TASKS: dict[str, TaskBuilder] = {
     task.card.name: task
@@ -83,19 +85,32 @@ _TASKS: dict[str, TaskBuilder] = {
         PennTreebank(),
         Shakespeare(),
         WikiText(),
+        Segmentation(),
         LM1B(),
         OpenWebText(),
         ImageBytes(),
         Sorting(),
+        MultiQueryRecall(),
+        InContextRecall(),
+        NoisyRecall(),
+        FuzzyRecall(),
+        SelectiveCopying(),
+        Compression(),
+        Memorization(),
+        Copying(),
+        Induction(),
+        Needle(),
+        StateTracking(),
         SST(),
         Sick(),
         SNLI(),
         MultiNLI(),
         PointClouds(),
+        *EXAMPLES,
         ESOL,
         FREESOLV,
         PCQM4M,
-        *OWN_FILES,
+        *USER_FILES,
     )
 }
 
@@ -137,27 +152,44 @@ def register_task(task: _Given) -> _Given:
     _check_card(card)
     check_new_name("task", card.name, builder, _TASKS)
     _TASKS[card.name] = builder
-    _OUTSIDE.registered()
+    _ENTRY_POINTS.registered()
     return task
 
 
-_OUTSIDE = Outside("task", lambda: _TASKS, register_task)
+_ENTRY_POINTS = EntryPoints("task", lambda: _TASKS, register_task)
 
 
 def list_tasks() -> list[str]:
-    """List the names of all registered tasks, without importing third-party packages."""
-    return _OUTSIDE.names()
+    """List the names of all registered tasks, without importing third-party packages.
+
+    Example:
+        >>> import rifflemix as rm
+        >>> "listops" in rm.tasks.list_tasks()
+        True
+    """
+    return _ENTRY_POINTS.names()
 
 
 def usable_tasks() -> list[str]:
-    """List tasks whose packages can be imported. Warn about the others."""
-    return _OUTSIDE.usable()
+    """List tasks whose packages can be imported. Warn about the others.
+
+    Example:
+        >>> import rifflemix as rm
+        >>> "digits" in rm.tasks.usable_tasks()
+        True
+    """
+    return _ENTRY_POINTS.usable()
 
 
 def task_card(name: str) -> TaskCard:
     """Return the card of a registered task.
 
     For an unknown name, the error suggests the nearest name.
+
+    Example:
+        >>> import rifflemix as rm
+        >>> rm.tasks.task_card("digits").licence
+        'CC BY 4.0'
     """
     builder = _builder(name)
     seed = {"seed": 0} if getattr(builder, "takes_seed", False) else {}
@@ -216,6 +248,11 @@ def prepare_task(
 
     Raises:
         InputError: Same cases as `load_task`, or the prepared data cannot be stored.
+
+    Example:
+        >>> import rifflemix as rm
+        >>> rm.tasks.prepare_task("digits") is None
+        True
     """
     builder = _builder(name)
     request = _request(builder.card, data_dir, seed, progress, options)
@@ -233,8 +270,14 @@ def prepare_task(
 
 
 def card_of(task: Task) -> TaskCard:
-    """Return the card of a loaded task."""
-    return task.card or task_card(task.name)
+    """Return the card of a loaded task.
+
+    Example:
+        >>> import rifflemix as rm
+        >>> rm.tasks.card_of(rm.tasks.load_task("digits")).name
+        'digits'
+    """
+    return (task.card or task_card(task.name)).for_options(task.options)
 
 
 def _known_card(task: Task) -> TaskCard | None:
@@ -249,6 +292,11 @@ def task_status(name: str, data_dir: Path | str | None = None) -> TaskStatus:
 
     Raises:
         InputError: Unknown name, or the folder does not exist.
+
+    Example:
+        >>> import rifflemix as rm
+        >>> rm.tasks.task_status("digits").available
+        True
     """
     builder, folder = _builder(name), _folder(data_dir)
     try:
@@ -263,17 +311,27 @@ def _load(builder: TaskBuilder, request: Request) -> Task:
         task = builder.load(request)
     if request.max_samples is None:
         return task
-    first = partial(FirstSamples, most=request.max_samples)
+    return _first_samples(task, request.max_samples)
+
+
+def _first_samples(task: Task, most: int) -> Task:
+    """Keep the first samples of each split, also of each fold."""
+    first, make_fold = partial(FirstSamples, most=most), task.make_fold
     return replace(
         task,
-        options={**task.options, "max_samples": request.max_samples},
+        options={**task.options, "max_samples": most},
         splits={name: first(split) for name, split in task.splits.items()},
         further_tests={name: first(split) for name, split in task.further_tests.items()},
+        make_fold=None if make_fold is None else partial(_first_of_fold, make_fold, most),
     )
 
 
+def _first_of_fold(make_fold: Callable[[int], Task], most: int, fold: int) -> Task:
+    return _first_samples(make_fold(fold), most)
+
+
 def _builder(name: str) -> TaskBuilder:
-    _OUTSIDE.look_up(name)
+    _ENTRY_POINTS.look_up(name)
     if not isinstance(name, str) or name not in _TASKS:
         raise unregistered_name("task", name, list_tasks())
     return _TASKS[name]

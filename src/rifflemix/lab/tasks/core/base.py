@@ -6,10 +6,11 @@ import functools
 import hashlib
 import json
 import math
+import operator
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal, Protocol, runtime_checkable
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -18,7 +19,15 @@ from torch import Tensor
 from torch.nn import functional
 
 from rifflemix.errors import bad_argument, check_choice
-from rifflemix.lab.tasks.core.own_data import OwnData
+from rifflemix.lab.tasks.core.card import TaskCard, TaskStatus
+from rifflemix.lab.tasks.core.from_user_data import FromUserData
+from rifflemix.lab.tasks.core.recorded import ChoosesMetric
+from rifflemix.lab.tasks.core.shapes import InputKind, InputSpec
+from rifflemix.lab.tasks.core.split_scores import (
+    MOST_SHOWN,
+    class_scores,
+    confusion,
+)
 
 SPLITS = ("train", "validation", "test")
 
@@ -49,103 +58,27 @@ class PreparationStopped(Exception):
 
     The same call continues after the stored parts. Only data that is stored in parts can stop,
     after at least one part. Other data is prepared to the end, because a stop would lose the work.
+
+    Example:
+        >>> import rifflemix as rm
+        >>> stop = rm.tasks.PreparationStopped("samples", done=3, total=10)
+        >>> str(stop)
+        'samples: 3 of 10'
     """
 
     def __init__(self, what: str, done: int, total: int) -> None:
         super().__init__(f"{what}: {done:,} of {total:,}")
 
 
-Output = Literal["classes", "next_token", "sequence", "number"]
-"""Kind of model output.
-
-- "classes": (B, K).
-- "next_token": logits (B, N, V) of the token after each position.
-- "sequence": logits (B, M, V) of another sequence.
-- "number": (B, 1).
-"""
-
-
-@dataclass(frozen=True)
-class Budget:
-    """Default model size and training budget, equal for every mixer.
-
-    Attributes:
-        dim: Number of channels C.
-        num_layers: Number of blocks.
-        num_heads: Number of heads H.
-        max_steps: Number of optimizer updates.
-        batch_size: Sequences per update.
-        lr: Peak learning rate.
-        evaluations: Number of evaluations on the validation split. The best one selects the
-            weights.
-    """
-
-    dim: int = 64
-    num_layers: int = 2
-    num_heads: int = 4
-    max_steps: int = 1000
-    batch_size: int = 32
-    lr: float = 1e-3
-    evaluations: int = 5
-
-
-@dataclass(frozen=True)
-class TaskCard:
-    """Description of a task and its data, for lists, tables and commands.
-
-    Attributes:
-        name: Registry name.
-        title: Common name.
-        source: Author and origin of the data.
-        licence: License of the data.
-        description: One or two sentences on inputs, labels and splits.
-        needs_data: True if the task needs files or a network, False if its data is built in or
-            generated.
-        options: Options of the task and their defaults.
-        output: Kind of model output, see `Output`.
-        backbone: Registry name of a model that accepts the samples and returns this output.
-        image_backbone: Registry name of a model for whole images, for option layout="image".
-        is_image: True if positions are pixels or patches of a square image, row by row. Learned
-            positions can then be enlarged for a larger image.
-        budget: Model size and training budget, not tuned for any mixer. A few mixers finish in
-            minutes (digits) or in an hour or two (other tasks) on two cores.
-    """
-
-    name: str
-    title: str
-    source: str
-    licence: str
-    description: str
-    needs_data: bool
-    options: Mapping[str, Any] = field(default_factory=dict)
-    output: Output = "classes"
-    backbone: str = "encoder"
-    image_backbone: str = "vit_cifar10"
-    is_image: bool = False
-    budget: Budget = Budget()
-
-    @property
-    def is_generative(self) -> bool:
-        """True if models predict tokens from previous tokens and must be causal."""
-        return self.output in ("next_token", "sequence")
-
-    def backbone_for(self, options: Mapping[str, Any]) -> str:
-        """Return the backbone that fits the samples. Missing options use their defaults."""
-        layout = {**self.options, **options}.get("layout")
-        return self.image_backbone if layout == "image" else self.backbone
-
-
-@dataclass(frozen=True)
-class TaskStatus:
-    """Availability of a task, and details on its data."""
-
-    name: str
-    available: bool
-    detail: str
-
-
 class Split(Protocol):
-    """Map-style data set that can be pickled for data loader workers."""
+    """Map-style data set that can be pickled for data loader workers.
+
+    Example:
+        >>> import rifflemix as rm
+        >>> split = rm.tasks.load_task("digits").split("validation")
+        >>> len(split)
+        355
+    """
 
     def __len__(self) -> int:
         """Return the number of samples."""
@@ -161,39 +94,7 @@ class Split(Protocol):
 
 
 @dataclass(frozen=True, eq=False)
-class FirstSamples:
-    """First `most` samples of a split, or a complete shorter split."""
-
-    split: Split
-    most: int
-
-    def __len__(self) -> int:
-        return min(len(self.split), self.most)
-
-    def __getitem__(self, index: int) -> Sample:
-        return self.split[range(len(self))[index]]
-
-    def digest(self) -> bytes:
-        """Hash the whole split and the number of samples in use."""
-        return hashlib.blake2b(self.split.digest() + b"%d" % len(self), digest_size=16).digest()
-
-
-@runtime_checkable
-class AnswersBlindly(Protocol):
-    """Task with a known accuracy for a predictor that ignores the inputs."""
-
-    @property
-    def blind_answer(self) -> str:
-        """The prediction, as a clause: "repeating the token before"."""
-        ...
-
-    def blind_accuracy(self, split: str) -> float:
-        """Return the accuracy of this prediction on a split."""
-        ...
-
-
-@dataclass(frozen=True, eq=False)
-class Task(OwnData):
+class Task(ChoosesMetric, FromUserData):
     """Loaded classification task.
 
     Attributes:
@@ -215,11 +116,23 @@ class Task(OwnData):
         num_sequences: 1, or 2 if a sample is a pair.
         further_tests: Additional test splits by name, each with a column in result tables.
         card: Card of a task that is not registered. None if the registry has a card for `name`.
+        inputs: Conversion of raw inputs, for predictions. None if raw inputs are token ids or
+            vectors, as in the samples.
+        classes: Name of each class. Empty if the names are the numbers of the classes.
+        image_shape: Channels, height and width of whole images. None for other inputs.
+        make_fold: Function from the number of a fold to the task of this fold. None without folds.
+
+    Example:
+        >>> import numpy as np, rifflemix as rm
+        >>> x = np.random.default_rng(0).normal(size=(100, 12, 3))
+        >>> task = rm.Task.from_arrays(x, x.mean(axis=(1, 2)) > 0)
+        >>> task.input_kind, task.num_features, task.num_classes
+        ('vectors', 3, 2)
     """
 
     name: str
     options: Mapping[str, Any]
-    input_kind: Literal["tokens", "vectors", "images", "graphs"]
+    input_kind: InputKind
     vocab_size: int | None
     num_features: int | None
     num_classes: int
@@ -234,6 +147,24 @@ class Task(OwnData):
     num_sequences: int = 1
     card: TaskCard | None = None
     further_tests: Mapping[str, Split] = field(default_factory=dict)
+    inputs: InputSpec | None = None
+    classes: tuple[str, ...] = ()
+    image_shape: tuple[int, int, int] | None = None
+    make_fold: Callable[[int], Task] | None = None
+
+    def for_seed(self, seed: int) -> Task:
+        """Return the task of a run: of fold seed mod K if the task has K folds, else the task."""
+        if self.make_fold is None:
+            return self
+        task = self.make_fold(seed % self.options["folds"])
+        return replace(
+            task,
+            name=self.name,
+            card=self.card,
+            options={**self.options, "fold": seed % self.options["folds"]},
+            metric=self.metric,
+            higher_is_better=self.higher_is_better,
+        )
 
     def split(self, name: str) -> Split:
         """Return the split "train", "validation" or "test", or a split of `further_tests`."""
@@ -246,30 +177,7 @@ class Task(OwnData):
         If the task pads, pad to the longest sample.
         """
         labels = _labels([label for _, label in samples], self.num_classes)
-        # Split pairs into sequences, so that both members are padded to one length.
-        inputs = [
-            part
-            for sample, _ in samples
-            for part in (sample if self.num_sequences > 1 else (sample,))
-        ]
-        batch = self._stack(inputs)
-        if self.num_sequences > 1:
-            batch = {k: v.unflatten(0, (-1, self.num_sequences)) for k, v in batch.items()}
-        return {**batch, "labels": labels}
-
-    def _stack(self, inputs: Sequence[Tensor]) -> Batch:
-        """Stack sequences.
-
-        If the task pads, pad to the longest and add a mask.
-        """
-        if not self.padding:
-            return {"inputs": torch.stack(list(inputs))}
-        lengths = torch.tensor([len(tokens) for tokens in inputs])
-        padded = torch.nn.utils.rnn.pad_sequence(
-            list(inputs), batch_first=True, padding_value=float(self.pad_id)
-        )
-        mask = torch.arange(padded.shape[1]) >= lengths[:, None]
-        return {"inputs": padded, "key_padding_mask": mask}
+        return {**self.stack([inputs for inputs, _ in samples]), "labels": labels}
 
     def loss(self, outputs: Tensor, batch: Batch) -> Tensor:
         """Compute the mean cross-entropy in float32 of logits (B, num_classes)."""
@@ -294,6 +202,59 @@ class Task(OwnData):
             "accuracy": (float(correct.item()), len(labels)),
             "loss": (float(loss.item()), len(labels)),
         }
+
+    def observe(self, outputs: Tensor, batch: Batch) -> Tensor:
+        """Return labels and probabilities (B, 1 + K) of a batch, for `score_split`.
+
+        Labels that are probabilities have no single class. Their samples are left out.
+        """
+        labels, shares = batch["labels"], outputs.float().softmax(dim=1)
+        if labels.dim() == 2:
+            return shares.new_empty(0, 1 + self.num_classes)
+        return torch.cat((labels.unsqueeze(1).to(shares.dtype), shares), dim=1)
+
+    def score_split(self, observed: NDArray[Any]) -> dict[str, float]:
+        """Compute metrics that need all predictions of a split, see `class_scores`."""
+        labels = observed[:, 0].astype(np.int64)
+        chosen = self._chosen_f1(labels, observed[:, 1:].argmax(axis=1))
+        return class_scores(labels, observed[:, 1:]) | chosen
+
+    def confusion(self, observed: NDArray[Any]) -> list[list[int]] | None:
+        """Count the samples of a split by true and predicted class.
+
+        Return None for more than `MOST_SHOWN` classes.
+        """
+        if self.num_classes > MOST_SHOWN:
+            return None
+        labels, predicted = observed[:, 0].astype(np.int64), observed[:, 1:].argmax(axis=1)
+        return confusion(labels, predicted, self.num_classes)
+
+    def class_counts(self, split: str) -> list[int] | None:
+        """Count the samples of each class; return None if a sample has several classes."""
+        samples, counts = self.split(split), [0] * self.num_classes
+        targets = getattr(samples, "targets", None)  # without the inputs
+        if isinstance(targets, np.ndarray) and targets.ndim == 1 and targets.dtype == np.int64:
+            return [int(count) for count in np.bincount(targets, minlength=self.num_classes)]
+        for index in range(len(samples)):
+            try:
+                counts[operator.index(samples[index][1])] += 1
+            except TypeError:
+                return None
+        return counts
+
+    def weighted_loss(
+        self, outputs: Tensor, batch: Batch, weights: Tensor, label_smoothing: float
+    ) -> Tensor:
+        """Compute the cross-entropy with one weight per class, divided by the number of samples."""
+        self._check_outputs(outputs, batch)
+        total = functional.cross_entropy(
+            outputs.float(),
+            batch["labels"],
+            weights,
+            label_smoothing=label_smoothing,
+            reduction="sum",
+        )
+        return total / len(outputs)
 
     def fingerprint(self) -> str:
         """Hash the options and all samples. Equal hashes mean equal data.

@@ -1,12 +1,16 @@
-"""Tasks that need no files: built-in or generated data."""
+"""Tasks that need no files: built-in or generated data, or a function."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import inspect
+from collections.abc import Callable, Iterable
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
-from rifflemix.errors import bad_argument
-from rifflemix.lab.tasks.core.base import Request, TaskCard, TaskStatus
+from rifflemix.errors import InputError, bad_argument
+from rifflemix.lab.tasks.core.base import Request, Task
+from rifflemix.lab.tasks.core.card import TaskCard, TaskStatus
 
 
 class GeneratedTask:
@@ -45,3 +49,68 @@ def refuse_generator_options(request: Request, names: Iterable[str]) -> None:
                 request.options.get(name, request.seed),
                 "it is an option of the generator",
             )
+
+
+class FunctionTask(GeneratedTask):
+    """Task that calls a function.
+
+    The name and docstring of the function are the task name and description. Its arguments are the
+    options and all need defaults. An argument `seed` is the seed of generated data. An argument
+    `data_dir` is not an option: it receives the data folder if the caller gives one.
+
+    Args:
+        function: Function that returns a `Task`.
+        card_of: Function that returns the card of a task, or None if the task has no card.
+    """
+
+    at_hand = "made by a function"
+    takes_seed = False  # unless `seed` is an option
+
+    def __init__(
+        self, function: Callable[..., Any], card_of: Callable[[Task], TaskCard | None]
+    ) -> None:
+        self.function, self._card_of = function, card_of
+        self.__module__, self.__qualname__ = function.__module__, function.__qualname__
+        name = function.__name__
+        parameters = inspect.signature(function).parameters.values()
+        for parameter in parameters:
+            is_named = parameter.kind in (parameter.KEYWORD_ONLY, parameter.POSITIONAL_OR_KEYWORD)
+            if not is_named or parameter.default is parameter.empty:
+                raise bad_argument(f"function {name}", "arguments with defaults", parameter.name)
+        self._takes_folder = any(p.name == "data_dir" for p in parameters)
+        text = inspect.getdoc(function) or f"What {name} returns."
+        self.card = TaskCard(
+            name=name,
+            title=name.replace("_", " ").capitalize(),
+            source=f"function {name} of {function.__module__}",
+            licence="none stated",
+            description=" ".join(text.split()),
+            needs_data=False,
+            options={p.name: p.default for p in parameters if p.name != "data_dir"},
+        )
+
+    def load(self, request: Request) -> Task:
+        """Call the function. The task gets the function's name and options.
+
+        Raises:
+            InputError: The function does not return a task.
+        """
+        has_folder = self._takes_folder and request.data_dir is not None
+        folder = {"data_dir": request.data_dir} if has_folder else {}
+        task = self.function(**request.options, **folder)
+        if not isinstance(task, Task):
+            raise InputError(
+                f"function {self.card.name}: expected it to return a Task, got {task!r}"
+            )
+        card = task.card or self._card_of_kind(task)
+        title = self.card.title if card.title == card.name else card.title
+        card = replace(card, name=self.card.name, title=title, shapes=None)
+        return replace(task, name=self.card.name, options=dict(request.options), card=card)
+
+    def _card_of_kind(self, task: Task) -> TaskCard:
+        """Return the card of the function, with model settings of a known task."""
+        known = self._card_of(task)
+        if known is None:
+            return self.card
+        backbone = known.for_options(task.options).backbone
+        return replace(self.card, output=known.output, backbone=backbone, is_image=known.is_image)

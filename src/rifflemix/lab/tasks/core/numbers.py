@@ -4,54 +4,80 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from statistics import fmean
+from typing import Any, ClassVar
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional
 
 from rifflemix.errors import bad_argument, check_choice
 from rifflemix.lab.tasks.core.base import Batch, Sample, Task
+from rifflemix.lab.tasks.core.kinds import REGRESSION, Kind
+from rifflemix.lab.tasks.core.shapes import TaskRecord
 
 LOSSES = ("mse", "mae")
+
+_MOST_JOINT = 32  # targets with a standard error; it needs a moment per pair of targets
 
 
 @dataclass(frozen=True, eq=False)
 class NumberTask(Task):
-    """Regression task with one number per sample.
+    """Regression task with one or several numbers per sample.
 
     Model outputs are standardized with `target_mean` and `target_std` of the training split.
-    Metrics are in the units of the data.
+    Metrics are in the units of the data. With several targets, each metric is the mean over the
+    targets, as in scikit-learn.
 
     Attributes:
-        target_mean: Mean of the training targets.
-        target_std: Standard deviation of the training targets.
+        target_mean: Mean of the training targets, or a tuple with one mean per target.
+        target_std: Standard deviation of the training targets, or a tuple.
         loss_kind: Training loss, "mse" or "mae".
     """
 
-    target_mean: float = 0.0
-    target_std: float = 1.0
+    of_kind: ClassVar[Kind] = REGRESSION
+    _deviation_of: ClassVar[Mapping[str, str]] = {"rmse": "mse", "mse": "mse", "mae": "mae"}
+
+    target_mean: float | tuple[float, ...] = 0.0
+    target_std: float | tuple[float, ...] = 1.0
     loss_kind: str = "mse"
 
     def __post_init__(self) -> None:
         check_choice("loss", self.loss_kind, LOSSES)
 
     def collate(self, samples: Sequence[Sample]) -> Batch:
-        """Stack samples into a batch with standardized labels (B,) float32."""
-        # Class 0 is a dummy label, so that `Task.collate` does the padding.
-        batch = super().collate([(inputs, 0) for inputs, _ in samples])
+        """Stack samples into a batch with standardized labels (B,) or (B, ..., T) float32."""
+        batch = self.stack([inputs for inputs, _ in samples])
         return {**batch, "labels": self.deviations(samples)}
 
+    def record(self) -> TaskRecord:
+        """Return the record that predictions need, with the scale of the targets."""
+        return replace(
+            super().record(),
+            target_mean=self.target_mean,
+            target_std=self.target_std,
+            target_shape=self.target_shape,
+        )
+
+    @property
+    def target_shape(self) -> tuple[int, ...]:
+        """Shape of the targets of a sample. Empty for one number."""
+        return (self.num_classes,) if isinstance(self.target_mean, tuple) else ()
+
     def deviations(self, samples: Sequence[Sample]) -> Tensor:
-        """Return the standardized targets (B,) float32 of samples.
+        """Return the standardized targets of samples, float32.
 
         Standardizes in float64: in float32, large targets such as times in seconds lose precision.
         """
-        numbers = torch.tensor([target for _, target in samples], dtype=torch.float64)
-        return ((numbers - self.target_mean) / self.target_std).float()
+        numbers = torch.from_numpy(np.array([target for _, target in samples], dtype=np.float64))
+        mean, std = (torch.tensor(v, dtype=torch.float64) for v in self._scale)
+        return ((numbers - mean) / std).float()
 
     def loss(self, outputs: Tensor, batch: Batch) -> Tensor:
-        """Compute the mean squared or absolute error of standardized outputs (B, 1)."""
+        """Compute the mean squared or absolute error of standardized outputs (B, targets)."""
         found, wanted = self._numbers(outputs, batch), batch["labels"]
         if self.loss_kind == "mse":
             return functional.mse_loss(found, wanted)
@@ -64,15 +90,34 @@ class NumberTask(Task):
         `summarise` and are not displayed.
         """
         count = len(batch["labels"])
-        target = batch["labels"].double()
-        error = (self._numbers(outputs, batch).double() - target) * self.target_std
-        return {
+        target = self._columns(batch["labels"].double())
+        scale = torch.tensor(self._scale[1], dtype=torch.float64, device=target.device)
+        error = (self._columns(self._numbers(outputs, batch).double()) - target) * scale
+        rows, columns = error.shape
+        found = {
             "loss": (float(self.loss(outputs, batch).item()) * count, count),
-            "mse": (float(error.square().sum().item()), count),
-            "mae": (float(error.abs().sum().item()), count),
-            "_fourth": (float(error.pow(4).sum().item()), count),
-            "_target": (float(target.sum().item()), count),
-            "_target_square": (float(target.square().sum().item()), count),
+            "mse": (float(error.square().sum().item()) / columns, rows),
+            "mae": (float(error.abs().sum().item()) / columns, rows),
+        }
+        moments = {"_target": target, "_target_square": target.square()}
+        if columns > 1:
+            moments |= {"_square": error.square(), "_absolute": error.abs()}
+        for name, values in moments.items():
+            for column, total in enumerate(values.sum(dim=0).tolist()):
+                found[_moment(name, column)] = (total, rows)
+        return found | self._joint(error.reshape(count, -1, columns))
+
+    def _joint(self, error: Tensor) -> dict[str, tuple[float, int]]:
+        """Compute moments of the errors (B, ..., T) of samples, for the standard error."""
+        columns = error.shape[2]
+        if self.metric not in self._deviation_of or columns > _MOST_JOINT:
+            return {}
+        size = error.square() if self._deviation_of[self.metric] == "mse" else error.abs()
+        of_sample = size.mean(dim=1)
+        return {
+            f"_joint_{row}_{column}": (total, len(error))
+            for row, totals in enumerate((of_sample.T @ of_sample).tolist())
+            for column, total in enumerate(totals)
         }
 
     def summarise(self, means: Mapping[str, float]) -> dict[str, float]:
@@ -80,27 +125,71 @@ class NumberTask(Task):
 
         "rmse" is the root of the mean squared error. "r2" is the share of explained variance, and
         is missing if all targets of a split are equal. The standard deviation is the standard
-        error over randomly drawn samples, times the square root of the number of samples.
+        error over randomly drawn samples, times the square root of the number of samples. It is
+        missing for "r2", and with more than 32 targets.
         """
-        summary = {"rmse": math.sqrt(means["mse"])}
-        square = means.get("_target_square", 0.0)
-        variance = square - means.get("_target", 0.0) ** 2
-        if variance > 1e-9 * square:
-            summary["r2"] = 1 - means["mse"] / (variance * self.target_std**2)
-        if self.metric == "mae":
-            summary["mae_deviation"] = _root(means["mse"] - means["mae"] ** 2)
-        elif summary["rmse"]:
-            spread = _root(means["_fourth"] - means["mse"] ** 2)
-            summary["rmse_deviation"] = spread / (2 * summary["rmse"])
-        return summary
+        columns = range(len(self._errors(means, "mse")))
+        squares = self._errors(means, "mse")
+        summary = {"rmse": fmean(math.sqrt(square) for square in squares)}
+        scales = [self.target_std] if isinstance(self.target_std, float) else self.target_std
+        explained = [
+            _explained(means, column, squares[column] / scales[column] ** 2) for column in columns
+        ]
+        if all(share is not None for share in explained):
+            summary["r2"] = fmean(share for share in explained if share is not None)
+        return summary | self._deviation(means)
+
+    def _deviation(self, means: Mapping[str, float]) -> dict[str, float]:
+        """Compute the standard deviation of the task's metric (delta method)."""
+        if "_joint_0_0" not in means:
+            return {}
+        errors = np.array(self._errors(means, self._deviation_of[self.metric]))
+        places = range(len(errors))
+        joint = np.array([[means[f"_joint_{row}_{column}"] for column in places] for row in places])
+        slope = self._slope(errors)
+        variance = float(slope @ (joint - np.outer(errors, errors)) @ slope)
+        # Rounding can make the variance negative.
+        return {f"{self.metric}_deviation": math.sqrt(max(variance, 0.0))}
+
+    def _slope(self, errors: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Return the derivative of the task's metric by the error of each target."""
+        slope = np.full(len(errors), 1 / len(errors))
+        if self.metric == "rmse":
+            roots = 2 * np.sqrt(errors)
+            np.divide(slope, roots, out=slope, where=roots > 0)
+        return slope
+
+    def _errors(self, means: Mapping[str, float], name: str) -> list[float]:
+        """Return the mean error "mse" or "mae" of each target."""
+        moment = {"mse": "_square", "mae": "_absolute"}[name]
+        if isinstance(self.target_std, float) or len(self.target_std) == 1:
+            return [means[name]]
+        return [means[_moment(moment, column)] for column in range(len(self.target_std))]
+
+    @property
+    def _scale(self) -> tuple[Any, Any]:
+        return self.target_mean, self.target_std
+
+    @staticmethod
+    def _columns(numbers: Tensor) -> Tensor:
+        """Reshape numbers (B,) or (B, ..., T) to (rows, T)."""
+        return numbers.flatten(0, -2) if numbers.dim() > 1 else numbers.unsqueeze(1)
 
     def _numbers(self, outputs: Tensor, batch: Batch) -> Tensor:
-        expected = (len(batch["labels"]), 1)
+        labels = batch["labels"]
+        expected = (len(labels), labels[0].numel())
         if tuple(outputs.shape) != expected:
-            raise bad_argument("outputs", f"shape (B, 1) = {expected}", tuple(outputs.shape))
-        return outputs.squeeze(1).float()
+            what = f"shape (B, {expected[1]}) = {expected}"
+            raise bad_argument("outputs", what, tuple(outputs.shape))
+        return outputs.float().reshape(labels.shape)
 
 
-def _root(variance: float) -> float:
-    """Square root that returns 0 for a variance below zero (rounding error)."""
-    return math.sqrt(max(variance, 0.0))
+def _moment(name: str, column: int) -> str:
+    return f"{name}_{column}" if column else name
+
+
+def _explained(means: Mapping[str, float], column: int, error: float) -> float | None:
+    """Return the explained share of the variance of a standardized target."""
+    square = means.get(_moment("_target_square", column), 0.0)
+    variance = square - means.get(_moment("_target", column), 0.0) ** 2
+    return 1 - error / variance if variance > 1e-9 * square else None

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from rifflemix.errors import InputError
-from rifflemix.lab.tasks.core.base import Progress, Request, Task, TaskCard, TaskStatus
+from rifflemix.lab.tasks.core.base import Progress, Request, Task
+from rifflemix.lab.tasks.core.card import TaskCard, TaskStatus
 from rifflemix.lab.tasks.data_io.files import (
     Array,
     Arrays,
@@ -143,7 +144,7 @@ class FileTask(ABC):
 
     def find(self, data_dir: Path, options: Options) -> Source | None:
         """Return the first complete format in `data_dir`, see `find_source`."""
-        return find_source(self.forms(options), data_dir, self.key(options), self.incomplete)
+        return find_source(self.forms(options), data_dir, self.key(options), self.get_it)
 
     def looked_for(self, options: Options) -> Sequence[str]:
         """Describe the files that the data folder may contain."""
@@ -153,21 +154,12 @@ class FileTask(ABC):
         """Return the error for missing data, with the reason `why`."""
         return missing_data(self.card, data_dir, self.looked_for(options), self.get_it, why)
 
-    def incomplete(self, absent: Path, part: str, present: Paths) -> InputError:
-        """Return the error for a missing part of an incomplete format."""
-        return incomplete_data(absent, part, present)
-
-
-def incomplete_data(absent: Path, part: str, present: Paths) -> InputError:
-    """Return the error for a missing file if its companion files exist."""
-    return InputError(f"{absent}: the file is missing, its companions are there")
-
 
 def find_source(
     forms: Sequence[Form],
     data_dir: Path,
     key: tuple[object, ...] = (),
-    incomplete: Callable[[Path, str, Paths], InputError] = incomplete_data,
+    get_it: str = "a fresh copy",
 ) -> Source | None:
     """Return the first complete format in a folder, or None without files.
 
@@ -175,7 +167,7 @@ def find_source(
         forms: Supported formats.
         data_dir: Data folder.
         key: Options that affect the decoded arrays.
-        incomplete: Function that creates the error for an incomplete format.
+        get_it: Files to get and where to get them, for the error of an incomplete format.
 
     Raises:
         InputError: The folder contains some files of a format, but no complete format.
@@ -188,10 +180,16 @@ def find_source(
             if len(paths) == len(choices):
                 name = form.name.format(**{part: path.name for part, path in paths.items()})
                 read = partial(form.read, paths)
-                return Source(name, stat_key(paths.values(), *key), read, form.note)
+                return Source(name, stat_key(paths.values(), *key), read, form.note, paths)
             if paths:
                 part = next(part for part in choices if part not in paths)
-                errors.append(incomplete(choices[part][0], part, paths))
+                there_too = ", ".join(path.name for path in paths.values())
+                errors.append(
+                    InputError(
+                        f"{choices[part][0]}: expected a file next to {there_too}, got none. "
+                        f"Get {get_it}."
+                    )
+                )
     if errors:
         raise errors[0]
     return None

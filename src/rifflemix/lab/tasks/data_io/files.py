@@ -14,9 +14,9 @@ import tarfile
 import tokenize
 import zipfile
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,8 @@ from numpy.typing import NDArray
 from rifflemix.errors import InputError
 from rifflemix.files import read_text, user_path
 from rifflemix.json_values import check_json, parse_json
-from rifflemix.lab.tasks.core.base import Progress, Request, TaskCard, TaskStatus
+from rifflemix.lab.tasks.core.base import Progress, Request
+from rifflemix.lab.tasks.core.card import TaskCard, TaskStatus
 from rifflemix.locks import delete_leftovers, scratch_folder
 
 Arrays = dict[str, NDArray[Any]]
@@ -76,12 +77,14 @@ class Source:
         key: Name of the decoded copy in the cache. It changes when the data changes.
         read: Function that decodes the data to named arrays. Raises InputError for damaged data.
         note: Note on this source for readers of results.
+        paths: Path of the file of each part. Empty for other sources.
     """
 
     name: str
     key: str
     read: Callable[[Progress], Arrays]
     note: str = ""
+    paths: Mapping[str, Path] = field(default_factory=dict)
 
     @property
     def description(self) -> str:
@@ -297,7 +300,7 @@ def source_status(card: TaskCard, source: Source | None, data_dir: Path | None) 
     if cached:
         return TaskStatus(card.name, True, f"{source.name}, fetched before")
     return TaskStatus(
-        card.name, False, f"give --data-dir, or {source.name} is fetched where there is a network"
+        card.name, False, f"give --data-dir, or {source.name} is downloaded if there is a network"
     )
 
 

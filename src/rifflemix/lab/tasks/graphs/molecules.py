@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
@@ -11,10 +11,16 @@ from itertools import islice
 import numpy as np
 
 from rifflemix.errors import InputError, check_choice
-from rifflemix.lab.tasks.core.base import SPLITS, Progress, Request, TaskCard, check_integer
+from rifflemix.lab.tasks.core.base import SPLITS, Progress, Request, check_integer
+from rifflemix.lab.tasks.core.card import TaskCard
 from rifflemix.lab.tasks.data_io.file_task import FileTask, Form, Options, Paths
 from rifflemix.lab.tasks.data_io.files import Array, Arrays, Source
-from rifflemix.lab.tasks.graphs.graphs import GraphRegression, GraphSplit
+from rifflemix.lab.tasks.graphs.graphs import (
+    GraphRegression,
+    GraphShapes,
+    GraphSplit,
+    MoleculeInputs,
+)
 from rifflemix.lab.tasks.graphs.smiles import (
     ATOM_FEATURES,
     SPLIT_RULES,
@@ -68,10 +74,10 @@ class Molecules(FileTask):
     def build(
         self, request: Request, source: Source, arrays: Mapping[str, Array]
     ) -> GraphRegression:
-        path_length = int(request.options["path_length"])
+        inputs = MoleculeInputs(int(request.options["path_length"]))
         split_of = np.asarray(arrays["split_of"].values)
         splits = {
-            name: GraphSplit(arrays, np.flatnonzero(split_of == code), path_length)
+            name: GraphSplit(arrays, np.flatnonzero(split_of == code), inputs)
             for code, name in enumerate(SPLITS)
         }
         for name, split in splits.items():
@@ -98,6 +104,7 @@ class Molecules(FileTask):
             higher_is_better=False,
             target_mean=float(train.mean()),
             target_std=float(train.std()) or 1.0,
+            inputs=inputs,
             loss_kind={"rmse": "mse", "mae": "mae"}[self.metric],
         )
 
@@ -108,7 +115,27 @@ class Molecules(FileTask):
             return decode_molecules(path, rows, options["split"], progress)
 
 
-def _card(name: str, title: str, source: str, licence: str, description: str) -> TaskCard:
+def _pcqm4m_shapes(options: Options) -> GraphShapes:
+    return GraphShapes(
+        input_kind="graphs",
+        num_classes=1,
+        max_length=51,
+        vocab_size=1 + WIDTH * ATOM_FEATURES,
+        num_features=ATOM_FEATURES,
+        padding=True,
+        longest=20,
+        path_length=options["path_length"],
+    )
+
+
+def _card(
+    name: str,
+    title: str,
+    source: str,
+    licence: str,
+    description: str,
+    shapes: Callable[[Options], GraphShapes] | None = None,
+) -> TaskCard:
     return TaskCard(
         name=name,
         title=title,
@@ -119,6 +146,7 @@ def _card(name: str, title: str, source: str, licence: str, description: str) ->
         output="number",
         backbone="graphormer_pcqm4m",
         options={"split": "random", "path_length": 5, "max_rows": None},
+        shapes=shapes,
     )
 
 
@@ -159,9 +187,10 @@ PCQM4M = Molecules(
         "Hu et al., OGB-LSC: A Large-Scale Challenge for Machine Learning on Graphs (2021)",
         "CC BY 4.0",
         "HOMO-LUMO gap of about 3.8 million molecules, eV; the mean absolute error counts. Its "
-        "own splits are stored as pickles, which are not read, and its test targets are hidden: "
+        "own splits are pickles that rifflemix does not read, and its test targets are hidden: "
         "rows without a target are left out and the others split here. max_rows takes the "
         "first rows only.",
+        _pcqm4m_shapes,
     ),
     files=(
         "pcqm4m.csv",

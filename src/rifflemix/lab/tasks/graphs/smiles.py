@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import functools
 import hashlib
 import importlib
 import math
@@ -10,14 +11,15 @@ from collections import defaultdict
 from collections.abc import Generator, Iterable, Sequence
 from contextlib import closing
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from rifflemix.errors import InputError
 from rifflemix.lab.tasks.core.base import Progress
-from rifflemix.lab.tasks.data_io.bounded import read_csv_lines
 from rifflemix.lab.tasks.data_io.files import Arrays, damaged, reading
+from rifflemix.lab.tasks.data_io.safe_readers import read_csv_lines
 
 ATOM_FEATURES = 9
 BOND_FEATURES = 3
@@ -28,8 +30,7 @@ Value v of feature f has id 1 + WIDTH * f + v. Id 0 is padding or a missing bond
 """
 
 SPLIT_RULES = ("random", "scaffold")
-_MOST_ATOMS = 1_024
-_LONGEST_SMILES = 16_384
+_MOST_ATOMS = (1 << 16) - 1  # bonds store their ends in 16 bits
 _HELD_OUT = 10  # one tenth for validation, one tenth for test
 
 _HYBRIDIZATIONS = ("SP", "SP2", "SP3", "SP3D", "SP3D2")
@@ -78,32 +79,21 @@ def decode_molecules(
         InputError: RDKit is missing, there are fewer than ten molecules, a molecule is too large,
             or a SMILES is invalid.
     """
-    chem = _rdkit()
     atoms, bonds = bytearray(), bytearray()
     atom_ends, bond_ends, targets, groups = [], [], [], []
     for done, (line, smiles, target) in enumerate(rows):
         if done % 1000 == 0:
             progress(f"reading molecules of {path.name}", done, None)
-        if len(smiles) > _LONGEST_SMILES:
-            raise damaged(path, f"line {line}: a SMILES of {len(smiles):,} characters")
-        molecule = chem.MolFromSmiles(smiles)
-        if molecule is None or molecule.GetNumAtoms() == 0:
-            raise damaged(path, f"line {line}: {smiles!r} is no SMILES that RDKit can read")
-        if molecule.GetNumAtoms() > _MOST_ATOMS:
-            raise damaged(
-                path,
-                f"line {line}: expected at most {_MOST_ATOMS:,} atoms, since every pair of them "
-                f"has its distance, got {molecule.GetNumAtoms():,}",
-            )
-        for atom in molecule.GetAtoms():
-            atoms += bytes(_atom_features(atom))
-        for bond in molecule.GetBonds():
-            ends = (bond.GetBeginAtomIdx(), bond.GetEndAtomIdx())
-            bonds += np.array([*ends, *_bond_features(bond)], dtype=np.uint16).tobytes()
+        try:
+            molecule = read_smiles(smiles)
+        except UnreadableSmiles as error:
+            raise damaged(path, f"line {line}: {error}") from error
+        atoms += molecule.atoms.tobytes()
+        bonds += molecule.bonds.tobytes()
         atom_ends.append(len(atoms) // ATOM_FEATURES)
         bond_ends.append(len(bonds) // (2 * (2 + BOND_FEATURES)))
         targets.append(target)
-        groups.append(_group(chem, molecule, rule))
+        groups.append(_group(molecule.rdkit, rule))
     if len(targets) < _HELD_OUT:
         raise damaged(path, f"it holds {len(targets)} molecules, expected at least {_HELD_OUT}")
     return {
@@ -114,6 +104,50 @@ def decode_molecules(
         "targets": np.array(targets, dtype=np.float32),
         "split_of": split_groups(groups, rule),
     }
+
+
+class UnreadableSmiles(ValueError):
+    """A SMILES that is damaged or too large."""
+
+
+class Molecule(NamedTuple):
+    """A decoded molecule.
+
+    Attributes:
+        atoms: (N, 9) uint8 features.
+        bonds: (E, 5) uint16: both ends, and three features.
+        rdkit: molecule of RDKit.
+    """
+
+    atoms: NDArray[np.uint8]
+    bonds: NDArray[np.uint16]
+    rdkit: Any
+
+
+def read_smiles(smiles: str) -> Molecule:
+    """Decode a molecule.
+
+    Raises:
+        UnreadableSmiles: RDKit cannot read the SMILES, or the molecule is too large.
+        InputError: RDKit is missing.
+    """
+    molecule = _rdkit().MolFromSmiles(smiles)
+    if molecule is None or molecule.GetNumAtoms() == 0:
+        raise UnreadableSmiles(f"{smiles!r} is no SMILES that RDKit can read")
+    if molecule.GetNumAtoms() > _MOST_ATOMS:
+        raise UnreadableSmiles(
+            f"expected at most {_MOST_ATOMS:,} atoms, got {molecule.GetNumAtoms():,}"
+        )
+    atoms = [_atom_features(atom) for atom in molecule.GetAtoms()]
+    bonds = [
+        (bond.GetBeginAtomIdx(), bond.GetEndAtomIdx(), *_bond_features(bond))
+        for bond in molecule.GetBonds()
+    ]
+    return Molecule(
+        np.array(atoms, dtype=np.uint8).reshape(-1, ATOM_FEATURES),
+        np.array(bonds, dtype=np.uint16).reshape(-1, 2 + BOND_FEATURES),
+        molecule,
+    )
 
 
 def split_groups(groups: Sequence[str], rule: str) -> Any:
@@ -148,10 +182,10 @@ def split_groups(groups: Sequence[str], rule: str) -> Any:
     return split_of
 
 
-def _group(chem: Any, molecule: Any, rule: str) -> str:
+def _group(molecule: Any, rule: str) -> str:
     """Name the group of a molecule: its canonical SMILES or its scaffold."""
     if rule == "random":
-        name: str = chem.MolToSmiles(molecule)
+        name: str = _rdkit().MolToSmiles(molecule)
         return name
     scaffolds: Any = importlib.import_module("rdkit.Chem.Scaffolds.MurckoScaffold")
     scaffold: str = scaffolds.MurckoScaffoldSmiles(mol=molecule, includeChirality=False)
@@ -201,6 +235,7 @@ def _number(path: Path, line: int, value: str) -> float:
     return number
 
 
+@functools.cache
 def _rdkit() -> Any:
     try:
         chem: Any = importlib.import_module("rdkit.Chem")

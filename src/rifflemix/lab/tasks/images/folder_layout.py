@@ -31,7 +31,7 @@ _LIKE_A_PART = re.compile(
 )
 
 
-def folder_is_there(root: Path) -> bool:
+def has_folder(root: Path) -> bool:
     """Check for class folders in a folder or its train folder."""
     return _looks_classified(find_parts(root).get("train", root))
 
@@ -119,9 +119,9 @@ def _check_beside(root: Path, parts: Mapping[str, Path]) -> None:
         for name in _like_parts(names):
             if holds_images(root / name):
                 raise InputError(
-                    f"{root / name}: a part of a data set by its name, but there is no folder "
-                    "train beside it; rename the training part to train, or, where this is a "
-                    "class, put all classes into a folder train"
+                    f"{root / name}: expected a folder train next to this part of a data set, got "
+                    "none. Rename the training part to train. If the folder is a class, move all "
+                    "classes into a folder train."
                 )
         return
     used = {folder.name for folder in parts.values()}
@@ -173,5 +173,5 @@ def _left_out(
             first = in_a_note(Path(paths[0]).relative_to(root).as_posix())
             told.append(f"{what} ({len(paths):,}, such as {first})")
     if unlabelled is not None and holds_images(unlabelled):
-        told.append(f"the images of {unlabelled.name}, which has no folders of classes")
+        told.append(f"the images of {unlabelled.name}, because it has no folders of classes")
     return f"not read: {'; '.join(told)}" if told else ""

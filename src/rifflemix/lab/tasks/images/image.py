@@ -11,22 +11,22 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rifflemix.errors import check_choice
-from rifflemix.lab.tasks.core.base import Budget, Progress, Request, Task, TaskCard, check_one_of
-from rifflemix.lab.tasks.data_io.bounded import read_npz
+from rifflemix.lab.tasks.core.base import Progress, Request, Task, check_one_of
+from rifflemix.lab.tasks.core.card import Budget, TaskCard
 from rifflemix.lab.tasks.data_io.file_task import FileTask, Form, Options, Paths
 from rifflemix.lab.tasks.data_io.files import Array, Arrays, Source
 from rifflemix.lab.tasks.data_io.hub import HubData, hub_source
+from rifflemix.lab.tasks.data_io.safe_readers import read_npz
 from rifflemix.lab.tasks.images.cifar import BinaryVersion, channels_last, holds_pickles
-from rifflemix.lab.tasks.images.pixels import (
+from rifflemix.lab.tasks.images.parts import (
     PARTS,
-    PixelScale,
     carved_task,
-    check_layout,
     check_parts,
     decode_npz_parts,
     hub_parts,
-    scale_of,
 )
+from rifflemix.lab.tasks.images.pixel_inputs import PixelScale
+from rifflemix.lab.tasks.images.pixels import check_layout, pixel_shapes, scale_of
 
 _GRAY = "cifar10_gray.npz.xz"
 _RGB = "cifar10_rgb.npz.xz"
@@ -58,6 +58,9 @@ _SCALES = {
 }
 # Average standard deviation within an image, as in much released code.
 _PER_IMAGE = PixelScale(top=255, mean=(0.4914, 0.4822, 0.4465), std=(0.2023, 0.1994, 0.2010))
+_CLASSES = (
+    "airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck",
+)  # fmt: skip
 # Number of images to convert at a time.
 _PIECE = 5000
 
@@ -89,6 +92,7 @@ class Image(FileTask):
             "statistics": "data",
         },
         budget=Budget(evaluations=2),
+        shapes=partial(pixel_shapes, classes=10, channels=3, side=32),
     )
 
     get_it = f"{_BINARY.archive} from https://www.cs.toronto.edu/~kriz/cifar.html"
@@ -127,7 +131,7 @@ class Image(FileTask):
 
     def build(self, request: Request, source: Source, arrays: Mapping[str, Array]) -> Task:
         scale = _scale(request.options)
-        return carved_task(self.card, request.options, arrays, scale, source.description)
+        return carved_task(self.card, request.options, arrays, scale, source.description, _CLASSES)
 
 
 def _scale(options: Options) -> PixelScale:

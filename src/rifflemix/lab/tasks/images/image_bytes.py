@@ -12,12 +12,15 @@ import torch
 from numpy.typing import NDArray
 
 from rifflemix.errors import check_choice
-from rifflemix.lab.tasks.core.base import SPLITS, Request, Sample, Split, Task, TaskCard
+from rifflemix.lab.tasks.core.base import SPLITS, Request, Sample, Split, Task
+from rifflemix.lab.tasks.core.card import TaskCard
+from rifflemix.lab.tasks.core.shapes import BYTE_IDS, Shapes
 from rifflemix.lab.tasks.data_io.file_task import Options
 from rifflemix.lab.tasks.data_io.files import Array, Source
 from rifflemix.lab.tasks.images.image import Image
 from rifflemix.lab.tasks.images.pixels import ImageStack, PixelSplit
 from rifflemix.lab.tasks.text.next_token import NextTokenTask
+from rifflemix.lab.tasks.text.prompts import ByteInputs
 from rifflemix.lab.tasks.text.vocabulary import Vocabulary
 
 START = 256
@@ -63,6 +66,15 @@ class ByteSplit:
         return total.digest()
 
 
+def _shapes(options: Options) -> Shapes:
+    return Shapes(
+        input_kind="tokens",
+        num_classes=BYTE_IDS,
+        max_length=_LENGTH,
+        vocab_size=BYTE_IDS,
+    )
+
+
 class ImageBytes(Image):
     """CIFAR-10 images as byte sequences."""
 
@@ -80,6 +92,7 @@ class ImageBytes(Image):
         options={"color": "rgb"},
         output="next_token",
         backbone="gpt",
+        shapes=_shapes,
     )
 
     def check(self, options: Options) -> None:
@@ -93,12 +106,7 @@ class ImageBytes(Image):
         return NextTokenTask(
             name=self.card.name,
             options=dict(request.options),
-            input_kind="tokens",
-            vocab_size=len(vocabulary),
-            num_features=None,
-            num_classes=len(vocabulary),
-            max_length=_LENGTH,
-            padding=False,
+            **_shapes(request.options).for_task(),
             split_note=images.split_note,
             data_source=images.data_source,
             splits={name: _bytes_of(images.split(name)) for name in SPLITS},
@@ -106,6 +114,7 @@ class ImageBytes(Image):
             higher_is_better=False,
             vocabulary=vocabulary,
             is_text=False,
+            inputs=ByteInputs(START, _LENGTH, image_shape=(32, 32, 3)),
         )
 
 

@@ -1,4 +1,4 @@
-"""Decode image files to one size with Pillow, after checks of size and depth."""
+"""Decode image files to one size with Pillow, after a check of the depth."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rifflemix.errors import InputError
-from rifflemix.lab.tasks.data_io.bounded import read_bytes
 from rifflemix.lab.tasks.data_io.files import damaged, reading
+from rifflemix.lab.tasks.data_io.safe_readers import read_bytes
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -34,9 +34,6 @@ SUFFIXES = (
 # absent because raw photographs share its signature.
 _SIGNATURE = re.compile(rb"\xff\xd8\xff|\x89PNG\r\n\x1a\n|GIF8[79]a|RIFF.{4}WEBP", re.DOTALL)
 
-# The largest image of ImageNet has 61 million pixels.
-MOST_PIXELS = 1 << 26
-_MOST_BYTES = 1 << 28
 _BITS_PER_SAMPLE = 258
 _PPM_MOST = re.compile(rb"P[36](?:(?:\s|#[^\r\n]*[\r\n])+(\d+)){3}")
 _EIGHT_BIT = ("1", "L", "LA", "La", "P", "PA", "RGB", "RGBA", "RGBa", "RGBX", "CMYK", "YCbCr")
@@ -88,7 +85,7 @@ def read_image(path: Path, size: int, share: float, color: str) -> NDArray[np.ui
 
     Raises:
         InputError: Pillow is not installed, or the file is missing, damaged, in another format or
-            too large. The limits are `FORMATS`, `MOST_PIXELS` and 8 bits per channel.
+            larger than Pillow decodes, or a channel has more than 8 bits.
     """
     with opened_image(path) as image:
         return _square(image, size, share, color)
@@ -108,15 +105,12 @@ def begins_as_image(path: Path) -> bool:
 
 
 @contextmanager
-def opened_image(
-    path: Path, formats: tuple[str, ...] = FORMATS, most_bytes: int = _MOST_BYTES
-) -> Iterator[Image.Image]:
+def opened_image(path: Path, formats: tuple[str, ...] = FORMATS) -> Iterator[Image.Image]:
     """Open and check an image file. Pillow decodes the pixels on first access.
 
     Raises:
         InputError: Pillow is not installed, or the file is missing, damaged, in another format or
-            too large. The limits are `formats`, `most_bytes`, `MOST_PIXELS` pixels and 8 bits per
-            channel.
+            larger than Pillow decodes, or a channel has more than 8 bits.
     """
     try:
         from PIL import Image, UnidentifiedImageError
@@ -127,22 +121,23 @@ def opened_image(
     with reading(path), warnings.catch_warnings():
         # Pillow warns about large images and odd metadata. `_check` covers the relevant cases.
         warnings.simplefilter("ignore")
-        content = read_bytes(path, most_bytes)
+        content = read_bytes(path)
         try:
             with Image.open(io.BytesIO(content), formats=formats) as image:
                 _check(path, image, content)
                 yield image
         except Image.DecompressionBombError:
-            raise _too_large(path, "more") from None
+            most = 2 * (Image.MAX_IMAGE_PIXELS or 0)
+            raise InputError(
+                f"{path}: expected an image of at most {most:,} pixels (the limit of Pillow), "
+                "got more. Resize it."
+            ) from None
         except UnidentifiedImageError:
             names = " or ".join(filter(None, (", ".join(formats[:-1]), formats[-1])))
             raise damaged(path, f"no {names} image") from None
 
 
 def _check(path: Path, image: Image.Image, content: bytes) -> None:
-    width, height = image.size
-    if width * height > MOST_PIXELS:
-        raise _too_large(path, f"{width} x {height}")
     bits = _bits(path, image, content)
     if bits > 8 or image.mode not in _EIGHT_BIT:
         got = bits if bits > 8 else f"pixels of kind {image.mode}"
@@ -161,13 +156,6 @@ def _bits(path: Path, image: Image.Image, content: bytes) -> int:
         return int(max(image.tag_v2.get(_BITS_PER_SAMPLE, (1,))))
     largest = _PPM_MOST.match(content) if image.format == "PPM" else None
     return int(largest[1]).bit_length() if largest else 8
-
-
-def _too_large(path: Path, got: str) -> InputError:
-    return InputError(
-        f"{path}: expected an image of at most {MOST_PIXELS:,} pixels, got {got}; make it smaller, "
-        "or take it away"
-    )
 
 
 def _square(image: Image.Image, size: int, share: float, color: str) -> NDArray[np.uint8]:

@@ -1,10 +1,10 @@
-"""Tasks over folders of labeled images: your own folders and published data sets."""
+"""A task that reads labeled images from folders."""
 
 from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,49 +12,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rifflemix.errors import InputError, InputWarning, bad_argument, check_choice
-from rifflemix.lab.tasks.core.base import (
-    SPLITS,
-    Request,
-    Task,
-    TaskCard,
-    TaskStatus,
-    check_integer,
-    check_number,
-)
-from rifflemix.lab.tasks.core.leaks import leaks
+from rifflemix.lab.tasks.core.base import SPLITS, Request, Task, check_integer, check_number
+from rifflemix.lab.tasks.core.card import TaskCard, TaskStatus
+from rifflemix.lab.tasks.core.duplicates import duplicates_across_splits
 from rifflemix.lab.tasks.data_io.files import Array, absent, cache_root, missing_data
 from rifflemix.lab.tasks.data_io.shards import check_room, prepare_stack
-from rifflemix.lab.tasks.images.folder_layout import folder_is_there, folder_listing
 from rifflemix.lab.tasks.images.image_files import FileMaker
 from rifflemix.lab.tasks.images.image_listing import Entry, Listing, in_a_note
-from rifflemix.lab.tasks.images.imagenet_layouts import (
-    ANNOTATIONS,
-    SOLUTION,
-    TINY_LABELS,
-    dogs_are_there,
-    dogs_listing,
-    imagenet_is_there,
-    imagenet_listing,
-    tiny_is_there,
-    tiny_listing,
-)
-from rifflemix.lab.tasks.images.oxford_layouts import (
-    FLOWER_LABELS,
-    FLOWER_SPLITS,
-    PET_LISTS,
-    flowers_are_there,
-    flowers_listing,
-    pets_are_there,
-    pets_listing,
-)
+from rifflemix.lab.tasks.images.pixel_inputs import PixelScale
 from rifflemix.lab.tasks.images.pixels import (
     IMAGENET_SCALE,
     ImageStack,
-    PixelScale,
     check_layout,
     pixel_task,
 )
-from rifflemix.lab.tasks.images.real_labels import real_test
 
 # Gray: the mean over the three color channels.
 _SCALES = {
@@ -65,11 +36,6 @@ _CHANNELS = {"rgb": 3, "gray": 1}
 _SHARD_BYTES = 1 << 26
 _MOST_CLASSES = 1 << 16
 _MOST_NAMES = 10
-_PREPROCESSING = (
-    "The middle square of each image is resized to size x size (bicubic); of validation and test "
-    "images crop_share of it. Whole images with layout image, else patches of patch_size as "
-    "vectors; color gray with patch_size 1: pixels as tokens."
-)
 
 
 @dataclass(frozen=True)
@@ -80,7 +46,7 @@ class ImageFolder:
         card: description of the task.
         find: function that lists the images in a data folder. It returns None if the folder does
             not contain the data set.
-        is_there: function that checks for the data set without listing its images.
+        has_files: function that checks for the data set without listing its images.
         looked_for: files and folders that the data folder may contain.
         get_it: download instructions.
         patch_size: default patch size of the layout "sequence".
@@ -88,7 +54,7 @@ class ImageFolder:
 
     card: TaskCard
     find: Callable[[Path], Listing | None]
-    is_there: Callable[[Path], bool]
+    has_files: Callable[[Path], bool]
     looked_for: Sequence[str]
     get_it: str
     patch_size: int
@@ -107,7 +73,9 @@ class ImageFolder:
             name: self._stack(listing, folder, name, entries[name], request, options)
             for name in reversed(SPLITS)
         }
-        doubles = leaks({name: _hashes(*split) for name, split in splits.items()})
+        doubles = duplicates_across_splits(
+            {name: _hashes(*split) for name, split in splits.items()}
+        )
         for told in filter(None, (listing.left_out, doubles)):
             warnings.warn(f"task {self.card.name}: {told}", InputWarning, stacklevel=4)
         task = pixel_task(
@@ -117,13 +85,13 @@ class ImageFolder:
             scale=_SCALES[str(options["color"])],
             split_note="; ".join(filter(None, (note, doubles))),
             data_source=_told(listing),
-            num_classes=len(listing.classes),
+            classes=tuple(map(in_a_note, listing.classes)),
         )
         return self._with_further_tests(task, request, listing, entries["test"])
 
     def status(self, data_dir: Path | None) -> TaskStatus:
         """Check for the data set in `data_dir` without listing its images."""
-        if data_dir is None or not self.is_there(data_dir):
+        if data_dir is None or not self.has_files(data_dir):
             return absent(self.card, data_dir)
         return TaskStatus(self.card.name, True, f"{self.card.title} in {data_dir}")
 
@@ -201,28 +169,6 @@ class ImageFolder:
         return images, Array(np.array(labels, dtype=np.uint16)), np.arange(len(entries))
 
 
-class _ImageNet(ImageFolder):
-    """ImageNet with the optional ReaL labels of its validation images."""
-
-    def _options(self, request: Request) -> dict[str, Any]:
-        if (further := request.options["further_tests"]) not in ("", "real"):
-            raise bad_argument("further_tests", "real, or nothing", repr(further))
-        return super()._options(request)
-
-    def _with_further_tests(
-        self, task: Task, request: Request, listing: Listing, tested: Sequence[Entry]
-    ) -> Task:
-        if not request.options["further_tests"] or request.data_dir is None:
-            return task
-        real = real_test(
-            task.split("test"),
-            [entry.path for entry in tested],
-            [request.data_dir, listing.root],
-            task.num_classes,
-        )
-        return replace(task, further_tests={"real": real})
-
-
 def _told(listing: Listing) -> str:
     """Describe the images, the classes and the files left out."""
     count, names = len(listing.classes), [in_a_note(name) for name in listing.classes]
@@ -248,130 +194,3 @@ def _why_not(data_dir: Path | None) -> str:
         if path.name.lower().endswith((".zip", ".tar", ".tar.gz", ".tgz"))
     )
     return f"{packed[0]} there is packed; unpack it" if packed else ""
-
-
-def _card(name: str, title: str, about: str, source: str, licence: str, **options: Any) -> TaskCard:
-    return TaskCard(
-        name=name,
-        title=title,
-        source=source,
-        licence=licence,
-        description=f"{about} {_PREPROCESSING}",
-        needs_data=True,
-        is_image=True,
-        options={
-            "size": 224,
-            "patch_size": None,
-            "color": "rgb",
-            "layout": "sequence",
-            "augment": "none",
-            "crop_share": 1.0,
-            **options,
-        },
-    )
-
-
-IMAGE_FOLDER = ImageFolder(
-    _card(
-        "image_folder",
-        "Image folder",
-        "Any images in folders of their classes: train/CLASS/*, val/CLASS/*, test/CLASS/*; without "
-        "test, val is the test split; without both, a tenth of each class is for each.",
-        "your own images",
-        "your own",
-    ),
-    folder_listing,
-    folder_is_there,
-    ("train/CLASS/", "val/CLASS/", "test/CLASS/", "or only CLASS/"),
-    "images, sorted into a folder for each class",
-    patch_size=16,
-)
-
-IMAGENET = _ImageNet(
-    _card(
-        "imagenet",
-        "ImageNet-1k",
-        "1.28 million images of 1,000 classes; test is the published validation set of 50,000, "
-        "with further_tests real also with its ReaL labels.",
-        "Deng et al. (2009), Russakovsky et al. (2015), ILSVRC 2012",
-        "non-commercial research, see image-net.org",
-        crop_share=0.875,
-        further_tests="",
-    ),
-    imagenet_listing,
-    imagenet_is_there,
-    (
-        "train/nXXXXXXXX/",
-        "val/nXXXXXXXX/",
-        f"or a flat val/ with {SOLUTION} or {ANNOTATIONS}/",
-        "or all this in ILSVRC/Data/CLS-LOC/",
-    ),
-    "ILSVRC 2012 from https://image-net.org",
-    patch_size=16,
-)
-
-TINY_IMAGENET = ImageFolder(
-    _card(
-        "tiny_imagenet",
-        "Tiny-ImageNet",
-        "110,000 images of 64x64 pixels, 200 classes; test is the published validation set of "
-        "10,000.",
-        "Le and Yang (2015)",
-        "non-commercial research, see image-net.org",
-        size=64,
-    ),
-    tiny_listing,
-    tiny_is_there,
-    ("tiny-imagenet-200/train/", f"tiny-imagenet-200/val/{TINY_LABELS}"),
-    "tiny-imagenet-200.zip from http://cs231n.stanford.edu/tiny-imagenet-200.zip, unpacked",
-    patch_size=4,
-)
-
-DOGS_VS_CATS = ImageFolder(
-    _card(
-        "dogs_vs_cats",
-        "Dogs vs. Cats",
-        "25,000 photographs, label 0 cat and 1 dog; a tenth of each class is for validation and "
-        "a tenth for test, because the published test images have no labels.",
-        "Elson et al. (2007), Asirra; the Kaggle competition of 2013",
-        "see https://www.kaggle.com/c/dogs-vs-cats",
-    ),
-    dogs_listing,
-    dogs_are_there,
-    ("train/cat.0.jpg", "train/dog.0.jpg", "..."),
-    "train.zip from https://www.kaggle.com/c/dogs-vs-cats/data, unpacked",
-    patch_size=16,
-)
-
-FLOWERS = ImageFolder(
-    _card(
-        "flowers102",
-        "Oxford Flowers-102",
-        "8,189 photographs of 102 flowers, in the published splits: 1,020 for training, 1,020 for "
-        "validation and 6,149 for test.",
-        "Nilsback and Zisserman (2008)",
-        "see https://www.robots.ox.ac.uk/~vgg/data/flowers/102",
-    ),
-    flowers_listing,
-    flowers_are_there,
-    ("jpg/image_00001.jpg", "...", FLOWER_LABELS, FLOWER_SPLITS, "or all this in flowers-102/"),
-    f"102flowers.tgz, {FLOWER_LABELS} and {FLOWER_SPLITS} from "
-    "https://www.robots.ox.ac.uk/~vgg/data/flowers/102, unpacked",
-    patch_size=16,
-)
-
-PETS = ImageFolder(
-    _card(
-        "oxford_pets",
-        "Oxford-IIIT Pet",
-        "7,349 photographs of 37 breeds of cats and dogs; test is the published list of 3,669.",
-        "Parkhi et al. (2012)",
-        "CC BY-SA 4.0",
-    ),
-    pets_listing,
-    pets_are_there,
-    ("images/Abyssinian_1.jpg", "...", *PET_LISTS.values(), "or all this in oxford-iiit-pet/"),
-    "images.tar.gz and annotations.tar.gz from https://www.robots.ox.ac.uk/~vgg/data/pets, "
-    "unpacked",
-    patch_size=16,
-)

@@ -135,8 +135,8 @@ def visible(folder: Path) -> list[os.DirEntry[str]]:
     for entry in entries:
         if entry.is_symlink() and not os.path.exists(entry.path):
             raise InputError(
-                f"{entry.path}: expected a file or a folder, got a link that leads nowhere; mend "
-                "it, or take it away"
+                f"{entry.path}: expected a file or a folder, got a broken link. Repair or "
+                "remove it."
             )
     return entries
 

@@ -6,20 +6,22 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from rifflemix.lab.tasks.core.base import Budget, Progress, Request, Task, TaskCard, check_one_of
-from rifflemix.lab.tasks.data_io.bounded import read_idx
+from rifflemix.lab.tasks.core.base import Progress, Request, Task, check_one_of
+from rifflemix.lab.tasks.core.card import Budget, TaskCard
 from rifflemix.lab.tasks.data_io.file_task import FileTask, Form, Options, Paths
 from rifflemix.lab.tasks.data_io.files import Array, Arrays, Source
 from rifflemix.lab.tasks.data_io.hub import HubData, hub_source
-from rifflemix.lab.tasks.images.pixels import (
+from rifflemix.lab.tasks.data_io.safe_readers import read_idx
+from rifflemix.lab.tasks.images.digits import DIGITS
+from rifflemix.lab.tasks.images.parts import (
     PARTS,
-    PixelScale,
     carved_task,
-    check_layout,
     check_parts,
     decode_npz_parts,
     hub_parts,
 )
+from rifflemix.lab.tasks.images.pixel_inputs import PixelScale
+from rifflemix.lab.tasks.images.pixels import check_layout, pixel_shapes
 
 _IDX = {
     "train_images": "train-images-idx3-ubyte",
@@ -58,6 +60,7 @@ class Mnist(FileTask):
         is_image=True,
         options={"patch_size": 1, "layout": "sequence", "augment": "none"},
         budget=Budget(batch_size=64),
+        shapes=partial(pixel_shapes, classes=10, channels=1, side=28),
     )
 
     get_it = "the four idx files from https://yann.lecun.com/exdb/mnist or a mirror of it"
@@ -78,7 +81,7 @@ class Mnist(FileTask):
         return hub_source(_HUB, _decode_hub, partial(self.missing, options))
 
     def build(self, request: Request, source: Source, arrays: Mapping[str, Array]) -> Task:
-        return carved_task(self.card, request.options, arrays, _SCALE, source.description)
+        return carved_task(self.card, request.options, arrays, _SCALE, source.description, DIGITS)
 
 
 def _decode_idx(paths: Paths, progress: Progress) -> Arrays:

@@ -12,8 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rifflemix.errors import InputError, require_packages
-from rifflemix.lab.tasks.data_io.bounded import read_bytes, read_text_lines
 from rifflemix.lab.tasks.data_io.files import damaged
+from rifflemix.lab.tasks.data_io.safe_readers import read_bytes, read_text_lines
 from rifflemix.lab.tasks.images.image_listing import Entry, Listing, entry_of
 
 FLOWER_CLASSES, PET_CLASSES = 102, 37
@@ -23,11 +23,10 @@ PET_LISTS = {"train": "annotations/trainval.txt", "test": "annotations/test.txt"
 _FLOWER_FOLDERS = (".", "flowers-102")
 _PET_FOLDERS = (".", "oxford-iiit-pet")
 _FLOWER_PARTS = {"train": "trnid", "validation": "valid", "test": "tstid"}
-_MOST_MATRIX = 1 << 20
 _PET = re.compile(r"([^\s/\\]+)_\d+ (\d+) [12] \d+")
 
 
-def flowers_are_there(data_dir: Path) -> bool:
+def has_flowers(data_dir: Path) -> bool:
     """Check for the images and splits of Flowers-102 in a folder."""
     return _base(data_dir, _FLOWER_FOLDERS, ("jpg", FLOWER_SPLITS)) is not None
 
@@ -62,7 +61,7 @@ def flowers_listing(data_dir: Path) -> Listing | None:
     return Listing(base, classes, {part: _entries(base, found) for part, found in parts.items()})
 
 
-def pets_are_there(data_dir: Path) -> bool:
+def has_pets(data_dir: Path) -> bool:
     """Check for the images and lists of Oxford-IIIT Pet in a folder."""
     return _base(data_dir, _PET_FOLDERS, ("images", *PET_LISTS.values())) is not None
 
@@ -106,8 +105,8 @@ def _entries(base: Path, images: Sequence[tuple[str, int]]) -> tuple[Entry, ...]
             stat = os.stat(path)
         except OSError as error:
             raise InputError(
-                f"{path}: expected an image, as the lists of the data set say, but it cannot be "
-                f"read ({error.strerror}); get a fresh copy"
+                f"{path}: expected an image that the data set lists, got an unreadable file "
+                f"({error.strerror}). Get a fresh copy."
             ) from error
         found.append(entry_of(base, str(path), label, stat))
     return tuple(found)
@@ -138,7 +137,7 @@ def _numbers(path: Path, names: Sequence[str]) -> Mapping[str, NDArray[np.int64]
     Raises:
         InputError: the file is missing or damaged, or lacks one of the variables.
     """
-    read_bytes(path, _MOST_MATRIX)  # reports missing, unreadable and oversized files
+    read_bytes(path)  # reports missing and unreadable files
     found = _matrices(path, names)
     rows = {}
     for name in names:

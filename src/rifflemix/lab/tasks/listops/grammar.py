@@ -8,10 +8,14 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from torch import Tensor
+
+from rifflemix.lab.tasks.core.arrays import bad_input, check_length, texts
 
 OPERATORS = ("[MIN", "[MAX", "[MED", "[SM")
 TOKENS = ("<pad>", *map(str, range(10)), *OPERATORS, "]")
@@ -267,3 +271,28 @@ def _apply_groups(operator: Ints, values: Ints, first: Ints, args: Ints) -> Ints
     median = (ordered[first + (args - 1) // 2] + ordered[first + args // 2]) // 2
     total = np.add.reduceat(values, first) % 10
     return np.choose(operator, [ordered[first], ordered[last], median, total])
+
+
+@dataclass(frozen=True)
+class ExpressionInputs:
+    """Expressions with spaces between tokens, such as "[MAX 2 9 [MIN 4 7 ] 0 ]".
+
+    Attributes:
+        max_length: Maximum number of tokens.
+    """
+
+    kind: ClassVar[str] = "expressions"
+    max_length: int
+
+    def encode(self, raw: Any) -> list[Tensor]:
+        """Convert expressions to token ids (N,) int64."""
+        return [self._ids(text, number) for number, text in enumerate(texts(raw))]
+
+    def _ids(self, text: str, number: int) -> Tensor:
+        try:
+            row = from_source(text.strip().encode())
+            evaluate(row)
+        except ValueError as error:
+            raise bad_input("an expression such as '[MAX 2 9 ]'", repr(text), number) from error
+        check_length(len(row), self.max_length, number, "tokens")
+        return torch.from_numpy(np.frombuffer(row, dtype=np.uint8).astype(np.int64))

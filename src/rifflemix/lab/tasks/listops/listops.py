@@ -13,27 +13,86 @@ import numpy as np
 from rifflemix.errors import bad_argument
 from rifflemix.lab.tasks.core.base import (
     SPLITS,
-    Budget,
     PreparationStopped,
     Progress,
     Request,
     Task,
-    TaskCard,
-    TaskStatus,
     check_integer,
 )
+from rifflemix.lab.tasks.core.card import Budget, TaskCard, TaskStatus
 from rifflemix.lab.tasks.core.generated import GeneratedTask, refuse_generator_options
+from rifflemix.lab.tasks.core.shapes import Shapes
+from rifflemix.lab.tasks.data_io.file_task import Form, Paths, find_source
 from rifflemix.lab.tasks.data_io.files import (
     Arrays,
     Source,
     cache_root,
     cached_arrays,
+    damaged,
     load_source,
     source_folder,
 )
-from rifflemix.lab.tasks.data_io.packed import PackedRows, PackedSplit, pack, packed_rows
-from rifflemix.lab.tasks.listops.grammar import TOKENS, Grammar, expression_hash, unique_rows
-from rifflemix.lab.tasks.listops.tsv import FILES, find_tsv
+from rifflemix.lab.tasks.data_io.ragged import (
+    RaggedRows,
+    RaggedSplit,
+    ragged_rows,
+    to_ragged,
+    to_ragged_parts,
+)
+from rifflemix.lab.tasks.data_io.safe_readers import read_lines
+from rifflemix.lab.tasks.listops.grammar import (
+    TOKENS,
+    ExpressionInputs,
+    Grammar,
+    evaluate,
+    expression_hash,
+    from_source,
+    unique_rows,
+)
+
+FILES = {"train": "basic_train.tsv", "validation": "basic_val.tsv", "test": "basic_test.tsv"}
+"""File of each split."""
+
+_FOLDERS = (".", "listops-1000", "lra_release/listops-1000")
+
+
+def find_tsv(data_dir: Path | None) -> Source | None:
+    """Find the three files of the Long Range Arena.
+
+    They are in `data_dir`, or in a subfolder as in the Long Range Arena's archive.
+
+    Raises:
+        InputError: Some of the three files are missing.
+    """
+    form = Form("basic_*.tsv", FILES, _decode, _FOLDERS)
+    return None if data_dir is None else find_source((form,), data_dir)
+
+
+def _decode(paths: Paths, progress: Progress) -> Arrays:
+    return to_ragged_parts({split: _read(path, progress) for split, path in paths.items()})
+
+
+def _read(path: Path, progress: Progress) -> Iterator[tuple[bytes, int]]:
+    lines = read_lines(path)
+    if next(lines, (0, b""))[1].rstrip(b"\r") != b"Source\tTarget":
+        raise damaged(path, "its first line is not Source<tab>Target")
+    for number, line in lines:
+        if number % 1000 == 0:
+            progress(f"reading {path.name}", number, None)
+        source, _, target = line.rstrip(b"\r").partition(b"\t")
+        yield _expression(source, target, path, number)
+
+
+def _expression(source: bytes, target: bytes, path: Path, number: int) -> tuple[bytes, int]:
+    try:
+        row = from_source(source)
+        value = evaluate(row)
+    except ValueError as error:
+        raise damaged(path, f"line {number}: {error}") from None
+    if target != b"%d" % value:
+        raise damaged(path, f"line {number}: the target is not the value of the source")
+    return row, value
+
 
 _SHARD = 4000
 _REPORT_EVERY = 500
@@ -42,7 +101,19 @@ _WHAT = "generating ListOps, {}"
 _VERSION = 1
 _GRAMMAR_OPTIONS = ("min_length", "max_depth", "max_args")
 
-Parts = dict[str, tuple[PackedRows, ...]]
+Parts = dict[str, tuple[RaggedRows, ...]]
+
+
+def _shapes(options: Mapping[str, Any]) -> Shapes:
+    return Shapes(
+        input_kind="tokens",
+        num_classes=10,
+        max_length=int(options["max_length"]),
+        vocab_size=len(TOKENS),
+        padding=True,
+        longest=1_850,
+        mean_length=1_100,
+    )
 
 
 class ListOps(GeneratedTask):
@@ -73,6 +144,7 @@ class ListOps(GeneratedTask):
             "num_test": 2_000,
         },
         budget=Budget(batch_size=16, evaluations=2),
+        shapes=_shapes,
     )
 
     def load(self, request: Request) -> Task:
@@ -94,17 +166,13 @@ class ListOps(GeneratedTask):
         return Task(
             name=self.card.name,
             options=options,
-            input_kind="tokens",
-            vocab_size=len(TOKENS),
-            num_features=None,
-            num_classes=10,
-            max_length=max_length,
-            padding=True,
+            **_shapes(options).for_task(),
             split_note="validation is a split of its own, drawn apart from training and test",
             data_source=source.description if source else "generated",
             splits={
-                name: PackedSplit(parts[name], np.arange(rows[name]), max_length) for name in SPLITS
+                name: RaggedSplit(parts[name], np.arange(rows[name]), max_length) for name in SPLITS
             },
+            inputs=ExpressionInputs(max_length),
         )
 
     def status(self, data_dir: Path | None) -> TaskStatus:
@@ -124,7 +192,7 @@ class ListOps(GeneratedTask):
     def _read(self, source: Source, request: Request) -> Parts:
         refuse_generator_options(request, _GRAMMAR_OPTIONS)
         arrays = load_source(self.card, source, request)
-        parts: Parts = {name: (packed_rows(arrays, f"{name}_"),) for name in SPLITS}
+        parts: Parts = {name: (ragged_rows(arrays, f"{name}_"),) for name in SPLITS}
         for name, (rows,) in parts.items():
             _check_file(name, rows, request)
         return parts
@@ -144,7 +212,7 @@ def _counts(request: Request) -> dict[str, int]:
     return {name: request.count(name) for name in SPLITS}
 
 
-def _check_file(name: str, rows: PackedRows, request: Request) -> None:
+def _check_file(name: str, rows: RaggedRows, request: Request) -> None:
     count = request.options[f"num_{name}"]
     max_length = check_integer(request.options, "max_length", 1)
     if len(rows) == 0 or (f"num_{name}" in request.given and count > len(rows)):
@@ -177,24 +245,24 @@ def _generate_all(request: Request, grammar: Grammar, counts: Mapping[str, int])
 
 def _generate(
     folder: Path, request: Request, grammar: Grammar, split: str, count: int
-) -> tuple[PackedRows, ...]:
+) -> tuple[RaggedRows, ...]:
     """Generate the expressions of a split. Reuse stored shards.
 
     Every shard has its own random stream.
     """
-    shards: list[PackedRows] = []
+    shards: list[RaggedRows] = []
 
     def make() -> Arrays:
         # Hashes of this split are enough, because `_belongs` separates the splits.
         seen = {expression_hash(row) for shard in shards for row in shard}
         stream = SPLITS.index(split) << 32 | len(shards)
         rows = unique_rows(request.seed, stream, grammar, partial(_belongs, split), seen)
-        return pack(_count_rows(rows, split, len(shards) * _SHARD, count, request.progress))
+        return to_ragged(_count_rows(rows, split, len(shards) * _SHARD, count, request.progress))
 
     while (done := len(shards) * _SHARD) < count:
         part = folder / f"{split}-{len(shards):05d}"
         is_new = not part.is_dir()
-        shards.append(packed_rows(cached_arrays(part, make, must_keep=request.must_keep)))
+        shards.append(ragged_rows(cached_arrays(part, make, must_keep=request.must_keep)))
         what, done = _WHAT.format(split), min(done + _SHARD, count)
         is_stopped = is_new and request.progress(what, done, count) is True
         if is_stopped and done < count and part.is_dir():

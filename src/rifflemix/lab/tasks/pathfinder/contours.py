@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import functools
 import math
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -15,14 +14,12 @@ from numpy.typing import NDArray
 
 from rifflemix.errors import InputError
 from rifflemix.lab.tasks.core.random_words import Streams
+from rifflemix.lab.tasks.pathfinder.scene import TURN, Floats, Pictures, Scene
 
-Floats = NDArray[np.float32]
 Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]
 
-# Directions are integer parts of a turn. A table gives the same vectors on every CPU.
-_TURN = 4096
-_ANGLES = np.arange(_TURN) * (2 * math.pi / _TURN)
+_ANGLES = np.arange(TURN) * (2 * math.pi / TURN)
 _DIRECTIONS = np.stack([np.cos(_ANGLES), np.sin(_ANGLES)], axis=1).astype(np.float32)
 
 _STARTS = 32  # candidate positions for the start of a contour
@@ -32,84 +29,6 @@ _ROUNDS = 500  # attempts at an image
 _NEIGHBOURHOOD = 0.5  # largest distance from a disc to the start of the second contour, / extent
 _ALIKE = 0.06  # largest difference in spread between the two layouts, / extent
 _CELLS = 4  # grid cells of occupied positions per clearance
-
-
-@dataclass(frozen=True)
-class Scene:
-    """Settings of the generated images. Lengths are in pixels.
-
-    Attributes:
-        size: height and width of the image.
-        contour_length: number of dashes in each of the two long contours.
-        num_distractors: number of short contours.
-        distractor_length: number of dashes in each short contour.
-        paddle_length: length of a dash.
-        paddle_thickness: thickness of a dash.
-        gap: distance between two consecutive dashes of a contour.
-        clearance: minimum distance between the middle lines of two contours. A grid with cells of
-            a quarter of the clearance enforces it.
-        continuity: straightness. A bend is at most 60 degrees / continuity.
-        contrast: brightness of a dash relative to a disc. Over 1, thin dashes are more visible.
-        marker_radius: radius of the two discs.
-        disc_distance: minimum distance between the two discs.
-        border: width of the empty frame.
-    """
-
-    size: int
-    contour_length: int
-    num_distractors: int
-    distractor_length: int
-    paddle_length: float
-    paddle_thickness: float
-    gap: float
-    clearance: float
-    continuity: float
-    contrast: float
-    marker_radius: float
-    disc_distance: float
-    border: float
-
-    @property
-    def lag(self) -> int:
-        """Number of latest dashes that do not block the next dash.
-
-        The next dash may be closer to these dashes than the clearance.
-        """
-        return 2 + int(self.clearance // (self.paddle_length + self.gap))
-
-    @property
-    def max_bend(self) -> int:
-        """Maximum bend between two dashes, in units of 1 / 4,096 turn."""
-        return round(_TURN / 6 / self.continuity)
-
-    @property
-    def look_ahead(self) -> float:
-        """Distance between the heads of two dashes in a line, in dash lengths."""
-        return 1 + self.gap / self.paddle_length
-
-    @property
-    def extent(self) -> float:
-        """Maximum extent of a long contour in the image."""
-        return min(self.size, self.contour_length * (self.paddle_length + self.gap))
-
-    @property
-    def disc_clearance(self) -> float:
-        """Minimum distance between the center of a disc and other contours."""
-        return self.marker_radius + self.clearance / 2
-
-
-class Pictures(NamedTuple):
-    """The shapes to draw in S images.
-
-    Attributes:
-        dashes: (S, T, 2, 2) both ends of every dash, as x and y.
-        discs: (S, 2, 2) centers of both discs.
-        labels: (S,) 1 if both discs are on one contour, else 0.
-    """
-
-    dashes: Floats
-    discs: Floats
-    labels: NDArray[np.uint8]
 
 
 class _Contours(NamedTuple):
@@ -129,7 +48,7 @@ class _Contours(NamedTuple):
 
     def begun_from_end(self) -> _Contours:
         """Return the last dash of each contour, reversed."""
-        turned = (self.directions[:, -1:] + _TURN // 2) % _TURN
+        turned = (self.directions[:, -1:] + TURN // 2) % TURN
         return _Contours(self.dashes[:, -1:, ::-1], turned)
 
 
@@ -362,16 +281,16 @@ class _Pen:
         low, high = self._scene.border, self._scene.size - self._scene.border
         random = self._streams.uniform(self._rows, 3 * _STARTS).reshape(-1, _STARTS, 3)
         tails = random[..., :2] * np.float32(high - low) + np.float32(low)
-        self._choose(0, tails, (random[..., 2] * np.float32(_TURN)).astype(np.int64))
+        self._choose(0, tails, (random[..., 2] * np.float32(TURN)).astype(np.int64))
 
     def begin_near(self, positions: Floats) -> None:
         """Draw the first dash near one of the positions (S, K, 2)."""
         random = self._streams.uniform(self._rows, 4 * _STARTS).reshape(-1, _STARTS, 4)
         chosen = (random[..., 0] * np.float32(positions.shape[1])).astype(np.int64)
         centres = positions[np.arange(len(positions))[:, None], chosen]
-        around = _DIRECTIONS[(random[..., 1] * np.float32(_TURN)).astype(np.int64)]
+        around = _DIRECTIONS[(random[..., 1] * np.float32(TURN)).astype(np.int64)]
         distance = np.sqrt(random[..., 2:3]) * np.float32(_NEIGHBOURHOOD * self._scene.extent)
-        directions = (random[..., 3] * np.float32(_TURN)).astype(np.int64)
+        directions = (random[..., 3] * np.float32(TURN)).astype(np.int64)
         self._choose(0, centres + around * distance, directions)
 
     def begin_with(self, dashes: Floats, directions: Ints) -> None:
@@ -394,9 +313,9 @@ class _Pen:
                 self._occupy(step - scene.lag)
             before = self.directions[:, step - 1, None]
             bend = bends[:, step - 1]
-            across = _DIRECTIONS[(before + bend // 2) % _TURN] * np.float32(scene.gap)
+            across = _DIRECTIONS[(before + bend // 2) % TURN] * np.float32(scene.gap)
             tails = self.dashes[:, step - 1, None, 1] + across
-            self._choose(step, tails, (before + bend) % _TURN)
+            self._choose(step, tails, (before + bend) % TURN)
         for step in range(max(length - scene.lag, 0), length):
             self._occupy(step)
 

@@ -1,9 +1,10 @@
-"""Reader of the Pathfinder folders of the Long Range Arena: metadata lists and PNG images."""
+"""Pathfinder folders of the Long Range Arena: metadata lists, PNG images and archives."""
 
 from __future__ import annotations
 
 import hashlib
 import re
+import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,20 +13,75 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rifflemix.errors import InputError, bad_argument
-from rifflemix.lab.tasks.core.base import SPLITS, Request, TaskCard
-from rifflemix.lab.tasks.data_io.bounded import read_bytes, read_npy
-from rifflemix.lab.tasks.data_io.files import cache_root, damaged, reading, stat_key
+from rifflemix.lab.tasks.core.base import SPLITS, Progress, Request
+from rifflemix.lab.tasks.core.card import TaskCard
+from rifflemix.lab.tasks.data_io.files import cache_root, cannot_keep, damaged, reading, stat_key
+from rifflemix.lab.tasks.data_io.safe_readers import read_bytes, read_npy, tar_members
 from rifflemix.lab.tasks.data_io.shards import ShardedImages, prepare_shards, waiting_for
 from rifflemix.lab.tasks.images.image_files import opened_image
-from rifflemix.lab.tasks.pathfinder.archives import unpack
-from rifflemix.locks import delete_leftovers
+from rifflemix.locks import delete_leftovers, scratch_folder
+
+_LARGEST_FILE = 1 << 24
+
+
+def unpack(archive: Path, target: Path, wanted: re.Pattern[str], progress: Progress) -> None:
+    """Unpack the matching files of a .tar.gz archive.
+
+    `target` appears complete or not at all.
+
+    Args:
+        archive: path of the archive.
+        target: folder to create.
+        wanted: pattern for the whole name of a member. Its first group is the path below
+            `target`, and must not lead outside.
+        progress: callback for the number of unpacked files.
+
+    Raises:
+        InputError: the archive is damaged, a matching member is a link or too large, the target
+            cannot be written, or no member matches.
+    """
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with scratch_folder(target.parent) as scratch:
+            part = scratch / "part"
+            part.mkdir()
+            if _unpack_members(archive, part, wanted, progress) == 0:
+                raise damaged(archive, f"it holds no file named {wanted.pattern}")
+            part.rename(target)
+    except OSError as error:
+        raise cannot_keep(target, error) from error
+
+
+def _unpack_members(
+    archive: Path, folder: Path, wanted: re.Pattern[str], progress: Progress
+) -> int:
+    count = 0
+    for member, open_member in tar_members(archive):
+        match = wanted.fullmatch(member.name)
+        if match is None or member.isdir():
+            continue
+        if not member.isfile():
+            raise damaged(archive, f"{member.name} is a link or device, not a plain file")
+        if member.size > _LARGEST_FILE:
+            raise damaged(archive, f"with {member.name} it is far larger than it should be")
+        content = open_member()
+        path = (folder / match[1]).resolve()
+        if content is None or not path.is_relative_to(folder.resolve()):
+            raise damaged(archive, f"{member.name} would be unpacked outside of its folder")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with reading(archive), path.open("xb") as stream:
+            shutil.copyfileobj(content, stream)
+        count += 1
+        if count % 1000 == 0:
+            progress(f"unpacking {archive.name}", count, None)
+    return count
+
 
 DAMAGED = frozenset({"pathfinder32/curv_baseline/imgs/0/sample_172.png"})
 """Empty files of the published archive. They are left out."""
 
 _FOLDERS = (".", "lra_release", "lra_release/lra_release")
 _ARCHIVES = ("lra_release.gz", "lra_release.tar.gz")
-_MOST_PNG, _MOST_LIST = 1 << 22, 1 << 26
 _IMAGES = re.compile(r"imgs/\d+")
 _FILE = re.compile(r"sample_\d+\.png")
 
@@ -127,7 +183,7 @@ def read_gray_png(path: Path, size: int) -> NDArray[np.uint8]:
     Raises:
         InputError: the file is missing, damaged or of another size, or Pillow is not installed.
     """
-    with opened_image(path, ("PNG",), _MOST_PNG) as image:
+    with opened_image(path, ("PNG",)) as image:
         if image.size != (size, size):
             raise damaged(path, f"{image.size} pixels, expected {(size, size)}")
         return np.asarray(image.convert("L"), dtype=np.uint8)
@@ -159,7 +215,7 @@ def read_lists(root: Path) -> list[Entry]:
 def _lines(path: Path) -> list[list[str]]:
     """Read the fields of each line, from published text or a string array."""
     with reading(path):
-        content = read_bytes(path, _MOST_LIST)
+        content = read_bytes(path)
         if content.startswith(b"\x93NUMPY"):
             table = read_npy(path, content)
             return [[str(field) for field in row] for row in table.reshape(len(table), -1)]

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
-
-import torch
 
 from rifflemix.lab.tasks.core.base import Sample
 from rifflemix.lab.tasks.data_io.shards import ShardedImages
-from rifflemix.lab.tasks.images.pixels import cut_patches
+from rifflemix.lab.tasks.images.pixel_inputs import PixelInputs
 
 PATCH_SIZES = (1, 2, 4, 8, 16)
 
@@ -20,11 +17,11 @@ class PatchedImages:
 
     Attributes:
         images: split with pixels as tokens.
-        patch_size: side of a patch. It must divide the side of the images.
+        inputs: conversion of the pixels to patches.
     """
 
     images: ShardedImages
-    patch_size: int
+    inputs: PixelInputs
 
     def __len__(self) -> int:
         return len(self.images)
@@ -35,9 +32,8 @@ class PatchedImages:
         The patches are (N, patch_size**2) float32 in row order, with black 0 and white 1.
         """
         pixels, label = self.images[index]
-        side = math.isqrt(len(pixels))
-        image = pixels.to(torch.float32).div_(255).view(side, side, 1)
-        return torch.from_numpy(cut_patches(image.numpy(), self.patch_size)), label
+        shape = (1, self.inputs.height, self.inputs.width)
+        return self.inputs.convert(pixels.numpy().reshape(shape))[0], label
 
     def digest(self) -> bytes:
         return self.images.digest()

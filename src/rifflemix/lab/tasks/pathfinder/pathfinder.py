@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,20 +20,22 @@ from rifflemix.lab.tasks.core.base import (
     SPLITS,
     Request,
     Task,
-    TaskCard,
-    TaskStatus,
     check_integer,
     check_number,
     check_one_of,
 )
+from rifflemix.lab.tasks.core.card import TaskCard, TaskStatus
 from rifflemix.lab.tasks.core.generated import GeneratedTask, refuse_generator_options
 from rifflemix.lab.tasks.core.random_words import Streams
 from rifflemix.lab.tasks.data_io.files import cache_root
 from rifflemix.lab.tasks.data_io.shards import ShardedImages, check_room, prepare_shards
-from rifflemix.lab.tasks.pathfinder.contours import Scene, draw_scenes
+from rifflemix.lab.tasks.images.pixel_inputs import PixelInputs, PixelScale
+from rifflemix.lab.tasks.images.pixels import pixel_shapes
+from rifflemix.lab.tasks.pathfinder.contours import draw_scenes
 from rifflemix.lab.tasks.pathfinder.drawing import draw_images
 from rifflemix.lab.tasks.pathfinder.files import find_release, load_release
 from rifflemix.lab.tasks.pathfinder.patches import PATCH_SIZES, PatchedImages
+from rifflemix.lab.tasks.pathfinder.scene import Scene
 
 PRESETS = {"curv_baseline": 6, "curv_contour_length_9": 9, "curv_contour_length_14": 14}
 """Dashes per long contour in the three sets of the Long Range Arena, easy to hard."""
@@ -51,6 +54,7 @@ CURRICULUM: dict[str, tuple[str, dict[str, Any]]] = {
 The paper also generates the four steps in the middle. Source: Dimension Mixer, Table 6.
 """
 
+_SCALE = PixelScale(top=255, mean=(0.0,), std=(1.0,))
 # Part of the cache folder names. Increase it when the generated images change.
 _VERSION = 2
 _WHAT = "generating {title}, {split}"
@@ -172,6 +176,7 @@ class Pathfinder(GeneratedTask):
                 "num_validation": 20_000,
                 "num_test": 20_000,
             },
+            shapes=partial(pixel_shapes, classes=2, channels=1, side=size),
         )
 
     def load(self, request: Request) -> Task:
@@ -188,22 +193,20 @@ class Pathfinder(GeneratedTask):
             scenes = scenes_of(self.size, request.options)
             splits, source = self._generate(scenes, counts, request), "generated"
             options = {**request.options, **_scene_options(scenes), "seed": request.seed}
+        inputs = PixelInputs(self.size, self.size, _SCALE, patch_size, as_tokens=patch_size == 1)
         return Task(
             name=self.card.name,
             options=options,
-            input_kind="tokens" if patch_size == 1 else "vectors",
-            vocab_size=256 if patch_size == 1 else None,
-            num_features=None if patch_size == 1 else patch_size**2,
-            num_classes=2,
-            max_length=(self.size // patch_size) ** 2,
-            padding=False,
+            **pixel_shapes(options, classes=2, channels=1, side=self.size).for_task(),
             split_note=(
                 "80 / 10 / 10 % train / validation / test, by a hash of the file names"
                 if release
                 else "validation is a split of its own, drawn apart from training and test"
             ),
             data_source=source,
-            splits=splits if patch_size == 1 else _patched(splits, patch_size),
+            splits=splits if patch_size == 1 else _patched(splits, inputs),
+            inputs=inputs,
+            classes=("apart", "joined"),
         )
 
     def status(self, data_dir: Path | None) -> TaskStatus:
@@ -250,8 +253,8 @@ class Pathfinder(GeneratedTask):
         )
 
 
-def _patched(splits: Mapping[str, ShardedImages], patch_size: int) -> dict[str, PatchedImages]:
-    return {name: PatchedImages(split, patch_size) for name, split in splits.items()}
+def _patched(splits: Mapping[str, ShardedImages], inputs: PixelInputs) -> dict[str, PatchedImages]:
+    return {name: PatchedImages(split, inputs) for name, split in splits.items()}
 
 
 def scenes_of(size: int, options: Mapping[str, Any]) -> tuple[Scene, ...]:
@@ -281,7 +284,9 @@ def scenes_of(size: int, options: Mapping[str, Any]) -> tuple[Scene, ...]:
         _check_pixels(name, values[name], size)
     if not 0.25 <= values["continuity"] <= 100:
         raise bad_argument("continuity", "0.25 to 100", values["continuity"])
-    length = preset if options.get("contour_length") is None else _contour_length(options)
+    length = preset
+    if options.get("contour_length") is not None:
+        length = check_integer(options, "contour_length", 3, 100)
     short = max(length // 3, 1)
     if options.get("num_distractors") is None:
         number = look.distractor_dashes // short
@@ -321,10 +326,6 @@ def _gaps(options: Mapping[str, Any], look: _Look, size: int) -> tuple[float, ..
 def _check_pixels(name: str, value: float, size: int) -> None:
     if not 0.25 <= value <= size / 4:
         raise bad_argument(name, f"0.25 to {size / 4:g} pixels", value)
-
-
-def _contour_length(options: Mapping[str, Any]) -> int:
-    return check_integer(options, "contour_length", 3, 100)
 
 
 def _scene_options(scenes: tuple[Scene, ...]) -> dict[str, Any]:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -14,8 +15,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from rifflemix.errors import bad_argument
-from rifflemix.lab.tasks.core.base import SPLITS, Request, Task, TaskCard, check_integer
+from rifflemix.lab.tasks.core.base import SPLITS, Request, Task, check_integer
+from rifflemix.lab.tasks.core.card import TaskCard
 from rifflemix.lab.tasks.core.generated import GeneratedTask
+from rifflemix.lab.tasks.core.shapes import Shapes
 from rifflemix.lab.tasks.data_io.files import Array, Arrays, cache_root, cached_arrays
 
 _VERSION = 1
@@ -27,6 +30,15 @@ _TETRAHEDRON = np.array([[1, 1, 1], [1, -1, -1], [-1, 1, -1], [-1, -1, 1]], dtyp
 _OCTAHEDRON = np.array(
     [[1, 0, 0], [-1, 0, 0], [0, 1, 0], [0, -1, 0], [0, 0, 1], [0, 0, -1]], dtype=np.float64
 )
+
+
+def _shapes(options: Mapping[str, Any]) -> Shapes:
+    return Shapes(
+        input_kind="vectors",
+        num_classes=len(BODIES),
+        max_length=int(options["num_points"]),
+        num_features=3,
+    )
 
 
 class PointClouds(GeneratedTask):
@@ -50,6 +62,7 @@ class PointClouds(GeneratedTask):
             "num_validation": 800,
             "num_test": 800,
         },
+        shapes=_shapes,
     )
 
     def load(self, request: Request) -> Task:
@@ -63,12 +76,7 @@ class PointClouds(GeneratedTask):
         return Task(
             name=self.card.name,
             options={**request.options, "seed": request.seed},
-            input_kind="vectors",
-            vocab_size=None,
-            num_features=3,
-            num_classes=len(BODIES),
-            max_length=num_points,
-            padding=False,
+            **_shapes(request.options).for_task(),
             split_note="train, validation and test are drawn from separate streams of the seed",
             data_source="generated (synthetic)",
             splits=splits,

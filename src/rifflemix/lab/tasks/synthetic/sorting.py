@@ -3,37 +3,37 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.nn import functional
-from torch.nn.utils.rnn import pad_sequence
 
 from rifflemix.errors import bad_argument
-from rifflemix.lab.tasks.core.base import (
-    SPLITS,
-    Batch,
-    Budget,
-    Request,
-    Sample,
-    Task,
-    TaskCard,
-    check_integer,
-)
+from rifflemix.lab.tasks.core.base import SPLITS, Batch, Request, Sample, Task, check_integer
+from rifflemix.lab.tasks.core.card import Budget, TaskCard
 from rifflemix.lab.tasks.core.generated import GeneratedTask
 from rifflemix.lab.tasks.core.random_words import Streams
-from rifflemix.lab.tasks.core.shares import share_deviation, share_moments
+from rifflemix.lab.tasks.core.shapes import Shapes
+from rifflemix.lab.tasks.core.token_labels import UNCOUNTED, SequenceTask
+from rifflemix.lab.tasks.synthetic.symbols import END, FIRST_SYMBOL, PAD, SymbolInputs, add_end
 
-PAD, END, FIRST_SYMBOL = 0, 1, 2
-"""Token ids. The decoder reads PAD first."""
-
-_UNCOUNTED = -100
 _ROWS_AT_ONCE = 4096
+
+
+def _shapes(options: Mapping[str, Any]) -> Shapes:
+    symbols = max(options["max_length"], options["test_max_length"])
+    return Shapes(
+        input_kind="tokens",
+        num_classes=FIRST_SYMBOL + symbols,
+        max_length=symbols + 1,
+        vocab_size=FIRST_SYMBOL + symbols,
+        padding=True,
+        longest=options["max_length"] + 1,
+    )
 
 
 class Sorting(GeneratedTask):
@@ -62,6 +62,7 @@ class Sorting(GeneratedTask):
         output="sequence",
         backbone="seq2seq",
         budget=Budget(batch_size=16, evaluations=4),
+        shapes=_shapes,
     )
 
     at_hand = "generated"
@@ -86,16 +87,12 @@ class Sorting(GeneratedTask):
         return (FreeRunningSortingTask if free_running else SortingTask)(
             name=self.card.name,
             options={**request.options, "seed": request.seed},
-            input_kind="tokens",
-            vocab_size=FIRST_SYMBOL + symbols,
-            num_features=None,
-            num_classes=FIRST_SYMBOL + symbols,
-            max_length=symbols + 1,
-            padding=True,
+            **_shapes(request.options).for_task(),
             split_note="validation sequences are drawn as the training sequences are, apart",
             data_source=f"generated with seed {request.seed}",
             splits=splits,
             pad_id=PAD,
+            inputs=SymbolInputs(symbols, symbols),
         )
 
 
@@ -120,9 +117,8 @@ class SymbolSplit:
         Both contain an end token.
         """
         start, end = (self.ends[index - 1] if index else 0), self.ends[index]
-        symbols = torch.from_numpy(self.symbols[start:end].astype(np.int64)) + FIRST_SYMBOL
-        last = torch.tensor([END])
-        return torch.cat((symbols, last)), torch.cat((symbols.sort().values, last))
+        symbols = torch.from_numpy(self.symbols[start:end].astype(np.int64))
+        return add_end(symbols), add_end(symbols.sort().values)
 
     def lengths(self) -> NDArray[np.int64]:
         """Return the length of each sequence, (S,), including the end token."""
@@ -152,7 +148,7 @@ class SequenceWriter(Protocol):
 
 
 @dataclass(frozen=True, eq=False)
-class SortingTask(Task):
+class SortingTask(SequenceTask):
     """Write the tokens of a sequence in sorted order.
 
     Outputs are logits (B, M, V) of each token of the sorted sequence, given the correct tokens
@@ -170,51 +166,16 @@ class SortingTask(Task):
     `FreeRunningSortingTask` for a metric without this problem.
     """
 
-    def collate(self, samples: Sequence[Sample]) -> Batch:
-        """Return inputs (B, N), key_padding_mask, decoder_inputs and labels (B, M)."""
-        batch = self._stack([inputs for inputs, _ in samples])
-        labels = pad_sequence(
-            [label for _, label in samples], batch_first=True, padding_value=_UNCOUNTED
-        )
-        shifted = functional.pad(labels[:, :-1], (1, 0), value=PAD)
-        return {
-            **batch,
-            "labels": labels,
-            "decoder_inputs": shifted.masked_fill(shifted == _UNCOUNTED, PAD),
-        }
-
-    def loss(self, outputs: Tensor, batch: Batch) -> Tensor:
-        """Compute the mean cross-entropy per token, in float32."""
-        self._check_outputs(outputs, batch)
-        return functional.cross_entropy(
-            outputs.float().flatten(0, 1), batch["labels"].flatten(), ignore_index=_UNCOUNTED
-        )
-
-    def uniform_loss(self, outputs: Tensor, batch: Batch) -> Tensor:
-        self._check_outputs(outputs, batch)
-        counted = outputs[batch["labels"] != _UNCOUNTED].float()
-        return -functional.log_softmax(counted, dim=1).mean()
-
-    def count_labels(self, batch: Batch) -> int:
-        """Count the tokens of the sorted sequences."""
-        return int((batch["labels"] != _UNCOUNTED).sum().item())
-
     def metrics(self, outputs: Tensor, batch: Batch) -> dict[str, tuple[float, int]]:
         """Compute sum and count of loss, token accuracy and sequence metrics."""
-        self._check_outputs(outputs, batch)
+        found = super().metrics(outputs, batch)
         labels, likeliest = batch["labels"], outputs.argmax(dim=2)
-        counted = labels != _UNCOUNTED
-        right = (likeliest == labels) & counted
-        nats = functional.cross_entropy(outputs[counted].float(), labels[counted], reduction="sum")
-        tokens, lengths = int(counted.sum().item()), counted.sum(dim=1)
+        lengths, tokens = (labels != UNCOUNTED).sum(dim=1), found["loss"][1]
         distances = edit_distance(likeliest, labels, lengths, lengths)
         return {
-            "loss": (float(nats.item()), tokens),
-            "accuracy": (float(right.sum().item()), tokens),
-            "exact_match": (float((right | ~counted).all(dim=1).sum().item()), len(labels)),
+            **found,
             "edit_distance": (float(distances.sum().item()), tokens),
             "tail_edit_distance": (float(_with_tail(likeliest, labels, lengths)), tokens),
-            **share_moments(right.sum(dim=1), lengths),
         }
 
     @property
@@ -228,23 +189,9 @@ class SortingTask(Task):
         repeated = sum(int((labels[1:] == labels[:-1]).sum()) for labels in written)
         return repeated / sum(map(len, written))
 
-    def summarise(self, means: Mapping[str, float]) -> dict[str, float]:
-        """Compute the standard deviation of the accuracy.
-
-        It is the standard error over sequences, times the square root of their number.
-        """
-        deviation = share_deviation(means["accuracy"], means) if "accuracy" in means else None
-        return {} if deviation is None else {"accuracy_deviation": deviation}
-
-    def _check_outputs(self, outputs: Tensor, batch: Batch) -> None:
-        expected = (*batch["labels"].shape, self.num_classes)
-        if tuple(outputs.shape) != expected:
-            raise bad_argument(
-                "outputs",
-                f"logits of the sorted sequence, (B, M, V) = {expected}",
-                tuple(outputs.shape),
-                "sorting needs a model that writes sequences, such as seq2seq",
-            )
+    @property
+    def metric_directions(self) -> dict[str, bool]:
+        return super().metric_directions | {"edit_distance": False, "tail_edit_distance": False}
 
 
 @dataclass(frozen=True, eq=False)
@@ -272,7 +219,7 @@ class FreeRunningSortingTask(SortingTask):
             end_token=END,
             should_stop=should_stop,
         )
-        lengths = (labels != _UNCOUNTED).sum(dim=1)
+        lengths = (labels != UNCOUNTED).sum(dim=1)
         # Length up to and including the first end token, or the full length without an end token.
         going_on = (written == END).cumsum(dim=1) == 0
         written_lengths = (going_on.sum(dim=1) + 1).clamp(max=written.shape[1])

@@ -12,17 +12,9 @@ from typing import Any, ClassVar
 import numpy as np
 
 from rifflemix.errors import InputError, bad_argument
-from rifflemix.lab.tasks.core.base import (
-    SPLITS,
-    Budget,
-    Progress,
-    Request,
-    Task,
-    TaskCard,
-    check_integer,
-)
-from rifflemix.lab.tasks.data_io.bounded import read_bytes
-from rifflemix.lab.tasks.data_io.download import Remote, download
+from rifflemix.lab.tasks.core.base import SPLITS, Progress, Request, Task, check_integer
+from rifflemix.lab.tasks.core.card import Budget, TaskCard
+from rifflemix.lab.tasks.core.shapes import Shapes, known_ids
 from rifflemix.lab.tasks.data_io.file_task import FileTask, Form, Options, Paths
 from rifflemix.lab.tasks.data_io.files import (
     Array,
@@ -33,8 +25,10 @@ from rifflemix.lab.tasks.data_io.files import (
     source_folder,
     stat_key,
 )
-from rifflemix.lab.tasks.data_io.hub import HubData, hub_source
+from rifflemix.lab.tasks.data_io.hub import HubData, Remote, download, hub_source
+from rifflemix.lab.tasks.data_io.safe_readers import read_bytes
 from rifflemix.lab.tasks.text.next_token import NextTokenTask, WindowSplit
+from rifflemix.lab.tasks.text.prompts import PromptInputs
 from rifflemix.lab.tasks.text.vocabulary import Vocabulary, build_vocabulary
 
 _BUDGET = Budget(dim=128, num_layers=4, max_steps=2000, batch_size=16, lr=2e-3)
@@ -54,6 +48,24 @@ _WIKITEXT = HubData(
 
 Texts = dict[str, str]
 """Text of each split."""
+
+
+def window_shapes(options: Options, *, words: int | None = None) -> Shapes:
+    """Return the shapes of windows of a text.
+
+    Args:
+        options: Resolved options.
+        words: Number of ids of level "word".
+    """
+    level = str(options.get("level", "word"))
+    ids = {"byte": 256, "bpe": options.get("bpe_size"), "word": words}.get(level)
+    size = known_ids(ids, level)
+    return Shapes(
+        input_kind="tokens",
+        num_classes=size,
+        max_length=int(options["max_length"]),
+        vocab_size=size,
+    )
 
 
 class Language(FileTask):
@@ -144,13 +156,6 @@ class Language(FileTask):
         tokens: Arrays = {split: vocabulary.encode(texts[split]) for split in SPLITS}
         return tokens | pack_vocabulary(vocabulary)
 
-    def incomplete(self, absent: Path, part: str, present: Paths) -> InputError:
-        return InputError(
-            f"task {self.card.name}: {absent} is missing, "
-            f"{', '.join(path.name for path in present.values())} beside it "
-            f"{'is' if len(present) == 1 else 'are'} there; the {part} text is needed too"
-        )
-
 
 def resolve_windows(options: Options) -> dict[str, Any]:
     """Return the options with `stride` as a number. None becomes `max_length`."""
@@ -196,6 +201,7 @@ def next_token_task(
         metric="perplexity",
         higher_is_better=False,
         vocabulary=vocabulary,
+        inputs=PromptInputs.of(vocabulary, max_length=options["max_length"]),
     )
 
 
@@ -232,6 +238,7 @@ class PennTreebank(Language):
         output="next_token",
         backbone="gpt",
         budget=replace(_BUDGET, batch_size=32),
+        shapes=partial(window_shapes, words=10_000),
     )
     files: ClassVar[Mapping[str, tuple[str, ...]]] = {
         "train": ("ptb.train.txt",),
@@ -274,6 +281,7 @@ class Shakespeare(Language):
         output="next_token",
         backbone="gpt",
         budget=replace(_BUDGET, max_steps=1000),
+        shapes=window_shapes,
     )
     files: ClassVar[Mapping[str, tuple[str, ...]]] = {"all": ("tinyshakespeare.txt", "input.txt")}
     folder = "tinyshakespeare"
@@ -309,6 +317,7 @@ class WikiText(Language):
         output="next_token",
         backbone="gpt",
         budget=_BUDGET,
+        shapes=window_shapes,
     )
     files: ClassVar[Mapping[str, tuple[str, ...]]] = {
         "train": ("wikitext2.train.txt", "wiki.train.tokens"),

@@ -12,11 +12,12 @@ from typing import Any
 import numpy as np
 
 from rifflemix.errors import InputError, check_choice
-from rifflemix.lab.tasks.core.base import SPLITS, Progress, TaskCard, check_integer
-from rifflemix.lab.tasks.data_io.bounded import read_text_lines
+from rifflemix.lab.tasks.core.base import SPLITS, Progress, check_integer
+from rifflemix.lab.tasks.core.card import TaskCard
 from rifflemix.lab.tasks.data_io.file_task import Options
 from rifflemix.lab.tasks.data_io.files import Arrays, Source, damaged, stat_key
-from rifflemix.lab.tasks.text.language import Language, pack_vocabulary
+from rifflemix.lab.tasks.data_io.safe_readers import read_text_lines
+from rifflemix.lab.tasks.text.language import Language, pack_vocabulary, window_shapes
 from rifflemix.lab.tasks.text.vocabulary import Vocabulary, build_vocabulary
 
 _RELEASE = "1-billion-word-language-modeling-benchmark-r13output"
@@ -73,6 +74,7 @@ class LM1B(Language):
         },
         output="next_token",
         backbone="gpt",
+        shapes=window_shapes,
     )
     get_it = f"{_RELEASE}.tar.gz from https://www.statmt.org/lm-benchmark"
     split_note = (

@@ -4,21 +4,20 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from rifflemix.errors import bad_argument
-from rifflemix.lab.tasks.core.base import Batch, Sample, Task
-from rifflemix.lab.tasks.core.shares import share_deviation, share_moments
+from rifflemix.lab.tasks.core.base import Batch, Sample
+from rifflemix.lab.tasks.core.kinds import NEXT_TOKEN, Kind
+from rifflemix.lab.tasks.core.split_scores import ratio_moments
+from rifflemix.lab.tasks.core.token_labels import UNCOUNTED, TokenLabelTask
 from rifflemix.lab.tasks.data_io.files import Array
 from rifflemix.lab.tasks.text.vocabulary import Vocabulary
-
-UNCOUNTED = -100
-"""Label of a token without a prediction."""
 
 _HASHED_AT_ONCE = 2**20
 _PROPORTIONAL = ("loss", "bits_per_byte", "bits_per_character", "nats_per_word")
@@ -76,7 +75,7 @@ class WindowSplit:
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class NextTokenTask(Task):
+class NextTokenTask(TokenLabelTask):
     """Prediction of each token of a text from the tokens before it.
 
     Outputs are logits (B, N, V) for labels (B, N). Every metric is a sum over all tokens of the
@@ -90,38 +89,15 @@ class NextTokenTask(Task):
     Words are separated by white space. Each line end counts as one word, as in LM1B tables.
 
     Attributes:
-        vocabulary: Tokens and their text.
+        vocabulary: Tokens and their text. None for tokens without bytes; the metrics of
+            bytes, characters and words are then left out.
         is_text: True if the bytes of the tokens are text.
     """
 
-    vocabulary: Vocabulary
+    of_kind: ClassVar[Kind] = NEXT_TOKEN
+
+    vocabulary: Vocabulary | None
     is_text: bool = True
-
-    def collate(self, samples: Sequence[Sample]) -> Batch:
-        """Stack inputs and labels (B, N).
-
-        All windows of a split have equal length.
-        """
-        return {
-            "inputs": torch.stack([inputs for inputs, _ in samples]),
-            "labels": torch.stack([torch.as_tensor(labels) for _, labels in samples]),
-        }
-
-    def loss(self, outputs: Tensor, batch: Batch) -> Tensor:
-        """Compute the mean nats per counted token, in float32."""
-        self._check_outputs(outputs, batch)
-        return functional.cross_entropy(
-            outputs.float().flatten(0, 1), batch["labels"].flatten(), ignore_index=UNCOUNTED
-        )
-
-    def uniform_loss(self, outputs: Tensor, batch: Batch) -> Tensor:
-        self._check_outputs(outputs, batch)
-        counted = outputs[batch["labels"] != UNCOUNTED].float()
-        return -functional.log_softmax(counted, dim=1).mean()
-
-    def count_labels(self, batch: Batch) -> int:
-        """Count the labels that are not ignored."""
-        return int((batch["labels"] != UNCOUNTED).sum().item())
 
     def metrics(self, outputs: Tensor, batch: Batch) -> dict[str, tuple[float, int]]:
         """Compute sum and count of every mean metric over counted tokens."""
@@ -135,14 +111,25 @@ class NextTokenTask(Task):
         measured = {
             "loss": (nats, len(labels)),
             "accuracy": (float(right.sum().item()), len(labels)),
-            "bits_per_byte": (nats / math.log(2), int(words.num_bytes[positions].sum())),
         }
-        if self.is_text:
+        if words is not None:
+            bytes_ = int(words.num_bytes[positions].sum())
+            measured["bits_per_byte"] = (nats / math.log(2), bytes_)
+        if words is not None and self.is_text:
             bits, before = nats / math.log(2), batch["inputs"][counted].cpu().numpy()
             measured["bits_per_character"] = bits, int(words.num_characters[positions].sum())
             measured["nats_per_word"] = nats, words.count_words(before, positions)
-        measured |= share_moments(right.sum(dim=1), counted.sum(dim=1))
+        measured |= ratio_moments(right.sum(dim=1), counted.sum(dim=1))
         return measured | _moments(each, counted)
+
+    @property
+    def metric_directions(self) -> dict[str, bool]:
+        lower = ["loss", "perplexity"]
+        if self.vocabulary is not None:
+            lower.append("bits_per_byte")
+        if self.vocabulary is not None and self.is_text:
+            lower += ["bits_per_character", "nats_per_word", "word_perplexity"]
+        return {"accuracy": True, **dict.fromkeys(lower, False)}
 
     def summarise(self, means: Mapping[str, float]) -> dict[str, float]:
         """Compute perplexities per token and per word from means over a split.
@@ -151,10 +138,7 @@ class NextTokenTask(Task):
         deviation is the standard error over randomly drawn windows, times the square root of their
         number.
         """
-        found = {"perplexity": _exp(means["loss"])}
-        deviation = share_deviation(means["accuracy"], means) if "accuracy" in means else None
-        if deviation is not None:
-            found["accuracy_deviation"] = deviation
+        found = {"perplexity": _exp(means["loss"]), **super().summarise(means)}
         if "nats_per_word" in means:
             found["word_perplexity"] = _exp(means["nats_per_word"])
         slope = _slope(self.metric, {**means, **found})
@@ -162,16 +146,6 @@ class NextTokenTask(Task):
             variance = max(means["_window_square"] - means["_window"] ** 2, 0.0)
             found[f"{self.metric}_deviation"] = slope * math.sqrt(variance)
         return found
-
-    def _check_outputs(self, outputs: Tensor, batch: Batch) -> None:
-        expected = (*batch["labels"].shape, self.num_classes)
-        if tuple(outputs.shape) != expected:
-            raise bad_argument(
-                "outputs",
-                f"logits of the next token, (B, N, V) = {expected}",
-                tuple(outputs.shape),
-                "a language task needs a causal language model, such as gpt",
-            )
 
 
 def _moments(nats: Tensor, counted: Tensor) -> dict[str, tuple[float, int]]:

@@ -1,18 +1,28 @@
-"""Natural language inference on SNLI and MultiNLI: does one sentence follow from the other?"""
+"""Natural language inference on SNLI, MultiNLI and SICK: does one sentence follow another?"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import ClassVar
 
 from rifflemix.errors import InputError, check_choice
 from rifflemix.json_values import parse_json
-from rifflemix.lab.tasks.core.base import TaskCard, content_order
-from rifflemix.lab.tasks.data_io.bounded import read_text_lines
+from rifflemix.lab.tasks.core.base import SPLITS, content_order
+from rifflemix.lab.tasks.core.card import TaskCard
 from rifflemix.lab.tasks.data_io.file_task import Options
 from rifflemix.lab.tasks.data_io.files import damaged, reading
-from rifflemix.lab.tasks.text.words import JOINED, SUBWORDS, Parts, Row, SentenceTask, plain_words
+from rifflemix.lab.tasks.data_io.safe_readers import read_text_lines
+from rifflemix.lab.tasks.text.encoder import LEVELS
+from rifflemix.lab.tasks.text.words import (
+    JOINED,
+    SUBWORDS,
+    Parts,
+    Row,
+    SentenceTask,
+    sentence_shapes,
+)
 
 _CLASSES = ("entailment", "neutral", "contradiction")
 _NO_MAJORITY = "-"
@@ -21,6 +31,14 @@ _TOKENS = (
     "Lower-cased and parted into words and signs; pairs without a gold label are left out. level "
     "word: ids by frequency in the training split, at most vocab_size of them; byte: byte b is "
     "b + 1. " + SUBWORDS.format("vocab_size, 32,768 if unset")
+)
+# The length of the longest pair in a batch is a guess.
+_SHAPES = partial(
+    sentence_shapes,
+    classes=len(_CLASSES),
+    longest=dict.fromkeys(LEVELS, 55),
+    subwords=2**15,
+    sentences=2,
 )
 # Validation gets 1 in 40 MultiNLI training pairs, about the size of a development set.
 _HELD_OUT = 40
@@ -41,6 +59,7 @@ class SNLI(SentenceTask):
         ),
         needs_data=True,
         options=dict(_OPTIONS),
+        shapes=_SHAPES,
     )
     files: ClassVar[Mapping[str, str]] = {
         "train": "snli_1.0_train.jsonl",
@@ -52,13 +71,10 @@ class SNLI(SentenceTask):
     get_it = "snli_1.0_{train,dev,test}.jsonl from https://nlp.stanford.edu/projects/snli"
     split_note = "validation is the published development split"
     subwords = 2**15
+    rule = "plain"
 
-    def plain(self, sentence: str) -> str:
-        return plain_words(sentence)
-
-    def num_classes(self, options: Options) -> int:
-        """Return 3: entailment, neutral and contradiction."""
-        return len(_CLASSES)
+    def classes(self, options: Options) -> tuple[str, ...]:
+        return _CLASSES
 
     def sets(self, options: Options) -> Sequence[Mapping[str, str]]:
         return (self.files,)
@@ -97,6 +113,7 @@ class MultiNLI(SNLI):
         ),
         needs_data=True,
         options={**_OPTIONS, "test_on": "both"},
+        shapes=_SHAPES,
     )
     files: ClassVar[Mapping[str, str]] = {
         "train": "multinli_1.0_train.jsonl",
@@ -141,3 +158,69 @@ class MultiNLI(SNLI):
 def _field(row: object, name: str) -> str:
     value = row.get(name) if isinstance(row, dict) else None
     return value if isinstance(value, str) else ""
+
+
+_SICK_CLASSES = ("ENTAILMENT", "NEUTRAL", "CONTRADICTION")
+_COLUMNS = ("sentence_A", "sentence_B", "entailment_judgment")
+_SETS = tuple(
+    dict(zip(SPLITS, names, strict=True))
+    for names in (
+        ("sick.train.tsv.xz", "sick.trial.tsv.xz", "sick.test.tsv.xz"),
+        ("SICK_train.txt", "SICK_trial.txt", "SICK_test_annotated.txt"),
+    )
+)
+
+
+class Sick(SentenceTask):
+    """Sentences Involving Compositional Knowledge, a smaller alternative to SNLI and MultiNLI."""
+
+    card = TaskCard(
+        name="sick",
+        title="SICK",
+        source="Marelli et al., SemEval-2014 Task 1",
+        licence="CC BY-NC-SA 3.0",
+        description=(
+            "4,500 / 500 / 4,927 pairs of sentences: the first entails the second, contradicts "
+            "it, or neither. Lower-cased and parted into words and signs. level word: ids by "
+            "frequency in the training split; byte: byte b is b + 1. "
+            + SUBWORDS.format("8,192")
+            + JOINED
+        ),
+        needs_data=True,
+        options={"level": "word", "max_length": 64, "joined": False},
+        shapes=partial(
+            sentence_shapes,
+            classes=len(_SICK_CLASSES),
+            longest={"word": 43, "byte": 43, "subword": 25},
+            mean_length=dict.fromkeys(LEVELS, 21),
+            words=2_177,
+            subwords=4_346,
+            sentences=2,
+        ),
+    )
+
+    get_it = "SICK_{train,trial,test_annotated}.txt from https://alt.qcri.org/semeval2014/task1"
+    split_note = "validation is the published trial split"
+    subwords = 2**13
+    rule = "plain"
+
+    def classes(self, options: Options) -> tuple[str, ...]:
+        return _SICK_CLASSES
+
+    def sets(self, options: Options) -> Sequence[Mapping[str, str]]:
+        """Return the compressed files with rifflemix names, or the original files."""
+        return _SETS
+
+    def read(self, path: Path, options: Options) -> Iterator[Row]:
+        """Read a table with column names in the first line."""
+        lines = read_text_lines(path)
+        header = next(lines, (0, ""))[1].split("\t")
+        if not set(_COLUMNS) <= set(header):
+            raise damaged(path, f"its first line does not name the columns {', '.join(_COLUMNS)}")
+        positions = [header.index(name) for name in _COLUMNS]
+        for number, line in lines:
+            fields = line.split("\t")
+            if len(fields) != len(header) or fields[positions[2]] not in _SICK_CLASSES:
+                raise damaged(path, f"line {number} is no pair of sentences with a judgment")
+            first, second, judgment = (fields[position] for position in positions)
+            yield (first, second), _SICK_CLASSES.index(judgment)

@@ -14,10 +14,11 @@ import numpy as np
 from rifflemix.errors import InputError, bad_argument
 from rifflemix.files import check_regular
 from rifflemix.json_values import parse_json
-from rifflemix.lab.tasks.core.base import Progress, Request, Task, TaskCard, check_integer
-from rifflemix.lab.tasks.data_io.bounded import read_bytes, read_text_lines
-from rifflemix.lab.tasks.data_io.file_task import FileTask, Form, Options, Paths
-from rifflemix.lab.tasks.data_io.files import Array, Arrays, Source, damaged, reading, stat_key
+from rifflemix.lab.tasks.core.base import Progress, Request, Task, check_integer
+from rifflemix.lab.tasks.core.card import TaskCard
+from rifflemix.lab.tasks.data_io.file_task import FileTask, Form, Options
+from rifflemix.lab.tasks.data_io.files import Array, Arrays, Source, damaged, reading
+from rifflemix.lab.tasks.data_io.safe_readers import read_bytes, read_text_lines
 from rifflemix.lab.tasks.text.language import (
     PennTreebank,
     WikiText,
@@ -26,6 +27,7 @@ from rifflemix.lab.tasks.text.language import (
     pack_vocabulary,
     resolve_windows,
     unpack_vocabulary,
+    window_shapes,
 )
 from rifflemix.lab.tasks.text.next_token import WindowSplit
 from rifflemix.lab.tasks.text.vocabulary import Ids, Vocabulary, build_vocabulary
@@ -84,11 +86,13 @@ class OpenWebText(FileTask):
         options={"max_length": 1024, "stride": None, "further_tests": ""},
         output="next_token",
         backbone="gpt",
+        shapes=partial(window_shapes, words=50_304),
     )
     get_it = (
         "train.bin and val.bin, which data/openwebtext/prepare.py of "
         "https://github.com/karpathy/nanoGPT writes, and tokenizer.json of "
-        "https://huggingface.co/openai-community/gpt2"
+        "https://huggingface.co/openai-community/gpt2; for further_tests "
+        + ", ".join(get_it for _, get_it in _TEXTS.values())
     )
     split_note = "the end of the training tokens, as many as the test has, is for validation"
 
@@ -101,50 +105,16 @@ class OpenWebText(FileTask):
 
     def forms(self, options: Options) -> Sequence[Form]:
         """List the files: tokens, tokenizer and further texts."""
-        texts = {text: _TEXTS[text][0] for text in _further(options)}
-        return [Form(self.card.title, {**_TOKENS, **texts}, _encode)]
-
-    def find(self, data_dir: Path, options: Options) -> Source | None:
-        """Find the files. Return None without training tokens."""
-        paths = self._paths(data_dir, options)
-        if not paths:
-            return None
-        name = ", ".join(path.name for path in paths.values())
-        return Source(name, stat_key(paths.values()), partial(_encode, paths))
-
-    def _paths(self, data_dir: Path, options: Options) -> Paths:
-        """Find all files. Return an empty mapping without training tokens.
-
-        Raises:
-            InputError: The training tokens exist, but another file is missing.
-        """
-        (form,) = self.forms(options)
-        (choices,) = form.choices(data_dir)
-        there = {part: [p for p in likely if p.is_file()] for part, likely in choices.items()}
-        if not there["train"]:
-            return {}
-        for part, found in there.items():
-            if not found:
-                raise self.incomplete(choices[part][0], part, {})
-        return {part: found[0] for part, found in there.items()}
-
-    def looked_for(self, options: Options) -> Sequence[str]:
-        return [" or ".join(names) for names in _TOKENS.values()]
-
-    def incomplete(self, absent: Path, part: str, present: Paths) -> InputError:
-        get_it = _TEXTS[part][1] if part in _TEXTS else self.get_it
-        return InputError(f"task {self.card.name}: {absent} is missing; get {get_it}")
+        files = {**_TOKENS, **{text: _TEXTS[text][0] for text in _further(options)}}
+        return [Form(", ".join(f"{{{part}}}" for part in files), files, _encode)]
 
     def build(self, request: Request, source: Source, arrays: Mapping[str, Array]) -> Task:
         """Create the task from windows of the token files, read in place."""
-        if request.data_dir is None:  # unreachable, `source` refuses it earlier
-            raise self.missing(request.options)
         options = resolve_windows(request.options)
         length, stride = options["max_length"], options["stride"]
         vocabulary = unpack_vocabulary("bpe", arrays)
         further = {text: arrays[text] for text in _further(options)}
         check_tokens(self.card, source, further, vocabulary)
-        paths = self._paths(request.data_dir, options)
         size, tested = (int(arrays[f"{part}_size"][0]) for part in ("train", "test"))
         held_out = min(tested, size // _MOST_HELD_OUT)
         cuts = {
@@ -154,7 +124,7 @@ class OpenWebText(FileTask):
         }
         splits = {
             split: _FileWindows(
-                tokens=_TokenFile(paths[part], start, stop),
+                tokens=_TokenFile(source.paths[part], start, stop),
                 length=length,
                 stride=step,
                 content=arrays[f"{part}_sha256"].values.tobytes() + b"%d:%d" % (start, stop),
@@ -230,7 +200,7 @@ def _measured(part: str, path: Path, num_tokens: int) -> Arrays:
     if len(ids) < _LEAST[part]:
         raise damaged(path, f"it holds {len(ids)} tokens")
     if (largest := int(ids.max())) >= num_tokens:
-        raise damaged(path, f"token {largest:,}, where the tokeniser has {num_tokens:,}")
+        raise damaged(path, f"token {largest:,}, but the tokenizer has {num_tokens:,}")
     with reading(path), path.open("rb") as stream:
         content = hashlib.file_digest(stream, "sha256").digest()
     return {

@@ -21,19 +21,23 @@ from rifflemix.lab.tasks.core.base import (
     Progress,
     Request,
     Task,
-    TaskCard,
     check_integer,
     content_order,
 )
+from rifflemix.lab.tasks.core.card import TaskCard
 from rifflemix.lab.tasks.data_io.file_task import Form, Options, Paths
 from rifflemix.lab.tasks.data_io.files import Array, Arrays, Source, check_ids, source_folder
-from rifflemix.lab.tasks.data_io.packed import PackedRows, packed_rows
+from rifflemix.lab.tasks.data_io.ragged import RaggedRows, ragged_rows
+from rifflemix.lab.tasks.text.encoder import (
+    RESERVED,
+    TextEncoder,
+    TextInputs,
+    content_words,
+    count_words,
+)
 from rifflemix.lab.tasks.text.retrieval import Retrieval
-from rifflemix.lab.tasks.text.subwords import RESERVED
-from rifflemix.lab.tasks.text.words import plain_words, word_ids, words_to_ids
 
 _COUNTS = {"num_train": 32_000, "num_validation": 2_000, "num_test": 2_000}
-_SHORTEST_WORD = 3
 # Papers that share a fifth of their 8-word runs are drafts of each other or reuse text. Only one
 # run in 16 is compared. Runs in more than 20 papers, such as copyright notices, are ignored.
 _RUN, _ONE_IN, _MANY, _SHARE = 8, 16, 20, 0.2
@@ -69,14 +73,14 @@ class Passages(Retrieval):
             check_integer(options, name, 1)
 
     def key(self, options: Options) -> tuple[object, ...]:
-        return tuple(options[name] for name in ("vocab_size", "skip_common"))
+        return (*(options[name] for name in ("vocab_size", "skip_common")), "encoder")
 
     def forms(self, options: Options) -> Sequence[Form]:
         """Use the files of task retrieval, and encode words instead of bytes."""
 
         def words_of(form: Form) -> Form:
             def read(paths: Paths, progress: Progress) -> Arrays:
-                papers = list(packed_rows(_wrapped(form.read(paths, progress))))
+                papers = list(ragged_rows(_wrapped(form.read(paths, progress))))
                 progress("counting words", 0, None)
                 return encode_papers(papers, options["vocab_size"], options["skip_common"])
 
@@ -90,7 +94,7 @@ class Passages(Retrieval):
         num_ids = int(arrays["vocab_size"].values[0])
         splits = {}
         for number, name in enumerate(SPLITS):
-            papers = packed_rows(arrays, f"{name}_")
+            papers = ragged_rows(arrays, f"{name}_")
             folder = source_folder(self.card, source)
             check_ids(folder, f"{name} words", papers.tokens.values, num_ids)
             random = np.random.default_rng((request.seed, number))
@@ -108,6 +112,13 @@ class Passages(Retrieval):
             data_source=source.description,
             splits=splits,
             num_sequences=2,
+            inputs=TextInputs(
+                TextEncoder.from_arrays("word", "content", arrays),
+                max_length,
+                fixed=True,
+                texts=2,
+            ),
+            classes=("different papers", "one paper"),
         )
 
 
@@ -123,7 +134,7 @@ class PassageSplit:
         max_length: Words per passage.
     """
 
-    papers: PackedRows
+    papers: RaggedRows
     chosen: NDArray[np.int64]
     starts: NDArray[np.int64]
     labels: NDArray[np.int64]
@@ -159,20 +170,21 @@ def encode_papers(papers: Sequence[bytes], vocab_size: int, skip_common: int) ->
         skip_common: Number of most frequent training words to skip.
 
     Returns:
-        "tokens", "ends" and "labels" of each split in the format of `PackedRows`, and the number of
-        ids in use as "vocab_size". The label of a paper is its family, see `families`.
+        "tokens", "ends" and "labels" of each split in the format of `RaggedRows`, the number of ids
+        in use as "vocab_size", and the arrays of `TextEncoder.to_arrays`. The label of a paper is
+        its family, see `families`.
     """
-    texts = [_content_words(paper) for paper in papers]
+    texts = [_words_of(paper) for paper in papers]
     family = families(texts)
     parts = _split(content_order(papers, "passages: split"), family)
-    words = list(word_ids((texts[paper] for paper in parts["train"]), vocab_size + skip_common))
-    common = set(words[:skip_common])
-    table = {word: number for number, word in enumerate(words[skip_common:], start=RESERVED)}
-    arrays: Arrays = {"vocab_size": np.array([len(table) + RESERVED])}
+    trained = (" ".join(texts[paper]) for paper in parts["train"])
+    words = count_words(trained, vocab_size + skip_common)
+    encoder = TextEncoder(
+        "word", "content", tuple(words[skip_common:]), skipped=tuple(words[:skip_common])
+    )
+    arrays: Arrays = {"vocab_size": np.array([len(encoder)]), **encoder.to_arrays()}
     for name, members in parts.items():
-        ids = [
-            words_to_ids((w for w in texts[paper] if w not in common), table) for paper in members
-        ]
+        ids = [encoder.word_ids(texts[paper]) for paper in members]
         arrays[f"{name}_tokens"] = np.concatenate([np.zeros(0, np.int32), *ids])
         arrays[f"{name}_ends"] = np.cumsum([len(paper) for paper in ids], dtype=np.int64)
         arrays[f"{name}_labels"] = family[members]
@@ -213,9 +225,9 @@ def _marks(paper: Words) -> set[int]:
     return {mark for run in runs if (mark := zlib.crc32(run.encode())) % _ONE_IN == 0}
 
 
-def _content_words(paper: bytes) -> list[str]:
-    words = plain_words(paper.decode("utf-8", errors="replace")).split()
-    return [sys.intern(word) for word in words if len(word) >= _SHORTEST_WORD and word.isalpha()]
+def _words_of(paper: bytes) -> list[str]:
+    words = content_words(paper.decode("utf-8", errors="replace")).split()
+    return list(map(sys.intern, words))
 
 
 def _split(order: NDArray[np.int64], family: NDArray[np.int64]) -> dict[str, list[int]]:
@@ -235,7 +247,7 @@ def _split(order: NDArray[np.int64], family: NDArray[np.int64]) -> dict[str, lis
 
 
 def _draw(
-    papers: PackedRows, split: str, count: int, max_length: int, random: np.random.Generator
+    papers: RaggedRows, split: str, count: int, max_length: int, random: np.random.Generator
 ) -> PassageSplit:
     """Draw pairs of passages from the papers of a split.
 

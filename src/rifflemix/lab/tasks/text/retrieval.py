@@ -19,11 +19,11 @@ from rifflemix.lab.tasks.core.base import (
     Progress,
     Request,
     Task,
-    TaskCard,
     check_integer,
     content_order,
 )
-from rifflemix.lab.tasks.data_io.bounded import read_lines
+from rifflemix.lab.tasks.core.card import TaskCard
+from rifflemix.lab.tasks.core.shapes import BYTE_IDS, Shapes
 from rifflemix.lab.tasks.data_io.file_task import FileTask, Form, Options, Paths
 from rifflemix.lab.tasks.data_io.files import (
     Array,
@@ -34,7 +34,9 @@ from rifflemix.lab.tasks.data_io.files import (
     reading,
     source_folder,
 )
-from rifflemix.lab.tasks.data_io.packed import PackedRows, pack, packed_rows
+from rifflemix.lab.tasks.data_io.ragged import RaggedRows, ragged_rows, to_ragged
+from rifflemix.lab.tasks.data_io.safe_readers import read_lines
+from rifflemix.lab.tasks.text.encoder import TextEncoder, TextInputs
 
 _TSV = {
     "train": "new_aan_pairs.train.tsv",
@@ -49,10 +51,20 @@ _PAIRS = {
     "test": "aan_pairs.test.tsv",
 }
 _LABELS = {"0": 0, "1": 1, "0.0": 0, "1.0": 1}
-_PAD_AND_BYTES = 257
 
 Pair = tuple[bytes, bytes, int]
 """Two documents and the label."""
+
+
+def _shapes(options: Options) -> Shapes:
+    return Shapes(
+        input_kind="tokens",
+        num_classes=2,
+        max_length=int(options["max_length"]),
+        vocab_size=BYTE_IDS,
+        padding=True,
+        num_sequences=2,
+    )
 
 
 class Retrieval(FileTask):
@@ -74,6 +86,7 @@ class Retrieval(FileTask):
         ),
         needs_data=True,
         options={"max_length": 4000},
+        shapes=_shapes,
     )
 
     get_it = (
@@ -96,7 +109,7 @@ class Retrieval(FileTask):
     def build(self, request: Request, source: Source, arrays: Mapping[str, Array]) -> Task:
         """Create the task from pairs of documents."""
         max_length = int(request.options["max_length"])
-        documents = packed_rows(arrays)
+        documents = ragged_rows(arrays)
         for name in SPLITS:
             folder = source_folder(self.card, source)
             check_ids(folder, f"{name} pairs", arrays[f"{name}_pairs"].values, len(documents))
@@ -110,16 +123,12 @@ class Retrieval(FileTask):
         return Task(
             name=self.card.name,
             options=dict(request.options),
-            input_kind="tokens",
-            vocab_size=_PAD_AND_BYTES,
-            num_features=None,
-            num_classes=2,
-            max_length=max_length,
-            padding=True,
+            **_shapes(request.options).for_task(),
             split_note="validation is the data's own" + _shared(arrays),
             data_source=source.description,
             splits=splits,
-            num_sequences=2,
+            inputs=TextInputs(TextEncoder("byte"), max_length, texts=2),
+            classes=("no citation", "citation"),
         )
 
 
@@ -141,7 +150,7 @@ class PairSplit:
         max_length: Maximum length. Longer documents are cut.
     """
 
-    documents: PackedRows
+    documents: RaggedRows
     pairs: Array
     labels: Array
     max_length: int
@@ -254,7 +263,7 @@ def _pack(parts: Mapping[str, Iterator[Pair]]) -> Arrays:
         order = content_order(keys, "retrieval: order")
         arrays[f"{split}_pairs"] = np.array(pairs, dtype=np.int64)[order]
         arrays[f"{split}_labels"] = _labels(labels)[order]
-    return {**arrays, **pack((text, 0) for text in positions)}
+    return {**arrays, **to_ragged((text, 0) for text in positions)}
 
 
 def _key(text: bytes) -> bytes:

@@ -2,20 +2,91 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from rifflemix.errors import InputError, check_choice
-from rifflemix.lab.tasks.core.base import SPLITS, TaskCard, TaskStatus
-from rifflemix.lab.tasks.data_io.bounded import read_text_lines
+from rifflemix.lab.tasks.core.base import SPLITS, content_order
+from rifflemix.lab.tasks.core.card import TaskCard, TaskStatus
+from rifflemix.lab.tasks.core.shapes import Shapes
 from rifflemix.lab.tasks.data_io.file_task import Options
 from rifflemix.lab.tasks.data_io.files import absent, damaged
-from rifflemix.lab.tasks.text.phrases import cut_sentences
-from rifflemix.lab.tasks.text.words import SUBWORDS, Parts, Row, SentenceTask
+from rifflemix.lab.tasks.data_io.safe_readers import read_text_lines
+from rifflemix.lab.tasks.text.words import SUBWORDS, Parts, Row, SentenceTask, sentence_shapes
 
-_CLASSES = {"binary": 2, "fine": 5, "glue": 2}
+_ONE_IN = 20
+# Two sentences with this many consecutive words in common count as copies.
+_RUN = 6
+
+
+def cut_sentences(rows: Sequence[Row]) -> tuple[list[Row], list[Row]]:
+    """Hold out 1 in 20 sentences and drop phrases that reveal them.
+
+    A sentence is a phrase that is not part of a longer phrase. A training phrase is kept if some
+    sentence contains it that shares no six consecutive words with held-out sentences. Phrases that
+    occur only in held-out sentences or their near copies are therefore dropped.
+
+    Args:
+        rows: Phrases and labels. Words are separated by spaces.
+
+    Returns:
+        Training rows and validation rows, in the order of `rows`.
+    """
+    holders = _holders({phrase for (phrase,), _ in rows})
+    sentences = sorted({holder for found in holders.values() for holder in found})
+    runs = {sentence: _runs(sentence) for sentence in sentences}
+    long = [sentence for sentence in sentences if runs[sentence]]
+    order = content_order([sentence.encode() for sentence in long], "sst: split").tolist()
+    held_out = {long[index] for index in order[: max(1, len(long) // _ONE_IN)]}
+    given_away = set[str]().union(*(runs[sentence] for sentence in held_out))
+    kept = {sentence for sentence in sentences if not runs[sentence] & given_away}
+    train = [row for row in rows if not kept.isdisjoint(holders[row[0][0]])]
+    return train, [row for row in rows if row[0][0] in held_out]
+
+
+def _holders(phrases: set[str]) -> dict[str, list[str]]:
+    """Map each phrase to the sentences that contain it.
+
+    A sentence contains itself.
+    """
+    holders: dict[str, list[str]] = {}
+    for phrase in sorted(phrases, key=lambda phrase: (-phrase.count(" "), phrase)):
+        if phrase not in holders:  # not part of a longer phrase
+            for part in phrases.intersection(_parts(phrase)):
+                holders.setdefault(part, []).append(phrase)
+    return holders
+
+
+def _parts(phrase: str) -> Iterable[str]:
+    """Return all runs of words of a phrase, including the phrase."""
+    words = phrase.split(" ")
+    ends = range(1, len(words) + 1)
+    return (" ".join(words[start:end]) for end in ends for start in range(end))
+
+
+def _runs(sentence: str) -> set[str]:
+    """Return all runs of six words of a sentence, without punctuation."""
+    words = [word for word in sentence.split(" ") if any(map(str.isalnum, word))]
+    return {" ".join(words[start : start + _RUN]) for start in range(len(words) - _RUN + 1)}
+
+
+_BINARY = ("negative", "positive")
+_FINE = ("very negative", "negative", "neutral", "positive", "very positive")
+_CLASSES = {"binary": _BINARY, "fine": _FINE, "glue": _BINARY}
 _PARTS = dict(zip(SPLITS, ("train", "dev", "test"), strict=True))
 _GLUE = ("sst2_glue_{}.tsv.xz", "sst2_glue_{}.tsv", "SST-2/{}.tsv", "{}.tsv")
+
+
+def _shapes(options: Options) -> Shapes:
+    longest = {"word": 47, "byte": 92 if options["labels"] == "glue" else 225, "subword": 18}
+    return sentence_shapes(
+        options,
+        classes=len(_CLASSES[options["labels"]]),
+        longest=longest,
+        mean_length={"word": 21, "byte": 116},
+        words=14_830,
+        subwords=2**14,
+    )
 
 
 class SST(SentenceTask):
@@ -37,6 +108,7 @@ class SST(SentenceTask):
         ),
         needs_data=True,
         options={"labels": "binary", "level": "word", "max_length": 512},
+        shapes=_shapes,
     )
 
     get_it = (
@@ -50,8 +122,8 @@ class SST(SentenceTask):
         check_choice("labels", options["labels"], _CLASSES)
         super().check(options)
 
-    def num_classes(self, options: Options) -> int:
-        """Return 2 or 5."""
+    def classes(self, options: Options) -> tuple[str, ...]:
+        """Return 2 or 5 names."""
         return _CLASSES[options["labels"]]
 
     def note(self, options: Options) -> str:
@@ -102,7 +174,7 @@ class SST(SentenceTask):
 
     def read(self, path: Path, options: Options) -> Iterator[Row]:
         """Read lines of label, space and sentence, or GLUE's table."""
-        classes = self.num_classes(options)
+        classes = len(self.classes(options))
         if options["labels"] == "glue":
             yield from _read_table(path, classes)
             return

@@ -14,16 +14,9 @@ from numpy.typing import NDArray
 
 from rifflemix.errors import InputError, bad_argument, check_choice
 from rifflemix.json_values import parse_json
-from rifflemix.lab.tasks.core.base import (
-    Budget,
-    Progress,
-    Request,
-    Task,
-    TaskCard,
-    check_integer,
-    content_order,
-)
-from rifflemix.lab.tasks.data_io.bounded import read_lines, read_tar_members
+from rifflemix.lab.tasks.core.base import Progress, Request, Task, check_integer, content_order
+from rifflemix.lab.tasks.core.card import Budget, TaskCard
+from rifflemix.lab.tasks.core.shapes import Shapes
 from rifflemix.lab.tasks.data_io.file_task import FileTask, Form, Options, Paths
 from rifflemix.lab.tasks.data_io.files import (
     Array,
@@ -37,10 +30,56 @@ from rifflemix.lab.tasks.data_io.files import (
     stat_key,
 )
 from rifflemix.lab.tasks.data_io.hub import HubData, hub_source
-from rifflemix.lab.tasks.data_io.packed import PackedRows, PackedSplit, pack_parts, packed_rows
-from rifflemix.lab.tasks.text.reviews import count_ids, encode_reviews
-from rifflemix.lab.tasks.text.subwords import LEAST_SUBWORDS, RESERVED
-from rifflemix.lab.tasks.text.words import LEVELS, SUBWORDS
+from rifflemix.lab.tasks.data_io.ragged import RaggedRows, RaggedSplit, ragged_rows, to_ragged_parts
+from rifflemix.lab.tasks.data_io.safe_readers import read_lines, read_tar_members
+from rifflemix.lab.tasks.text.encoder import (
+    LEAST_SUBWORDS,
+    LEVELS,
+    RESERVED,
+    TextEncoder,
+    TextInputs,
+    learn_encoder,
+)
+from rifflemix.lab.tasks.text.words import SUBWORDS, sentence_shapes
+
+RULE = {"word": "reviews", "subword": "none"}
+"""Preparation of a review at each level."""
+
+
+def encode_reviews(
+    train: RaggedRows,
+    test: RaggedRows,
+    kept: NDArray[np.int64],
+    vocab_size: int,
+    level: str = "word",
+) -> Arrays:
+    """Encode reviews as ids of words or subwords.
+
+    Args:
+        train: Reviews for training and validation, as bytes.
+        test: Test reviews, as bytes.
+        kept: Rows of `train` for training. The vocabulary is built from these rows.
+        vocab_size: Maximum number of ids, including reserved ids.
+        level: "word" or "subword".
+
+    Returns:
+        "tokens", "ends" and "labels" in the format of `RaggedRows`, with prefixes "train_" and
+        "test_", and the arrays of `TextEncoder.to_arrays`.
+    """
+    trained = (_text(train.row(row).tobytes()) for row in kept)
+    encoder = learn_encoder(trained, level, RULE[level], vocab_size)
+    arrays = encoder.to_arrays()
+    for name, rows in (("train", train), ("test", test)):
+        ids = [encoder.ids(_text(review)) for review in rows]
+        arrays[f"{name}_tokens"] = np.concatenate(ids)
+        arrays[f"{name}_ends"] = np.cumsum([len(review) for review in ids], dtype=np.int64)
+        arrays[f"{name}_labels"] = rows.labels.values
+    return arrays
+
+
+def _text(review: bytes) -> str:
+    return review.decode("utf-8", errors="replace")
+
 
 _FOLDER = "aclImdb"
 _TAR = "aclImdb_v1.tar.gz"
@@ -57,9 +96,24 @@ _HUB = HubData(
 _CLASSES = ("neg", "pos")
 _TEXTS_PER_CLASS = 12_500
 _MEMBER = re.compile(r"(?:\./)?aclImdb/(train|test)/(neg|pos)/[^/]+\.txt")
-_PAD_AND_BYTES = 257
 
 Rows = Iterable[tuple[bytes, int]]
+
+
+# Level and maximum length -> root mean square of the number of tokens of a review, rounded.
+_MEAN_LENGTHS = {
+    ("word", 512): 279,
+    ("byte", 1_000): 864,
+    ("byte", 2_048): 1_265,
+    ("byte", 4_000): 1_557,
+    ("byte", 4_096): 1_564,
+}
+
+
+def _shapes(options: Options) -> Shapes:
+    mean = _MEAN_LENGTHS.get((options["level"], options["max_length"]))
+    lengths = {} if mean is None else {str(options["level"]): mean}
+    return sentence_shapes(options, classes=len(_CLASSES), longest={}, mean_length=lengths)
 
 
 class Text(FileTask):
@@ -82,6 +136,7 @@ class Text(FileTask):
         needs_data=True,
         options={"level": "byte", "max_length": 4096, "vocab_size": 16_000, "validation": True},
         budget=Budget(batch_size=16, evaluations=2),
+        shapes=_shapes,
     )
 
     get_it = f"{_TAR} from https://ai.stanford.edu/~amaas/data/sentiment/"
@@ -125,7 +180,7 @@ class Text(FileTask):
     def build(self, request: Request, source: Source, arrays: Mapping[str, Array]) -> Task:
         """Create the task from bytes, or encode bytes as words or subwords."""
         max_length, validates = (request.options[name] for name in ("max_length", "validation"))
-        train, test = packed_rows(arrays, "train_"), packed_rows(arrays, "test_")
+        train, test = ragged_rows(arrays, "train_"), ragged_rows(arrays, "test_")
         test_order = content_order(list(test), "text: order")
         kept, held_out = _carve(train, validates=validates)
         held_out, dropped = _drop_known(train, held_out, test)
@@ -138,31 +193,33 @@ class Text(FileTask):
             if validates
             else "no validation split: all training reviews are trained on"
         )
-        first_id, num_ids = 1, _PAD_AND_BYTES
-        if request.options["level"] != "byte":
+        first_id, encoder, level = 1, TextEncoder("byte"), str(request.options["level"])
+        if level != "byte":
             encoded = _encoded(source, train, test, kept, request.options)
             arrays = load_source(self.card, encoded, request)
-            train, test = packed_rows(arrays, "train_"), packed_rows(arrays, "test_")
-            first_id, num_ids = 0, count_ids(arrays)
+            train, test = ragged_rows(arrays, "train_"), ragged_rows(arrays, "test_")
+            first_id, encoder = 0, TextEncoder.from_arrays(level, RULE[level], arrays)
             for part in (train, test):
                 folder = source_folder(self.card, encoded)
-                check_ids(folder, "tokens", part.tokens.values, num_ids)
+                check_ids(folder, "tokens", part.tokens.values, len(encoder))
         return Task(
             name=self.card.name,
             options=_recorded(request.options),
             input_kind="tokens",
-            vocab_size=num_ids,
+            vocab_size=len(encoder),
             num_features=None,
-            num_classes=2,
+            num_classes=len(_CLASSES),
             max_length=max_length,
             padding=True,
             split_note=note + (also_test if shared else ""),
             data_source=source.description,
             splits={
-                "train": PackedSplit((train,), kept, max_length, first_id),
-                "validation": PackedSplit((train,), held_out, max_length, first_id),
-                "test": PackedSplit((test,), test_order, max_length, first_id),
+                "train": RaggedSplit((train,), kept, max_length, first_id),
+                "validation": RaggedSplit((train,), held_out, max_length, first_id),
+                "test": RaggedSplit((test,), test_order, max_length, first_id),
             },
+            inputs=TextInputs(encoder, max_length),
+            classes=("negative", "positive"),
         )
 
 
@@ -171,7 +228,7 @@ def _recorded(options: Options) -> dict[str, Any]:
     return {name: value for name, value in options.items() if (name, value) != ("validation", True)}
 
 
-def _carve(train: PackedRows, *, validates: bool) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def _carve(train: RaggedRows, *, validates: bool) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Choose and order training and validation rows by text hashes."""
     texts, labels = list(train), np.asarray(train.labels.values)
     # Two hashes: the first selects rows class by class, the second mixes the classes.
@@ -184,7 +241,7 @@ def _carve(train: PackedRows, *, validates: bool) -> tuple[NDArray[np.int64], ND
 
 
 def _drop_known(
-    train: PackedRows, held_out: NDArray[np.int64], test: PackedRows
+    train: RaggedRows, held_out: NDArray[np.int64], test: RaggedRows
 ) -> tuple[NDArray[np.int64], int]:
     """Drop held-out rows that are also test reviews.
 
@@ -197,8 +254,8 @@ def _drop_known(
 
 def _encoded(
     source: Source,
-    train: PackedRows,
-    test: PackedRows,
+    train: RaggedRows,
+    test: RaggedRows,
     kept: NDArray[np.int64],
     options: Options,
 ) -> Source:
@@ -213,7 +270,8 @@ def _encoded(
 
 def _encoded_key(source: Source, options: Options) -> str:
     of_all = "" if options["validation"] else "-all"
-    return f"{source.key}-{options['level']}-{options['vocab_size']}{of_all}"
+    level = {"subword": "subword-merges"}.get(options["level"], options["level"])
+    return f"{source.key}-{level}-{options['vocab_size']}{of_all}"
 
 
 def _texts(folder: Path) -> list[Path]:
@@ -254,7 +312,9 @@ def _packed(names: Mapping[str, str], parts: Mapping[str, Rows]) -> Arrays:
 
     Raise if a part is incomplete; `names` gives its origin.
     """
-    return pack_parts({part: _complete(names[part], part, rows) for part, rows in parts.items()})
+    return to_ragged_parts(
+        {part: _complete(names[part], part, rows) for part, rows in parts.items()}
+    )
 
 
 def _complete(name: str, part: str, rows: Rows) -> list[tuple[bytes, int]]:

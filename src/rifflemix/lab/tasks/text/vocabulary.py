@@ -6,7 +6,7 @@ import functools
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -50,7 +50,7 @@ class Vocabulary:
             return np.frombuffer(text.encode(), dtype=np.uint8).astype(np.int32)
         if self.level == "bpe":
             # Encode line by line: a tokenizer stores a record for every byte of its input.
-            lines = (self._tokenizer.encode(line).ids for line in text.splitlines(keepends=True))
+            lines = (self._bpe_ids(line) for line in text.splitlines(keepends=True))
             return np.fromiter((token for line in lines for token in line), dtype=np.int32)
         unknown = self._ids.get(_UNKNOWN_WORD if self.level == "word" else _UNKNOWN_CHARACTER)
         instead = -1 if unknown is None else unknown
@@ -65,11 +65,16 @@ class Vocabulary:
         """Encode a text like `encode`, but let BPE tokens span line ends."""
         if self.level != "bpe":
             return self.encode(text)
-        return np.array(self._tokenizer.encode(text).ids, dtype=np.int32)
+        return np.array(self._bpe_ids(text), dtype=np.int32)
 
     def decode(self, ids: Iterable[int]) -> str:
         """Decode token ids. Invalid UTF-8 becomes replacement characters."""
         return b"".join(self.pieces[index] for index in ids).decode(errors="replace")
+
+    def _bpe_ids(self, text: str) -> list[int]:
+        # Without the special tokens that some tokenizers add to every text.
+        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
+        return ids
 
     @functools.cached_property
     def num_bytes(self) -> NDArray[np.int64]:
@@ -118,8 +123,53 @@ class Vocabulary:
         return _tokenizers().Tokenizer.from_str(self.merges)
 
 
+@dataclass(frozen=True)
+class StoredVocabulary:
+    """Vocabulary as JSON values, for records of tasks.
+
+    Attributes:
+        level: Same as in `Vocabulary`.
+        pieces: Bytes of each token, as characters of the same numbers (Latin-1).
+        merges: Same as in `Vocabulary`.
+    """
+
+    level: str
+    pieces: tuple[str, ...]
+    merges: str
+
+    @classmethod
+    def of(cls, vocabulary: Vocabulary, **further: Any) -> Self:
+        """Convert a vocabulary. `further` are the fields of a subclass."""
+        pieces = tuple(piece.decode("latin-1") for piece in vocabulary.pieces)
+        return cls(vocabulary.level, pieces, vocabulary.merges, **further)
+
+    @functools.cached_property
+    def vocabulary(self) -> Vocabulary:
+        """The vocabulary."""
+        pieces = tuple(piece.encode("latin-1") for piece in self.pieces)
+        return Vocabulary(self.level, pieces, self.merges)
+
+    def ids(self, text: str, number: int) -> NDArray[np.int64]:
+        """Encode input `number` as token ids (N,)."""
+        try:
+            return self.vocabulary.encode(text).astype(np.int64)
+        except InputError as error:
+            raise InputError(f"input {number}: {error}") from error
+
+    def text(self, ids: Iterable[int]) -> str:
+        """Decode token ids, without the space after the last word."""
+        text = self.vocabulary.decode(ids)
+        return text.removesuffix(" ") if self.level == "word" else text
+
+
 def build_vocabulary(
-    level: str, train: str, others: Sequence[str] = (), *, bpe_size: int = 4096, tokenizer: str = ""
+    level: str,
+    train: str,
+    others: Sequence[str] = (),
+    *,
+    bpe_size: int = 4096,
+    most_words: int | None = None,
+    tokenizer: str = "",
 ) -> Vocabulary:
     """Build the vocabulary of a training text.
 
@@ -130,6 +180,7 @@ def build_vocabulary(
         others: Further texts to encode. If they contain new characters or words, the vocabulary
             gets an unknown token.
         bpe_size: Maximum number of ids of a BPE vocabulary.
+        most_words: Maximum number of ids of a word vocabulary. None for no limit.
         tokenizer: Path of an existing byte-level BPE in the JSON format of the `tokenizers`
             library, such as GPT-2's. Empty to train a new one.
 
@@ -140,14 +191,20 @@ def build_vocabulary(
     if level == "byte":
         return Vocabulary(level, tuple(bytes([value]) for value in range(256)))
     if level == "bpe":
-        return _bpe(_read_merges(tokenizer) if tokenizer else _train_merges(train, bpe_size))
+        return bpe_vocabulary(
+            read_tokenizer_file(tokenizer)
+            if tokenizer
+            else train_merges(train.splitlines(keepends=True), bpe_size)
+        )
     counts = Counter(_units(level, train))
     if level == "character":
         units, unknown = sorted(counts), _UNKNOWN_CHARACTER
     else:
         units, unknown = sorted(counts, key=lambda word: (-counts[word], word)), _UNKNOWN_WORD
-    if unknown not in counts and any(
-        unit not in counts for text in others for unit in _units(level, text)
+        units = units[: None if most_words is None else most_words - 1]
+    known = set(units)
+    if unknown not in known and any(
+        unit not in known for text in (train, *others) for unit in _units(level, text)
     ):
         units.append(unknown)
     space = b" " if level == "word" else b""
@@ -167,7 +224,16 @@ def _words(text: str) -> Iterator[str]:
     yield from rest.split()
 
 
-def _train_merges(text: str, size: int) -> str:
+def train_merges(lines: Iterable[str], size: int) -> str:
+    """Train a byte-level BPE on lines of text, in constant memory for the text.
+
+    Args:
+        lines: Lines with their line ends.
+        size: Maximum number of ids, at least 257.
+
+    Returns:
+        Tokenizer in the JSON format of the `tokenizers` library.
+    """
     library = _tokenizers()
     if size < 257:
         raise bad_argument("bpe_size", "at least 257: all bytes and a pair", size)
@@ -178,11 +244,12 @@ def _train_merges(text: str, size: int) -> str:
         initial_alphabet=sorted(library.pre_tokenizers.ByteLevel.alphabet()),
         show_progress=False,
     )
-    tokenizer.train_from_iterator(text.splitlines(keepends=True), trainer)
+    tokenizer.train_from_iterator(lines, trainer)
     return str(tokenizer.to_str())
 
 
-def _read_merges(path: str) -> str:
+def read_tokenizer_file(path: str) -> str:
+    """Read the text of a tokenizer file."""
     file = user_path("tokenizer", path)
     try:
         return read_text(file)
@@ -190,13 +257,20 @@ def _read_merges(path: str) -> str:
         raise bad_argument("tokenizer", "a JSON file", repr(path), str(error)) from error
 
 
-def _bpe(merges: str) -> Vocabulary:
+def bpe_vocabulary(merges: str) -> Vocabulary:
+    """Create the vocabulary of a byte pair encoding.
+
+    Args:
+        merges: Tokenizer in the JSON format of the `tokenizers` library.
+
+    Raises:
+        InputError: The text is not a byte-level BPE, or the library is missing.
+    """
     expected = "a byte-level BPE of the tokenizers library"
-    library = _tokenizers()
-    try:
-        tokenizer = library.Tokenizer.from_str(merges)
-    except Exception as error:  # the library raises plain Exceptions
-        raise bad_argument("tokenizer", expected, "another file", str(error)) from error
+    tokenizer = read_tokenizer(merges)
+    model = type(tokenizer.model).__name__
+    if model != "BPE":
+        raise bad_argument("tokenizer", expected, f"a {model} tokenizer")
     ids, added = tokenizer.get_vocab(), tokenizer.get_added_tokens_decoder()
     byte_of = {character: byte for byte, character in enumerate(_byte_characters())}
     pieces: list[bytes | None] = [None] * len(ids)
@@ -208,6 +282,26 @@ def _bpe(merges: str) -> Vocabulary:
         known = not is_special and all(character in byte_of for character in token)
         pieces[index] = bytes(byte_of[c] for c in token) if known else b""
     return Vocabulary("bpe", tuple(piece or b"" for piece in pieces), merges)
+
+
+def read_tokenizer(content: str) -> Any:
+    """Create a tokenizer of the `tokenizers` library, without its own truncation and padding.
+
+    Args:
+        content: Tokenizer in the JSON format of the library.
+
+    Raises:
+        InputError: The text is not a tokenizer, or the library is missing.
+    """
+    library = _tokenizers()
+    try:
+        tokenizer = library.Tokenizer.from_str(content)
+    except Exception as error:  # the library raises plain Exceptions
+        expected = "a tokenizer.json of the tokenizers library"
+        raise bad_argument("tokenizer", expected, "another file", str(error)) from error
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    return tokenizer
 
 
 def _byte_characters() -> list[str]:
@@ -230,6 +324,6 @@ def _tokenizers() -> Any:
         import tokenizers.trainers
     except ImportError:
         raise InputError(
-            "level bpe needs the tokenizers library: pip install 'rifflemix[data]'"
+            "tokenizers need the tokenizers library: pip install 'rifflemix[data]'"
         ) from None
     return tokenizers

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import hashlib
-import re
 from abc import abstractmethod
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 
 import numpy as np
 import torch
@@ -18,11 +17,21 @@ from torch import Tensor
 
 from rifflemix.errors import bad_argument, check_choice
 from rifflemix.lab.tasks.core.base import SPLITS, Progress, Request, Task, check_integer
+from rifflemix.lab.tasks.core.shapes import BYTE_IDS, Shapes, known_ids
 from rifflemix.lab.tasks.data_io.file_task import FileTask, Form, Options, Paths
 from rifflemix.lab.tasks.data_io.files import Array, Arrays, Source, damaged
-from rifflemix.lab.tasks.text.subwords import LEAST_SUBWORDS, RESERVED, Subwords
+from rifflemix.lab.tasks.text.encoder import (
+    LEAST_SUBWORDS,
+    LEVELS,
+    RESERVED,
+    Ids,
+    TextEncoder,
+    TextInputs,
+    learn_encoder,
+)
 
-LEVELS = ("word", "subword", "byte")
+_STORED_WITH = "encoder"
+"""Part of the keys of caches: older caches have no words."""
 
 SUBWORDS = "level subword: cased byte pairs of the training split, at most {}, and an end token. "
 """Card text for level "subword"."""
@@ -33,10 +42,6 @@ JOINED = (
 )
 """Card text for option "joined"."""
 
-_PAD_AND_BYTES = 257
-_WORDS = re.compile(r"\w+|[^\w\s]")
-
-Ids = NDArray[np.int32]
 Row = tuple[tuple[str, ...], int]
 """One or two sentences with words separated by spaces, and the label."""
 
@@ -52,17 +57,13 @@ class SentenceSplit:
         tokens: (total,) int32, ids of all sentences end to end.
         ends: (M * sentences,) int64, end of each sentence.
         labels: (M,) int64.
-        sentences: Sentences per sample, 1 or 2.
-        max_length: Maximum length of a sentence, or of a joined pair. Longer ones are cut.
-        separator: Id between two joined sentences. None keeps the sentences separate.
+        inputs: Sentences per sample, and how their ids become sequences.
     """
 
     tokens: Array
     ends: Array
     labels: Array
-    sentences: int
-    max_length: int
-    separator: int | None = None
+    inputs: TextInputs
 
     def __len__(self) -> int:
         return len(self.labels.values)
@@ -78,21 +79,19 @@ class SentenceSplit:
 
     def sample(self, index: int) -> tuple[Ids, ...]:
         """Return the token ids of each sequence of a sample."""
-        first = index * self.sentences
-        parts = [self._sentence(position) for position in range(first, first + self.sentences)]
-        if self.separator is not None:
-            middle = np.array([self.separator], dtype=np.int32)
-            parts = [np.concatenate((parts[0], middle, parts[1]))]
-        return tuple(part[: self.max_length] for part in parts)
+        first = index * self.inputs.texts
+        each = range(first, first + self.inputs.texts)
+        return self.inputs.sequences([self._sentence(position) for position in each])
 
     def lengths(self) -> NDArray[np.int64]:
         """Return the length of each sample, (M,).
 
         For a separate pair, the longer sentence counts.
         """
-        each = np.diff(self.ends.values, prepend=0).reshape(-1, self.sentences)
-        joined = each.sum(axis=1) + 1 if self.separator is not None else each.max(axis=1)
-        lengths: NDArray[np.int64] = np.minimum(joined, self.max_length)
+        each = np.diff(self.ends.values, prepend=0).reshape(-1, self.inputs.texts)
+        is_joined = self.inputs.separator is not None
+        joined = each.sum(axis=1) + 1 if is_joined else each.max(axis=1)
+        lengths: NDArray[np.int64] = np.minimum(joined, self.inputs.max_length)
         return lengths
 
     def digest(self) -> bytes:
@@ -109,13 +108,51 @@ class SentenceSplit:
         return ids
 
 
+def sentence_shapes(
+    options: Options,
+    *,
+    classes: int,
+    longest: Mapping[str, int],
+    words: int | None = None,
+    subwords: int | None = None,
+    mean_length: Mapping[str, int] = MappingProxyType({}),
+    sentences: int = 1,
+) -> Shapes:
+    """Return the shapes of labeled sentences or pairs.
+
+    Args:
+        options: Resolved options.
+        classes: Number of classes.
+        longest: Level -> value of `Shapes.longest`.
+        words: Number of ids of level "word", if the option `vocab_size` does not set it.
+        subwords: Number of ids of level "subword", if the option `vocab_size` does not set it.
+        mean_length: Level -> value of `Shapes.mean_length`.
+        sentences: Sentences per sample.
+    """
+    level = str(options["level"])
+    size = options.get("vocab_size") or {"word": words, "subword": subwords}.get(level)
+    ids = BYTE_IDS if level == "byte" else known_ids(size, level)
+    is_joined = bool(options.get("joined"))
+    return Shapes(
+        input_kind="tokens",
+        num_classes=classes,
+        max_length=int(options["max_length"]),
+        vocab_size=ids + is_joined,
+        padding=True,
+        num_sequences=1 if is_joined else sentences,
+        longest=longest.get(level),
+        mean_length=mean_length.get(level),
+    )
+
+
 class SentenceTask(FileTask):
     """Task on labeled sentences or pairs.
 
-    A subclass defines `sets`, `read` and `num_classes`.
+    A subclass defines `sets`, `read` and `classes`.
 
     Attributes:
         split_note: Origin of the validation split.
+        rule: Preparation of a sentence for levels "word" and "byte", one of `RULES`.
         folders: Folders to search, relative to the data folder. One folder contains all files.
         endings: Possible suffixes of the file names.
         subwords: Default vocabulary size for level "subword".
@@ -123,6 +160,7 @@ class SentenceTask(FileTask):
 
     split_note: str
     subwords: int
+    rule: str = "none"
     folders: Sequence[str] = (".",)
     endings: Sequence[str] = ("",)
 
@@ -135,16 +173,12 @@ class SentenceTask(FileTask):
         """Read the samples of a file."""
 
     @abstractmethod
-    def num_classes(self, options: Options) -> int:
-        """Return the number of classes. Labels are 0 to num_classes - 1."""
+    def classes(self, options: Options) -> tuple[str, ...]:
+        """Return the names of the classes."""
 
     def parts(self, rows: Parts, options: Options) -> Parts:
         """Derive the splits from the rows of the files."""
         return rows
-
-    def plain(self, sentence: str) -> str:
-        """Preprocess a sentence for levels "word" and "byte"."""
-        return sentence
 
     def note(self, options: Options) -> str:
         """Describe the origin of the validation split."""
@@ -163,7 +197,7 @@ class SentenceTask(FileTask):
     def key(self, options: Options) -> tuple[object, ...]:
         """Return all options that affect the encoded tokens."""
         shapes = [value for name, value in options.items() if name not in ("max_length", "joined")]
-        return (shapes,)
+        return (shapes,) if options["level"] == "byte" else (shapes, _STORED_WITH)
 
     def forms(self, options: Options) -> Sequence[Form]:
         read = partial(self._decode, options)
@@ -179,108 +213,68 @@ class SentenceTask(FileTask):
             rows[part] = list(self.read(path, options))
             if not rows[part]:
                 raise damaged(path, "it holds no samples")
-        parts, level, size = self.parts(rows, options), options["level"], options.get("vocab_size")
+        level, size = options["level"], options.get("vocab_size")
         if level == "subword":
-            return encode_rows(parts, level, size or self.subwords)
-        plain = {
-            name: [(tuple(map(self.plain, sentences)), label) for sentences, label in part]
-            for name, part in parts.items()
-        }
-        return encode_rows(plain, level, size)
+            return encode_rows(self.parts(rows, options), level, size or self.subwords)
+        return encode_rows(self.parts(rows, options), level, size, self.rule)
 
     def build(self, request: Request, source: Source, arrays: Mapping[str, Array]) -> Task:
         """Create the task from the encoded tokens."""
         joined = bool(request.options.get("joined", False))
         max_length = int(request.options["max_length"])
         sentences = len(arrays["train_ends"].values) // len(arrays["train_labels"].values)
-        words = int(arrays["vocab_size"].values[0])
+        level, words = str(request.options["level"]), int(arrays["vocab_size"].values[0])
+        inputs = TextInputs(
+            TextEncoder.from_arrays(level, "none" if level == "subword" else self.rule, arrays),
+            max_length,
+            texts=sentences,
+            separator=words if joined else None,
+        )
         splits = {
             name: SentenceSplit(
-                tokens=arrays[f"{name}_tokens"],
-                ends=arrays[f"{name}_ends"],
-                labels=arrays[f"{name}_labels"],
-                sentences=sentences,
-                max_length=max_length,
-                separator=words if joined else None,
+                arrays[f"{name}_tokens"], arrays[f"{name}_ends"], arrays[f"{name}_labels"], inputs
             )
             for name in SPLITS
         }
+        classes = self.classes(request.options)
         return Task(
             name=self.card.name,
             options=dict(request.options),
             input_kind="tokens",
             vocab_size=words + joined,
             num_features=None,
-            num_classes=self.num_classes(request.options),
+            num_classes=len(classes),
             max_length=max_length,
             padding=True,
             split_note=self.note(request.options),
             data_source=source.description,
             splits=splits,
             num_sequences=1 if joined else sentences,
+            inputs=inputs,
+            classes=classes,
         )
 
 
-def encode_rows(parts: Parts, level: str, vocab_size: int | None = None) -> Arrays:
-    """Encode every split: token ids, ends and labels, and "vocab_size".
+def encode_rows(
+    parts: Parts, level: str, vocab_size: int | None = None, rule: str = "none"
+) -> Arrays:
+    """Encode every split: token ids, ends and labels, "vocab_size" and the encoder.
 
     Args:
         parts: Samples of "train", "validation" and "test".
-        level: "word" (ids by frequency in the training samples), "subword" (see `Subwords`) or
-            "byte" (byte b is id b + 1).
+        level: See `TextEncoder`. Words and subwords come from the training samples.
         vocab_size: Maximum number of ids. None keeps all words.
+        rule: Preparation of a sentence.
 
     Raises:
         InputError: Unknown level, or the tokenizers library is missing.
     """
-    check_choice("level", level, LEVELS)
-    encode, size = _encoder([s for row in parts["train"] for s in row[0]], level, vocab_size)
-    arrays: Arrays = {"vocab_size": np.array([size])}
+    trained = [sentence for row in parts["train"] for sentence in row[0]]
+    encoder = learn_encoder(trained, level, rule, vocab_size)
+    arrays: Arrays = {"vocab_size": np.array([len(encoder)]), **encoder.to_arrays()}
     for name in SPLITS:
-        ids = [encode(sentence) for row in parts[name] for sentence in row[0]]
+        ids = [encoder.ids(sentence) for row in parts[name] for sentence in row[0]]
         arrays[f"{name}_tokens"] = np.concatenate([np.zeros(0, np.int32), *ids])
         arrays[f"{name}_ends"] = np.cumsum([len(sentence) for sentence in ids], dtype=np.int64)
         arrays[f"{name}_labels"] = np.array([row[1] for row in parts[name]], dtype=np.int64)
     return arrays
-
-
-def plain_words(sentence: str) -> str:
-    """Convert a sentence to lower-case words and punctuation, separated by spaces."""
-    return " ".join(_WORDS.findall(sentence.lower()))
-
-
-def word_ids(texts: Iterable[Iterable[str]], vocab_size: int | None = None) -> dict[str, int]:
-    """Assign ids by decreasing word frequency, then alphabetically.
-
-    Args:
-        texts: Words of each text.
-        vocab_size: Maximum number of ids, including reserved ids. None keeps all words.
-    """
-    counts = Counter(word for words in texts for word in words)
-    words = sorted(counts, key=lambda word: (-counts[word], word))
-    room = None if vocab_size is None else vocab_size - RESERVED
-    return {word: index for index, word in enumerate(words[:room], start=RESERVED)}
-
-
-def words_to_ids(words: Iterable[str], table: Mapping[str, int]) -> Ids:
-    """Convert words to ids (N,). Words outside `table` become 1."""
-    return np.array([table.get(word, RESERVED - 1) for word in words], dtype=np.int32)
-
-
-def _encoder(
-    trained: Sequence[str], level: str, vocab_size: int | None
-) -> tuple[Callable[[str], Ids], int]:
-    """Return a function that encodes a sentence, and the number of ids."""
-    if level == "word":
-        table = word_ids((sentence.split() for sentence in trained), vocab_size)
-        return lambda sentence: words_to_ids(sentence.split(), table), len(table) + RESERVED
-    if level == "subword":
-        if vocab_size is None:
-            raise bad_argument("vocab_size", "a number with level subword", "None")
-        subwords = Subwords(trained, vocab_size)
-        return subwords.encode, len(subwords)
-    return _byte_ids, _PAD_AND_BYTES
-
-
-def _byte_ids(sentence: str) -> Ids:
-    return np.frombuffer(sentence.encode(), dtype=np.uint8).astype(np.int32) + 1

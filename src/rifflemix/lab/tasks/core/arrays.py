@@ -1,0 +1,127 @@
+"""Conversion of array-like objects and raw inputs to NumPy arrays, and cuts of long sequences."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rifflemix.checks import shown
+from rifflemix.errors import InputError, bad_argument
+
+
+def as_numpy(values: Any) -> Any:
+    """Convert torch tensors and pandas objects to arrays. Return other values unchanged."""
+    if hasattr(values, "detach"):
+        is_plain = str(values.layout) == "torch.strided" and not values.is_nested
+        if values.is_meta or values.is_quantized or not is_plain:
+            raise bad_argument("tensors", "dense ones with values", shown(values))
+        values = values.detach().cpu().resolve_neg().resolve_conj()
+        return (values.float() if values.dtype.is_floating_point else values).numpy()
+    if hasattr(values, "to_numpy"):  # pandas
+        return values.to_numpy()
+    if isinstance(values, np.ma.MaskedArray) and np.ma.is_masked(values):
+        raise bad_argument("arrays", "values without a mask", "masked ones", "fill or drop them")
+    return values
+
+
+def plain_array(values: Any) -> NDArray[Any]:
+    """Convert values to an array.
+
+    Return a 0-d array if their shapes differ.
+    """
+    try:
+        return np.asarray(as_numpy(values))
+    except ValueError:
+        return np.empty((), dtype=object)
+
+
+Truncate = Literal["head", "tail", "both"]
+
+TRUNCATIONS = ("head", "tail", "both")
+"""Parts of a longer sequence that can be kept."""
+
+
+def cut(values: NDArray[Any], most: int, truncate: Truncate = "head") -> NDArray[Any]:
+    """Keep at most `most` elements of a sequence (N, ...).
+
+    Args:
+        values: Sequence.
+        most: Maximum number of elements.
+        truncate: Part of a longer sequence to keep. "head": the first `most` elements. "tail": the
+            last ones. "both": half of them from each end.
+
+    Source: Sun et al. 2019, How to Fine-Tune BERT for Text Classification?, section 5.3.1.
+
+    Example:
+        >>> import numpy as np
+        >>> from rifflemix.lab.tasks.core.arrays import cut
+        >>> cut(np.arange(6), 3, "both").tolist()
+        [0, 1, 5]
+    """
+    if len(values) <= most:
+        return values
+    if truncate == "head":
+        return values[:most]
+    last = most if truncate == "tail" else most // 2
+    end = values[len(values) - last :]
+    return end if truncate == "tail" else np.concatenate((values[: most - last], end))
+
+
+NAME = "inputs"
+"""Name of the argument in messages."""
+
+
+def listed(raw: Any, what: str) -> list[Any]:
+    """Return the inputs as a list.
+
+    Args:
+        raw: Collection of inputs: a list, an array, a tensor or a pandas object.
+        what: Plural noun for one kind of input, such as "texts".
+
+    Raises:
+        InputError: `raw` is a single input, or has no inputs.
+    """
+    values = as_numpy(raw)
+    is_single = isinstance(values, str | bytes | dict) or not hasattr(values, "__len__")
+    if is_single or getattr(values, "ndim", 1) == 0:
+        raise bad_argument(NAME, f"a list of {what}", shown(raw))
+    if len(values) == 0:
+        raise bad_argument(NAME, f"at least one of the {what}", "none")
+    return list(values)
+
+
+def texts(raw: Any) -> list[str]:
+    """Return the inputs as a list of texts."""
+    found = listed(raw, "texts")
+    for number, text in enumerate(found):
+        if not isinstance(text, str):
+            raise bad_input("a text", shown(text), number)
+    return found
+
+
+def pairs(raw: Any) -> list[tuple[str, str]]:
+    """Return the inputs as a list of pairs of texts."""
+    found = []
+    for number, pair in enumerate(listed(raw, "pairs of texts")):
+        both = list(pair) if isinstance(pair, Sequence) and not isinstance(pair, str) else pair
+        both = both.tolist() if hasattr(both, "tolist") else both
+        is_pair = isinstance(both, list) and len(both) == 2
+        if not is_pair or not all(isinstance(text, str) for text in both):
+            raise bad_input("a pair of texts", shown(pair), number)
+        found.append((both[0], both[1]))
+    return found
+
+
+def check_length(length: int, most: int, number: int, unit: str, *, fixed: bool = False) -> None:
+    """Raise unless input `number` has 1 to `most` tokens, or exactly `most` if `fixed`."""
+    if length > most or length < 1 or (fixed and length != most):
+        expected = f"{most:,} {unit}" if fixed else f"1 to {most:,} {unit}"
+        raise bad_input(expected, f"{length:,}", number)
+
+
+def bad_input(expected: str, got: object, number: int) -> InputError:
+    """Return the error for input `number`."""
+    return bad_argument(NAME, expected, f"{got} in input {number}")

@@ -1,0 +1,1 @@
+"""Generated tasks with known answers: recall, copying, state tracking."""
