@@ -1,4 +1,4 @@
-"""The command line: thin; imports everything, nothing imports it."""
+"""The command line. It imports all other subpackages, and none of them imports it."""
 
 from __future__ import annotations
 
@@ -9,8 +9,10 @@ from rifflemix.errors import InputError, require_packages
 
 
 def main() -> int:
-    """Run the command line; returns the exit code: 0, 1 (a run failed), 2 (bad input) or 130
-    (interrupted).
+    """Run the command line.
+
+    Returns:
+        The exit code: 0, 1 (a run failed), 2 (bad input) or 130 (interrupted).
     """
     try:
         require_packages("the command line", "cli", "typer", "rich")

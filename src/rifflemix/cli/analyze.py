@@ -1,4 +1,4 @@
-"""rifflemix analyze: look inside a trained model, or one with fresh weights."""
+"""rifflemix analyze: inspect a trained model or an untrained preset."""
 
 from __future__ import annotations
 
@@ -21,46 +21,45 @@ EPILOG = """Examples:
 
   rifflemix analyze collapse encoder --mixers softmax,csp --set num_layers=24 --out looks/fresh
 
-TARGET is the folder of a run of train, compare, reproduce or sweep, or a model of `rifflemix list
-models`, which gets fresh weights and random inputs. KIND is pattern, permutation, spectrum,
-collapse, rate, membership, macs, softmax-spread, coherence, cls-attention,
-sinkhorn or all.
+TARGET is the folder of a run of train, compare, reproduce or sweep, or a name from `rifflemix list
+models`. Such a model has random weights and random inputs. KIND is a name from `rifflemix list
+analyses`, or all.
 """
 
 
 def analyze(
-    kind: Annotated[str, typer.Argument(help="What to look at, or all.")],
-    target: Annotated[str, typer.Argument(help="A run's folder, or the name of a model.")],
+    kind: Annotated[str, typer.Argument(help="Name of an analysis, or all.")],
+    target: Annotated[str, typer.Argument(help="Folder of a run, or name of a model.")],
     out: Annotated[Path, Option("Folder for numbers, pictures and the page.", metavar="PATH")],
-    samples: Annotated[int, Option("Samples of the validation split, or random ones.")] = 32,
+    samples: Annotated[
+        int, Option("Number of samples of the validation split, or of random samples.")
+    ] = 32,
     batch_size: Annotated[int, Option("Samples per batch.")] = 16,
     mixers: Annotated[
-        str | None, Option("Of a model with fresh weights: its mixers, with commas between.")
+        str | None, Option("Mixers of an untrained model, separated by commas.")
     ] = None,
     setting: Annotated[
         list[str] | None,
-        Option("Setting of a model with fresh weights; repeatable.", ("--set",), "KEY=VALUE"),
+        Option("Setting of an untrained model; repeatable.", ("--set",), "KEY=VALUE"),
     ] = None,
     tokens: Annotated[int, Option("Tokens of random sequences.")] = 64,
     seed: Seed = 0,
     data_dir: DataDir | None = None,
     data: Annotated[
         Path | None,
-        Option("Of a run on a file or folder of your own: where it is.", metavar="PATH"),
+        Option("File or folder of user data, if it has moved since the run.", metavar="PATH"),
     ] = None,
     threads: Threads | None = None,
     json: Json = False,
 ) -> None:
-    """Look inside: spectra, ranks, permutations, memberships, coding rates, attention, patterns."""
+    """Measure and draw spectra, ranks, permutations, memberships, coding rates or attention."""
     from rifflemix.cli.options import parse_threads
-    from rifflemix.lab.analysis import KINDS, View, analyze_into
-    from rifflemix.lab.runs.device import using_threads
+    from rifflemix.lab.analysis import View, analyze_into, get_analysis, usable_analyses
+    from rifflemix.lab.runs.environment import using_threads
 
-    kinds = tuple(KINDS) if kind == "all" else (kind,)
-    if kind != "all" and kind not in KINDS:
-        raise bad_argument("KIND", f"all or one of {', '.join(KINDS)}", repr(kind))
+    kinds = tuple(usable_analyses()) if kind == "all" else (get_analysis(kind).name,)
     if setting and Path(target).is_dir():
-        raise bad_argument("--set", "none with a run, which has its own", " ".join(setting))
+        raise bad_argument("--set", "no setting for the folder of a run", " ".join(setting))
     console = progress_console()
     with DataProgress(console) as progress, using_threads(parse_threads(threads)):
         view = View(
@@ -90,7 +89,7 @@ def _tell(
     *,
     as_json: bool,
 ) -> None:
-    from rifflemix.lab.analysis.gallery import read_finding
+    from rifflemix.lab.analysis.runner import read_finding
 
     there = [kind for kind in kinds if (out / f"{kind}.json").is_file()]
     found = {kind: read_finding(out / f"{kind}.json") for kind in there}
@@ -102,6 +101,6 @@ def _tell(
         for sentence in finding["seen"]:
             show(f"  {sentence}")
     for kind, why in left_out.items():
-        show(f"{kind}: left out: {why}")
+        show(f"{kind}: skipped: {why}")
     names = ", ".join(path.name for path in written)
-    show(f"Written to {out}: {names}" if written else f"All there already: {out}")
+    show(f"Written to {out}: {names}" if written else f"All files exist already in {out}")

@@ -1,4 +1,4 @@
-"""The commands put together, and how errors end."""
+"""The application: all commands, error messages and exit codes."""
 
 from __future__ import annotations
 
@@ -11,34 +11,16 @@ from typing import Annotated, Any
 
 import typer
 
-import rifflemix
-from rifflemix.cli import (
-    analyze,
-    bench,
-    compare,
-    data,
-    doctor,
-    listing,
-    merge,
-    report,
-    reproduce,
-    sweep,
-    train,
-)
+from rifflemix.cli import analyze, bench, compare, data, listing, reproduce, train, trained, work
 from rifflemix.cli.commands import Commands
 from rifflemix.cli.interrupt import EXIT_BAD_INPUT, EXIT_FAILED, EXIT_INTERRUPTED
 from rifflemix.cli.output import checked_output, complain
-from rifflemix.errors import (
-    InputError,
-    InputWarning,
-    RunFailed,
-    bad_argument,
-    is_out_of_memory,
-)
+from rifflemix.errors import InputError, InputWarning, RunFailed, bad_argument, is_out_of_memory
 from rifflemix.plugins import first_line, in_a_line, plugin_place
+from rifflemix.version import VERSION
 
-# typer carries click inside itself in newer versions and beside itself in older ones; the base
-# class of all wrong-usage errors is found the same way in both.
+# Newer versions of typer contain click and older ones depend on it. This finds click's base class
+# of usage errors in both.
 _UsageError: type[Exception] = typer.BadParameter.__mro__[1]
 
 app = Commands(
@@ -53,7 +35,7 @@ app = Commands(
 
 def _print_version(is_asked_for: bool) -> None:
     if is_asked_for:
-        print(f"rifflemix {rifflemix.__version__}")
+        print(f"rifflemix {VERSION}")
         raise typer.Exit
 
 
@@ -69,39 +51,48 @@ def _options(
 
 
 app.command(epilog=compare.EPILOG)(compare.compare)
-app.command(epilog=merge.EPILOG)(merge.merge)
+app.command(epilog=compare.MERGE_EPILOG)(compare.merge)
 app.command(epilog=train.EPILOG)(train.train)
 app.command(epilog=reproduce.EPILOG)(reproduce.reproduce)
-app.command(epilog=sweep.EPILOG)(sweep.sweep)
-app.command(epilog=report.EPILOG)(report.report)
+app.command(epilog=reproduce.SWEEP_EPILOG)(reproduce.sweep)
+app.command(epilog=work.EPILOG)(work.work)
+app.command(epilog=trained.GENERATE_EPILOG)(trained.generate)
+app.command(epilog=reproduce.REPORT_EPILOG)(reproduce.report)
 app.command(epilog=analyze.EPILOG)(analyze.analyze)
-app.command(epilog=doctor.EPILOG)(doctor.doctor)
+app.command(epilog=trained.PREDICT_EPILOG)(trained.predict)
+app.command(epilog=trained.EXPORT_EPILOG)(trained.export)
+app.command(epilog=trained.CONVERT_EPILOG)(trained.convert)
+app.command(epilog=listing.DOCTOR_EPILOG)(listing.doctor)
 app.add_typer(listing.app, name="list")
 app.add_typer(data.app, name="data")
 app.add_typer(bench.app, name="bench")
 
 
-# Read once, when torch is imported: threads that spin while they wait crawl on a busy machine, and
-# the profiler behind the memory figures prints its own starts and stops.
+# torch reads these variables when it is imported. Waiting threads should not spin, because this
+# slows down a busy machine. The profiler that measures memory should not print.
 _ENVIRONMENT = {"OMP_WAIT_POLICY": "PASSIVE", "KINETO_LOG_LEVEL": "99"}
 
 
 def main() -> int:
-    """Run the command line; returns the exit code: 0, 1 (a run failed), 2 (bad input) or 130
-    (interrupted).
+    """Run the command line.
+
+    Returns:
+        The exit code: 0, 1 (a run failed), 2 (bad input) or 130 (interrupted).
     """
     for name, value in _ENVIRONMENT.items():
         os.environ.setdefault(name, value)
     was_connected = _is_connected()
-    code = _run()
+    code = run_checked(
+        lambda: app(sys.argv[1:] or ["--help"], prog_name="rifflemix", standalone_mode=False)
+    )
     if _is_connected() and not was_connected:
-        # Left to the interpreter's end, gloo's threads now and then abort the process there.
+        # If gloo's threads still run when the interpreter exits, they sometimes abort the process.
         sys.modules["torch"].distributed.destroy_process_group()
     return code
 
 
 def _is_connected() -> bool:
-    """Whether this process has a process group: none without torch, which some commands spare."""
+    """Return whether this process has a process group. Some commands do not import torch."""
     torch = sys.modules.get("torch")
     return (
         torch is not None
@@ -110,13 +101,14 @@ def _is_connected() -> bool:
     )
 
 
-def _run() -> int:
+def run_checked(command: Callable[[], object]) -> int:
+    """Run a command, print an error as one sentence, and return the exit code of `main`."""
     try:
         _check_words(sys.argv[1:])
         with checked_output(), warnings.catch_warnings():
             warnings.simplefilter("always", InputWarning)
             warnings.showwarning = partial(_warn, warnings.showwarning)
-            code = app(sys.argv[1:] or ["--help"], prog_name="rifflemix", standalone_mode=False)
+            code = command()
     except RunFailed as error:
         _fail(str(error))
         return EXIT_FAILED
@@ -144,7 +136,7 @@ def _run() -> int:
 
 
 def _is_nowhere() -> bool:
-    """Whether the current directory has been removed: no path can be read from there."""
+    """Return whether the current directory was removed, so that no path can be read."""
     try:
         os.getcwd()
     except FileNotFoundError:
@@ -153,7 +145,7 @@ def _is_nowhere() -> bool:
 
 
 def _check_words(words: Iterable[str]) -> None:
-    """Raise InputError where a word, such as an old file's name, is no text: results quote all."""
+    """Raise InputError if a word is not UTF-8. Results contain the command."""
     for word in words:
         try:
             word.encode()
@@ -168,7 +160,7 @@ def _warn(
     *where: Any,
     **more: Any,
 ) -> None:
-    """Show what is meant for a user without the line of code that found it."""
+    """Show warnings for users without a line of code."""
     if issubclass(category, InputWarning):
         complain(f"warning: {message}")
     else:

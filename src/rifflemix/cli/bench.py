@@ -1,9 +1,12 @@
-"""rifflemix bench: measure."""
+"""rifflemix bench: measure time and memory."""
 
 from __future__ import annotations
 
+import importlib
+import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -28,43 +31,47 @@ from rifflemix.lab.runs.processes import is_main_process
 
 if TYPE_CHECKING:
     from rifflemix.lab.bench.rows import Shape
-    from rifflemix.lab.bench.runner import Hooks, Settings
 
 Shapes = Annotated[
-    list[str], Option("What to measure at; repeatable.", metavar="BATCH,TOKENS,CHANNELS,HEADS")
+    list[str] | None, Option("Shape to measure; repeatable.", metavar="BATCH,TOKENS,CHANNELS,HEADS")
 ]
-Mixers = Annotated[str, Option("Names with commas between them; all if unset.")]
-Batch = Annotated[int, Option("Sequences.")]
-Dim = Annotated[int, Option("Channels.")]
-Heads = Annotated[int, Option("Heads, where a layer has them.")]
-Causal = Annotated[bool, Option("Causal layers, of the mixers that can be.")]
+Mixers = Annotated[str | None, Option("Names separated by commas; all by default.")]
+Batch = Annotated[int, Option("Number of sequences.")]
+Dim = Annotated[int, Option("Number of channels.")]
+Heads = Annotated[int, Option("Number of heads, for layers with heads.")]
+Causal = Annotated[bool, Option("Build causal layers.")]
+_SIZES: dict[str, tuple[Any, Any]] = {"batch": (Batch, 1), "dim": (Dim, 512), "heads": (Heads, 8)}
+
+
+def _numbers_option(what: str, metavar: str = "N,N,...") -> tuple[Any, None]:
+    return Annotated[str | None, Option(what, metavar=metavar)], None
 
 
 @dataclass(frozen=True)
 class Measurement:
-    """Options, progress, Ctrl-C, files and printing that the commands share."""
+    """Options of all benchmarks. It runs a benchmark, shows progress, and writes the result."""
 
-    dtype: Annotated[str, Option("float32, bfloat16 or float64.")] = "float32"
+    dtype: Annotated[str, Option("Data type: float32, bfloat16 or float64.")] = "float32"
     device: Device = "cpu"
-    repeats: Annotated[int, Option("Timings of each call.")] = 5
+    repeats: Annotated[int, Option("Number of timings of each call.")] = 5
     max_seconds: Annotated[
-        float, Option("Limit for one pass of one row; what takes longer is left out.")
+        float, Option("Time limit for one pass of one candidate; slower ones are left out.")
     ] = 60.0
     threads: Threads | None = None
     out: Annotated[
         Path | None,
-        Option("New file for the JSON, or a folder, where it gets its own name.", metavar="PATH"),
+        Option("New file for the JSON, or a folder for a file with a dated name.", metavar="PATH"),
     ] = None
     json: Json = False
 
     def measure(
         self,
-        run: Callable[[Settings, Hooks], dict[str, Any]],
+        run: Callable[..., dict[str, Any]],
         write_more: Callable[[dict[str, Any], Path], Path] | None = None,
     ) -> None:
-        """Run, keep, print; exit with 130 after Ctrl-C."""
+        """Run, write and print. Exit with code 130 after Ctrl-C."""
         from rifflemix.lab.bench.runner import Hooks, Settings
-        from rifflemix.lab.runs.device import resolve_device, using_threads
+        from rifflemix.lab.runs.environment import resolve_device, using_threads
 
         threads = parse_threads(self.threads)
         settings = Settings(self.dtype, resolve_device(self.device), self.repeats, self.max_seconds)
@@ -75,7 +82,8 @@ class Measurement:
             bar,
             StopRequest(bar.note) as stop,
         ):
-            result = run(settings, Hooks(bar.update, stop, file.save))
+            hooks = Hooks(bar.update, stop, file.save)
+            result = run(settings=settings, hooks=hooks)
         if is_main_process():
             self._tell(result, file, write_more)
         if result["status"] != "complete":
@@ -99,246 +107,148 @@ class Measurement:
 app = Commands(help="Measure time and memory: correctness first, then speed.")
 
 
-@app.command(
-    epilog="Examples:  rifflemix bench ops   |   "
-    "rifflemix bench ops --shape 8,4096,256,8 --dtype bfloat16 --device cuda --out ops.json"
-)
-def ops(
-    *,
-    shape: Shapes | None = None,
-    measurement: Measurement,
-) -> None:
-    """Every operator in every available form, against a copy and softmax attention."""
-    from rifflemix.lab.bench.ops import DEFAULT_SHAPES, run
+# Name of the module in rifflemix.lab.bench -> help, examples and options with their defaults.
+_BENCHMARKS: dict[str, tuple[str, str, dict[str, tuple[Any, Any]]]] = {
+    "ops": (
+        "Measure each operator with each backend, next to a copy and softmax attention.",
+        "rifflemix bench ops   |   "
+        "rifflemix bench ops --shape 8,4096,256,8 --dtype bfloat16 --device cuda --out ops.json",
+        {"shape": (Shapes, None)},
+    ),
+    "layers": (
+        "Measure each mixer as one layer, next to softmax. Small shapes show the cost of Python.",
+        "rifflemix bench layers   |   "
+        "rifflemix bench layers --shape 1,64,64,4 --shape 8,64,64,4 --mixers csp,tssa --repeats 21",
+        {"shape": (Shapes, None), "mixers": (Mixers, None)},
+    ),
+    "models": (
+        "Measure inference and training of a model with each mixer, without one, and softmax.",
+        "rifflemix bench models   |   "
+        "rifflemix bench models --shape 4,4096,256,8 --layers 2 --mixers tssa,csp --out models.json"
+        "   |   rifflemix bench models --model vit --layers 12 --peers",
+        {
+            "shape": (Shapes, None),
+            "model": (Annotated[str, Option("encoder (bytes) or vit (square images).")], "encoder"),
+            "layers": (Annotated[int, Option("Number of blocks.")], 4),
+            "mixers": (Mixers, None),
+            "peers": (
+                Annotated[bool, Option("Include BERT of transformers, or the ViT of timm.")],
+                False,
+            ),
+        },
+    ),
+    "published": (
+        "Measure recipes of papers that report the time and memory of a training step.",
+        "rifflemix bench published --device cuda   |   "
+        "rifflemix bench published --rows dimension_mixer/table4-cifar10-p4-l4-dense --batch 8",
+        {
+            "rows": (
+                Annotated[str | None, Option("Recipes separated by commas; all by default.")],
+                None,
+            ),
+            "batch": (
+                Annotated[int | None, Option("Samples per step; the paper's by default.")],
+                None,
+            ),
+        },
+    ),
+    "scaling": (
+        "Measure layers over a range of N or C, and plot growth and crossover with softmax.\n\n"
+        "The plot is written next to the JSON.",
+        "rifflemix bench scaling --out runs/bench   |   "
+        "rifflemix bench scaling --tokens 196,1024,4096,16384,65536 --mixers tssa,csp --peers   |  "
+        " rifflemix bench scaling --tokens 1024 --dims 96,192,384,768 --causal",
+        {
+            "tokens": _numbers_option("Numbers of tokens; 256 to 16384 by default."),
+            **_SIZES,
+            "dims": _numbers_option(
+                "Numbers of channels for one number of tokens; replaces --dim.", "C,C,..."
+            ),
+            "mixers": (Mixers, None),
+            "causal": (Causal, False),
+            "peers": (Annotated[bool, Option("Include layers of installed packages.")], False),
+        },
+    ),
+    "decode": (
+        "Measure a decoding step after long contexts, next to attention with a cache.",
+        "rifflemix bench decode   |   "
+        "rifflemix bench decode --contexts 1024,65536 --mixers tssa,csp --out runs/bench",
+        {
+            "contexts": _numbers_option(
+                "Numbers of earlier tokens; 1024, 16384 and 262144 by default."
+            ),
+            **_SIZES,
+            "mixers": (Mixers, None),
+        },
+    ),
+    "parallel": (
+        "Measure layers that share one sequence over the processes of torchrun.",
+        "torchrun --nproc-per-node 4 -m rifflemix bench parallel   |   "
+        "torchrun --nproc-per-node 2 -m rifflemix bench parallel --tokens 1024,8192 "
+        "--mixers tssa,csp --causal --out runs/bench",
+        {
+            "tokens": _numbers_option("Numbers of tokens; 1024, 4096 and 16384 by default."),
+            **_SIZES,
+            "mixers": (Mixers, None),
+            "causal": (Causal, False),
+        },
+    ),
+    "lra": (
+        "Measure Long Range Arena models, next to the Sliceformer paper's Table III.",
+        "rifflemix bench lra --device cuda --out runs/bench   |   "
+        "rifflemix bench lra --tokens 1024 --batch 2 --mixers sliceformer,linformer",
+        {
+            "tokens": _numbers_option("Numbers of tokens; 1024 to 4096 by default, as the paper."),
+            "batch": (Batch, 32),
+            "mixers": (Mixers, None),
+        },
+    ),
+}
 
-    shapes = _shapes(shape) or DEFAULT_SHAPES
-    measurement.measure(lambda settings, hooks: run(shapes, settings, hooks))
 
+def _command_of(name: str) -> Callable[..., None]:
+    """Return the command of a benchmark, which parses options and calls `run`."""
+    options = _BENCHMARKS[name][2]
 
-@app.command(
-    epilog="Examples:  rifflemix bench layers   |   "
-    "rifflemix bench layers --shape 1,64,64,4 --shape 8,64,64,4 --mixers csp,tssa --repeats 21"
-)
-def layers(
-    *,
-    shape: Shapes | None = None,
-    mixers: Mixers | None = None,
-    measurement: Measurement,
-) -> None:
-    """Every mixer as one layer, against softmax; small unless told otherwise: what Python costs."""
-    from rifflemix.lab.bench.layers import DEFAULT_SHAPES, run
+    def command(*, measurement: Measurement, **given: Any) -> None:
+        run = importlib.import_module(f"rifflemix.lab.bench.{name}").run
+        has_plot = name == "scaling"
+        if has_plot and measurement.out is not None:
+            require_packages("the plot", "compare", "matplotlib")
+        arguments = dict(_parsed(key, value) for key, value in given.items() if value is not None)
+        measurement.measure(partial(run, **arguments), _write_plot if has_plot else None)
 
-    shapes = _shapes(shape) or DEFAULT_SHAPES
-    names = None if mixers is None else parse_names(mixers, "--mixers")
-    measurement.measure(
-        lambda settings, hooks: run(shapes, mixers=names, settings=settings, hooks=hooks)
+    kinds = {key: kind for key, (kind, _) in options.items()} | {"measurement": Measurement}
+    command.__name__, command.__doc__ = name, _BENCHMARKS[name][0]
+    command.__annotations__ = kinds
+    command.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
+        [
+            inspect.Parameter(key, inspect.Parameter.KEYWORD_ONLY, default=default)
+            for key, (_, default) in {**options, "measurement": (None, None)}.items()
+        ]
     )
+    return command
 
 
-@app.command(
-    epilog="Examples:  rifflemix bench models   |   "
-    "rifflemix bench models --shape 4,4096,256,8 --layers 2 --mixers tssa,csp --out models.json"
-    "   |   rifflemix bench models --model vit --layers 12 --peers"
-)
-def models(
-    *,
-    shape: Shapes | None = None,
-    model: Annotated[str, Option("encoder, of bytes, or vit, of square images.")] = "encoder",
-    layers: Annotated[int, Option("Blocks of the model.")] = 4,
-    mixers: Mixers | None = None,
-    peers: Annotated[
-        bool, Option("Let BERT of transformers, or timm's vision transformer, take part.")
-    ] = False,
-    measurement: Measurement,
-) -> None:
-    """Inference and training of a model with every mixer, against no mixer and softmax."""
-    from rifflemix.lab.bench.models import run
-
-    shapes = _shapes(shape)
-    names = None if mixers is None else parse_names(mixers, "--mixers")
-    measurement.measure(
-        lambda settings, hooks: run(
-            shapes,
-            model=model,
-            layers=layers,
-            mixers=names,
-            peers=peers,
-            settings=settings,
-            hooks=hooks,
-        )
-    )
+def _parsed(option: str, value: Any) -> tuple[str, Any]:
+    """Return the name and the value of an argument of `run`."""
+    if option == "shape":
+        return "shapes", _shapes(value)
+    if option in ("mixers", "rows"):
+        return ("names" if option == "rows" else option), parse_names(value, f"--{option}")
+    if option in ("tokens", "contexts", "dims"):
+        wanted = "C,C,..." if option == "dims" else "N,N,..."
+        return option, _numbers(value, f"--{option}", wanted)
+    return option, value
 
 
-@app.command(
-    epilog="Examples:  rifflemix bench published --device cuda   |   "
-    "rifflemix bench published --rows dimension_mixer/table4-cifar10-p4-l4-dense --batch 8"
-)
-def published(
-    *,
-    rows: Annotated[str | None, Option("Recipes with commas between them; all if unset.")] = None,
-    batch: Annotated[int | None, Option("Samples of a step; the paper's if unset.")] = None,
-    measurement: Measurement,
-) -> None:
-    """Rows whose papers print the time and memory of a training step, theirs beside ours."""
-    from rifflemix.lab.bench.published import run
-
-    names = None if rows is None else parse_names(rows, "--rows")
-    measurement.measure(
-        lambda settings, hooks: run(names, batch=batch, settings=settings, hooks=hooks)
-    )
-
-
-@app.command(
-    epilog="Examples:  rifflemix bench scaling --out benchmarks/results   |   "
-    "rifflemix bench scaling --tokens 196,1024,4096,16384,65536 --mixers tssa,csp --peers   |   "
-    "rifflemix bench scaling --tokens 1024 --dims 96,192,384,768 --causal"
-)
-def scaling(
-    *,
-    tokens: Annotated[
-        str | None,
-        Option("Numbers of tokens; 256 to 16384 if unset.", metavar="N,N,..."),
-    ] = None,
-    batch: Batch = 1,
-    dim: Dim = 512,
-    dims: Annotated[
-        str | None,
-        Option("Numbers of channels, at one number of tokens; replaces --dim.", metavar="C,C,..."),
-    ] = None,
-    heads: Heads = 8,
-    mixers: Mixers | None = None,
-    causal: Causal = False,
-    peers: Annotated[bool, Option("Let layers of other installed packages take part.")] = False,
-    measurement: Measurement,
-) -> None:
-    """Every mixer as a layer over a range of N or C: growth, crossover with softmax, plot.
-
-    The plot is written beside the JSON.
-    """
-    from rifflemix.lab.bench.scaling import DEFAULT_TOKENS, run
-
-    if measurement.out is not None:
-        require_packages("the plot", "compare", "matplotlib")
-    lengths = DEFAULT_TOKENS if tokens is None else _numbers(tokens, "--tokens", "N,N,...")
-    widths = None if dims is None else _numbers(dims, "--dims", "C,C,...")
-    names = None if mixers is None else parse_names(mixers, "--mixers")
-    measurement.measure(
-        lambda settings, hooks: run(
-            lengths,
-            batch=batch,
-            dim=dim,
-            dims=widths,
-            heads=heads,
-            mixers=names,
-            causal=causal,
-            peers=peers,
-            settings=settings,
-            hooks=hooks,
-        ),
-        _write_plot,
-    )
-
-
-@app.command(
-    epilog="Examples:  rifflemix bench decode   |   "
-    "rifflemix bench decode --contexts 1024,65536 --mixers tssa,csp --out benchmarks/results"
-)
-def decode(
-    *,
-    contexts: Annotated[
-        str | None,
-        Option("Tokens before the new one; 1024, 16384, 262144 if unset.", metavar="N,N,..."),
-    ] = None,
-    batch: Batch = 1,
-    dim: Dim = 512,
-    heads: Heads = 8,
-    mixers: Mixers | None = None,
-    measurement: Measurement,
-) -> None:
-    """One more token after long contexts, of every mixer that streams, against a cache."""
-    from rifflemix.lab.bench.decode import DEFAULT_CONTEXTS, run
-
-    lengths = DEFAULT_CONTEXTS if contexts is None else _numbers(contexts, "--contexts", "N,N,...")
-    names = None if mixers is None else parse_names(mixers, "--mixers")
-    measurement.measure(
-        lambda settings, hooks: run(
-            lengths,
-            batch=batch,
-            dim=dim,
-            heads=heads,
-            mixers=names,
-            settings=settings,
-            hooks=hooks,
-        )
-    )
-
-
-@app.command(
-    epilog="Examples:  torchrun --nproc-per-node 4 -m rifflemix bench parallel   |   "
-    "torchrun --nproc-per-node 2 -m rifflemix bench parallel --tokens 1024,8192 --mixers tssa,csp "
-    "--causal --out benchmarks/results"
-)
-def parallel(
-    *,
-    tokens: Annotated[
-        str | None,
-        Option("Numbers of tokens; 1024, 4096, 16384 if unset.", metavar="N,N,..."),
-    ] = None,
-    batch: Batch = 1,
-    dim: Dim = 512,
-    heads: Heads = 8,
-    mixers: Mixers | None = None,
-    causal: Causal = False,
-    measurement: Measurement,
-) -> None:
-    """Layers whose tokens torchrun's processes share: time, memory, bytes sent, against one."""
-    from rifflemix.lab.bench.parallel import DEFAULT_TOKENS, run
-
-    lengths = DEFAULT_TOKENS if tokens is None else _numbers(tokens, "--tokens", "N,N,...")
-    names = None if mixers is None else parse_names(mixers, "--mixers")
-    measurement.measure(
-        lambda settings, hooks: run(
-            lengths,
-            batch=batch,
-            dim=dim,
-            heads=heads,
-            mixers=names,
-            causal=causal,
-            settings=settings,
-            hooks=hooks,
-        )
-    )
-
-
-@app.command(
-    epilog="Examples:  rifflemix bench lra --device cuda --out benchmarks/results   |   "
-    "rifflemix bench lra --tokens 1024 --batch 2 --mixers sliceformer,linformer"
-)
-def lra(
-    *,
-    tokens: Annotated[
-        str | None, Option("1024 to 4096 if unset, as the paper.", metavar="N,N,...")
-    ] = None,
-    batch: Batch = 32,
-    mixers: Mixers | None = None,
-    measurement: Measurement,
-) -> None:
-    """Long Range Arena models, beside the figures of the Sliceformer paper's Table III."""
-    from rifflemix.lab.bench.lra import run
-    from rifflemix.lab.bench.printed_speed import LENGTHS
-
-    lengths = LENGTHS if tokens is None else _numbers(tokens, "--tokens", "N,N,...")
-    names = None if mixers is None else parse_names(mixers, "--mixers")
-    measurement.measure(
-        lambda settings, hooks: run(
-            lengths, batch=batch, mixers=names, settings=settings, hooks=hooks
-        )
-    )
+for _name in _BENCHMARKS:
+    app.command(epilog=f"Examples:  {_BENCHMARKS[_name][1]}")(_command_of(_name))
 
 
 def _write_plot(result: dict[str, Any], file: Path) -> Path:
     from rifflemix.files import write_bytes
-    from rifflemix.lab.bench.scaling_plot import scaling_plot
+    from rifflemix.lab.bench.plots import scaling_plot
 
     plot = _plot_of(file)
     write_bytes(plot, scaling_plot(result))
@@ -350,10 +260,10 @@ def _plot_of(file: Path) -> Path:
 
 
 class _File:
-    """The file of a result; it is written again as the result grows, by the main process alone.
+    """File of a result. The main process writes it again after each group.
 
     Raises:
-        InputError: a file that is there already, or a path that cannot be written.
+        InputError: the file exists, or the path cannot be written.
     """
 
     def __init__(self, out: Path | None, *, has_plot: bool = False) -> None:
@@ -380,14 +290,14 @@ class _File:
         check_folder(out.absolute().parent)
 
     def save(self, result: dict[str, Any]) -> None:
-        """Write what there is so far."""
+        """Write the partial result."""
         from rifflemix.files import make_folder, write_json
         from rifflemix.lab.bench.rows import new_file, result_name
 
         if self._out is None or not is_main_process():
             return
         if self._path is None and _is_file(self._out):
-            self._check_new()  # others may have been faster
+            self._check_new()  # another process may have written it
             self._path = self._out
         elif self._path is None:
             make_folder(self._out)
@@ -399,17 +309,17 @@ class _File:
             raise bad_argument("--out", "a new file or a folder", f"{self._out}, which exists")
 
     def paths(self) -> list[Path]:
-        """The file, once something was written."""
+        """Return the file, if it was written."""
         return [] if self._path is None else [self._path]
 
 
 def _is_file(out: Path) -> bool:
-    """Whether --out names a file: folders have no suffix, or are there."""
+    """Return whether --out names a file: it has a suffix and is not an existing folder."""
     return bool(out.suffix) and not out.is_dir()
 
 
 class _Bar:
-    """A bar on a terminal, and a line every group of measurements elsewhere."""
+    """Progress bar on a terminal; otherwise one line per group of measurements."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
@@ -424,16 +334,16 @@ class _Bar:
         self._task = self._bar.add_task("starting", total=None)
 
     def __enter__(self) -> _Bar:
-        """Start to show."""
+        """Show the bar."""
         self._bar.start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Stop to show."""
+        """Hide the bar."""
         self._bar.stop()
 
     def update(self, done: int, total: int, text: str) -> None:
-        """Show how far the measurement has come."""
+        """Show the progress."""
         self._bar.update(self._task, completed=done, total=total, description=text)
         if not self._console.is_terminal and text.startswith("timing"):
             self.note(f"{done}/{total} {text}")

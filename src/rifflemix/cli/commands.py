@@ -1,4 +1,4 @@
-"""Commands whose options are declared outside the command line."""
+"""Build typer commands from functions and dataclasses annotated with `Option`."""
 
 from __future__ import annotations
 
@@ -17,40 +17,40 @@ from rifflemix.plugins import load_plugin
 
 
 def parse_path(text: str) -> Path:
-    """A path as typed; an empty one would name the current folder.
+    """Return a path and expand `~`. Raise an error if the text is empty.
 
-    Shells leave the ~ of --out=~/runs as it is, which would name a folder of that name.
-    `files.user_path` would do it, too, but importing that room takes torch.
+    Shells do not expand the `~` of --out=~/runs. `files.user_path` does the same, but its module
+    imports torch.
     """
     if not text:
         raise typer.BadParameter("expected a path, got an empty text")
     try:
         return Path(text).expanduser()
     except RuntimeError:
-        expected = "expected a path whose ~ stands for a user's folder"
+        expected = "expected a path with ~ for the folder of a user"
         raise typer.BadParameter(f"{expected}, got {text}") from None
 
 
 class Commands(typer.Typer):
-    """Commands whose parameters are annotated with `Option`, or are dataclasses of such fields.
+    """A typer application for functions whose parameters are annotated with `Option`.
 
-    A dataclass stands in the command line as its fields, in its place among the parameters, and
-    comes to the command as one value. Every command takes `--plugin`, last of its options.
+    A parameter can also be a dataclass of such fields: each field becomes an option, and the
+    command receives the dataclass. Every command has the option `--plugin`.
     """
 
     def command(self, *args: Any, **kwargs: Any) -> Callable[[Any], Any]:
-        """Add a function as a command; arguments as for typer."""
+        """Add a function as a command, with the arguments of typer."""
         register = super().command(*args, **kwargs)
         return lambda function: register(_with_options(function))
 
     def callback(self, *args: Any, **kwargs: Any) -> Callable[[Any], Any]:
-        """Add a function as what runs before the commands; arguments as for typer."""
+        """Add a function that runs before the commands, with the arguments of typer."""
         register = super().callback(*args, **kwargs)
         return lambda function: register(_with_options(function))
 
 
 def _with_options(function: Callable[..., None]) -> Callable[..., None]:
-    """The function as typer wants it: one parameter for each option."""
+    """Return a function for typer, with one parameter for each option."""
     plain = get_type_hints(function)
     groups: dict[str, Any] = {n: kind for n, kind in plain.items() if is_dataclass(kind)}
     parameters: list[inspect.Parameter] = []
@@ -83,7 +83,7 @@ _PLUGINS = "plugin"
 
 
 def _plugins() -> inspect.Parameter:
-    """The option of every command that loads files before the command starts."""
+    """Return the parameter `plugin`, which every command has."""
 
     def declared(*, plugin: Plugins = None) -> None: ...
 
@@ -107,7 +107,7 @@ def _field_parameters(kind: Any) -> list[inspect.Parameter]:
 
 
 def _annotations(owner: Any) -> Mapping[str, Any]:
-    """Annotations with every `Option` in the words of typer."""
+    """Return the annotations, with each `Option` as a typer option."""
     options, plain = declared_options(owner), get_type_hints(owner)
     annotations = get_type_hints(owner, include_extras=True)
     for name, option in options.items():

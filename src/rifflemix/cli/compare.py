@@ -1,25 +1,37 @@
-"""rifflemix compare: the main job."""
+"""rifflemix compare: train several mixers. rifflemix merge: combine comparisons."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.table import Table
 
 from rifflemix.cli import options
+from rifflemix.cli.commands import parse_path
+from rifflemix.cli.costs import compare_forecasts, show_forecasts
 from rifflemix.cli.data import DataProgress
-from rifflemix.cli.interrupt import EXIT_INTERRUPTED
+from rifflemix.cli.options import compare_config, one_or_many
 from rifflemix.cli.output import print_json, progress_console, show, tell
-from rifflemix.cli.settings import compare_config
-from rifflemix.cli.shown import run_shown
-from rifflemix.cli.suite import compare_suite
+from rifflemix.cli.suite import compare_suite, show_suite
+from rifflemix.cli.workers import (
+    check_workers,
+    has_gpus,
+    kept_options,
+    run_with_live_table,
+    tell_rest,
+    thread_default,
+    train_with_workers,
+    worker_count,
+)
 from rifflemix.errors import InputError, bad_argument
 from rifflemix.lab.report.terminal import plain, text_table
-from rifflemix.lab.runs.options import Json, Option, Out, RunOptions, Task
+from rifflemix.lab.runs.options import Json, OneSeed, Option, Out, RunOptions, Task, WorkerOptions
+
+if TYPE_CHECKING:
+    from rifflemix.lab.comparison.rows import Table as ComparisonTable
 
 EPILOG = """Examples:
 
@@ -32,6 +44,8 @@ EPILOG = """Examples:
   rifflemix compare --task digits --mixers csp,csp-4=csp --mixer-option csp-4.num_groups=4 --out a
 
   rifflemix compare --task digits --lr 1e-3,3e-3,1e-2 --seeds 3 --out runs/tuned
+
+  rifflemix compare --task digits --lr 1e-3,3e-3,1e-2 --stop-early --workers 2 --out runs/halved
 
   rifflemix compare --config runs/tuned/config.toml --out runs/again
 
@@ -52,77 +66,97 @@ def compare(
     mixers: Annotated[
         str | None,
         Option(
-            "Names, or LABEL=NAME for one more setting, with commas between; all: every mixer. "
-            "If unset: softmax and the mixers of the five papers."
+            "Names separated by commas; LABEL=NAME adds a mixer with other options; all means "
+            "every mixer. If unset: softmax and the mixers of the five papers."
         ),
     ] = None,
     seeds: Annotated[
         str | None,
         Option("Number of seeds 0, 1, ..., or a list of them; 1 if unset.", metavar="NUMBER"),
     ] = None,
+    seed: OneSeed = None,
     config: Annotated[
         Path | None,
-        Option("File with these choices; options on the command line win.", metavar="FILE.toml"),
+        Option("File with settings. Options on the command line win.", metavar="FILE.toml"),
     ] = None,
     suite: Annotated[
         str | None,
-        Option("Set of tasks in place of --task: lra-small, lra-small-smoke.", metavar="NAME"),
+        Option(
+            "Set of tasks in place of --task: lra-small, lra-small-smoke, recall-small, mad-small, "
+            "recall, mad.",
+            metavar="NAME",
+        ),
     ] = None,
     tasks: Annotated[
-        str | None, Option("Of the suite, with commas between; all if unset.", metavar="NAMES")
+        str | None,
+        Option("Tasks of the suite, separated by commas; all if unset.", metavar="NAMES"),
     ] = None,
+    stop_early: Annotated[
+        bool, Option("Stop the worse half of several --lr values at rungs; see the page on tuning.")
+    ] = False,
     run: RunOptions,
+    pool: WorkerOptions,
     json: Json = False,
 ) -> None:
-    """Train every mixer on the same backbone, data, budget and seeds; write one fair table.
+    """Train every mixer with the same backbone, data, budget and seeds, and write one table.
 
-    Writes results.json, table.md, plot.png and report.html to --out; of a suite, one folder a task
-    and one page over all.
+    Writes results.json, table.md, plot.png and report.html to --out. A suite has one folder per
+    task and one page for all tasks.
     """
-    from rifflemix.lab.comparison import check_any_finished, plan_comparison
-    from rifflemix.lab.comparison.files import write_comparison_files
+    from rifflemix.lab.comparison import collect_comparison, measure_apart, plan_comparison
+    from rifflemix.lab.comparison.pages.files import write_comparison_files
+    from rifflemix.lab.comparison.rows import Table as ComparisonTable
+    from rifflemix.lab.runs.environment import gpus_elsewhere
     from rifflemix.lab.runs.processes import is_main_process
-    from rifflemix.lab.runs.trackers import check_tracker
+    from rifflemix.lab.runs.status import check_tracker
 
     check_tracker(run.tracker)
+    check_workers(pool)
+    seeds = one_or_many(seeds, seed)
     if suite is not None:
-        compare_suite(suite, tasks, out, mixers, seeds, run, {"task": task, "config": config}, json)
+        others = {"task": task, "config": config}
+        compare_suite(suite, tasks, out, mixers, seeds, stop_early, run, pool, others, json)
         return
     if tasks is not None:
-        raise bad_argument("--tasks", "a --suite that they are of", "none", "--task names one task")
-    given = _choices(task, mixers, seeds, run.data_dir, config)
-    chosen = compare_config(given.task, given.mixers, given.seeds, run, given.settings)
+        raise bad_argument("--tasks", "--suite next to it", "none", "use --task for one task")
+    given = _choices(task, mixers, seeds, run, config)
+    if stop_early:
+        given.settings["stop_early"] = True
+    if "threads" not in given.settings:
+        run = replace(run, threads=thread_default(pool, run.threads, out))
+    with gpus_elsewhere(has_gpus(pool)):
+        chosen = compare_config(given.task, given.mixers, given.seeds, run, given.settings)
     with DataProgress(progress_console()) as progress:
         plan = plan_comparison(chosen, out, data_dir=given.data_dir, progress=progress)
     if given.is_default:
         _tell_default(given.task, tuple(given.mixers))
-    results, _ = run_shown(plan, run)
-    if is_main_process():
-        write_comparison_files(plan.out, results)
-        _tell(plan.out, results, json)
-    check_any_finished(results)
-    if results["status"] != "complete":
-        raise typer.Exit(EXIT_INTERRUPTED)
-
-
-def _tell(out: Path, results: dict[str, Any], as_json: bool) -> None:
-    from rifflemix.lab.comparison.notes import partial_note
-
-    if as_json:
-        print_json(results)
+    if pool.dry_run:
+        show_forecasts(compare_forecasts([plan], pool), worker_count(pool), as_json=json)
+        return
+    is_stopped = train_with_workers(
+        plan.out, [plan], pool, plan.config.threads or 1, given.data_dir, kept_options(run)
+    )
+    if is_stopped is None:
+        results, is_stopped = run_with_live_table(plan, run, pool)
     else:
-        _show(out, results)
-    if results["status"] != "complete":
-        tell(progress_console(), partial_note(results))
+        if not is_stopped and pool.slurm is None:
+            measure_apart(plan)
+        results = collect_comparison(plan)
+    if is_main_process():
+        table = ComparisonTable(results)
+        write_comparison_files(plan.out, table)
+        show_comparison(table, plan.out, json)
+    results.check_any_finished()
+    tell_rest(pool, results.status, is_stopped=is_stopped)
 
 
 @dataclass(frozen=True)
 class _Choices:
-    """The choices of options and of a file; `settings` are the other settings of the file."""
+    """Choices from options and a file. `settings` are the other settings of the file."""
 
     task: str
     mixers: dict[str, str]
-    is_default: bool  # neither the options nor the file name mixers
+    is_default: bool  # no mixers in the options or in the file
     seeds: tuple[int, ...]
     data_dir: Path | None
     settings: dict[str, Any]
@@ -132,12 +166,12 @@ def _choices(
     task: str | None,
     mixers: str | None,
     seeds: str | None,
-    data_dir: Path | None,
+    run: RunOptions,
     file: Path | None,
 ) -> _Choices:
-    from rifflemix.lab.comparison.choices import chosen_mixers, chosen_seeds
-    from rifflemix.lab.comparison.toml_file import read_config
-    from rifflemix.mixers.named import ALL
+    from rifflemix.lab.comparison.choices import chosen_mixers, chosen_seeds, read_config
+    from rifflemix.lab.tasks import task_card
+    from rifflemix.mixers.registry import ALL
 
     of_file = {} if file is None else read_config(file)
     task = task or of_file.pop("task", None)
@@ -146,11 +180,16 @@ def _choices(
     of_file.pop("task", None)
     mixers_of_file, seeds_of_file = of_file.pop("mixers", None), of_file.pop("seeds", 1)
     data_dir_of_file = of_file.pop("data_dir", None)
-    names, _ = chosen_mixers(mixers_of_file, task)
+    of_task = {
+        **of_file.get("task_options", {}),
+        **options.parse_task_options(run.task_option, task),
+    }
+    card = task_card(task).for_options(of_task)
+    names, _ = chosen_mixers(mixers_of_file, card)
     if mixers is not None:
-        chosen, _ = chosen_mixers(options.parse_mixers(mixers), task)
+        chosen, _ = chosen_mixers(options.parse_mixers(mixers), card)
         known = ALL if mixers_of_file is None else mixers_of_file
-        not_chosen = chosen_mixers(known, task)[0].keys() - chosen.keys()
+        not_chosen = chosen_mixers(known, card)[0].keys() - chosen.keys()
         of_mixers = of_file.pop("mixer_options", {})
         of_file["mixer_options"] = {k: v for k, v in of_mixers.items() if k not in not_chosen}
         names = chosen
@@ -159,13 +198,13 @@ def _choices(
         names,
         mixers is None and mixers_of_file is None,
         chosen_seeds(seeds_of_file) if seeds is None else options.parse_seeds(seeds),
-        Path(data_dir_of_file) if data_dir is None and data_dir_of_file else data_dir,
+        Path(data_dir_of_file) if run.data_dir is None and data_dir_of_file else run.data_dir,
         of_file,
     )
 
 
 def _tell_default(task: str, names: tuple[str, ...]) -> None:
-    """Print the default mixers, and which of them do not fit the task."""
+    """Print the default mixers, and those that do not fit the task."""
     from rifflemix.lab.comparison.config import takes_graphs
     from rifflemix.lab.tasks import task_card
     from rifflemix.mixers import HEADLINE
@@ -182,21 +221,59 @@ def _tell_default(task: str, names: tuple[str, ...]) -> None:
         tell(console, f"task {task} {reason}; left out: {left_out}")
 
 
-def terminal_table(results: Mapping[str, Any]) -> Table:
-    """The table for a terminal."""
-    from rifflemix.lab.comparison.table import comparison_rows, table_cells, table_headers
+def show_comparison(table: ComparisonTable, out: Path, as_json: bool) -> None:
+    """Print the table and its main notes, or results.json."""
+    from rifflemix.lab.comparison.pages.notes import bold_note, partial_note, softmax_note
+    from rifflemix.lab.decode import encode
 
-    rows = comparison_rows(results)
-    headers = table_headers(rows)
-    cells = ((plain(c.text, is_bold=c.best) for c in row) for row in table_cells(rows))
+    if as_json:
+        print_json(encode(table.results))
+    else:
+        show(terminal_table(table))
+        show(bold_note(table))
+        show(softmax_note(table))
+        show(f"Written to {out}: results.json, table.md, plot.png, report.html")
+    if not table.results.is_complete:
+        tell(progress_console(), partial_note(table.results))
+
+
+def terminal_table(table: ComparisonTable) -> Table:
+    """Build the table for a terminal."""
+    from rifflemix.lab.comparison.pages.table import table_cells, table_headers
+
+    headers = table_headers(table)
+    cells = ((plain(c.text, is_bold=c.best) for c in row) for row in table_cells(table))
     inner = range(1, len(headers) - 1)
-    return text_table(headers, cells, title=results["task"]["title"], right=inner)
+    return text_table(headers, cells, title=table.results.task.title, right=inner)
 
 
-def _show(out: Path, results: dict[str, Any]) -> None:
-    from rifflemix.lab.comparison.notes import bold_note, softmax_note
+MERGE_EPILOG = """Examples:
 
-    show(terminal_table(results))
-    show(bold_note(results))
-    show(softmax_note(results))
-    show(f"Written to {out}: results.json, table.md, plot.png, report.html")
+  rifflemix merge runs/monday runs/tuesday --out runs/both
+
+The folders can differ in mixers or in seeds. Task, data, model and budget must be equal. Folders of
+a suite can also differ in tasks.
+"""
+
+
+def merge(
+    runs: Annotated[
+        list[Path],
+        typer.Argument(
+            help="Folders of `rifflemix compare`: comparisons only, or suites only.",
+            parser=parse_path,
+        ),
+    ],
+    out: Annotated[Path, Option("Folder for the combined table.", metavar="PATH")],
+    json: Json = False,
+) -> None:
+    """Combine finished comparisons in one table. The runs stay in their folders."""
+    from rifflemix.lab.comparison.merging import merge_comparisons
+    from rifflemix.lab.comparison.suites.merging import is_suite, merge_suites
+    from rifflemix.lab.comparison.suites.report import SuiteReport
+
+    if any(is_suite(run) for run in runs):
+        suite = merge_suites(runs, out)
+        show_suite(suite.record, SuiteReport(suite.tables), out, json)
+    else:
+        show_comparison(merge_comparisons(runs, out).table, out, json)

@@ -1,4 +1,4 @@
-"""rifflemix data: what data is at hand, and the slow part of loading ahead of time."""
+"""rifflemix data: list the data of tasks, and prepare it in advance."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ app = Commands(help="Find and prepare data.")
 
 @app.command("list", epilog="Examples:  rifflemix data list --data-dir data")
 def list_data(data_dir: DataDir | None = None, json: Json = False) -> None:
-    """For every task: whether its data is at hand, where, where it comes from, the licence."""
+    """List for every task whether its data is available, with path, source and license."""
     from rifflemix.lab.tasks import task_card, task_status, usable_tasks
 
     entries = [
@@ -49,7 +49,7 @@ def list_data(data_dir: DataDir | None = None, json: Json = False) -> None:
         (e["name"], "yes" if e["available"] else "no", e["detail"], e["source"], e["licence"])
         for e in entries
     ]
-    show(plain_table(("Task", "At hand", "Found", "Source", "Licence"), rows))
+    show(plain_table(("Task", "Available", "Found", "Source", "Licence"), rows))
 
 
 @app.command(
@@ -60,10 +60,12 @@ def prepare(
     task: Annotated[str, typer.Argument(help="Task; see `rifflemix list tasks`.")],
     data_dir: DataDir | None = None,
     task_option: TaskOptions | None = None,
-    max_samples: Annotated[int | None, Option("Most samples of each split; all if unset.")] = None,
+    max_samples: Annotated[
+        int | None, Option("Largest number of samples per split; all if unset.")
+    ] = None,
     json: Json = False,
 ) -> None:
-    """Read, verify, decode or generate a task's data, so that later commands start at once."""
+    """Read, verify, decode or generate the data of a task. Later commands then start at once."""
     from rifflemix.lab.tasks import prepare_task
 
     options = parse_task_options(task_option, task)
@@ -78,11 +80,11 @@ def prepare(
 
 
 class DataProgress:
-    """A progress bar on a terminal, and a line every ten seconds elsewhere.
+    """A progress bar on a terminal. Other outputs get a line every ten seconds.
 
     Args:
         console: where to write.
-        time_is_up: asked at each call whether preparation shall stop.
+        time_is_up: called at each update; True stops the preparation.
     """
 
     def __init__(self, console: Console, time_is_up: Callable[[], bool] = lambda: False) -> None:

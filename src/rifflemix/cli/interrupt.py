@@ -1,4 +1,4 @@
-"""Ctrl-C: the first one asks for a clean stop, the second one stops at once."""
+"""Handle Ctrl-C: the first requests a clean stop, the second stops at once."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ EXIT_FAILED, EXIT_BAD_INPUT, EXIT_INTERRUPTED = 1, 2, 130
 
 
 class StopRequest:
-    """While entered, the first Ctrl-C only sets a flag; calling the object reads it.
+    """Context in which the first Ctrl-C only sets a flag. Calling the object returns the flag.
 
-    The signal may come in the midst of a print or an import, which cannot be entered twice, so a
-    thread of its own waits to answer it.
+    A signal can arrive during a print or an import, which cannot run twice at once. So another
+    thread shows the message.
 
     Args:
-        say: shows a line of text; told what happens now and what a second Ctrl-C does.
+        say: shows a line of text, which explains a second Ctrl-C.
     """
 
     def __init__(self, say: Callable[[str], None]) -> None:
@@ -30,11 +30,11 @@ class StopRequest:
         self._speaker = Thread(target=self._speak, daemon=True)
 
     def __call__(self) -> bool:
-        """Whether a stop was asked for."""
+        """Return whether a stop was requested."""
         return self._requested
 
     def __enter__(self) -> Self:
-        """Take over SIGINT."""
+        """Install the handler of SIGINT."""
         self._speaker.start()
         self._previous = signal.signal(signal.SIGINT, self._handle)
         return self
@@ -45,7 +45,7 @@ class StopRequest:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """Give SIGINT back once all is said."""
+        """Restore the handler of SIGINT and wait for the message."""
         signal.signal(signal.SIGINT, self._previous)
         self._lines.put(None)
         self._speaker.join()

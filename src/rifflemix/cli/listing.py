@@ -1,24 +1,48 @@
-"""rifflemix list: what there is."""
+"""rifflemix list: mixers, models, tasks, recipes and analyses. rifflemix doctor: check packages."""
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import Annotated, Any
 
 import typer
+from rich.text import Text
 
 from rifflemix.cli.commands import Commands
+from rifflemix.cli.costs import SORTS, show_costs
 from rifflemix.cli.output import output_width, plain_table, print_json, show
-from rifflemix.cli.recipe_costs import SORTS, show_costs
 from rifflemix.errors import bad_argument
 from rifflemix.lab.runs.options import DataDir, Device, Json, Option, Threads
+from rifflemix.text import terminal_lines
+
+DOCTOR_EPILOG = "Examples:  rifflemix doctor   |   rifflemix doctor --data-dir data --json"
+
+
+def doctor(data_dir: DataDir | None = None, json: Json = False) -> None:
+    """Check kernels, extras, devices, cache folder and data. Exit code 1 means a defect."""
+    from rifflemix.lab.runs.doctor import BROKEN, examine
+
+    findings = examine(data_dir)
+    if json:
+        print_json([asdict(finding) for finding in findings])
+    else:
+        rows = [(finding.name, finding.state, finding.detail) for finding in findings]
+        show(plain_table(("What", "State", "Detail"), rows))
+        for finding in findings:
+            if finding.output:
+                show(f"{finding.name}, output of the compiler:")
+                show(Text(terminal_lines(finding.output)))
+    if any(finding.state == BROKEN for finding in findings):
+        raise typer.Exit(1)
+
 
 app = Commands()
-_WIDE = 120  # columns that leave room for papers
-_FEW = 50  # names that are shown together
+_WIDE = 120  # columns needed to show the papers
+_FEW = 80  # largest number of names in one cell
 _LIMITS = (
     ("Exported for one length only", "one_length"),
     ("Not in ONNX", "no_onnx"),
-    ("Another result where padding stands before tokens", "by_position"),
+    ("Left padding changes the result", "by_position"),
 )
 
 
@@ -27,12 +51,12 @@ _LIMITS = (
     epilog="Examples:  rifflemix list   |   rifflemix list mixers   |   rifflemix list --json",
 )
 def names(context: typer.Context, json: Json = False) -> None:
-    """List mixers, models, tasks and recipes; without a command, all their names."""
+    """List mixers, models, tasks, recipes or analyses. Without a command, list all names."""
     if context.invoked_subcommand is not None:
         if json:
             what = context.invoked_subcommand
             raise bad_argument(
-                "--json", f"its place after the list: list {what} --json", "it before"
+                "--json", f"the option after the list: list {what} --json", "it before the list"
             )
         return
     from rifflemix.lab.recipes import list_recipes
@@ -51,15 +75,15 @@ def names(context: typer.Context, json: Json = False) -> None:
         return
     rows = [(what, len(listed), _some(listed)) for what, listed in lists.items()]
     show(plain_table(("List", "Number", "Names"), rows))
-    show("`rifflemix list mixers` tells more of each; so do the other lists.")
+    show("`rifflemix list mixers` shows the details of mixers. The other lists work the same way.")
 
 
 @app.command(
     epilog="Examples:  rifflemix list mixers   |   rifflemix list mixers --json",
 )
 def mixers(json: Json = False) -> None:
-    """Mixers: paper, complexity, what each can do, parameters of one layer at C = 256."""
-    from rifflemix.mixers.catalogue import mixer_entries
+    """List mixers: paper, complexity, abilities, parameters of one layer at C = 256."""
+    from rifflemix.mixers.markdown_tables import mixer_entries
 
     entries = mixer_entries()
     if json:
@@ -79,13 +103,13 @@ def mixers(json: Json = False) -> None:
         if limited:
             show(f"{what}: {', '.join(limited)}. Why: --json, {limit}.")
     if output_width() < _WIDE:
-        show(f"Papers: in a terminal of {_WIDE} columns, or with --json.")
+        show(f"Use a terminal of {_WIDE} columns or --json to see the papers.")
 
 
 @app.command(epilog="Examples:  rifflemix list models   |   rifflemix list models --json")
 def models(json: Json = False) -> None:
-    """Models: named presets, their parameters, and what the paper prints."""
-    from rifflemix.models.catalogue import model_entries
+    """List models: named presets, their parameters, and the parameters that the paper reports."""
+    from rifflemix.models.registry import model_entries
 
     entries = model_entries()
     if json:
@@ -101,28 +125,31 @@ def models(json: Json = False) -> None:
     "rifflemix list recipes --cost --match table5-listops --sort time"
 )
 def recipes(
-    match: Annotated[str | None, Option("Only names that contain this.", metavar="TEXT")] = None,
+    match: Annotated[
+        str | None, Option("Show only names that contain this text.", metavar="TEXT")
+    ] = None,
     cost: Annotated[
-        bool, Option("Count each row's work, and estimate its time on this machine.")
+        bool, Option("Count the work of each recipe and estimate its time on this machine.")
     ] = False,
     sort: Annotated[
-        str | None, Option(f"With --cost, the least first: {', '.join(SORTS)}.", metavar="KEY")
+        str | None,
+        Option(f"With --cost, sort by {', '.join(SORTS)}; the smallest first.", metavar="KEY"),
     ] = None,
     device: Device = "cpu",
     threads: Threads | None = None,
     json: Json = False,
 ) -> None:
-    """Recipes: rows of the papers' tables, for `rifflemix reproduce`."""
-    from rifflemix.lab.recipes import get_recipe, list_recipes
+    """List recipes: entries of the papers' tables, for `rifflemix reproduce`."""
+    from rifflemix.lab.recipes import get_recipe, usable_recipes
 
-    found = [get_recipe(name) for name in list_recipes() if match is None or match in name]
+    found = [get_recipe(name) for name in usable_recipes() if match is None or match in name]
     if not found:
         raise bad_argument("--match", "a part of a recipe's name", repr(match))
     if cost:
         show_costs(found, sort, device, threads, json)
         return
     if sort is not None:
-        raise bad_argument("--sort", "--cost beside it", repr(sort))
+        raise bad_argument("--sort", "--cost next to it", repr(sort))
     entries = [recipe.to_dict() for recipe in found]
     if json:
         print_json(entries)
@@ -145,7 +172,7 @@ def recipes(
 
 @app.command(epilog="Examples:  rifflemix list tasks   |   rifflemix list tasks --data-dir data")
 def tasks(data_dir: DataDir | None = None, json: Json = False) -> None:
-    """Tasks: what they are, options with defaults, licence, and whether the data is at hand."""
+    """List tasks: description, options with defaults, license, and whether data is available."""
     from rifflemix.lab.tasks import task_card, task_status, usable_tasks
 
     entries: list[dict[str, Any]] = []
@@ -174,8 +201,21 @@ def tasks(data_dir: DataDir | None = None, json: Json = False) -> None:
     show(plain_table(("Name", "Description", "Options", "Data"), rows))
 
 
+@app.command(epilog="Examples:  rifflemix list analyses   |   rifflemix list analyses --json")
+def analyses(json: Json = False) -> None:
+    """List analyses: title, and figure of the paper, for `rifflemix analyze`."""
+    from rifflemix.lab.analysis import get_analysis, usable_analyses
+
+    found = [get_analysis(name) for name in usable_analyses()]
+    if json:
+        print_json([{"name": of.name, "title": of.title, "source": of.source} for of in found])
+        return
+    rows = [(of.name, of.title, of.source) for of in found]
+    show(plain_table(("Name", "Title", "Source"), rows))
+
+
 def _some(listed: list[str]) -> str:
-    """All names, or the first few of many."""
+    """Return all names, or the first four of many."""
     return ", ".join(listed if len(listed) <= _FEW else [*listed[:4], "..."])
 
 
@@ -188,7 +228,7 @@ def _cell(value: Any) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
     if value is None:
-        return "by its settings"
+        return "depends on settings"
     return f"{value:,}" if isinstance(value, int) else str(value)
 
 

@@ -1,25 +1,29 @@
-"""How the texts of options become values."""
+"""Parse the texts of options, and build a configuration from them."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rifflemix.errors import bad_argument, unknown_name
 from rifflemix.json_values import parse_json
 from rifflemix.lab.runs.options import MOST_THREADS, PRECISIONS
 
+if TYPE_CHECKING:
+    from rifflemix.lab.comparison import CompareConfig
+    from rifflemix.lab.runs.options import RunOptions
+
 
 def parse_precision(text: str) -> str:
-    """The name that `TrainConfig.precision` uses."""
+    """Return the name for `TrainConfig.precision`."""
     if text not in PRECISIONS:
         raise bad_argument("--precision", " or ".join(PRECISIONS), repr(text))
     return PRECISIONS[text]
 
 
 def parse_threads(count: int | None) -> int:
-    """The number of CPU threads, torch's own choice by default."""
+    """Return the number of CPU threads. None means the default of torch."""
     import torch
 
     threads = torch.get_num_threads() if count is None else count
@@ -29,18 +33,37 @@ def parse_threads(count: int | None) -> int:
 
 
 def parse_seeds(text: str) -> tuple[int, ...]:
-    """`3` -> (0, 1, 2); `7,11` -> (7, 11)."""
+    """`3` -> (0, 1, 2); `7,11` -> (7, 11); `7,` -> (7,)."""
     from rifflemix.lab.comparison import MOST_SEEDS
 
-    numbers = [_parse(part, "--seeds", "a whole number", int) for part in text.split(",")]
-    if len(numbers) > 1:
+    parts = text.removesuffix(",").split(",")
+    numbers = [_parse(part, "--seeds", "a whole number", int) for part in parts]
+    if "," in text:
         return tuple(numbers)
     if not 1 <= numbers[0] <= MOST_SEEDS:
         hint = ""
         if numbers[0] > 0:
-            hint = "for a seed of your own give a list (--seeds 7,11), or one to train as --seed"
+            hint = "use --seed 7 or --seeds 7,11 to name seeds"
         raise bad_argument("--seeds", f"a number of seeds, 1 to {MOST_SEEDS:,}", numbers[0], hint)
     return tuple(range(numbers[0]))
+
+
+def one_or_many(seeds: str | None, seed: int | None) -> str | None:
+    """Return the text of --seeds, also for --seed."""
+    if seed is None:
+        return seeds
+    if seeds is not None:
+        raise bad_argument("--seed", "none next to --seeds", seed)
+    return f"{seed},"
+
+
+def parse_shard(text: str) -> tuple[int, int]:
+    """`1/4` -> (1, 4)."""
+    match = re.fullmatch(r"([0-9]{1,6})/([0-9]{1,6})", text)
+    number, count = (int(match[1]), int(match[2])) if match else (0, 0)
+    if not 1 <= number <= count:
+        raise bad_argument("--shard", "I/N with I from 1 to N, such as 1/4", repr(text))
+    return number, count
 
 
 def parse_numbers(text: str, option: str) -> float | list[float]:
@@ -53,7 +76,7 @@ def parse_names(text: str, option: str) -> tuple[str, ...]:
     """`a,b,c` -> ("a", "b", "c")."""
     names = tuple(part.strip() for part in text.split(","))
     if not all(names):
-        raise bad_argument(option, "names with commas between them", repr(text))
+        raise bad_argument(option, "names separated by commas", repr(text))
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:
         raise bad_argument(option, "each only once", f"{twice!r} twice")
@@ -61,12 +84,12 @@ def parse_names(text: str, option: str) -> tuple[str, ...]:
 
 
 def parse_mixers(text: str) -> dict[str, str]:
-    """`csp,csp-4=csp` -> {"csp": "csp", "csp-4": "csp"}: labels and the mixers behind them."""
+    """`csp,csp-4=csp` -> {"csp": "csp", "csp-4": "csp"}: label -> mixer."""
     mixers: dict[str, str] = {}
     for part in parse_names(text, "--mixers"):
         label, equals, name = part.partition("=")
         if equals and not (label and name):
-            raise bad_argument("--mixers", "NAME or LABEL=NAME with commas between", repr(part))
+            raise bad_argument("--mixers", "NAME or LABEL=NAME, separated by commas", repr(part))
         if label in mixers:
             raise bad_argument("--mixers", "each only once", f"{label!r} twice")
         mixers[label] = name or label
@@ -74,14 +97,14 @@ def parse_mixers(text: str) -> dict[str, str]:
 
 
 def parse_task_options(pairs: Iterable[str] | None, task: str) -> dict[str, Any]:
-    """KEY=VALUE texts as the task's card types them."""
+    """Parse KEY=VALUE texts with the types of the task's options."""
     from rifflemix.lab.tasks import task_card
 
     return _typed(pairs or (), task_card(task).options, "--task-option", f"option of task {task}")
 
 
 def parse_train_options(pairs: Iterable[str] | None) -> dict[str, Any]:
-    """KEY=VALUE texts as training settings type them."""
+    """Parse KEY=VALUE texts with the types of the training settings."""
     if not pairs:
         return {}
     from rifflemix.lab.train.config import TrainConfig
@@ -90,20 +113,25 @@ def parse_train_options(pairs: Iterable[str] | None) -> dict[str, Any]:
     return _typed(pairs, defaults, "--train-option", "training setting")
 
 
-def parse_model_settings(pairs: Iterable[str] | None, model: str) -> dict[str, Any]:
-    """KEY=VALUE texts as the settings of a registered model type them; of nothing else, none."""
+def parse_model_settings(
+    pairs: Iterable[str] | None, model: str, option: str = "--set"
+) -> dict[str, Any]:
+    """Parse KEY=VALUE texts by the settings of a registered model."""
     if not pairs:
         return {}
     from rifflemix.models import model_settings
 
-    return _typed(pairs, model_settings(model), "--set", f"setting of model {model}")
+    return _typed(pairs, model_settings(model), option, f"setting of model {model}")
 
 
 def parse_mixer_options(
     pairs: Iterable[str] | None, mixers: Mapping[str, str]
 ) -> dict[str, dict[str, Any]]:
-    """MIXER.KEY=VALUE texts as the mixers' defaults type them; `mixers`: label -> name."""
-    from rifflemix.mixers.named import mixer_options
+    """Parse MIXER.KEY=VALUE texts with the types of the mixers' options.
+
+    `mixers` contains label -> name.
+    """
+    from rifflemix.mixers.registry import mixer_options
 
     chosen = list(mixers)
     by_mixer: dict[str, list[str]] = {}
@@ -141,9 +169,9 @@ def _typed(
 def parse_grid(
     pairs: Iterable[str], defaults: Mapping[str, Any], recipe: str
 ) -> dict[str, list[Any]]:
-    """KEY=A,B,C texts as lists of values, typed as the defaults are.
+    """Parse KEY=A,B,C texts into lists of values with the types of the defaults.
 
-    A comma within brackets belongs to a value: `sizes=[1,2],[3,4]`.
+    A comma in brackets is part of a value: `sizes=[1,2],[3,4]`.
     """
     grid: dict[str, list[Any]] = {}
     for pair in pairs:
@@ -156,16 +184,16 @@ def parse_grid(
             raise bad_argument("--set", "each key only once", f"{key} twice")
         parts = re.split(r",(?![^\[]*\])", text)
         if not all(parts):
-            raise bad_argument(f"--set {key}", "values with commas between them", repr(text))
+            raise bad_argument(f"--set {key}", "values separated by commas", repr(text))
         grid[key] = [parse_value(part, defaults[key], f"--set {key}") for part in parts]
     return grid
 
 
 def parse_value(text: str, default: Any, name: str) -> Any:
-    """A text as a value of the default's type.
+    """Parse a text into the type of a default.
 
-    A default of None, or a text that is a JSON list, may stand for several types: there JSON
-    decides, and what is not JSON stays text. Only a list can stand where the default is a tuple.
+    If the default is None, or the text starts with "[", the text is parsed as JSON. A text that is
+    not JSON stays a string. A default of a tuple requires a list.
     """
     if isinstance(default, bool):
         return _parse(text, name, "true or false", {"true": True, "false": False}.__getitem__)
@@ -191,3 +219,98 @@ def _parse(text: str, name: str, expected: str, convert: Any) -> Any:
         return convert(text)
     except (KeyError, ValueError):
         raise bad_argument(name, expected, repr(text)) from None
+
+
+_OF_DATA = (
+    "data", "input", "label", "kind", "context", "horizon", "folds", "frame", "hop", "tokenizer",
+    "truncate",
+)  # fmt: skip
+_SAME_NAME = (
+    "max_steps", "batch_size", "dim", "num_layers", "num_heads", "model", "device", "precision",
+    "threads", "context_parallel",
+)  # fmt: skip
+
+
+def compare_config(
+    task: str,
+    mixers: Mapping[str, str],
+    seeds: tuple[int, ...],
+    options: RunOptions,
+    of_file: Mapping[str, Any] | None = None,
+) -> CompareConfig:
+    """Return the resolved configuration.
+
+    Args:
+        task: registry name.
+        mixers: label -> name.
+        seeds: seeds of the runs.
+        options: options of the command. They win over the file.
+        of_file: settings of a configuration file.
+
+    Raises:
+        InputError: an unknown name, or a value out of range.
+    """
+    from rifflemix.lab.comparison import default_model, resolve
+    from rifflemix.lab.tasks import task_card
+    from rifflemix.mixers import mixer_card
+
+    task_options = _task_options(task, options)
+    for name in mixers.values():
+        mixer_card(name)
+    if options.precision is not None:
+        parse_precision(options.precision)
+    settings = dict(of_file or {})
+    settings["task_options"] = {**settings.get("task_options", {}), **task_options}
+    train_options = _train_options(options)
+    settings["train_options"] = {**settings.get("train_options", {}), **train_options}
+    typed = parse_mixer_options(options.mixer_option, mixers)
+    of_mixers = settings.get("mixer_options", {})
+    settings["mixer_options"] = {
+        **of_mixers,
+        **{name: {**of_mixers.get(name, {}), **of} for name, of in typed.items()},
+    }
+    if options.model_option:
+        model = options.model or settings.get("model")
+        model = model or default_model(task_card(task), settings["task_options"])
+        own = parse_model_settings(options.model_option, model, "--model-option")
+        settings["model_options"] = {**settings.get("model_options", {}), **own}
+    if options.threads is not None:
+        parse_threads(options.threads)
+    for name in _SAME_NAME:
+        value = getattr(options, name)
+        if value is not None:
+            settings[name] = value
+    if options.lr is not None:
+        settings["lr"] = parse_numbers(options.lr, "--lr")
+    return resolve(task_card(task), mixers, seeds, **settings)
+
+
+def _train_options(options: RunOptions) -> dict[str, Any]:
+    """Combine --train-option with the settings that have an option of their own."""
+    values = parse_train_options(options.train_option)
+    named = {"metric": options.metric, "compile": options.compile or None}
+    for name, value in named.items():
+        if value is None:
+            continue
+        if name in values:
+            raise bad_argument(f"--{name}", "the setting once", f"--train-option {name} as well")
+        values[name] = value
+    return values
+
+
+def _task_options(task: str, options: RunOptions) -> dict[str, Any]:
+    """Combine --task-option with the options for user data."""
+    from rifflemix.lab.tasks import task_card
+
+    values = parse_task_options(options.task_option, task)
+    known = task_card(task).options
+    for name in _OF_DATA:
+        value = getattr(options, name)
+        if value is None:
+            continue
+        if name not in known:
+            raise unknown_name(f"option of task {task}", name, known)
+        if name in values:
+            raise bad_argument(f"--{name}", "the option once", f"--task-option {name} as well")
+        values[name] = value if isinstance(value, int) else str(value)
+    return values

@@ -23,9 +23,9 @@ from rifflemix.text import terminal_text
 
 @contextlib.contextmanager
 def checked_output() -> Iterator[None]:
-    """Inside, stdout and stderr take every character; at the end all output is written.
+    """Context in which stdout and stderr accept every character. Its end flushes stdout.
 
-    A closed pipe (`| head`) is no error.
+    A closed pipe (`| head`) is not an error.
 
     Raises:
         InputError: stdout is closed, or cannot be written.
@@ -45,31 +45,31 @@ def _writing() -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        # Else Python would try again when it ends, and tell it in its own words.
+        # Otherwise Python tries again at exit and prints its own message.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         if not isinstance(error, BrokenPipeError):
             raise InputError(f"cannot write the output: {error.strerror}") from error
 
 
 def complain(line: str) -> None:
-    """Print one line on stderr, if there is a stderr that takes it."""
-    if sys.stderr is not None:  # else print would take stdout
+    """Print one line on stderr. Ignore a missing or closed stderr."""
+    if sys.stderr is not None:  # print(file=None) writes to stdout
         with contextlib.suppress(OSError):
             print(terminal_text(" ".join(line.split())), file=sys.stderr)
 
 
 def print_json(value: Any) -> None:
-    """JSON on stdout, and nothing else there."""
+    """Print a value as JSON on stdout."""
     is_unicode = (sys.stdout.encoding or "").lower().startswith("utf")
     text = json.dumps(value, indent=2, ensure_ascii=not is_unicode)
     if not text.replace("\n", "").isprintable():
-        text = json.dumps(value, indent=2)  # with escapes for what would control a terminal
+        text = json.dumps(value, indent=2)  # escape control characters
     with _writing():
         sys.stdout.write(text + "\n")
 
 
 def output_width() -> int:
-    """Columns of stdout; a pipe gets all columns, however wide."""
+    """Return the number of columns of stdout. A pipe has at least 200."""
     console = Console()
     return console.width if console.is_terminal else max(console.width, 200)
 
@@ -82,32 +82,32 @@ def show(renderable: RenderableType) -> None:
 
 
 def tell(console: Console, line: str) -> None:
-    """Print one line of text, which wraps at any width."""
+    """Print one line of text, which the terminal wraps."""
     console.print(plain(line), soft_wrap=True)
 
 
 class DescriptionColumn(ProgressColumn):
-    """The column of a progress bar that describes the work."""
+    """Column of a progress bar with the description of the work."""
 
     def render(self, task: Task) -> Text:
-        """The description as plain text."""
+        """Return the description as plain text."""
         return plain(task.description)
 
 
 class _Output(Console):
     def on_broken_pipe(self) -> None:
-        """Leave it to `_writing`; rich would end the program as failed."""
+        """Raise the error for `_writing`. By default, rich exits with code 1."""
         raise BrokenPipeError
 
 
 def progress_console() -> Console:
-    """The console for progress; of several processes the first one speaks."""
-    file = None if sys.stderr is None else cast(IO[str], _Unheard(sys.stderr))
+    """Return the console for progress. Only rank 0 prints."""
+    file = None if sys.stderr is None else cast(IO[str], _Unreliable(sys.stderr))
     return Console(file=file, stderr=True, highlight=False, quiet=not is_main_process())
 
 
-class _Unheard:
-    """A stream that may lose its reader, as with `2>&1 | tee log` at Ctrl-C: the work goes on."""
+class _Unreliable:
+    """A stream that ignores errors, such as a reader that ended: `2>&1 | tee log` at Ctrl-C."""
 
     def __init__(self, stream: IO[str]) -> None:
         self._stream = stream
@@ -116,17 +116,17 @@ class _Unheard:
         return getattr(self._stream, name)
 
     def write(self, text: str) -> int:
-        """Write what can be written."""
+        """Write a text and ignore errors."""
         with contextlib.suppress(OSError):
             self._stream.write(text)
         return len(text)
 
     def flush(self) -> None:
-        """Send what can be sent."""
+        """Flush and ignore errors."""
         with contextlib.suppress(OSError):
             self._stream.flush()
 
 
 def plain_table(headers: Sequence[str], rows: Iterable[Iterable[Any]]) -> Table:
-    """A table of texts; the first column, names, is never cut."""
+    """Build a table of texts. The first column is never cut."""
     return text_table(headers, rows, whole=(0,))

@@ -1,29 +1,37 @@
-"""rifflemix compare --suite: a comparison for each task of a named list, and one page over all."""
+"""rifflemix compare --suite: one comparison per task of a suite, and one page for all."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import typer
-
+from rifflemix.cli.costs import compare_forecasts, show_forecasts
 from rifflemix.cli.data import DataProgress
-from rifflemix.cli.interrupt import EXIT_INTERRUPTED
-from rifflemix.cli.options import parse_mixers, parse_names, parse_seeds
+from rifflemix.cli.options import compare_config, parse_mixers, parse_names, parse_seeds
 from rifflemix.cli.output import print_json, progress_console, show, tell
-from rifflemix.cli.settings import compare_config
-from rifflemix.cli.shown import run_shown
+from rifflemix.cli.workers import (
+    has_gpus,
+    kept_options,
+    run_with_live_table,
+    tell_rest,
+    thread_default,
+    train_with_workers,
+    worker_count,
+)
 from rifflemix.errors import bad_argument
 from rifflemix.lab.report.terminal import plain, text_table
-from rifflemix.lab.runs.options import RunOptions
+from rifflemix.lab.runs.options import RunOptions, WorkerOptions
 
 if TYPE_CHECKING:
-    from rifflemix.lab.comparison import ComparePlan, SuitePlan
+    from rifflemix.lab.comparison import ComparePlan, Results, SuitePlan
+    from rifflemix.lab.comparison.suites.report import SuiteReport
+    from rifflemix.lab.comparison.suites.run import SuiteResults
     from rifflemix.lab.runs.status import RunStatus
 
 _OWN = ("model", "task_option", "data", "input", "label")
-"""Options of `compare` that a suite sets for each of its tasks, or has no use for."""
+"""Options of `compare` that a suite sets for each task or does not use."""
 
 
 def compare_suite(
@@ -32,61 +40,90 @@ def compare_suite(
     out: Path,
     mixers: str | None,
     seeds: str | None,
+    stop_early: bool,
     run: RunOptions,
+    pool: WorkerOptions,
     others: Mapping[str, Any],
     json: bool,
 ) -> None:
-    """Make all comparisons of a suite, or go on with them.
+    """Run all comparisons of a suite, or continue them.
 
     Args:
-        suite: its name.
-        tasks: as typed.
+        suite: name of the suite.
+        tasks: value of --tasks.
         out: results folder.
-        mixers: as typed.
-        seeds: as typed.
-        run: further options, which win over the suite's settings.
-        others: options that do not go with a suite, by name, as given.
+        mixers: value of --mixers.
+        seeds: value of --seeds.
+        stop_early: stop the worse half of several learning rates early.
+        run: further options. They win over the settings of the suite.
+        pool: workers that share the runs.
+        others: name -> value of options that a suite does not support.
         json: print JSON.
 
     Raises:
-        InputError: an unknown name, an option that does not go with a suite, or as plan_suite.
+        InputError: an unknown name, an unsupported option, or an error of `plan_suite`.
     """
-    from rifflemix.lab.comparison import check_any_finished, get_suite, plan_suite, run_suite
+    from rifflemix.lab.comparison import (
+        collect_comparison,
+        get_suite,
+        measure_apart,
+        open_suite,
+        plan_suite,
+        run_suite,
+    )
     from rifflemix.lab.comparison.choices import chosen_mixers, chosen_seeds
+    from rifflemix.lab.runs.environment import gpus_elsewhere
     from rifflemix.lab.runs.processes import is_main_process
 
     chosen = get_suite(suite)
+    run = replace(run, threads=thread_default(pool, run.threads, out))
     _check_others({**others, **{name: getattr(run, name) for name in _OWN}}, suite)
     typed = chosen.mixers if mixers is None else parse_mixers(mixers)
     numbers = chosen_seeds(chosen.seeds) if seeds is None else parse_seeds(seeds)
-    configs = {
-        name: compare_config(
-            task.task, chosen_mixers(typed, task.task)[0], numbers, run, chosen.settings(task)
-        )
-        for name, task in chosen.chosen(tasks and parse_names(tasks, "--tasks")).items()
-    }
+    early = {"stop_early": True} if stop_early else {}
+    with gpus_elsewhere(has_gpus(pool)):
+        configs = {
+            name: compare_config(
+                task.task,
+                chosen_mixers(typed, task.task)[0],
+                numbers,
+                run,
+                {**chosen.settings(task), **early},
+            )
+            for name, task in chosen.chosen(tasks and parse_names(tasks, "--tasks")).items()
+        }
     with DataProgress(progress_console()) as progress:
         plan = plan_suite(chosen, configs, out, data_dir=run.data_dir, progress=progress)
-    _print_estimate(plan)
-    finished: dict[str, Any] = {}
+    plans = list(plan.plans.values())
+    if pool.dry_run:
+        show_forecasts(compare_forecasts(plans, pool), worker_count(pool), as_json=json)
+        return
+    if pool.shard is None:
+        _print_estimate(plan)
+    stopped: list[bool] = []
 
-    stops: list[bool] = []
-
-    def run_one(one: ComparePlan) -> dict[str, Any]:
+    def run_one(one: ComparePlan) -> Results:
         place = f"{list(plan.plans).index(one.out.name) + 1} of {len(plan.plans)}"
         tell(progress_console(), f"{one.out.name}, task {place}")
-        results, is_stopped = run_shown(one, run)
-        finished[one.out.name] = results
-        stops.append(is_stopped)
+        if shared is not None:
+            if not shared and pool.slurm is None:
+                measure_apart(one)
+            return collect_comparison(one)
+        results, is_stopped = run_with_live_table(one, run, pool)
+        stopped.append(is_stopped)
         return results
 
-    summary = run_suite(plan, run_one, should_stop=lambda: any(stops))
+    threads = max(one.config.threads or 1 for one in plans)
+    open_suite(plan)
+    kept = kept_options(run)
+    shared = train_with_workers(out, plans, pool, threads, run.data_dir, kept)
+    stopped.append(bool(shared))
+    results, report = run_suite(plan, run_one, should_stop=lambda: any(stopped))
     if is_main_process():
-        _tell(plan, summary, finished, json)
-    for results in finished.values():
-        check_any_finished(results)
-    if summary["status"] != "complete":
-        raise typer.Exit(EXIT_INTERRUPTED)
+        show_suite(results, report, plan.out, json)
+    for table in report.tables.values():
+        table.results.check_any_finished()
+    tell_rest(pool, results.status, is_stopped=any(stopped))
 
 
 def _print_estimate(plan: SuitePlan) -> None:
@@ -117,31 +154,23 @@ def _check_others(given: Mapping[str, Any], suite: str) -> None:
             raise bad_argument(option, f"none beside --suite {suite}", str(value))
 
 
-def _tell(
-    plan: SuitePlan, summary: Mapping[str, Any], finished: Mapping[str, Any], as_json: bool
-) -> None:
-    show_suite(summary, finished, plan.out, as_json)
-    if summary["status"] != "complete":
-        done = sum(task["status"] == "complete" for task in summary["tasks"].values())
-        tell(
-            progress_console(),
-            f"Partial results: {done} of {len(plan.plans)} tasks are done; run the same command "
-            "to continue.",
-        )
-
-
-def show_suite(
-    summary: Mapping[str, Any], finished: Mapping[str, Any], out: Path, as_json: bool
-) -> None:
-    """Print a suite: its ranks, its accuracies, its answers; or results.json."""
-    from rifflemix.lab.comparison.suite_report import parts
+def show_suite(results: SuiteResults, report: SuiteReport, out: Path, as_json: bool) -> None:
+    """Print the ranks, scores and answers of a suite, or results.json."""
+    from rifflemix.lab.decode import encode
 
     if as_json:
-        print_json(dict(summary))
-        return
-    for part in parts(finished)[:2]:
-        cells = ((plain(c.text, is_bold=c.best) for c in row) for row in part.rows)
-        show(text_table(part.headers, cells, title=part.heading))
-    for sentence in summary["answers"]:
-        show(sentence)
-    show(f"Written to {out}: results.json, table.md, report.html, a folder for each task")
+        print_json(encode(results))
+    else:
+        for part in report.parts[:2]:
+            cells = ((plain(c.text, is_bold=c.best) for c in row) for row in part.rows)
+            show(text_table(part.headers, cells, title=part.heading))
+        for sentence in report.answers:
+            show(sentence)
+        show(f"Written to {out}: results.json, table.md, report.html, a folder for each task")
+    if results.status != "complete":
+        done = sum(task.status == "complete" for task in results.tasks.values())
+        tell(
+            progress_console(),
+            f"Partial results: {done} of {len(results.tasks_planned)} tasks are done; run the same "
+            "command to continue.",
+        )

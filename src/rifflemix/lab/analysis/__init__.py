@@ -6,32 +6,42 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from rifflemix.errors import require_packages
-from rifflemix.lab.analysis.finding import Finding, Subject
+from rifflemix.lab.analysis.finding import Analysis, Column, Finding, Subject, View, layer_finding
 from rifflemix.lab.analysis.maps import matrix_of, permutation_of
-from rifflemix.lab.analysis.runs import over_training
-from rifflemix.lab.analysis.subjects import find_subjects, own_subject
+from rifflemix.lab.analysis.registry import (
+    get_analysis,
+    list_analyses,
+    register_analysis,
+    usable_analyses,
+)
+from rifflemix.lab.analysis.subjects import find_subjects, over_training, own_subject
 from rifflemix.lab.analysis.trace import Call, trace
-from rifflemix.lab.analysis.view import View
 
 if TYPE_CHECKING:
-    from rifflemix.lab.analysis.kinds import KINDS, analyze, analyze_into
+    from rifflemix.lab.analysis.runner import analyze, analyze_into
 
 __all__ = [
-    "KINDS",
+    "Analysis",
     "Call",
+    "Column",
     "Finding",
     "Subject",
     "View",
     "analyze",
     "analyze_into",
     "find_subjects",
+    "get_analysis",
+    "layer_finding",
+    "list_analyses",
     "matrix_of",
     "over_training",
     "own_subject",
     "permutation_of",
+    "register_analysis",
     "trace",
+    "usable_analyses",
 ]
-_DRAWN = {"KINDS", "analyze", "analyze_into"}
+_DRAWN = {"analyze", "analyze_into"}
 
 
 # Hidden from type checkers, as in `rifflemix`: drawing needs packages that `trace` does not need.
@@ -41,4 +51,4 @@ if not TYPE_CHECKING:
         if name not in _DRAWN:
             raise AttributeError(f"module 'rifflemix.lab.analysis' has no attribute {name!r}")
         require_packages("a picture", "compare", "matplotlib", "jinja2")
-        return getattr(importlib.import_module("rifflemix.lab.analysis.kinds"), name)
+        return getattr(importlib.import_module("rifflemix.lab.analysis.runner"), name)

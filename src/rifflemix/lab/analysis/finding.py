@@ -1,4 +1,4 @@
-"""Subjects and findings of analyses: sentences, a table, numbers and a figure."""
+"""Subjects, samples and findings of analyses: sentences, a table, numbers and a figure."""
 
 from __future__ import annotations
 
@@ -11,11 +11,56 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import nn
 
+from rifflemix.checks import check_integer
 from rifflemix.errors import InputError, RunFailed
-from rifflemix.lab.tasks import Task
+from rifflemix.lab.tasks import Progress, Task
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+
+_MOST_SAMPLES = 4096
+
+
+@dataclass(frozen=True)
+class View:
+    """Samples, data and settings for an analysis.
+
+    Attributes:
+        samples: number of samples, from the validation split or random for a preset.
+        batch_size: number of samples per batch.
+        seed: seed of a preset's weights and random inputs.
+        mixers: mixers to build a preset with; empty for its default mixer.
+        settings: settings of a preset.
+        tokens: length of a preset's random inputs, if the preset supports any length.
+        data_dir: folder of the task's data files.
+        data: current path of the data file, for a run on user data.
+        task: the loaded task, for a run on user data in memory.
+        progress: called with the progress of loading data.
+
+    Example:
+        >>> import rifflemix as rm
+        >>> view = rm.analysis.View(samples=2, mixers=("csp", "softmax"))
+        >>> [subject.label for subject in rm.analysis.find_subjects("encoder", view)]
+        ['csp', 'softmax']
+    """
+
+    samples: int = 32
+    batch_size: int = 16
+    seed: int = 0
+    mixers: tuple[str, ...] = ()
+    settings: Mapping[str, Any] | None = None
+    tokens: int = 64
+    data_dir: Path | None = None
+    data: Path | None = None
+    task: Task | None = None
+    progress: Progress | None = None
+
+    def __post_init__(self) -> None:
+        check_integer("samples", self.samples, 1, _MOST_SAMPLES)
+        check_integer("batch_size", self.batch_size, 1, _MOST_SAMPLES)
+        check_integer("tokens", self.tokens, 1, 65_536)
+        check_integer("seed", self.seed, 0, 2**63 - 1)
+
 
 T = TypeVar("T")
 Tick = Callable[[str, int, int], None]
@@ -23,7 +68,7 @@ Tick = Callable[[str, int, int], None]
 
 
 @dataclass(frozen=True)
-class Trial:
+class SweepPoint:
     """Result of a sweep at one point of its grid.
 
     Attributes:
@@ -53,7 +98,14 @@ class Subject:
         task: task of the batches; None for other data.
         about: description for results, as JSON values: folder, mixer, seed, step ...
         moments: step -> file with the weights that the run kept, see `over_training`.
-        trial: result of a sweep with these settings; None for other models.
+        sweep_point: result of a sweep with these settings; None for other models.
+
+    Example:
+        >>> import torch, rifflemix as rm
+        >>> mixer = rm.create_mixer("csp", 64)
+        >>> subject = rm.analysis.Subject("csp", mixer, [torch.randn(2, 16, 64)])
+        >>> subject.label, len(subject.batches)
+        ('csp', 1)
     """
 
     label: str
@@ -62,7 +114,7 @@ class Subject:
     task: Task | None = None
     about: Mapping[str, Any] = field(default_factory=dict)
     moments: Mapping[int, Path] = field(default_factory=dict)
-    trial: Trial | None = None
+    sweep_point: SweepPoint | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -70,27 +122,160 @@ class Finding:
     """Result of an analysis.
 
     Attributes:
-        kind: name of the analysis.
-        title: heading of its section.
-        source: figure or section of the paper that the analysis reproduces.
-        seen: sentences with the results, numbers included.
+        summary: sentences with the results, numbers included.
         headers, rows: table of texts.
         caption: explanation of the figure.
         data: all numbers, as JSON values.
         figure: the figure.
         arrays: name -> array, for data that is too large for JSON.
+        kind, title, source: fields of `Analysis`; `analyze` sets them.
+
+    Example:
+        >>> import torch, rifflemix as rm
+        >>> model = rm.create_model("encoder", vocab_size=10, mixer="csp")
+        >>> finding = rm.analysis.analyze("collapse", model, [torch.randint(10, (4, 16))])
+        >>> len(finding.rows), finding.kind
+        (12, 'collapse')
     """
 
-    kind: str
-    title: str
-    source: str
-    seen: tuple[str, ...]
+    summary: tuple[str, ...]
     headers: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
     caption: str
     data: Mapping[str, Any]
     figure: Figure
     arrays: Mapping[str, NDArray[Any]] = field(default_factory=dict)
+    kind: str = ""
+    title: str = ""
+    source: str = ""
+
+    @property
+    def seen(self) -> tuple[str, ...]:
+        """Former name of `summary`."""
+        return self.summary
+
+
+Kind = Callable[[Sequence[Subject], Tick], Finding]
+"""Function that analyzes the models of a target and reports its progress."""
+
+
+@dataclass(frozen=True)
+class Analysis:
+    """Kind of analysis.
+
+    Attributes:
+        name: name in commands and files.
+        title: heading of its section.
+        source: figure or section of the paper that the analysis reproduces.
+        run: the function.
+
+    Example:
+        >>> import rifflemix as rm
+        >>> analysis = rm.analysis.get_analysis("permutation")
+        >>> analysis.name, analysis.title
+        ('permutation', 'Permutations of the tokens')
+    """
+
+    name: str
+    title: str
+    source: str
+    run: Kind
+
+
+@dataclass(frozen=True)
+class Column:
+    """Number of a layer: a column of the table, an entry of the data, or both.
+
+    Attributes:
+        header: heading in the table; empty if only the data contains the number.
+        key: name in the data; empty if only the table contains the number.
+        spec: format in the table.
+        value: attribute of the layer's record, by default `key`, or a function of the record. The
+            number is the mean of an attribute that is a list.
+        scale: factor in the table, such as 100 for percent.
+
+    Example:
+        >>> import rifflemix as rm
+        >>> from types import SimpleNamespace
+        >>> column = rm.analysis.Column("Share, %", key="share", spec=".1f", scale=100)
+        >>> column.text(SimpleNamespace(share=0.25))
+        '25.0'
+    """
+
+    header: str
+    key: str = ""
+    spec: str = ".3f"
+    value: str | Callable[[Any], Any] = ""
+    scale: int = 1
+
+    def of(self, layer: Any) -> Any:
+        """Return the number, or another JSON value."""
+        if callable(self.value):
+            return self.value(layer)
+        found = getattr(layer, self.value or self.key)
+        return float(np.mean(found)) if isinstance(found, list) else found
+
+    def text(self, layer: Any) -> str:
+        """Return the number as the table shows it."""
+        value = self.of(layer)
+        return value if isinstance(value, str) else format(self.scale * value, self.spec)
+
+
+def layer_finding(
+    found: Mapping[str, Sequence[Any]],
+    columns: Sequence[Column],
+    *,
+    sentence: Callable[[str, Sequence[Any]], str],
+    caption: str,
+    figure: Figure,
+    arrays: Callable[[Any], Mapping[str, NDArray[Any]]] = lambda layer: {},
+) -> Finding:
+    """Create a finding with one table row per layer of each model.
+
+    Args:
+        found: label -> records of the layers, with an attribute `name`.
+        columns: numbers of a record.
+        sentence: function from a label and its records to a sentence of the summary.
+        caption: explanation of the figure.
+        figure: the figure.
+        arrays: function from a record to its arrays, by a suffix for their names.
+
+    Example:
+        >>> import rifflemix as rm
+        >>> from types import SimpleNamespace
+        >>> from rifflemix.lab.analysis.drawing import new_figure
+        >>> layers = [SimpleNamespace(name=f"layer {n}", share=n / 4) for n in range(2)]
+        >>> finding = rm.analysis.layer_finding(
+        ...     {"csp": layers},
+        ...     [rm.analysis.Column("Share", "share")],
+        ...     sentence=lambda label, records: f"{label} has {len(records)} layers.",
+        ...     caption="An empty figure.",
+        ...     figure=new_figure(1.0),
+        ... )
+        >>> finding.summary, finding.rows[0]
+        (('csp has 2 layers.',), ('csp', 'layer 0', '0.000'))
+    """
+    shown = [column for column in columns if column.header]
+    stored = [column for column in columns if column.key]
+    pairs = [(label, layer) for label, layers in found.items() for layer in layers]
+    return Finding(
+        summary=tuple(sentence(label, layers) for label, layers in found.items()),
+        headers=("Model", "Layer", *(column.header for column in shown)),
+        rows=tuple((label, of.name, *(c.text(of) for c in shown)) for label, of in pairs),
+        caption=caption,
+        data={
+            "models": {
+                label: [{"layer": of.name, **{c.key: c.of(of) for c in stored}} for of in layers]
+                for label, layers in found.items()
+            }
+        },
+        figure=figure,
+        arrays={
+            f"{label}/{of.name}{suffix}": array
+            for label, of in pairs
+            for suffix, array in arrays(of).items()
+        },
+    )
 
 
 def silent(text: str, done: int, total: int) -> None:

@@ -12,11 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from rifflemix.errors import RunFailed
-from rifflemix.lab.analysis.attention import TorchAttention
-from rifflemix.lab.analysis.trace import Call, undisturbed
+from rifflemix.lab.analysis.trace import Call, TorchAttention, undisturbed
 from rifflemix.mixers.cross.base import CrossAttention
-from rifflemix.mixers.csp import CSP
-from rifflemix.mixers.sliceformer import Sliceformer
+from rifflemix.mixers.permutation_mixer import PermutationMixer
 
 _Hook = Callable[[nn.Module, Any, Tensor], Tensor | None]
 
@@ -26,7 +24,7 @@ def takes_ranks(mixer: nn.Module) -> bool:
 
     Their windows do not permute the tokens.
     """
-    return isinstance(mixer, CSP | Sliceformer) and mixer.causal
+    return isinstance(mixer, PermutationMixer) and mixer.causal
 
 
 def permutation_of(call: Call) -> Tensor | None:
@@ -43,9 +41,17 @@ def permutation_of(call: Call) -> Tensor | None:
 
     Raises:
         RunFailed: the layer's values at the index are not its permuted values.
+
+    Example:
+        >>> import torch, rifflemix as rm
+        >>> mixer = rm.create_mixer("csp", 4, group_size=2)
+        >>> ((call,),) = rm.analysis.trace(mixer, [torch.randn(2, 16, 4)])
+        >>> index = rm.analysis.permutation_of(call)
+        >>> torch.equal(index.sort(1).values[0, :, 0], torch.arange(16))
+        True
     """
     mixer = call.module
-    if not isinstance(mixer, CSP | Sliceformer) or takes_ranks(mixer):
+    if not isinstance(mixer, PermutationMixer) or takes_ranks(mixer):
         return None
     x = _without_padding(call)
     with undisturbed(mixer):
@@ -79,6 +85,14 @@ def matrix_of(call: Call, *, first: int | None = None) -> Tensor | None:
         (B, H, N, N), rows are outputs, zero at padded positions. (B, H, N, M) for attention to a
         memory. 16-bit layers are measured in float32. None for a mixer without such a matrix, for
         example if it mixes channels or has no values.
+
+    Example:
+        >>> import torch, rifflemix as rm
+        >>> mixer = rm.create_mixer("softmax", 64, num_heads=4)
+        >>> ((call,),) = rm.analysis.trace(mixer, [torch.randn(2, 16, 64)])
+        >>> weights = rm.analysis.matrix_of(call)
+        >>> weights.shape, torch.allclose(weights.sum(-1), torch.ones(2, 4, 16), atol=1e-4)
+        (torch.Size([2, 4, 16, 16]), True)
     """
     if isinstance(call.module, TorchAttention):
         with undisturbed(call.module):

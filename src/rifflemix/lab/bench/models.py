@@ -12,7 +12,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from rifflemix.errors import bad_argument, check_choice
-from rifflemix.lab.bench.backbones import BACKBONES, CLASSES, Backbone, Inputs, byte_inputs
 from rifflemix.lab.bench.gate import (
     OPERATOR_TOLERANCE,
     Check,
@@ -20,6 +19,7 @@ from rifflemix.lab.bench.gate import (
     check_finite,
     output_and_gradients,
 )
+from rifflemix.lab.bench.layers import BACKBONES, CLASSES, Backbone, Inputs, byte_inputs
 from rifflemix.lab.bench.peers import peer_status
 from rifflemix.lab.bench.rows import FORWARD, MODEL, PEER, TRAINING_STEP, Row, Shape
 from rifflemix.lab.bench.runner import (

@@ -202,7 +202,8 @@ def _group_sort(order: str, size: int, shape: Shape, device: torch.device) -> Ru
     groups = shape.tokens // size if size else 1
 
     def call(backend: str, leaves: Sequence[Tensor]) -> Tensor:
-        return ops.group_sort(leaves[0], groups, order=order, backend=backend)
+        y: Tensor = ops.group_sort(leaves[0], groups, order=order, backend=backend)
+        return y
 
     return call
 
@@ -212,7 +213,8 @@ def _channel_permute(size: int, shape: Shape, device: torch.device) -> Run:
     groups = shape.tokens // size
 
     def call(backend: str, leaves: Sequence[Tensor]) -> Tensor:
-        return ops.channel_permute(leaves[0], steps, groups, backend=backend)
+        y: Tensor = ops.channel_permute(leaves[0], steps, groups, backend=backend)
+        return y
 
     return call
 
@@ -224,21 +226,6 @@ def _max_exchange(shape: Shape, device: torch.device) -> Run:
 def _rank_filter(window_size: int, shape: Shape, device: torch.device) -> Run:
     ranks = torch.arange(shape.channels, device=device) % window_size
     return lambda backend, leaves: ops.rank_filter(leaves[0], ranks, window_size, backend=backend)
-
-
-def _soft(name: str, shape: Shape, device: torch.device) -> Run:
-    """Return a call of `soft_sort` or `soft_rank`.
-
-    These temperatures make most pooled runs a few tokens long, because neighbors are about a
-    thousandth of the range apart.
-    """
-    operator, temperature = getattr(ops, name), {"soft_sort": 100.0, "soft_rank": 0.01}[name]
-
-    def call(backend: str, leaves: Sequence[Tensor]) -> Tensor:
-        y: Tensor = operator(leaves[0], temperature=temperature, backend=backend)
-        return y
-
-    return call
 
 
 def _token_statistics(shape: Shape, device: torch.device) -> Run:
@@ -309,8 +296,6 @@ OPERATORS = (
     Operator("max_exchange", _tokens, _max_exchange),
     Operator("rank_filter, G=2", _tokens, partial(_rank_filter, 2)),
     Operator("rank_filter, G=8", _tokens, partial(_rank_filter, 8)),
-    Operator("soft_sort", _tokens, partial(_soft, "soft_sort")),
-    Operator("soft_rank", _tokens, partial(_soft, "soft_rank")),
     Operator("token_statistics", _statistics, _token_statistics),
     Operator("causal_token_statistics", _statistics, _causal_token_statistics),
     Operator("sinkhorn", _block_scores, _sinkhorn),

@@ -18,11 +18,12 @@ from rifflemix.errors import InputError, bad_argument
 from rifflemix.lab.bench.gate import (
     OPERATOR_TOLERANCE,
     Check,
+    OutOfTimeError,
     check,
     output_and_gradients,
     output_gradient,
+    time_limit,
 )
-from rifflemix.lab.bench.limits import OutOfTimeError, time_limit
 from rifflemix.lab.bench.rows import (
     ALONE,
     FAILED,
@@ -317,19 +318,13 @@ class _Bench:
         return _step(sharded, own)
 
     def _probe(self, call: Call) -> Probe:
-        """Measure a collective call.
-
-        The result has the longest time and the most memory of any process.
-        """
+        """Measure a collective call: the longest time and the most memory of any process."""
         found = probe(call, self.settings.torch_device)
         seconds, memory = self._largest(found.seconds, float(found.peak_memory_bytes))
         return Probe(seconds, int(memory))
 
     def _probe_alone(self, call: Call) -> Probe | None:
-        """Measure a call on the first process alone.
-
-        Returns None if the call exceeds time or memory.
-        """
+        """Measure a call on the first process alone, or return None if it exceeds a limit."""
         found = Probe(0.0, 0)
         if self.is_first:
             limit = self.settings.max_seconds / 2
@@ -346,10 +341,7 @@ class _Bench:
     # Timings.
 
     def _time(self, points: Sequence[_Point]) -> None:
-        """Time all points in turn.
-
-        The slowest process determines the time of collective calls.
-        """
+        """Time all points in turn; collective calls take the time of the slowest process."""
         limit = self.settings.max_seconds
         turns = [(point, name) for point in points for name in point.probes]
         for point, name in turns:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.metadata
 import importlib.util
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from rifflemix.errors import InputError
-from rifflemix.lab.bench.rows import Shape
+from rifflemix.lab.bench.rows import FORWARD_BACKWARD, LAYER, PEER, Shape
 
 
 @dataclass(frozen=True)
@@ -176,3 +176,57 @@ def peer_status(peer: Peer, device: torch.device) -> dict[str, Any]:
         "takes_part": detail == "takes part",
         "detail": detail,
     }
+
+
+@dataclass(frozen=True)
+class PeerRatio:
+    """Cost of a mixer relative to the same layer of a package, forward and backward.
+
+    Ratios below 1 mean that the rifflemix mixer is cheaper.
+
+    Attributes:
+        mixer, package: names of the mixer and of the package.
+        shape: batch, tokens, channels and heads.
+        time: ratio of the median times.
+        low, high: range of the time ratio: p20 / p80, and p80 / p20.
+        memory: ratio of the peak memory.
+    """
+
+    mixer: str
+    package: str
+    shape: Mapping[str, int]
+    time: float
+    low: float
+    high: float
+    memory: float
+
+
+def peer_ratios(result: Mapping[str, Any]) -> Iterator[PeerRatio]:
+    """Yield a comparison for each package and each shape measured for both.
+
+    Args:
+        result: result of `rifflemix bench scaling --peers`.
+    """
+    timed = {
+        (row["kind"], row["name"], *row["shape"].values()): row
+        for row in result["rows"]
+        if FORWARD_BACKWARD in row["passes"]
+    }
+    for peer in PEERS:
+        for (*named, batch, tokens, channels, heads), row in timed.items():
+            ours = timed.get((LAYER, peer.mixer, batch, tokens, channels, heads))
+            if named == [PEER, peer.name] and ours is not None:
+                yield _ratio(ours, row)
+
+
+def _ratio(ours: Mapping[str, Any], package: Mapping[str, Any]) -> PeerRatio:
+    mine, theirs = (row["passes"][FORWARD_BACKWARD] for row in (ours, package))
+    return PeerRatio(
+        mixer=ours["name"],
+        package=package["name"],
+        shape=package["shape"],
+        time=mine["p50"] / theirs["p50"],
+        low=mine["p20"] / theirs["p80"],
+        high=mine["p80"] / theirs["p20"],
+        memory=mine["peak_memory_bytes"] / theirs["peak_memory_bytes"],
+    )

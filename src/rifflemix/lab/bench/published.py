@@ -14,7 +14,7 @@ from rifflemix.lab.bench.rows import Shape
 from rifflemix.lab.bench.runner import Candidate, Group, Hooks, Settings, run_benchmark
 from rifflemix.lab.recipes import Recipe, get_recipe
 from rifflemix.models import create_model, model_settings
-from rifflemix.models.vision.images import ImageModel
+from rifflemix.models.vision.images import PatchModel
 
 _MIB = 2**20
 # Dimension Mixer, Table 4: milliseconds of a training step and MiB for dense and butterfly
@@ -84,8 +84,8 @@ def _shape(recipe: Recipe, batch: int) -> Shape:
     return Shape(batch, model.num_patches, known["dim"], known["num_heads"])
 
 
-def _model(recipe: Recipe) -> ImageModel:
-    return cast(ImageModel, create_model(recipe.model, **recipe.model_settings))
+def _model(recipe: Recipe) -> PatchModel:
+    return cast(PatchModel, create_model(recipe.model, **recipe.model_settings))
 
 
 def _subject(recipe: Recipe, batch: int) -> Subject:
@@ -105,5 +105,5 @@ def _subject(recipe: Recipe, batch: int) -> Subject:
 
 
 def _images(model: nn.Module, shape: Shape) -> Tensor:
-    kind = cast(ImageModel, model)
+    kind = cast(PatchModel, model)
     return torch.randn(shape.batch, kind.in_channels, *kind.image_size)

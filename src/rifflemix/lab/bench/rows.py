@@ -1,4 +1,4 @@
-"""Shapes, rows and the JSON format that all benchmarks share.
+"""Shapes, rows and JSON files of all benchmarks, and the cells of their tables.
 
 benchmarks/README.md documents the format.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ import numpy as np
 from rifflemix.errors import bad_argument
 from rifflemix.files import write_json
 from rifflemix.lab.bench.gate import Check
+from rifflemix.lab.report.units import MISSING, format_count, format_rate
 from rifflemix.lab.runs.environment import describe_hardware, environment
 
 FORMAT = "rifflemix.bench/2"
@@ -187,3 +188,95 @@ def write_dated(folder: Path, kind: str, result: Mapping[str, Any]) -> Path:
     path = new_file(folder, time.strftime(f"{kind}-%Y%m%d-%H%M%S", time.gmtime()))
     write_json(path, result)
     return path
+
+
+AXES = {"tokens": "N", "channels": "C"}
+
+StoredRow = Mapping[str, Any]
+Show = Callable[[Any], str]
+
+
+@dataclass(frozen=True)
+class BenchTable:
+    """A table of texts."""
+
+    title: str
+    headers: list[str]
+    rows: list[list[str]]
+
+
+def shown_name(entry: Mapping[str, Any]) -> str:
+    """Return the name, with a mark for packages.
+
+    Some packages have the same name as a mixer.
+    """
+    return f"{entry['name']} (package)" if entry["kind"] == PEER else str(entry["name"])
+
+
+def by_axis(title: str, cell: Show, rows: Sequence[StoredRow], axis: str) -> BenchTable:
+    cells = {(shown_name(row), row["shape"][axis]): cell(row) for row in rows}
+    return pivot(title, cells, axis)
+
+
+def pivot(title: str, cells: Mapping[tuple[str, int], str], axis: str) -> BenchTable:
+    """Show cells by name (rows) and N or C (columns)."""
+    points = sorted({point for _, point in cells})
+    lines = [
+        [name, *(cells.get((name, point), MISSING) for point in points)]
+        for name in dict.fromkeys(name for name, _ in cells)
+    ]
+    return BenchTable(title, ["Name", *(f"{AXES[axis]}={format_count(n)}" for n in points)], lines)
+
+
+def table_of(
+    title: str, columns: Sequence[tuple[str, Show]], rows: Sequence[StoredRow]
+) -> BenchTable:
+    cells = [[show(row) for _, show in columns] for row in rows]
+    return BenchTable(title, [header for header, _ in columns], cells)
+
+
+def timed(name: str, show: Show, otherwise: Show = lambda row: MISSING) -> Show:
+    """Show a pass of a row, or `otherwise` if not timed."""
+    return lambda row: show(row["passes"][name]) if name in row["passes"] else otherwise(row)
+
+
+def spread(timing: Mapping[str, Any]) -> str:
+    return f"{milliseconds(timing['p20'])} to {milliseconds(timing['p80'])}"
+
+
+def ratio_to(peer: str) -> Show:
+    return lambda t: format_rate(t["ratios"][peer]) if peer in t["ratios"] else MISSING
+
+
+def time_and_ratio(peer: str) -> Show:
+    def show(timing: Mapping[str, Any]) -> str:
+        text = milliseconds(timing["p50"])
+        return f"{text} ({ratio_to(peer)(timing)})" if peer in timing["ratios"] else text
+
+    return show
+
+
+def status(row: StoredRow) -> str:
+    return str(row["status"])
+
+
+def extra(key: str, show: Show) -> Show:
+    return lambda row: show(row["extra"][key]) if key in row["extra"] else MISSING
+
+
+def milliseconds(seconds: float) -> str:
+    return format_rate(1e3 * seconds)
+
+
+def pass_names(rows: Iterable[StoredRow]) -> list[str]:
+    return list(dict.fromkeys(name for row in rows for name in row["passes"]))
+
+
+def label(row: StoredRow) -> str:
+    name = shown_name(row)
+    return f"{name} ({row['backend']})" if row["backend"] else name
+
+
+def shape_text(row: StoredRow) -> str:
+    shape = row["shape"]
+    return f"({shape['batch']}, {shape['tokens']}, {shape['channels']}), {shape['heads']} heads"

@@ -12,8 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from rifflemix.errors import InputError, bad_argument, check_choice, is_out_of_memory
-from rifflemix.lab.bench.gate import Check
-from rifflemix.lab.bench.limits import OutOfTimeError, memory_limit, time_limit
+from rifflemix.lab.bench.gate import Check, OutOfTimeError, memory_limit, time_limit
 from rifflemix.lab.bench.rows import (
     FAILED,
     FORWARD,
@@ -27,7 +26,7 @@ from rifflemix.lab.bench.rows import (
     assemble,
     timing,
 )
-from rifflemix.lab.runs.device import check_device
+from rifflemix.lab.runs.environment import check_device
 from rifflemix.lab.runs.measure import Call, Probe, median_seconds, probe
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float64": torch.float64}

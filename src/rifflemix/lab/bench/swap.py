@@ -14,11 +14,11 @@ from torch import Tensor, nn
 from rifflemix.checks import check_integers, shown
 from rifflemix.errors import InputError, bad_argument, require_packages
 from rifflemix.files import user_path, write_bytes
-from rifflemix.lab.bench.fit import Crossover, find_crossover
+from rifflemix.lab.bench.scaling import Crossover, find_crossover
 from rifflemix.lab.bench.tables import crossover_text
 from rifflemix.lab.report.units import format_bytes, format_count
 from rifflemix.lab.runs.measure import median, median_seconds, peak_memory
-from rifflemix.models.calling import call_model
+from rifflemix.models.base import call_model
 from rifflemix.surgery import replace_attention
 from rifflemix.text import bullet_lines, table_lines
 
@@ -79,7 +79,7 @@ class SwapMeasurement:
 
     def table(self) -> str:
         """Format as Markdown: one table per phase, then notes and refused mixers."""
-        parts = [self._phase_table(phase) for phase in PHASES]
+        parts = [self._phase_table(phase) for phase in self.phases]
         notes = [*self._wins(), *(f"{name}: {reason}" for name, reason in self.refused.items())]
         where = f"{self.device}, {self.threads} threads" if self.device == "cpu" else self.device
         notes.append(f"Medians on {where}; memory is what torch's allocator held at most.")
@@ -100,9 +100,11 @@ class SwapMeasurement:
             InputError: matplotlib is not installed, or the file cannot be written.
         """
         require_packages("a plot", "compare", "matplotlib")
-        from rifflemix.lab.bench.swap_plot import swap_plot
+        from rifflemix.lab.bench.plots import swap_plot
 
-        picture = swap_plot(self)
+        picture = swap_plot(
+            {phase: {m: self.costs(m, phase) for m in self.mixers} for phase in self.phases}
+        )
         if path is not None:
             write_bytes(user_path("path", path), picture)
         return picture
@@ -111,6 +113,11 @@ class SwapMeasurement:
     def mixers(self) -> list[str]:
         """Labels of the measured models; the original model is first."""
         return list(dict.fromkeys(row.mixer for row in self.rows))
+
+    @property
+    def phases(self) -> list[str]:
+        """Measured phases, "forward" first."""
+        return list(dict.fromkeys(row.phase for row in self.rows))
 
     def _phase_table(self, phase: str) -> str:
         lengths = sorted({row.length for row in self.rows})
@@ -134,7 +141,7 @@ class SwapMeasurement:
     def _wins(self) -> list[str]:
         """List the lengths at which the original model is faster."""
         sentences = []
-        for phase in PHASES:
+        for phase in self.phases:
             original = self.costs(ORIGINAL, phase)
             for mixer in self.mixers[1:]:
                 costs = self.costs(mixer, phase)
@@ -178,16 +185,40 @@ def measure_swap(
     Raises:
         InputError: no mixer fits into the model, a length is below 1, or the output contains no
             floating-point tensor.
+
+    Example:
+        >>> import torch, rifflemix as rm
+        >>> model = torch.nn.TransformerEncoderLayer(32, 4, batch_first=True)
+        >>> measured = rm.measure_swap(
+        ...     model, ["csp", "tssa"], lambda length: torch.randn(1, length, 32), lengths=[64, 128]
+        ... )
+        >>> measured.mixers, measured.phases
+        (['original', 'csp', 'tssa'], ['forward', 'training'])
     """
     sizes = sorted(set(check_integers("lengths", lengths, 1)))
     if not sizes:
         raise bad_argument("lengths", "at least one number of tokens", "none")
     models, refused = _swapped(model, _labelled(mixers), max(sizes))
-    device = next((p.device for p in model.parameters()), torch.device("cpu"))
+    rows = measure_models(models, make_inputs, sizes, repeats=repeats, max_seconds=max_seconds)
+    device = device_of(model)
+    return SwapMeasurement(rows, refused, device.type, torch.get_num_threads())
+
+
+def measure_models(
+    models: Mapping[str, nn.Module],
+    make_inputs: Callable[[int], Any],
+    lengths: Sequence[int],
+    *,
+    phases: Sequence[str] = PHASES,
+    repeats: int = 5,
+    max_seconds: float = 20.0,
+) -> list[SwapRow]:
+    """Measure several models on the same inputs; see `measure_swap` for the arguments."""
+    device = device_of(next(iter(models.values())))
     rows = []
-    for length in sizes:
+    for length in lengths:
         inputs = make_inputs(length)
-        for phase in PHASES:
+        for phase in phases:
             calls = {name: _call(part, inputs, phase) for name, part in models.items()}
             memory = {name: peak_memory(call, device) for name, call in calls.items()}
             taken = median_seconds(calls, device, repeats=repeats, max_seconds=max_seconds)
@@ -196,7 +227,12 @@ def measure_swap(
             ]
             for part in models.values():
                 part.zero_grad(set_to_none=True)
-    return SwapMeasurement(rows, refused, device.type, torch.get_num_threads())
+    return rows
+
+
+def device_of(model: nn.Module) -> torch.device:
+    """Return the device of the first parameter of a model, or the CPU."""
+    return next((p.device for p in model.parameters()), torch.device("cpu"))
 
 
 def _labelled(mixers: Any) -> dict[str, tuple[str, Mapping[str, Any]]]:
@@ -232,7 +268,8 @@ def _swapped(
         else:
             models[label] = part
     if len(models) == 1:
-        raise InputError(f"mixers: none can stand in this model; {next(iter(refused.values()))}")
+        reason = next(iter(refused.values()))
+        raise InputError(f"mixers: expected a mixer that fits this model, got none; {reason}")
     return models, refused
 
 

@@ -2,13 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rifflemix.lab.bench import describe_hardware
-from rifflemix.lab.bench.beside import Beside, beside_packages
-from rifflemix.lab.bench.rows import PEER, Key
+from rifflemix.lab.bench.peers import PeerRatio, peer_ratios
+from rifflemix.lab.bench.rows import (
+    AXES,
+    BenchTable,
+    Key,
+    Show,
+    StoredRow,
+    by_axis,
+    extra,
+    label,
+    milliseconds,
+    pass_names,
+    pivot,
+    ratio_to,
+    shape_text,
+    shown_name,
+    spread,
+    status,
+    table_of,
+    time_and_ratio,
+    timed,
+)
 from rifflemix.lab.report.units import (
     MISSING,
     format_bytes,
@@ -35,20 +54,6 @@ _SHORT = {
 _SOFTMAX, _MAPS = "softmax", "two linear maps"
 _MILLISECONDS = "ms (x softmax)"
 
-AXES = {"tokens": "N", "channels": "C"}
-
-Row = Mapping[str, Any]
-Show = Callable[[Any], str]
-
-
-@dataclass(frozen=True)
-class BenchTable:
-    """A table of texts."""
-
-    title: str
-    headers: list[str]
-    rows: list[list[str]]
-
 
 def bench_tables(result: Mapping[str, Any]) -> list[BenchTable]:
     """Return the tables of a result.
@@ -60,8 +65,8 @@ def bench_tables(result: Mapping[str, Any]) -> list[BenchTable]:
     if result["benchmark"] == "scaling":
         axis = axis_of(result)
         tables = [_growth_table(result["growth"], axis), *_tables_by_axis(rows, axis)]
-        beside = list(beside_packages(result))
-        return [*tables, _beside_table(beside, axis)] if beside else tables
+        pairs = list(peer_ratios(result))
+        return [*tables, _ratio_table(pairs, axis)] if pairs else tables
     if result["benchmark"] == "decode":
         return _tables_by_context(rows)
     if result["benchmark"] == "parallel":
@@ -71,9 +76,9 @@ def bench_tables(result: Mapping[str, Any]) -> list[BenchTable]:
     if result["benchmark"] == "models" and _differ_in_tokens(rows):
         return _model_tables_by_tokens(rows)
     tables = []
-    for shape in dict.fromkeys(_shape_text(row) for row in rows):
-        here = [row for row in rows if _shape_text(row) == shape]
-        tables += [_pass_table(shape, name, here) for name in _pass_names(here)]
+    for shape in dict.fromkeys(shape_text(row) for row in rows):
+        here = [row for row in rows if shape_text(row) == shape]
+        tables += [_pass_table(shape, name, here) for name in pass_names(here)]
     return tables
 
 
@@ -83,12 +88,36 @@ def bench_notes(result: Mapping[str, Any]) -> list[str]:
     if result["status"] != "complete":
         notes.append("Partial: it was stopped before everything was measured.")
     notes += [
-        f"{_label(row)} at {_shape_text(row)}: {row['status']}: {row['note']}"
+        f"{label(row)} at {shape_text(row)}: {row['status']}: {row['note']}"
         for row in result["rows"]
         if row["status"] != "measured"
     ]
     peers = (peer for peer in result.get("peers", ()) if not peer["takes_part"])
-    return notes + [f"{peer['name']}: {peer['detail']}" for peer in peers]
+    notes += [f"{peer['name']}: {peer['detail']}" for peer in peers]
+    if result["benchmark"] == "scaling" and axis_of(result) == "tokens":
+        notes += _fastest_layer(result["rows"])
+    return notes
+
+
+def _fastest_layer(rows: Sequence[StoredRow]) -> list[str]:
+    """Compare the fastest mixer with softmax attention at the largest N that both have."""
+    timings = {
+        (row["shape"]["tokens"], row["name"]): row["passes"]["forward_backward"]
+        for row in rows
+        if row["kind"] == "layer" and "forward_backward" in row["passes"]
+    }
+    others = {key: one for key, one in timings.items() if "softmax" in one["ratios"]}
+    others = {key: one for key, one in others.items() if key[1] not in (_SOFTMAX, _MAPS)}
+    if not others:
+        return []
+    tokens = max(n for n, _ in others)
+    best, name = min((one["p50"], name) for (n, name), one in others.items() if n == tokens)
+    softmax, mixer = timings[tokens, _SOFTMAX], others[tokens, name]
+    where = f"softmax attention at {format_count(tokens)} tokens"
+    if mixer["p80"] >= softmax["p20"]:
+        return [f"On this machine no mixer trains clearly faster than {where}."]
+    ratio = format_rate(softmax["p50"] / best)
+    return [f"On this machine {name} trains {ratio}x faster than {where}."]
 
 
 def bench_markdown(result: Mapping[str, Any]) -> str:
@@ -115,14 +144,6 @@ def key_of(entry: Mapping[str, Any]) -> Key:
     return entry["kind"], entry["name"]
 
 
-def shown_name(entry: Mapping[str, Any]) -> str:
-    """Return the name, with a mark for packages.
-
-    Some packages have the same name as a mixer.
-    """
-    return f"{entry['name']} (package)" if entry["kind"] == PEER else str(entry["name"])
-
-
 def crossover_text(crossover: Mapping[str, Any] | None) -> str:
     """Format the N from which a layer is faster than softmax."""
     if crossover is None:
@@ -134,23 +155,23 @@ def crossover_text(crossover: Mapping[str, Any] | None) -> str:
     return format_count(round(crossover["tokens"]))
 
 
-def _pass_table(shape: str, name: str, rows: Sequence[Row]) -> BenchTable:
+def _pass_table(shape: str, name: str, rows: Sequence[StoredRow]) -> BenchTable:
     """Show time, spread, memory, ratios and other numbers of one pass."""
     columns: list[tuple[str, Show]] = [("Name", shown_name)]
     if any(row["backend"] for row in rows):
         columns.append(("Backend", lambda row: row["backend"] or MISSING))
     columns += [
-        ("p50, ms", _timed(name, lambda t: _milliseconds(t["p50"]), _status)),
-        ("p20 to p80", _timed(name, _spread)),
-        ("Memory", _timed(name, lambda t: format_bytes(t["peak_memory_bytes"]))),
+        ("p50, ms", timed(name, lambda t: milliseconds(t["p50"]), status)),
+        ("p20 to p80", timed(name, spread)),
+        ("Memory", timed(name, lambda t: format_bytes(t["peak_memory_bytes"]))),
     ]
-    timed = [row["passes"][name] for row in rows if name in row["passes"]]
-    for peer in dict.fromkeys(peer for timing in timed for peer in timing["ratios"]):
-        columns.append((f"x {_SHORT.get(peer, peer)}", _timed(name, _ratio(peer))))
+    timings = [row["passes"][name] for row in rows if name in row["passes"]]
+    for peer in dict.fromkeys(peer for timing in timings for peer in timing["ratios"]):
+        columns.append((f"x {_SHORT.get(peer, peer)}", timed(name, ratio_to(peer))))
     known = {key for row in rows for key in row["extra"]}
     described = _EXTRA.get(name, ())
-    columns += [(title, _extra(key, show)) for key, title, show in described if key in known]
-    return _table(f"{shape}: {PASS_TITLES[name]}", columns, rows)
+    columns += [(title, extra(key, show)) for key, title, show in described if key in known]
+    return table_of(f"{shape}: {PASS_TITLES[name]}", columns, rows)
 
 
 def _growth_table(growth: Sequence[Mapping[str, Any]], axis: str) -> BenchTable:
@@ -180,46 +201,36 @@ def _exponent_text(entry: Mapping[str, Any]) -> str:
     return f"{fit['exponent']:.2f} ± {fit['standard_error']:.2f}{mark}"
 
 
-def _tables_by_axis(rows: Sequence[Row], axis: str) -> list[BenchTable]:
+def _tables_by_axis(rows: Sequence[StoredRow], axis: str) -> list[BenchTable]:
     """Show times, ratios and memory by layer and N (or C)."""
     forward, both = "forward", "forward_backward"
     columns: list[tuple[str, str, Show]] = [
-        (f"forward, {_MILLISECONDS}", forward, _time_and(_SOFTMAX)),
+        (f"forward, {_MILLISECONDS}", forward, time_and_ratio(_SOFTMAX)),
         ("forward, peak memory", forward, _memory),
-        (f"forward and backward, {_MILLISECONDS}", both, _time_and(_SOFTMAX)),
-        ("forward and backward, x two linear maps", both, _ratio(_MAPS)),
+        (f"forward and backward, {_MILLISECONDS}", both, time_and_ratio(_SOFTMAX)),
+        ("forward and backward, x two linear maps", both, ratio_to(_MAPS)),
         ("forward and backward, peak memory", both, _memory),
     ]
-    return [
-        _by_axis(title, _timed(name, show, _status), rows, axis) for title, name, show in columns
-    ]
+    return [by_axis(title, timed(name, show, status), rows, axis) for title, name, show in columns]
 
 
-def _beside_table(beside: Sequence[Beside], axis: str) -> BenchTable:
+def _ratio_table(pairs: Sequence[PeerRatio], axis: str) -> BenchTable:
     """Show one row per mixer and package, columns N (or C)."""
-    points = sorted({pair.shape[axis] for pair in beside})
     cells = {
-        (pair.mixer, pair.package, pair.shape[axis]): f"{format_rate(pair.time)} "
+        (f"{pair.mixer} / {pair.package}", pair.shape[axis]): f"{format_rate(pair.time)} "
         f"({format_rate(pair.low)} to {format_rate(pair.high)}), {format_rate(pair.memory)}"
-        for pair in beside
+        for pair in pairs
     }
-    lines = [
-        [f"{mixer} / {package}", *(cells.get((mixer, package, n), MISSING) for n in points)]
-        for mixer, package in dict.fromkeys((pair.mixer, pair.package) for pair in beside)
-    ]
-    return BenchTable(
-        "forward and backward, ours / the package's: time (by its spread), peak memory",
-        ["Name", *(f"{AXES[axis]}={format_count(n)}" for n in points)],
-        lines,
-    )
+    title = "forward and backward, ours / the package's: time (by its spread), peak memory"
+    return pivot(title, cells, axis)
 
 
-def _differ_in_tokens(rows: Sequence[Row]) -> bool:
+def _differ_in_tokens(rows: Sequence[StoredRow]) -> bool:
     sizes = {tuple(n for axis, n in row["shape"].items() if axis != "tokens") for row in rows}
     return len(sizes) == 1 and len({row["shape"]["tokens"] for row in rows}) > 1
 
 
-def _model_tables_by_tokens(rows: Sequence[Row]) -> list[BenchTable]:
+def _model_tables_by_tokens(rows: Sequence[StoredRow]) -> list[BenchTable]:
     """Show times, ratios, shares of kernels and memory.
 
     One row per model, one column per N.
@@ -227,15 +238,15 @@ def _model_tables_by_tokens(rows: Sequence[Row]) -> list[BenchTable]:
     shares = {"forward": "forward_kernel_share", "training_step": "kernel_share"}
 
     def time_and_share(name: str) -> Show:
-        time, share = _timed(name, _time_and(_SOFTMAX), _status), _extra(shares[name], _whole)
+        time, share = timed(name, time_and_ratio(_SOFTMAX), status), extra(shares[name], _whole)
         return lambda row: f"{time(row)}, {share(row)}" if row["passes"] else time(row)
 
     return [
-        _by_axis(f"{PASS_TITLES[name]}, {title}", cell, rows, "tokens")
+        by_axis(f"{PASS_TITLES[name]}, {title}", cell, rows, "tokens")
         for name in shares
         for title, cell in (
             (f"{_MILLISECONDS}, % in kernels", time_and_share(name)),
-            ("peak memory", _timed(name, _memory)),
+            ("peak memory", timed(name, _memory)),
         )
     ]
 
@@ -244,24 +255,24 @@ def _whole(fraction: float) -> str:
     return f"{100 * fraction:.0f} %"
 
 
-def _tables_by_context(rows: Sequence[Row]) -> list[BenchTable]:
+def _tables_by_context(rows: Sequence[StoredRow]) -> list[BenchTable]:
     """Show the time of a decoding step, its ratio, and the state.
 
     One row per mixer, one column per context.
     """
-    state = _extra("state_bytes", format_bytes)
+    state = extra("state_bytes", format_bytes)
     return [
-        _by_axis(
+        by_axis(
             "one more token, ms (x softmax in place)",
-            _timed("step", _time_and(_IN_PLACE), _status),
+            timed("step", time_and_ratio(_IN_PLACE), status),
             rows,
             "tokens",
         ),
-        _by_axis("state", state, rows, "tokens"),
+        by_axis("state", state, rows, "tokens"),
     ]
 
 
-def _tables_of_processes(rows: Sequence[Row], processes: int) -> list[BenchTable]:
+def _tables_of_processes(rows: Sequence[StoredRow], processes: int) -> list[BenchTable]:
     """Compare all processes with one process, and bytes with the formula.
 
     One row per mixer, one column per N.
@@ -270,12 +281,12 @@ def _tables_of_processes(rows: Sequence[Row], processes: int) -> list[BenchTable
     columns: list[tuple[str, Show]] = [
         (
             f"forward and backward, ms: {share}",
-            _beside_alone(lambda t: _milliseconds(t["p50"])),
+            _beside_alone(lambda t: milliseconds(t["p50"])),
         ),
         (f"peak memory of a process: {share}", _beside_alone(_memory)),
         ("bytes sent for a token, forward: counted / formula", _sent_per_token),
     ]
-    return [_by_axis(title, cell, rows, "tokens") for title, cell in columns]
+    return [by_axis(title, cell, rows, "tokens") for title, cell in columns]
 
 
 def _beside_alone(show: Show) -> Show:
@@ -283,11 +294,11 @@ def _beside_alone(show: Show) -> Show:
 
     An unmeasured row shows its status.
     """
-    ours, alone = _timed("forward_backward", show), _timed("alone", show)
-    return lambda row: f"{ours(row)} / {alone(row)}" if row["passes"] else _status(row)
+    ours, alone = timed("forward_backward", show), timed("alone", show)
+    return lambda row: f"{ours(row)} / {alone(row)}" if row["passes"] else status(row)
 
 
-def _sent_per_token(row: Row) -> str:
+def _sent_per_token(row: StoredRow) -> str:
     found = row["extra"]
     if "sent_bytes" not in found:
         return MISSING
@@ -297,7 +308,7 @@ def _sent_per_token(row: Row) -> str:
 
 
 def _tables_beside_printed(
-    rows: Sequence[Row], printed: Mapping[str, Mapping[str, Any]]
+    rows: Sequence[StoredRow], printed: Mapping[str, Mapping[str, Any]]
 ) -> list[BenchTable]:
     """Show measured / reported values: one row per model, columns N."""
     training, forward = "training_step", "forward"
@@ -306,20 +317,19 @@ def _tables_beside_printed(
         ("inference, steps/s", forward, forward, _per_second),
         ("training, peak memory, GB", training, "memory", _gigabytes),
     ]
-    lengths = sorted({row["shape"]["tokens"] for row in rows})
     tables = []
     for title, name, figure, show in measures:
-        cell = _timed(name, show, _status)
-        lines = []
-        for model in dict.fromkeys(row["name"] for row in rows):
-            ours = {row["shape"]["tokens"]: cell(row) for row in rows if row["name"] == model}
-            theirs = printed[model][figure]
-            cells = [f"{ours.get(n, MISSING)} / {_printed(theirs, n)}" for n in lengths]
-            lines.append([model, str(printed[model]["title"]), *cells])
-        headers = ["Name", "Printed as", *(f"N={format_count(n)}" for n in lengths)]
-        tables.append(
-            BenchTable(f"{title}: ours / printed (other code, other machine)", headers, lines)
-        )
+        ours = timed(name, show, status)
+        cells = {
+            (row["name"], n): f"{ours(row)} / {_printed(printed[row['name']][figure], n)}"
+            for row in rows
+            for n in [row["shape"]["tokens"]]
+        }
+        table = pivot(f"{title}: ours / printed (other code, other machine)", cells, "tokens")
+        table.headers.insert(1, "Printed as")
+        for line in table.rows:
+            line.insert(1, str(printed[line[0]]["title"]))
+        tables.append(table)
     return tables
 
 
@@ -340,73 +350,6 @@ def _gigabytes(timing: Mapping[str, Any]) -> str:
 
 def _memory(timing: Mapping[str, Any]) -> str:
     return format_bytes(timing["peak_memory_bytes"])
-
-
-def _by_axis(title: str, cell: Show, rows: Sequence[Row], axis: str) -> BenchTable:
-    points = sorted({row["shape"][axis] for row in rows})
-    by_key: dict[Key, dict[int, Row]] = {}
-    for row in rows:
-        by_key.setdefault(key_of(row), {})[row["shape"][axis]] = row
-    lines = [
-        [
-            shown_name(next(iter(at.values()))),
-            *(cell(at[n]) if n in at else MISSING for n in points),
-        ]
-        for at in by_key.values()
-    ]
-    return BenchTable(title, ["Name", *(f"{AXES[axis]}={format_count(n)}" for n in points)], lines)
-
-
-def _table(title: str, columns: Sequence[tuple[str, Show]], rows: Sequence[Row]) -> BenchTable:
-    cells = [[show(row) for _, show in columns] for row in rows]
-    return BenchTable(title, [header for header, _ in columns], cells)
-
-
-def _timed(name: str, show: Show, otherwise: Show = lambda row: MISSING) -> Show:
-    """Show a pass of a row, or `otherwise` if not timed."""
-    return lambda row: show(row["passes"][name]) if name in row["passes"] else otherwise(row)
-
-
-def _spread(timing: Mapping[str, Any]) -> str:
-    return f"{_milliseconds(timing['p20'])} to {_milliseconds(timing['p80'])}"
-
-
-def _ratio(peer: str) -> Show:
-    return lambda t: format_rate(t["ratios"][peer]) if peer in t["ratios"] else MISSING
-
-
-def _time_and(peer: str) -> Show:
-    def show(timing: Mapping[str, Any]) -> str:
-        text = _milliseconds(timing["p50"])
-        return f"{text} ({_ratio(peer)(timing)})" if peer in timing["ratios"] else text
-
-    return show
-
-
-def _status(row: Row) -> str:
-    return str(row["status"])
-
-
-def _extra(key: str, show: Show) -> Show:
-    return lambda row: show(row["extra"][key]) if key in row["extra"] else MISSING
-
-
-def _milliseconds(seconds: float) -> str:
-    return format_rate(1e3 * seconds)
-
-
-def _pass_names(rows: Iterable[Row]) -> list[str]:
-    return list(dict.fromkeys(name for row in rows for name in row["passes"]))
-
-
-def _label(row: Row) -> str:
-    name = shown_name(row)
-    return f"{name} ({row['backend']})" if row["backend"] else name
-
-
-def _shape_text(row: Row) -> str:
-    shape = row["shape"]
-    return f"({shape['batch']}, {shape['tokens']}, {shape['channels']}), {shape['heads']} heads"
 
 
 def machine(result: Mapping[str, Any]) -> str:
@@ -441,7 +384,7 @@ _EXTRA: Mapping[str, tuple[tuple[str, str, Show], ...]] = {
         ("tokens_per_second", "Tokens/s", format_rate),
         ("kernel_share", "In kernels, %", format_percent),
         ("parameters", "Parameters", format_count),
-        ("printed_seconds", "Paper's, ms", lambda seconds: _milliseconds(seconds)),
+        ("printed_seconds", "Paper's, ms", lambda seconds: milliseconds(seconds)),
         ("printed_memory_bytes", "Paper's memory", format_bytes),
     ),
 }

@@ -13,9 +13,9 @@ from typing import Any
 from rifflemix.compat import OperatorWatch, sent_bytes
 from rifflemix.mixers import TokenMixer
 from rifflemix.mixers.csp import CSP
+from rifflemix.mixers.permutation_mixer import PermutationMixer
 from rifflemix.mixers.sinkhorn import Sinkhorn
-from rifflemix.mixers.value_maps import PermutedValues
-from rifflemix.parallel.permutations import near_groups
+from rifflemix.parallel.permutations import plan_local_groups
 from rifflemix.parallel.shards import Shards
 
 
@@ -118,7 +118,7 @@ def expected_bytes(mixer: TokenMixer, s: Sizes) -> float:
             s = replace(s, summed=8)  # its streaming state is float64
         # In a causal mixer, the first process sends its sums to every later process.
         return _SUMS[name](s) * (s.processes / 2 if mixer.causal else 1)
-    if isinstance(mixer, PermutedValues):
+    if isinstance(mixer, PermutationMixer):
         if mixer.windows is not None:
             return reached(s, mixer.windows.depth)
         return csp(mixer, s) if isinstance(mixer, CSP) else permuted(s)
@@ -135,12 +135,12 @@ def csp(mixer: CSP, s: Sizes) -> float:
     If groups and shifts are short, processes exchange only boundary tokens.
     """
     shards = Shards(None, 0, (s.here,) * s.processes)
-    near = near_groups(mixer, shards)
-    if near is None:
+    local = plan_local_groups(mixer, shards)
+    if local is None:
         return permuted(s, _references(mixer, s))
     holders = Counter(
         token % shards.length // s.here
-        for rank, reach in enumerate(near.reach)
+        for rank, reach in enumerate(local.reach)
         for token in reach
         if token % shards.length // s.here != rank
     )

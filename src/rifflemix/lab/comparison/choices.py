@@ -1,29 +1,33 @@
-"""From what a user chooses to a checked configuration: of the command and of `rm.compare`."""
+"""Build a checked configuration from the choices of a user, or from a TOML file."""
 
 from __future__ import annotations
 
 import inspect
+import json
+import tomllib
 from collections import abc
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from types import UnionType
 from typing import Any, get_args, get_origin, get_type_hints
 
-import torch
-
-from rifflemix.errors import bad_argument, check_choice, unknown_name
-from rifflemix.lab.comparison.budgets import NO_OPTIONS, default_budget, train_config
+from rifflemix.errors import InputError, bad_argument, check_choice, unknown_name
 from rifflemix.lab.comparison.config import (
     MOST_SEEDS,
+    NO_OPTIONS,
     CompareConfig,
     all_mixers,
+    default_budget,
     default_mixers,
     default_model,
+    train_config,
 )
-from rifflemix.lab.runs.device import resolve_device
+from rifflemix.lab.comparison.plan import fold_seeds, folds_of, user_seeds
+from rifflemix.lab.runs.environment import resolve_device
 from rifflemix.lab.runs.options import PRECISIONS
 from rifflemix.lab.tasks import TaskCard
 from rifflemix.mixers import TokenMixer, mixer_card, register_mixer
-from rifflemix.mixers.named import ALL
+from rifflemix.mixers.registry import ALL
 from rifflemix.models.pretrained import as_json
 
 
@@ -35,6 +39,7 @@ def resolve(
     is_own: bool = False,
     task_options: Mapping[str, Any] = NO_OPTIONS,
     mixer_options: Mapping[str, Mapping[str, Any]] = NO_OPTIONS,
+    model_options: Mapping[str, Any] = NO_OPTIONS,
     train_options: Mapping[str, Any] = NO_OPTIONS,
     max_steps: int | None = None,
     batch_size: int | None = None,
@@ -47,31 +52,42 @@ def resolve(
     precision: str = "float32",
     threads: int | None = None,
     context_parallel: int = 1,
+    stop_early: bool = False,
 ) -> CompareConfig:
-    """The configuration; what is None is taken from the task's card.
+    """Build the configuration; the card of the task replaces None.
 
     Args:
         card: of the task.
-        mixers: label -> registry name, equal but for variants, in the order of the table.
-        seeds: of the runs.
+        mixers: label -> registry name, in the order of the table; they differ for variants.
+        seeds: of the runs; with folds of the task, each seed becomes one run per fold.
         is_own: the task is in no registry.
         task_options: that differ from the card.
         mixer_options: label -> options.
+        model_options: further settings of the backbone, such as short_conv.
         train_options: further settings of `rifflemix.lab.train.TrainConfig`.
         max_steps: updates of each run.
         batch_size: sequences of an update.
         lr: peak learning rate; of several every mixer tries each, and validation chooses.
         dim: channels.
         num_layers: blocks.
-        num_heads: heads, where a mixer has them.
+        num_heads: heads, for mixers with heads.
         model: registry name of the backbone.
         device: or "auto".
         precision: "float32" or "bf16".
-        threads: of the CPU; torch's own choice if None.
+        threads: of the CPU; by the size of the model if None.
         context_parallel: processes of torchrun that share each sequence.
+        stop_early: stop the worse half of several learning rates early.
 
     Raises:
         InputError: an unknown name, or a value out of range.
+
+    Example:
+        >>> import rifflemix as rm
+        >>> from rifflemix.lab.comparison import resolve
+        >>> card, options = rm.tasks.task_card("digits"), {"csp-4": {"group_size": 4}}
+        >>> config = resolve(card, {"csp-4": "csp"}, seeds=[0], mixer_options=options)
+        >>> config.dim, config.num_layers, config.train.max_steps
+        (64, 2, 400)
     """
     for name in mixers.values():
         mixer_card(name)
@@ -83,7 +99,7 @@ def resolve(
         own_card=card if is_own else None,
         mixers=tuple(mixers),
         variants={label: name for label, name in mixers.items() if label != name},
-        seeds=tuple(seeds),
+        seeds=fold_seeds(seeds, folds_of(task_options)),
         dim=_or(dim, budget.dim),
         num_layers=_or(num_layers, budget.num_layers),
         num_heads=_or(num_heads, budget.num_heads),
@@ -97,16 +113,18 @@ def resolve(
         ),
         task_options=task_options,
         mixer_options={label: _kept(label, options) for label, options in mixer_options.items()},
+        model_options=_kept("the model", model_options),
         tuned={"lr": rates} if len(rates) > 1 else {},
         model=model or default_model(card, task_options),
         device=resolve_device(device),
-        threads=torch.get_num_threads() if threads is None else threads,
+        threads=threads,
         context_parallel=context_parallel,
+        stop_early=stop_early,
     )
 
 
 def _kept(label: str, options: Mapping[str, Any]) -> dict[str, Any]:
-    """Options as results hold them, so that a comparison that goes on has the same."""
+    """Return options as in results, so that a continued comparison has equal settings."""
     kept: dict[str, Any] = {}
     for name, value in options.items():
         try:
@@ -134,11 +152,11 @@ SETTINGS = tuple(
     for name, parameter in inspect.signature(resolve).parameters.items()
     if parameter.kind is parameter.KEYWORD_ONLY and name != "is_own"
 )
-"""What a caller may choose beside task, mixers and seeds."""
+"""Settings of a caller other than task, mixers and seeds."""
 
 
 def check_settings(settings: Mapping[str, Any]) -> None:
-    """Raise InputError unless these are settings of `resolve`, each of a kind that it takes."""
+    """Raise InputError for names or types of settings that `resolve` does not accept."""
     hints = get_type_hints(resolve)
     for name, value in settings.items():
         if name not in SETTINGS:
@@ -158,6 +176,7 @@ _WORDS: dict[Any, str] = {
     int: "a whole number",
     float: "a number",
     str: "a text",
+    bool: "true or false",
     abc.Sequence: "a list of them",
     abc.Mapping: "a mapping from names",
 }
@@ -175,7 +194,7 @@ def _is_of(value: Any, kind: Any) -> bool:
 def chosen_mixers(
     mixers: Any, task: str | TaskCard
 ) -> tuple[dict[str, str], dict[str, dict[str, Any]]]:
-    """Label -> name, and label -> options, of the `mixers` of `rifflemix.compare` on a task.
+    """Return label -> name and label -> options for the argument `mixers` of `rm.compare`.
 
     Raises:
         InputError: neither names, classes nor labels of these.
@@ -211,7 +230,7 @@ def chosen_mixers(
 def _without_all(
     given: Iterable[tuple[Any, Any]], task: str | TaskCard
 ) -> Iterator[tuple[Any, Any]]:
-    """The same labels and mixers, with every mixer that fits the task in place of "all"."""
+    """Replace "all" by every mixer that fits the task."""
     for label, mixer in given:
         if isinstance(mixer, str) and mixer == ALL and label in (None, ALL):
             yield from ((None, name) for name in all_mixers(task))
@@ -228,7 +247,7 @@ def _name(mixer: Any) -> str:
 
 
 def chosen_seeds(seeds: Any) -> tuple[int, ...]:
-    """The seeds that a number of them, or a list, stands for.
+    """Convert a number of seeds, or a list, to seeds.
 
     Raises:
         InputError: neither, or too many.
@@ -240,3 +259,111 @@ def chosen_seeds(seeds: Any) -> tuple[int, ...]:
             "seeds", f"a number of seeds, 1 to {MOST_SEEDS:,}, or a list of them", repr(seeds)
         )
     return tuple(range(seeds))
+
+
+_MOST_BYTES = 1 << 20
+TOML_FILE = "config.toml"
+_CHOICES = {"task": str, "mixers": (list, dict), "seeds": (int, list), "data_dir": str}
+_CHOICE_WORDS = {
+    "task": "the name of a task",
+    "mixers": "'all', a list of names, or a table from labels to names",
+    "seeds": "a number of seeds, or a list of them",
+    "data_dir": "the path of a folder",
+}
+
+
+def read_config(path: Path) -> dict[str, Any]:
+    """Read task, mixers, seeds, data_dir and settings from a file, if it has them.
+
+    Raises:
+        InputError: no such file, not TOML, or a key or value that `rm.compare` does not have.
+    """
+    try:
+        with path.open("rb") as file:  # a pipe has no size
+            content = file.read(_MOST_BYTES + 1)
+        if len(content) > _MOST_BYTES:
+            raise InputError(f"config: {path} holds more than {_MOST_BYTES:,} bytes")
+        values = tomllib.loads(content.decode())
+        _check_numbers(values)
+    except OSError as error:
+        raise InputError(f"config: cannot read {path}: {error.strerror}") from error
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"config: {path} is not TOML: {error}") from error
+    known = (*_CHOICES, *SETTINGS)
+    try:
+        for name, value in values.items():
+            if name not in known:
+                raise unknown_name("key", name, known)
+            is_all = name == "mixers" and value == ALL
+            if name in _CHOICES and not is_all and not _is_plain(value, _CHOICES[name]):
+                raise bad_argument(name, _CHOICE_WORDS[name], repr(value))
+        check_settings({name: values[name] for name in values if name in SETTINGS})
+    except InputError as error:
+        raise InputError(f"config: {path}: {error}") from error
+    return values
+
+
+def _check_numbers(value: Any) -> None:
+    """Raise ValueError for numbers that TOML does not have."""
+    if isinstance(value, int) and not -(1 << 63) <= value < 1 << 63:
+        raise ValueError("a whole number has more than 64 bits")
+    parts = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    for inner in parts:
+        _check_numbers(inner)
+
+
+def config_text(config: CompareConfig) -> str | None:
+    """Write a file that describes this comparison, except for the folder of its data.
+
+    Return None if the task is not registered, or an option is None, because TOML has no None.
+    """
+    values = {
+        "task": config.task,
+        "mixers": {label: config.mixer_name(label) for label in config.mixers}
+        if config.variants
+        else list(config.mixers),
+        "seeds": list(user_seeds(config.seeds, folds_of(config.task_options))),
+        "max_steps": config.train.max_steps,
+        "batch_size": config.train.batch_size,
+        "lr": list(config.tuned.get("lr", ())) or config.train.lr,
+        "dim": config.dim,
+        "num_layers": config.num_layers,
+        "num_heads": config.num_heads,
+        "model": config.model,
+        "device": config.device,
+        "precision": next(k for k, v in PRECISIONS.items() if v == config.train.precision),
+        "threads": config.threads,
+        **({} if config.context_parallel == 1 else {"context_parallel": config.context_parallel}),
+        **({"stop_early": True} if config.stop_early else {}),
+        "task_options": dict(config.task_options),
+        "model_options": dict(config.model_options),
+        "mixer_options": {name: dict(of) for name, of in config.mixer_options.items()},
+        "train_options": config.train_options,
+    }
+    if config.own_card is not None or not _can_be_toml(values):
+        return None
+    return "".join(f"{name} = {_toml(value)}\n" for name, value in values.items() if value != {})
+
+
+def _is_plain(value: Any, kinds: Any) -> bool:
+    return isinstance(value, kinds) and not isinstance(value, bool)
+
+
+def _can_be_toml(value: Any) -> bool:
+    if isinstance(value, Mapping):
+        return all(isinstance(key, str) and _can_be_toml(of) for key, of in value.items())
+    if isinstance(value, list | tuple):
+        return all(map(_can_be_toml, value))
+    return isinstance(value, str | int | float)
+
+
+def _toml(value: Any) -> str:
+    if isinstance(value, Mapping):
+        inner = ", ".join(f"{_toml(key)} = {_toml(of)}" for key, of in value.items())
+        return f"{{{inner}}}"
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(map(_toml, value))}]"
+    if isinstance(value, float):
+        return repr(float(value))
+    # JSON and TOML have the same form of integers, booleans and texts, except for one character.
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")

@@ -1,4 +1,4 @@
-"""The settings of a comparison."""
+"""The settings of a comparison, and the default budget of a task."""
 
 from __future__ import annotations
 
@@ -6,32 +6,99 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 from rifflemix.errors import bad_argument, unregistered_name
-from rifflemix.lab.comparison.budgets import train_config
-from rifflemix.lab.runs.device import check_device
-from rifflemix.lab.runs.grid import Grid, Point, check_grid, grid_points, point_label
-from rifflemix.lab.runs.options import (
-    ContextParallel,
-    Dim,
-    Heads,
-    Layers,
-    Threads,
-    check_options,
-)
-from rifflemix.lab.runs.outside import outside_code
-from rifflemix.lab.tasks import TaskCard, task_card
+from rifflemix.lab.comparison.trials import Rung, plan_rungs
+from rifflemix.lab.runs.build_for_task import outside_code
+from rifflemix.lab.runs.environment import check_device, default_threads
+from rifflemix.lab.runs.options import ContextParallel, Dim, Heads, Layers, Threads, check_options
+from rifflemix.lab.runs.results import Grid, Point, check_grid, grid_points, point_label
+from rifflemix.lab.tasks import Budget, Task, TaskCard, task_card
 from rifflemix.lab.train.config import TrainConfig, free_settings
 from rifflemix.mixers import HEADLINE, list_mixers, mixer_card, usable_mixers
 from rifflemix.models import list_models, model_card
-from rifflemix.models.graphs.graphormer import MIXERS as GRAPH_MIXERS
+from rifflemix.models.graphormer import MIXERS as GRAPH_MIXERS
+
+
+def default_budget(task: str | TaskCard) -> Budget:
+    """Return the budget of a task's card.
+
+    Example:
+        >>> from rifflemix.lab.comparison import default_budget
+        >>> default_budget("digits").max_steps
+        400
+    """
+    return (task_card(task) if isinstance(task, str) else task).budget
+
+
+NO_OPTIONS: Mapping[str, Any] = {}
+_ELSEWHERE = ("max_steps", "batch_size", "lr", "precision", "seed")
+"""Training settings that a comparison has under their own names."""
+
+
+def train_config(
+    budget: Budget,
+    *,
+    max_steps: int,
+    batch_size: int,
+    lr: float,
+    precision: str,
+    options: Mapping[str, Any] = NO_OPTIONS,
+) -> TrainConfig:
+    """Return the training settings: AdamW, warm-up for a tenth of the steps, then a cosine.
+
+    Args:
+        budget: of the task.
+        max_steps: updates of each run.
+        batch_size: sequences of an update.
+        lr: peak learning rate.
+        precision: "no" or "bf16".
+        options: further settings, which win.
+
+    Raises:
+        InputError: an unknown setting, one of those before, or a value out of range.
+
+    Example:
+        >>> from rifflemix.lab.comparison import default_budget, train_config
+        >>> budget = default_budget("digits")
+        >>> config = train_config(budget, max_steps=100, batch_size=32, lr=1e-3, precision="no")
+        >>> config.schedule, config.warmup_steps
+        ('cosine', 10)
+    """
+    for name in options:
+        if name in _ELSEWHERE:
+            expected = f"none of {', '.join(_ELSEWHERE)}"
+            raise bad_argument("train_options", expected, name, "set it by its own name")
+    settings = {
+        "max_steps": max_steps,
+        "batch_size": batch_size,
+        "lr": lr,
+        "weight_decay": 0.01,
+        "schedule": "cosine",
+        "warmup_steps": max_steps // 10,
+        "clip_norm": 1.0,
+        "precision": precision,
+        "eval_every": max(1, -(-max_steps // budget.evaluations)),
+        "checkpoint_seconds": 20.0,
+        "log_every": max(1, max_steps // 100),
+    }
+    if options.get("clip_value") is not None:
+        settings["clip_norm"] = None  # only one kind of gradient clipping is possible
+    return TrainConfig.from_dict({**settings, **options})
+
 
 FORMAT = "rifflemix.compare/1"
 
 _LABEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9_+-]{0,63}")
 
-# Beyond this a typing error is likelier than a wish.
+_AS_STORED = (
+    "dim", "num_layers", "num_heads", "mixer_options", "model_options", "variants", "model",
+    "device", "threads", "context_parallel", "stop_early",
+)  # fmt: skip
+
+# A larger number is probably a typing error.
 MOST_SEEDS = 1_000
 
 
@@ -42,25 +109,32 @@ class CompareConfig:
     Attributes:
         task: name of the task.
         mixers: registry names, or labels of `variants`, in the order of the table.
-        seeds: every mixer is trained once with each.
+        seeds: every mixer is trained once with each seed.
         dim, num_layers, num_heads: size of the backbone.
-        train: training settings; its own seed is replaced by those of `seeds`.
+        train: training settings; `seeds` replace the seed.
         task_options: options of the task that differ from its card.
         mixer_options: mixer name or label -> its options.
-        variants: label -> registry name of the mixer that it stands for, so that one mixer can be
-            compared in several settings.
-        own_card: of a task that is in no registry; None where the registry has it.
-        tuned: training setting -> values that every mixer tries, each with every seed; the
-            validation split chooses. Empty where nothing is tuned.
-        model: registry name of a backbone that takes any mixer.
+        model_options: further settings of the backbone, equal for all mixers.
+        variants: label -> registry name of its mixer, to compare one mixer in several settings.
+        own_card: card of an unregistered task; None for registered tasks.
+        tuned: training setting -> values that every mixer tries with every seed. The validation
+            split chooses. Empty without tuning.
+        model: registry name of a backbone that accepts any mixer.
         device: "cpu", "cuda", "cuda:1" ...
-        threads: CPU threads.
+        threads: CPU threads; None chooses by the size of the model when the data is loaded.
         context_parallel: processes of torchrun that share each sequence.
+        stop_early: stop the worse half of the tuned settings at rungs, see `plan_rungs`.
 
     Raises:
-        InputError: an unknown name, a repeated or missing mixer or seed, a mixer that looks ahead
-            where tokens are predicted, a device that is not
-            there.
+        InputError: an unknown name, a repeated or missing mixer or seed, a mixer that is not
+            causal for a task that predicts tokens, or a missing device.
+
+    Example:
+        >>> import rifflemix as rm
+        >>> from rifflemix.lab.comparison import resolve
+        >>> config = resolve(rm.tasks.task_card("digits"), {"tssa": "tssa"}, [0, 1], max_steps=100)
+        >>> config.mixers, config.seeds, config.train.max_steps
+        (('tssa',), (0, 1), 100)
     """
 
     task: str
@@ -72,16 +146,18 @@ class CompareConfig:
     train: TrainConfig
     task_options: Mapping[str, Any] = field(default_factory=dict)
     mixer_options: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    model_options: Mapping[str, Any] = field(default_factory=dict)
     variants: Mapping[str, str] = field(default_factory=dict)
     own_card: TaskCard | None = None
     tuned: Grid = field(default_factory=dict)
     model: str = "encoder"
     device: str = "cpu"
-    threads: Threads = 1
+    threads: Threads | None = 1
     context_parallel: ContextParallel = 1
+    stop_early: bool = False
 
     def __post_init__(self) -> None:
-        """Check all that can be told without data."""
+        """Check everything that does not need the data."""
         card = self.card
         _check_list("mixers", self.mixers)
         _check_labels(self.mixers, self.variants)
@@ -105,28 +181,41 @@ class CompareConfig:
         check_grid(self.tuned)
         for point in self.points if self.tuned else ():
             self.at(point)
+        _ = self.rungs
+
+    @property
+    def rungs(self) -> tuple[Rung, ...]:
+        """Rungs that stop trials; none without `stop_early`."""
+        return plan_rungs(len(self.points), self.train) if self.stop_early else ()
 
     @property
     def points(self) -> list[Point]:
-        """What every mixer tries: the combinations of `tuned`, or an empty one where that is so."""
+        """Combinations of the values in `tuned`; one empty combination without tuning."""
         return grid_points(self.tuned)
 
     def at(self, point: Point) -> CompareConfig:
-        """The comparison of one of `points`, with nothing to tune."""
-        return replace(self, train=replace(self.train, **point), tuned={})
+        """Return the comparison of one of `points`, without tuning."""
+        return replace(self, train=replace(self.train, **point), tuned={}, stop_early=False)
 
-    def folder(self, mixer: str, seed: int, point: Point) -> str:
-        """Where a run lies, relative to the results."""
-        return "/".join([mixer, *([point_label(point)] if point else []), f"seed{seed}"])
+    def folder(self, mixer: str, seed: int, point: Point, step: int | None = None) -> str:
+        """Return the folder of a run, relative to the results folder.
+
+        Args:
+            mixer: of the run.
+            seed: of the run.
+            point: settings of a trial; empty for a run.
+            step: rung at which the trial ends; None for a whole training.
+        """
+        return "/".join(filter(None, [mixer, trial_label(point, step), f"seed{seed}"]))
 
     @property
     def card(self) -> TaskCard:
         """The task's card."""
-        return self.own_card or task_card(self.task)
+        return (self.own_card or task_card(self.task)).for_options(self.task_options)
 
     @property
     def train_options(self) -> dict[str, Any]:
-        """The settings of `train` that are not those of every comparison, as JSON values."""
+        """Settings of `train` that differ from the defaults of a comparison, as JSON values."""
         own, train = self.train.to_dict(), self.train
         usual = train_config(
             self.card.budget,
@@ -139,12 +228,25 @@ class CompareConfig:
         return {name: own[name] for name in own if own[name] != usual[name] and name != "seed"}
 
     def mixer_name(self, label: str) -> str:
-        """The registry name of the mixer behind one of `mixers`."""
+        """Return the registry name of one of `mixers`."""
         return self.variants.get(label, label)
 
+    def with_threads(self, task: Task, out: Path) -> CompareConfig:
+        """Return the configuration with a number of threads; see `default_threads`.
+
+        Args:
+            task: the data.
+            out: folder of the comparison.
+        """
+        if self.threads is not None:
+            return self
+        parameters = 12 * self.num_layers * self.dim**2
+        tokens = self.train.batch_size * task.max_length
+        return replace(self, threads=default_threads(parameters, tokens, self.device, out))
+
     def to_dict(self) -> dict[str, Any]:
-        """JSON values."""
-        free = free_settings("train")  # which change no number
+        """Return the settings as JSON values."""
+        free = free_settings("train")  # settings without an effect on numbers
         options = {k: v for k, v in self.train_options.items() if f"train.{k}" not in free}
         return {
             "format": FORMAT,
@@ -157,6 +259,7 @@ class CompareConfig:
             "mixers": list(self.mixers),
             "mixer_options": {name: dict(options) for name, options in self.mixer_options.items()},
             **({"train_options": options} if options else {}),
+            **({"model_options": dict(self.model_options)} if self.model_options else {}),
             **({"variants": dict(self.variants)} if self.variants else {}),
             "seeds": list(self.seeds),
             **({"tuned": {k: list(v) for k, v in self.tuned.items()}} if self.tuned else {}),
@@ -164,11 +267,48 @@ class CompareConfig:
             "device": self.device,
             "threads": self.threads,
             **({"context_parallel": self.context_parallel} if self.context_parallel != 1 else {}),
+            **({"stop_early": True} if self.stop_early else {}),
             **_plugins(map(self.mixer_name, self.mixers), self.model),
         }
 
+    @classmethod
+    def from_dict(
+        cls, values: Mapping[str, Any], own_card: TaskCard | None = None
+    ) -> CompareConfig:
+        """Read the configuration from the JSON values of `to_dict`.
+
+        Args:
+            values: the JSON values; other entries are ignored.
+            own_card: card of a task that is not in the registry.
+
+        Raises:
+            InputError: an entry is missing, or has a wrong type or value.
+        """
+        try:
+            tuned = {name: tuple(tried) for name, tried in values.get("tuned", {}).items()}
+            first = {name: tried[0] for name, tried in tuned.items()}
+            known = {"seed": 0, **(own_card or task_card(values["task"])).options}
+            options = {
+                name: value
+                for name, value in values["task_options"].items()
+                if value != known.get(name)
+            }
+            return cls(
+                task=values["task"],
+                mixers=tuple(values["mixers"]),
+                seeds=tuple(values["seeds"]),
+                train=TrainConfig.from_dict({**values["train"], **first}),
+                task_options=options,
+                own_card=own_card,
+                tuned=tuned,
+                **{name: values[name] for name in _AS_STORED if name in values},
+            )
+        except (KeyError, TypeError, AttributeError) as error:
+            got = f"{type(error).__name__}: {error}"
+            raise bad_argument("config.json", "the settings of a comparison", got) from error
+
     def model_settings(self, mixer: str) -> dict[str, Any]:
-        """The settings of the model with `mixer`, as JSON values."""
+        """Return the settings of the model with `mixer`, as JSON values."""
         return {
             "model": self.model,
             "mixer": self.mixer_name(mixer),
@@ -176,24 +316,36 @@ class CompareConfig:
             "dim": self.dim,
             "num_layers": self.num_layers,
             "num_heads": self.num_heads,
+            **({"model_options": dict(self.model_options)} if self.model_options else {}),
             **_plugins([self.mixer_name(mixer)], self.model),
         }
 
 
+def trial_label(point: Point, step: int | None = None) -> str:
+    """Return the name of a trial, such as "lr=0.003/step50"; empty for an empty point."""
+    return "/".join(filter(None, [point_label(point), "" if step is None else f"step{step}"]))
+
+
 def _plugins(mixers: Iterable[str], model: str) -> dict[str, Any]:
-    """Code that is not the package's; a run goes on with the same only."""
+    """Return the versions of third-party code. A run continues only with equal code."""
     found = outside_code(mixers, [model])
     return {"plugins": found} if found else {}
 
 
 def default_mixers(task: str | TaskCard) -> tuple[str, ...]:
-    """Mixers of a comparison that names none: softmax and the papers' mixers that fit the task."""
+    """Return the default mixers: softmax and the papers' mixers that fit the task.
+
+    Example:
+        >>> from rifflemix.lab.comparison import default_mixers
+        >>> default_mixers("digits")
+        ('softmax', 'csp', 'sliceformer', 'tssa', 'butterfly', 'token_parallel', 'sinkhorn')
+    """
     names = all_mixers(task)
     return tuple(name for name in HEADLINE if name in names)
 
 
 def all_mixers(task: str | TaskCard) -> tuple[str, ...]:
-    """All registered mixers that can be compared on a task."""
+    """Return all registered mixers that can be compared on a task."""
     card = task_card(task) if isinstance(task, str) else task
     if takes_graphs(card):
         return tuple(GRAPH_MIXERS)
@@ -202,14 +354,20 @@ def all_mixers(task: str | TaskCard) -> tuple[str, ...]:
 
 
 def takes_graphs(card: TaskCard) -> bool:
-    """Whether the samples of a task are graphs, which few mixers take."""
+    """Check whether the samples of a task are graphs. Few mixers support graphs."""
     return model_card(card.backbone).inputs == "graphs"
 
 
 def default_model(task: str | TaskCard, options: Mapping[str, Any] | None = None) -> str:
-    """The backbone that a task's card names for its samples with these options."""
+    """Return the backbone of a task with these options.
+
+    Example:
+        >>> from rifflemix.lab.comparison import default_model
+        >>> default_model("digits")
+        'encoder'
+    """
     card = task_card(task) if isinstance(task, str) else task
-    return card.backbone_for(options or {})
+    return card.for_options(options or {}).backbone
 
 
 def _check_list(name: str, values: tuple[Any, ...]) -> None:
@@ -221,7 +379,7 @@ def _check_list(name: str, values: tuple[Any, ...]) -> None:
 
 
 def _check_labels(mixers: tuple[str, ...], variants: Mapping[str, str]) -> None:
-    """Raise unless labels are texts that folders and commands can hold, and mislead nobody."""
+    """Check that labels are valid names of folders, and not names of other mixers."""
     for label, name in variants.items():
         if label not in mixers:
             raise bad_argument("variants", f"one of {', '.join(mixers)}", label)

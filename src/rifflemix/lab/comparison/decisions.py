@@ -1,4 +1,4 @@
-"""Decisions between rows: the one rule for bold, sentences, stars, p-values and ranks."""
+"""Decisions between rows, used for bold, sentences, stars, p-values and ranks."""
 
 from __future__ import annotations
 
@@ -6,8 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 
-from rifflemix.lab.comparison.paired import LEVEL, Difference, holm
-from rifflemix.lab.comparison.scores import Score
+from rifflemix.lab.comparison.statistics import LEVEL, Difference, Score, holm
 
 BASELINE = "softmax"
 RULE = (
@@ -77,11 +76,11 @@ class Decisions:
                 self._pairs[pair] = Decision(*pair, difference, probability, higher_is_better)
 
     def from_baseline(self, name: str, baseline: str = BASELINE) -> Decision | None:
-        """The row minus the baseline; None if they share fewer than two seeds."""
+        """Return the row minus the baseline; None if they share fewer than two seeds."""
         return self._pairs.get((name, baseline))
 
     def is_compared(self, name: str, other: str) -> bool:
-        """Whether two rows share two seeds."""
+        """Return whether two rows share two seeds."""
         return (name, other) in self._pairs or (other, name) in self._pairs
 
     @property

@@ -10,13 +10,12 @@ from dataclasses import dataclass, replace
 import torch
 
 from rifflemix.compat import evaluation_mode
-from rifflemix.lab.comparison.config import CompareConfig
+from rifflemix.lab.comparison.config import CompareConfig, trial_label
 from rifflemix.lab.comparison.models import build_model, first_parts, outputs_of, update
 from rifflemix.lab.comparison.plan import ComparePlan
 from rifflemix.lab.experiments import Records, RunStore
 from rifflemix.lab.report.units import format_duration
-from rifflemix.lab.runs.device import using_threads
-from rifflemix.lab.runs.grid import point_label
+from rifflemix.lab.runs.environment import using_threads
 from rifflemix.lab.runs.measure import Call, median, seconds_of
 from rifflemix.lab.runs.status import OnStatus, RunStatus, ShouldStop, never
 from rifflemix.lab.tasks import Task
@@ -28,12 +27,16 @@ _TIMINGS = 3
 _LONG_SECONDS = 1.0
 
 RunKey = tuple[str, int, str]
-"""Mixer, seed, and the settings of a trial or an empty text."""
+"""Mixer, seed, and the label of a trial or an empty text.
+
+The settings that a rung will keep are unknown. The labels of their trials start with `_KEPT`.
+"""
+_KEPT = "kept"
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """The runs that a comparison still has to make, and their time.
+    """Remaining runs of a comparison, and their time.
 
     Attributes:
         steps: updates of a run.
@@ -48,7 +51,7 @@ class Estimate:
     is_writing: bool = False
 
     def __str__(self) -> str:
-        """One sentence for a terminal."""
+        """Return one sentence for a terminal."""
         runs = len(self.seconds) - self.trials
         trials = f"{self.trials} trials and " if self.trials else ""
         rest = " without the sequences that the test writes" if self.is_writing else ""
@@ -82,11 +85,7 @@ def estimate_comparison(
         The estimate, or None if `should_stop` returned True.
     """
     config, task, costs = plan.config, plan.task, dict[str, _Cost]()
-    trials = [
-        (seed, point, mixer)
-        for seed, point, mixer in plan.trials
-        if config.folder(mixer, seed, point) not in records
-    ]
+    shares = _trial_shares(plan, records)
     ended = plan.finished_runs(records).ended
     runs = [(seed, mixer) for seed, mixer in plan.runs if (mixer, seed) not in ended]
     device = torch.device(config.device)
@@ -103,15 +102,34 @@ def estimate_comparison(
     # A tuned run is one of the trials. Only its test is left.
     own = {mixer: 0.0 if config.tuned else cost.training for mixer, cost in costs.items()}
     seconds = {
-        **{(mixer, seed, point_label(at)): costs[mixer].training for seed, at, mixer in trials},
+        **{key: share * costs[key[0]].training for key, share in shares.items() if key[0] in costs},
         **{(mixer, seed, ""): own[mixer] + costs[mixer].test for seed, mixer in runs},
     }
     is_writing = isinstance(task, MeasuresWriting)
-    return Estimate(config.train.max_steps, len(trials), seconds, is_writing)
+    return Estimate(config.train.max_steps, len(seconds) - len(runs), seconds, is_writing)
+
+
+def _trial_shares(plan: ComparePlan, records: Records) -> dict[RunKey, float]:
+    """Return trial -> part of a whole training that is left, also for unknown kept settings."""
+    trials, found = plan.trials, dict[RunKey, float]()
+    for run in trials.planned(records):
+        if run.name not in records:
+            step = trials.stopped_at(run.name)
+            key = run.subject, run.seed, trial_label(dict(run.settings), step)
+            done = 0.0 if run.start is None else trials.step_of(run.start) / trials.max_steps
+            found[key] = run.share - done
+    for mixer, stage in trials.undecided(records):
+        rung = trials.rungs[stage - 1]
+        step = trials.rungs[stage].step if stage < len(trials.rungs) else None
+        for seed in plan.config.seeds:
+            for number in range(1, rung.kept + 1):
+                label = trial_label({_KEPT: f"{number}of{rung.kept}"}, step)
+                found[mixer, seed, label] = trials.share(stage) - trials.share(stage - 1)
+    return found
 
 
 def suite_seconds(plans: Iterable[ComparePlan], on_status: OnStatus) -> list[float]:
-    """Estimate the time of every run and trial that comparisons still have to make."""
+    """Estimate the time of every run and trial that remains in comparisons."""
     seconds: list[float] = []
     for plan in plans:
         with using_threads(plan.config.threads):
@@ -140,6 +158,7 @@ class TimeLeft:
         """Pass a status on."""
         run, now = (status.mixer, status.seed, status.trial), time.monotonic()
         if run != self._run:
+            self._name(run)
             self._run, self._start = run, now
         if status.state in ("done", "diverged") and run in self._left:
             expected = self._left.pop(run)
@@ -150,8 +169,19 @@ class TimeLeft:
         own = pace * self._left.get(run, 0.0) * (1 - status.step / status.max_steps)
         if status.seconds_left is not None and run in self._left:
             own = status.seconds_left
-        others = sum(seconds for key, seconds in self._left.items() if key != run)
+        others = math.fsum(seconds for key, seconds in self._left.items() if key != run)
         self._on_status(replace(status, seconds_left_in_all=own + pace * others))
+
+    def _name(self, run: RunKey) -> None:
+        """Give the estimate for an unknown kept setting to a trial that a rung kept."""
+        mixer, seed, label = run
+        if run in self._left or not label:
+            return
+        for other in self._left:
+            is_kept = other[2].startswith(f"{_KEPT}=") and other[:2] == (mixer, seed)
+            if is_kept and other[2].partition("/")[2] == label.partition("/")[2]:
+                self._left[run] = self._left.pop(other)
+                return
 
 
 def _run_cost(
@@ -177,7 +207,7 @@ def _run_cost(
 
 
 def _seconds(call: Call, device: torch.device) -> float:
-    """Median time of some calls after the first, or the time of the first if that is long."""
+    """Return the median time of calls after the first, or the time of a long first call."""
     first = seconds_of(call, device)
     if first >= _LONG_SECONDS:
         return first

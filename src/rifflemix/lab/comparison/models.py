@@ -1,21 +1,22 @@
-"""Building the models that are compared, and what one training step of them needs."""
+"""Build and check the compared models, and measure the memory of a training step."""
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from rifflemix.errors import InputError
+from rifflemix.errors import InputError, bad_argument
 from rifflemix.lab.comparison.config import CompareConfig
-from rifflemix.lab.runs.fit import (
+from rifflemix.lab.runs.build_for_task import (
     check_batch_size,
     first_batch,
     fit_model,
+    output_settings,
     pair_settings,
     task_settings,
     try_out,
@@ -34,11 +35,11 @@ from rifflemix.models import Model, model_card, model_settings
 
 
 def build_model(config: CompareConfig, task: Task, mixer: str, seed: int) -> Model:
-    """The backbone with one mixer.
+    """Build the backbone with one mixer.
 
-    Mixers draw different amounts of random numbers when they are made, which would shift all
-    weights that are drawn after them. So that mixers are compared from the same start, everything
-    outside the mixers is copied from a reference model of the same seed.
+    Mixers draw different amounts of random numbers, and this would change all weights that are
+    drawn later. For equal initial weights, everything outside the mixers is copied from a reference
+    model of the same seed.
 
     Args:
         config: the comparison.
@@ -48,6 +49,14 @@ def build_model(config: CompareConfig, task: Task, mixer: str, seed: int) -> Mod
 
     Raises:
         InputError: the mixer or the backbone cannot be built at this shape.
+
+    Example:
+        >>> import rifflemix as rm
+        >>> from rifflemix.lab.comparison import build_model, resolve
+        >>> task = rm.tasks.load_task("digits")
+        >>> config = resolve(rm.tasks.card_of(task), {"csp": "csp"}, [0])
+        >>> type(build_model(config, task, "csp", seed=0)).__name__
+        'Encoder'
     """
     reference = _create(config, task, list_mixers()[0], {}, seed)
     model = _create(
@@ -57,31 +66,57 @@ def build_model(config: CompareConfig, task: Task, mixer: str, seed: int) -> Mod
     return model
 
 
-def check_model(config: CompareConfig, task: Task, mixer: str) -> int:
-    """Build a model and run two samples through it.
+class ModelSize(NamedTuple):
+    """Size of a model.
 
-    Returns:
-        Number of trainable parameters.
+    Attributes:
+        parameters: trainable parameters.
+        state: numbers that a stream keeps per sequence at the maximum length.
+    """
+
+    parameters: int
+    state: int
+
+
+def check_model(config: CompareConfig, task: Task, mixer: str) -> ModelSize:
+    """Build a model and run two samples through it.
 
     Raises:
         InputError: it cannot be built or run, naming the mixer, or the batch is too large.
+
+    Example:
+        >>> import rifflemix as rm
+        >>> from rifflemix.lab.comparison import check_model, resolve
+        >>> task = rm.tasks.load_task("digits")
+        >>> config = resolve(rm.tasks.card_of(task), {"csp": "csp"}, [0])
+        >>> check_model(config, task, "csp").parameters
+        56138
     """
     check_batch_size(config.train.batch_size, task)
-    first_batch(task)  # raises at a damaged file, which no mixer is to blame for
+    first_batch(task)  # a damaged file raises here, before an error would name a mixer
     try:
         model = try_out(lambda: build_model(config, task, mixer, config.seeds[0]), task)
         check_split(model, task, config.context_parallel)
     except InputError as error:
         raise InputError(f"mixer {mixer}: {error}") from error
-    return sum(p.numel() for p in model.parameters() if p.requires_grad)
+    trainable = sum(p.numel() for p in model.parameters() if p.requires_grad)
+    return ModelSize(trainable, model.state_size(task.max_length))
 
 
 def training_memory(config: CompareConfig, task: Task, mixer: str) -> int:
-    """Peak bytes of two training steps from nothing, on the first samples of the training split.
+    """Measure the peak bytes of two training steps on the first training samples.
 
-    Weights, gradients, optimiser state and activations are all counted; the batch is not. A step
-    has as many backward passes as in training. Processes that share sequences call it together, and
-    each measures itself.
+    Includes weights, gradients, optimizer state and activations, but not the batch. The number of
+    backward passes per step equals training. Processes that share sequences call it together,
+    and each measures its own memory.
+
+    Example:
+        >>> import rifflemix as rm
+        >>> from rifflemix.lab.comparison import resolve, training_memory
+        >>> task = rm.tasks.load_task("digits")
+        >>> config = resolve(rm.tasks.card_of(task), {"csp": "csp"}, [0])
+        >>> training_memory(config, task, "csp") > 0
+        True
     """
     device = torch.device(config.device)
     engine = None
@@ -95,7 +130,7 @@ def training_memory(config: CompareConfig, task: Task, mixer: str) -> int:
         if engine is not None:
             split_model(model, engine)
         optimizer = build_optimizer(model, config.train)
-        for _ in range(2):  # the optimizer's state exists in the second update only
+        for _ in range(2):  # the state of the optimizer exists from the second update on
             update(model, optimizer, config, task, parts)
 
     return peak_memory(two_steps, device)
@@ -120,7 +155,7 @@ def outputs_of(model: nn.Module, config: CompareConfig, batch: Batch) -> Tensor:
 
 
 def first_parts(config: CompareConfig, task: Task, device: torch.device) -> list[Batch]:
-    """The first update's batch as training sees it: a part for each backward pass."""
+    """Return the batch of the first update: one part per backward pass."""
     train = task.split("train")
     count = min(config.train.batch_size, len(train))
     size = micro_batch_size(config.train, 1)
@@ -144,15 +179,29 @@ def _create(
         "num_heads": config.num_heads,
     }
     if task.num_sequences > 1:
-        settings |= pair_settings(config.model, task)
+        settings |= pair_settings(config.model, task.name, task.num_sequences)
+    settings |= output_settings(config.model, task.output)
     _check_settings(config.model, task, settings)
+    _check_options(config, task, settings)
+    settings |= config.model_options
     return fit_model(config.model, task, settings, seed)
 
 
+def _check_options(config: CompareConfig, task: Task, chosen: Iterable[str]) -> None:
+    """Raise unless the backbone has `model_options` and a comparison does not set them."""
+    taken = {*chosen, *task_settings(task)}
+    free = [name for name in model_settings(config.model) if name not in taken]
+    for name in config.model_options:
+        if name not in free:
+            raise bad_argument(
+                "model_options", f"settings of {config.model}: {', '.join(free)}", name
+            )
+
+
 def _check_settings(model: str, task: Task, chosen: Iterable[str]) -> None:
-    """Raise unless a backbone has what a comparison and the task set."""
+    """Raise InputError unless the backbone has the settings of the comparison and the task."""
     known, is_generative = model_settings(model), card_of(task).is_generative
-    fitting = card_of(task).backbone_for(task.options)
+    fitting = card_of(task).backbone
     for name in (*chosen, *task_settings(task)):
         if name not in known and not (name == "num_classes" and is_generative):
             raise InputError(
@@ -162,7 +211,7 @@ def _check_settings(model: str, task: Task, chosen: Iterable[str]) -> None:
 
 
 def _check_inputs(model: str, task: Task) -> None:
-    """Raise unless a backbone takes what the samples of a task are."""
+    """Raise InputError unless the backbone accepts the samples of the task."""
     inputs, kind = model_card(model).inputs, task.input_kind
     is_pairs = inputs == "pairs of token sequences" and task.num_sequences > 1
     if kind in inputs or (is_pairs and kind == "tokens"):
@@ -174,12 +223,12 @@ def _check_inputs(model: str, task: Task) -> None:
         layout = ", or layout 'image'"
     raise InputError(
         f"model {model} takes {inputs}, but task {task.name} has {kind}; choose a model that "
-        f"takes {kind}, such as {card_of(task).backbone_for(task.options)}{layout}"
+        f"takes {kind}, such as {card_of(task).backbone}{layout}"
     )
 
 
 def _copy_backbone(source: nn.Module, target: nn.Module) -> None:
-    """Copy every tensor that lies outside all mixers, where both models have it."""
+    """Copy every tensor outside the mixers that both models have."""
     mixers = tuple(
         f"{name}." for name, module in target.named_modules() if isinstance(module, TokenMixer)
     )

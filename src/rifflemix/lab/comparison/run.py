@@ -1,4 +1,4 @@
-"""Running a comparison: one training per seed and mixer, and a summary after each."""
+"""Run a comparison: one training per seed and mixer, and a summary after each."""
 
 from __future__ import annotations
 
@@ -6,29 +6,41 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from rifflemix.files import write_bytes
-from rifflemix.lab.comparison.config import CompareConfig
+from rifflemix.lab.comparison.choices import TOML_FILE, config_text
+from rifflemix.lab.comparison.config import CompareConfig, trial_label
 from rifflemix.lab.comparison.estimate import Estimate, TimeLeft, estimate_comparison
 from rifflemix.lab.comparison.models import build_model, training_memory
 from rifflemix.lab.comparison.plan import RESULTS_FILE, ComparePlan
+from rifflemix.lab.comparison.records import Results
 from rifflemix.lab.comparison.results import assemble
-from rifflemix.lab.comparison.toml_file import TOML_FILE, config_text
+from rifflemix.lab.decode import encode
 from rifflemix.lab.experiments import (
+    ALL_RUNS,
+    ALONE,
     Caller,
     PlannedRun,
     Records,
+    Role,
     RunStore,
     Trained,
     carry_out,
     write_summary,
 )
-from rifflemix.lab.runs.device import using_threads
-from rifflemix.lab.runs.grid import point_label
+from rifflemix.lab.runs.environment import using_threads
 from rifflemix.lab.runs.split import split_model
-from rifflemix.lab.runs.status import OnStatus, RunStatus, ShouldStop, StatusFeed, never, silent
-from rifflemix.lab.runs.trackers import Tracker, check_tracker, tracked
+from rifflemix.lab.runs.status import (
+    OnStatus,
+    RunStatus,
+    ShouldStop,
+    StatusFeed,
+    Tracker,
+    check_tracker,
+    never,
+    silent,
+    tracked,
+)
 from rifflemix.lab.tasks import Task
 from rifflemix.lab.train import TrainEvent, TrainingDiverged, TrainResult, train
 from rifflemix.lab.train.engine import Engine
@@ -42,8 +54,9 @@ def run_comparison(
     should_stop: ShouldStop | None = None,
     tracker: str | None = None,
     keep_weights: bool = False,
-) -> dict[str, Any]:
-    """Train what has not been trained yet; rewrite results.json after every run.
+    role: Role = ALONE,
+) -> Results:
+    """Train the unfinished runs. Write results.json again after every run.
 
     When settings are tuned, all trials come first, without the test split. Then validation chooses
     for each mixer, and the chosen settings are tested.
@@ -52,33 +65,72 @@ def run_comparison(
         plan: a checked comparison.
         on_status: called at every step with the status of the current run.
         on_estimate: called before the first run with an estimate of the time of all runs. Without
-            it, and with several processes, rifflemix makes no estimate.
+            it, with several processes and for a shard, rifflemix makes no estimate.
         should_stop: polled at every step; when True, the current run is checkpointed and left.
         tracker: "tensorboard" or "wandb"; records losses and evaluations of every run.
         keep_weights: also keep the weights of every evaluation, as in `rifflemix.lab.train.train`.
+        role: role of this process among those that share the runs.
 
     Returns:
-        The content of results.json: "status" is "complete", or "partial" after a stop.
+        The content of results.json; its status is "partial" after a stop.
 
     Raises:
         InputError: the tracker is not installed, the folder cannot be written, or the data holds a
             NaN.
+
+    Example:
+        >>> import rifflemix as rm
+        >>> from pathlib import Path
+        >>> from rifflemix.lab.comparison import plan_comparison, resolve, run_comparison
+        >>> card = rm.tasks.task_card("digits")
+        >>> config = resolve(card, {"csp": "csp"}, [0], max_steps=5)
+        >>> results = run_comparison(plan_comparison(config, Path("runs/digits")))
+        >>> results.status
+        'complete'
     """
     check_tracker(tracker)
     engine = _engine(plan.config)
 
-    def save(records: Records) -> dict[str, Any]:
+    def save(records: Records) -> Results:
         results = assemble(plan, records)
         engine.on_main(lambda: _write(plan, results))
         return results
 
     say, stops = on_status or silent, should_stop or never
     with using_threads(plan.config.threads):
-        if on_estimate is not None and engine.processes == 1:
+        if on_estimate is not None and engine.processes == 1 and role.shard == ALL_RUNS:
             say = _with_estimate(plan, say, stops, on_estimate)
         trainer = _MixerTrainer(plan, engine, say, tracker, keep_weights)
-        caller = Caller(should_stop=stops, on_record=save, on_wait=trainer.on_wait)
+        caller = Caller(stops, save, trainer.on_wait, role)
         return save(carry_out(plan, trainer, engine, caller).records)
+
+
+def collect_comparison(plan: ComparePlan) -> Results:
+    """Write results.json from the runs that workers have finished.
+
+    Returns:
+        The content of results.json.
+
+    Raises:
+        InputError: the folder cannot be written.
+
+    Example:
+        >>> import rifflemix as rm
+        >>> from pathlib import Path
+        >>> from rifflemix.lab.comparison import collect_comparison, plan_comparison, resolve
+        >>> from rifflemix.lab.comparison import run_comparison
+        >>> card = rm.tasks.task_card("digits")
+        >>> config = resolve(card, {"csp": "csp"}, [0], max_steps=5)
+        >>> plan = plan_comparison(config, Path("runs/digits"))
+        >>> results = run_comparison(plan)
+        >>> collect_comparison(plan).runs_done
+        1
+    """
+    store = RunStore(plan)
+    results = assemble(plan, store.records())
+    store.tidy()
+    _write(plan, results)
+    return results
 
 
 def _with_estimate(
@@ -114,7 +166,7 @@ class _MixerTrainer:
         """Measure the memory of a mixer once, then train."""
         start = time.perf_counter()
         memory = self._memory(run, records)
-        point = {} if run.tests else dict(run.settings)
+        until, trial = self._until(run), self._label(run)
         tracker = None if self.tracker is None else Tracker(self.tracker, self.plan.out, run.name)
         result, error = None, None
         try:
@@ -124,11 +176,12 @@ class _MixerTrainer:
                 run.subject,
                 run.seed,
                 folder,
-                on_status=lambda status: self.on_status(replace(status, trial=point_label(point))),
+                on_status=lambda status: self.on_status(replace(status, trial=trial)),
                 should_stop=should_stop,
                 tests=run.tests,
                 tracker=tracker,
                 keep_weights=self.keep_weights,
+                until=until,
             )
         except TrainingDiverged as diverged:
             error = diverged.reason
@@ -138,9 +191,15 @@ class _MixerTrainer:
     def on_wait(self, runs: Sequence[PlannedRun]) -> None:
         """Show the runs that other workers are making."""
         for run in runs:
-            trial = "" if run.tests else point_label(run.settings)
-            steps = self.plan.config.train.max_steps
+            steps, trial = self._until(run) or self.plan.config.train.max_steps, self._label(run)
             self.on_status(RunStatus(run.subject, run.seed, "elsewhere", 0, steps, trial=trial))
+
+    def _until(self, run: PlannedRun) -> int | None:
+        """Return the step of the rung at which a run ends; None for a whole training."""
+        return self.plan.trials.stopped_at(run.name)
+
+    def _label(self, run: PlannedRun) -> str:
+        return "" if run.tests else trial_label(dict(run.settings), self._until(run))
 
     def _memory(self, run: PlannedRun, records: Records) -> int | None:
         """Measure a mixer's memory unless a record has it."""
@@ -170,6 +229,7 @@ def train_mixer(
     tests: bool = True,
     tracker: Tracker | None = None,
     keep_weights: bool = False,
+    until: int | None = None,
 ) -> TrainResult:
     """Train one mixer in a folder, or continue there.
 
@@ -184,12 +244,23 @@ def train_mixer(
         tests: False leaves the test split alone, as in `rifflemix.lab.train.train`.
         tracker: where the curves of the run go.
         keep_weights: also keep the weights of every evaluation, as in `rifflemix.lab.train.train`.
+        until: end after this update, as in `rifflemix.lab.train.train`.
 
     Raises:
         InputError: as rifflemix.lab.train.train.
         TrainingDiverged: the loss, a metric or a weight is not finite.
+
+    Example:
+        >>> import rifflemix as rm
+        >>> from pathlib import Path
+        >>> from rifflemix.lab.comparison import resolve, train_mixer
+        >>> task = rm.tasks.load_task("digits")
+        >>> config = resolve(rm.tasks.card_of(task), {"csp": "csp"}, [0], max_steps=5)
+        >>> train_mixer(config, task, "csp", 0, Path("runs/csp")).step
+        5
     """
-    feed = StatusFeed(mixer, seed, config.train.max_steps, on_status, task.metric)
+    task = task.for_seed(seed)
+    feed = StatusFeed(mixer, seed, until or config.train.max_steps, on_status, task.metric)
     settings = config.model_settings(mixer)
     with tracked(tracker, settings, config.train.log_every) as draw:
 
@@ -210,6 +281,7 @@ def train_mixer(
                 tests=tests,
                 keep_weights=keep_weights,
                 context_parallel=config.context_parallel,
+                until=until,
             )
         except TrainingDiverged:
             feed.show(state="diverged")
@@ -222,9 +294,9 @@ def _engine(config: CompareConfig) -> Engine:
     return Engine(config.train, config.device, config.context_parallel)
 
 
-def _write(plan: ComparePlan, results: dict[str, Any]) -> None:
+def _write(plan: ComparePlan, results: Results) -> None:
     """Write config.toml and results.json."""
     text = config_text(plan.config)
     if text is not None:
         write_bytes(plan.out / TOML_FILE, text.encode())
-    write_summary(plan.out / RESULTS_FILE, results)
+    write_summary(plan.out / RESULTS_FILE, encode(results))

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from rifflemix.json_values import sealed
+from rifflemix.errors import bad_argument
+from rifflemix.json_values import content_hash
 from rifflemix.lab.comparison.config import CompareConfig
 from rifflemix.lab.comparison.models import check_model, training_memory
-from rifflemix.lab.comparison.plan import RESULTS_FILE
+from rifflemix.lab.comparison.plan import RESULTS_FILE, folds_of
 from rifflemix.lab.comparison.run import train_mixer
+from rifflemix.lab.decode import ABSENT, encode
 from rifflemix.lab.experiments import (
     Caller,
     OneRun,
@@ -23,15 +26,16 @@ from rifflemix.lab.experiments import (
     carry_out,
     write_summary,
 )
-from rifflemix.lab.runs.device import using_threads
+from rifflemix.lab.runs.environment import Environment, using_threads
 from rifflemix.lab.runs.folder import check_folder
 from rifflemix.lab.runs.processes import count_processes
-from rifflemix.lab.runs.results import protocol
-from rifflemix.lab.runs.status import OnStatus, ShouldStop, never
-from rifflemix.lab.runs.trackers import Tracker, check_tracker
+from rifflemix.lab.runs.results import Protocol, protocol
+from rifflemix.lab.runs.status import OnStatus, ShouldStop, Tracker, check_tracker, never
 from rifflemix.lab.tasks import Progress, Task, load_task
+from rifflemix.lab.train import TrainResult
 from rifflemix.lab.train.config import free_settings
 from rifflemix.lab.train.engine import Engine
+from rifflemix.lab.train.targets import judged_by
 
 FORMAT = "rifflemix.train/1"
 
@@ -51,6 +55,32 @@ class SinglePlan:
     experiment: OneRun
 
 
+@dataclass(frozen=True, kw_only=True)
+class SingleResults:
+    """Content of results.json of a single training.
+
+    Attributes:
+        command: command line of the newest call.
+        config, seed: the settings.
+        protocol: selection of weights.
+        environment: versions and hardware.
+        wall_seconds, peak_memory_bytes: time and memory of the training.
+        result: outcome of the training; not finished after a stop.
+        sha256: checksum of the other entries.
+    """
+
+    format: str
+    command: str
+    config: dict[str, Any]
+    seed: int
+    protocol: Protocol
+    environment: Environment
+    wall_seconds: float
+    peak_memory_bytes: int | None
+    result: TrainResult
+    sha256: str | None = field(default=None, metadata=ABSENT)
+
+
 def plan_single(
     config: CompareConfig,
     out: Path,
@@ -58,13 +88,28 @@ def plan_single(
     data_dir: Path | None = None,
     progress: Progress | None = None,
 ) -> SinglePlan:
-    """Check everything; write nothing.
+    """Check everything without writing.
 
     Raises:
         InputError: data is missing, the mixer cannot be built, or `out` cannot be used.
+
+    Example:
+        >>> import rifflemix as rm
+        >>> from pathlib import Path
+        >>> from rifflemix.lab.comparison import plan_single, resolve
+        >>> card = rm.tasks.task_card("digits")
+        >>> config = resolve(card, {"csp": "csp"}, [0], max_steps=5)
+        >>> plan = plan_single(config, Path("runs/csp"))
+        >>> len(plan.task.split("train"))
+        1087
     """
     check_folder(out)
+    if (folds := folds_of(config.task_options)) is not None:
+        expected = f"one fold with train, such as --task-option fold={folds - 1}"
+        raise bad_argument("folds", expected, folds, "compare trains all folds")
     task = load_task(config.task, data_dir=data_dir, progress=progress, **config.task_options)
+    task = judged_by(task, config.train.metric)
+    config = config.with_threads(task, out)
     check_model(config, task, config.mixers[0])
     settings = {
         **config.to_dict(),
@@ -78,6 +123,27 @@ def plan_single(
     return SinglePlan(config, task, OneRun(out, config.mixers[0], config.seeds[0], settings, free))
 
 
+def reopen_single(
+    out: Path,
+    settings: Mapping[str, Any],
+    *,
+    data_dir: Path | None = None,
+    progress: Progress | None = None,
+) -> SinglePlan:
+    """Plan the training in a folder again.
+
+    Args:
+        out: folder of the training.
+        settings: its config.json.
+        data_dir: folder of the task's data files.
+        progress: called with the progress of loading data.
+
+    Raises:
+        InputError: as `plan_single`.
+    """
+    return plan_single(CompareConfig.from_dict(settings), out, data_dir=data_dir, progress=progress)
+
+
 def train_single(
     plan: SinglePlan,
     *,
@@ -85,8 +151,8 @@ def train_single(
     should_stop: ShouldStop | None = None,
     tracker: str | None = None,
     keep_weights: bool = False,
-) -> dict[str, Any]:
-    """Train, or continue; write results.json.
+) -> SingleResults:
+    """Train or continue, and write results.json.
 
     Args:
         plan: a checked training.
@@ -96,11 +162,20 @@ def train_single(
         keep_weights: also keep the weights of every evaluation.
 
     Returns:
-        The content of results.json; its "result" is not finished after a stop.
+        The content of results.json.
 
     Raises:
         InputError: the folder cannot be written, is in use or belongs to another run.
         TrainingDiverged: the loss, a metric or a weight is not finite.
+
+    Example:
+        >>> import rifflemix as rm
+        >>> from pathlib import Path
+        >>> from rifflemix.lab.comparison import plan_single, resolve, train_single
+        >>> card = rm.tasks.task_card("digits")
+        >>> config = resolve(card, {"csp": "csp"}, [0], max_steps=5)
+        >>> train_single(plan_single(config, Path("runs/csp"))).result.finished
+        True
     """
     check_tracker(tracker)
     config, out = plan.config, plan.experiment.out
@@ -111,7 +186,7 @@ def train_single(
         caller = Caller(should_stop=should_stop or never)
         outcome = carry_out(plan.experiment, trainer, engine, caller)
     results = _results(plan, outcome)
-    engine.on_main(lambda: write_summary(out / RESULTS_FILE, results))
+    engine.on_main(lambda: write_summary(out / RESULTS_FILE, encode(results)))
     return results
 
 
@@ -143,18 +218,18 @@ class _Trainer:
         return Trained(result=result, peak_memory_bytes=memory)
 
 
-def _results(plan: SinglePlan, outcome: Outcome) -> dict[str, Any]:
+def _results(plan: SinglePlan, outcome: Outcome) -> SingleResults:
     """Derive results.json from the record, or from the result of a stopped run."""
     run, result = outcome.single, outcome.single.trained
-    results = {
-        "format": FORMAT,
-        "command": run.environment["command"],
-        "config": plan.config.to_dict() | {"task_options": dict(plan.task.options)},
-        "seed": plan.experiment.seed,
-        "protocol": protocol(plan.task),
-        "environment": run.environment,
-        "wall_seconds": result.seconds["total"],
-        "peak_memory_bytes": run.peak_memory_bytes,
-        "result": result.to_dict(),
-    }
-    return sealed(results)
+    results = SingleResults(
+        format=FORMAT,
+        command=run.environment.command,
+        config=plan.config.to_dict() | {"task_options": dict(plan.task.options)},
+        seed=plan.experiment.seed,
+        protocol=protocol(plan.task),
+        environment=run.environment,
+        wall_seconds=result.seconds["total"],
+        peak_memory_bytes=run.peak_memory_bytes,
+        result=result,
+    )
+    return replace(results, sha256=content_hash(encode(results)))

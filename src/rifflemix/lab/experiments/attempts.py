@@ -35,10 +35,13 @@ class Attempt:
 
     Attributes:
         path: the directory.
+        is_inherited: the directory belonged to a worker that was killed, or that stopped its
+            heartbeat, before it released the directory.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, is_inherited: bool = False) -> None:
         self.path = path
+        self.is_inherited = is_inherited
         self._held = ExitStack()
         self._ended = threading.Event()
         self._lost = threading.Event()
@@ -121,7 +124,7 @@ def _claim(attempts: Path) -> Attempt | None:
         return None  # another worker renamed it first
     except OSError as error:
         raise InputError(f"cannot make folder {path}: {error.strerror}") from error
-    attempt = Attempt(path)
+    attempt = Attempt(path, is_inherited=(path / _HEARTBEAT).exists())
     attempt.start()
     return attempt
 
@@ -149,14 +152,15 @@ def is_alive(attempt: Path) -> bool:
 
 def newest(attempts: list[Path]) -> Path:
     """Choose the attempt that has come furthest: the one with the newest checkpoint."""
-
-    def time_of_checkpoint(attempt: Path) -> float:
-        try:
-            return (attempt / "checkpoint.safetensors").stat().st_mtime
-        except OSError:
-            return 0.0
-
     return max(attempts, key=time_of_checkpoint)
+
+
+def time_of_checkpoint(attempt: Path) -> float:
+    """Return the modification time of the checkpoint, or 0 if there is none."""
+    try:
+        return (attempt / "checkpoint.safetensors").stat().st_mtime
+    except OSError:
+        return 0.0
 
 
 def remove_attempts(attempts: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from rifflemix.lab.experiments.records import RunRecord
 
@@ -24,6 +24,7 @@ class PlannedRun:
         settings: settings that differ from the other runs of the experiment.
         tests: evaluate the chosen weights on the test split; a trial of tuning does not.
         start: name of a finished run that this run continues.
+        share: part of the training after which the run ends; 1 for a whole training.
     """
 
     name: str
@@ -32,6 +33,7 @@ class PlannedRun:
     settings: Mapping[str, Any] = field(default_factory=dict)
     tests: bool = True
     start: str | None = None
+    share: float = 1.0
 
 
 class Experiment(Protocol):
@@ -60,6 +62,15 @@ class Experiment(Protocol):
         ...
 
 
+@runtime_checkable
+class PlansInStages(Protocol):
+    """An experiment whose later runs are known by their number only."""
+
+    def later_trainings(self, records: Records) -> Mapping[str, float]:
+        """Return subject -> work that `planned` will add, in whole trainings."""
+        ...
+
+
 ONLY_RUN = "run"
 """Name of the run of an experiment that has one run."""
 
@@ -85,6 +96,36 @@ class OneRun:
     def planned(self, records: Records) -> list[PlannedRun]:
         """List the run."""
         return [PlannedRun(ONLY_RUN, self.subject, self.seed)]
+
+
+@dataclass(frozen=True)
+class Shard:
+    """One of several disjoint parts of the runs of an experiment.
+
+    The parts divide the mixers if settings are tuned, since the choice depends on all trials of a
+    mixer. Otherwise they divide the runs. The run of an experiment with one run is in every part.
+
+    Attributes:
+        number: number of the part, from 1.
+        count: number of parts.
+    """
+
+    number: int = 1
+    count: int = 1
+
+    def contains(self, experiment: Experiment, run: PlannedRun) -> bool:
+        """Check whether a run belongs to this part."""
+        first = [] if self.count == 1 else experiment.planned({})
+        if len(first) < 2:
+            return True
+        if all(each.tests for each in first):
+            return [each.name for each in first].index(run.name) % self.count == self.number - 1
+        subjects = list(dict.fromkeys(each.subject for each in first))
+        return subjects.index(run.subject) % self.count == self.number - 1
+
+
+ALL_RUNS = Shard()
+"""The part that contains every run."""
 
 
 def unfinished(experiment: Experiment, records: Records) -> list[PlannedRun]:

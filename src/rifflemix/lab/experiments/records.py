@@ -1,11 +1,18 @@
-"""The record of a finished run."""
+"""Records of runs: results, history, and other trainings on the same machine.
+
+Every training holds a lock on a file in the folder for temporary files. The name of the file ends
+with the device. Counting the held locks finds all trainings of one user, also in other folders.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+import os
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +22,7 @@ from rifflemix.json_values import check_seal, sealed
 from rifflemix.lab.decode import decode
 from rifflemix.lab.runs.environment import Environment
 from rifflemix.lab.train import TrainResult
+from rifflemix.locks import FolderInUse, locked
 
 FORMAT = "rifflemix.run/1"
 RECORD_FILE = "record.json"
@@ -48,14 +56,16 @@ class RunRecord:
         subject: label of the mixer, or name of the recipe.
         seed: seed of the run.
         settings: settings that differ from the other runs of the experiment.
-        error: why training diverged; None if it did not.
-        result: outcome of the training; None if it diverged.
+        error: why training diverged or failed; None if it did not.
+        result: outcome of the training; None if there is an error.
         train_curve: step and mean training loss of each log line.
         wall_seconds: time of the training, over all processes that worked on it.
         peak_memory_bytes: memory of a training step; None if it was not measured.
         utilisation: use of the processor; None if it was not measured.
         started_from: name of the run that this run continued; its time is part of `wall_seconds`.
         environment: command, versions and hardware of the process that finished the run.
+        beside: maximum number of other trainings that shared the device or the processor, which
+            makes the measured speed lower; None if it was not recorded.
     """
 
     name: str
@@ -70,6 +80,7 @@ class RunRecord:
     utilisation: Utilisation | None
     started_from: str | None
     environment: Environment
+    beside: int | None = None
 
     @property
     def trained(self) -> TrainResult:
@@ -124,4 +135,137 @@ def write_summary(path: Path, summary: Mapping[str, Any]) -> None:
 def newest_environment(records: Mapping[str, RunRecord]) -> Environment | None:
     """Return the environment of the run that finished last; None without runs."""
     environments = [record.environment for record in records.values()]
-    return max(environments, key=lambda at: at["time"], default=None)
+    return max(environments, key=lambda at: at.time, default=None)
+
+
+TRIES = 3
+"""Number of failures without progress after which workers report a run as failed."""
+_FILE = ".history.json"
+
+
+@dataclass
+class History:
+    """What happened to a run in all of its attempts.
+
+    Attributes:
+        failures: how each attempt since the last progress failed.
+        checkpoint: time of the checkpoint at the last failure; a newer one is progress.
+        beside: maximum number of other trainings that shared the device or the processor.
+    """
+
+    failures: list[str] = field(default_factory=list)
+    checkpoint: float = 0.0
+    beside: int = 0
+
+    @classmethod
+    def read(cls, attempt: Path) -> History:
+        """Read the history from the folder of an attempt; a new or damaged one is empty."""
+        try:
+            return decode(cls, read_json(attempt / _FILE))
+        except (InputError, ValueError):
+            return cls()
+
+    def write(self, attempt: Path) -> None:
+        """Write the history into the folder of an attempt."""
+        write_json(attempt / _FILE, asdict(self))
+
+    def add_failure(self, reason: str, checkpoint: float) -> None:
+        """Add a failure; forget the earlier ones if the run has made progress since.
+
+        Args:
+            reason: how the attempt failed.
+            checkpoint: time of the newest checkpoint, 0 if there is none.
+        """
+        if checkpoint > self.checkpoint:
+            self.failures = []
+        self.failures.append(reason)
+        self.checkpoint = checkpoint
+
+    @property
+    def error(self) -> str | None:
+        """Why the run is given up; None if it may be tried again."""
+        if len(self.failures) < TRIES:
+            return None
+        return f"failed {len(self.failures)} times, the last time: {self.failures[-1]}"
+
+
+def forget(attempt: Path) -> None:
+    """Delete the history of a finished run, which its record contains."""
+    (attempt / _FILE).unlink(missing_ok=True)
+
+
+_SECONDS = 1.0  # between two counts
+
+
+class Neighbors:
+    """The other trainings on the device, or on the processor for a training on the CPU.
+
+    Attributes:
+        most: maximum number of other trainings so far.
+    """
+
+    def __init__(self, device: str) -> None:
+        user = os.getuid() if hasattr(os, "getuid") else 0
+        self._folder = Path(tempfile.gettempdir()) / f"rifflemix-trainings-{user}"
+        self._suffix = f"-{_physical(device)}"
+        self._own = f"{os.getpid()}{self._suffix}"
+        self._next = 0.0
+        self.most = 0
+
+    @contextlib.contextmanager
+    def watched(self) -> Iterator[None]:
+        """Announce this training, and count the others at the start and at the end."""
+        with contextlib.ExitStack() as stack:
+            self._announce(stack)
+            self.count()
+            try:
+                yield
+            finally:
+                self._next = 0.0
+                self.count()
+
+    def count(self) -> None:
+        """Count the others, at most once per second."""
+        if time.monotonic() < self._next:
+            return
+        self._next = time.monotonic() + _SECONDS
+        with contextlib.suppress(OSError):
+            names = [entry.name for entry in self._folder.iterdir() if entry.name != self._own]
+            others = sum(self._is_running(n) for n in names if n.endswith(self._suffix))
+            self.most = max(self.most, others)
+
+    def _announce(self, stack: contextlib.ExitStack) -> None:
+        # Others may hold the lock to count, or remove the empty folder.
+        for _ in range(100):
+            with contextlib.suppress(OSError, InputError):
+                self._folder.mkdir(mode=0o700, exist_ok=True)
+                stack.enter_context(locked(self._folder, self._own))
+                stack.callback(self._remove)
+                return
+            time.sleep(0.01)
+
+    def _remove(self) -> None:
+        with contextlib.suppress(OSError):
+            (self._folder / self._own).unlink(missing_ok=True)
+            self._folder.rmdir()
+
+    def _is_running(self, name: str) -> bool:
+        try:
+            with locked(self._folder, name):
+                (self._folder / name).unlink(missing_ok=True)  # of a killed process
+                return False
+        except FolderInUse:
+            return True
+        except InputError:
+            return False
+
+
+def _physical(device: str) -> str:
+    """Return a name of the device that is the same in every process of the machine."""
+    kind, _, index = device.partition(":")
+    if kind == "cpu":
+        return kind
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
+    number = int(index or 0)
+    name = visible[number] if number < len(visible) and visible[number] else str(number)
+    return f"{kind}{name.replace('/', '_')}"

@@ -21,16 +21,12 @@ from rifflemix.files import (
     read_json,
     write_atomically,
 )
-from rifflemix.lab.experiments.attempts import (
-    Attempt,
-    claim_attempt,
-    newest,
-    remove_attempts,
-)
+from rifflemix.lab.experiments.attempts import Attempt, claim_attempt, newest, remove_attempts
 from rifflemix.lab.experiments.plan import ONLY_RUN, Experiment, PlannedRun, Records
 from rifflemix.lab.experiments.records import (
     RECORD_FILE,
     RunRecord,
+    forget,
     read_record,
     write_record,
 )
@@ -113,6 +109,7 @@ class RunStore:
         """
         target = self.out / run.name
         write_record(attempt.path, record)
+        forget(attempt.path)
         attempt.release()
         try:
             target.parent.mkdir(parents=True, exist_ok=True)
@@ -221,9 +218,11 @@ def _adopt_old_run(out: Path) -> bool:
 def _copy_files(source: Path, target: Path) -> None:
     """Copy the files of a finished run into a new attempt, unless they are there."""
     try:
-        for entry in sorted(source.iterdir()):
+        for entry in sorted(source.rglob("*")):
+            copy = target / entry.relative_to(source)
             is_needed = entry.is_file() and not entry.name.startswith(".")
-            if is_needed and entry.name != RECORD_FILE and not (target / entry.name).exists():
-                write_atomically(target / entry.name, partial(shutil.copyfile, entry))
+            if is_needed and entry.name != RECORD_FILE and not copy.exists():
+                make_folder(copy.parent)
+                write_atomically(copy, partial(shutil.copyfile, entry))
     except OSError as error:
         raise InputError(f"cannot copy {source} to {target}: {error.strerror}") from error

@@ -9,8 +9,8 @@ from typing import Any
 
 from rifflemix.errors import InputError, bad_argument, check_choice
 from rifflemix.lab.train import TrainConfig
+from rifflemix.lab.train.config import SCHEDULES
 from rifflemix.lab.train.run_folder import WEIGHTS, Weights
-from rifflemix.lab.train.schedules import LEAST_WARMUP
 from rifflemix.models import model_settings
 
 # Model settings that `scaled` multiplies.
@@ -29,7 +29,8 @@ class Recipe:
         table: name of the table, such as "Table 4".
         row: name of the model in the table.
         column: name of the data or of the metric in the table.
-        printed: reported number; None if the paper reports no number (or FAIL).
+        printed: reported number; None if the paper reports no number (or FAIL). The registry reads
+            the numbers of the built-in recipes from printed.csv.
         metric: metric of the task that corresponds to the reported number.
         unit: unit of the reported number: "%" (the metric times 100) or the unit of the metric.
         task: registry name of the task.
@@ -47,6 +48,12 @@ class Recipe:
             validation split, or "last" update.
         not_comparable: reason why the difference from the reported number is not shown; empty if
             both numbers measure the same quantity.
+
+    Example:
+        >>> import rifflemix as rm
+        >>> recipe = rm.recipes.get_recipe("csp/table4-image")
+        >>> recipe.task, recipe.model, recipe.printed
+        ('image', 'lra_image', 48.02)
     """
 
     name: str
@@ -54,7 +61,7 @@ class Recipe:
     table: str
     row: str
     column: str
-    printed: float | None
+    printed: float | None = None
     metric: str = "accuracy"
     unit: str = "%"
     task: str
@@ -163,7 +170,7 @@ def _shortened(train: TrainConfig, factor: float, max_steps: int) -> TrainConfig
     def share(steps: int | None, least: int) -> int | None:
         return None if steps is None else max(least, round(steps * factor))
 
-    warmup_steps = share(train.warmup_steps, LEAST_WARMUP.get(train.schedule, 0))
+    warmup_steps = share(train.warmup_steps, SCHEDULES[train.schedule])
     # Keep the peak lr / sqrt(warmup_steps) of these schedules.
     falls_from_warmup = train.schedule in ("rsqrt", "rsqrt_decay")
     shrunk = warmup_steps / train.warmup_steps if falls_from_warmup and warmup_steps else 1.0

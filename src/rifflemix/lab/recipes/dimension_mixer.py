@@ -25,25 +25,17 @@ _RESNET_NOTE = (
     "SGD with a rate of 0.1, a decay of 5e-4, batches of 64 and 200 epochs as in the released "
     "code; the paper prints no training for Figure 7"
 )
-_CROP_NOTE = "training images are cropped and mirrored as for Table 4; the paper does not say"
+_CROP_NOTE = "training images are cropped and mirrored as for Table 4; the paper does not state it"
 
-# Table 3: preset, name, mean accuracy with expansion 1 and with expansion 2.
-_MIXERS: dict[str, tuple[str, tuple[float, float]]] = {
-    "dense": ("Dense", (83.83, 84.07)),
-    "butterfly_linear": ("Butterfly-Linear", (82.45, 83.49)),
-    "butterfly_mlp": ("Butterfly-MLP", (82.68, 83.70)),
+# Table 3: preset and name.
+_MIXERS = {
+    "dense": "Dense",
+    "butterfly_linear": "Butterfly-Linear",
+    "butterfly_mlp": "Butterfly-MLP",
 }
 
-# Tables 4 and 8: layers and patch; dense, butterfly, and butterfly with random token order.
-_VITS: dict[str, dict[tuple[int, int], tuple[float, float, float]]] = {
-    "cifar10": {
-        (8, 4): (81.90, 84.69, 82.41),
-        (4, 4): (81.04, 83.68, 81.86),
-        (4, 2): (78.35, 80.80, 77.41),
-        (4, 1): (65.65, 73.96, 70.65),
-    },
-    "cifar100": {(4, 4): (53.92, 57.02, 54.96), (4, 2): (50.03, 53.29, 49.31)},
-}
+# Tables 4 and 8: layers and patch.
+_VITS = {"cifar10": ((8, 4), (4, 4), (4, 2), (4, 1)), "cifar100": ((4, 4), (4, 2))}
 _ATTENTIONS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "dense": ("Table 4", "Dense attention", {"mixer": "softmax"}),
     "butterfly": ("Table 4", "Butterfly attention", {"mixer": "butterfly"}),
@@ -54,22 +46,22 @@ _ATTENTIONS: dict[str, tuple[str, str, dict[str, Any]]] = {
     ),
 }
 
-# Table 7: (preset, layers) -> name, accuracy on CIFAR-10 and CIFAR-100.
-_PATCH_ONLY: dict[tuple[str, int], tuple[str, tuple[float, float]]] = {
-    ("c1", 7): ("MLP-Mixer (c1), 7 layers", (83.81, 57.37)),
-    ("patch_only", 7): ("Patch-Only, 7 layers", (84.66, 55.55)),
-    ("c2", 7): ("MLP-Mixer (c2), 7 layers", (84.16, 58.38)),
-    ("c1", 10): ("MLP-Mixer (c1), 10 layers", (83.03, 56.34)),
-    ("patch_only", 10): ("Patch-Only, 10 layers", (85.49, 56.29)),
-    ("c2", 10): ("MLP-Mixer (c2), 10 layers", (84.20, 57.81)),
+# Table 7: (preset, layers) -> name.
+_PATCH_ONLY = {
+    ("c1", 7): "MLP-Mixer (c1), 7 layers",
+    ("patch_only", 7): "Patch-Only, 7 layers",
+    ("c2", 7): "MLP-Mixer (c2), 7 layers",
+    ("c1", 10): "MLP-Mixer (c1), 10 layers",
+    ("patch_only", 10): "Patch-Only, 10 layers",
+    ("c2", 10): "MLP-Mixer (c2), 10 layers",
 }
 
-# Table 9: name, accuracy on CIFAR-10 for (layers, patch) = (8, 4), (4, 4), (4, 2).
-_PARALLEL: dict[str, tuple[str, tuple[float, float, float]]] = {
-    "baseline": ("Baseline", (81.90, 81.04, 78.35)),
-    "no_wout": ("without W_out", (81.02, 80.74, 77.89)),
-    "tp2": ("Token-Parallel 2", (81.57, 81.42, 76.95)),
-    "tp1": ("Token-Parallel 1", (82.18, 81.59, 76.83)),
+# Table 9: name; layers and patch.
+_PARALLEL = {
+    "baseline": "Baseline",
+    "no_wout": "without W_out",
+    "tp2": "Token-Parallel 2",
+    "tp1": "Token-Parallel 1",
 }
 _PARALLEL_SIZES = ((8, 4), (4, 4), (4, 2))
 
@@ -116,13 +108,11 @@ def _on_images(data: str, **fields: Any) -> Recipe:
 
 def table3(mlp: str, expansion: int) -> Recipe:
     """Build an entry of Table 3: dense or butterfly MLPs in MLP-Mixer."""
-    words, printed = _MIXERS[mlp]
     return _on_images(
         "cifar10",
         name=f"dimension_mixer/table3-{mlp}-e{expansion}",
         table="Table 3",
-        row=f"{words}, expansion {expansion}",
-        printed=printed[expansion - 1],
+        row=f"{_MIXERS[mlp]}, expansion {expansion}",
         model=f"mlp_mixer_{mlp}_e{expansion}",
         train=_images("cifar10", epochs=200, lr=1e-3),
         notes=("the printed number is the mean of 8 seeds", _BATCH_NOTE, _CROP_NOTE),
@@ -137,7 +127,6 @@ def attention(data: str, layers: int, patch: int, kind: str) -> Recipe:
         name=f"dimension_mixer/table{table[-1]}-{data}-p{patch}-l{layers}-{kind}",
         table=table,
         row=f"{words}, {layers} layers, patch {patch}",
-        printed=_VITS[data][layers, patch][list(_ATTENTIONS).index(kind)],
         model=f"dimmixer_vit_{data}_p{patch}_l{layers}",
         model_settings=settings,
         train=_images(data, epochs=300, lr=1e-4),
@@ -146,14 +135,12 @@ def attention(data: str, layers: int, patch: int, kind: str) -> Recipe:
 
 def table7(data: str, kind: str, layers: int) -> Recipe:
     """Build an entry of Table 7: Patch-Only MLP-Mixer or an MLP-Mixer."""
-    words, printed = _PATCH_ONLY[kind, layers]
     is_own = kind == "patch_only"
     return _on_images(
         data,
         name=f"dimension_mixer/table7-{data}-{kind}-l{layers}",
         table="Table 7",
-        row=words,
-        printed=printed[list(_CLASSES).index(data)],
+        row=_PATCH_ONLY[kind, layers],
         model=f"patch_only_{data}_l{layers}" if is_own else f"mlp_mixer_{kind}_l{layers}",
         model_settings={} if is_own else {"num_classes": _CLASSES[data]},
         train=_images(data, epochs=200, lr=1e-3),
@@ -163,7 +150,6 @@ def table7(data: str, kind: str, layers: int) -> Recipe:
 
 def table9(layers: int, patch: int, kind: str) -> Recipe:
     """Build an entry of Table 9: token-parallel attention."""
-    words, printed = _PARALLEL[kind]
     preset = f"dimmixer_vit_cifar10_p{patch}_l{layers}"
     is_baseline = kind == "baseline"
     model = preset if is_baseline else f"{preset}_{kind}"
@@ -172,8 +158,7 @@ def table9(layers: int, patch: int, kind: str) -> Recipe:
         "cifar10",
         name=f"dimension_mixer/table9-p{patch}-l{layers}-{kind}",
         table="Table 9",
-        row=f"{words}, {layers} layers, patch {patch}",
-        printed=printed[_PARALLEL_SIZES.index((layers, patch))],
+        row=f"{_PARALLEL[kind]}, {layers} layers, patch {patch}",
         model=model,
         model_settings={"mixer": "softmax"} if is_baseline else {},
         train=_images("cifar10", epochs=300, lr=1e-4),
@@ -190,7 +175,6 @@ def figure7(name: str) -> Recipe:
         name=f"dimension_mixer/figure7-{name}",
         table="Figure 7",
         row=f"ResNet, {words}",
-        printed=None,
         model=f"resnet_{name}",
         train=replace(
             _images("cifar10", epochs=200, lr=0.1),

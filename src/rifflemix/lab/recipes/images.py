@@ -77,8 +77,8 @@ DATA: dict[str, Data] = {
         _train(1_281_167, batch=256, epochs=300, optimizer="adamw", lr=5e-4),
         notes=(
             "the release has no ImageNet configuration: heads, MLP and biases of Q, K and V follow "
-            "from the printed count, random resized crops and mirror images are our choice, and "
-            "there is neither warm-up nor weight decay because none is printed",
+            "from the reported number of parameters; random resized crops and mirror images are "
+            "our choice; the paper reports no warm-up and no weight decay",
             "a part of the training images chooses the model; the published validation set tests",
         ),
     ),
@@ -99,9 +99,9 @@ DATA: dict[str, Data] = {
         notes=(
             "the release trains on four fifths of the labelled images and measures on the others; "
             "here eight tenths train, and a tenth each validates and tests",
-            "random resized crops and mirror images in training, as released; the release measures "
-            "on such crops too, does not normalise pixels, and squeezes whole photographs into a "
-            "square, of which the middle square is kept here",
+            "random resized crops and mirror images in training, as released; the release also "
+            "evaluates on such crops, does not normalize pixels, and squeezes each photograph "
+            "into a square; rifflemix keeps the middle square",
         ),
     ),
     "tiny": Data(
@@ -111,9 +111,9 @@ DATA: dict[str, Data] = {
         "vit_tiny_imagenet",
         _train(100_000),
         notes=(
-            "neither paper nor release say how it was trained: images of 224 pixels follow from "
-            "the printed count (DeiT-S), training and augmentation are those of CIFAR",
-            "the printed counts hold a head of 1,000 classes, the data have 200",
+            "the training is not published: images of 224 pixels follow from the reported number "
+            "of parameters (DeiT-S); training and augmentation follow CIFAR",
+            "the reported numbers of parameters include a head of 1,000 classes; the data has 200",
             "a part of the training images chooses the model; the published validation set tests",
         ),
     ),

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rifflemix.lab.train import TrainConfig
-from rifflemix.mixers.named import mixer_options
+from rifflemix.mixers.registry import mixer_options
 
 TASKS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "listops": ("ListOps", "listops", {}),
@@ -33,8 +33,8 @@ HIDDEN_PIXELS = (
 
 RETRIEVAL_NOTES = (
     "5,000 steps end within the 8,000 of warm-up, as released",
-    "a class token is read; the JAX code's models for pairs have none and read the first byte, and "
-    "its get_model makes none of them",
+    "the model reads a class token; the JAX code's models for pairs have no class token and read "
+    "the first byte, and its get_model cannot build them",
 )
 """Notes on Retrieval in the JAX code."""
 
@@ -125,7 +125,7 @@ _NYSTROM_LENGTHS = {
 }
 _NYSTROM_NOTES: dict[str, tuple[str, ...]] = {
     "text": (
-        "the released preparation cuts reviews at 1,000 tokens, the paper says 4,000: cut there",
+        "the release cuts reviews at 1,000 tokens; this recipe cuts at 4,000, as in the paper",
     ),
     "image": (HIDDEN_PIXELS,),
     "pathfinder": (HIDDEN_PIXELS,),
@@ -255,8 +255,8 @@ _ROW_NOTES: dict[str, tuple[str, ...]] = {
     ),
     "synthesizer": ("a padded query of the code takes the mean of all values, ours nothing",),
     "sinkhorn": (
-        "the code's blocks are tokens a stride apart, its sum over blocks undoes the sorting, and "
-        "padding stays where it is; ours sorts blocks of the valid tokens",
+        "in the code, blocks consist of tokens at a stride, the sum over blocks undoes the "
+        "sorting, and padding is not moved; rifflemix sorts blocks of adjacent valid tokens",
     ),
     "sinkformer": ("the code's normalisation is commented out; ours has 3 half-steps",),
     "cosformer": ("no code is released for this row: the paper's operator, padding kept out",),
@@ -268,22 +268,22 @@ _ROW_NOTES: dict[str, tuple[str, ...]] = {
     "longformer": ("the code's window reaches a token further ahead than back, ours back",),
 }
 _NO_CLASS_TOKEN = (
-    "the benchmark's configuration asks for a class token, which this model of its code lacks and "
-    "refuses: the mean is read, as in Sliceformer's configuration of Text"
+    "the benchmark's configuration requires a class token, but its code has none for this model: "
+    "the recipe uses the mean, as Sliceformer's configuration of Text does"
 )
 _ROW_TASK_NOTES: dict[tuple[str, str], tuple[str, ...]] = {
-    ("sinkformer", "listops"): ("the code cuts expressions at 1,000 tokens, which we do not",),
+    ("sinkformer", "listops"): ("the code cuts expressions at 1,000 tokens, rifflemix does not",),
     ("sinkformer", "retrieval"): ("documents are cut at 1,000 bytes, as released",),
     ("performer", "listops"): (
-        "the code draws the projection anew at every call, ours is drawn once",
+        "the code draws a new projection in every call, rifflemix draws it once",
     ),
     ("linformer", "text"): (
-        "32 projected tokens as the released configuration says, which the released script does "
-        "not hand to the model: that one has 16",
+        "32 projected tokens as in the released configuration; the released script ignores this "
+        "setting and uses 16",
     ),
     ("synthesizer", "text"): (
-        "factorized, of rank 32 and without dot product, as the released configuration says, "
-        "which the released script does not hand to the model: that one is random, with them",
+        "factorized, with rank 32 and without dot product, as in the released configuration; the "
+        "released script ignores these settings: its model is random, with dot product",
     ),
     ("performer", "pathfinder"): (
         "sizes of Sliceformer's release; the benchmark's own code has 4 layers of 32 channels",

@@ -8,49 +8,39 @@ from functools import partial
 from typing import Any
 
 from rifflemix.lab.recipes.base import Recipe
-from rifflemix.lab.recipes.sinkhorn_language import ANALYSES, TABLES_2_TO_4
-from rifflemix.lab.recipes.sinkhorn_rows import (
+from rifflemix.lab.recipes.sinkhorn_language import (
+    ANALYSES,
     DENSE,
     PAPER,
+    TABLES_2_TO_4,
     Mixing,
-    local,
-    own,
-    sparse,
-    transformer_base,
+    local_blocks,
+    sinkhorn_blocks,
+    sparse_blocks,
+    transformer_base_training,
     tuning,
 )
 
-# Table 1: name, mixing, edit distance, exact match.
-_SORT: dict[str, tuple[str, Mixing, float, float]] = {
-    "transformer": ("Transformer", DENSE, 0.4252, 45.69),
-    "local": ("Local Attention (32)", local(32), 0.4340, 21.12),
-    "sparse": ("Sparse Transformer (32)", sparse(32), 0.4176, 46.88),
-    "b8": ("Sinkhorn Transformer (8)", own(8), 0.4156, 43.65),
-    "b16": ("Sinkhorn Transformer (16)", own(16), 0.4071, 48.23),
-    "b32": ("Sinkhorn Transformer (32)", own(32), 0.4054, 49.24),
+# Table 1: name, mixing.
+_SORT: dict[str, tuple[str, Mixing]] = {
+    "transformer": ("Transformer", DENSE),
+    "local": ("Local Attention (32)", local_blocks(32)),
+    "sparse": ("Sparse Transformer (32)", sparse_blocks(32)),
+    "b8": ("Sinkhorn Transformer (8)", sinkhorn_blocks(8)),
+    "b16": ("Sinkhorn Transformer (16)", sinkhorn_blocks(16)),
+    "b32": ("Sinkhorn Transformer (32)", sinkhorn_blocks(32)),
 }
 
-# Table 6: name, mixing; accuracy on IMDb words and characters, SST words and characters.
-_CLASSIFIERS: dict[str, tuple[str, Mixing, tuple[float, float, float, float]]] = {
-    "transformer": ("Transformer", DENSE, (85.12, 62.77, 76.83, 57.45)),
-    "b8": ("Sinkhorn (8)", own(8), (82.51, 63.78, 74.08, 62.27)),
-    "b16": ("Sinkhorn (16)", own(16), (82.00, 62.05, 76.15, 56.08)),
-    "b32": ("Sinkhorn (32)", own(32), (83.54, 62.87, 77.52, 58.14)),
-    "sortcut-b8": ("SortCut (2x8)", own(8, sortcut=2), (84.32, 64.53, 73.85, 56.65)),
-    "sortcut-b16": ("SortCut (2x16)", own(16, sortcut=2), (80.12, 64.87, 74.31, 58.14)),
-    "sortcut-b32": ("SortCut (2x32)", own(32, sortcut=2), (84.43, 62.80, 75.81, 56.42)),
+# Tables 6 and 7: name, mixing.
+_CLASSIFIERS: dict[str, tuple[str, Mixing]] = {
+    "transformer": ("Transformer", DENSE),
+    "b8": ("Sinkhorn (8)", sinkhorn_blocks(8)),
+    "b16": ("Sinkhorn (16)", sinkhorn_blocks(16)),
+    "b32": ("Sinkhorn (32)", sinkhorn_blocks(32)),
+    "sortcut-b8": ("SortCut (2x8)", sinkhorn_blocks(8, sortcut=2)),
+    "sortcut-b16": ("SortCut (2x16)", sinkhorn_blocks(16, sortcut=2)),
+    "sortcut-b32": ("SortCut (2x32)", sinkhorn_blocks(32, sortcut=2)),
 }
-# Table 7: accuracy on SNLI and MNLI.
-_INFERENCE: dict[str, tuple[float, float]] = {
-    "transformer": (78.87, 53.69),
-    "b8": (68.34, 52.15),
-    "b16": (77.77, 52.09),
-    "b32": (78.62, 54.25),
-    "sortcut-b8": (75.84, 48.88),
-    "sortcut-b16": (80.30, 49.78),
-    "sortcut-b32": (79.39, 55.80),
-}
-_PRINTED_PAIRS = ("snli", "mnli")
 
 
 @dataclass(frozen=True)
@@ -169,13 +159,13 @@ _SENTIMENT: dict[str, _Classified] = {
     ),
 }
 
-# Table 5: name, mixing, bits per byte on CIFAR-10.
-_PIXELS: dict[str, tuple[str, Mixing, float]] = {
-    "local": ("Local Attention", local(256), 4.200),
-    "transformer": ("Transformer", DENSE, 3.198),
-    "sparse": ("Sparse Transformer (256)", sparse(256), 3.227),
-    "b256": ("Sinkhorn Transformer (256)", own(256), 3.197),
-    "mixture": ("Sinkhorn Mixture", own(256, mixture=True), 3.199),
+# Table 5: name, mixing.
+_PIXELS: dict[str, tuple[str, Mixing]] = {
+    "local": ("Local Attention", local_blocks(256)),
+    "transformer": ("Transformer", DENSE),
+    "sparse": ("Sparse Transformer (256)", sparse_blocks(256)),
+    "b256": ("Sinkhorn Transformer (256)", sinkhorn_blocks(256)),
+    "mixture": ("Sinkhorn Mixture", sinkhorn_blocks(256, mixture=True)),
 }
 
 _TOKENS = 4_096  # tokens per batch in Tensor2Tensor
@@ -208,18 +198,13 @@ def table1(row: str, metric: str) -> Recipe:
     `metric` is "sort" for exact matches, "edit" for the edit distance, or "written" for the edit
     distance of free-running outputs. The paper does not report "written".
     """
-    words, mixing, distance, matches = _SORT[row]
+    words, mixing = _SORT[row]
     mixer, options = mixing
     is_own = mixer == "sinkhorn"
-    column, name, unit, printed = {
-        "sort": ("EM", "exact_match", "%", matches),
-        "edit": ("Edit distance", "tail_edit_distance", "edits per symbol", distance),
-        "written": (
-            "Edit distance, free-running",
-            "free_running_edit_distance",
-            "edits per symbol",
-            None,
-        ),
+    column, name = {
+        "sort": ("EM", "exact_match"),
+        "edit": ("Edit distance", "tail_edit_distance"),
+        "written": ("Edit distance, free-running", "free_running_edit_distance"),
     }[metric]
     own_notes = {
         "sort": (),
@@ -233,9 +218,8 @@ def table1(row: str, metric: str) -> Recipe:
         table="Table 1",
         row=words,
         column=column,
-        printed=printed,
         metric=name,
-        unit=unit,
+        unit="%" if metric == "sort" else "edits per symbol",
         task="sort",
         task_options={**test, "free_running": True} if metric == "written" else test,
         model="sinkhorn_seq2seq_sort",
@@ -245,7 +229,7 @@ def table1(row: str, metric: str) -> Recipe:
             "cross": "sinkhorn" if is_own else "softmax",
             "cross_options": options if is_own else {"bias": False},
         },
-        train=transformer_base(
+        train=transformer_base_training(
             512,
             max_steps=200_000,
             batch_size=30,
@@ -260,7 +244,7 @@ def table1(row: str, metric: str) -> Recipe:
 
 def table5(row: str) -> Recipe:
     """Build an entry of Table 5: CIFAR-10 images, modeled byte by byte."""
-    words, mixing, printed = _PIXELS[row]
+    words, mixing = _PIXELS[row]
     mixer, options = mixing
     return Recipe(
         name=f"sinkhorn/table5-cifar10-{row}",
@@ -268,13 +252,12 @@ def table5(row: str) -> Recipe:
         table="Table 5",
         row=words,
         column="CIFAR-10",
-        printed=printed,
         metric="bits_per_byte",
         unit="bits",
         task="image_bytes",
         model="sinkhorn_pixel_cifar10",
         model_settings={"mixer": mixer, "mixer_options": options},
-        train=transformer_base(512, max_steps=500_000, batch_size=1),
+        train=transformer_base_training(512, max_steps=500_000, batch_size=1),
         notes=(
             "the first number follows a start token, one more than the paper's 256",
             '"bytes per dimension" are taken for bits',
@@ -285,22 +268,17 @@ def table5(row: str) -> Recipe:
 
 def table6(column: str, row: str) -> Recipe:
     """Build an entry of Table 6: sentiment from words or characters."""
-    printed = _CLASSIFIERS[row][2][list(_SENTIMENT).index(column)]
-    return _classifier("Table 6", f"table6-{column}-{row}", _SENTIMENT[column], row, printed)
+    return _classifier("Table 6", f"table6-{column}-{row}", _SENTIMENT[column], row)
 
 
 def table7(task: str, row: str) -> Recipe:
     """Build an entry of Table 7, or the same model on SICK."""
-    is_printed = task in _PRINTED_PAIRS
-    printed = _INFERENCE[row][_PRINTED_PAIRS.index(task)] if is_printed else None
-    return _classifier("Table 7", f"table7-{task}-{row}", _PAIRS[task], row, printed)
+    return _classifier("Table 7", f"table7-{task}-{row}", _PAIRS[task], row)
 
 
-def _classifier(
-    table: str, name: str, data: _Classified, row: str, printed: float | None
-) -> Recipe:
+def _classifier(table: str, name: str, data: _Classified, row: str) -> Recipe:
     """Build a classifier recipe with Tensor2Tensor's settings."""
-    words, mixing, _ = _CLASSIFIERS[row]
+    words, mixing = _CLASSIFIERS[row]
     mixer, options = mixing
     longest = data.options.get("max_length", 64)
     return Recipe(
@@ -309,7 +287,6 @@ def _classifier(
         table=table,
         row=words,
         column=data.column,
-        printed=printed,
         task=data.task,
         task_options=data.options,
         model=data.model,
@@ -320,7 +297,7 @@ def _classifier(
             "scale_embeddings": True,
             "embedding_std": _DIM**-0.5,
         },
-        train=transformer_base(
+        train=transformer_base_training(
             _DIM,
             max_steps=data.steps,
             batch_size=data.batch,

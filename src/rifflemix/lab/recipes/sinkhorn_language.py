@@ -12,53 +12,112 @@ from functools import partial
 from typing import Any
 
 from rifflemix.lab.recipes.base import Recipe
-from rifflemix.lab.recipes.sinkhorn_rows import (
-    DENSE,
-    PAPER,
-    Mixing,
-    lmx,
-    local,
-    own,
-    sparse,
-    tuning,
+from rifflemix.lab.train import TrainConfig
+
+PAPER = "Tay et al., Sparse Sinkhorn Attention"
+
+Mixing = tuple[str, dict[str, Any]]
+"""Name and options of a mixer."""
+
+TUNED = (
+    "the paper tunes the temperature over 0.25, 0.5, 0.75, 1 and the iterations over 2, 5, 10, 20, "
+    "but does not state the values of each row: here 0.75 and 5, the best in Figures 3 and 4"
 )
+
+
+def sinkhorn_blocks(block: int, **options: Any) -> Mixing:
+    """Return Sinkhorn attention with blocks of `block` tokens."""
+    return "sinkhorn", {"block_size": block, "bias": False, "num_iterations": 5, **options}
+
+
+def local_blocks(block: int) -> Mixing:
+    """Return attention within blocks of `block` tokens."""
+    return "local", {"block_size": block, "bias": False, "out_bias": False}
+
+
+def sparse_blocks(block: int) -> Mixing:
+    """Return the fixed sparse pattern with 8 summary positions in each block."""
+    options = {"stride": block, "num_summary": 8, "bias": False, "out_bias": False}
+    return "sparse_transformer", options
+
+
+DENSE: Mixing = ("softmax", {"bias": False, "out_bias": False})
+
+
+def tuning(mixing: Mixing) -> tuple[str, ...]:
+    """Return the note on tuned settings for Sinkhorn attention, else no notes."""
+    return (TUNED,) if mixing[0] == "sinkhorn" else ()
+
+
+def transformer_base_training(dim: int, **changes: Any) -> TrainConfig:
+    """Configure training as Tensor2Tensor's transformer_base.
+
+    The rate is 2 / sqrt(dim max(step, warm-up)).
+    """
+    settings: dict[str, Any] = {
+        "optimizer": "adam",
+        "betas": (0.9, 0.997),
+        "eps": 1e-9,
+        "schedule": "rsqrt",
+        "lr": 2.0 * dim**-0.5,
+        "warmup_steps": 8_000,
+        "eval_every": 1_000,
+    }
+    return TrainConfig(**{**settings, **changes})
+
+
+def lmx_training(**changes: Any) -> TrainConfig:
+    """Configure training as Tensor2Tensor's lmx_base and its larger variants.
+
+    The optimizer is Adafactor with the rate 1 / sqrt(max(step, 10,000)).
+    """
+    settings: dict[str, Any] = {
+        "optimizer": "adafactor",
+        "schedule": "rsqrt_decay",
+        "lr": 1.0,
+        "warmup_steps": 10_000,
+        "max_steps": 300_000,
+        "eval_every": 1_000,
+    }
+    return TrainConfig(**{**settings, **changes})
+
 
 SIZES = ("base", "big")
 
-# Table 2: name, mixing, perplexity per word for both sizes.
-_WORDS: dict[str, tuple[str, Mixing, tuple[float, float]]] = {
-    "transformer": ("Transformer", DENSE, (41.57, 27.59)),
-    "local-b16": ("Local Attention (16)", local(16), (44.62, 30.14)),
-    "local-b32": ("Local Attention (32)", local(32), (44.23, 29.32)),
-    "local-b64": ("Local Attention (64)", local(64), (44.23, 28.97)),
-    "sparse": ("Sparse Transformer (64)", sparse(64), (41.89, 28.77)),
-    "b16": ("Sinkhorn Transformer (16)", own(16), (42.64, 29.42)),
-    "b32": ("Sinkhorn Transformer (32)", own(32), (41.29, 28.48)),
-    "b64": ("Sinkhorn Transformer (64)", own(64), (40.79, 28.39)),
-    "mixture": ("Sinkhorn Mixture", own(32, mixture=True), (40.11, 27.34)),
+# Table 2: name, mixing.
+_WORDS: dict[str, tuple[str, Mixing]] = {
+    "transformer": ("Transformer", DENSE),
+    "local-b16": ("Local Attention (16)", local_blocks(16)),
+    "local-b32": ("Local Attention (32)", local_blocks(32)),
+    "local-b64": ("Local Attention (64)", local_blocks(64)),
+    "sparse": ("Sparse Transformer (64)", sparse_blocks(64)),
+    "b16": ("Sinkhorn Transformer (16)", sinkhorn_blocks(16)),
+    "b32": ("Sinkhorn Transformer (32)", sinkhorn_blocks(32)),
+    "b64": ("Sinkhorn Transformer (64)", sinkhorn_blocks(64)),
+    "mixture": ("Sinkhorn Mixture", sinkhorn_blocks(32, mixture=True)),
 }
 
-# Table 4: name, mixing, bits per character for both sizes.
-_CHARACTERS: dict[str, tuple[str, Mixing, tuple[float, float]]] = {
-    "local": ("Local Attention", local(128), (2.559, 1.825)),
-    "transformer": ("Transformer", DENSE, (1.283, 1.121)),
-    "sparse": ("Sparse Transformer", sparse(64), (1.300, 1.134)),
-    "sinkhorn": ("Sinkhorn Transformer", own(128), (1.295, 1.132)),
-    "mixture": ("Sinkhorn Mixture", own(128, mixture=True), (1.270, 1.119)),
+# Table 4: name, mixing.
+_CHARACTERS: dict[str, tuple[str, Mixing]] = {
+    "local": ("Local Attention", local_blocks(128)),
+    "transformer": ("Transformer", DENSE),
+    "sparse": ("Sparse Transformer", sparse_blocks(64)),
+    "sinkhorn": ("Sinkhorn Transformer", sinkhorn_blocks(128)),
+    "mixture": ("Sinkhorn Mixture", sinkhorn_blocks(128, mixture=True)),
 }
 
 # Variant (6): the scores are the sort matrix, without normalization. ReLU keeps them finite;
 # exponentials of sums over up to 225 tokens overflow.
-_UNBALANCED = own(32, num_iterations=0, kernel="relu", temperature=1.0, gumbel="never")
+_UNBALANCED = sinkhorn_blocks(32, num_iterations=0, kernel="relu", temperature=1.0, gumbel="never")
 
-# Table 8: name, mixing, perplexity per word.
-_ABLATION: dict[str, tuple[str, Mixing, float]] = {
-    "relu-mlp": ("(1) P(X) = s(F2(s(F1(X))))", own(32, sort_net="relu_mlp"), 41.70),
-    "mlp": ("(2) P(X) = F2(s(F1(X)))", own(32, sort_net="mlp"), 41.38),
-    "relu": ("(3) P(X) = s(F1(X))", own(32, sort_net="relu"), 41.34),
-    "linear": ("(4) P(X) = F1(X)", own(32, sort_net="linear"), 41.29),
-    "tied": ("(5) K = V", own(32, tie_kv=True), 42.26),
-    "no-sinkhorn": ("(6) N_k = 0, no Sinkhorn", _UNBALANCED, 52.40),
+# Table 8: name, mixing.
+_ABLATION: dict[str, tuple[str, Mixing]] = {
+    "relu-mlp": ("(1) P(X) = s(F2(s(F1(X))))", sinkhorn_blocks(32, sort_net="relu_mlp")),
+    "mlp": ("(2) P(X) = F2(s(F1(X)))", sinkhorn_blocks(32, sort_net="mlp")),
+    "relu": ("(3) P(X) = s(F1(X))", sinkhorn_blocks(32, sort_net="relu")),
+    "linear": ("(4) P(X) = F1(X)", sinkhorn_blocks(32, sort_net="linear")),
+    "tied": ("(5) K = V", sinkhorn_blocks(32, tie_kv=True)),
+    "no-sinkhorn": ("(6) N_k = 0, no Sinkhorn", _UNBALANCED),
 }
 
 _TEMPERATURES = (0.25, 0.5, 0.75, 1.0)
@@ -92,7 +151,7 @@ _STRIDE = (
     "a stride of 64 with 8 summary positions as in Table 2; section 5.2 prints a block length of "
     "128 for characters, perhaps for this row too"
 )
-_MIXTURE = "the blocks of this table's mixture are not said: 32 here"
+_MIXTURE = "the paper does not state the block size of this table's mixture: 32 here"
 _CORPORA: dict[bool, tuple[_Corpus, _Corpus]] = {  # per character -> paper's corpus, small corpus
     False: (
         _Corpus("lm1b", "LM1B", {}, "word_perplexity", True, (*_PACKED, _SUBWORDS)),
@@ -132,7 +191,6 @@ def _recipe(
     words: str,
     mixing: Mixing,
     corpus: _Corpus,
-    printed: float | None,
     size: str = "base",
 ) -> Recipe:
     mixer, options = mixing
@@ -143,14 +201,13 @@ def _recipe(
         table=table,
         row=words,
         column=corpus.title,
-        printed=printed if corpus.is_printed else None,
         metric=corpus.metric,
         unit="bits" if by_character else "perplexity",
         task=corpus.task,
         task_options=corpus.options,
         model=f"sinkhorn_{'char' if by_character else 'lm'}_{size}",
         model_settings={"mixer": mixer, "mixer_options": options},
-        train=lmx(batch_size=64 if by_character else 256),
+        train=lmx_training(batch_size=64 if by_character else 256),
         notes=(
             f"{size} sizes",
             *corpus.notes,
@@ -163,11 +220,10 @@ def _recipe(
 
 
 def _of_two_sizes(table: int, row: str, size: str, corpus: _Corpus) -> Recipe:
-    words, mixing, printed = (_WORDS if table == 2 else _CHARACTERS)[row]
+    words, mixing = (_WORDS if table == 2 else _CHARACTERS)[row]
     short = row if size == "base" else f"{size}-{row}"
     name = f"table{table}-{corpus.task}-{short}"
-    number = printed[SIZES.index(size)]
-    made = _recipe(name, f"Table {table}", words, mixing, corpus, number, size)
+    made = _recipe(name, f"Table {table}", words, mixing, corpus, size)
     if corpus.is_printed:
         return replace(made, column=f"{corpus.title}, {size.capitalize()}")
     return made if size == "base" else replace(made, row=f"{words}, {size}")
@@ -175,27 +231,25 @@ def _of_two_sizes(table: int, row: str, size: str, corpus: _Corpus) -> Recipe:
 
 def table3(parameters: str) -> Recipe:
     """Build an entry of Table 3 that is also in Table 2."""
-    row, printed, note = {
-        "450M": ("b64", 28.39, "the same run as sinkhorn/table2-lm1b-big-b64, 430 M in Table 2"),
+    row, note = {
+        "450M": ("b64", "the same run as sinkhorn/table2-lm1b-big-b64, 430 M in Table 2"),
         "1.9B": (
             "mixture",
-            27.34,
-            "Table 2 prints this number for the mixture of the big size, which has 430 M "
-            "parameters; of a model with 1.9 B nothing is said: the same run as "
-            "sinkhorn/table2-lm1b-big-mixture",
+            "the same run as sinkhorn/table2-lm1b-big-mixture: Table 2 reports this number for the "
+            "big mixture with 430 M parameters, and the paper describes no model with 1.9 B",
         ),
     }[parameters]
     corpus = _CORPORA[False][0]
     name = f"table3-lm1b-{parameters.lower()}"
     words = f"Sinkhorn Transformer, {parameters}"
-    made = _recipe(name, "Table 3", words, _WORDS[row][1], corpus, printed, "big")
+    made = _recipe(name, "Table 3", words, _WORDS[row][1], corpus, "big")
     return replace(made, notes=(note, *made.notes))
 
 
 def table8(row: str, corpus: _Corpus) -> Recipe:
     """Build an entry of Table 8."""
-    words, mixing, printed = _ABLATION[row]
-    made = _recipe(f"table8-{corpus.task}-{row}", "Table 8", words, mixing, corpus, printed)
+    words, mixing = _ABLATION[row]
+    made = _recipe(f"table8-{corpus.task}-{row}", "Table 8", words, mixing, corpus)
     if row != "no-sinkhorn":
         return made
     note = "the sort matrix is s(F1(X)): with exponentials instead it overflows"
@@ -204,12 +258,12 @@ def table8(row: str, corpus: _Corpus) -> Recipe:
 
 def _figure(number: int, setting: str, value: float, corpus: _Corpus) -> Recipe:
     """Build a point of Figure 3 or 4, without a reported number."""
-    mixing = own(32, **{setting: value})
+    mixing = sinkhorn_blocks(32, **{setting: value})
     words = f"{'tau' if number == 3 else 'k'} = {value}"
     name = f"figure{number}-{corpus.task}-{'tau' if number == 3 else 'k'}{value}"
-    made = _recipe(name, f"Figure {number}", words, mixing, corpus, None)
+    made = _recipe(name, f"Figure {number}", words, mixing, corpus)
     other = "5 iterations" if number == 3 else "temperature 0.75"
-    note = f"Sinkhorn Transformer (32) with {other}; the paper's own is not said"
+    note = f"Sinkhorn Transformer (32) with {other}; the paper does not state this setting"
     return replace(made, notes=(note, *made.notes[:-1]))
 
 

@@ -14,11 +14,6 @@ from rifflemix.lab.train import TrainConfig
 PAPER = "Wu et al., Token Statistics Transformer"
 
 _TASKS = ("listops", "text", "retrieval", "image", "pathfinder")
-_PRINTED: dict[str, tuple[float, ...]] = {
-    "tssa": (37.25, 66.75, 79.46, 46.62, 69.41),
-    "softmax": (37.11, 65.21, 79.14, 42.94, 71.83),
-    "s4": (59.60, 86.82, 90.90, 88.65, 94.20),
-}
 # Models with results that the paper quotes from the table of the JAX code.
 _QUOTED: dict[str, str] = {
     "reformer": "Reformer",
@@ -101,16 +96,16 @@ _S4: dict[str, tuple[int, float, float, int, int, int]] = {
 }
 
 _UNRELEASED = "the paper's code for this table is not released: its host is rebuilt from Table 7"
-_GENERATED = "trained on our generator's images where no released ones are given"
+_GENERATED = "without the released images, the recipe trains on images of rifflemix's generator"
 _ONE_CYCLE = (
     "Table 7 prints a linear schedule; one cycle from a 25th of the rate, with a beta1 that moves "
     "from 0.95 to 0.85 and back, is inferred from the released Skyformer host"
 )
 _OWN_NOTES = (
     _UNRELEASED,
-    "Table 7's pre-norm is the MEGA host's encoder_normalize_before, which puts a LayerNorm on the "
-    "embedding and leaves the blocks post-norm; -as_printed has pre-norm blocks",
-    "attention dropout is Table 7's one dropout; the paper does not say",
+    "Table 7's pre-norm is encoder_normalize_before of MEGA's codebase: a LayerNorm after the "
+    "embedding, and post-norm blocks; -as_printed has pre-norm blocks",
+    "attention dropout equals Table 7's only dropout; the paper does not state it",
 )
 _READING: dict[str, str] = {
     "listops": "the MEGA host ties all layers on this task",
@@ -158,7 +153,6 @@ def _row(task: str, mixer: str, words: str, **fields: Any) -> Recipe:
             "table": "Table 3",
             "row": words,
             "column": title,
-            "printed": _PRINTED[mixer][_TASKS.index(task)],
             "task": task_name,
             "task_options": options,
             "model": "encoder",
@@ -171,7 +165,7 @@ def own(task: str) -> Recipe:
     """Build a ToST entry with released host model and Table 7's settings."""
     if task == "pathfinder":
         settings: dict[str, Any] = {**lra.nystrom_settings(task), "mixer": "tssa"}
-        host = "the Skyformer host with pre-norm, as released; Table 7 says post-norm: -as_printed"
+        host = "Skyformer's codebase with pre-norm, as released; Table 7 has post-norm: -as_printed"
         notes: tuple[str, ...] = (_UNRELEASED, host, *_skyformer_notes(task))
     else:
         dropout = 0.0 if task == "image" else 0.1
@@ -193,10 +187,10 @@ def own_as_printed(task: str) -> Recipe:
     """Build an entry like `own` with the norm order of Table 7."""
     row = own(task)
     change: dict[str, Any] = {"norm": "pre", "norm_embedding": False}
-    words = "pre-norm blocks, as Table 7's column says; the released host has post-norm ones"
+    words = "pre-norm blocks, as in Table 7; the released codebase has post-norm blocks"
     if task == "pathfinder":
         change = {"norm": "post"}
-        words = "post-norm blocks, as Table 7's column says; the released host has pre-norm ones"
+        words = "post-norm blocks, as in Table 7; the released codebase has pre-norm blocks"
     return replace(
         row,
         name=f"{row.name}-as_printed",
@@ -236,8 +230,8 @@ def mega_transformer(task: str) -> Recipe:
         ),
         notes=(
             "quoted: MEGA's own Transformer row, digit for digit, in its host and registered sizes",
-            "MEGA releases no command for it: training is that of the commands released with "
-            "Luna, whose host and registered sizes these are; float16 there, float32 here",
+            "MEGA releases no command for this row: codebase, sizes and training follow the "
+            "commands of Luna, with float32 instead of float16",
             *((_ONE_LAYER,) if task == "listops" else ()),
             *_host_notes(task),
         ),
@@ -279,7 +273,7 @@ def quoted(task: str, mixer: str) -> Recipe:
     """Build a JAX-code entry that Table 3 shares with CSP's Table 4."""
     same = csp.table4_transformer(task, mixer)
     is_linear = mixer == "linear"
-    named_so = ("the row is named LinFormer, its numbers are those of the Linear Transformer",)
+    named_so = ("the row is named LinFormer, but has the numbers of the Linear Transformer",)
     return replace(
         same,
         name=f"tost/table3-{task}-{mixer}",

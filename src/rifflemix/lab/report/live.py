@@ -1,11 +1,12 @@
-"""Progress display of a comparison: a live table on a terminal, plain lines elsewhere."""
+"""Progress displays: a live table on a terminal or in a notebook, plain lines elsewhere."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from html import escape
 from types import TracebackType
-from typing import TYPE_CHECKING, Protocol, Self
+from typing import TYPE_CHECKING, Any, Protocol, Self
 
 from rich.console import Console
 from rich.live import Live
@@ -15,9 +16,11 @@ from rifflemix.lab.report.terminal import plain, text_table
 from rifflemix.lab.report.units import MISSING, format_duration, format_metric, format_rate
 
 if TYPE_CHECKING:
+    from rifflemix.lab.experiments import Overview, WorkerStatus
     from rifflemix.lab.runs.status import RunStatus
 
 _SECONDS_BETWEEN_LINES = 10.0
+_SECONDS_BETWEEN_TABLES = 0.5
 _HEADERS = ("Mixer", "Seed", "Status", "Step", "Loss", "Validation", "Steps/s", "ETA")
 
 
@@ -49,24 +52,111 @@ class LiveProgress(Protocol):
 def live_progress(
     console: Console, titles: Mapping[str, str], seeds: Sequence[int]
 ) -> LiveProgress:
-    """Create a live table on a terminal, or plain lines elsewhere.
+    """Create a live table on a terminal or in a notebook, or plain lines elsewhere.
 
     Args:
         console: console of the display.
         titles: mixer name -> title, in the order of the table.
         seeds: seeds of every mixer.
     """
+    if console.is_jupyter:
+        return NotebookTable(titles, seeds)
     return LiveTable(console, titles, seeds) if console.is_terminal else PlainLines(console)
 
 
-class LiveTable:
-    """Table with one line per mixer, redrawn four times per second."""
+class _MixerLines:
+    """Newest status of each mixer as a line of a table."""
 
-    def __init__(self, console: Console, titles: Mapping[str, str], seeds: Sequence[int]) -> None:
+    def __init__(self, titles: Mapping[str, str], seeds: Sequence[int]) -> None:
         self._titles = titles
         self._seeds = seeds
         self._latest: dict[str, RunStatus] = {}
         self._in_all: float | None = None
+
+    def update(self, status: RunStatus) -> None:
+        """Show the status of a run."""
+        self._latest[status.mixer] = status
+        self._in_all = status.seconds_left_in_all
+
+    def _lines(self) -> Iterator[tuple[str, ...]]:
+        for name, title in self._titles.items():
+            yield title, *self._cells(self._latest.get(name))
+
+    def _cells(self, status: RunStatus | None) -> tuple[str, ...]:
+        if status is None:
+            return (MISSING, "waiting", *[MISSING] * 5)
+        return (
+            f"{self._seeds.index(status.seed) + 1}/{len(self._seeds)}",
+            f"{status.state} {status.trial}".strip(),
+            f"{status.step}/{status.max_steps}",
+            MISSING if status.loss is None else f"{status.loss:.3f}",
+            MISSING if status.score is None else format_metric(status.metric, status.score),
+            MISSING if status.steps_per_second is None else format_rate(status.steps_per_second),
+            remaining(status),
+        )
+
+
+class _NotebookOutput:
+    """Output of a notebook cell, redrawn twice per second."""
+
+    def __init__(self) -> None:
+        self._notes: list[str] = []
+        self._output: Any = None
+        self._drawn = 0.0
+
+    def __enter__(self) -> Self:
+        from IPython.display import display
+
+        self._output = display(self, display_id=True)  # type: ignore[no-untyped-call]
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._draw()
+
+    def note(self, text: str) -> None:
+        """Show a line below the table."""
+        self._notes.append(text)
+        self._draw()
+
+    def _redraw(self) -> None:
+        if time.monotonic() - self._drawn >= _SECONDS_BETWEEN_TABLES:
+            self._draw()
+
+    def _draw(self) -> None:
+        self._drawn = time.monotonic()
+        self._output.update(self)
+
+    def _html(self, headers: Sequence[str], rows: Iterable[Sequence[str]], below: str) -> str:
+        def line(cells: Sequence[str], tag: str) -> str:
+            inner = "".join(f"<{tag}>{escape(cell)}</{tag}>" for cell in cells)
+            return f"<tr>{inner}</tr>"
+
+        body = "".join(line(cells, "td") for cells in rows)
+        notes = "".join(f"<p>{escape(text)}</p>" for text in (below, *self._notes) if text)
+        return f"<table><thead>{line(headers, 'th')}</thead><tbody>{body}</tbody></table>{notes}"
+
+
+class NotebookTable(_NotebookOutput, _MixerLines):
+    """Table of the mixers in the output of a notebook cell."""
+
+    def __init__(self, titles: Mapping[str, str], seeds: Sequence[int]) -> None:
+        _NotebookOutput.__init__(self)
+        _MixerLines.__init__(self, titles, seeds)
+
+    def update(self, status: RunStatus) -> None:
+        """Show the status of a run."""
+        super().update(status)
+        self._redraw()
+
+    def _repr_html_(self) -> str:
+        return self._html(_HEADERS, self._lines(), left_in_all(self._in_all))
+
+
+class LiveTable(_MixerLines):
+    """Table on a terminal, redrawn four times per second."""
+
+    def __init__(self, console: Console, titles: Mapping[str, str], seeds: Sequence[int]) -> None:
+        super().__init__(titles, seeds)
         self._live = Live(console=console, get_renderable=self._table, refresh_per_second=4)
 
     def __enter__(self) -> Self:
@@ -81,33 +171,14 @@ class LiveTable:
     ) -> None:
         self._live.stop()
 
-    def update(self, status: RunStatus) -> None:
-        """Show the status of a run."""
-        self._latest[status.mixer] = status
-        self._in_all = status.seconds_left_in_all
-
     def note(self, text: str) -> None:
         """Print above the table."""
         self._live.console.print(plain(text))
 
     def _table(self) -> Table:
-        rows = ((t, *self._cells(self._latest.get(name))) for name, t in self._titles.items())
-        table = text_table(_HEADERS, rows, right=(1, 3, 4, 5, 6, 7))
+        table = text_table(_HEADERS, self._lines(), right=(1, 3, 4, 5, 6, 7))
         table.caption = left_in_all(self._in_all) or None
         return table
-
-    def _cells(self, status: RunStatus | None) -> tuple[str, ...]:
-        if status is None:
-            return (MISSING, "waiting", *[MISSING] * 5)
-        return (
-            f"{self._seeds.index(status.seed) + 1}/{len(self._seeds)}",
-            f"{status.state} {status.trial}".strip(),
-            f"{status.step}/{status.max_steps}",
-            MISSING if status.loss is None else f"{status.loss:.3f}",
-            MISSING if status.score is None else format_metric(status.metric, status.score),
-            MISSING if status.steps_per_second is None else format_rate(status.steps_per_second),
-            remaining(status),
-        )
 
 
 class PlainLines:
@@ -172,3 +243,141 @@ def remaining(status: RunStatus) -> str:
     if status.state != "training" or status.seconds_left is None:
         return MISSING
     return format_duration(status.seconds_left)
+
+
+_WORKER_HEADERS = ("Worker", "Run", "Status", "Step", "Loss", "Validation", "Steps/s")
+
+
+class WorkersDisplay(Protocol):
+    """Interface of both displays."""
+
+    def __enter__(self) -> Self:
+        """Start the display."""
+        ...
+
+    def __exit__(self, *_: object) -> None:
+        """Stop the display."""
+        ...
+
+    def update(self, overview: Overview) -> None:
+        """Show the state of the experiment."""
+        ...
+
+    def note(self, text: str) -> None:
+        """Show a line of text."""
+        ...
+
+
+def workers_display(console: Console) -> WorkersDisplay:
+    """Create a live table on a terminal or in a notebook, or plain lines elsewhere."""
+    if console.is_jupyter:
+        return NotebookWorkers()
+    return _LiveWorkers(console) if console.is_terminal else _WorkerLines(console)
+
+
+class _LiveWorkers:
+    """Table with one line per worker, redrawn twice per second."""
+
+    def __init__(self, console: Console) -> None:
+        self._overview: Overview | None = None
+        self._live = Live(console=console, get_renderable=self._table, refresh_per_second=2)
+
+    def __enter__(self) -> Self:
+        self._live.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._live.stop()
+
+    def update(self, overview: Overview) -> None:
+        """Show the state of the experiment."""
+        self._overview = overview
+
+    def note(self, text: str) -> None:
+        """Print above the table."""
+        self._live.console.print(plain(text))
+
+    def _table(self) -> Table:
+        overview = self._overview
+        rows = map(_cells, () if overview is None else overview.workers)
+        table = text_table(_WORKER_HEADERS, rows, right=(3, 4, 5, 6))
+        table.caption = "workers start" if overview is None else summary_line(overview)
+        return table
+
+
+class NotebookWorkers(_NotebookOutput):
+    """Table of the workers in the output of a notebook cell."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._overview: Overview | None = None
+
+    def update(self, overview: Overview) -> None:
+        """Show the state of the experiment."""
+        self._overview = overview
+        self._redraw()
+
+    def _repr_html_(self) -> str:
+        if self._overview is None:
+            return self._html(_WORKER_HEADERS, (), "workers start")
+        rows = map(_cells, self._overview.workers)
+        return self._html(_WORKER_HEADERS, rows, summary_line(self._overview))
+
+
+class _WorkerLines:
+    """Display that prints all workers every ten seconds, and each finished run."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._done = -1
+        self._last_time = 0.0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def update(self, overview: Overview) -> None:
+        """Print the state when a run has finished, but at most every ten seconds otherwise."""
+        now = time.monotonic()
+        is_new = overview.done != self._done
+        if not is_new and now - self._last_time < _SECONDS_BETWEEN_LINES:
+            return
+        self._done, self._last_time = overview.done, now
+        self.note(summary_line(overview))
+        for worker in overview.workers:
+            self.note(f"  {_name(worker)}: {status_line(worker.run)}")
+
+    def note(self, text: str) -> None:
+        """Print a line."""
+        self._console.print(plain(text), soft_wrap=True)
+
+
+def summary_line(overview: Overview) -> str:
+    """Format runs done, number of workers and time left as one line."""
+    count = len(overview.workers)
+    parts = [f"{overview.done} of {overview.planned} runs"]
+    if overview.failed:
+        parts.append(f"{len(overview.failed)} failed")
+    parts.append(f"{count} worker{'' if count == 1 else 's'}")
+    if overview.seconds_left:
+        parts.append(f"about {format_duration(overview.seconds_left)} left in all")
+    return ", ".join(parts)
+
+
+def _name(worker: WorkerStatus) -> str:
+    return f"{worker.host} {worker.pid}"
+
+
+def _cells(worker: WorkerStatus) -> tuple[str, ...]:
+    run = worker.run
+    return (
+        _name(worker),
+        f"{run.mixer} seed {run.seed} {run.trial}".strip(),
+        run.state,
+        f"{run.step}/{run.max_steps}",
+        MISSING if run.loss is None else f"{run.loss:.3f}",
+        MISSING if run.score is None else format_metric(run.metric, run.score),
+        MISSING if run.steps_per_second is None else format_rate(run.steps_per_second),
+    )

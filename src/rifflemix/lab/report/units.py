@@ -5,7 +5,10 @@ from __future__ import annotations
 MISSING = "-"
 """Text of an empty table cell."""
 
-SHARES = ("accuracy", "top5_accuracy", "exact_match")
+COUNTED = ("accuracy", "top5_accuracy", "exact_match")
+"""Shares of samples. The number of samples determines their standard error."""
+
+SHARES = (*COUNTED, "balanced_accuracy")
 """Metrics between 0 and 1, displayed in percent."""
 
 _BYTE_UNITS = ("B", "KiB", "MiB", "GiB", "TiB")

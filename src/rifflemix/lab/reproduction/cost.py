@@ -1,16 +1,22 @@
-"""What a recipe costs before it is run: its work is counted, and how long that takes here.
+"""Estimate the cost of a recipe before it runs.
 
-A training step runs once on tensors that have shapes but no values: nothing is computed and no
-data is needed, however large the model. Its operators are counted one by one, which takes a second;
-the papers' rows have been counted before (`kept_costs`). A second of calibration says how fast this
-machine does such work.
+`python docs/build/build.py costs` writes the file. Other recipes are counted on demand.
+
+One training step runs on tensors with shapes but without values. This needs no data and computes
+nothing, so the size of the model does not matter. Counting the operators takes about a second;
+`cost_cache` has the counts of the papers' recipes. A calibration of one second measures the speed
+of this machine.
 """
 
 from __future__ import annotations
 
+import functools
+import hashlib
+import json
 import weakref
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, astuple, dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -18,16 +24,89 @@ from torch import Tensor
 from torch.nn import functional
 
 from rifflemix.compat import OperatorWatch, UnknownShape, shapes_only, storage_key
+from rifflemix.errors import bad_argument
+from rifflemix.files import read_json, write_bytes
 from rifflemix.lab.recipes import Recipe
-from rifflemix.lab.reproduction.kept_costs import StepCost, kept_costs, work
-from rifflemix.lab.reproduction.outlines import outline
-from rifflemix.lab.runs.fit import fit_model
+from rifflemix.lab.runs.build_for_task import fit_model, task_settings
 from rifflemix.lab.runs.measure import median_seconds, processor_seconds
+from rifflemix.lab.tasks import Shapes, task_card
 from rifflemix.lab.train.evaluate import run_model
 from rifflemix.lab.train.optim import build_optimizer
+from rifflemix.models import model_settings
 from rifflemix.models.macs import flop_formulas
+from rifflemix.ops import native
 
-# They move no data: some hand out memory, one looks at it in another way, one makes a number.
+FILE = Path(__file__).parent / "files" / "step_costs.json"
+
+
+@dataclass(frozen=True)
+class StepCost:
+    """Work of one training step: forward, backward and optimizer.
+
+    Attributes:
+        tokens: tokens of all samples with padding; pixels of whole images.
+        flops: FLOPs of matrix products, convolutions and attention; two for a multiply-add.
+            Attention that skips padding counts the valid tokens.
+        moved_bytes: bytes that all operators read and write.
+        operators: number of operators that compute; about the number of kernels on a GPU.
+        peak_bytes: peak memory of tensors, with weights.
+    """
+
+    tokens: int
+    flops: int
+    moved_bytes: int
+    operators: int
+    peak_bytes: int
+
+
+def shapes_of(recipe: Recipe) -> Shapes:
+    """Return the shapes of the samples of a recipe, without its data.
+
+    Raises:
+        InputError: only the data determines the shapes.
+    """
+    card = task_card(recipe.task)
+    if card.shapes is None:
+        raise bad_argument(f"task of {recipe.name}", "a task whose card has shapes", recipe.task)
+    return card.shapes({**card.options, **recipe.task_options})
+
+
+def work(recipe: Recipe) -> str:
+    """Return a name for the work of a training step. Equal steps have equal names.
+
+    The name depends on everything that determines the count, such as the settings of the preset
+    and the shapes of the samples.
+    """
+    shapes, train = shapes_of(recipe), recipe.train
+    parts = {
+        "task": [recipe.task, dict(recipe.task_options), task_settings(shapes)],
+        "tokens": [shapes.tokens, shapes.valid],
+        "model": [recipe.model, {**model_settings(recipe.model), **recipe.model_settings}],
+        "train": [train.batch_size, train.accumulation, train.optimizer],
+        **({} if train.token_batches is None else {"token_batches": train.token_batches}),
+    }
+    text = json.dumps(parts, sort_keys=True, default=str)
+    return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
+
+
+@functools.cache
+def cost_cache() -> Mapping[str, StepCost]:
+    """Return name of the `work` -> cost. Empty without the compiled kernels."""
+    return {} if native.library() is None else read_costs(FILE)
+
+
+def read_costs(path: Path) -> dict[str, StepCost]:
+    """Read a file of `write_costs`."""
+    return {name: StepCost(*numbers) for name, numbers in read_json(path).items()}
+
+
+def write_costs(path: Path, costs: Mapping[str, StepCost]) -> None:
+    """Write costs by name, one line each."""
+    lines = [f'"{name}": {json.dumps(astuple(cost))}' for name, cost in sorted(costs.items())]
+    write_bytes(path, ("{\n" + ",\n".join(lines) + "\n}\n").encode())
+
+
+# These operators move no data.
 _IDLE = (
     "aten::empty",
     "aten::empty_like",
@@ -39,14 +118,14 @@ _IDLE = (
 
 @dataclass(frozen=True)
 class Speed:
-    """What a machine does in a second, and its pause before an operator."""
+    """Speed of a machine per second, and its overhead per operator."""
 
     flops: float
     moved_bytes: float
     operator_seconds: float
 
     def seconds(self, step: StepCost) -> float:
-        """An estimate of how long a training step takes."""
+        """Estimate the time of a training step."""
         computing = step.flops / self.flops + step.moved_bytes / self.moved_bytes
         return computing + step.operators * self.operator_seconds
 
@@ -54,7 +133,7 @@ class Speed:
 def recipe_costs(
     recipes: Sequence[Recipe], speed: Speed, progress: Callable[[int, int], object] | None = None
 ) -> Iterator[dict[str, Any]]:
-    """The cost of each recipe, as JSON values.
+    """Yield the cost of each recipe as JSON values.
 
     Args:
         recipes: which ones.
@@ -65,7 +144,7 @@ def recipe_costs(
         For each: name, the fields of its `StepCost`, "steps", "tokens_in_all", "flops_in_all",
         "seconds_per_step" and "seconds": training alone, without data and evaluations.
     """
-    known = dict(kept_costs())
+    known = dict(cost_cache())
     for done, recipe in enumerate(recipes):
         if progress is not None:
             progress(done, len(recipes))
@@ -89,53 +168,54 @@ def count_step(recipe: Recipe) -> StepCost:
     """Count the work of one training step of a recipe.
 
     Raises:
-        InputError: a model that cannot be built, or a task without an outline.
+        InputError: the model cannot be built, or only the data determines the shapes of the task.
     """
     try:
         return _count_step(recipe, with_padding=True)
-    except UnknownShape:  # a batch norm of the valid tokens alone: how many, only values say
+    except UnknownShape:  # batch norm over valid tokens, whose number depends on values
         return _count_step(recipe, with_padding=False)
 
 
 def step_samples(recipe: Recipe) -> int:
-    """Samples of a training step whose work is counted."""
+    """Return the number of samples in the counted training step."""
     pair = recipe.train.token_batches
     if pair is None:
         return recipe.train.batch_size
-    return max(1, pair[0] // min(outline(recipe).tokens, pair[1]))
+    return max(1, pair[0] // min(shapes_of(recipe).tokens, pair[1]))
 
 
 def _count_step(recipe: Recipe, *, with_padding: bool) -> StepCost:
-    plan, train = outline(recipe), recipe.train
+    shapes, train = shapes_of(recipe), recipe.train
+    output = task_card(recipe.task).output
     samples = step_samples(recipe)
     with shapes_only():
-        with _watch():  # some look at numbers when they are made
-            model = fit_model(recipe.model, plan.task, recipe.model_settings, train.seed).train()
+        with _watch():  # some schedules read numbers in the constructor
+            model = fit_model(recipe.model, shapes, recipe.model_settings, train.seed).train()
         optimizer = build_optimizer(model, train, fused=train.optimizer != "adafactor")
-        count = _Count(model.parameters(), plan.valid)
-        # The first batch makes the gradients, the second adds to them, and so do all others.
+        count = _Count(model.parameters(), shapes.valid)
+        # The first batch creates the gradients. The second adds to them, like all others.
         for times in _times(train.accumulation):
-            batch = plan.batch(samples // train.accumulation)
+            batch = shapes.zeros(samples // train.accumulation, output)
             if not with_padding:
                 batch.pop("key_padding_mask", None)
             with count.of(times):
                 _loss(run_model(model, batch), batch["labels"]).backward()
-        with _watch():  # Adafactor looks at a number
-            optimizer.step()  # makes its state
+        with _watch():  # Adafactor reads a number
+            optimizer.step()  # creates its state
         with count.of(1):
             optimizer.step()
-    sequences = samples * plan.task.num_sequences
+    sequences = samples * shapes.num_sequences
     return StepCost(
-        sequences * plan.tokens, count.flops, count.moved_bytes, count.operators, count.peak_bytes
+        sequences * shapes.tokens, count.flops, count.moved_bytes, count.operators, count.peak_bytes
     )
 
 
 def flops_of(call: Callable[[], object], valid: float) -> int:
-    """FLOPs of the operators that run in a call.
+    """Count the FLOPs of the operators in a call.
 
     Args:
-        call: runs them.
-        valid: tokens of a sample that attention meets where it leaves out padding.
+        call: function that runs the operators.
+        valid: valid tokens per sample, for attention that skips padding.
     """
     with _Count(iter(()), valid) as count:
         call()
@@ -158,11 +238,11 @@ def _loss(outputs: Tensor, labels: Tensor) -> Tensor:
 
 
 class _Count(OperatorWatch):
-    """Counts the work of the operators that run inside, beside tensors that live already.
+    """Counter of the work of the operators in a block.
 
     Args:
-        alive: those tensors.
-        valid: tokens of a sample that attention meets where it leaves out padding.
+        alive: tensors that exist before the block.
+        valid: valid tokens per sample, for attention that skips padding.
     """
 
     def __init__(self, alive: Iterator[Tensor], valid: float) -> None:
@@ -179,7 +259,7 @@ class _Count(OperatorWatch):
             self._hold(tensor)
 
     def of(self, times: int) -> _Count:
-        """The same count, for work that is done so many times."""
+        """Multiply the following work by `times`, and return the counter."""
         self._times = times
         return self
 
@@ -198,13 +278,13 @@ class _Count(OperatorWatch):
             self.flops += self._times * (self._of_valid(flops, args) if _skips(operator) else flops)
 
     def _of_valid(self, flops: int, args: tuple[Any, ...]) -> int:
-        """Work of attention, less that of padding where it is told what that is."""
+        """Reduce the work of attention to the valid tokens if it gets a mask."""
         q, *_, is_padding = args[:6]
         share = min(1.0, self._valid / q.shape[2]) if is_padding else 1.0
         return int(flops * share**2)
 
     def _hold(self, tensor: Tensor) -> None:
-        """Add the memory of a tensor until it is let go."""
+        """Add the memory of a tensor until it is freed."""
         key, storage = storage_key(tensor), tensor.untyped_storage()
         if key in self._storages:
             return
@@ -230,7 +310,7 @@ def _is_idle(operator: Any) -> bool:
 
 
 def _with_out_val(formulas: dict[Any, Any]) -> dict[Any, Any]:
-    """Formulas of shapes, as torch's own registry holds them: of operands."""
+    """Return a formula on shapes as a formula on operands, for the registry of torch."""
     from torch.utils.flop_counter import shape_wrapper
 
     return {operator: shape_wrapper(formula) for operator, formula in formulas.items()}
@@ -247,12 +327,12 @@ def _tensors(value: Any) -> Iterator[Tensor]:
 
 
 def calibrate(device: str = "cpu") -> Speed:
-    """Measure how fast this machine does such work; about a second.
+    """Measure the speed of this machine in about a second.
 
-    The products are as large as those of small models. What moves numbers is a copy. On a CPU half
-    of them are copied in order and half turned, which takes some times as long, as numbers in
-    fresh memory do. The best of some timings counts, on a CPU of the processor time of the calling
-    thread: what else runs on the machine does not make its rows longer.
+    Matrix products have the size of small models. Memory speed is measured by copies. On a CPU half
+    of the numbers are copied in order and half transposed. A transposed copy takes several times as
+    long, as does new memory. The best of several timings counts. On a CPU it is the processor time
+    of the calling thread, so that other programs do not matter.
     """
     on = torch.device(device)
     tokens, weight = torch.randn(16_384, 256, device=on), torch.randn(256, 256, device=on)

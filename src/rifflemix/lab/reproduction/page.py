@@ -1,46 +1,44 @@
-"""All reproductions as report.md and as one self-contained report.html."""
+"""Write all reproductions as report.md and as a self-contained report.html."""
 
 from __future__ import annotations
 
 import os
-import statistics
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
 from rifflemix.lab.recipes import Recipe
-from rifflemix.lab.report.curves import panels
-from rifflemix.lab.report.page import render
+from rifflemix.lab.report.page import panels, render
 from rifflemix.lab.report.units import format_bytes, format_percent, format_rate
-from rifflemix.lab.reproduction.agreement import Result
+from rifflemix.lab.reproduction.records import Reproduction
 from rifflemix.lab.reproduction.tables import Entry, Found, PaperTable, decimals, paper_tables
 from rifflemix.text import Markdown, bold, bullet_lines, link, markdown_text, table_lines
 
 _TITLE = "rifflemix: the papers' tables"
 _EXPLAINED = (
-    "A cell of a table holds the printed number and, where it was run, ours: the test value of "
-    "the chosen weights, over several seeds the mean and the sample standard deviation; of a seed "
-    "in several precisions the recipe's own counts. What was not run is empty; - stands where the "
-    "paper prints no number for this data.",
+    "A cell contains the printed number and our number. Ours is the test value of the chosen "
+    "weights: the mean and the sample standard deviation over seeds. If a seed was run in several "
+    "precisions, the run in the recipe's precision counts. The cell is empty if there is no run. "
+    "- means that the paper prints no number for this data.",
     "The recipe chooses the weights: the last step, or the best evaluation on the validation "
     "split. The table of runs names the choice and shows the test values of both. Runs of earlier "
     "versions have no value of the last step, and runs without a validation split have no best "
     "evaluation.",
-    "* marks a reduced run: fewer steps than the paper's run makes, smaller batches, or a narrower "
-    "model. Its number is no reproduction of the printed one.",
-    "† marks a run of other data or settings than its recipe has now. It has no difference from "
-    "the printed number.",
+    "* marks a reduced run: fewer steps, smaller batches or a narrower model than in the paper. "
+    "Its number does not reproduce the printed number.",
+    "† marks a run whose data or settings differ from the recipe. The table shows no difference "
+    "from the printed number.",
     "A difference is ours minus the printed number. The standard error in brackets counts the test "
     "samples of both numbers, as if the two test sets were independent. A note names the number "
     "whose error is unknown.",
-    "A run that started from another's weights says so behind its name; a cell of a table holds "
-    "it only where no finished run from its own weights is there.",
-    "A value marked (not comparable) measures something else than the printed number, for the "
-    "reason that the recipe gives.",
+    "The name of a run says if it started from the weights of another run. A cell shows such a run "
+    "only if there is no finished run with new weights.",
+    "A value marked (not comparable) does not measure the same as the printed number. The recipe "
+    "gives the reason.",
     "A run that was stopped shows its best validation value, marked (val.).",
-    "Memory is the peak of the process, on a GPU of its tensors. MFU is model FLOP utilisation; "
-    "it counts multiplications only, sorting counts as nothing.",
+    "Memory is the peak of the process, or of its tensors on a GPU. MFU is model FLOP utilisation. "
+    "It counts matrix products only, and no sorting.",
 )
 _RUN_HEADERS = (
     "Run", "Column", "Printed", "Ours", "Difference", "Weights", "Last step", "Best evaluation",
@@ -50,7 +48,7 @@ _OVERVIEW_HEADERS = ("Table", "Recipes", "Run", "In full")
 
 
 def report_files(found: Found, out: Path) -> dict[str, bytes]:
-    """report.md and report.html, by name; links to raw files are relative to `out`."""
+    """Return file name -> content. Links to raw files are relative to `out`."""
     tables = paper_tables(found)
     return {
         "report.md": _markdown(tables, out).encode(),
@@ -59,11 +57,12 @@ def report_files(found: Found, out: Path) -> dict[str, bytes]:
 
 
 def _run_cells(entry: Entry) -> list[str]:
-    """The cells of one entry in the table of runs, without its files."""
+    """Return the cells of an entry in the table of runs, without its files."""
     recipe, first = entry.recipe, entry.runs[0][1]
     batch, planned = entry.batch
-    share = [run["utilisation"]["share"] for _, run in entry.runs if run["utilisation"]]
-    speed, memory = entry.median("steps_per_second"), entry.median("peak_memory_bytes")
+    share = entry.median(lambda run: None if run.utilisation is None else run.utilisation.share)
+    speed = entry.median(lambda run: run.steps_per_second)
+    memory = entry.median(lambda run: run.peak_memory_bytes)
     return [
         recipe.row + _start(entry),
         recipe.column,
@@ -73,19 +72,19 @@ def _run_cells(entry: Entry) -> list[str]:
         entry.weights,
         entry.tested("last"),
         entry.tested("best"),
-        f"{first['steps']:,} of {first['steps_planned']:,}",
+        f"{first.steps:,} of {first.steps_planned:,}",
         f"{batch:,} of {planned:,}",
-        f"{first['recipe']['width']:g}",
-        str(len({run["seed"] for _, run in entry.runs})),
-        f"{first['parameters']:,}",
+        f"{first.recipe.width:g}",
+        str(len({run.seed for _, run in entry.runs})),
+        f"{first.parameters:,}",
         "" if speed is None else format_rate(speed),
-        "" if not share else format_percent(statistics.median(share)),
+        "" if share is None else format_percent(share),
         "" if memory is None else format_bytes(memory),
     ]
 
 
 def _difference(entry: Entry) -> str:
-    """The difference from the printed number with its standard error, or why it is missing."""
+    """Return the difference with its standard error, or the reason why it is missing."""
     found = entry.agreement
     if found is None:
         return entry.changed
@@ -97,12 +96,12 @@ def _difference(entry: Entry) -> str:
 
 
 def _start(entry: Entry) -> str:
-    """The part of a name that says which run's weights it started from."""
+    """Return the suffix of a name for runs that started from other weights."""
     return "" if entry.started_from is None else f", started from {entry.started_from}"
 
 
 def _cell(entry: Entry | None) -> tuple[str, str]:
-    """The printed number and ours, marked if the run is reduced or not as its recipe is."""
+    """Return the printed number, and our number with its marks."""
     if entry is None:
         return "", ""
     ours = entry.ours() if entry.runs else ""
@@ -114,14 +113,14 @@ def _cell(entry: Entry | None) -> tuple[str, str]:
 
 
 def _headers(of_paper: PaperTable) -> list[str]:
-    """The headers of a paper's table."""
+    """Return the headers of a paper's table."""
     columns = [f"{column}, {unit}" for column, unit in of_paper.columns]
     unit = of_paper.columns[0][1]
     return ["Row", *columns, *([f"Average, {unit}"] if of_paper.averages else [])]
 
 
 def _cells(of_paper: PaperTable, row: str) -> list[tuple[str, str]]:
-    """Printed numbers of a row and ours, and their averages where the table has averages."""
+    """Return printed and reproduced numbers of a row, and their averages if any."""
     cells = [_cell(of_paper.at(row, column)) for column, _ in of_paper.columns]
     return [*cells, of_paper.averages.get(row, ("", ""))] if of_paper.averages else cells
 
@@ -180,10 +179,12 @@ def _html(tables: Sequence[PaperTable], out: Path) -> str:
 
 
 def _shown(of_paper: PaperTable, out: Path) -> dict[str, Any]:
-    """The values of one table for the template."""
+    """Return the values of one table for the template."""
     return {
         "title": of_paper.title,
-        "caption": "Printed, and ours in colour." if of_paper.runs else "Printed.",
+        "caption": "Printed numbers, and our numbers in color."
+        if of_paper.runs
+        else "Printed numbers.",
         "headers": _headers(of_paper),
         "rows": [(row, _cells(of_paper, row)) for row in of_paper.rows],
         "runs": [
@@ -198,7 +199,7 @@ def _shown(of_paper: PaperTable, out: Path) -> dict[str, Any]:
 
 
 def _pictures(entries: Sequence[Entry]) -> list[dict[str, Any]]:
-    """Learning curves of every column that was run."""
+    """Draw the learning curves of every column with runs."""
     columns: dict[str, list[Entry]] = {}
     for entry in entries:
         columns.setdefault(entry.recipe.column, []).append(entry)
@@ -220,12 +221,12 @@ def _picture(name: str, entries: Sequence[Entry]) -> dict[str, Any]:
 
 
 def _labels(entries: Sequence[Entry]) -> list[str]:
-    """A name for each entry, no two alike: the row and what tells its runs from others."""
+    """Return a unique name for each entry: the row and the differences of its runs."""
     names: list[str] = []
     for entry in entries:
         first = entry.runs[0][1]
-        width = first["recipe"]["width"]
-        name = f"{entry.recipe.row}, {first['steps']:,} steps"
+        width = first.recipe.width
+        name = f"{entry.recipe.row}, {first.steps:,} steps"
         batch, planned = entry.batch
         name += "" if batch == planned else f", batch {batch:,}"
         name += "" if width == 1 else f", width {width:g}"
@@ -236,7 +237,7 @@ def _labels(entries: Sequence[Entry]) -> list[str]:
     return names
 
 
-def _validation_curve(recipe: Recipe, run: Result) -> list[tuple[float, float]]:
-    """Step and value of every evaluation; none where the metric is the test split's only."""
-    history = run["result"]["validation"]
+def _validation_curve(recipe: Recipe, run: Reproduction) -> list[tuple[float, float]]:
+    """Return step and value of every evaluation that has the metric."""
+    history = run.result.validation
     return [(at["step"], recipe.shown(at[recipe.metric])) for at in history if recipe.metric in at]

@@ -1,4 +1,4 @@
-"""A recipe at every point of a grid of settings: one run a point and seed, and nothing chosen."""
+"""Run a recipe at every point of a grid of settings, once per seed."""
 
 from __future__ import annotations
 
@@ -11,12 +11,16 @@ from typing import Any
 
 from rifflemix.errors import InputError, bad_argument, require_packages, unknown_name
 from rifflemix.files import check_same_settings, write_bytes
-from rifflemix.json_values import sealed
+from rifflemix.json_values import content_hash
+from rifflemix.lab.decode import encode
 from rifflemix.lab.experiments import (
+    ALONE,
     Caller,
     PlannedRun,
     Records,
+    Role,
     RunRecord,
+    RunStore,
     Trained,
     carry_out,
     newest_environment,
@@ -24,31 +28,45 @@ from rifflemix.lab.experiments import (
 )
 from rifflemix.lab.recipes import Recipe
 from rifflemix.lab.reproduction.plan import ReproducePlan, plan_reproduction
-from rifflemix.lab.reproduction.results import RESULTS_FILE
+from rifflemix.lab.reproduction.records import RESULTS_FILE
 from rifflemix.lab.reproduction.run import RecipeTrainer
-from rifflemix.lab.reproduction.sweep_table import sweep_markdown
-from rifflemix.lab.runs.device import using_threads
-from rifflemix.lab.runs.environment import environment
+from rifflemix.lab.reproduction.sweep_records import (
+    FailedSweepRun,
+    PointSummary,
+    SweepResults,
+    SweepRun,
+    sweep_markdown,
+)
+from rifflemix.lab.runs.environment import stored_threads, this_environment, using_threads
 from rifflemix.lab.runs.folder import check_folder
-from rifflemix.lab.runs.grid import Grid, Point, check_grid, grid_points, point_label
 from rifflemix.lab.runs.options import ReproduceOptions
 from rifflemix.lab.runs.processes import is_one_of_many
-from rifflemix.lab.runs.results import protocol, summarise
+from rifflemix.lab.runs.results import (
+    Grid,
+    Point,
+    Summary,
+    check_grid,
+    grid_points,
+    point_label,
+    protocol,
+    summarise,
+)
 from rifflemix.lab.runs.status import OnStatus, ShouldStop, never
 from rifflemix.lab.tasks import Progress, Task, load_task
 from rifflemix.lab.train import TrainConfig, TrainingDiverged
 from rifflemix.lab.train.config import free_settings
 from rifflemix.lab.train.engine import Engine
-from rifflemix.mixers.named import mixer_options
+from rifflemix.lab.train.run_folder import Metrics
+from rifflemix.mixers.registry import mixer_options
 from rifflemix.models import model_settings
 
 SWEEP_FORMAT = "rifflemix.sweep/1"
 
 _MOST_RUNS = 10_000
 _INSIDE = "mixer_options."
-# A run's length and seed have options of their own.
+# Other options set the length and the seed of a run.
 _NOT_SWEPT = ("seed", "max_steps", "num_workers")
-# What an option of all runs says too, and then no point.
+# Settings that are also options of all runs. A sweep accepts only one of both.
 _EITHER = ("batch_size", "precision")
 
 
@@ -57,12 +75,12 @@ class SweepPlan:
     """A sweep that has passed all checks and can start.
 
     Attributes:
-        recipe: what is varied.
+        recipe: recipe to vary.
         grid: setting -> values.
         seeds: every point runs with each.
         runs: point and plan of every run, seed by seed.
         out: results folder.
-        settings: what config.json holds.
+        settings: content of config.json.
     """
 
     recipe: Recipe
@@ -90,7 +108,7 @@ class SweepPlan:
 
 
 def sweep_defaults(recipe: Recipe) -> dict[str, Any]:
-    """Every setting that a sweep of a recipe can vary, with the recipe's own value.
+    """Return setting -> value of the recipe, for all settings that a sweep can vary.
 
     These are the settings of its model (`num_heads`), of its mixer (`mixer_options.temperature`)
     and of its training (`lr`).
@@ -114,14 +132,14 @@ def plan_sweep(
     *,
     progress: Progress | None = None,
 ) -> SweepPlan:
-    """Check everything; write nothing.
+    """Check everything without writing.
 
     Args:
         recipe: the row.
         grid: setting, as `sweep_defaults` names it -> values.
         seeds: every point runs with each.
         out: results folder, new, empty, or of an earlier start with the same settings.
-        options: what else differs from the recipe; its seed is replaced.
+        options: other differences from the recipe; the seed is replaced.
         progress: called with the progress of loading data.
 
     Raises:
@@ -132,6 +150,7 @@ def plan_sweep(
         raise InputError("sweep: expected one process, got several; run it without torchrun")
     require_packages("a sweep", "compare", "accelerate", "matplotlib", "msgspec")
     options = options or ReproduceOptions()
+    options = replace(options, threads=options.threads or stored_threads(out))
     known = sweep_defaults(recipe)
     for name in grid:
         if name not in known:
@@ -155,6 +174,8 @@ def plan_sweep(
         for seed in seeds
         for point in points
     ]
+    threads = options.threads or max(of.threads for _, of in runs)
+    runs = [(point, replace(of, threads=threads)) for point, of in runs]
     settings = _settings(recipe, grid, seeds, runs[0][1])
     check_same_settings(out, settings, free=free_settings("train"))
     return SweepPlan(recipe, grid, seeds, runs, out, settings)
@@ -177,7 +198,7 @@ def _planned(
 
 
 def _varied(recipe: Recipe, point: Point) -> Recipe:
-    """The recipe at a point; it is no longer the row that the paper prints."""
+    """Return the recipe at a point, without the reported value."""
     model, train = dict(recipe.model_settings), {}
     inside = dict(model.get("mixer_options") or {})
     known = model_settings(recipe.model)
@@ -198,7 +219,7 @@ def _varied(recipe: Recipe, point: Point) -> Recipe:
 def _settings(
     recipe: Recipe, grid: Grid, seeds: Sequence[int], plan: ReproducePlan
 ) -> dict[str, Any]:
-    """What a sweep is: equal means that it may go on."""
+    """Describe a sweep; a sweep with an equal description may resume."""
     train = plan.recipe.train.to_dict()
     return {
         "format": SWEEP_FORMAT,
@@ -214,17 +235,22 @@ def _settings(
 
 
 def run_sweep(
-    plan: SweepPlan, *, on_status: OnStatus | None = None, should_stop: ShouldStop | None = None
-) -> dict[str, Any]:
-    """Make all runs, or continue; write results.json, table.md and plot.png after each.
+    plan: SweepPlan,
+    *,
+    on_status: OnStatus | None = None,
+    should_stop: ShouldStop | None = None,
+    role: Role = ALONE,
+) -> SweepResults:
+    """Run or continue everything. Write results.json, table.md and plot.png after each run.
 
     Args:
         plan: a checked sweep.
         on_status: called at every step with the status of the current run.
         should_stop: polled at every step.
+        role: role of this process among those that share the runs.
 
     Returns:
-        The content of results.json: "status" is "complete", or "partial" after a stop.
+        The content of results.json; its status is "partial" after a stop.
 
     Raises:
         InputError: the folder cannot be written.
@@ -234,12 +260,27 @@ def run_sweep(
     trainer = _SweepTrainer(lambda run: plans[run.name], on_status)
     engine = Engine(first.recipe.train, first.device)
 
-    def save(records: Records) -> dict[str, Any]:
+    def save(records: Records) -> SweepResults:
         return _write(plan, _results(plan, records))
 
     with using_threads(first.threads):
-        caller = Caller(should_stop=should_stop or never, on_record=save)
+        caller = Caller(should_stop or never, save, role=role)
         return save(carry_out(plan, trainer, engine, caller).records)
+
+
+def collect_sweep(plan: SweepPlan) -> SweepResults:
+    """Write the results of the runs that workers have finished.
+
+    Returns:
+        The content of results.json.
+
+    Raises:
+        InputError: the folder cannot be written.
+    """
+    store = RunStore(plan)
+    results = _results(plan, store.records())
+    store.tidy()
+    return _write(plan, results)
 
 
 class _SweepTrainer(RecipeTrainer):
@@ -256,87 +297,90 @@ class _SweepTrainer(RecipeTrainer):
             return Trained(result=None, error=error.reason, wall_seconds=seconds)
 
 
-def _write(plan: SweepPlan, results: dict[str, Any]) -> dict[str, Any]:
+def _write(plan: SweepPlan, results: SweepResults) -> SweepResults:
     from rifflemix.lab.reproduction.sweep_plot import sweep_plot
 
-    write_summary(plan.out / RESULTS_FILE, results)
+    write_summary(plan.out / RESULTS_FILE, encode(results))
     write_bytes(plan.out / "table.md", sweep_markdown(results).encode())
     write_bytes(plan.out / "plot.png", sweep_plot(results))
     return results
 
 
-def _results(plan: SweepPlan, records: Records) -> dict[str, Any]:
+def _results(plan: SweepPlan, records: Records) -> SweepResults:
     found = [records[run.name] for run in plan.planned(records) if run.name in records]
-    runs = [_entry(record) | _numbers(record) for record in found if record.error is None]
-    failed = [
-        _entry(record) | {"error": record.error, "wall_seconds": record.wall_seconds}
-        for record in found
-        if record.error is not None
-    ]
-    here = newest_environment(records) or environment()
-    task = plan.runs[0][1].task
-    done = len(runs) + len(failed)
-    results = {
-        "format": SWEEP_FORMAT,
-        "status": "complete" if done == len(plan.runs) else "partial",
-        "runs_done": done,
-        "runs_planned": len(plan.runs),
-        "command": here["command"],
-        "config": dict(plan.settings),
-        "recipe": plan.recipe.to_dict(),
-        "metric": plan.recipe.metric,
-        "unit": plan.recipe.unit,
-        "steps": plan.runs[0][1].recipe.train.max_steps,
-        "steps_of_the_paper": plan.recipe.steps_of_the_paper,
-        "protocol": protocol(task, plan.recipe.weights),
-        "environment": here,
-        "wall_seconds": math.fsum(run["wall_seconds"] for run in (*runs, *failed)),
-        "points": [_point(plan, point, runs, failed) for point in grid_points(plan.grid)],
-        "runs": runs,
-        "failed_runs": failed,
-    }
-    return sealed(results)
+    runs = [_finished(record) for record in found if record.error is None]
+    failed = [_failed(record) for record in found if record.error is not None]
+    here = newest_environment(records) or this_environment()
+    done, recipe = len(runs) + len(failed), plan.recipe
+    results = SweepResults(
+        format=SWEEP_FORMAT,
+        status="complete" if done == len(plan.runs) else "partial",
+        runs_done=done,
+        runs_planned=len(plan.runs),
+        command=here.command,
+        config=dict(plan.settings),
+        recipe=recipe,
+        metric=recipe.metric,
+        unit=recipe.unit,
+        steps=plan.runs[0][1].recipe.train.max_steps,
+        steps_of_the_paper=recipe.steps_of_the_paper,
+        protocol=protocol(plan.runs[0][1].task, recipe.weights),
+        environment=here,
+        wall_seconds=_seconds(runs, failed),
+        points=[_point(recipe, point, runs, failed) for point in grid_points(plan.grid)],
+        runs=runs,
+        failed_runs=failed,
+    )
+    return replace(results, sha256=content_hash(encode(results)))
 
 
-def _entry(record: RunRecord) -> dict[str, Any]:
-    return {"settings": record.settings, "seed": record.seed, "folder": record.name}
-
-
-def _numbers(record: RunRecord) -> dict[str, Any]:
+def _finished(record: RunRecord) -> SweepRun:
     result = record.trained
-    return {
-        "steps": result.step,
-        "best_step": result.best_step,
-        "parameters": result.parameters,
-        "steps_per_second": result.steps_per_second,
-        "wall_seconds": record.wall_seconds,
-        "validation": record.chosen_validation(),
-        "test": result.test,
-        "validation_curve": result.validation,
-    }
+    return SweepRun(
+        settings=record.settings,
+        seed=record.seed,
+        folder=record.name,
+        steps=result.step,
+        best_step=result.best_step,
+        parameters=result.parameters,
+        steps_per_second=result.steps_per_second,
+        wall_seconds=record.wall_seconds,
+        validation=record.chosen_validation(),
+        test=result.test,
+        validation_curve=result.validation,
+    )
+
+
+def _failed(record: RunRecord) -> FailedSweepRun:
+    return FailedSweepRun(
+        settings=record.settings,
+        seed=record.seed,
+        folder=record.name,
+        error=str(record.error),
+        wall_seconds=record.wall_seconds,
+    )
+
+
+def _seconds(runs: Sequence[SweepRun], failed: Sequence[FailedSweepRun]) -> float:
+    return math.fsum([*(r.wall_seconds for r in runs), *(r.wall_seconds for r in failed)])
 
 
 def _point(
-    plan: SweepPlan,
-    point: Point,
-    runs: Sequence[Mapping[str, Any]],
-    failed: Sequence[Mapping[str, Any]],
-) -> dict[str, Any]:
-    """The summary of a point over its seeds."""
-    metric = plan.recipe.metric
-    own = [run for run in runs if run["settings"] == point]
-    broken = [run for run in failed if run["settings"] == point]
-    shown = {
-        split: [run[split][metric] for run in own if metric in run[split]]
-        for split in ("test", "validation")
-    }
-    return {
-        "settings": point,
-        **{
-            split: summarise([plan.recipe.shown(value) for value in values])
-            for split, values in shown.items()
-        },
-        "diverged": len(broken),
-        "parameters": own[0]["parameters"] if own else None,
-        "wall_seconds": math.fsum(run["wall_seconds"] for run in (*own, *broken)),
-    }
+    recipe: Recipe, point: Point, runs: Sequence[SweepRun], failed: Sequence[FailedSweepRun]
+) -> PointSummary:
+    """Summarize a point over its seeds."""
+    own = [run for run in runs if run.settings == point]
+    broken = [run for run in failed if run.settings == point]
+
+    def summary(found: Sequence[Metrics]) -> Summary | None:
+        name = recipe.metric
+        return summarise([recipe.shown(metrics[name]) for metrics in found if name in metrics])
+
+    return PointSummary(
+        settings=point,
+        test=summary([run.test or {} for run in own]),
+        validation=summary([run.validation for run in own]),
+        diverged=len(broken),
+        parameters=own[0].parameters if own else None,
+        wall_seconds=_seconds(own, broken),
+    )

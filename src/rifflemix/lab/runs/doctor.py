@@ -1,38 +1,134 @@
-"""Checks of an installation for `rifflemix doctor`."""
+"""Checks of an installation for `rifflemix doctor`, with imports in new processes."""
 
 from __future__ import annotations
 
 import os
 import platform
 import re
-from collections.abc import Iterator, Mapping, Sequence, Set
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from importlib.metadata import EntryPoint, PackageNotFoundError, entry_points, version
 from pathlib import Path
+from typing import IO
 
 import torch
 
-import rifflemix
 from rifflemix.errors import InputError
-from rifflemix.lab.runs.imports import failed_imports
 from rifflemix.lab.tasks import list_tasks, task_status
 from rifflemix.lab.tasks.data_io.files import cache_root
 from rifflemix.ops.native import build_log, find_library, instruction_level
 from rifflemix.ops.permutation import cpu as permutation
 from rifflemix.ops.statistics import cpu as statistics
 from rifflemix.ops.triton_support import why_not_triton
+from rifflemix.plugins import GROUPS
+from rifflemix.version import VERSION
+
+_CODE = """
+import importlib, os, sys
+module, _, attribute = sys.argv[1].partition(":")
+report = os.fdopen(os.dup(1), "w", encoding="utf-8", errors="backslashreplace")
+os.dup2(2, 1)
+try:
+    found = importlib.import_module(module)
+    for name in filter(None, attribute.split(".")):
+        found = getattr(found, name)
+    text = "imported"
+except BaseException as error:
+    text = f"{type(error).__name__}: {error}"
+report.write(text)
+report.flush()
+os._exit(0)
+"""
+_MOST_CHARACTERS = 300
+
+
+def failed_imports(targets: Iterable[str], *, seconds: float = 60.0) -> dict[str, str]:
+    """Import each target in a new process.
+
+    Args:
+        targets: modules, or objects as MODULE:NAME.
+        seconds: time limit; slower processes are killed.
+
+    Returns:
+        Target -> one-line reason, for each target that cannot be imported.
+    """
+    waiting, running = list(dict.fromkeys(targets)), list[_Import]()
+    failures: dict[str, str] = {}
+    with ExitStack() as stack:
+        while waiting or running:
+            while waiting and len(running) < (os.cpu_count() or 1):
+                # A pipe would stay open as long as processes that the package started.
+                report = stack.enter_context(tempfile.TemporaryFile())
+                one = _Import(waiting.pop(0), report, time.monotonic() + seconds)
+                stack.callback(one.kill)
+                running.append(one)
+            for one in [one for one in running if one.has_ended()]:
+                running.remove(one)
+                reason = one.reason(seconds)
+                if reason:
+                    failures[one.target] = reason
+            time.sleep(0.01)
+    return failures
+
+
+class _Import:
+    """Process that imports a target."""
+
+    def __init__(self, target: str, report: IO[bytes], end: float) -> None:
+        self.target = target
+        self._report = report
+        self._end = end
+        self._process = subprocess.Popen(
+            [sys.executable, "-P", "-c", _CODE, target],
+            stdin=subprocess.DEVNULL,
+            stdout=report,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+
+    def has_ended(self) -> bool:
+        """Return whether the process has ended or its time is up."""
+        return self._process.poll() is not None or time.monotonic() >= self._end
+
+    def reason(self, seconds: float) -> str:
+        """End the process and return the reason of failure, or ""."""
+        code = self._process.poll()
+        self.kill()
+        if code is None:
+            return f"the import takes more than {seconds:g} s"
+        self._report.seek(0)
+        text = " ".join(self._report.read().decode("utf-8", "replace").split())
+        if not text:
+            end = f"exit code {code}" if code >= 0 else signal.Signals(-code).name
+            return f"the import ended Python with {end}"
+        return "" if text == "imported" else text[:_MOST_CHARACTERS]
+
+    def kill(self) -> None:
+        """End the process and the processes that it started."""
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+
 
 OK, ABSENT, BROKEN = "ok", "absent", "broken"
 LOWEST_TORCH = (2, 8)
 # Extra -> distributions; a test compares this with pyproject.toml.
 EXTRAS = {
     "cli": ("typer", "rich"),
-    "compare": ("accelerate", "matplotlib", "jinja2", "msgspec", "scipy"),
-    "data": ("datasets", "tokenizers"),
+    "compare": ("accelerate", "matplotlib", "jinja2", "msgspec", "scipy", "scikit-learn"),
+    "data": ("datasets", "tokenizers", "soundfile"),
     "images": ("pillow", "scipy"),
     "graph": ("rdkit", "scipy"),
     "vision": ("timm",),
     "hf": ("transformers",),
+    "onnx": ("onnx", "onnxscript"),
+    "slurm": ("submitit",),
     "gpu": ("triton",),
 }
 # Distribution -> module to import, if the names differ.
@@ -40,10 +136,10 @@ _MODULES = {
     "matplotlib": "matplotlib.figure",
     "pillow": "PIL.Image",
     "rdkit": "rdkit.Chem",
+    "scikit-learn": "sklearn.metrics",
     "scipy": "scipy.sparse.csgraph",
     "transformers": "transformers.modeling_utils",
 }
-_KINDS = ("mixer", "model", "task")
 _LEVELS = {4: "AVX-512", 3: "AVX2", 2: "NEON", 1: "no vector instructions"}
 
 
@@ -78,7 +174,7 @@ def examine(data_dir: Path | None = None) -> list[Finding]:
     """
     versions = {name: _version(name) for names in EXTRAS.values() for name in names}
     modules = [_module(name) for name, version in versions.items() if version is not None]
-    points = [point for kind in _KINDS for point in entry_points(group=f"rifflemix.{kind}s")]
+    points = [point for group in GROUPS.values() for point in entry_points(group=group)]
     failures = failed_imports([*modules, *(point.value for point in points)])
     return [
         _versions(),
@@ -89,7 +185,7 @@ def examine(data_dir: Path | None = None) -> list[Finding]:
         *_extras(versions, failures),
         *_plugins(points, failures),
         _cache(),
-        _data(data_dir, {point.name for point in points if point.group == "rifflemix.tasks"}),
+        _data(data_dir, {point.name for point in points if point.group == GROUPS["task"]}),
     ]
 
 
@@ -98,7 +194,7 @@ def _versions() -> Finding:
     numbers = tuple(map(int, re.findall(r"\d+", version)[:2]))
     lowest = ".".join(map(str, LOWEST_TORCH))
     detail = (
-        f"rifflemix {rifflemix.__version__} in {Path(rifflemix.__file__).parent}, torch {version}, "
+        f"rifflemix {VERSION} in {Path(__file__).parents[2]}, torch {version}, "
         f"Python {platform.python_version()}"
     )
     if numbers < LOWEST_TORCH:
@@ -171,8 +267,9 @@ def _module(distribution: str) -> str:
 
 
 def _plugins(points: Sequence[EntryPoint], failures: Mapping[str, str]) -> Iterator[Finding]:
+    kinds = {group: kind for kind, group in GROUPS.items()}
     for point in points:
-        kind = point.group.removeprefix("rifflemix.").removesuffix("s")
+        kind = kinds[point.group]
         package = "an unknown package" if point.dist is None else f"package {point.dist.name}"
         detail = f"{point.value} of {package}"
         if point.value in failures:

@@ -1,4 +1,4 @@
-"""Environment of a result: versions, hardware, commit and command."""
+"""Environment of a run: versions, hardware, commit, command, device and threads."""
 
 from __future__ import annotations
 
@@ -9,30 +9,131 @@ import platform
 import shlex
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any
 
 import torch
 
+from rifflemix.errors import InputError, bad_argument
+from rifflemix.files import CONFIG_FILE, read_json
 from rifflemix.lab.runs.processes import is_one_of_many
 from rifflemix.plugins import plugin_files
+
+_gpus_elsewhere = False
+
+
+@contextmanager
+def gpus_elsewhere(are_there: bool) -> Iterator[None]:
+    """Inside, accept GPUs that this machine lacks, for runs on other machines."""
+    global _gpus_elsewhere
+    before, _gpus_elsewhere = _gpus_elsewhere, are_there
+    try:
+        yield
+    finally:
+        _gpus_elsewhere = before
+
+
+def resolve_device(device: str) -> str:
+    """Replace `auto` by cuda if a GPU is available, else by cpu."""
+    if device != "auto":
+        return device
+    return "cuda" if _gpus_elsewhere or torch.cuda.is_available() else "cpu"
+
+
+def check_device(device: str) -> None:
+    """Raise InputError unless `device` is available."""
+    try:
+        found = torch.device(device)
+    except RuntimeError:
+        raise bad_argument("device", "cpu, cuda or cuda:<number>", repr(device)) from None
+    kind = found.type
+    if kind == "cuda" and _gpus_elsewhere:
+        return
+    if kind == "cuda" and not torch.cuda.is_available():
+        raise InputError(f"device: expected one that is there, got {device!r}; no GPU was found")
+    if kind == "cuda" and (found.index or 0) >= (count := torch.cuda.device_count()):
+        raise bad_argument("device", f"an index under {count}", repr(device))
+    if kind not in ("cpu", "cuda") or (kind == "cpu" and found.index):
+        raise bad_argument("device", "cpu, cuda or cuda:<number>", repr(device))
+
+
+_WORK_OF_A_THREAD = 100_000_000
+
+
+def default_threads(parameters: int, tokens: int, device: str, out: Path) -> int:
+    """Choose the number of CPU threads by the size of the model.
+
+    A run that continues keeps its number, because the bits of its results depend on it. A new run
+    on the CPU has one thread for every 100 million products of a parameter and a token in an
+    update, and at most torch's number. With less work, threads wait for each other longer than
+    they compute: with two threads, a model of 72,322 parameters needs twice as long for 512 tokens.
+
+    Args:
+        parameters: approximate number of parameters.
+        tokens: tokens of an update.
+        device: device of the run.
+        out: folder of the run.
+    """
+    if (stored := stored_threads(out)) is not None:
+        return stored
+    most = torch.get_num_threads()
+    return most if device != "cpu" else min(most, 1 + parameters * tokens // _WORK_OF_A_THREAD)
+
+
+def stored_threads(out: Path) -> int | None:
+    """Return the number of CPU threads in the config.json of a folder, if it has one."""
+    path = out / CONFIG_FILE
+    stored = read_json(path) if path.is_file() else {}
+    threads = stored.get("threads") if isinstance(stored, dict) else None
+    return threads if isinstance(threads, int) else None
+
+
+@contextmanager
+def using_threads(count: int | None) -> Iterator[None]:
+    """Set the number of torch's CPU threads inside the context; None keeps the number."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(before if count is None else count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
 
 _LIBRARIES = ("rifflemix", "torch", "numpy", "safetensors", "accelerate", "triton")
 
 
-class Hardware(TypedDict):
+@dataclass(frozen=True)
+class Hardware:
     """Hardware of a result."""
 
     cpu: str
     cores: int | None
     threads: int
-    memory_bytes: int | None
-    gpu: str | None
+    memory_bytes: int | None = None
+    gpu: str | None = None
+
+    def describe_cpu(self) -> str:
+        """Describe the processor, its cores and the number of threads."""
+        threads = f"{self.threads} thread{'' if self.threads == 1 else 's'}"
+        return f"{self.cpu}, {self.cores} cores, {threads}"
 
 
-class Environment(TypedDict):
-    """Environment of a result, as returned by `environment`."""
+@dataclass(frozen=True, kw_only=True)
+class Environment:
+    """Environment of a result.
+
+    Attributes:
+        command: command line of the process.
+        time: UTC, in ISO 8601.
+        git_commit, git_dirty: None outside a checkout.
+        python, platform: version of Python; system and machine.
+        libraries: name -> version.
+        plugins: file name -> sha256.
+        hardware: processor, memory and GPU.
+    """
 
     command: str
     time: str
@@ -41,38 +142,41 @@ class Environment(TypedDict):
     python: str
     platform: str
     libraries: dict[str, str]
-    plugins: dict[str, str]
+    plugins: dict[str, str] = field(default_factory=dict)
     hardware: Hardware
 
 
-def environment() -> Environment:
+def this_environment() -> Environment:
+    """Describe the environment of this process."""
+    commit, dirty = _git()
+    return Environment(
+        command=_command(),
+        time=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        git_commit=commit,
+        git_dirty=dirty,
+        python=platform.python_version(),
+        platform=f"{platform.system()} {platform.machine()}",
+        libraries={name: v for name in _LIBRARIES if (v := _version(name)) is not None},
+        plugins=plugin_files(),
+        hardware=Hardware(
+            cpu=_cpu_name(),
+            cores=os.cpu_count(),
+            threads=torch.get_num_threads(),
+            memory_bytes=_memory_bytes(),
+            gpu=torch.cuda.get_device_name() if torch.cuda.is_available() else None,
+        ),
+    )
+
+
+def environment() -> dict[str, Any]:
     """Describe the environment of this process as JSON values.
 
-    - command, python, platform
-    - time (UTC, ISO 8601)
-    - git_commit, git_dirty (None outside a checkout)
-    - libraries (name -> version)
-    - plugins (file name -> sha256)
-    - hardware (cpu, cores, threads, memory_bytes, gpu)
+    Example:
+        >>> import rifflemix as rm
+        >>> sorted(rm.bench.environment()["hardware"])[:3]
+        ['cores', 'cpu', 'gpu']
     """
-    commit, dirty = _git()
-    return {
-        "command": _command(),
-        "time": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        "git_commit": commit,
-        "git_dirty": dirty,
-        "python": platform.python_version(),
-        "platform": f"{platform.system()} {platform.machine()}",
-        "libraries": {name: v for name in _LIBRARIES if (v := _version(name)) is not None},
-        "plugins": plugin_files(),
-        "hardware": {
-            "cpu": _cpu_name(),
-            "cores": os.cpu_count(),
-            "threads": torch.get_num_threads(),
-            "memory_bytes": _memory_bytes(),
-            "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
-        },
-    }
+    return asdict(this_environment())
 
 
 def _command() -> str:
@@ -87,15 +191,15 @@ def _command() -> str:
 
 
 def describe_hardware(environment: dict[str, Any]) -> str:
-    """Describe the hardware in one line for table captions."""
-    hardware = environment["hardware"]
-    return str(hardware["gpu"]) if hardware["gpu"] else describe_cpu(hardware)
+    """Describe the hardware of an environment in one line for table captions.
 
-
-def describe_cpu(hardware: Mapping[str, Any]) -> str:
-    """Describe the processor, its cores and the number of threads."""
-    threads = f"{hardware['threads']} thread{'' if hardware['threads'] == 1 else 's'}"
-    return f"{hardware['cpu']}, {hardware['cores']} cores, {threads}"
+    Example:
+        >>> import rifflemix as rm
+        >>> "thread" in rm.bench.describe_hardware(rm.bench.environment())
+        True
+    """
+    hardware = Hardware(**environment["hardware"])
+    return hardware.gpu or hardware.describe_cpu()
 
 
 def _version(name: str) -> str | None:

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import os
 import statistics
+import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import torch
@@ -19,6 +23,7 @@ from rifflemix.compat import memory_changes, runs_on_gpu
 _LONG_SECONDS = 1.0
 
 _LOG_LEVEL = "KINETO_LOG_LEVEL"
+_PACKAGE, _LAB = (str(Path(__file__).parents[n]) for n in (2, 1))
 
 Call = Callable[[], object]
 
@@ -57,6 +62,15 @@ def median_seconds(
 
     Returns:
         name -> seconds per call, one entry per timing. Use medians and ratios of medians.
+
+    Example:
+        >>> import torch, rifflemix as rm
+        >>> csp, tssa = rm.create_mixer("csp", 64), rm.create_mixer("tssa", 64)
+        >>> x = torch.randn(1, 256, 64)
+        >>> calls = {"csp": lambda: csp(x), "tssa": lambda: tssa(x)}
+        >>> seconds = rm.bench.median_seconds(calls, torch.device("cpu"), repeats=3)
+        >>> {name: len(timings) for name, timings in seconds.items()}
+        {'csp': 3, 'tssa': 3}
     """
     seconds: dict[str, list[float]] = {name: [] for name in calls}
     loops: dict[str, int] = {}
@@ -93,7 +107,13 @@ def processor_seconds(call: Call, *, min_seconds: float = 0.02) -> float:
 
 
 def median(values: list[float]) -> float:
-    """Return the median of a list of timings."""
+    """Return the median of a list of timings.
+
+    Example:
+        >>> import rifflemix as rm
+        >>> rm.bench.median([0.3, 0.1, 0.2])
+        0.2
+    """
     return statistics.median(values)
 
 
@@ -111,6 +131,12 @@ def peak_memory(call: Call, device: torch.device) -> int:
 
     On a CPU the profiler's records of allocations are replayed. Interpreter and libraries are not
     counted, and earlier calls have no effect. On a GPU the statistics of the allocator are read.
+
+    Example:
+        >>> import torch, rifflemix as rm
+        >>> x = torch.randn(1000)
+        >>> rm.bench.peak_memory(lambda: x + 1, torch.device("cpu")) >= 4000
+        True
     """
     if device.type == "cuda":
         with torch.cuda.device(device):
@@ -209,3 +235,26 @@ def seconds_of(call: Call, device: torch.device, loops: int = 1) -> float:
 def _wait(device: torch.device) -> None:
     if device.type == "cuda":
         torch.cuda.synchronize(device)
+
+
+def package_calls(call: Callable[[], object]) -> Counter[str]:
+    """Count how often `call` enters each rifflemix function: the Python overhead.
+
+    The keys are files and names.
+
+    Functions of `rifflemix.lab` and calls in other threads are not counted.
+    """
+    calls: Counter[str] = Counter()
+
+    def note(frame: FrameType, event: str, _: object) -> None:
+        file, name = frame.f_code.co_filename, frame.f_code.co_name
+        if event == "call" and file.startswith(_PACKAGE) and not file.startswith(_LAB):
+            calls[f"{Path(file).relative_to(_PACKAGE)} {name}"] += 1
+
+    before = sys.getprofile()
+    sys.setprofile(note)
+    try:
+        call()
+    finally:
+        sys.setprofile(before)
+    return calls

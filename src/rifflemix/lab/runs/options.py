@@ -12,7 +12,7 @@ from typing import Annotated, Any, get_args, get_type_hints
 from rifflemix.errors import bad_argument
 
 # Larger numbers are most likely typing errors.
-MOST_THREADS = 1_024
+MOST_THREADS = MOST_WORKERS = 1_024
 _MOST_LAYERS, _MOST_WIDTH = 1_000, 65_536
 
 PRECISIONS = {"float32": "no", "bf16": "bf16"}
@@ -36,8 +36,8 @@ class Option:
     most: int | None = None
 
     def check(self, name: str, value: Any) -> None:
-        """Raise InputError for option `name` unless `value` is within the bounds."""
-        if self.most is not None and not 1 <= value <= self.most:
+        """Raise InputError for option `name` unless `value` is unset or within the bounds."""
+        if self.most is not None and value is not None and not 1 <= value <= self.most:
             raise bad_argument(name, f"1 to {self.most:,}", value)
 
 
@@ -61,9 +61,16 @@ Heads = Annotated[
     Option("Heads, where a mixer has them; by task if unset.", ("--heads",), most=_MOST_WIDTH),
 ]
 TaskOptions = Annotated[list[str], Option("Option of the task; repeatable.", metavar="KEY=VALUE")]
+OneSeed = Annotated[int | None, Option("One seed, in place of --seeds.")]
 Seed = Annotated[int, Option("Seed of weights, data order and noise.")]
+Mixer = Annotated[
+    str, Option("Label of a mixer of the comparison, or point of the sweep; the best if unset.")
+]
+RunSeed = Annotated[int, Option("Seed of the run; the best if unset.")]
 Device = Annotated[str, Option("cpu, cuda, cuda:1 ..., or auto.")]
-Threads = Annotated[int, Option("CPU threads; torch's own choice if unset.", most=MOST_THREADS)]
+Threads = Annotated[
+    int, Option("CPU threads; trainings choose by the size of the model.", most=MOST_THREADS)
+]
 NumWorkers = Annotated[
     int, Option("Processes that load and change samples; 0 leaves both to the training.")
 ]
@@ -72,7 +79,11 @@ ContextParallel = Annotated[
 ]
 Plugins = Annotated[
     list[str] | None,
-    Option("File of your own mixers, tasks or models; repeatable.", ("--plugin",), "FILE.py"),
+    Option(
+        "File of your own mixers, tasks, models, analyses or recipes; repeatable.",
+        ("--plugin",),
+        "FILE.py",
+    ),
 ]
 KeepWeights = Annotated[
     bool, Option("Keep the weights of every evaluation too, for what analyze shows over training.")
@@ -104,6 +115,13 @@ class RunOptions:
     mixer_option: Annotated[
         list[str] | None, Option("Option of a mixer; repeatable.", metavar="MIXER.KEY=VALUE")
     ] = None
+    model_option: Annotated[
+        list[str] | None,
+        Option(
+            "Another setting of the backbone, such as short_conv=3; repeatable.",
+            metavar="KEY=VALUE",
+        ),
+    ] = None
     train_option: Annotated[
         list[str] | None,
         Option(
@@ -114,20 +132,84 @@ class RunOptions:
     data_dir: DataDir | None = None
     data: Annotated[
         Path | None,
-        Option("Your own data, for tasks csv, jsonl, npz and folder.", metavar="PATH"),
+        Option(
+            "Your own data, for tasks csv, jsonl, parquet, fasta, npz and folder.", metavar="PATH"
+        ),
     ] = None
     input: Annotated[
         str | None, Option("Its column or array of inputs; several columns with commas.")
     ] = None
-    label: Annotated[str | None, Option("Its column or array of labels.")] = None
+    label: Annotated[
+        str | None, Option("Its column or array of labels; several columns with commas.")
+    ] = None
+    kind: Annotated[
+        str | None,
+        Option(
+            "Kind of its labels: classification, multilabel, regression, tokens, forecast, "
+            "next_token, masked_token or seq2seq; by the labels if unset."
+        ),
+    ] = None
+    context: Annotated[int | None, Option("Steps that a forecast reads.")] = None
+    horizon: Annotated[int | None, Option("Steps that a forecast predicts.")] = None
+    folds: Annotated[
+        int | None,
+        Option("Number of folds: every mixer trains once per seed and fold.", metavar="NUMBER"),
+    ] = None
+    frame: Annotated[
+        int | None, Option("Steps of a series in one vector, such as 400 samples of audio.")
+    ] = None
+    hop: Annotated[
+        int | None, Option("Steps between the starts of two vectors; --frame if unset.")
+    ] = None
+    tokenizer: Annotated[
+        str | None,
+        Option("Tokenizer of its texts: bytes (if unset), words, bpe:SIZE, or a tokenizer file."),
+    ] = None
+    truncate: Annotated[
+        str | None,
+        Option("Part kept of sequences over max_length: head (if unset), tail or both."),
+    ] = None
     device: Annotated[str | None, Option("cpu, cuda, cuda:1 ..., or auto, the default.")] = None
     precision: Annotated[str | None, Option("float32, the default, or bf16 (autocast).")] = None
     threads: Threads | None = None
     context_parallel: ContextParallel | None = None
+    metric: Annotated[
+        str | None,
+        Option("Validation metric that selects weights and ranks mixers; the task's if unset."),
+    ] = None
+    compile: Annotated[bool, Option("Train through torch.compile.")] = False
     tracker: Annotated[
         str | None, Option("Log curves to tensorboard or wandb during the runs.")
     ] = None
     keep_weights: KeepWeights = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkerOptions:
+    """User options for several processes that share the runs of a folder."""
+
+    workers: Annotated[
+        int | None,
+        Option(
+            "Processes that share the runs, one thread each if --threads is unset.",
+            most=MOST_WORKERS,
+        ),
+    ] = None
+    devices: Annotated[
+        str | None,
+        Option("GPUs of the workers, such as 0,1; workers take them in turn.", metavar="LIST"),
+    ] = None
+    slurm: Annotated[
+        Path | None,
+        Option("Submit the workers to Slurm as this file says.", metavar="FILE.toml"),
+    ] = None
+    shard: Annotated[
+        str | None,
+        Option("Make only part I of N parts of the runs, such as 1/4.", metavar="I/N"),
+    ] = None
+    dry_run: Annotated[
+        bool, Option("Print every run with its estimated time and memory; train nothing.")
+    ] = False
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,12 +1,18 @@
-"""Status of a training run, for progress displays."""
+"""Status of a training run, and its curves in TensorBoard or Weights & Biases."""
 
 from __future__ import annotations
 
+import hashlib
+import platform
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
+from rifflemix.errors import InputError, check_choice
 from rifflemix.lab.train import TrainEvent, TrainResult
 
 
@@ -94,3 +100,136 @@ def silent(status: RunStatus) -> None:
 def never() -> bool:
     """Return False, for runs that are never stopped."""
     return False
+
+
+TRACKERS = ("tensorboard", "wandb")
+_PROJECT = "rifflemix"
+
+OnEvent = Callable[[TrainEvent], None]
+
+
+def check_tracker(tracker: str | None) -> None:
+    """Raise InputError unless `tracker` is None or installed."""
+    if tracker is None:
+        return
+    check_choice("tracker", tracker, TRACKERS)
+    if find_spec(tracker) is None:
+        raise InputError(
+            f"tracker {tracker} needs {tracker}, which is not installed; pip install {tracker}"
+        )
+
+
+@dataclass(frozen=True)
+class Tracker:
+    """Destination of the curves of one run.
+
+    Attributes:
+        kind: one of TRACKERS.
+        out: results folder. TensorBoard writes to its subfolder `tensorboard`, Weights & Biases
+            to `wandb`.
+        name: name of the run, such as csp/seed0.
+    """
+
+    kind: str
+    out: Path
+    name: str
+
+
+@contextmanager
+def tracked(
+    tracker: Tracker | None, settings: Mapping[str, Any], log_every: int
+) -> Iterator[OnEvent]:
+    """Yield a callback that logs the events of one run.
+
+    Args:
+        tracker: destination of the curves; None logs no curves.
+        settings: settings of the run, JSON values.
+        log_every: steps between losses.
+
+    Raises:
+        InputError: the curves cannot be written, for example because the disk is full.
+    """
+    if tracker is None:
+        yield lambda _: None
+        return
+    curves = _Curves(tracker, settings, log_every)
+    try:
+        yield curves.on_event
+    finally:
+        curves.close()
+
+
+class _Curves:
+    """Callback that starts the tracker at the first event, so that finished runs start none."""
+
+    def __init__(self, where: Tracker, settings: Mapping[str, Any], log_every: int) -> None:
+        self._where, self._settings, self._log_every = where, settings, log_every
+        self._tracker: Any = None
+
+    def on_event(self, event: TrainEvent) -> None:
+        """Log losses and evaluations."""
+        values = self._values(event)
+        if not values:
+            return
+        with self._writing():
+            if self._tracker is None:
+                self._tracker = self._start(event)
+            self._tracker.log(values, step=event.step)
+
+    def close(self) -> None:
+        """Write all curves and end the tracker."""
+        if self._tracker is not None:
+            with self._writing():
+                self._tracker.finish()
+
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        """Replace an OSError by an InputError."""
+        try:
+            yield
+        except OSError as error:
+            where, reason = self._where, error.strerror or error
+            raise InputError(
+                f"cannot write the curves of {where.kind} to {where.out / where.kind}: {reason}; "
+                "the same command continues, without --tracker too"
+            ) from error
+
+    def _values(self, event: TrainEvent) -> dict[str, float]:
+        if event.kind in ("eval", "done"):
+            return {f"{event.split}/{name}": value for name, value in event.metrics.items()}
+        is_logged = event.step % self._log_every == 0 or event.step == event.max_steps
+        if event.kind != "step" or not is_logged:
+            return {}
+        values = {
+            "train/loss": event.loss,
+            "train/lr": event.lr,
+            "train/steps_per_second": event.steps_per_second,
+        }
+        return {name: value for name, value in values.items() if value is not None}
+
+    def _start(self, event: TrainEvent) -> Any:
+        from accelerate import tracking
+
+        where = self._where
+        if where.kind == "tensorboard":
+            # A killed process may have logged steps after its checkpoint. Purge repeated steps.
+            first = event.step if event.kind == "step" else event.step + 1
+            folder = where.out / "tensorboard"
+            tracker: Any = tracking.TensorBoardTracker(where.name, folder, purge_step=first)
+        else:
+            tracker = tracking.WandBTracker(
+                _PROJECT,
+                name=where.name,
+                id=self._identity(),
+                resume="allow",
+                dir=str(where.out),
+                config=dict(self._settings),
+            )
+        if hasattr(tracker, "start"):  # older versions of accelerate start in the constructor
+            tracker.start()
+        return tracker
+
+    def _identity(self) -> str:
+        """Return an identifier that is equal when the run is resumed."""
+        place = f"{platform.node()}:{self._where.out.resolve()}:{self._where.name}"
+        return hashlib.blake2b(place.encode(), digest_size=8).hexdigest()

@@ -2,7 +2,7 @@
 
 from rifflemix.lab.train.config import TrainConfig
 from rifflemix.lab.train.loop import train
-from rifflemix.lab.train.results import TrainEvent, TrainingDiverged, TrainResult
+from rifflemix.lab.train.run_folder import TrainEvent, TrainingDiverged, TrainResult
 from rifflemix.lab.train.seeds import seed_everything
 
 __all__ = [

@@ -8,10 +8,22 @@ from dataclasses import MISSING, asdict, dataclass, fields, replace
 from typing import Any
 
 from rifflemix.errors import bad_argument, check_choice, unknown_name
-from rifflemix.lab.train.schedules import LEAST_WARMUP, SCHEDULES
 
 OPTIMIZERS = ("adamw", "adam", "sgd", "adafactor")
 PRECISIONS = ("no", "bf16")
+SCHEDULES = {
+    "constant": 0,
+    "linear": 0,
+    "cosine": 0,
+    "cosine_restarts": 0,
+    "rsqrt": 1,
+    "rsqrt_decay": 1,
+    "inverse_sqrt": 1,
+    "one_cycle": 2,
+    "multistep": 0,
+}
+"""Schedule -> minimum number of warm-up steps."""
+BALANCED = "balanced"
 
 _MOST_WORKERS = 1_024  # a larger number is most likely a typing error
 # Settings that change neither the results nor the log.
@@ -55,7 +67,7 @@ class TrainConfig:
         decay_all: apply the decay to every parameter including biases and norms, as in flax's
             Adam.
         schedule: constant, linear, cosine, cosine_restarts, rsqrt, rsqrt_decay, inverse_sqrt,
-            one_cycle or multistep; rifflemix.lab.train.schedules has the formulas.
+            one_cycle or multistep; rifflemix.lab.train.optim has the formulas.
         schedule_steps: step at which the decay ends, or length of one cycle; None means
             max_steps.
         schedule_interval: steps between changes of the rate and of beta1, for per-epoch
@@ -68,6 +80,9 @@ class TrainConfig:
             in torch's OneCycleLR with (0.95, 0.85). None keeps betas[0].
         clip_norm, clip_value: limits for gradient clipping, by total norm or by element.
         label_smoothing: share of each training label that is spread evenly over all classes.
+        class_weights: one weight per class for the training loss, or "balanced" for
+            samples / (classes x samples of the class), as in scikit-learn. The loss is the weighted
+            sum divided by the number of samples.
         mixup, cutmix: parameters of the Beta distributions for mixing training images and their
             labels. Mixup averages two images, cutmix pastes a rectangle of one image into another.
             0 turns the mixing off. If both are over 0, each batch uses one of the two, with equal
@@ -78,6 +93,10 @@ class TrainConfig:
         compile: run the model through torch.compile.
         eval_every: steps between evaluations on the validation split. The last step is always
             evaluated; None evaluates only the last step.
+        metric: metric of the validation split that selects the best weights. None uses the task's
+            metric.
+        patience: early stopping: the run ends after this many evaluations in a row that are not
+            better than the best. None trains for `max_steps`.
         checkpoint_every, checkpoint_seconds: steps and seconds between checkpoints.
         log_every: steps between lines of log.jsonl; a line contains the mean loss since the
             previous line.
@@ -86,6 +105,12 @@ class TrainConfig:
 
     Raises:
         InputError: a value is out of range; the message names the field.
+
+    Example:
+        >>> import rifflemix as rm
+        >>> config = rm.train.TrainConfig(max_steps=1000, batch_size=64, lr=3e-3, warmup_steps=100)
+        >>> config.schedule
+        'cosine'
     """
 
     max_steps: int = 1000
@@ -110,12 +135,15 @@ class TrainConfig:
     clip_norm: float | None = None
     clip_value: float | None = None
     label_smoothing: float = 0.0
+    class_weights: str | tuple[float, ...] | None = None
     mixup: float = 0.0
     cutmix: float = 0.0
     accumulation: int = 1
     precision: str = "no"
     compile: bool = False
     eval_every: int | None = None
+    metric: str | None = None
+    patience: int | None = None
     checkpoint_every: int | None = None
     checkpoint_seconds: float | None = 300.0
     log_every: int = 10
@@ -124,7 +152,7 @@ class TrainConfig:
 
     def __post_init__(self) -> None:
         """Convert lists to tuples and check every field."""
-        for name in ("betas", "milestones", "cycle_beta1", "token_batches"):
+        for name in ("betas", "milestones", "cycle_beta1", "token_batches", "class_weights"):
             if isinstance(getattr(self, name), list):
                 object.__setattr__(self, name, tuple(getattr(self, name)))
         _check_numbers(self)
@@ -134,6 +162,11 @@ class TrainConfig:
         if self.seed >= 2**63:
             raise bad_argument("seed", "a whole number under 2**63", self.seed)
         _check_pairs(self)
+        _check_class_weights(self.class_weights)
+        if self.metric is not None and not isinstance(self.metric, str):
+            raise bad_argument("metric", "the name of a metric, or None", repr(self.metric))
+        if self.patience is not None and self.eval_every is None:
+            raise bad_argument("patience", "None without eval_every", self.patience)
         check_choice("optimizer", self.optimizer, OPTIMIZERS)
         _check_optimizer(self)
         check_choice("precision", self.precision, PRECISIONS)
@@ -185,6 +218,7 @@ _WHOLE_NUMBERS = {
     "schedule_steps": (1, True),
     "eval_every": (1, True),
     "checkpoint_every": (1, True),
+    "patience": (1, True),
     "warmup_steps": (0, False),
     "num_workers": (0, False),
     "seed": (0, False),
@@ -236,6 +270,15 @@ def _check_pairs(config: TrainConfig) -> None:
         raise bad_argument("milestones", "increasing steps", repr(marks))
 
 
+def _check_class_weights(weights: str | tuple[float, ...] | None) -> None:
+    if weights is None or weights == BALANCED:
+        return
+    numbers = weights if isinstance(weights, tuple) else ()
+    if not numbers or not all(_is_number(weight) and weight > 0 for weight in numbers):
+        expected = f"{BALANCED!r}, one number over 0 per class, or None"
+        raise bad_argument("class_weights", expected, repr(weights))
+
+
 def _check_token_batches(config: TrainConfig) -> None:
     pair = config.token_batches
     if pair is None:
@@ -279,7 +322,7 @@ def _check_schedule(config: TrainConfig) -> None:
                 repr(value),
                 f"only {', '.join(readers)} read it",
             )
-    least = LEAST_WARMUP.get(config.schedule, 0)
+    least = SCHEDULES[config.schedule]
     if config.warmup_steps < least:
         expected = f"at least {least} with schedule {config.schedule!r}"
         raise bad_argument("warmup_steps", expected, config.warmup_steps)

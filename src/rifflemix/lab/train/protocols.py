@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol, Self, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -128,11 +128,69 @@ class SmoothsLabels(Protocol):
 
 
 @runtime_checkable
+class WeighsClasses(Protocol):
+    """Classification task that supports class weights."""
+
+    def class_counts(self, split: str, /) -> list[int] | None:
+        """Count the samples of each class; return None if a sample has several classes."""
+
+    def weighted_loss(
+        self, outputs: Tensor, batch: Batch, weights: Tensor, label_smoothing: float, /
+    ) -> Tensor:
+        """Return the loss with one weight per class, divided by the number of samples."""
+
+
+@runtime_checkable
+class SelectsMetric(Protocol):
+    """Task that can select weights by another of its metrics."""
+
+    def with_metric(self, name: str, /) -> Self:
+        """Return the same task with another metric.
+
+        Raises:
+            InputError: the task has no metric with this name.
+        """
+
+
+@runtime_checkable
 class Summarises(Protocol):
     """Task that computes further metrics from the means over a split."""
 
     def summarise(self, means: Mapping[str, float], /) -> Mapping[str, float]:
         """Compute further metrics from the means over a whole split."""
+
+
+@runtime_checkable
+class ScoresSplits(Protocol):
+    """Task with metrics that are no means over samples, such as AUROC.
+
+    They are computed on the test split, and on the validation split if one of them selects the
+    weights.
+    """
+
+    def observe(self, outputs: Tensor, batch: Batch, /) -> Tensor:
+        """Return what the metrics need of a batch, (rows, columns)."""
+
+    def score_split(self, observed: NDArray[Any], /) -> Mapping[str, float]:
+        """Compute the metrics from the rows of all batches of a split."""
+
+    def confusion(self, observed: NDArray[Any], /) -> list[list[int]] | None:
+        """Count samples by true class (rows) and predicted class; None without such a table."""
+
+
+class Record(Protocol):
+    """Description of a task for predictions without its data."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the record as JSON values."""
+
+
+@runtime_checkable
+class HasRecord(Protocol):
+    """Task with a record, which `train` writes to task.json."""
+
+    def record(self) -> Record:
+        """Return the record."""
 
 
 @runtime_checkable
@@ -170,3 +228,11 @@ class ExcludesDecay(Protocol):
 
     def no_weight_decay(self) -> set[str]:
         """Return the names of these parameters, relative to the module."""
+
+
+@runtime_checkable
+class ScalesRates(Protocol):
+    """Model with parameters that train at a fraction of the learning rate."""
+
+    def rate_factors(self) -> Mapping[str, float]:
+        """Return parameter name -> factor of the learning rate; other parameters have 1."""

@@ -1,17 +1,29 @@
-"""State of a run in memory, and its saving and restoring."""
+"""State of a run in memory and on disk, and the results of finished runs."""
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from rifflemix.files import damaged_run, make_folder, write_tensors
+from rifflemix.errors import InputError
+from rifflemix.files import (
+    damaged_run,
+    make_folder,
+    read_json,
+    read_tensors,
+    write_json,
+    write_tensors,
+)
+from rifflemix.json_values import check_seal
 from rifflemix.lab.train.checkpoint import (
     Checkpoint,
+    Progress,
     Tensors,
+    check_tensors,
     load_checkpoint,
     load_model_weights,
     load_optimizer_state,
@@ -19,12 +31,76 @@ from rifflemix.lab.train.checkpoint import (
     optimizer_state,
     save_checkpoint,
     state_shapes,
+    weight_shapes,
 )
 from rifflemix.lab.train.engine import Engine
-from rifflemix.lab.train.progress import Progress
-from rifflemix.lab.train.results import TrainingDiverged
-from rifflemix.lab.train.run_folder import RunFolder, Weights
+from rifflemix.lab.train.protocols import HasRecord, TrainableTask
+from rifflemix.lab.train.run_folder import RunFolder, TrainingDiverged, TrainResult, Weights
 from rifflemix.lab.train.seeds import rng_state, seed_everything, set_rng_state
+
+_TEST_AGAIN = "remove it to have the trained model tested again"
+_WRITE_AGAIN = "remove {} to have the checkpoint's weights written and tested again"
+
+
+def claim(
+    folder: RunFolder, description: dict[str, Any], task: TrainableTask, stack: ExitStack
+) -> Any:
+    """Lock a run's folder until `stack` closes and return training.json, or None.
+
+    If the task has a record, write it.
+
+    Raises:
+        InputError: `RunFolder.opened` failed, or training.json is damaged.
+    """
+    stack.enter_context(folder.opened(description))
+    if isinstance(task, HasRecord):
+        write_json(folder.task, task.record().to_json())
+    return read_json(folder.result, _TEST_AGAIN) if folder.result.exists() else None
+
+
+def load_chosen(engine: Engine, folder: RunFolder, model: nn.Module, weights: Weights) -> None:
+    """Load the chosen weights of a finished run into a model.
+
+    Raises:
+        InputError: the file of the weights is missing or damaged.
+    """
+    path, advice = folder.chosen(weights), _WRITE_AGAIN.format(folder.result)
+    if not path.exists():
+        raise InputError(f"{path} is missing; {advice}")
+    tensors, _ = read_tensors(path, advice)
+    check_tensors(path, tensors, weight_shapes(model), advice)
+    load_model_weights(model.to(engine.device), tensors, processes=1)
+
+
+def read_result(folder: RunFolder) -> TrainResult:
+    """Read the result of a finished run.
+
+    Raises:
+        InputError: the file is missing or damaged.
+    """
+    return _decoded(folder, read_json(folder.result, _TEST_AGAIN))
+
+
+def _decoded(folder: RunFolder, stored: Any) -> TrainResult:
+    try:
+        check_seal(stored)
+        return TrainResult.from_dict(stored)
+    except ValueError as error:
+        raise damaged_run(folder.result, str(error), _TEST_AGAIN) from error
+
+
+def stored_result(folder: RunFolder, stored: Any, metric: str) -> TrainResult:
+    """Decode the stored result of a finished run.
+
+    Raises:
+        InputError: the result is damaged, or has another metric.
+    """
+    result = _decoded(folder, stored)
+    if not result.finished or not result.test or result.metric != metric:
+        reason = f"expected a finished run, chosen by {metric}"
+        raise damaged_run(folder.result, reason, _TEST_AGAIN)
+    return result
+
 
 _NO_TENSORS = Checkpoint({}, {}, {}, {}, {})
 
@@ -36,6 +112,7 @@ class RunState:
         engine: access to the device and to the other processes.
         folder: folder of the run; only the main process reads and writes it.
         model, optimizer: model and optimizer from `engine.prepare`.
+        metric: metric that selects the best weights.
         noise_seed: seed of the noise of this process if there is no checkpoint.
     """
 
@@ -45,31 +122,40 @@ class RunState:
         folder: RunFolder,
         model: nn.Module,
         optimizer: Optimizer,
+        metric: str,
         noise_seed: int,
     ) -> None:
         self.engine = engine
         self.folder = folder
         self.model = model
         self.optimizer = optimizer
+        self.metric = metric
         self.best: Tensors = {}  # on the CPU of the main process, as `last`
         self.last: Tensors = {}
         self.keeps_last = False
+        self.has_new_best = False
         self.progress = Progress()
         self.is_resumed = self._restore()
         if not self.is_resumed:
             seed_everything(noise_seed)
 
-    def keep_best(self, value: float, metric: str) -> None:
-        """Keep the current weights as the best and write them to best.safetensors."""
+    def keep_best(self, value: float) -> None:
+        """Keep the current weights as the best; the next checkpoint writes them."""
         self.progress.best_step = self.progress.step
         self.progress.best_value = value
         self.best = model_weights(self.model)
-        self.write_best(metric)
+        self.has_new_best = True
 
-    def write_best(self, metric: str) -> None:
-        """Write the best weights to best.safetensors."""
-        meta = {"step": self.progress.best_step, metric: self.progress.best_value}
-        self.engine.on_main(lambda: write_tensors(self.folder.best, self.best, meta))
+    def write_best(self) -> None:
+        """Write the best weights to best.safetensors, unless the file has them."""
+        meta = {"step": self.progress.best_step, self.metric: self.progress.best_value}
+
+        def write() -> None:
+            if self.has_new_best or not self.folder.best.exists():
+                write_tensors(self.folder.best, self.best, meta)
+
+        self.engine.on_main(write)
+        self.has_new_best = False
 
     def keep_last(self) -> None:
         """Keep the current weights as the last and write them to last.safetensors."""
@@ -97,7 +183,7 @@ class RunState:
             load_model_weights(self.model, held, self.engine.processes)
 
     def save(self) -> None:
-        """Write a checkpoint.
+        """Write a checkpoint and the best weights.
 
         Raises:
             InputError: the checkpoint cannot be written. The previous checkpoint is kept.
@@ -115,6 +201,8 @@ class RunState:
                 f"{self.progress.step}; lower lr, lengthen warmup_steps or set clip_norm"
             )
         self.engine.on_main(lambda: self._write(weights, moments, rng))
+        if self.has_new_best:
+            self.write_best()
 
     def _write(self, weights: Tensors, moments: Tensors, rng: Tensors) -> None:
         self.progress.log_bytes, self.progress.log_sha256 = self.folder.settle_log()
@@ -152,6 +240,7 @@ class RunState:
         load_optimizer_state(self.model, self.optimizer, held.optimizer, processes)
         self.best = held.best
         self.progress = Progress.from_dict(found["progress"])
+        self.has_new_best = self.progress.best_step is not None
         rng = {name: _bytes(states[self.engine.rank]) for name, states in found["rng"].items()}
         try:
             set_rng_state(rng, self.engine.device)

@@ -1,55 +1,106 @@
-"""Training-only changes of samples and labels: augmentation, mixing and smoothing."""
+"""Training-only changes: augmentation, mixing, label smoothing and class weights."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TypeVar, cast
 
+import torch
 from torch import Tensor
 
-from rifflemix.errors import bad_argument
-from rifflemix.lab.train.config import TrainConfig
+from rifflemix.errors import InputError, bad_argument, require_packages
+from rifflemix.lab.train.config import BALANCED, TrainConfig
+from rifflemix.lab.train.observed import is_split_metric, scores_splits
 from rifflemix.lab.train.protocols import (
     Augments,
     Batch,
     MixesSamples,
+    SelectsMetric,
     SmoothsLabels,
     TrainableTask,
+    WeighsClasses,
 )
 from rifflemix.lab.train.seeds import derive_seed
 
 _AUGMENT, _MIX = 5, 6  # purposes of derived seeds
 
 
+_Task = TypeVar("_Task", bound=TrainableTask)
+
+
+def judged_by(task: _Task, metric: str | None) -> _Task:
+    """Return the task with the metric of the training settings; None keeps the task's metric.
+
+    Raises:
+        InputError: the task has no metric with this name.
+    """
+    if metric is None or metric == task.metric:
+        return task
+    selects: object = task
+    if isinstance(selects, SelectsMetric):
+        return cast(_Task, selects.with_metric(metric))
+    raise bad_argument("metric", f"{task.metric!r} for task {task.name}", repr(metric))
+
+
 def check_targets(task: TrainableTask, config: TrainConfig) -> None:
-    """Check that the task supports the settings for label smoothing and mixing.
+    """Check that the task supports label smoothing, class weights and mixing as set.
 
     Raises:
         InputError: a setting is not supported; the message names the setting.
     """
-    if config.label_smoothing and not _smooths(task):
-        raise bad_argument(
-            "label_smoothing",
-            f"0 for task {task.name}",
-            config.label_smoothing,
-            "its loss is not over classes",
-        )
+    no_classes = "its loss is not over classes"
+    if config.label_smoothing and not _defines_with_loss(task, "uniform_loss"):
+        raise _unsupported("label_smoothing", "0", task, config.label_smoothing, no_classes)
+    if config.class_weights is not None:
+        if not _defines_with_loss(task, "weighted_loss"):
+            raise _unsupported("class_weights", "None", task, config.class_weights, no_classes)
+        class_weights(task, config)
+    if is_split_metric(task.metric):
+        if not scores_splits(task):
+            raise bad_argument("metric", f"a mean metric for task {task.name}", repr(task.metric))
+        require_packages(f"metric {task.metric}", "compare", "sklearn")
     for name in ("mixup", "cutmix"):
         if getattr(config, name) and not isinstance(task, MixesSamples):
-            raise bad_argument(
-                name,
-                f"0 for task {task.name}",
-                getattr(config, name),
-                "only whole images can be mixed (layout 'image')",
-            )
+            reason = "only whole images can be mixed (layout 'image')"
+            raise _unsupported(name, "0", task, getattr(config, name), reason)
 
 
-def _smooths(task: TrainableTask) -> bool:
-    """Return whether the class that defines `loss` also defines `uniform_loss`.
+def _unsupported(
+    name: str, expected: str, task: TrainableTask, got: object, reason: str
+) -> InputError:
+    return bad_argument(name, f"{expected} for task {task.name}", repr(got), reason)
 
-    If a subclass overrides only `loss`, the inherited `uniform_loss` may not match.
+
+def _defines_with_loss(task: TrainableTask, method: str) -> bool:
+    """Return whether the class that defines `loss` also defines `method`.
+
+    If a subclass overrides only `loss`, the inherited method may not match.
     """
     definition = next((kind for kind in type(task).__mro__ if "loss" in vars(kind)), object)
-    return isinstance(task, SmoothsLabels) and "uniform_loss" in vars(definition)
+    return method in vars(definition)
+
+
+def class_weights(task: TrainableTask, config: TrainConfig) -> Tensor | None:
+    """Return the weight of each class (num_classes,), or None if the loss has no weights.
+
+    Raises:
+        InputError: the number of weights is wrong, or a sample has several classes.
+    """
+    if config.class_weights is None or not isinstance(task, WeighsClasses):
+        return None
+    counts = task.class_counts("train")
+    if counts is None:
+        reason = "its samples have several classes"
+        raise _unsupported("class_weights", "None", task, config.class_weights, reason)
+    if config.class_weights == BALANCED:
+        present = sum(count > 0 for count in counts)
+        # A class without training samples gets weight 0; no label contains it.
+        found = [sum(counts) / (present * count) if count else 0.0 for count in counts]
+    else:
+        found = [float(weight) for weight in config.class_weights]
+        if len(found) != len(counts):
+            raise bad_argument("class_weights", f"{len(counts)} numbers", f"{len(found)} numbers")
+    return torch.tensor(found)
 
 
 def change_batch(
@@ -72,14 +123,20 @@ def change_batch(
 
 
 def training_loss(
-    task: TrainableTask, outputs: Tensor, batch: Batch, label_smoothing: float
+    task: TrainableTask,
+    outputs: Tensor,
+    batch: Batch,
+    label_smoothing: float,
+    weights: Tensor | None = None,
 ) -> Tensor:
-    """Compute the task's loss with label smoothing.
+    """Compute the task's loss with label smoothing and class weights.
 
     The share `label_smoothing` of each label is spread evenly over all classes.
 
     Source: Szegedy et al. 2016, "Rethinking the Inception Architecture", section 7.
     """
+    if weights is not None and isinstance(task, WeighsClasses):
+        return task.weighted_loss(outputs, batch, weights, label_smoothing)
     loss = task.loss(outputs, batch)
     if not label_smoothing or not isinstance(task, SmoothsLabels):
         return loss

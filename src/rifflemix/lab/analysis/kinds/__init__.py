@@ -1,0 +1,1 @@
+"""The built-in analyses, one module per kind, and the measures that they share."""

@@ -1,0 +1,1 @@
+"""Table, notes, plot and pages of a comparison."""

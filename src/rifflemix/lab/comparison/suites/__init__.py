@@ -1,0 +1,1 @@
+"""Suites: several comparisons with the same mixers."""
