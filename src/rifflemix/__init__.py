@@ -9,13 +9,19 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from rifflemix.version import VERSION as __version__
+
 if TYPE_CHECKING:
     from rifflemix import mixers, models, ops, parallel, testing
     from rifflemix.errors import InputError
     from rifflemix.lab import analysis, bench, recipes, tasks, train
+    from rifflemix.lab.analysis.registry import register_analysis
     from rifflemix.lab.bench.swap import measure_swap
     from rifflemix.lab.comparison import Comparison, SuiteComparison, compare, compare_suite
+    from rifflemix.lab.conversion import ConversionReport, convert
+    from rifflemix.lab.recipes import register_recipe
     from rifflemix.lab.tasks import Task, register_task
+    from rifflemix.lab.trained import TrainedRun, load_run
     from rifflemix.mixers import (
         MixerCard,
         TokenMixer,
@@ -36,26 +42,28 @@ if TYPE_CHECKING:
         save_swapped,
     )
 
-__version__ = "0.1.0"
-
 __all__ = [
     "Comparison",
+    "ConversionReport",
     "InputError",
     "MixerCard",
     "SuiteComparison",
     "SurgeryReport",
     "Task",
     "TokenMixer",
+    "TrainedRun",
     "__version__",
     "analysis",
     "bench",
     "compare",
     "compare_suite",
+    "convert",
     "create_mixer",
     "create_model",
     "distil",
     "list_mixers",
     "list_models",
+    "load_run",
     "load_swapped",
     "measure_swap",
     "mixer_card",
@@ -65,9 +73,11 @@ __all__ = [
     "parallel",
     "recipes",
     "register_adapter",
+    "register_analysis",
     "register_hf",
     "register_mixer",
     "register_model",
+    "register_recipe",
     "register_task",
     "replace_attention",
     "restore_attention",
@@ -91,28 +101,34 @@ _SUBPACKAGES = {
 }
 _HOMES = {
     "Comparison": "lab.comparison",
+    "ConversionReport": "lab.conversion",
     "InputError": "errors",
     "MixerCard": "mixers",
     "SuiteComparison": "lab.comparison",
     "SurgeryReport": "surgery",
     "Task": "lab.tasks",
     "TokenMixer": "mixers",
+    "TrainedRun": "lab.trained",
     "compare": "lab.comparison",
     "compare_suite": "lab.comparison",
+    "convert": "lab.conversion",
     "create_mixer": "mixers",
     "create_model": "models",
     "distil": "surgery",
     "list_mixers": "mixers",
     "list_models": "models",
+    "load_run": "lab.trained",
     "load_swapped": "surgery",
     "measure_swap": "lab.bench.swap",
     "mixer_card": "mixers",
     "register_adapter": "surgery",
+    "register_analysis": "lab.analysis",
     "register_hf": "surgery",
     "replace_attention": "surgery",
     "restore_attention": "surgery",
     "register_mixer": "mixers",
     "register_model": "models",
+    "register_recipe": "lab.recipes",
     "register_task": "lab.tasks",
     "save_swapped": "surgery",
 }

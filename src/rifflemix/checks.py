@@ -7,12 +7,18 @@ import numbers
 import operator
 import reprlib
 import sys
+from itertools import pairwise
 from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
-from rifflemix.compat import sizes_are_tensors
+from rifflemix.compat import (
+    has_values,
+    leaves_package,
+    sizes_are_tensors,
+    values_can_be_read,
+)
 from rifflemix.errors import InputError, bad_argument
 
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
@@ -50,6 +56,42 @@ def check_padding_mask(mask: Tensor | None, x: Tensor, token_dim: int = 1) -> No
         raise bad_argument("key_padding_mask", f"shape (B, N) = {expected}", tuple(mask.shape))
     if mask.device != x.device:
         raise bad_argument("key_padding_mask", f"device {x.device}", mask.device)
+
+
+def check_offsets(cu_seqlens: Tensor, length: int, device: torch.device) -> list[int]:
+    """Read the offsets of the sequences in a packed batch of `length` tokens.
+
+    Raises:
+        InputError: not an int32 or int64 tensor of increasing numbers from 0 to `length`, or a
+            traced program.
+    """
+    expected = "an int32 or int64 tensor of shape (sequences + 1,)"
+    if not isinstance(cu_seqlens, Tensor) or cu_seqlens.is_nested:
+        raise bad_argument("cu_seqlens", expected, shown(cu_seqlens))
+    if cu_seqlens.dtype not in (torch.int32, torch.int64):
+        raise bad_argument("cu_seqlens", expected, cu_seqlens.dtype)
+    if cu_seqlens.dim() != 1 or cu_seqlens.shape[0] < 2:
+        raise bad_argument("cu_seqlens", expected, f"shape {tuple(cu_seqlens.shape)}")
+    if cu_seqlens.device.type != "cpu" and cu_seqlens.device != device:
+        places = "the CPU" if device.type == "cpu" else f"x's device {device}, or the CPU"
+        raise bad_argument("cu_seqlens", places, cu_seqlens.device)
+    if leaves_package():
+        raise bad_argument(
+            "cu_seqlens",
+            "None in an exported or traced program, which would support these lengths only",
+            shown(cu_seqlens),
+        )
+    if not has_values(cu_seqlens):
+        raise bad_argument("cu_seqlens", "a tensor with values", "a tensor without values")
+    offsets: list[int] = cu_seqlens.tolist()
+    if offsets[0] != 0:
+        raise bad_argument("cu_seqlens", "0 at its start", offsets[0])
+    if offsets[-1] != length:
+        raise bad_argument("cu_seqlens", f"the number of tokens {length} at its end", offsets[-1])
+    for start, end in pairwise(offsets):
+        if end < start:
+            raise bad_argument("cu_seqlens", "numbers that do not decrease", f"{end} after {start}")
+    return offsets
 
 
 def check_integer(
@@ -244,6 +286,7 @@ __all__ = [
     "check_integers",
     "check_layer",
     "check_like",
+    "check_offsets",
     "check_padding_mask",
     "check_positive",
     "check_probability",
@@ -251,3 +294,28 @@ __all__ = [
     "is_number",
     "shown",
 ]
+
+
+def check_room(name: str, position: Tensor, max_length: int | None, kind: str) -> None:
+    """Raise InputError unless a stream has room for another token.
+
+    Args:
+        name: argument of the caller that contains the token.
+        position: (B,) int64, tokens of each sequence so far. Traced graphs cannot read it.
+        max_length: maximum number of tokens; None allows any number.
+        kind: what has the maximum, such as "mixer".
+    """
+    if max_length is None or not position.numel():
+        return
+    if torch.compiler.is_compiling() or not (has_values(position) and values_can_be_read()):
+        return
+    first, last = map(int, position.aminmax())
+    if first < 0:
+        raise bad_argument("state", "positions of at least 0", first)
+    if last >= max_length:
+        raise bad_argument(
+            name,
+            f"at most max_length = {max_length} tokens in a stream",
+            f"token {last + 1}",
+            f"build the {kind} with a larger max_length",
+        )

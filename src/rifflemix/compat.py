@@ -7,7 +7,7 @@ torch.compile recognizes these functions by identity.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any, TypeVar, cast
 
@@ -76,6 +76,16 @@ sizes_are_tensors: Callable[[], bool] = torch.jit._trace.is_tracing
 def leaves_package() -> bool:
     """Return whether a graph is exported or traced, to run without rifflemix."""
     return torch.compiler.is_exporting() or sizes_are_tensors()
+
+
+def runs_kernels() -> bool:
+    """Return whether a call may run a kernel: `has_plain_autograd` and not `leaves_package`."""
+    return not (
+        torch.compiler.is_exporting()
+        or sizes_are_tensors()
+        or in_function_transform()
+        or forward_ad._current_level >= 0
+    )
 
 
 def becomes_onnx() -> bool:
@@ -149,6 +159,22 @@ def take_first(table: Tensor, length: int, dim: int) -> Tensor:
     if is_known(length):
         return table.narrow(dim, 0, length)
     return table.index_select(dim, torch.arange(length, device=table.device))
+
+
+def scan(
+    step: Callable[[Tensor, tuple[Tensor, ...]], tuple[Tensor, Tensor]],
+    first: Tensor,
+    inputs: Sequence[Tensor],
+) -> tuple[Tensor, Tensor]:
+    """Run `step(state, inputs[i])` over the first axis in an exported graph, of any length.
+
+    `step` returns the next state and an output, which share no memory with its inputs. Returns the
+    last state and the stacked outputs.
+    """
+    from torch._higher_order_ops.scan import scan as graph_scan  # it imports the compiler
+
+    last, outputs = graph_scan(step, first, tuple(inputs), dim=0)
+    return last, outputs
 
 
 def running_count(flags: Tensor, dim: int) -> Tensor:

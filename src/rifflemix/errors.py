@@ -19,6 +19,14 @@ class InputError(ValueError):
     The message is one line: the name, the expected value, the given value and what to do. Line
     breaks and control characters in quoted names and texts are replaced. The command line prints
     the message without a traceback and exits with code 2.
+
+    Example:
+        >>> import rifflemix as rm
+        >>> try:
+        ...     rm.create_mixer("tssa", 64, num_heads=5)
+        ... except rm.InputError as error:
+        ...     print(error)
+        num_heads: expected a divisor of dim = 64, got 5
     """
 
     def __init__(self, message: object = "") -> None:

@@ -18,6 +18,7 @@ from rifflemix.mixers.baselines.identity import Identity
 from rifflemix.mixers.baselines.linear import LinearAttention
 from rifflemix.mixers.baselines.softmax import SoftmaxAttention
 from rifflemix.mixers.butterfly import Butterfly
+from rifflemix.mixers.causal_csp import CausalCSP
 from rifflemix.mixers.csp import CSP
 from rifflemix.mixers.grouped import Grouped
 from rifflemix.mixers.sinkhorn import Sinkhorn
@@ -27,16 +28,16 @@ from rifflemix.models.base import Model
 from rifflemix.models.language.gpt import GPT
 from rifflemix.models.sequence.encoder import Encoder
 from rifflemix.models.vision.vit import ViT
-from rifflemix.nn.class_token import ClassToken
-from rifflemix.nn.drop_path import DropPath
+from rifflemix.nn.layers import ClassToken, DropPath
 from rifflemix.nn.patches import PatchEmbedding
 from rifflemix.nn.pooling import Pooling
 from rifflemix.nn.positions import PositionEmbedding, SinusoidalPositions
+from rifflemix.nn.short_convolution import ShortConvolution
 from rifflemix.parallel import layers
 from rifflemix.parallel.gradients import average_gradients, check_gradients
 from rifflemix.parallel.mesh import sequence_group
 from rifflemix.parallel.models import ShardedEncoder, ShardedGPT, ShardedViT
-from rifflemix.parallel.permutations import ShardedCSP, ShardedSliceformer
+from rifflemix.parallel.permutations import ShardedCausalCSP, ShardedCSP, ShardedSliceformer
 from rifflemix.parallel.sharded import ShardedMixer
 from rifflemix.parallel.shards import SequenceGroup
 from rifflemix.parallel.sinkhorn import ShardedSinkhorn
@@ -53,6 +54,7 @@ _MIXERS: Mapping[type[nn.Module], type[nn.Module]] = {
     AveragePooling: ShardedAverage,
     Butterfly: ShardedButterfly,
     CSP: ShardedCSP,
+    CausalCSP: ShardedCausalCSP,
     Grouped: ShardedGrouped,
     Identity: ShardedIdentity,
     LinearAttention: ShardedLinear,
@@ -74,7 +76,7 @@ _LAYERS: Mapping[type[nn.Module], type[nn.Module]] = {
     PositionEmbedding: layers.ShardedPositionEmbedding,
     SinusoidalPositions: layers.ShardedSinusoidalPositions,
 }
-SHARDED_MIXERS = tuple(sorted(cls.card.name for cls in _MIXERS if issubclass(cls, TokenMixer)))
+SHARDED_MIXERS = tuple(sorted({cls.card.name for cls in _MIXERS if issubclass(cls, TokenMixer)}))
 """Registry names of the mixers that `shard_sequence` supports."""
 
 _M = TypeVar("_M", bound=nn.Module)
@@ -110,6 +112,17 @@ def shard_sequence(model: _M, mesh: DeviceMesh) -> _M:
             in these cases. Later calls of the model raise for shards of different shapes, for a
             `fully_shard` mesh without all processes of the sequence, and for FSDP1
             (FullyShardedDataParallel).
+
+    Example:
+        >>> import torch, rifflemix as rm
+        >>> store = torch.distributed.HashStore()
+        >>> torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
+        >>> mesh = torch.distributed.init_device_mesh("cpu", (1,))
+        >>> model = rm.create_model("gpt", mixer="tssa", max_length=64)
+        >>> tokens = rm.parallel.shard_tokens(torch.zeros(2, 64, dtype=torch.int64), mesh)
+        >>> rm.parallel.shard_sequence(model, mesh)(tokens).shape
+        torch.Size([2, 64, 256])
+        >>> torch.distributed.destroy_process_group()
     """
     if not isinstance(model, nn.Module):
         raise bad_argument("model", "a torch.nn.Module", type(model).__name__)
@@ -156,6 +169,8 @@ def _changes(model: nn.Module) -> Iterator[tuple[nn.Module, type[nn.Module]]]:
                 f"{type(module).__name__}{where}",
                 "torch.nn.SyncBatchNorm.convert_sync_batchnorm gives the norm over all shards",
             )
+        if isinstance(module, ShortConvolution):
+            raise bad_argument("model", "settings that can be sharded", f"short_conv{where}")
         known = _known_forms(module)
         sharded = known.get(type(module))
         if sharded is None:
@@ -201,7 +216,7 @@ def _known_forms(module: nn.Module) -> Mapping[type[nn.Module], type[nn.Module]]
 def _no_sharded_form(
     module: nn.Module, known: Mapping[type[nn.Module], type[nn.Module]], where: str
 ) -> InputError:
-    names = ", ".join(sorted(_name(cls) for cls in known))
+    names = ", ".join(sorted({_name(cls) for cls in known}))
     kind = "mixers" if known is _MIXERS else "a model or modules of your own"
     return bad_argument(
         "model", f"{kind} with a sharded form ({names})", f"{_title(module)}{where}"

@@ -8,8 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from rifflemix.errors import bad_argument
-from rifflemix.nn.class_token import ClassToken
-from rifflemix.nn.drop_path import DropPath
+from rifflemix.nn.layers import ClassToken, DropPath
 from rifflemix.nn.patches import PatchEmbedding
 from rifflemix.nn.pooling import Pooling
 from rifflemix.nn.positions import PositionEmbedding, SinusoidalPositions

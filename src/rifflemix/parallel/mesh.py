@@ -56,6 +56,15 @@ def shard_tokens(x: Tensor, mesh: DeviceMesh, *, dim: int = 1) -> Tensor:
 
     Raises:
         InputError: the number of processes does not divide N, or `mesh` is not one-dimensional.
+
+    Example:
+        >>> import torch, rifflemix as rm
+        >>> store = torch.distributed.HashStore()
+        >>> torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
+        >>> mesh = torch.distributed.init_device_mesh("cpu", (1,))
+        >>> rm.parallel.shard_tokens(torch.zeros(2, 8), mesh).shape
+        torch.Size([2, 8])
+        >>> torch.distributed.destroy_process_group()
     """
     sequence = sequence_group(mesh)
     length = x.shape[_token_dim(x, dim)]
@@ -83,6 +92,16 @@ def gather_tokens(x: Tensor, mesh: DeviceMesh, *, dim: int = 1) -> Tensor:
 
     Raises:
         InputError: `mesh` is not one-dimensional.
+
+    Example:
+        >>> import torch, rifflemix as rm
+        >>> store = torch.distributed.HashStore()
+        >>> torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
+        >>> mesh = torch.distributed.init_device_mesh("cpu", (1,))
+        >>> x = torch.randn(2, 8, 16)
+        >>> torch.equal(rm.parallel.gather_tokens(rm.parallel.shard_tokens(x, mesh), mesh), x)
+        True
+        >>> torch.distributed.destroy_process_group()
     """
     dim = _token_dim(x, dim)
     return sequence_group(mesh).shards(x.shape[dim]).gather(x, dim)
@@ -103,6 +122,15 @@ def mean_over_tokens(
 
     Raises:
         InputError: `values` is not (B, n), or `mesh` is not one-dimensional.
+
+    Example:
+        >>> import torch, rifflemix as rm
+        >>> store = torch.distributed.HashStore()
+        >>> torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
+        >>> mesh = torch.distributed.init_device_mesh("cpu", (1,))
+        >>> rm.parallel.mean_over_tokens(torch.tensor([[1.0, 2.0, 6.0]]), mesh)
+        tensor(3.)
+        >>> torch.distributed.destroy_process_group()
     """
     if not isinstance(values, Tensor) or values.dim() != 2:
         got = tuple(values.shape) if isinstance(values, Tensor) else type(values).__name__

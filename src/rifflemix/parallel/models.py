@@ -31,7 +31,9 @@ class ShardedEncoder(ShardedModel, Encoder):
         return int(self.cls is not None)
 
     def cannot_shard(self) -> str:
-        """Report `padding` other than "batch": shards cannot be padded to `max_length`."""
+        """Report pool="last", and `padding` other than "batch" (shards cannot be padded)."""
+        if self.pool.kind == "last":
+            return "pool='last'"
         return "" if self.padding == "batch" else f"padding={self.padding!r}"
 
     def with_class_token(

@@ -13,17 +13,19 @@ import torch
 from torch import Tensor
 
 from rifflemix.compat import stable_order
-from rifflemix.mixers.csp import CSP, filled
+from rifflemix.mixers.causal_csp import CausalCSP
+from rifflemix.mixers.csp import CSP
 from rifflemix.mixers.padding import mix_valid_tokens
+from rifflemix.mixers.permutation_mixer import PermutationMixer
 from rifflemix.mixers.sliceformer import Sliceformer
-from rifflemix.mixers.value_maps import PermutedValues
-from rifflemix.ops.permutation import SortSpec, unchecked
+from rifflemix.mixers.token_groups import GroupLayout, append_padding
+from rifflemix.ops.permutation import SortSpec, backends
 from rifflemix.ops.permutation.spec import Permuted
 from rifflemix.parallel.sharded import ShardedMixer
 from rifflemix.parallel.shards import Shards
 
 
-class ShardedPermutation(ShardedMixer, PermutedValues):
+class ShardedPermutation(ShardedMixer, PermutationMixer):
     """Value projection, permutation of the whole sequence, output projection."""
 
     def mix(self, x: Tensor, key_padding_mask: Tensor | None) -> Tensor:
@@ -49,20 +51,25 @@ class ShardedSliceformer(ShardedPermutation, Sliceformer):
         num_channels = v.shape[2]
         columns, mask = shards.to_channels(v), shards.gather_mask(mask)
         if self.variant == "max_exchange":
-            y, index = unchecked.max_exchange(columns, mask, with_index)
+            y, index = backends.for_tokens(columns).max_exchange(columns, mask, with_index)
         else:
             descending = None
             if self.variant != "ascending":
                 share = shards.shares(num_channels)[shards.rank]
                 descending = self.descending[share.start : share.stop]
             spec = SortSpec(1, False, 1, descending)
-            y, index = unchecked.group_sort(columns, spec, mask, with_index)
+            module = backends.for_sort(columns, spec, with_index)
+            y, index = module.permute(columns, None, spec, mask, with_index)
         widths = [len(share) for share in shards.shares(num_channels)]
         back = None if index is None else shards.to_tokens(index, widths)
         return shards.to_tokens(y, widths), back
 
 
-class Near(NamedTuple):
+class ShardedCausalCSP(ShardedPermutation, CausalCSP):
+    """Causal CSP: each process gets the tokens that its windows reach."""
+
+
+class LocalGroups(NamedTuple):
     """Short groups of a sharded sequence, and the tokens that each process needs for them.
 
     Attributes:
@@ -78,7 +85,7 @@ class Near(NamedTuple):
     reach: list[range]
 
 
-def near_groups(mixer: CSP, shards: Shards) -> Near | None:
+def plan_local_groups(mixer: CSP, shards: Shards) -> LocalGroups | None:
     """Plan the exchange of boundary tokens for short groups and shifts.
 
     The exchange of whole channels sends nearly all tokens of a process twice. Returns None if this
@@ -99,7 +106,7 @@ def near_groups(mixer: CSP, shards: Shards) -> Near | None:
     processes = len(shards.lengths)
     if more * processes >= 2 * (processes - 1) * min(shards.lengths):
         return None
-    return Near(size, back, groups, reach)
+    return LocalGroups(size, back, groups, reach)
 
 
 class ShardedCSP(ShardedPermutation, CSP):
@@ -112,9 +119,9 @@ class ShardedCSP(ShardedPermutation, CSP):
     def permute(self, v: Tensor, mask: Tensor | None, *, with_index: bool = False) -> Permuted:
         """Shift and sort the whole sequence; the index contains global positions."""
         shards = self.shards(v.shape[1])
-        near = near_groups(self, shards) if mask is None else None
-        if near is not None:
-            return self._permute_near(v, shards, near, with_index=with_index)
+        local = plan_local_groups(self, shards) if mask is None else None
+        if local is not None:
+            return self._permute_locally(v, shards, local, with_index=with_index)
         shares = shards.shares(v.shape[2])
         columns = shards.to_channels(v, [self._with_reference(share) for share in shares])
         y, index = super().permute(columns, shards.gather_mask(mask), with_index=with_index)
@@ -123,22 +130,24 @@ class ShardedCSP(ShardedPermutation, CSP):
         back = None if index is None else shards.to_tokens(index[..., first:], widths)
         return shards.to_tokens(y[..., first:], widths), back
 
-    def _permute_near(self, v: Tensor, shards: Shards, near: Near, *, with_index: bool) -> Permuted:
+    def _permute_locally(
+        self, v: Tensor, shards: Shards, local: LocalGroups, *, with_index: bool
+    ) -> Permuted:
         """Run `permute` on all channels of this process's groups."""
-        if not self.pad:
-            self._check_groups_fill(shards.length)
-        group, most = near.groups[shards.rank], max(near.back)
-        positions = (torch.arange(reach.start, reach.stop) % shards.length for reach in near.reach)
+        self.groups.check_full(shards.length)
+        group, most = local.groups[shards.rank], max(local.back)
+        positions = (torch.arange(reach.start, reach.stop) % shards.length for reach in local.reach)
         x = shards.exchange(v, list(positions))
-        back = torch.tensor(near.back, device=v.device)
-        if most > min(near.back):
+        back = torch.tensor(local.back, device=v.device)
+        if most > min(local.back):
             # Tokens that wrap around are outside of the groups.
-            x, _ = unchecked.circular_shift(x, back - most)
+            x, _ = backends.for_shift(x).circular_shift(x, back - most, None, False)
         x, mask = x[:, : len(group)], None
-        if missing := -len(group) % near.size:
-            x, mask = filled(x, mask, missing)
-        spec = SortSpec(x.shape[1] // near.size, self.order == "reference", self.heads)
-        y, index = unchecked.group_sort(x, spec, mask, with_index)
+        if missing := -len(group) % local.size:
+            x, mask = append_padding(x, mask, missing)
+        spec = SortSpec(x.shape[1] // local.size, self.order == "reference", self.heads)
+        module = backends.for_sort(x, spec, with_index)
+        y, index = module.permute(x, None, spec, mask, with_index)
         first = shards.offset - group.start
         own = slice(first, first + shards.here)
         if index is not None:
@@ -146,22 +155,22 @@ class ShardedCSP(ShardedPermutation, CSP):
         return y[:, own], index
 
     def permute_groups(
-        self, v: Tensor, steps: Tensor | None, groups: int, mask: Tensor | None, with_index: bool
+        self, v: Tensor, mask: Tensor | None, layout: GroupLayout, with_index: bool
     ) -> Permuted:
-        """Permute this process's channels `v`; `steps` contains the shifts of all channels."""
+        """Permute this process's channels `v`."""
         share = self.sequence.shards(1 + self.sequence.extra).shares(self.inner_dim)[
             self.sequence.rank
         ]
         channels = torch.tensor(self._with_reference(share), dtype=torch.int64, device=v.device)
+        steps = self.steps if self.steps is not None else self.scheduled_steps(layout, v.device)
         steps = None if steps is None else steps[channels]
         parts = []
         for part, heads in self._runs_of_heads(share):
-            spec = SortSpec(groups, self.order == "reference", heads)
+            spec = SortSpec(layout.groups, self.order == "reference", heads)
             x = v[..., part]
-            if steps is None:
-                parts.append(unchecked.group_sort(x, spec, mask, with_index))
-            else:
-                parts.append(unchecked.channel_permute(x, steps[part], spec, mask, with_index))
+            own = None if steps is None else steps[part]
+            module = backends.for_sort(x, spec, with_index)
+            parts.append(module.permute(x, own, spec, mask, with_index))
         if not parts:
             return v, v.long() if with_index else None
         values, indices = zip(*parts, strict=True)

@@ -13,7 +13,8 @@ from torch import Tensor
 
 from rifflemix.compat import stable_order
 from rifflemix.mixers.padding import move_padding_back, move_padding_last
-from rifflemix.mixers.sinkhorn import Sinkhorn, pad_to_blocks
+from rifflemix.mixers.sinkhorn import Sinkhorn
+from rifflemix.mixers.token_groups import fill_groups, first_columns
 from rifflemix.parallel.sharded import ShardedMixer
 from rifflemix.parallel.shards import Shards
 
@@ -23,7 +24,7 @@ class ShardedSinkhorn(ShardedMixer, Sinkhorn):
 
     def cannot_shard(self) -> str:
         """Report settings that need more than the sums of blocks."""
-        if self.rotate_heads:
+        if self.options.rotate_heads:
             return "rotate_heads=True"
         if self.sorter.net is None:
             return "sort_net='attention'"
@@ -40,7 +41,7 @@ class ShardedSinkhorn(ShardedMixer, Sinkhorn):
         if padded is not None:
             columns, padded, order = move_padding_last(columns, padded)
         hidden = None if self.causal else padded
-        blocks, hidden = pad_to_blocks(columns, hidden, self.block_size, masked=not self.causal)
+        blocks, hidden = fill_groups(columns, hidden, self.block_size, masked=not self.causal)
         sort = self._sort(x, mask, hidden, blocks.shape[1] // self.block_size, shards)[:, heads]
         y = self._attend_share(blocks, sort, hidden, heads)[:, : shards.length]
         y = move_padding_back(y, order)
@@ -59,15 +60,13 @@ class ShardedSinkhorn(ShardedMixer, Sinkhorn):
     ) -> Tensor:
         """Attend in some heads; `blocks` contains queries, keys and values (B, N, c)."""
         count = heads.stop - heads.start
-        null_kv = None
-        if self.sorter.options.null_kv:
-            null_kv = (self.null_key[heads], self.null_value[heads])
         if not count:
             # No heads here, but the parameters need gradients as on other processes.
-            return blocks + sum((part.sum() for part in null_kv or ()), sort.sum())
+            null_kv = (self.null_key, self.null_value) if self.options.null_kv else ()
+            return blocks + sum((part[heads].sum() for part in null_kv), sort.sum())
         split = blocks.unflatten(2, (-1, count, self.dim // self.num_heads))
         parts = split.permute(2, 0, 3, 1, 4).unbind(0)
-        y = self.attend_blocks(parts[0], parts[1], parts[-1], sort, hidden, null_kv, 0)
+        y = self.attend_blocks(parts[0], parts[1], parts[-1], sort, hidden, heads)
         return y.transpose(1, 2).flatten(2)
 
     def _sort(
@@ -78,8 +77,8 @@ class ShardedSinkhorn(ShardedMixer, Sinkhorn):
         if net is None:
             raise AssertionError("refused by cannot_shard")
         pooled = self._pooled(x, mask, num_blocks, shards)
-        scores = self.sorter.pooled_scores(net(pooled), num_blocks)
-        return self.sorter.from_scores(scores, hidden)
+        scores = first_columns(net(pooled), self.sorter.scored_null + num_blocks)
+        return self.sorter.sort_matrix(scores, hidden)
 
     def _pooled(self, x: Tensor, mask: Tensor | None, num_blocks: int, shards: Shards) -> Tensor:
         """Pool the blocks of the whole sequence, valid tokens first: (B, n, C).

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from rifflemix.mixers.baselines.softmax import SoftmaxAttention
-from rifflemix.ops.dropout.unchecked import dropout_attention
+from rifflemix.ops.dropout.backends import dropout_attention
 from rifflemix.parallel.sharded import ShardedAttention
 from rifflemix.parallel.shards import Shards
 
@@ -17,11 +17,15 @@ class ShardedSoftmax(ShardedAttention, SoftmaxAttention):
     The all-gather variant of torch's context parallelism does the same, but needs GPU kernels.
     """
 
+    def cannot_shard(self) -> str:
+        """Report `rotary`: positions of shards are not implemented."""
+        return "rotary=True" if self.rotary else ShardedAttention.cannot_shard(self)
+
     def attend(self, q: Tensor, k: Tensor, v: Tensor, key_padding_mask: Tensor | None) -> Tensor:
         shards = self.shards(q.shape[2])
         keys, values = shards.gather(torch.cat((k, v), -1), 2).chunk(2, -1)
         sees = _sees(shards.gather_mask(key_padding_mask), self.causal, shards, q.device)
-        return dropout_attention(q, keys, values, mask=sees, dropout_p=self.dropout_p())
+        return dropout_attention(q, keys, values, mask=sees, dropout_p=self.dropout_now)
 
 
 def _sees(

@@ -11,9 +11,9 @@ from rifflemix.mixers.baselines.average import AveragePooling
 from rifflemix.mixers.baselines.identity import Identity
 from rifflemix.mixers.baselines.linear import LinearAttention
 from rifflemix.mixers.tssa import TSSA
-from rifflemix.ops.dropout.unchecked import dropout
+from rifflemix.ops.dropout.backends import dropout
 from rifflemix.ops.precision import sum_of_products, without_autocast
-from rifflemix.ops.statistics import StatisticsState, eager, unchecked
+from rifflemix.ops.statistics import StatisticsState, backends, eager
 from rifflemix.ops.statistics.common import accumulation_dtype
 from rifflemix.parallel.sharded import ShardedAttention, ShardedMixer
 from rifflemix.parallel.shards import Shards
@@ -37,7 +37,7 @@ class ShardedTSSA(ShardedMixer, TSSA):
         return "" if every is None else f"renormalize_every={every!r}"
 
     def mix(self, x: Tensor, key_padding_mask: Tensor | None) -> Tensor:
-        p = self.dropout if self.training else 0.0
+        p = self.dropout_now
         y, _ = self._sharded_statistics(self.project(x), key_padding_mask, p)
         out: Tensor = self.out_proj(y.transpose(1, 2).flatten(2))
         return out
@@ -81,7 +81,7 @@ class ShardedTSSA(ShardedMixer, TSSA):
         )
 
         def run(before: StatisticsState, p: float) -> tuple[Tensor, Tensor, StatisticsState]:
-            return unchecked.causal_token_statistics(
+            return backends.causal_token_statistics(
                 w, self.temperature, self.denominator_bias, before, mask, p
             )
 

@@ -11,7 +11,8 @@ from torch import Tensor
 from rifflemix.mixers.butterfly import Butterfly
 from rifflemix.mixers.grouped import Grouped
 from rifflemix.mixers.strided import StridedGroups
-from rifflemix.ops.butterfly import unchecked
+from rifflemix.mixers.token_groups import missing_tokens
+from rifflemix.ops.butterfly import backends
 from rifflemix.parallel.sharded import ShardedMixer
 from rifflemix.parallel.shards import Shards
 
@@ -21,9 +22,10 @@ class ShardedGroups(ShardedMixer, StridedGroups):
 
     def mix(self, x: Tensor, key_padding_mask: Tensor | None) -> Tensor:
         shards = self.shards(x.shape[1])
-        block, stride, missing = self.groups(shards.length)
+        block, stride = self.groups(shards.length)
+        missing = missing_tokens(block * stride, shards.length)
         positions = torch.arange(shards.length + missing).unsqueeze(0)
-        groups = unchecked.butterfly_split(positions, block, stride)[0]
+        groups = backends.FAMILY.pick().butterfly_split(positions, block, stride, 1)[0]
         wanted = [
             groups[share.start : share.stop].flatten() for share in shards.shares(len(groups))
         ]

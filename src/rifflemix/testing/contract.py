@@ -13,7 +13,7 @@ from rifflemix.testing import (
     graphs,
     independence,
     numerics,
-    packing,
+    packed,
     shapes,
     states,
     streams,
@@ -32,6 +32,15 @@ class Property:
     Attributes:
         holds: check function; it raises AssertionError if a variant of a mixer fails.
         applies: returns whether the card of a variant requires the property.
+
+    Example:
+        >>> import torch, rifflemix as rm
+        >>> def is_finite(form):
+        ...     mixer = form.build()
+        ...     assert mixer(torch.randn(2, 9, mixer.dim).double()).isfinite().all()
+        >>> finite = rm.testing.Property(is_finite)
+        >>> for form in rm.testing.forms_of(rm.mixers.mixer_class("linear")):
+        ...     finite.check(form)
     """
 
     holds: Callable[[Form], None]
@@ -117,8 +126,8 @@ PROPERTIES = (
     Property(independence.longer_neighbours_change_nothing, _masks_of_any_length),
     Property(independence.place_of_padding_changes_nothing, _masks_of_any_length),
     Property(independence.padding_is_refused, _refuses_masks),
-    Property(packing.packed_sequences_do_not_meet, _packs),
-    Property(packing.packing_is_refused, _does_not_pack),
+    Property(packed.packed_sequences_do_not_meet, _packs),
+    Property(packed.packing_is_refused, _does_not_pack),
     Property(independence.outputs_ignore_later_tokens, _causal),
     Property(independence.causal_is_refused, _never_causal),
     Property(independence.card_tells_permutation_equivariance, _in_both_directions),
@@ -154,6 +163,10 @@ def check_mixer(cls: type[TokenMixer], *, onnx: bool = False) -> None:
     Raises:
         AssertionError: "mixer: property: reason", for the first property that fails.
         InputError: `cls` is not a mixer class with a card.
+
+    Example:
+        >>> import rifflemix as rm
+        >>> rm.testing.check_mixer(rm.mixers.mixer_class("identity"))
     """
     given: Any = cls
     is_mixer = isinstance(given, type) and issubclass(given, TokenMixer)

@@ -24,6 +24,12 @@ class Form:
     Attributes:
         mixer: the mixer class.
         causal: value of its `causal` argument.
+
+    Example:
+        >>> import rifflemix as rm
+        >>> form = rm.testing.Form(rm.mixers.mixer_class("linear"), causal=True)
+        >>> type(form.build()).__name__, form.build().causal
+        ('LinearAttention', True)
     """
 
     mixer: type[TokenMixer]
@@ -63,7 +69,13 @@ class Form:
 
 
 def forms_of(mixer: type[TokenMixer]) -> list[Form]:
-    """Return all variants that the card of a class supports."""
+    """Return all variants that the card of a class supports.
+
+    Example:
+        >>> import rifflemix as rm
+        >>> [form.causal for form in rm.testing.forms_of(rm.mixers.mixer_class("linear"))]
+        [False, True]
+    """
     return [Form(mixer, causal) for causal in ((False, True) if mixer.card.causal else (False,))]
 
 
@@ -91,9 +103,9 @@ def require_refusal(run: Callable[[], Any], *words: str) -> None:
         run()
     except ValueError as error:
         missing = [word for word in words if word not in str(error)]
-        require(not missing, f"the error does not say {missing}: {error}")
+        require(not missing, f"the error does not mention {missing}: {error}")
     else:
-        raise AssertionError(f"no ValueError that says {list(words)}")
+        raise AssertionError(f"no ValueError that mentions {list(words)}")
 
 
 @contextmanager

@@ -53,7 +53,7 @@ def exports(form: Form) -> None:
     mixer = form.build(dtype=torch.float32)
     why, found = form.card.one_length, _failure(lambda: _require_any_length(form, mixer))
     if why:
-        require(found is not None, f"the card says {why!r}, but one program serves every length")
+        require(found is not None, f"the card has {why!r}, but one program serves every length")
         _require_same(form, mixer, _program(form, mixer, any_length=False).module(), SIZE)
     elif found is not None:
         raise AssertionError(
@@ -68,9 +68,9 @@ def runs_as_onnx(form: Form) -> None:
     mixer = form.build(dtype=torch.float32)
     why, found = form.card.no_onnx, _failure(lambda: _require_onnx(form, mixer))
     if why:
-        require(found is not None, f"the card says {why!r}, but onnxruntime gives eager's values")
+        require(found is not None, f"the card has {why!r}, but onnxruntime gives eager's values")
     elif found is not None:
-        raise AssertionError(f"not in onnxruntime, and card.no_onnx says not why: {found}")
+        raise AssertionError(f"not in onnxruntime, and card.no_onnx gives no reason: {found}")
 
 
 def _failure(check: Callable[[], None]) -> str | None:

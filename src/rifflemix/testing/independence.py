@@ -131,10 +131,10 @@ def place_of_padding_changes_nothing(form: Form) -> None:
 
 def _place_matters(why: str, same: bool) -> str:
     if same:
-        return f"the place of padding changes nothing, but card.by_position says {why!r}"
+        return f"the place of padding changes nothing, but card.by_position is {why!r}"
     return (
-        "padding before or between tokens changes their outputs: say in card.by_position what "
-        "belongs to positions"
+        "padding before or between tokens changes their outputs: describe in card.by_position "
+        "what depends on positions"
     )
 
 
@@ -197,7 +197,7 @@ def card_tells_permutation_equivariance(form: Form) -> None:
     x, order = tokens(2, 16, DIM), torch.randperm(16)
     equivariant = torch.allclose(mixer(x[:, order]), mixer(x)[:, order], atol=1e-9)
     told = form.card.permutation_equivariant
-    require(equivariant == told, f"the card says {told}, permuted tokens say {equivariant}")
+    require(equivariant == told, f"the card has {told}, permuted tokens give {equivariant}")
 
 
 def card_tells_permutation_invariance(form: Form) -> None:

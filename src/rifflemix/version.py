@@ -1,0 +1,3 @@
+"""Version of rifflemix."""
+
+VERSION = "0.1.0"
