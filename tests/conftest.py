@@ -1,6 +1,6 @@
 """Shared fixtures.
 
-`OMP_WAIT_POLICY` is set before torch is imported, since spinning threads are slow.
+Variables are set before torch and matplotlib are imported. Spinning threads are slow.
 """
 
 from __future__ import annotations
@@ -10,9 +10,12 @@ import os
 import sys
 
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+# A list of fonts that another environment stored may lack the fonts of this one.
+os.environ.setdefault("MPLCONFIGDIR", os.path.join(sys.prefix, "matplotlib"))
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -67,23 +70,58 @@ def _seeded() -> None:
     torch.manual_seed(0)
 
 
+def _registries() -> list[tuple[Any, str]]:
+    """Return the modules of all registries and the names of their dictionaries."""
+    from rifflemix.lab.analysis import registry as analyses
+    from rifflemix.lab.recipes import registry as recipes
+    from rifflemix.lab.tasks import registry as tasks
+    from rifflemix.mixers import registry as mixers
+    from rifflemix.models import presets
+
+    return [
+        (mixers, "_MIXERS"),
+        (tasks, "_TASKS"),
+        (presets, "_PRESETS"),
+        (recipes, "_RECIPES"),
+        (analyses, "_ANALYSES"),
+    ]
+
+
 @pytest.fixture
 def registries(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Restore the registries after the test."""
-    from rifflemix.lab.tasks import registry as tasks
-    from rifflemix.mixers import named as mixers
-    from rifflemix.models import presets
     from rifflemix.plugins import loading
 
-    for module, name in ((mixers, "_MIXERS"), (tasks, "_TASKS"), (presets, "_PRESETS")):
+    for module, name in _registries():
         monkeypatch.setattr(module, name, dict(getattr(module, name)))
     monkeypatch.setattr(loading, "_loaded", {})
     monkeypatch.setenv(loading._VARIABLE, "")
     yield
-    for registry in (mixers, tasks, presets):
-        registry._OUTSIDE.forget()
+    for module, _ in _registries():
+        module._ENTRY_POINTS.forget()
     for name in [name for name in sys.modules if name.startswith(loading._PREFIX)]:
         del sys.modules[name]
+
+
+@pytest.fixture
+def install(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Callable[[str, str, dict[str, str]], None]:
+    """Install packages with entry points, in the layout of an installer."""
+    monkeypatch.syspath_prepend(str(tmp_path))
+
+    def write(package: str, code: str, points: dict[str, str]) -> None:
+        (tmp_path / f"{package}.py").write_text(code, encoding="utf-8")
+        info = tmp_path / f"{package}-1.0.dist-info"
+        info.mkdir()
+        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {package}\nVersion: 1.0\n")
+        lines = [f"[rifflemix.{group}]\n{point}\n" for group, point in points.items()]
+        (info / "entry_points.txt").write_text("\n".join(lines))
+        monkeypatch.delitem(sys.modules, package, raising=False)
+        for module, _ in _registries():
+            module._ENTRY_POINTS.forget()
+
+    return write
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""Load the scripts that write the documentation pages, as modules."""
+"""Load the scripts that write the pages and the benchmarks, as modules."""
 
 from __future__ import annotations
 
@@ -8,6 +8,9 @@ from pathlib import Path
 from types import ModuleType
 
 REPOSITORY = Path(__file__).resolve().parents[1]
+for folder in ("docs/build", "benchmarks"):  # scripts import their neighbors by name
+    if str(REPOSITORY / folder) not in sys.path:
+        sys.path.append(str(REPOSITORY / folder))
 PAGES = sorted(
     [
         *REPOSITORY.glob("*.md"),
@@ -18,7 +21,10 @@ PAGES = sorted(
 
 
 def load_script(path: str) -> ModuleType:
-    """Load a script by its path in the repository, such as "docs/write_house.py"."""
+    """Load a script by its path in the repository, such as "docs/build/charts.py"."""
+    loaded = sys.modules.get(Path(path).stem)
+    if loaded is not None and loaded.__file__ == str(REPOSITORY / path):
+        return loaded
     spec = importlib.util.spec_from_file_location(Path(path).stem, REPOSITORY / path)
     assert spec is not None
     assert spec.loader is not None

@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from rifflemix.lab.recipes import Recipe
-from rifflemix.lab.reproduction import FORMAT
+from rifflemix.lab.reproduction import FORMAT, Reproduction
+from rifflemix.lab.reproduction.records import decode_reproduction
 from rifflemix.lab.train import TrainConfig
 
 QUICK = TrainConfig(max_steps=8, batch_size=64, warmup_steps=2, eval_every=4, log_every=2)
@@ -29,6 +30,11 @@ def small(**changes: Any) -> Recipe:
         "train": TrainConfig(max_steps=40, batch_size=8, warmup_steps=10, eval_every=20),
     }
     return Recipe(**{**settings, **changes})
+
+
+def record_of(results: dict[str, Any]) -> Reproduction:
+    """Decode the results of a reproduction."""
+    return decode_reproduction(results)
 
 
 def made_up(**changes: Any) -> dict[str, Any]:
@@ -55,11 +61,42 @@ def made_up(**changes: Any) -> dict[str, Any]:
         "is_reduced": False,
         "parameters": 12345,
         "steps_per_second": 20.0,
-        "utilisation": {"share": 0.25},
+        "utilisation": {
+            "flops_per_step": 10**9,
+            "flops_per_second": 2e10,
+            "matmul_flops_per_second": 8e10,
+            "share": 0.25,
+        },
         "peak_memory_bytes": 2**28,
         "wall_seconds": 75.0,
-        "result": {"validation": history},
+        "result": trained(history),
         **changes,
+    }
+
+
+def trained(history: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return the outcome of a training with these evaluations."""
+    return {
+        "finished": True,
+        "step": 8,
+        "max_steps": 8,
+        "metric": "accuracy",
+        "best_step": 8,
+        "best_value": 0.8,
+        "validation": history,
+        "test": None,
+        "protocol": {},
+        "train_loss": 2.0,
+        "parameters": 12345,
+        "decayed_parameters": 12000,
+        "samples": 512,
+        "tokens": 2048,
+        "steps_per_second": 20.0,
+        "tokens_per_second": 80.0,
+        "seconds": {"total": 75.0},
+        "processes": 1,
+        "device": "cpu",
+        "precision": "no",
     }
 
 

@@ -1,4 +1,6 @@
-"""CONTRIBUTING.md is enough to add a mixer, a task, a model, a recipe and a section.
+"""The pages are enough to add a mixer, a task, a model, a recipe and a section.
+
+The pages are CONTRIBUTING.md and docs/extending.md.
 
 The examples of that page become files of a new package. The registry lines that the page names are
 patched in, and the command line must find the rest.
@@ -22,17 +24,21 @@ import torch
 
 import rifflemix as rm
 import rifflemix.cli
-import rifflemix.lab.comparison.page
 import rifflemix.lab.recipes.registry
 import rifflemix.lab.report.page
 import rifflemix.lab.tasks.registry
-import rifflemix.mixers.named
+import rifflemix.mixers.registry
 import rifflemix.models.presets
+from rifflemix.lab.comparison.pages import files
 from rifflemix.lab.recipes import get_recipe
 from rifflemix.testing import check_mixer
 from small_recipes import made_up, write
 
-PAGE = Path(__file__).resolve().parents[1] / "CONTRIBUTING.md"
+REPOSITORY = Path(__file__).resolve().parents[1]
+TEXT = "".join(
+    (REPOSITORY / page).read_text(encoding="utf-8")
+    for page in ("CONTRIBUTING.md", "docs/extending.md")
+)
 SECTION = re.compile(r"^## (.+?)$(.*?)(?=^## |\Z)", re.MULTILINE | re.DOTALL)
 BLOCK = re.compile(r"^( *)```(\w+)\n(.*?)^\1```", re.MULTILINE | re.DOTALL)
 Cli = Callable[..., str]
@@ -41,7 +47,7 @@ Load = Callable[[str], ModuleType]
 
 def example(heading: str, language: str = "python") -> str:
     """Return the only code block of a language under a heading."""
-    body = dict(SECTION.findall(PAGE.read_text(encoding="utf-8")))[heading]
+    body = dict(SECTION.findall(TEXT))[heading]
     (code,) = [code for _, found, code in BLOCK.findall(body) if found == language]
     return textwrap.dedent(code)
 
@@ -99,7 +105,7 @@ def compared(cli: Cli, out: Path, **options: object) -> dict[str, Any]:
 @pytest.fixture
 def mean(load: Load, monkeypatch: pytest.MonkeyPatch) -> Any:
     mixer = load("Add a mixer").Mean
-    mixers = rifflemix.mixers.named._MIXERS
+    mixers = rifflemix.mixers.registry._MIXERS
     monkeypatch.setitem(mixers, mixer.card.name, mixer)
     return mixer
 
@@ -114,7 +120,7 @@ def test_a_mixer_that_every_command_knows(mean: Any, cli: Cli) -> None:
     assert isinstance(rm.create_mixer("mean", 8), mean)
     backbone = rm.create_model("encoder", vocab_size=5, max_length=8, mixer="mean")
     assert any(isinstance(module, mean) for module in backbone.modules())
-    from rifflemix.mixers.catalogue import mixers_markdown
+    from rifflemix.mixers.markdown_tables import mixers_markdown
 
     assert "| `mean` |" in mixers_markdown()
 
@@ -150,16 +156,16 @@ def add_section(load: Load, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     section = example("Add a section to a report", "jinja")
     path.write_text(f"{before}{section}{{% endblock %}}{end}", encoding="utf-8")
     monkeypatch.setattr(rifflemix.lab.report.page, "_TEMPLATES", templates)
-    whole, render = rifflemix.lab.comparison.page.html_report, rifflemix.lab.comparison.page.render
+    whole, render = files.html_report, files.render
 
-    def html_report(results: Any, *others: Any) -> str:
+    def html_report(table: Any, *others: Any) -> str:
         def with_sizes(template: str, **values: Any) -> str:
-            return render(template, **values, sizes=sizes(results))
+            return render(template, **values, sizes=sizes(table))
 
-        monkeypatch.setattr(rifflemix.lab.comparison.page, "render", with_sizes)
-        return whole(results, *others)
+        monkeypatch.setattr(files, "render", with_sizes)
+        return whole(table, *others)
 
-    monkeypatch.setattr("rifflemix.lab.comparison.files.html_report", html_report)
+    monkeypatch.setattr("rifflemix.lab.comparison.pages.files.html_report", html_report)
     rifflemix.lab.report.page._environment.cache_clear()
     # Other tests must not find the templates of this folder.
     monkeypatch.setattr(

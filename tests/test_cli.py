@@ -96,7 +96,7 @@ def test_lists_as_json_and_as_tables(
     what: str, names: Callable[[], list[str]], cli: Cli, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # tests/models/test_model_table.py covers the counts, since counting builds every model.
-    monkeypatch.setattr("rifflemix.models.catalogue.count_parameters", lambda _: 7)
+    monkeypatch.setattr("rifflemix.models.registry.count_parameters", lambda _: 7)
     outcome = cli("list", what, "--json")
     assert (outcome.code, outcome.err) == (0, "")
     assert [entry["name"] for entry in json.loads(outcome.out)] == names()
@@ -248,7 +248,7 @@ def test_compare_end_to_end(cli: Cli, tmp_path: Path) -> None:
     assert first.code == 0, first.err
     assert "Softmax attention" in first.out
     assert re.search(r"csp seed 1\b.*\b2/2\b", first.err)
-    assert {p.name for p in out.iterdir() if p.is_file() and p.name != ".lock"} == FILES
+    assert {p.name for p in out.iterdir() if p.is_file() and p.name[0] != "."} == FILES
     assert {p.name for p in out.glob("*/*")} == {"seed0", "seed1"}
     results = json.loads((out / "results.json").read_text())
     assert results["command"] == " ".join(["rifflemix", *arguments])
@@ -305,6 +305,18 @@ def test_train_end_to_end(cli: Cli, tmp_path: Path) -> None:
     assert json.loads((out / "results.json").read_text()) == results  # from the training process
     other = cli(*arguments, "--seed", "1")
     assert is_one_line_error(other), other
+
+
+def test_train_selects_by_the_given_metric(cli: Cli, tmp_path: Path) -> None:
+    arguments = ("train", *TINY, "--mixer", "tssa", "--max-steps", "3", "--metric", "loss")
+    outcome = cli(*arguments, "--out", str(tmp_path / "out"), "--json")
+    assert outcome.code == 0, outcome.err
+    results = json.loads(outcome.out)
+    assert results["protocol"]["metric"] == "loss"
+    assert results["result"]["best_value"] == results["result"]["validation"][-1]["loss"]
+    refused = cli(*arguments[:-1], "f1", "--out", str(tmp_path / "other"))
+    assert is_one_line_error(refused), refused
+    assert not (tmp_path / "other").exists()
 
 
 KILLED = ("compare", *TINY, "--mixers", "softmax,tssa", "--max-steps", "40", "--threads", "1")

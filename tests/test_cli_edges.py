@@ -205,10 +205,10 @@ def test_numbers_and_lists_of_seeds() -> None:
 def test_too_many_seeds_are_refused_at_once(text: str) -> None:
     with pytest.raises(InputError, match=r"--seeds: .*\b1\b.*\b1,000\b") as e:
         parse_seeds(text)
-    assert ("(--seeds 7,11)" in str(e.value)) == (text not in ("0", "-3"))
+    assert ("--seeds 7,11" in str(e.value)) == (text not in ("0", "-3"))
 
 
-@pytest.mark.parametrize("text", ["", "x", "1,", "1,x", "1.5", "9" * 5000])
+@pytest.mark.parametrize("text", ["", "x", ",", "1,x", "1.5", "9" * 5000])
 def test_seeds_that_are_none(text: str) -> None:
     with pytest.raises(InputError, match=r"--seeds: .*got '"):
         parse_seeds(text)

@@ -12,7 +12,7 @@ import pytest
 from command_line import Cli
 from rifflemix.cli import suite as command
 from rifflemix.lab.comparison import SUITES
-from rifflemix.lab.comparison.suites import Suite, SuiteTask
+from rifflemix.lab.comparison.suites.catalog import Suite, SuiteTask
 
 PIECES = SuiteTask("digits", {"patch_size": 4}, {"max_steps": 2, "batch_size": 8})
 TINY = Suite(
@@ -26,7 +26,7 @@ SMALL = ("--dim", "8", "--layers", "1", "--heads", "2", "--threads", "1")
 @pytest.fixture(autouse=True)
 def tiny(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(SUITES, "tiny", TINY)
-    monkeypatch.setattr("rifflemix.lab.comparison.plot.comparison_plot", lambda results: b"")
+    monkeypatch.setattr("rifflemix.lab.comparison.pages.plot.comparison_plot", lambda results: b"")
     monkeypatch.setattr("rifflemix.lab.comparison.run.training_memory", lambda *_: 1_000)
 
 
@@ -35,19 +35,19 @@ def test_a_suite_stops_between_tasks_and_goes_on(
 ) -> None:
     out = tmp_path / "out"
     arguments = ("compare", "--suite", "tiny", *SMALL, "--max-steps", "1", "--out", str(out))
-    shown = command.run_shown
+    shown = command.run_with_live_table
 
-    def stopped_at_the_end(*given: Any) -> tuple[dict[str, Any], bool]:
-        return shown(*given)[0], True
+    def stopped_at_the_end(*given: Any, **more: Any) -> tuple[dict[str, Any], bool]:
+        return shown(*given, **more)[0], True
 
-    monkeypatch.setattr(command, "run_shown", stopped_at_the_end)
+    monkeypatch.setattr(command, "run_with_live_table", stopped_at_the_end)
     first = cli(*arguments)
     assert first.code == 130
     assert "2 tasks, runs and trials to make: 2, about " in first.err
     assert re.search(r"\bone\b.*\b1 of 2\b", first.err)
     assert "two" not in first.err
     assert re.search(r"\b1 of 2\b", first.err.splitlines()[-1])
-    monkeypatch.setattr(command, "run_shown", shown)
+    monkeypatch.setattr(command, "run_with_live_table", shown)
     second = cli(*arguments)
     assert second.code == 0, second.err
     assert "2 tasks, runs and trials to make: 1, about " in second.err

@@ -21,8 +21,8 @@ SHELL = re.compile(r"^ *```(?:|sh|bash|shell|console)\n(.*?)^ *```", re.MULTILIN
 COMMAND = re.compile(r"(?:^|\s|-m )rifflemix ([\w-].*)")
 SCRIPT = re.compile(r"python ((?:benchmarks|docs|examples)/[\w/]+\.py)([^\n`#]*)")
 ENDS = {"|", ">", "2>", "&&", "&", ";"}
-OWN = {"mine"}
-"""Placeholder names that users replace."""
+OWN = {"mine", "permuted"}
+"""Mixers of plugins: a placeholder, and the mixer of docs/learned-permutations.md."""
 
 
 def commands(text: str) -> Iterator[list[str]]:
@@ -69,7 +69,9 @@ def test_commands_parse(page: Path) -> None:
         for name, known in (("task", list_tasks()), ("recipe", list_recipes())):
             value = values.get(name)
             assert value is None or is_own or value in known, shlex.join(arguments)
-        named = {mixer.rpartition("=")[2] for mixer in str(values.get("mixers") or "").split(",")}
+        labeled = str(values.get("mixers") or "").split(",")
+        stacks = (mixer.rpartition("=")[2].split("+") for mixer in labeled)
+        named = {mixer for stack in stacks for mixer in stack}
         assert named <= {"", "all", *list_mixers(), *(OWN if is_own else ())}, shlex.join(arguments)
 
 
@@ -77,6 +79,8 @@ def test_commands_parse(page: Path) -> None:
 def test_scripts_take_the_options(page: Path) -> None:
     for path, rest in SCRIPT.findall(page.read_text(encoding="utf-8")):
         source = (REPOSITORY / path).read_text(encoding="utf-8")
+        if "from harness import" in source:
+            source += (REPOSITORY / "benchmarks/harness.py").read_text(encoding="utf-8")
         unknown = [flag for flag in re.findall(r"--[a-z][\w-]*", rest) if f'"{flag}"' not in source]
         assert not unknown, f"{path}{rest}"
 

@@ -27,6 +27,7 @@ FILE_SUFFIXES = {
     "jsonl",
     "mat",
     "md",
+    "onnx",
     "png",
     "py",
     "safetensors",
@@ -39,7 +40,7 @@ LINK = re.compile(r"\]\((?!https?://|#|mailto:)([^)#\s]+)")
 
 
 # The snippets of these pages train for seconds.
-TRAINING = {"comparing.md", "your-data.md"}
+TRAINING = {"comparing.md", "use-a-model.md", "your-data.md"}
 
 
 def python_blocks() -> list[object]:
@@ -56,7 +57,10 @@ def python_blocks() -> list[object]:
 
 @pytest.mark.usefixtures("registries")
 @pytest.mark.parametrize("code", python_blocks())
-def test_python_in_the_documents_runs(code: str) -> None:
+def test_python_in_the_documents_runs(
+    code: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
     exec(compile(code, "document", "exec", dont_inherit=True), {"__name__": "document"})
 
 
@@ -124,7 +128,11 @@ def test_what_counts_as_a_dotted_name() -> None:
 
 
 TABLE = re.compile(r"(?:^\|.*\n)+", re.MULTILINE)
-WRITTEN = re.compile(r"<!-- (results|comparison|demo)\b.*?<!-- /\1 -->", re.DOTALL)
+WRITTEN = re.compile(
+    r"<!-- (results|comparison|demo|speed-up|limits|reproduced|choose|layer-times|from-python"
+    r"|device-times)\b.*?<!-- /\1 -->",
+    re.DOTALL,
+)
 MEASURED = re.compile(r"\d ?(?:%|ms\b|µs\b|steps/s|times\b|x (?:faster|slower|less|more))")
 
 
@@ -152,7 +160,7 @@ def test_no_measured_number_is_typed(page: Path) -> None:
 
 def test_pages_with_measurements_are_known() -> None:
     names = {page.name for page in MEASURED_PAGES}
-    assert names >= {"README.md", "performance.md", "comparing.md"}
+    assert names >= {"README.md", "performance.md", "choose.md"}
 
 
 MIXER_PAGES = REPOSITORY / "docs" / "mixers"

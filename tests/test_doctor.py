@@ -20,8 +20,7 @@ import torch
 import rifflemix.cli
 from rifflemix.errors import InputError
 from rifflemix.lab.runs import doctor
-from rifflemix.lab.runs.doctor import ABSENT, BROKEN, OK, Finding, examine
-from rifflemix.lab.runs.imports import failed_imports
+from rifflemix.lab.runs.doctor import ABSENT, BROKEN, OK, Finding, examine, failed_imports
 from rifflemix.ops import group_sort, native, token_statistics
 from rifflemix.ops.permutation import cpu_common as permutation
 from rifflemix.ops.statistics import cpu_common as statistics

@@ -1,8 +1,7 @@
-"""The drawings of the mixers (docs/drawings) match the operators and are accessible."""
+"""The drawings of the mixers (docs/assets) match the operators and are accessible."""
 
 from __future__ import annotations
 
-from pathlib import Path
 from types import ModuleType
 from xml.etree import ElementTree
 
@@ -12,24 +11,16 @@ import torch
 import rifflemix as rm
 from document_scripts import load_script
 
-DOCS = Path(__file__).resolve().parents[1] / "docs"
-SVG = "{http://www.w3.org/2000/svg}"
-
 
 @pytest.fixture(scope="module")
 def writer() -> ModuleType:
-    return load_script("docs/write_drawings.py")
-
-
-def test_the_drawings_are_up_to_date(writer: ModuleType) -> None:
-    found = {path.name: path.read_text(encoding="utf-8") for path in writer.FOLDER.glob("*.svg")}
-    assert found == writer.drawings(), "run: python docs/write_drawings.py"
+    return load_script("docs/build/drawings.py")
 
 
 def test_the_numbers_in_the_cells_are_the_operators_answer(writer: ModuleType) -> None:
     """Check the numbers in the picture: before, shifted and sorted."""
-    root = ElementTree.fromstring(writer.drawing(["csp"], 1))
-    cells = [int(t.text or "") for t in root.iter(f"{SVG}text") if t.get("class") == "number"]
+    (axes,) = writer.figure_of(["csp"], 1).axes
+    cells = [int(text.get_text()) for text in axes.texts if text.get_gid() == "number"]
     before, shifted, paired = torch.tensor(cells).view(3, writer.TOKENS, writer.CHANNELS)
     tokens = torch.arange(writer.TOKENS)[:, None].expand(-1, writer.CHANNELS)
     assert torch.equal(before, tokens)
@@ -41,17 +32,17 @@ def test_the_numbers_in_the_cells_are_the_operators_answer(writer: ModuleType) -
 
 
 def luminance(colour: str) -> float:
-    parts = [int(colour[i : i + 2], 16) / 255 for i in (0, 2, 4)]
+    parts = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
     linear = [p / 12.92 if p <= 0.04045 else ((p + 0.055) / 1.055) ** 2.4 for p in parts]
     return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
 
 
 def test_a_number_can_be_read_on_every_colour(writer: ModuleType) -> None:
-    assert len(set(writer._COLOURS)) == writer.TOKENS
-    assert all((luminance(c) + 0.05) / 0.05 >= 4 for c in writer._COLOURS)
+    assert len(set(writer.COLORS)) == writer.TOKENS
+    assert all((luminance(c) + 0.05) / 0.05 >= 4 for c in writer.COLORS)
 
 
 def test_every_picture_has_words_and_a_dark_form(writer: ModuleType) -> None:
-    for text in writer.drawings().values():
+    for text in writer.files().values():
         assert len(ElementTree.fromstring(text).get("aria-label") or "") > 100
         assert "prefers-color-scheme: dark" in text

@@ -14,7 +14,7 @@ import rifflemix.cli
 from rifflemix.errors import InputError, require_packages
 from rifflemix.lab.bench.swap import SwapMeasurement
 from rifflemix.lab.comparison import Comparison
-from rifflemix.lab.comparison.page import html_fragment
+from rifflemix.lab.comparison.pages.files import html_fragment
 from rifflemix.lab.comparison.plan import plan_comparison
 from rifflemix.lab.report import page
 

@@ -112,7 +112,7 @@ def test_errors_and_warnings(tmp_path: Path, cli: Cli) -> None:
 
 
 def test_values_of_pages_and_drawings_in_them() -> None:
-    from rifflemix.lab.report.curves import panels
+    from rifflemix.lab.report.page import panels
 
     drawn = panels({HOSTILE: HOSTILE}, {HOSTILE: [[(0, 1.0), (1, 2.0)]]})
     page = render(

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from rifflemix.errors import InputError
-from rifflemix.lab.runs.grid import best_point, check_grid, grid_points, point_label
+from rifflemix.lab.runs.results import check_grid, grid_points, point_label, ranked_points
 
 
 def test_points_are_all_combinations_in_order() -> None:
@@ -58,5 +58,5 @@ def test_grids_that_are_refused(grid: dict[str, Any], words: str) -> None:
     ],
 )
 def test_the_best_point(scores: list[list[float]], higher: int, lower: int) -> None:
-    assert best_point(scores, higher_is_better=True) == higher
-    assert best_point(scores, higher_is_better=False) == lower
+    assert ranked_points(scores, higher_is_better=True)[0] == higher
+    assert ranked_points(scores, higher_is_better=False)[0] == lower

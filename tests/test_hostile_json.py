@@ -13,7 +13,7 @@ from rifflemix.errors import InputError
 from rifflemix.files import read_json, read_json_lines
 from rifflemix.json_values import check_json, parse_json
 from rifflemix.lab.reproduction import load_results
-from rifflemix.models.pretrained import from_pretrained
+from rifflemix.models import from_pretrained
 
 DEEP = {"list": "[" * 100_000, "closed": "[" * 65 + "]" * 65, "object": '{"a":' * 100_000}
 NO_JSON = {**DEEP, "surrogate": '{"\\ud800": 1}', "": ""}

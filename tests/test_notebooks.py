@@ -1,4 +1,4 @@
-"""Notebooks match their sources, contain the outputs of a run, and run from the top."""
+"""Notebooks contain the outputs of a run, and run from the top."""
 
 from __future__ import annotations
 
@@ -37,24 +37,6 @@ def pictures(notebook: Path) -> list[dict[str, Any]]:
     return [output for output in outputs if "image/png" in output.get("data", {})]
 
 
-def test_there_is_a_notebook_for_every_source() -> None:
-    names = {path.stem for path in FOLDER.glob("*.py")}
-    assert names == {path.stem for path in NOTEBOOKS}
-    assert names == {"sorting-as-attention", "faster-vit", "is-it-really-better"}
-
-
-@pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda p: p.stem)
-def test_a_notebook_has_the_cells_of_its_source(notebook: Path) -> None:
-    pytest.importorskip("jupytext", reason="jupytext is not installed")
-    pytest.importorskip("nbclient", reason="nbclient is not installed")
-    writer = load_script("docs/write_notebooks.py")
-    written = writer.as_notebook(notebook.with_suffix(".py")).cells
-    kept = json.loads(notebook.read_text(encoding="utf-8"))["cells"]
-    assert [(cell["cell_type"], text_of(cell["source"])) for cell in kept] == [
-        (cell.cell_type, cell.source) for cell in written
-    ], "run: make notebooks"
-
-
 @pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda p: p.stem)
 def test_a_notebook_holds_one_run_from_the_top_without_a_warning(notebook: Path) -> None:
     code = cells(notebook, "code")
@@ -87,7 +69,7 @@ def test_links_of_a_notebook_lead_somewhere(notebook: Path) -> None:
 
 
 def test_a_page_of_the_site_shows_all_of_a_notebook() -> None:
-    pages = load_script("docs/site/notebook_pages.py")
+    pages = load_script("docs/build/notebook_pages.py")
     for notebook in NOTEBOOKS:
         page = pages.page_of(notebook)
         assert page.startswith("# ")
@@ -99,13 +81,13 @@ def test_a_page_of_the_site_shows_all_of_a_notebook() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda p: p.stem)
 def test_a_notebook_runs(notebook: Path, tmp_path: Path) -> None:
-    for package in ("jupytext", "nbclient", "ipykernel", "ipywidgets", "pandas", "timm"):
+    for package in ("nbclient", "ipykernel", "ipywidgets", "pandas", "timm"):
         if find_spec(package) is None:
             pytest.skip(f"{package} is not installed")
     # With this name the kernel does not capture C++ output on stderr.
     inherited = {name: x for name, x in os.environ.items() if name != "PYTEST_CURRENT_TEST"}
     done = subprocess.run(
-        [sys.executable, "docs/write_notebooks.py", notebook.stem, "--out", str(tmp_path)],
+        [sys.executable, "docs/build/build.py", "notebooks", notebook.stem, "--out", str(tmp_path)],
         cwd=REPOSITORY,
         # The kernel starts in another folder, so relative paths would not work.
         env=inherited | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(REPOSITORY / "src")},

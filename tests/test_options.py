@@ -11,12 +11,14 @@ import typer.testing
 
 from rifflemix.cli.app import app
 from rifflemix.cli.commands import Commands
+from rifflemix.cli.workers import check_workers, worker_devices
 from rifflemix.errors import InputError
-from rifflemix.lab.runs.device import check_device
+from rifflemix.lab.runs.environment import check_device
 from rifflemix.lab.runs.options import (
     Option,
     ReproduceOptions,
     RunOptions,
+    WorkerOptions,
     check_options,
     declared_options,
 )
@@ -107,6 +109,36 @@ def test_every_option_of_a_run_is_declared_and_offered_by_both_commands() -> Non
         shown = " ".join(RUNNER.invoke(app, [command, "--help"]).output.split())
         for name, option in declared.items():
             assert (option.names or (f"--{name.replace('_', '-')}",))[0] in shown, name
+
+
+@pytest.mark.parametrize(
+    ("count", "visible", "devices", "found"),
+    [
+        (2, "", "0,1", ("0", "1")),
+        (2, "", "2", None),
+        (2, "", "a", None),
+        (2, "5,GPU-ab", "1,0", ("GPU-ab", "5")),
+        (1, "5,99", "1", None),
+        (0, "", "0", None),
+        (0, "0", "0", None),
+    ],
+)
+def test_devices_of_workers_are_on_this_machine(
+    count: int,
+    visible: str,
+    devices: str,
+    found: tuple[str, ...] | None,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("torch.cuda.device_count", lambda: count)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    options = WorkerOptions(devices=devices)
+    if found is None:
+        with pytest.raises(InputError, match=r"--devices: expected"):
+            check_workers(options)
+    else:
+        check_workers(options)
+        assert worker_devices(options) == found
 
 
 def test_devices_that_are_there(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,6 @@ import re
 import subprocess
 import sys
 import warnings
-from collections.abc import Callable
 from importlib.metadata import EntryPoint
 from pathlib import Path
 from types import SimpleNamespace
@@ -19,13 +18,12 @@ import pytest
 
 import rifflemix as rm
 import rifflemix.cli
-import rifflemix.lab.tasks.registry as tasks
-import rifflemix.mixers.named as mixers
+import rifflemix.mixers.registry as mixers
 import rifflemix.models.presets as presets
 from rifflemix.errors import InputWarning
-from rifflemix.lab.runs.outside import code_by_name, outside_code
+from rifflemix.lab.runs.build_for_task import code_by_name, outside_code
 from rifflemix.lab.tasks import load_task
-from rifflemix.plugins import code_hash, load_plugin, loading, outside, plugin_files
+from rifflemix.plugins import code_hash, load_plugin, loading, plugin_files
 
 pytestmark = pytest.mark.usefixtures("registries")
 
@@ -304,27 +302,6 @@ def test_processes_started_from_here_know_the_file(plugin: Path) -> None:
 # Entry points
 
 
-@pytest.fixture
-def install(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Callable[[str, str, dict[str, str]], None]:
-    """Install packages with entry points, in the layout of an installer."""
-    monkeypatch.syspath_prepend(str(tmp_path))
-
-    def write(package: str, code: str, points: dict[str, str]) -> None:
-        (tmp_path / f"{package}.py").write_text(code, encoding="utf-8")
-        info = tmp_path / f"{package}-1.0.dist-info"
-        info.mkdir()
-        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {package}\nVersion: 1.0\n")
-        lines = [f"[rifflemix.{group}]\n{point}\n" for group, point in points.items()]
-        (info / "entry_points.txt").write_text("\n".join(lines))
-        monkeypatch.delitem(sys.modules, package, raising=False)
-        for registry in (mixers, tasks, presets):
-            registry._OUTSIDE.forget()
-
-    return write
-
-
 def test_entry_points_are_listed_without_an_import(install: Any) -> None:
     undecorated = PLUGIN.replace("@rm.register_mixer\n", "")
     install("turns", undecorated, {"mixers": "turn = turns:Turn", "tasks": "halves = turns:halves"})
@@ -349,7 +326,7 @@ def test_a_broken_package_warns_once_and_stops_nothing(install: Any, cli: Any) -
     with pytest.raises(rm.InputError, match=message):
         rm.create_mixer("gone", 8)
 
-    mixers._OUTSIDE.forget()
+    mixers._ENTRY_POINTS.forget()
     code, out, err = cli("list", "mixers", "--json")
     assert code == 0
     assert len(json.loads(out)) == len(rm.list_mixers())
@@ -389,7 +366,7 @@ def test_a_name_that_is_taken_is_left_out_with_a_warning(
         EntryPoint("spin", "first:A", "rifflemix.mixers")._for(SimpleNamespace(name="first")),
         EntryPoint("spin", "second:A", "rifflemix.mixers")._for(SimpleNamespace(name="second")),
     ]  # type: ignore[attr-defined]
-    monkeypatch.setattr(outside, "entry_points", lambda group: two)
-    mixers._OUTSIDE.forget()
+    monkeypatch.setattr(loading, "entry_points", lambda group: two)
+    mixers._ENTRY_POINTS.forget()
     with pytest.warns(InputWarning, match=r"'spin'.*\bsecond\b.*\bfirst\b"):
         assert rm.list_mixers().count("spin") == 1

@@ -16,8 +16,8 @@ from torch import Tensor, nn
 
 import rifflemix as rm
 import rifflemix.cli
-import rifflemix.mixers.named as mixers
-from rifflemix.lab.runs.outside import checked_mixers
+import rifflemix.mixers.registry as mixers
+from rifflemix.lab.runs.build_for_task import checked_mixers
 from rifflemix.lab.tasks import TaskCard, card_of, load_task, task_card
 from rifflemix.models import ModelCard
 from rifflemix.testing import check_mixer

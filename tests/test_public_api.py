@@ -132,6 +132,10 @@ SIGNATURES = {
     "butterfly_merge": "y, stride, dim=1",
     "block_mlp": "x, maps",
     "block_linear": "x, weight, bias=None, *, in_stride=1, out_stride=1",
+    "linear_recurrence": (
+        "q, k, v, *, log_decay=None, beta=None, erase=None, initial_state=None, "
+        "return_state=False, key_padding_mask=None, cu_seqlens=None"
+    ),
 }
 NO_BACKEND = {"shift_steps", "interleave_columns", "butterfly_strides"}
 INDEXED = {"circular_shift", "group_sort", "max_exchange", "channel_permute"}

@@ -19,19 +19,36 @@ LOADED = re.compile(r"""(?:src|href)=["']?(https?://[^"' >]+)[^>]*""")
 
 
 @pytest.fixture(scope="module")
-def writer() -> ModuleType:
-    return load_script("docs/write_mixers.py")
+def build() -> ModuleType:
+    return load_script("docs/build/build.py")
 
 
-def test_the_pages_of_the_mixers_are_up_to_date(writer: ModuleType) -> None:
-    assert len(writer.PAGES) == 7
-    for page in writer.PAGES:
-        text = page.read_text(encoding="utf-8")
-        assert writer.filled(page, text) == text, "run: python docs/write_mixers.py"
+SLOW_TARGETS = {"results", "plots"}
 
 
-def test_every_headline_mixer_has_a_page_with_its_card_and_times(writer: ModuleType) -> None:
-    texts = "".join(page.read_text(encoding="utf-8") for page in writer.PAGES)
+@pytest.mark.parametrize(
+    "target",
+    [
+        pytest.param(target, marks=[pytest.mark.slow] if target in SLOW_TARGETS else [])
+        for target in load_script("docs/build/build.py").TARGETS
+        if target != "plots"  # their pixels depend on the versions of matplotlib and freetype
+    ],
+)
+def test_generated_files_are_up_to_date(build: ModuleType, target: str) -> None:
+    for path, content in build.files_of(target).items():
+        assert path.read_bytes() == content, f"run: python docs/build/build.py {target}"
+
+
+def test_an_unknown_target_is_reported(
+    build: ModuleType, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert build.main(["result"]) == 2
+    assert "results" in capsys.readouterr().err
+
+
+def test_every_headline_mixer_has_a_page_with_its_card_and_times() -> None:
+    pages = sorted((REPOSITORY / "docs" / "mixers").glob("*.md"))
+    texts = "".join(page.read_text(encoding="utf-8") for page in pages)
     for name in HEADLINE:
         assert re.search(rf"<!-- card: (\w+, )*{name}\b", texts)
         assert f"<!-- measured: {name} -->" in texts

@@ -16,8 +16,8 @@ import pytest
 
 import rifflemix as rm
 import rifflemix.cli
-from rifflemix.lab.runs import trackers
-from rifflemix.lab.runs.trackers import Tracker, check_tracker, tracked
+from rifflemix.lab.runs import status
+from rifflemix.lab.runs.status import Tracker, check_tracker, tracked
 from rifflemix.lab.train import TrainEvent
 
 TINY = shlex.split(
@@ -54,7 +54,7 @@ def recorders(monkeypatch: pytest.MonkeyPatch) -> list[Recorder]:
 
     monkeypatch.setattr(tracking, "TensorBoardTracker", Recorder)
     monkeypatch.setattr(tracking, "WandBTracker", Recorder)
-    monkeypatch.setattr(trackers, "find_spec", lambda name: object())
+    monkeypatch.setattr(status, "find_spec", lambda name: object())
     Recorder.made = []
     return Recorder.made
 
@@ -224,7 +224,7 @@ def test_trackers_that_are_refused(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr(trackers, "find_spec", lambda name: None if name == "wandb" else 1)
+    monkeypatch.setattr(status, "find_spec", lambda name: None if name == "wandb" else 1)
     out = tmp_path / "out"
     assert run(monkeypatch, *command.split(), *TINY, "--out", out, "--tracker", tracker) == 2
     assert re.search(words, capsys.readouterr().err)

@@ -21,12 +21,11 @@ DOCS = Path(__file__).resolve().parents[1] / "docs"
 
 @pytest.fixture(scope="module")
 def writer() -> ModuleType:
-    return load_script("docs/write_try.py")
+    return load_script("docs/build/try_page.py")
 
 
-def test_the_page_is_up_to_date_and_whole(writer: ModuleType) -> None:
+def test_the_page_loads_nothing() -> None:
     text = (DOCS / "try.html").read_text(encoding="utf-8")
-    assert text == writer.page(), "run: python docs/write_try.py"
     assert not re.search(r"https?://|<script src|<link", text)
 
 

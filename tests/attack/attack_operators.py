@@ -202,6 +202,35 @@ def causal_token_statistics(draw: random.Random) -> Call:
     return Call(ops.causal_token_statistics, tensors, settings, layouts, is_few)
 
 
+def linear_recurrence(draw: random.Random) -> Call:
+    """Draw all variants, with keys that keep the state bounded."""
+    batch, heads, length = draw.randint(1, 3), draw.choice((1, 2, 3)), size(draw, 200)
+    keys, values = size(draw, 34), size(draw, 34)
+    is_few = draw.random() < 0.5
+    if is_few:
+        length, keys, values = size(draw, 12), size(draw, 5), size(draw, 5)
+    dtype = any_dtype(draw)
+    padded = mask(draw, batch, length)
+    shape = (batch, heads, length)
+    q, v = (numbers(draw, (*shape, n), dtype) for n in (keys, values))
+    k = torch.nn.functional.normalize(torch.randn(*shape, keys), dim=-1).to(dtype)
+    q, k, v = (poisoned(draw, x, padded) for x in (q, k, v))
+    wide = torch.promote_types(dtype, torch.float32)
+    settings: dict[str, Any] = {
+        "key_padding_mask": padded,
+        "return_state": draw.random() < 0.5,
+    }
+    if draw.random() < 0.6:
+        gates = (*shape, keys) if draw.random() < 0.5 else shape
+        settings["log_decay"] = -draw.choice((1e-3, 1.0, 60.0)) * torch.rand(gates)
+    if draw.random() < 0.5:
+        settings["beta"] = torch.rand(shape) * 2
+    if draw.random() < 0.5:
+        settings["initial_state"] = torch.randn(batch, heads, keys, values, dtype=wide)
+    layouts = (layout(draw, padded), layout(draw, padded), layout(draw, padded))
+    return Call(ops.linear_recurrence, (q, k, v), settings, layouts, is_few)
+
+
 def rank_filter(draw: random.Random) -> Call:
     """Draw windows below and above the limit of the kernels.
 
@@ -323,46 +352,6 @@ def _chain(
     return y
 
 
-def relaxed_group_sort(draw: random.Random) -> Call:
-    batch, groups, width = draw.randint(1, 2), draw.randint(1, 4), draw.randint(1, 6)
-    padded = mask(draw, batch, groups * width)
-    x = numbers(draw, (batch, groups * width, draw.randint(1, 4)), any_dtype(draw))
-    settings = {
-        "num_groups": groups,
-        "temperature": draw.choice((0.3, 1.0, 5.0)),
-        "num_iterations": draw.randint(1, 8),
-        "key_padding_mask": padded,
-        "return_plan": draw.random() < 0.5,
-    }
-    layouts = (layout(draw, padded),)
-    return Call(ops.relaxed_group_sort, (poisoned(draw, x, padded),), settings, layouts)
-
-
-def _projected(draw: random.Random, function: Any) -> Call:
-    """Draw a random temperature, so that no two means tie: ties have no gradient."""
-    batch, groups, channels = draw.randint(1, 2), draw.randint(1, 4), size(draw, 40)
-    is_few = draw.random() < 0.5
-    width = draw.randint(1, 6) if is_few else size(draw, 130)
-    padded = mask(draw, batch, groups * width)
-    x = numbers(draw, (batch, groups * width, channels), any_dtype(draw))
-    settings = {
-        "num_groups": groups,
-        "temperature": draw.choice((0.01, 0.3, 3.0)) * draw.uniform(1, 2),
-        "key_padding_mask": padded,
-    }
-    layouts = (layout(draw, padded),)
-    tensors = (poisoned(draw, x, padded),)
-    return Call(function, tensors, settings, layouts, is_few and x.numel() <= _LITERAL)
-
-
-def soft_rank(draw: random.Random) -> Call:
-    return _projected(draw, ops.soft_rank)
-
-
-def soft_sort(draw: random.Random) -> Call:
-    return _projected(draw, ops.soft_sort)
-
-
 EXACT: dict[str, Callable[[random.Random], Call]] = {
     "butterfly_merge": butterfly_merge,
     "butterfly_split": butterfly_split,
@@ -383,13 +372,11 @@ CLOSE: dict[str, Callable[[random.Random], Call]] = {
     "compression_rate": compression_rate,
     "dropout_attention": dropout_attention,
     "gumbel_sinkhorn": gumbel_sinkhorn,
+    "linear_recurrence": linear_recurrence,
     "pool_blocks": pool_blocks,
     "rank_filter": rank_filter,
-    "relaxed_group_sort": relaxed_group_sort,
     "sinkhorn": sinkhorn,
     "sinkhorn_attention": sinkhorn_attention,
-    "soft_rank": soft_rank,
-    "soft_sort": soft_sort,
     "sort_blocks": sort_blocks,
     "token_statistics": token_statistics,
     "top_k_blocks": top_k_blocks,

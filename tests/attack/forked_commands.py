@@ -200,10 +200,9 @@ def serve() -> None:
 _IMPORTED = (
     "accelerate", "matplotlib.backends.backend_agg", "torch._dynamo", "torch.profiler",
     "torch.distributed.checkpoint.state_dict", "rifflemix.cli.app",
-    "rifflemix.lab.comparison.files",
-    "rifflemix.lab.comparison.page", "rifflemix.models.registry", "rifflemix.lab.tasks.registry",
-    "rifflemix.lab.analysis", "rifflemix.lab.bench.ops", "rifflemix.lab.reproduction.page",
-    "library_writes",
+    "rifflemix.lab.comparison.pages.files",
+    "rifflemix.models.registry", "rifflemix.lab.tasks.registry", "rifflemix.lab.analysis",
+    "rifflemix.lab.bench.ops", "rifflemix.lab.reproduction.page", "library_writes",
 )  # fmt: skip
 
 
@@ -211,9 +210,10 @@ def _prepare() -> None:
     import torch
 
     import rifflemix.cli
-    import rifflemix.lab.reproduction.utilisation
-    from rifflemix.lab.analysis import gallery
-    from rifflemix.lab.comparison import plot, suites
+    import rifflemix.lab.reproduction.run
+    from rifflemix.lab.analysis import runner
+    from rifflemix.lab.comparison.pages import plot
+    from rifflemix.lab.comparison.suites import catalog
     from rifflemix.lab.recipes import registry
     from rifflemix.lab.reproduction import sweep_plot, tables
     from rifflemix.lab.runs import environment
@@ -225,15 +225,15 @@ def _prepare() -> None:
     torch.set_num_threads(1)
     # Small shards, and stubs for slow functions that write no file.
     shards._SHARD, shards._cores = 6, lambda: 1
-    rifflemix.lab.reproduction.utilisation.matmul_flops_per_second = lambda *_: 1e12
+    rifflemix.lab.reproduction.run.matmul_flops_per_second = lambda *_: 1e12
     tables.list_recipes = lambda: ["test/digits"]
     environment._git = lambda: (None, None)
-    for module in (plot, gallery, sweep_plot):
+    for module in (plot, runner, sweep_plot):
         module.figure_png = lambda figure: b"a picture"
     registry._RECIPES["test/digits"] = lambda: small(train=QUICK)
-    pieces = suites.SuiteTask("digits", {"patch_size": 4}, {"max_steps": 2, "batch_size": 8})
+    pieces = catalog.SuiteTask("digits", {"patch_size": 4}, {"max_steps": 2, "batch_size": 8})
     tasks = {"a": pieces, "b": pieces}
-    suites.SUITES["tiny"] = suites.Suite("tiny", "Digits twice", tasks, ("average",), 1, (1e-3,))
+    catalog.SUITES["tiny"] = catalog.Suite("tiny", "Digits twice", tasks, ("average",), 1, (1e-3,))
     # Import the modules that parsing needs before another user, who may not read them, runs a
     # command.
     sys.argv = ["rifflemix", "data", "prepare", "nothing"]

@@ -75,7 +75,7 @@ def make_inputs(server: Server, arguments: Sequence[str]) -> None:
 _MEASURED = {
     "command", "environment", "wall_seconds", "seconds", "steps_per_second", "tokens_per_second",
     "peak_memory_bytes", "utilisation", "timed_steps", "timed_tokens", "timed_seconds", "speed",
-    "time", "sha256",
+    "time", "sha256", "beside", "measured_apart",
 }  # fmt: skip
 
 
@@ -90,7 +90,11 @@ def outcome(folder: Path, pattern: str = "**/*") -> dict[str, Any]:
     found: dict[str, Any] = {}
     for path in sorted(folder.glob(pattern)):
         name = str(path.relative_to(folder))
-        if path.is_dir() or path.name == ".lock" or path.suffix in (".png", ".html", ".md"):
+        if (
+            path.is_dir()
+            or path.name in (".lock", ".launch.json")
+            or path.suffix in (".png", ".html", ".md")
+        ):
             continue
         if path.name == "checkpoint.safetensors":
             tensors, progress = read_tensors(path)

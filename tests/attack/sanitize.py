@@ -133,6 +133,7 @@ def run(kind: str, arguments: list[str]) -> int:
     reports = [match[0] for match in REPORT.finditer(text)]
     last = next((line for line in reversed(text.splitlines()) if " passed" in line), "")
     result = {
+        "format": "rifflemix.sanitize/1",
         "sanitizer": kind,
         "arguments": arguments or TESTS,
         "exit_code": code,

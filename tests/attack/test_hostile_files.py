@@ -20,11 +20,17 @@ import rifflemix as rm
 from rifflemix.errors import InputError
 from rifflemix.files import read_json, read_json_lines, read_tensors, write_tensors
 from rifflemix.lab.reproduction import load_results
-from rifflemix.lab.tasks.data_io.bounded import read_bytes, read_idx, read_lines, read_npy, read_npz
 from rifflemix.lab.tasks.data_io.files import load_arrays, store_arrays
+from rifflemix.lab.tasks.data_io.safe_readers import (
+    read_bytes,
+    read_idx,
+    read_lines,
+    read_npy,
+    read_npz,
+)
 from rifflemix.lab.tasks.graphs.smiles import read_csv
 from rifflemix.lab.tasks.pathfinder.files import read_gray_png
-from rifflemix.models.pretrained import from_pretrained
+from rifflemix.models import from_pretrained
 
 ROWS = [[f"word {n} and {n * 7 % 5}", n % 2] for n in range(40)]
 
@@ -121,7 +127,7 @@ LOADERS: dict[str, tuple[str, Callable[[Path], Any], Callable[[Path], Any]]] = {
         lambda p: np.save(p, np.arange(12).reshape(3, 4)),
         lambda p: read_npy(p, p.read_bytes()),
     ),
-    "gzip": ("x.gz", write_gzip, lambda p: read_bytes(p, 10_000)),
+    "gzip": ("x.gz", write_gzip, read_bytes),
     "lines": ("x.gz", write_gzip, lambda p: list(read_lines(p))),
     "idx": ("x.gz", write_idx, read_idx),
     "png": ("x.png", write_png, lambda p: read_gray_png(p, 8)),

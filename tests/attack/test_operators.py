@@ -21,7 +21,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import rifflemix as rm
 from rifflemix import ops
 from rifflemix.errors import InputError
-from rifflemix.lab.runs.device import using_threads
+from rifflemix.lab.runs.environment import using_threads
 from rifflemix.mixers._convolution.fft_convolution import circular_convolve, circular_correlate
 from rifflemix.ops.native import library
 from rifflemix.ops.permutation import reference as permutation_reference

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 import rifflemix as rm
 from rifflemix.mixers.butterfly import Butterfly
-from rifflemix.mixers.strided import default_block_size
+from rifflemix.mixers.token_groups import default_group_size
 
 
 def build(*, layer_index: int = 0, num_layers: int = 6, **options) -> Butterfly:
@@ -81,7 +81,7 @@ def test_equals_dense_attention_within_the_groups(data: st.DataObject) -> None:
     bits = st.lists(st.booleans(), min_size=2 * length, max_size=2 * length)
     mask = torch.tensor(data.draw(bits)).view(2, length)
     strides = mixer.strides(length)
-    size = block or default_block_size(40)
+    size = block or default_group_size(40)
     size = size if layout == "max_length" else min(size, length)
     places = 40 if layout == "max_length" else length
     groups = same_group(places, size, strides[layer % len(strides)])
@@ -132,7 +132,7 @@ def test_one_pass_through_the_strides_cuts_no_token_off(block: int | None, rever
     """Check that one pass connects all tokens without using padded positions."""
     mixer = build(block_size=block, reverse=reverse)
     for length in (*range(1, 40), 63, 64, 65, 100, 127, 128, 130):
-        size = min(block or default_block_size(length), length)
+        size = min(block or default_group_size(length), length)
         met = torch.eye(length)
         for stride in mixer.strides(length):
             met = (same_group(length, size, stride).float() @ met).clamp(max=1.0)
@@ -165,7 +165,7 @@ def test_searched_strides_compile(length: int) -> None:
     [(1, 1), (2, 2), (4, 2), (5, 4), (16, 4), (64, 8), (65, 16), (256, 16), (1024, 32), (2048, 64)],
 )
 def test_default_block(length: int, block: int) -> None:
-    assert default_block_size(length) == block
+    assert default_group_size(length) == block
     assert build(max_length=length).block_size == block
 
 

@@ -12,7 +12,7 @@ from rifflemix.errors import InputError
 from rifflemix.lab.analysis.maps import permutation_of
 from rifflemix.lab.analysis.trace import Call
 from rifflemix.mixers import create_mixer
-from rifflemix.mixers.value_maps import PermutedValues
+from rifflemix.mixers.permutation_mixer import PermutationMixer
 from rifflemix.ops import causal_shift, rank_filter, shift_steps
 
 FORMS: dict[str, dict[str, Any]] = {
@@ -29,14 +29,14 @@ FORMS: dict[str, dict[str, Any]] = {
 forms = pytest.mark.parametrize("options", FORMS.values(), ids=FORMS)
 
 
-def build(name: str, **options: Any) -> PermutedValues:
+def build(name: str, **options: Any) -> PermutationMixer:
     torch.manual_seed(5)
     mixer = create_mixer(name, 8, causal=True, layer_index=1, num_layers=3, **options)
-    assert isinstance(mixer, PermutedValues)
+    assert isinstance(mixer, PermutationMixer)
     return mixer.double().eval()
 
 
-def plain(name: str, **options: Any) -> PermutedValues:
+def plain(name: str, **options: Any) -> PermutationMixer:
     """Build windows alone: both projections are identities."""
     mixer = build(name, out_proj=False, **options)
     assert isinstance(mixer.value, nn.Linear)

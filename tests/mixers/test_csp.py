@@ -9,7 +9,7 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from rifflemix.errors import InputError
 from rifflemix.mixers.csp import CSP
-from rifflemix.mixers.named import create_mixer
+from rifflemix.mixers.registry import create_mixer
 from rifflemix.ops import channel_permute, circular_shift, group_sort, shift_steps
 
 BUILDS: dict[str, dict[str, Any]] = {
@@ -212,6 +212,14 @@ def test_parameter_count(options: dict[str, Any], expected: int) -> None:
     mixer = create_mixer("csp", 512, num_heads=8, **options)
     assert sum(p.numel() for p in mixer.parameters()) == expected
     assert set(mixer.state_dict()) <= {"value.weight", "value.bias", "proj.weight", "proj.bias"}
+
+
+@pytest.mark.parametrize("name", ["csp", "sliceformer"])
+@pytest.mark.parametrize("causal", [False, True])
+def test_parameters_keep_their_order(name: str, causal: bool) -> None:
+    """Check the order: optimizer states in checkpoints depend on it."""
+    mixer = create_mixer(name, 16, causal=causal)
+    assert list(mixer.state_dict()) == ["proj.weight", "proj.bias", "value.weight"]
 
 
 def test_shared_heads_change_nothing() -> None:

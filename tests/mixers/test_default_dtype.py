@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import rifflemix as rm
-from rifflemix.mixers.named import mixer_class
+from rifflemix.mixers.registry import mixer_class
 from rifflemix.testing.forms import DIM, Form, forms_of
 
 FORMS = [form for name in rm.list_mixers() for form in forms_of(mixer_class(name))]

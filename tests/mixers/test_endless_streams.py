@@ -17,6 +17,7 @@ SUMS = {
     "average": {"sum"},
     "cosformer": {"sums", "norms"},
     "linear": {"sums", "norms"},
+    "based": {"sums", "norms"},
     "performer": {"sums", "norms"},
     "tssa": {"energy", "member_energy", "member_count"},
 }

@@ -201,11 +201,11 @@ class Prefill(torch.nn.Module):
         return self.mixer.prefill(x, key_padding_mask=key_padding_mask)
 
 
-# The scan of s5 and the tokens that spade keeps have a fixed length.
+# The tokens that spade keeps have a fixed length.
 PROMPTS = [
     Form(mixer_class(name), causal=True)
     for name in rm.list_mixers()
-    if rm.mixer_card(name).streaming and name not in ("s5", "spade")
+    if rm.mixer_card(name).streaming and not rm.mixer_card(name).one_length and name != "spade"
 ]
 
 

@@ -6,14 +6,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from rifflemix.mixers._convolution.complex_pair import ComplexPair
 from rifflemix.mixers._convolution.exponential_kernel import ExponentialKernel
 from rifflemix.mixers._convolution.fft_convolution import (
     circular_convolve,
     circular_correlate,
     fft_convolution,
 )
-from rifflemix.mixers._convolution.linear_scan import linear_scan
+from rifflemix.mixers._convolution.state_space import ComplexPair, linear_scan
 
 
 def dense(

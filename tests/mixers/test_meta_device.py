@@ -11,9 +11,9 @@ from torch import nn
 
 import rifflemix as rm
 from meta_device import ways_to_give_memory
-from rifflemix.mixers.named import mixer_class
+from rifflemix.mixers.permutation_mixer import PermutationMixer
+from rifflemix.mixers.registry import mixer_class
 from rifflemix.mixers.sliceformer import Sliceformer
-from rifflemix.mixers.value_maps import PermutedValues
 from rifflemix.testing.forms import DIM, Form, forms_of, tokens
 
 FORMS = [form for name in rm.list_mixers() for form in forms_of(mixer_class(name))]
@@ -39,7 +39,7 @@ def test_forms(form: Form, give_memory: Give) -> None:
 
 
 def test_a_mixer_of_permuted_values_may_keep_no_constants() -> None:
-    class Plain(PermutedValues):
+    class Plain(PermutationMixer):
         card = Sliceformer.card
 
     assert Plain(DIM).double().dim == DIM

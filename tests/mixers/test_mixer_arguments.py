@@ -11,7 +11,7 @@ import torch
 
 import rifflemix as rm
 from rifflemix.mixers import SinkhornCrossAttention
-from rifflemix.mixers.named import mixer_options
+from rifflemix.mixers.registry import mixer_options
 
 OWN: dict[str, tuple[str, str, dict[str, Any]]] = {
     "csp groups 2.5": ("csp", "num_groups", {"num_groups": 2.5}),

@@ -214,7 +214,7 @@ def test_what_does_not_go_together() -> None:
     with pytest.raises(rm.InputError, match=r"^x: .*\(1, N, C\).*cu_seqlens"):
         mixer(x.view(3, 25, 8), cu_seqlens=at)
     jagged = torch.nested.nested_tensor([x[0]], layout=torch.jagged)
-    with pytest.raises(rm.InputError, match=r"^x: .*x\.offsets\(\)$"):
+    with pytest.raises(rm.InputError, match=r"^x: .*x\.offsets\(\)"):
         mixer(jagged, cu_seqlens=at)
     with pytest.raises(rm.InputError, match=r"^cu_seqlens: .*None.*Butterfly"):
         rm.create_mixer("butterfly", 8)(x.float(), cu_seqlens=at)

@@ -66,9 +66,3 @@ def test_quantised_embedding_of_vectors() -> None:
     model = rm.create_model("point_cloud", dim=16, num_layers=1, max_length=8).eval()
     points = torch.randn(2, 8, 3)
     torch.testing.assert_close(_quantised(model)(points), model(points), atol=0.1, rtol=0.1)
-
-
-def test_maps_whose_weights_are_read_print_as_plain_ones() -> None:
-    """Check the printed model: it identifies earlier runs."""
-    mixer = rm.create_mixer("mlp_mixer", dim=8, max_length=4)
-    assert "(fc1): Linear(in_features=4, out_features=4, bias=True)" in repr(mixer)

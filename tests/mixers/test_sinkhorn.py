@@ -19,7 +19,7 @@ from rifflemix.mixers import sorting_networks as networks
 from rifflemix.mixers.cross.sinkhorn import SinkhornCrossAttention
 from rifflemix.mixers.cross.softmax import SoftmaxCrossAttention
 from rifflemix.mixers.sinkhorn import Sinkhorn
-from rifflemix.ops.sinkhorn import unchecked
+from rifflemix.ops.sinkhorn import backends
 
 DOUBLE = torch.float64
 DIM, HEADS, MAX = 8, 2, 20
@@ -128,7 +128,7 @@ def test_causal_at_every_position(options: Options) -> None:
         after = mixer(later)
         torch.testing.assert_close(after[:, :token], y[:, :token], atol=1e-12, rtol=1e-12)
         # "sum_logits" uses no local values, so its first block has no keys.
-        if mixer.combine != "sum_logits" or token >= mixer.block_size:
+        if mixer.options.combine != "sum_logits" or token >= mixer.block_size:
             assert not torch.allclose(after[:, token], y[:, token])
 
 
@@ -262,7 +262,7 @@ def test_port_of_the_whole_layer(
 ) -> None:
     z = {key: torch.from_numpy(value) for key, value in golden("sinkhorn_selfattn_fixed").items()}
     noise = z["gumbel_noise"].unflatten(0, (2, 2))
-    monkeypatch.setattr(unchecked, "gumbel_noise", lambda shape, *_: noise.reshape(shape))
+    monkeypatch.setattr(backends, "gumbel_noise", lambda shape, *_: noise.reshape(shape))
     mixer = Sinkhorn(
         8,
         num_heads=2,

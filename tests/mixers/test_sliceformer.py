@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from rifflemix.errors import InputError
-from rifflemix.mixers.named import create_mixer
+from rifflemix.mixers.registry import create_mixer
 from rifflemix.mixers.sliceformer import VARIANTS, Sliceformer
 from rifflemix.ops import interleave_columns
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from rifflemix.lab.runs.device import using_threads
+from rifflemix.lab.runs.environment import using_threads
 from rifflemix.mixers import create_mixer, list_mixers, mixer_card
 
 EVEN, ODD = (8, 128, 64), (3, 23, 12)

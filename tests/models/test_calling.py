@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from rifflemix.errors import InputError
-from rifflemix.models.calling import call_model, on_device_of
+from rifflemix.models.base import call_model, on_device_of
 
 
 class Sum(nn.Module):

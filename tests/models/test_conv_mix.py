@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import rifflemix as rm
-from rifflemix.models.vision.conv_mix import (
+from rifflemix.models.vision.resnet_mixers import (
     BlockMixBlock,
     BlockMixStage,
     ButterflyChannels,

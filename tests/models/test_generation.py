@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 import rifflemix as rm
-from rifflemix.models.language.generation import _keep_likeliest
+from rifflemix.models.language.generation import _inverse_cdf, _keep_likeliest
 
 SMALL = {"vocab_size": 13, "max_length": 24, "dim": 12, "num_layers": 2, "num_heads": 3}
 CAUSAL = [name for name in rm.list_mixers() if rm.mixer_card(name).causal]
@@ -156,3 +156,67 @@ def test_other_models_do_not_generate() -> None:
     other: Any = rm.create_model("encoder", vocab_size=5)
     with pytest.raises(rm.InputError, match=r"model: .*got Encoder"):
         rm.models.generate(other, torch.zeros(1, 2, dtype=torch.int64), 3)
+
+
+PROMPTS = [torch.tensor(ids) for ids in ([1, 2, 3, 4, 5], [7], [1, 2, 3], [7], [12, 0])]
+
+
+@pytest.mark.parametrize("mixer", CAUSAL)
+@pytest.mark.parametrize("temperature", [0.0, 1.5])
+def test_a_prompt_continues_alone_as_in_a_batch(mixer: str, temperature: float) -> None:
+    model = model_with(mixer)
+    options: dict[str, Any] = {"temperature": temperature, "top_k": 7, "seed": 3}
+    together = rm.models.continue_prompts(model, PROMPTS, 12, **options)
+    for index in (0, 1, 2, 4):
+        (alone,) = rm.models.continue_prompts(model, [PROMPTS[index]], 12, **options)
+        assert torch.equal(alone, together[index])
+        assert torch.equal(alone[: len(PROMPTS[index])], PROMPTS[index])
+    is_equal = torch.equal(together[1], together[3])
+    assert is_equal is (temperature == 0)  # equal prompts have different noise
+
+
+@pytest.mark.parametrize("mixer", CAUSAL)
+def test_prompts_of_any_length_are_continued_by_the_likeliest_tokens(mixer: str) -> None:
+    model = model_with(mixer)
+    found = rm.models.continue_prompts(model, PROMPTS, 9, temperature=0)
+    for prompt, tokens in zip(PROMPTS, found, strict=True):
+        assert torch.equal(tokens, by_hand(model, prompt.unsqueeze(0), 9)[0])
+
+
+def test_continuations_follow_the_probabilities() -> None:
+    model = model_with("softmax")
+    prompts = [torch.tensor([3])] * 4000
+    found = torch.stack(rm.models.continue_prompts(model, prompts, 1, top_k=5))
+    frequency = torch.bincount(found[:, 1], minlength=13) / 4000
+    logits = model.eval()(prompts[0].unsqueeze(0))[0, -1]
+    expected = torch.where(logits >= logits.topk(5).values[-1], logits, -torch.inf).softmax(0)
+    assert (frequency - expected).abs().max() < 0.03
+    assert (frequency[expected == 0] == 0).all()
+
+
+def test_a_uniform_number_chooses_by_the_cumulative_probability() -> None:
+    probabilities = torch.tensor([[0.0, 0.25, 0.0, 0.75, 0.0]] * 5)
+    uniform = torch.tensor([0.0, 0.2499, 0.25, 0.9999, 1.0], dtype=torch.float64)
+    assert _inverse_cdf(probabilities, uniform).tolist() == [1, 1, 3, 3, 3]
+
+
+def test_a_stop_keeps_the_tokens_so_far() -> None:
+    model, calls = model_with("tssa"), iter([False, False, True])
+    found = rm.models.continue_prompts(
+        model, [torch.tensor([3])], 9, should_stop=lambda: next(calls)
+    )
+    assert len(found[0]) == 3
+
+
+@pytest.mark.parametrize(
+    ("prompts", "name"),
+    [
+        ([torch.zeros(0, dtype=torch.int64)], r"prompts\[0\]"),
+        ([torch.tensor([1]), [1, 2]], r"prompts\[1\]"),
+        ([torch.tensor([13])], "tokens"),
+        ([torch.zeros(20, dtype=torch.int64)], "max_length"),
+    ],
+)
+def test_bad_prompts(prompts: Any, name: str) -> None:
+    with pytest.raises(rm.InputError, match=name):
+        rm.models.continue_prompts(model_with("tssa"), prompts, 9)

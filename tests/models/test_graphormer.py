@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 import rifflemix as rm
-from rifflemix.models.graphs.graph_encoding import GraphAttention, GraphBias, haar_columns
+from rifflemix.models.graph_encoding import GraphAttention, GraphBias, haar_columns
 
 SMALL: dict[str, Any] = {
     "dim": 12,

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import rifflemix as rm
-from rifflemix.models.sequence.heads import pair_features
+from rifflemix.models.sequence.config import pair_features
 from rifflemix.nn.positions import interleaved_sinusoids, sinusoids
 
 TASKS = ("listops", "text", "retrieval", "image", "pathfinder", "pathx")

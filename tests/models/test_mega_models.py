@@ -11,9 +11,9 @@ import torch
 from torch import nn
 
 import rifflemix as rm
+from rifflemix.models.sequence.config import ScaleNorm, TokenNorm
 from rifflemix.models.sequence.mega import MegaBlock
-from rifflemix.models.sequence.norms import ScaleNorm, TokenNorm
-from rifflemix.nn.feed_forward import FeedForward
+from rifflemix.nn.layers import FeedForward
 
 # SPEC 1.4: layers, embed, hidden, z, norm, attention, and CSP's K at the task's length.
 TASKS: dict[str, tuple[int, int, int, int, str, str]] = {
@@ -85,7 +85,7 @@ CSP_GROUPS = {
 def test_csp_groups_of_every_task(task: str) -> None:
     length, size, shift = CSP_GROUPS[task]
     layer = on_meta(f"mega_csp_lra_{task}").blocks[0].mixer.permutation
-    assert (layer.num_groups or length // layer.group_size) == length // size
+    assert layer.groups.size_in(length) == size
     assert layer.shift == shift
 
 

@@ -354,7 +354,7 @@ def test_a_folder_written_over_never_has_the_old_settings(
         raise rm.InputError("cannot write: no space left")
 
     rm.create_model("encoder", vocab_size=9, num_heads=2).save_pretrained(tmp_path)
-    monkeypatch.setattr("rifflemix.models.weights_file.write_json", fail)
+    monkeypatch.setattr("rifflemix.models.pretrained.write_json", fail)
     with pytest.raises(rm.InputError, match="no space left"):
         rm.create_model("encoder", vocab_size=9, num_heads=4).save_pretrained(tmp_path)
     with pytest.raises(rm.InputError, match=r"config.json"):

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from document_scripts import load_script
-from rifflemix.models.catalogue import count_parameters, difference_to
+from rifflemix.models.registry import count_parameters, difference_to
 
 
 @pytest.mark.parametrize(
@@ -31,12 +30,3 @@ def test_counting_takes_no_memory_and_agrees() -> None:
     from rifflemix.models import create_model
 
     assert count_parameters("encoder", **small) == create_model("encoder", **small).num_parameters()
-
-
-@pytest.mark.parametrize(
-    "name", ["mixers", "export", pytest.param("models", marks=pytest.mark.slow)]
-)
-def test_the_page_is_what_the_registry_says(name: str) -> None:
-    writer = load_script("docs/write_tables.py")
-    page = (writer.FOLDER / f"{name}.md").read_text(encoding="utf-8")
-    assert writer.filled(name, page) == page, "run: python docs/write_tables.py"

@@ -12,7 +12,7 @@ import torch
 
 import rifflemix as rm
 from command_line import Cli
-from rifflemix.lab.runs.fit import fit_model
+from rifflemix.lab.runs.build_for_task import fit_model
 
 
 def test_a_training_run_says_what_it_is(cli: Cli, tmp_path: Path) -> None:

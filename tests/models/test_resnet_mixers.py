@@ -8,8 +8,7 @@ import pytest
 import torch
 
 import rifflemix as rm
-from rifflemix.models.vision.conv_mix import BlockMixBlock, ButterflyChannels
-from rifflemix.models.vision.resnet_mixers import ResNetMixer
+from rifflemix.models.vision.resnet_mixers import BlockMixBlock, ButterflyChannels, ResNetMixer
 
 # Figure 7 of the paper: blocks per stage, planes, and groups or group sizes.
 FIGURE: dict[str, tuple[int, int, list[int] | None]] = {

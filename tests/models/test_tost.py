@@ -11,9 +11,9 @@ import torch
 
 import rifflemix as rm
 from rifflemix.models import ToST
-from rifflemix.models.vision.ista import ISTA
+from rifflemix.models.vision.tost_layers import ISTA
 from rifflemix.nn.block import Block
-from rifflemix.nn.feed_forward import FeedForward
+from rifflemix.nn.layers import FeedForward
 
 Golden = Callable[[str], dict[str, np.ndarray]]
 

@@ -109,6 +109,7 @@ TINY_TOST = Tiny({**TINY_IMAGE, "image_size": 32}, images(3, 32, 32))
 # Keys are name patterns; the first match counts.
 TINY: dict[str, Tiny] = {
     "encoder": Tiny({"vocab_size": 11, "dim": 16, "max_length": 12}, tokens(11, 12)),
+    "*compressor": Tiny({"vocab_size": 11, "dim": 16, "max_length": 12}, tokens(11, 12)),
     "mixer_stack": Tiny(
         {"vocab_size": 11, "dim": 16, "num_layers": 2, "max_length": 12}, tokens(11, 12)
     ),

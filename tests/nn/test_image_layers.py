@@ -10,11 +10,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from rifflemix.models.vision.class_attention import ClassAttention, ClassAttentionBlock
-from rifflemix.models.vision.fourier_positions import FourierPositions
-from rifflemix.nn.class_token import ClassToken
-from rifflemix.nn.drop_path import DropPath
-from rifflemix.nn.layer_scale import LayerScale
+from rifflemix.models.vision.tost_layers import (
+    ClassAttention,
+    ClassAttentionBlock,
+    FourierPositions,
+)
+from rifflemix.nn.layers import ClassToken, DropPath, LayerScale
 from rifflemix.nn.patches import ConvPatchEmbedding, PatchEmbedding
 from rifflemix.nn.positions import PositionEmbedding
 

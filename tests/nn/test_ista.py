@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from rifflemix.models.vision.ista import ISTA
+from rifflemix.models.vision.tost_layers import ISTA
 
 
 def objective(code: Tensor, x: Tensor, dictionary: Tensor, sparsity: float) -> Tensor:

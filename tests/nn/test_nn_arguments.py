@@ -11,9 +11,9 @@ import pytest
 import torch
 
 import rifflemix as rm
-from rifflemix.models.vision.conv_mix import BlockMixBlock, BlockMixStage, ConvMixBlock
-from rifflemix.models.vision.ista import ISTA
 from rifflemix.models.vision.patch_only_block import PatchMix, PatchOnlyBlock
+from rifflemix.models.vision.resnet_mixers import BlockMixBlock, BlockMixStage, ConvMixBlock
+from rifflemix.models.vision.tost_layers import ISTA
 from rifflemix.nn.butterfly import (
     BlockLinear,
     BlockMLP,
@@ -21,7 +21,7 @@ from rifflemix.nn.butterfly import (
     ButterflyLinearMLP,
     ButterflyMLP,
 )
-from rifflemix.nn.feed_forward import FeedForward
+from rifflemix.nn.layers import FeedForward
 from rifflemix.nn.positions import PositionEmbedding
 
 BAD: dict[str, tuple[str, Callable[[], Any]]] = {

@@ -52,6 +52,21 @@ def tokens(length: int = 70) -> Arguments:
     return {"w": w, "temperature": rand(H), "mask": torch.zeros(B, length) > 1}
 
 
+def recurrence() -> Arguments:
+    """Create arguments of a linear recurrence, with tokens in two chunks."""
+    shape = (B, H, 70)
+    return {
+        "q": rand(*shape, C),
+        "k": rand(*shape, C),
+        "v": rand(*shape, D),
+        "log_decay": -rand(*shape, 1),
+        "a": rand(*shape, C) / C,
+        "b": rand(*shape, C),
+        "first": rand(B, H, C, D),
+        "offsets": None,
+    }
+
+
 # Two linear layers: blocks, in, out, strides, has bias, activation.
 BLOCK_SIZES = (4, 3, 2, 2, 4, 1, 1, 4, 2, 2, 1, 1, 0, 0)
 
@@ -144,22 +159,6 @@ CALLS: dict[str, Callable[[], Arguments]] = {
         "back": torch.arange(B * N * C, dtype=torch.uint8).view(B, N, C) % 3,
         "window_size": 3,
     },
-    "project": lambda: {
-        "x": x(),
-        "num_groups": GROUPS,
-        "temperature": 0.5,
-        "mask": MASK,
-        "ranks": False,
-        "keep": True,
-    },
-    "project_back": lambda: {
-        "grad": x(),
-        "starts": (rand(B, N, C) > 1).to(torch.uint8),
-        "num_groups": GROUPS,
-        "temperature": 0.5,
-        "mask": MASK,
-        "ranks": True,
-    },
     "token_statistics": lambda: {
         "w": rand(B, H, 70, D),
         "temperature": rand(H),
@@ -201,6 +200,14 @@ CALLS: dict[str, Callable[[], Arguments]] = {
         "grad_energy": rand(B, H, D).double(),
         "grad_mass": rand(B, H, D).double(),
         "grad_count": rand(B, H).double(),
+    },
+    "linear_recurrence": recurrence,
+    "linear_recurrence_backward": lambda: {
+        **{name: x for name, x in recurrence().items() if name not in ("first", "offsets")},
+        "saved": rand(B, 2, H, C, D),
+        "grad_y": rand(B, H, 70, D),
+        "grad_last": rand(B, H, C, D),
+        "offsets": None,
     },
     "dropout": lambda: {"x": x(), "seed": torch.tensor(7), "p": 0.5},
     "dropout_attention": attention,
@@ -330,19 +337,17 @@ SPECIAL: dict[str, dict[str, Arguments]] = {
     },
     "rank_filter": {"no window": {"window_size": 0}, "too long": {"window_size": 257}},
     "rank_filter_back": {"no window": {"window_size": 0}, "too long": {"window_size": 257}},
-    "project": {
-        "num_groups": {"num_groups": 3},
-        "no groups": {"num_groups": 0},
-        "cold": {"temperature": 0.0},
-        "not a number": {"temperature": float("nan")},
-        "float64": {"x": x().double()},
-    },
-    "project_back": {"num_groups": {"num_groups": 3}, "endless": {"temperature": float("inf")}},
     "sort_pairs": {"leaders": {"leaders": 3}, "odd": {"x": rand(B, 7, C), "mask": None}},
     "exchange_pairs": {
         "odd": {"grad": rand(B, 7, C), "mask": None, "swaps": rand(B, 3, C) > 1},
     },
     "causal_token_statistics": {"some sums": {"mass": None}, "bias": {"bias": rand(2, H, 70)}},
+    "linear_recurrence": {
+        "removal without a key": {"b": None},
+        "offsets of a batch": {"offsets": [0, 70]},
+        "no features": {name: rand(B, H, 70, 0) for name in "qkab"},
+        "16 bits": {"q": rand(B, H, 70, C).half()},
+    },
     "dropout": {
         "integers": {"x": x().int()},
         "8 bits": {"x": x().to(torch.float8_e4m3fn)},

@@ -158,7 +158,7 @@ def permutation_case(
         mask = torch.zeros(1, length, dtype=torch.bool) if extra == "mask" else None
         down = torch.ones(channels, dtype=torch.bool) if order == "descending" else None
         spec = SortSpec(num_groups, order == "reference", 1, down)
-        y, _ = fast._permute(x, steps, spec, mask, trains)
+        y, _ = fast.permute(x, steps, spec, mask, trains)
         if trains:
             y.backward(torch.empty_like(y))
 
@@ -221,7 +221,7 @@ def attention_case(
 
     def call() -> None:
         from rifflemix.ops.sinkhorn import triton_attention
-        from rifflemix.ops.sinkhorn.kernel_attention import Terms
+        from rifflemix.ops.sinkhorn.kernel_attention import Visibility
 
         tokens = torch.empty(1, blocks * block_size, 3, 2, width, dtype=dtype, requires_grad=True)
         sort = torch.empty(1, 2, blocks, blocks, dtype=dtype, requires_grad=True)
@@ -233,7 +233,7 @@ def attention_case(
         if "dropout" in options:
             seed = torch.zeros((), dtype=torch.int64)
         p = 0.0 if seed is None else 0.1
-        terms = Terms(unseen, padding, False, "causal" in options, seed, p)
+        terms = Visibility(unseen, padding, False, "causal" in options, seed, p)
         y = triton_attention._forward(q, k, v, sort, block_size, *terms)[0]
         y.backward(torch.empty_like(y))
         if seed is not None:

@@ -21,13 +21,12 @@ from rifflemix.ops import (
     dropout,
     dropout_attention,
     group_sort,
+    linear_recurrence,
     max_exchange,
     native,
     rank_filter,
     sinkhorn,
     sinkhorn_attention,
-    soft_rank,
-    soft_sort,
     token_statistics,
 )
 from rifflemix.ops.gradients import second_order_gradients
@@ -66,6 +65,14 @@ OPERATORS: dict[str, dict[str, Run]] = {
         "one tensor": lambda x, z: blocks(x, x, x, z),
         "keys are values": lambda x, z: blocks(x, z, z, z),
         "values of keys, scores of queries": lambda x, z: blocks(x, z, 2 * z, x.exp()),
+    },
+    "linear_recurrence": {
+        "one tensor": lambda x, z: linear_recurrence(
+            *[x.tanh()] * 3, log_decay=-z.square(), beta=z[..., 0].sigmoid()
+        ),
+        "keys are values": lambda x, z: linear_recurrence(
+            x, k := z.tanh(), k, log_decay=-x[..., 0].square(), erase=(0.5 * k, k)
+        ),
     },
     "token_statistics": {
         "temperature of tokens": lambda x, _: token_statistics(x, x.mean((0, 2, 3)).exp()),
@@ -112,8 +119,6 @@ BY_KERNELS: dict[str, Callable[[Tensor], Tensor]] = {
     "channel_permute, pairs": lambda x: channel_permute(x, [1, 2, 3, 4], 3, backend="cpu"),
     "max_exchange": lambda x: max_exchange(x, backend="cpu"),
     "rank_filter": lambda x: rank_filter(x, [0, 1, 2, 1], 3, backend="cpu"),
-    "soft_sort": lambda x: soft_sort(x, temperature=0.3, backend="cpu"),
-    "soft_rank": lambda x: soft_rank(x, temperature=0.3, backend="cpu"),
     "dropout": lambda x: dropout(x, 0.3, backend="cpu"),
     "dropout_attention": lambda x: dropout_attention(*[x[:, None]] * 3, 0.3, backend="cpu"),
     "sinkhorn": lambda x: sinkhorn(x[:, :4], 2, backend="cpu"),
@@ -121,6 +126,9 @@ BY_KERNELS: dict[str, Callable[[Tensor], Tensor]] = {
         *[x[:, None]] * 3, x[:, None, :3, :3], 2, backend="cpu"
     ),
     "block_mlp": lambda x: block_mlp(x, [BlockMap(x[0, :2, :2, None].exp())], backend="cpu"),
+    "linear_recurrence": lambda x: linear_recurrence(
+        *[x[:, None]] * 3, log_decay=-x.square()[:, None], beta=x[:, None, :, 0], backend="cpu"
+    ),
     "token_statistics": lambda x: token_statistics(x[:, None], torch.ones(1), backend="cpu"),
     "causal_token_statistics": lambda x: causal_token_statistics(
         x[:, None], torch.ones(1), backend="cpu"

@@ -44,12 +44,12 @@ CALLS: dict[str, Call] = {
     "group_sort": lambda x, b: ops.group_sort(x, 4, backend=b),
     "channel_permute": lambda x, b: ops.channel_permute(x, STEPS, 4, backend=b),
     "max_exchange": lambda x, b: ops.max_exchange(x, backend=b),
-    "relaxed_group_sort": lambda x, b: ops.relaxed_group_sort(x, 4, temperature=0.5, backend=b),
-    "soft_rank": lambda x, b: ops.soft_rank(x, 4, temperature=0.5, backend=b),
-    "soft_sort": lambda x, b: ops.soft_sort(x, 4, temperature=0.5, backend=b),
     "token_statistics": lambda x, b: ops.token_statistics(heads(x), TEMPERATURE, backend=b),
     "causal_token_statistics": lambda x, b: ops.causal_token_statistics(
         heads(x), TEMPERATURE, backend=b
+    ),
+    "linear_recurrence": lambda x, b: ops.linear_recurrence(
+        *[heads(x)] * 3, log_decay=torch.full((len(x), 2, 8), -0.5), backend=b
     ),
     "pool_blocks": lambda x, b: ops.pool_blocks(x, 4, backend=b),
     "sinkhorn": lambda x, b: ops.sinkhorn(matrices(x), 3, backend=b),
@@ -62,7 +62,7 @@ CALLS: dict[str, Call] = {
     "rank_filter": lambda x, b: ops.rank_filter(x, torch.tensor([0, 1, 2, 0]), 3, backend=b),
 }
 PLAIN = (
-    "relaxed_group_sort", "pool_blocks", "causal sinkhorn", "top_k_blocks",
+    "pool_blocks", "causal sinkhorn", "top_k_blocks",
     "causal sinkhorn_attention", "sinkhorn_attention of sums",
 )  # fmt: skip
 FORMS = [
@@ -209,9 +209,6 @@ def test_arguments_of_other_types() -> None:
 
 FLAGS: dict[str, Callable[[Any], object]] = {
     "group_sort": lambda flag: ops.group_sort(torch.randn(2, 8, 4), 4, return_indices=flag),
-    "relaxed_group_sort": lambda flag: ops.relaxed_group_sort(
-        torch.randn(2, 8, 4), 4, temperature=1.0, return_plan=flag
-    ),
     "pool_blocks": lambda flag: ops.pool_blocks(torch.randn(2, 8, 4), 4, causal=flag),
     "block_scores": lambda flag: ops.block_scores(*torch.randn(2, 2, 2, 8, 2), 4, shared=flag),
     "sinkhorn": lambda flag: ops.sinkhorn(torch.randn(4, 4), 3, causal=flag),

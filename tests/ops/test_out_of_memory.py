@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from rifflemix import ops
-from rifflemix.lab.runs.device import using_threads
+from rifflemix.lab.runs.environment import using_threads
 from rifflemix.ops import native
 from rifflemix.ops.butterfly import cpu as block_maps
 from rifflemix.ops.dropout import cpu_attention as attention
@@ -88,11 +88,6 @@ def permuted(groups: int, shifted: bool) -> list[Tensor]:
     return gradients(ops.channel_permute(x, steps, groups, backend="cpu"), x)
 
 
-def fitted() -> list[Tensor]:
-    x = torch.randn(2, 512, 96, generator=torch.Generator().manual_seed(0)).requires_grad_()
-    return gradients(ops.soft_rank(x, temperature=0.1, backend="cpu"), x)
-
-
 def exchanged() -> list[Tensor]:
     x = torch.randn(2, 512, 96, generator=torch.Generator().manual_seed(0)).requires_grad_()
     return gradients(ops.max_exchange(x, backend="cpu"), x)
@@ -136,7 +131,6 @@ CALLS: dict[str, Callable[[], list[Tensor]]] = {
     "shift and sort": lambda: permuted(8, shifted=True),
     "pairs": lambda: permuted(256, shifted=True),
     "exchange": exchanged,
-    "soft ranks": fitted,
     "statistics": lambda: statistic(causal=False),
     "causal statistics": lambda: statistic(causal=True),
     "attention": attended,

@@ -55,15 +55,15 @@ CALLS: dict[str, Callable[[Inputs], Any]] = {
     "max_exchange": lambda i: ops.max_exchange(i["x"], key_padding_mask=i["mask"]),
     "causal_shift": lambda i: ops.causal_shift(i["x"], STEPS),
     "rank_filter": lambda i: ops.rank_filter(i["x"], [0] * C, 3),
-    "soft_sort": lambda i: ops.soft_sort(i["x"], 2, temperature=1.0),
-    "soft_rank": lambda i: ops.soft_rank(i["x"], temperature=1.0),
-    "relaxed_group_sort": lambda i: ops.relaxed_group_sort(i["x"], 4, temperature=1.0),
     "shift_steps": lambda i: i["x"] + ops.shift_steps("power", N, C, device="cpu"),
     "token_statistics": lambda i: ops.token_statistics(
         i["q"], i["heat"], key_padding_mask=i["mask"]
     ),
     "causal_token_statistics": lambda i: ops.causal_token_statistics(
         i["q"], i["heat"], initial_state=states(i), return_state=True
+    ),
+    "linear_recurrence": lambda i: ops.linear_recurrence(
+        *[i["q"]] * 3, log_decay=-i["q"], beta=i["q"][..., 0] / 8, key_padding_mask=i["mask"]
     ),
     "sinkhorn": lambda i: ops.sinkhorn(i["scores"], 3),
     "gumbel_sinkhorn": lambda i: ops.gumbel_sinkhorn(i["scores"], 3, noise=i["noise"]),

@@ -24,7 +24,7 @@ import rifflemix.cli
 from processes import torchrun
 from rifflemix.mixers.tssa import TSSA
 from rifflemix.nn.block import Block
-from rifflemix.nn.feed_forward import FeedForward
+from rifflemix.nn.layers import FeedForward
 from rifflemix.parallel import gather_tokens, mean_over_tokens, shard_sequence, shard_tokens
 
 B, C, EACH = 2, 6, 3  # an odd number of tokens for each process

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,8 +13,7 @@ from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 
 import rifflemix as rm
 from rifflemix.compat import fsdp_processes
-from rifflemix.lab.bench import traffic
-from rifflemix.nn.class_token import ClassToken
+from rifflemix.nn.layers import ClassToken
 from rifflemix.parallel.shards import Shards
 
 
@@ -82,6 +80,18 @@ SENTENCES = {
         lambda: rm.create_model("encoder", vocab_size=5, padding="max_length"),
         r"\bEncoder\b.*got padding='max_length'$",
     ),
+    "rotary positions": (
+        lambda: _mixer("softmax", num_heads=2, rotary=True),
+        r"\bsoftmax\b.*got rotary=True .*0$",
+    ),
+    "short convolutions": (
+        lambda: rm.create_model("gpt", vocab_size=5, short_conv=3),
+        r"got short_conv in blocks\.1\.short_conv$",
+    ),
+    "the last token": (
+        lambda: rm.create_model("encoder", vocab_size=5, pool="last"),
+        r"\bEncoder\b.*got pool='last'$",
+    ),
     "batch normalisation": (
         lambda: nn.Sequential(_mixer("tssa"), nn.BatchNorm1d(8)),
         r"got BatchNorm1d .*1\b.*torch\.nn\.SyncBatchNorm\.convert_sync_batchnorm",
@@ -145,19 +155,3 @@ def test_the_first_fsdp_is_refused(mesh: DeviceMesh, keeps_parameters: bool) -> 
     )
     with pytest.raises(rm.InputError, match=r"FSDP1\b \(FullyShardedDataParallel\)"):
         wrapped(torch.zeros(1, 4, 8))
-
-
-def test_the_plan_on_paper_is_what_the_formulas_say() -> None:
-    page = Path(__file__).resolve().parents[2] / "docs" / "scale.md"
-    rows = page.read_text(encoding="utf-8").split("## A million tokens")[1]
-    sizes = traffic.Sizes(processes=64, here=16_384, dim=1024, heads=16)
-    for formula in (
-        traffic.tssa,
-        traffic.reached,
-        traffic.linear,
-        traffic.permuted,
-        traffic.grouped,
-        traffic.sinkhorn,
-        traffic.softmax,
-    ):
-        assert f" {formula(sizes):,.0f} |" in rows, formula.__name__

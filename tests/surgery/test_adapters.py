@@ -18,7 +18,7 @@ from rifflemix.surgery import (
     HostWeights,
     Projection,
     SwappedAttention,
-    registry,
+    sites,
 )
 
 C = 16
@@ -26,7 +26,7 @@ C = 16
 
 @pytest.fixture(autouse=True)
 def none_registered(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(registry, "_registered", [])
+    monkeypatch.setattr(sites, "_registered", [])
 
 
 class Strange(nn.Module):
@@ -141,7 +141,7 @@ def test_loading_asks_for_the_adapter(tmp_path: Path, monkeypatch: pytest.Monkey
     model = nn.Sequential(nn.Dropout())
     rm.replace_attention(model, "tssa")
     rm.save_swapped(model, tmp_path)
-    monkeypatch.setattr(registry, "_registered", [])
+    monkeypatch.setattr(sites, "_registered", [])
     with pytest.raises(rm.InputError, match="'dropout'"):
         rm.load_swapped(tmp_path, nn.Sequential(nn.Dropout()))
     rm.register_adapter(DropoutAdapter())

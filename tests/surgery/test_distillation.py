@@ -83,7 +83,7 @@ def test_only_the_mixers_change_and_modes_and_gradients_stay() -> None:
     assert not any(module._forward_hooks for module in original.modules())
 
 
-@pytest.mark.parametrize("length", [9, 4], ids=["9 tokens", "as many tokens as samples"])
+@pytest.mark.parametrize("length", [9, 4], ids=["9 tokens", "4 tokens for 4 samples"])
 @pytest.mark.parametrize("layout", ["batch first", "batch second", "no batch"])
 def test_padding_does_not_count(layout: str, length: int) -> None:
     x = batches(1)[0][:, :length]

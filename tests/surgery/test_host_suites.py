@@ -189,13 +189,13 @@ def test_labels_give_a_loss_that_falls() -> None:
     model = transformers.BertForSequenceClassification(config)
     rm.replace_attention(model, "csp")
     inputs = {**inputs_of("bert", batch=3), "labels": torch.tensor([0, 1, 1])}
-    optimiser = torch.optim.Adam(model.parameters(), 1e-2)
+    optimizer = torch.optim.Adam(model.parameters(), 1e-2)
     losses = []
     for _ in range(12):
         loss = model(**inputs).loss
-        optimiser.zero_grad()
+        optimizer.zero_grad()
         loss.backward()
-        optimiser.step()
+        optimizer.step()
         losses.append(loss.item())
     assert losses[-1] < 0.3 * losses[0]
 

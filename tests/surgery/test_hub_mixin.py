@@ -42,6 +42,14 @@ def test_a_swap_is_not_lost_in_silence(tmp_path: Path) -> None:
     assert_same(Net.from_pretrained(tmp_path), model)
 
 
+def test_a_model_around_replaced_attention_marks_the_swap(tmp_path: Path) -> None:
+    model = Net()
+    rm.replace_attention(model.encoder.layers, "tssa")
+    model.save_pretrained(tmp_path)
+    with pytest.raises(RuntimeError, match="encoder"):
+        Net.from_pretrained(tmp_path)
+
+
 @pytest.mark.parametrize("strict", [False, True])
 def test_a_swap_of_its_own_is_loaded(strict: bool, tmp_path: Path) -> None:
     model = Net("tssa")

@@ -13,7 +13,7 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 import rifflemix as rm
 from rifflemix.mixers.tssa import TSSA
-from rifflemix.surgery import label
+from rifflemix.surgery import settings
 
 PLACE = "layers.0.self_attn.mixer"
 LABEL = "layers.0.self_attn.mixer_settings"
@@ -53,8 +53,8 @@ def test_settings_that_leave_the_function_as_it_is_are_not_compared() -> None:
 
 def test_an_option_of_a_later_version_does_not_matter(monkeypatch: pytest.MonkeyPatch) -> None:
     state = encoder().state_dict()
-    defaults = label.default_options
-    monkeypatch.setattr(label, "default_options", lambda cls: {**defaults(cls), "added": 3})
+    defaults = settings.default_options
+    monkeypatch.setattr(settings, "default_options", lambda cls: {**defaults(cls), "added": 3})
     assert encoder().load_state_dict(state)
 
 

@@ -96,6 +96,22 @@ def test_a_checkpoint_is_dispatched_into_empty_weights(mixer: str, tmp_path: Pat
         assert torch.equal(outputs_of(loaded, inputs), expected)
 
 
+@pytest.mark.parametrize("mixer", ["performer", "reformer"])
+def test_buffers_that_accelerate_does_not_load_are_reported(mixer: str, tmp_path: Path) -> None:
+    model, inputs = swap(build("bert"), mixer), inputs_of("bert")
+    model.save_pretrained(tmp_path)
+    with accelerate.init_empty_weights():
+        empty = swap(transformers.BertModel(model.config), mixer)
+    loaded = accelerate.load_checkpoint_and_dispatch(
+        empty,
+        str(tmp_path),
+        device_map={"embeddings": "cpu", "encoder": "disk", "pooler": "cpu"},
+        offload_folder=str(tmp_path / "disk"),
+    ).eval()
+    with pytest.raises(rm.InputError, match="offload_buffers=True"):
+        outputs_of(loaded, inputs)
+
+
 def test_a_checkpoint_of_another_swap_is_refused(tmp_path: Path) -> None:
     """Check swaps with equal tensor names and shapes; accelerate compares nothing else."""
     model = build("bert")

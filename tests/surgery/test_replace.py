@@ -290,7 +290,7 @@ def test_options_of_the_caller_win() -> None:
     model = stack(1)
     rm.replace_attention(model, "csp", mixer_options={"bias": False, "num_groups": 3})
     assert model[0].attn.mixer.value.bias is None
-    assert model[0].attn.mixer.num_groups == 3
+    assert model[0].attn.mixer.groups.count == 3
 
 
 def test_dry_run_changes_nothing() -> None:

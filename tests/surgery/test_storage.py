@@ -323,7 +323,7 @@ def test_a_folder_written_over_never_has_the_old_description(
     def fail(*_: object) -> None:
         raise rm.InputError("cannot write: no space left")
 
-    monkeypatch.setattr("rifflemix.models.weights_file.write_json", fail)
+    monkeypatch.setattr("rifflemix.models.pretrained.write_json", fail)
     with pytest.raises(rm.InputError, match="no space left"):
         rm.save_swapped(swapped(), tmp_path)
     assert (tmp_path / "swap.json").read_bytes() == before  # still fits the new weights

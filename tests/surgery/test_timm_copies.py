@@ -355,7 +355,7 @@ def test_lost_norms_and_dropouts_are_said() -> None:
     assert any("dropout" in note for note in notes)
 
 
-def test_the_trial_leaves_no_trace() -> None:
+def test_the_probe_leaves_no_trace() -> None:
     model = model_of(Attention).train()
     host, calls = model[0], []
     host.register_forward_hook(lambda *_: calls.append(1))

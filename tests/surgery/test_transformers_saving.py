@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import pickle
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +48,19 @@ def test_a_saved_model_comes_back(
     assert all(p.requires_grad and not p.is_meta for p in model.parameters())
 
 
+def test_an_unpickled_model_saves_its_swap(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The process may have imported rifflemix.surgery before transformers."""
+    model, inputs = build("gpt2"), inputs_of("gpt2")
+    replace_attention(model, "tssa")
+    content = pickle.dumps(model)
+    base = transformers.PreTrainedModel
+    monkeypatch.setattr(base, "save_pretrained", base.save_pretrained.plain)
+    again = pickle.loads(content)
+    again.save_pretrained(tmp_path)
+    loaded = type(model).from_pretrained(tmp_path)
+    assert torch.equal(outputs_of(loaded, inputs), outputs_of(model, inputs))
+
+
 def saved(tmp_path: Path) -> tuple[Any, Path]:
     model = build("gpt2")
     replace_attention(model, "tssa")
@@ -78,6 +93,58 @@ def test_the_config_of_a_swapped_model_makes_others(tmp_path: Path) -> None:
     model.config.quantization_config = {"quant_method": "gptq", "bits": 4}
     with pytest.raises(rm.InputError, match=r"model: .*quantization_config"):
         model.save_pretrained(tmp_path / "quantised")
+
+
+def swapped(model: Any) -> Any:
+    replace_attention(model, "tssa", max_length=24)
+    return model
+
+
+def text_decoder() -> Any:
+    config = build("bert", is_decoder=True, add_cross_attention=True).config
+    return transformers.BertLMHeadModel(config)
+
+
+def around_an_encoder(tmp_path: Path) -> Any:
+    encoder = swapped(build("vit"))
+    return transformers.VisionEncoderDecoderModel(encoder=encoder, decoder=text_decoder())
+
+
+def around_folders(tmp_path: Path) -> Any:
+    for name, part in (("encoder", build("vit")), ("decoder", text_decoder())):
+        swapped(part).save_pretrained(tmp_path / name)
+    return transformers.VisionEncoderDecoderModel.from_encoder_decoder_pretrained(
+        tmp_path / "encoder", tmp_path / "decoder"
+    )
+
+
+def by_a_part(tmp_path: Path) -> Any:
+    model = build("gpt2")
+    swapped(model.transformer.h)
+    return model
+
+
+def with_a_part_of_another(tmp_path: Path) -> Any:
+    model = transformers.WhisperForConditionalGeneration(build("whisper").config)
+    model.model.encoder = swapped(build("whisper").encoder)
+    return model
+
+
+AROUND = [around_an_encoder, around_folders, by_a_part, with_a_part_of_another]
+
+
+@pytest.mark.parametrize("make", AROUND)
+@pytest.mark.parametrize("given", [False, True])
+def test_a_model_around_replaced_attention_comes_back(
+    make: Callable[[Path], Any], given: bool, tmp_path: Path
+) -> None:
+    model = make(tmp_path).eval()
+    state = model.state_dict()
+    model.save_pretrained(tmp_path / "whole", state_dict=state if given else None)
+    again = type(model).from_pretrained(tmp_path / "whole").state_dict()
+    assert again.keys() == state.keys()
+    assert any(".mixer." in name for name in state)
+    assert all(torch.equal(again[name], state[name]) for name in state)
 
 
 BLOCKS = "encoder.layer.0.attention.self.*attention_type='original_full'"

@@ -79,6 +79,7 @@ MODELS: dict[str, Callable[..., nn.Module]] = {
     "bert": lambda **changed: _bert("Bert", **changed),
     "roberta": lambda: _bert("Roberta", max_position_embeddings=LENGTH + 2),
     "electra": lambda: _bert("Electra", embedding_size=DIM),
+    "albert": lambda: _bert("Albert", embedding_size=8),
     "distilbert": _distilbert,
     "vit": lambda: _bert("ViT", **_IMAGES),
     "deit": lambda: _bert("DeiT", **_IMAGES),

@@ -16,8 +16,8 @@ import torch
 
 from rifflemix.cli import main
 from rifflemix.lab.analysis import View, analyze, find_subjects
-from rifflemix.lab.analysis.softmax_spread import layer_spreads, moments_of
-from rifflemix.lab.runs.fit import fit_model
+from rifflemix.lab.analysis.kinds.softmax_spread import layer_spreads, moments_of
+from rifflemix.lab.runs.build_for_task import fit_model
 
 SMALL = [
     "--dim",
@@ -109,7 +109,7 @@ def test_sums_over_training_are_those_of_the_weights_of_each_evaluation(runs: Pa
     )
     finding = analyze("softmax-spread", subject)
     assert finding.data["training"]["softmax"][0]["column_sums"] == first.columns
-    assert re.search(r"softmax.*column sums.*\d", finding.seen[-1])
+    assert re.search(r"softmax.*column sums.*\d", finding.summary[-1])
 
 
 @pytest.mark.slow
@@ -187,7 +187,7 @@ def test_a_preset_with_fresh_weights(call: Any, tmp_path: Path) -> None:
 
 
 BAD = {
-    "unknown kind": (("ranks", "encoder"), "KIND: .*got 'ranks'"),
+    "unknown kind": (("ranks", "encoder"), "analysis 'ranks'.*spectrum"),
     "no folder": (("spectrum", "runs/nowhere"), "target: .*got runs/nowhere"),
     "unknown model": (("spectrum", "encodr"), "encodr.*encoder"),
     "no such layers": (("permutation", "gpt2_base"), "CSP.*Sliceformer"),

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 import rifflemix as rm
 from rifflemix.errors import InputError
 from rifflemix.lab.analysis import analyze, matrix_of, trace
-from rifflemix.lab.analysis.attention import TorchAttention
+from rifflemix.lab.analysis.trace import TorchAttention
 from rifflemix.mixers import SinkhornCrossAttention, SoftmaxCrossAttention
 
 B, N, M, C, H = 2, 7, 5, 8, 2

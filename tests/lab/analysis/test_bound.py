@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rifflemix.errors import InputError
-from rifflemix.lab.analysis.bound import collapse_bound, one_infinity_norm
+from rifflemix.lab.analysis.kinds.measures import collapse_bound, one_infinity_norm
 from rifflemix.ops import channel_permute, group_sort, shift_steps
 
 

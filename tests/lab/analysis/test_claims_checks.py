@@ -18,8 +18,8 @@ from rifflemix.mixers.sinkhorn import Sinkhorn
 from rifflemix.mixers.tssa import TSSA
 from rifflemix.ops.permutation.spec import Permuted
 
-base, judges = claims_module("claims_base"), claims_module("claims_judges_checks")
-checks, models = claims_module("claims_checks"), claims_module("claims_checks_models")
+base, judges = claims_module("claims.base"), claims_module("claims.judges_checks")
+checks, models = claims_module("claims.checks"), claims_module("claims.checks_models")
 HOLDS, FAILS, PART, UNDECIDED = base.HOLDS, base.FAILS, base.PART, base.UNDECIDED
 
 

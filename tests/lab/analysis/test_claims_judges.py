@@ -11,14 +11,13 @@ from claims_modules import claims_module
 from torch import Tensor, nn
 
 import rifflemix as rm
-import rifflemix.lab.analysis.rate
-from rifflemix.lab.analysis import Subject, own_subject
-from rifflemix.lab.analysis.collapse import collapse
-from rifflemix.lab.analysis.kinds import KINDS
+import rifflemix.lab.analysis.kinds.rate
+from rifflemix.lab.analysis import Subject, get_analysis, own_subject
+from rifflemix.lab.analysis.kinds.collapse import collapse
 from rifflemix.mixers.csp import CSP
 from rifflemix.ops.permutation.spec import Permuted
 
-base, judges = claims_module("claims_base"), claims_module("claims_judges")
+base, judges = claims_module("claims.base"), claims_module("claims.judges")
 HOLDS, FAILS, DEPENDS = base.HOLDS, base.FAILS, base.DEPENDS
 N, C = 16, 8
 
@@ -51,7 +50,7 @@ def layers(name: str, count: int = 3, **options: Any) -> list[nn.Module]:
 
 
 def verdict(kind: str, judge: Callable[[Any], Any], *subjects: Subject) -> str:
-    found: str = judge(KINDS[kind](subjects, lambda *_: None).data).verdict
+    found: str = judge(get_analysis(kind).run(subjects, lambda *_: None).data).verdict
     return found
 
 
@@ -224,9 +223,11 @@ def test_the_bound_must_fall_from_layer_to_layer_and_within_each() -> None:
 def test_a_bound_that_is_too_low_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     judge = judges.bound_is_above
     assert verdict("rate", judge, subject("tssa", layer("tssa"))) == HOLDS
-    right = rifflemix.lab.analysis.rate.variational_compression_rate
+    right = rifflemix.lab.analysis.kinds.rate.variational_compression_rate
     monkeypatch.setattr(
-        rifflemix.lab.analysis.rate, "variational_compression_rate", lambda *args: right(*args) / 3
+        rifflemix.lab.analysis.kinds.rate,
+        "variational_compression_rate",
+        lambda *args: right(*args) / 3,
     )
     assert verdict("rate", judge, subject("tssa", layer("tssa"))) == FAILS
 

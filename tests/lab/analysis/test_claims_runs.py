@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 from dataclasses import replace
 from pathlib import Path
@@ -14,12 +15,12 @@ from claims_modules import claims_module
 
 import rifflemix.lab.recipes
 from rifflemix.errors import InputError
-from rifflemix.lab.report.figure import figure_png
 from rifflemix.lab.train import TrainingDiverged
 from small_recipes import QUICK, small
 
-base, judges = claims_module("claims_base"), claims_module("claims_judges_runs")
-runs, script = claims_module("claims_runs"), claims_module("run_claims")
+base, judges = claims_module("claims.base"), claims_module("claims.judges_runs")
+runs, script = claims_module("claims.runs"), claims_module("run_claims")
+files = claims_module("claims.files")
 HOLDS, PART, FAILS, UNDECIDED = base.HOLDS, base.PART, base.FAILS, base.UNDECIDED
 
 
@@ -140,7 +141,8 @@ def small_rows(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
     (tmp_path / "data").mkdir()
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(runs, "get_recipe", lambda name: made[name])
-    monkeypatch.setattr(script, "FILES", tmp_path / "claims")
+    monkeypatch.setattr(files, "NUMBERS", tmp_path / "claims.csv")
+    monkeypatch.setattr(script, "PICTURES", tmp_path)
     evidence = base.Runs(
         "small", "Two rows", {"dense": "softmax", "sparse": "csp"}, 4, 8, 0.5, seeds=(0, 1)
     )
@@ -151,7 +153,7 @@ def small_rows(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
 @pytest.mark.slow
 def test_rows_are_trained_kept_and_judged(small_rows: Any, tmp_path: Path) -> None:
     assert script.main(["small"]) == 0
-    stored = json.loads((tmp_path / "claims" / "small.json").read_text())
+    stored = files.stored("small")
     size = stored["data"]["size"]
     assert (size["steps"], size["steps_of_the_paper"], size["scale"]) == (4, 8, 0.5)
     assert list(stored["data"]["rows"]) == ["dense", "sparse"]
@@ -161,12 +163,6 @@ def test_rows_are_trained_kept_and_judged(small_rows: Any, tmp_path: Path) -> No
     assert row["test"]["1"] == result["ours"]
     assert row["curves"]["1"][-1][0] == 4
     assert judges.is_better(("sparse", "dense"))(stored["data"]).verdict in base.VERDICTS
-    assert (tmp_path / "claims" / "small.png").is_file()
-    figure_png(runs.draw(stored))
-
-    before = (folder / "results.json").stat().st_mtime_ns
-    assert script.main(["small"]) == 0
-    assert (folder / "results.json").stat().st_mtime_ns == before, "finished runs are kept"
 
 
 @pytest.mark.slow
@@ -176,10 +172,35 @@ def test_a_stopped_training_continues(
     with monkeypatch.context() as stopped:
         stopped.setattr(runs.StopRequest, "__call__", lambda self: True)
         assert script.main(["small"]) == 130
-    kept = tmp_path / "claims" / "small.json"
-    assert not kept.exists(), "no verdict without a whole run"
+    assert files.stored("small") is None, "no verdict without a whole run"
     assert script.main(["small"]) == 0
-    assert kept.is_file()
+    assert files.stored("small") is not None
+
+
+@pytest.mark.slow
+def test_another_checkout_trains_only_missing_runs(
+    small_rows: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    right, trained = runs.run_reproduction, []
+
+    def run(plan: Any, **options: Any) -> Any:
+        trained.append((plan.recipe.name, plan.seed))
+        if len(trained) == 3:
+            options["should_stop"] = lambda: True
+        return right(plan, **options)
+
+    monkeypatch.setattr(runs, "run_reproduction", run)
+    assert script.main(["small"]) == 130
+    shutil.rmtree(tmp_path / "runs")
+    assert script.main(["small"]) == 0
+    assert trained[:2] == [("csp/small-softmax", 0), ("csp/small-csp", 0)]
+    assert trained[2:] == [
+        ("csp/small-softmax", 1), ("csp/small-softmax", 1), ("csp/small-csp", 1)
+    ]  # fmt: skip
+    assert files.names() == {"small"}
+    rows = files.stored("small")["data"]["rows"]
+    assert [list(row["test"]) for row in rows.values()] == [["0", "1"], ["0", "1"]]
+    assert rows["dense"]["wall_seconds"] > 0
 
 
 @pytest.mark.slow
@@ -195,7 +216,7 @@ def test_a_row_that_diverges_is_kept_without_a_value(
 
     monkeypatch.setattr(runs, "run_reproduction", run)
     assert script.main(["small"]) == 0
-    rows = json.loads((tmp_path / "claims" / "small.json").read_text())["data"]["rows"]
+    rows = files.stored("small")["data"]["rows"]
     assert list(rows["sparse"]["test"]) == ["0"]
     assert rows["sparse"]["diverged"] == [1]
     assert list(rows["dense"]["test"]) == ["0", "1"]
@@ -209,10 +230,11 @@ def test_unknown_evidence_is_reported(capsys: pytest.CaptureFixture[str]) -> Non
 def test_a_command_that_fails_leaves_no_file(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(script, "FILES", tmp_path / "claims")
+    monkeypatch.setattr(files, "NUMBERS", tmp_path / "claims.csv")
+    monkeypatch.setattr(script, "PICTURES", tmp_path)
     failed = subprocess.CompletedProcess([], 2)
     monkeypatch.setattr(subprocess, "run", lambda *words, **options: failed)
     wrong = base.Analysis("nothing", "spectrum", "nowhere")
     with pytest.raises(InputError, match="command"):
         script.measure(wrong)
-    assert not list((tmp_path / "claims").iterdir())
+    assert files.stored("nothing") is None

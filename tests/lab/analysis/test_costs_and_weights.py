@@ -14,9 +14,9 @@ from torch import Tensor, nn
 import rifflemix as rm
 from rifflemix.errors import InputError
 from rifflemix.lab.analysis import View, analyze, find_subjects, own_subject, trace
-from rifflemix.lab.analysis.macs import costs_of
-from rifflemix.lab.analysis.sinkhorn import sort_matrix, sorting_of
-from rifflemix.lab.analysis.softmax_spread import (
+from rifflemix.lab.analysis.kinds.macs import costs_of
+from rifflemix.lab.analysis.kinds.sinkhorn import sort_matrix, sorting_of
+from rifflemix.lab.analysis.kinds.softmax_spread import (
     layer_spreads,
     lengths_up_to,
     softmax_of_noise,
@@ -83,7 +83,7 @@ def test_printed_costs(name: str) -> None:
     costs, card = finding.data["models"][name], rm.models.model_card(name)
     assert f"{costs['printed_macs_millions']:g}" == f"{float(card.printed_macs[:-2]):g}"
     assert costs["macs"] / 1e6 == pytest.approx(costs["printed_macs_millions"], rel=2e-3)
-    assert re.search(rf"\b{card.printed_macs}\b.*\b{card.printed}\b", finding.seen[0])
+    assert re.search(rf"\b{card.printed_macs}\b.*\b{card.printed}\b", finding.summary[0])
 
 
 def test_another_size_is_not_what_the_paper_counts() -> None:
@@ -91,7 +91,7 @@ def test_another_size_is_not_what_the_paper_counts() -> None:
     finding = analyze("macs", subject)
     assert finding.data["models"]["mlp_mixer_dense_e1"]["printed_macs_millions"] is None
     printed = rm.models.model_card("mlp_mixer_dense_e1").printed_macs
-    assert str(printed) not in finding.seen[0]
+    assert str(printed) not in finding.summary[0]
 
 
 def test_spread_and_sums_by_numpy() -> None:

@@ -12,10 +12,10 @@ from torch import Tensor, nn
 import rifflemix as rm
 from rifflemix.errors import InputError, RunFailed
 from rifflemix.lab.analysis import Finding, Subject, analyze, own_subject, trace
-from rifflemix.lab.analysis.collapse import ALONE, NORM, SKIP, WHOLE, collapse_of
-from rifflemix.lab.analysis.pattern import reach_after, reach_of
-from rifflemix.lab.analysis.permutation import layer_permutations, order_change
-from rifflemix.lab.analysis.spectrum import layer_spectra
+from rifflemix.lab.analysis.kinds.collapse import ALONE, NORM, SKIP, WHOLE, collapse_of
+from rifflemix.lab.analysis.kinds.pattern import reach_after, reach_of
+from rifflemix.lab.analysis.kinds.permutation import layer_permutations, order_change
+from rifflemix.lab.analysis.kinds.spectrum import layer_spectra
 from rifflemix.lab.report.figure import figure_png
 from rifflemix.mixers import MixerCard, TokenMixer
 from rifflemix.mixers.csp import CSP
@@ -262,7 +262,8 @@ def test_findings_are_whole(kind: str) -> None:
     model = rm.create_model("encoder", in_channels=3, mixer="csp", dim=8, num_layers=2)
     finding: Finding = analyze(kind, model, [torch.randn(2, 5, 3), torch.randn(1, 5, 3)])
     assert finding.kind == kind
-    assert finding.seen
+    assert finding.summary
+    assert finding.seen == finding.summary
     assert all(len(row) == len(finding.headers) for row in finding.rows)
     width = int.from_bytes(figure_png(finding.figure)[16:20], "big")
     assert width == 1200

@@ -13,11 +13,11 @@ from torch import nn
 import rifflemix as rm
 from rifflemix.lab.analysis import analyze, matrix_of, own_subject, trace
 from rifflemix.lab.analysis.drawing import new_figure
-from rifflemix.lab.analysis.macs import costs_of
-from rifflemix.lab.analysis.pattern import _coarser, reach_of
-from rifflemix.lab.analysis.permutation import _draw_moves
+from rifflemix.lab.analysis.kinds.macs import costs_of
+from rifflemix.lab.analysis.kinds.pattern import _coarser, reach_of
+from rifflemix.lab.analysis.kinds.permutation import _draw_moves
 from rifflemix.lab.runs.measure import peak_memory
-from rifflemix.nn.class_token import ClassToken
+from rifflemix.nn.layers import ClassToken
 
 CPU = torch.device("cpu")
 C, H, LAYERS = 16, 2, 2

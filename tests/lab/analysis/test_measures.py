@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from rifflemix.lab.analysis.measures import (
+from rifflemix.lab.analysis.kinds.measures import (
     displacement,
     distinct_permutations,
     effective_rank,

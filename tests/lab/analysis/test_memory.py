@@ -43,7 +43,7 @@ def test_trace_holds_one_batch_and_the_next() -> None:
     assert nine <= three + 1024
 
     kept = peaks(lambda batches: list(trace(model, batches)))
-    assert kept[1] > kept[0] + 5 * ONE_BATCH, "what is measured would show it"
+    assert kept[1] > kept[0] + 5 * ONE_BATCH, "the measurement would show it"
 
 
 @pytest.mark.slow

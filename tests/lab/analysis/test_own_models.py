@@ -15,16 +15,16 @@ from torch import Tensor, nn
 import rifflemix as rm
 from rifflemix.errors import InputError
 from rifflemix.lab.analysis import View, analyze, analyze_into, find_subjects, own_subject, trace
-from rifflemix.lab.analysis.bound import one_infinity_norm
-from rifflemix.lab.analysis.measures import rank_residual
-from rifflemix.lab.analysis.rate import rate
+from rifflemix.lab.analysis.kinds.measures import one_infinity_norm, rank_residual
+from rifflemix.lab.analysis.kinds.rate import rate
 
 B, N, C = 2, 12, 16
 
 
 def encoder(mixer: str, **options: Any) -> nn.Module:
     sizes = {"in_channels": 3, "max_length": N, "dim": C, "num_layers": 2, "num_heads": 2}
-    return rm.create_model("encoder", mixer=mixer, mixer_options=options, **sizes)
+    causal = options.pop("causal", False)
+    return rm.create_model("encoder", mixer=mixer, causal=causal, mixer_options=options, **sizes)
 
 
 def batch() -> Tensor:

@@ -14,7 +14,7 @@ from rifflemix.files import read_tensors
 from rifflemix.lab.analysis import View, find_subjects, own_subject, trace
 from rifflemix.lab.analysis.finding import Subject, progress
 from rifflemix.lab.reproduction import plan_reproduction, run_reproduction
-from rifflemix.lab.runs.fit import fit_model
+from rifflemix.lab.runs.build_for_task import fit_model
 from rifflemix.lab.train import TrainConfig, train
 from small_recipes import QUICK, small
 
@@ -40,9 +40,7 @@ def test_a_tick_before_the_first_batch_and_after_each() -> None:
 
 
 def test_a_run_of_reproduce(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        "rifflemix.lab.reproduction.utilisation.matmul_flops_per_second", lambda *_: 1.0
-    )
+    monkeypatch.setattr("rifflemix.lab.reproduction.run.matmul_flops_per_second", lambda *_: 1.0)
     run_reproduction(plan_reproduction(small(train=QUICK), tmp_path / "run"))
     (subject,) = find_subjects(tmp_path / "run", View(samples=10, batch_size=4))
     weights, about = read_tensors(tmp_path / "run" / "run" / "best.safetensors")

@@ -15,14 +15,14 @@ from torch import nn
 
 from rifflemix.errors import InputError
 from rifflemix.lab.analysis import View, analyze_into, find_subjects
-from rifflemix.lab.analysis.finding import Subject, Trial
-from rifflemix.lab.analysis.sinkhorn import sinkhorn
-from rifflemix.lab.analysis.sinkhorn_quality import (
+from rifflemix.lab.analysis.finding import Subject, SweepPoint
+from rifflemix.lab.analysis.kinds.sinkhorn import (
     SETTINGS,
     curves,
     means,
+    sinkhorn,
+    sweep_points,
     swept_settings,
-    trials_of,
 )
 from rifflemix.lab.reproduction.sweep import plan_sweep, run_sweep
 from rifflemix.lab.runs.options import ReproduceOptions
@@ -54,7 +54,7 @@ def test_each_point_has_its_model_and_what_it_reached(swept: Path, tmp_path: Pat
         f"temperature={t}, num_iterations={n}" for t, n in itertools.product(*GRID.values())
     ]
     for subject, point in zip(subjects, results["points"], strict=True):
-        trial = subject.trial
+        trial = subject.sweep_point
         assert trial is not None
         assert (trial.settings, trial.mean) == (point["settings"], point["validation"]["mean"])
         assert (trial.metric, trial.split, trial.std, trial.seeds) == (
@@ -87,7 +87,7 @@ def test_a_sweep_of_a_causal_model_has_the_curve_alone(swept: Path) -> None:
     assert len(finding.rows) == 4
     assert len(finding.figure.axes) == 2
     with pytest.raises(InputError, match=r"sinkhorn.*top_k"):
-        sinkhorn([replace(subject, trial=None) for subject in subjects])
+        sinkhorn([replace(subject, sweep_point=None) for subject in subjects])
 
 
 @pytest.mark.slow
@@ -109,18 +109,18 @@ def test_a_sweep_without_finished_runs(swept: Path, tmp_path: Path) -> None:
 def test_curves_and_means() -> None:
     settings = list(itertools.product([1.0, 0.25, 0.5], [5, 2], [16, 32]))
     scores = np.random.default_rng(0).normal(size=(3, 2, 2))
-    trials = [
-        Trial({TEMPERATURE: t, ITERATIONS: n, "dim": d}, "loss", "test", float(score), 0.1, 2)
+    points = [
+        SweepPoint({TEMPERATURE: t, ITERATIONS: n, "dim": d}, "loss", "test", float(score), 0.1, 2)
         for (t, n, d), score in zip(settings, scores.flat, strict=True)
     ]
-    assert swept_settings(trials) == [TEMPERATURE, ITERATIONS]
-    assert swept_settings(trials[:2]) == []
-    subjects = [Subject("point", nn.Identity(), (), trial=trial) for trial in (None, *trials)]
-    assert trials_of(subjects) == trials
-    assert trials_of(subjects[:3]) == []
-    found = means(trials, TEMPERATURE)
+    assert swept_settings(points) == [TEMPERATURE, ITERATIONS]
+    assert swept_settings(points[:2]) == []
+    subjects = [Subject("point", nn.Identity(), (), sweep_point=trial) for trial in (None, *points)]
+    assert sweep_points(subjects) == points
+    assert sweep_points(subjects[:3]) == []
+    found = means(points, TEMPERATURE)
     assert list(found) == [0.25, 0.5, 1.0]
     assert list(found.values()) == pytest.approx(scores.mean((1, 2))[[1, 2, 0]])
-    lines = curves(trials, ITERATIONS)
+    lines = curves(points, ITERATIONS)
     assert len(lines) == 6
     assert [t.mean for t in lines["temperature 0.5, dim 32"]] == [scores[2, 1, 1], scores[2, 0, 1]]

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 import rifflemix as rm
 from rifflemix.errors import InputError
 from rifflemix.lab.analysis import trace
-from rifflemix.models.vision.class_attention import ClassAttention
+from rifflemix.models.vision.tost_layers import ClassAttention
 from rifflemix.nn.block import Block
 
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from document_scripts import load_script
 from rifflemix.errors import InputError
 from rifflemix.lab.bench import models, peers
-from rifflemix.lab.bench.backbones import BACKBONES, CLASSES
+from rifflemix.lab.bench.layers import BACKBONES, CLASSES
 from rifflemix.lab.bench.rows import Shape
 from rifflemix.lab.bench.runner import Settings
 from rifflemix.lab.bench.tables import bench_notes, bench_tables

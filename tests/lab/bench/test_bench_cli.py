@@ -133,9 +133,9 @@ def test_another_process_was_faster(
 
     file = tmp_path / "x.json"
 
-    def run(*_: Any) -> Any:
+    def run(**options: Any) -> Any:
         file.write_text("theirs")
-        return measure(*_)
+        return measure(**options)
 
     measure = ops.run
     monkeypatch.setattr(ops, "run", run)

@@ -11,10 +11,10 @@ import torch
 
 from rifflemix.errors import InputError
 from rifflemix.lab.bench import layers, models, ops, scaling
-from rifflemix.lab.bench.backbones import BACKBONES
+from rifflemix.lab.bench.layers import BACKBONES
+from rifflemix.lab.bench.plots import scaling_plot
 from rifflemix.lab.bench.rows import Shape
 from rifflemix.lab.bench.runner import Settings
-from rifflemix.lab.bench.scaling_plot import scaling_plot
 from rifflemix.lab.bench.tables import bench_tables
 from rifflemix.mixers import list_mixers, mixer_card
 from rifflemix.ops.permutation import eager

@@ -11,7 +11,7 @@ import torch
 
 from rifflemix.errors import InputError
 from rifflemix.lab.bench import lra
-from rifflemix.lab.bench.printed_speed import LENGTHS, PRINTED
+from rifflemix.lab.bench.lra import LENGTHS, PRINTED
 from rifflemix.lab.bench.rows import Shape
 from rifflemix.lab.bench.runner import Settings
 from rifflemix.lab.bench.tables import bench_tables
@@ -27,13 +27,14 @@ def test_the_printed_figures_stand_in_the_paper(papers: Path) -> None:
         found[re.sub(r" \[\d+\]", "", title)] = [
             None if cell == "OOM" else float(cell) for cell in cells
         ]
-    ours = {row.title: [*row.training_step, *row.forward, *row.memory] for row in PRINTED.values()}
+    measures = ("training_step", "forward", "memory")
+    ours = {r["title"]: [v for m in measures for v in r[m].values()] for r in PRINTED.values()}
     assert ours == found
 
 
 def test_the_rows_are_those_of_table_2() -> None:
     assert set(PRINTED) == {*csp.TRANSFORMERS, "sliceformer"}
-    assert all(len(row.memory) == len(LENGTHS) for row in PRINTED.values())
+    assert all(len(row["memory"]) == len(LENGTHS) for row in PRINTED.values())
 
 
 @pytest.mark.parametrize("name", PRINTED)
@@ -68,8 +69,12 @@ def test_ours_stands_beside_the_printed() -> None:
 
 
 def test_what_ran_out_of_memory_there() -> None:
-    printed = PRINTED["softmax"].to_dict()
-    assert printed["training_step"] == {"1024": 27.49, "2048": 9.45, "3072": 4.73, "4096": None}
+    assert PRINTED["softmax"]["training_step"] == {
+        "1024": 27.49,
+        "2048": 9.45,
+        "3072": 4.73,
+        "4096": None,
+    }
 
 
 @pytest.mark.parametrize(

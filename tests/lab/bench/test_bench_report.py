@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rifflemix.lab.bench.scaling_plot import _curves, _looks, scaling_plot, spread
+from rifflemix.lab.bench.plots import _curves, _looks, scaling_plot, spread
 from rifflemix.lab.bench.tables import bench_markdown, bench_notes, bench_tables, crossover_text
 
 LAYERS = ["two linear maps", "softmax", "csp", "tssa"]
@@ -74,7 +74,27 @@ def test_notes_say_what_is_missing() -> None:
     assert failure.endswith(": error is 1")
     notes = bench_notes(fake_bench.scaling(LAYERS))
     assert any(note.startswith("softmax at (1, 16384, 16), 2 heads: ") for note in notes)
-    assert notes[-1].startswith("linformer: ")
+    assert notes[-2].startswith("linformer: ")
+
+
+def test_the_last_note_compares_the_fastest_mixer_with_softmax() -> None:
+    result = fake_bench.scaling(LAYERS)
+    at_8192 = {row["name"]: row for row in result["rows"] if row["shape"]["tokens"] == 8192}
+    softmax, csp = (
+        at_8192[name]["passes"]["forward_backward"]["p50"] for name in ("softmax", "csp")
+    )
+    words = f"csp trains {softmax / csp:.1f}x faster than softmax attention at 8,192 "
+    assert words in bench_notes(result)[-1]
+    for row in result["rows"]:
+        if row["name"] == "csp" and row["shape"]["tokens"] == 8192:
+            row["passes"]["forward_backward"]["p50"] = 1e9
+    assert " tssa trains " in bench_notes(result)[-1]
+    for row in result["rows"]:
+        if row["name"] == "softmax" and row["passes"]:
+            row["passes"]["forward_backward"]["p20"] = 0.0
+    assert "no mixer trains clearly faster" in bench_notes(result)[-1]
+    result["rows"] = [row for row in result["rows"] if row["name"] in ("softmax", LAYERS[0])]
+    assert bench_notes(result)[-1].startswith("linformer: ")
 
 
 def test_markdown_tables_are_whole() -> None:

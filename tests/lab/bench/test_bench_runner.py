@@ -46,7 +46,7 @@ def by_name(result: dict[str, Any]) -> dict[str, Any]:
 
 
 def must_not_run(*_: object) -> Any:
-    raise AssertionError("a row whose gate failed was built")
+    raise AssertionError("a row with a failed check was built")
 
 
 def test_measured_rows_have_quantiles_memory_and_ratios() -> None:

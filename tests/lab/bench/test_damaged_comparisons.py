@@ -22,6 +22,7 @@ from rifflemix.lab.comparison import (
     run_comparison,
     train_config,
 )
+from rifflemix.lab.decode import encode
 
 
 def start(out: Path) -> dict[str, Any]:
@@ -38,7 +39,8 @@ def start(out: Path) -> dict[str, Any]:
         train=replace(train, eval_every=2),
         task_options={"patch_size": 4},
     )
-    return run_comparison(plan_comparison(config, out))
+    results: dict[str, Any] = encode(run_comparison(plan_comparison(config, out)))
+    return results
 
 
 @pytest.fixture(scope="module")

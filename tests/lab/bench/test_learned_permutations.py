@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from types import ModuleType
 from typing import Any
@@ -13,7 +14,7 @@ from torch import Tensor
 import rifflemix as rm
 from document_scripts import load_script
 from rifflemix.mixers.csp import CSP
-from rifflemix.ops import group_sort, soft_rank
+from rifflemix.ops import group_sort
 from rifflemix.testing import graphs, numerics, shapes, states
 from rifflemix.testing.contract import PROPERTIES
 from rifflemix.testing.forms import forms_of
@@ -74,13 +75,35 @@ def test_the_gradient_of_a_learned_reference(plugin: ModuleType) -> None:
     steps = (place + 1).clamp(max=4) - (place - 1).clamp(0)
 
     def relaxed(w: Tensor) -> Tensor:
-        rank = soft_rank(x @ w[:1].T, temperature=0.9)
+        rank = plugin.soft_ranks(x @ w[:1].T, torch.zeros(1, 5, dtype=torch.bool), 1, 0.9)
         hard = group_sort(torch.cat((score, x @ w[1:].T), 2))[..., 1:]
         return hard + (high - low) / steps * (rank - rank.detach())
 
     w = mixer.value.weight.detach().requires_grad_()
     (expected,) = torch.autograd.grad(relaxed(w), w, weight)
     torch.testing.assert_close(found, expected)
+
+
+def test_soft_ranks_are_the_nearest_points_of_the_permutahedron(plugin: ModuleType) -> None:
+    """Compare with the best of many random convex combinations of permutations."""
+    z = torch.tensor([0.3, 2.0, 0.1], dtype=torch.float64)
+    (found,) = plugin.soft_ranks(z[None, :, None], torch.zeros(1, 3, dtype=torch.bool), 1, 0.5)
+    torch.testing.assert_close(found[:, 0], torch.tensor([0.7, 2.0, 0.3], dtype=torch.float64))
+    corners = torch.tensor(list(itertools.permutations(range(3))), dtype=torch.float64)
+    points = torch.randn(1000, 6, dtype=torch.float64).mul(9).softmax(1) @ corners
+    assert (points - z / 0.5).norm(dim=1).min() >= (found[:, 0] - z / 0.5).norm()
+
+
+def test_soft_ranks_leave_padding_out(plugin: ModuleType) -> None:
+    x = tokens(2)
+    x[0, 8:11] = x[0, 1:4]
+    padded = torch.zeros(2, 11, dtype=torch.bool)
+    padded[0, :5] = padded[1, 3:6] = True
+    found = plugin.soft_ranks(x, padded, 1, 0.4)
+    for sample, mask in enumerate(padded):
+        alone = x[sample : sample + 1, ~mask]
+        expected = plugin.soft_ranks(alone, mask.new_zeros(1, alone.shape[1]), 1, 0.4)
+        torch.testing.assert_close(found[sample, ~mask], expected[0])
 
 
 def test_a_low_temperature_leaves_scores_without_gradient(plugin: ModuleType) -> None:

@@ -58,10 +58,9 @@ def test_environment_holds_what_a_reader_needs() -> None:
     assert found["libraries"].keys() >= {"rifflemix", "torch", "numpy", "safetensors"}
     described = describe_hardware(found | {"hardware": found["hardware"] | {"gpu": None}})
     assert f", {os.cpu_count()} cores, {torch.get_num_threads()} thread" in described
-    on_gpu = {"hardware": {"cpu": "a", "cores": 8, "threads": 1, "gpu": "a GPU"}}
-    assert describe_hardware(on_gpu) == "a GPU"
-    on_cpu = {"hardware": {"cpu": "a", "cores": 8, "threads": 1, "gpu": None}}
-    assert describe_hardware(on_cpu) == "a, 8 cores, 1 thread"
+    on_cpu = {"cpu": "a", "cores": 8, "threads": 1, "memory_bytes": None, "gpu": None}
+    assert describe_hardware({"hardware": on_cpu | {"gpu": "a GPU"}}) == "a GPU"
+    assert describe_hardware({"hardware": on_cpu}) == "a, 8 cores, 1 thread"
 
 
 @pytest.mark.skipif(shutil.which("git") is None, reason="needs git")

@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from typing import Any
 
+from rifflemix.lab.comparison import ComparePlan, run_comparison
+from rifflemix.lab.comparison.records import Results
+from rifflemix.lab.comparison.rows import Table
+from rifflemix.lab.decode import decode, encode
 from rifflemix.lab.runs.results import summarise
 
 NAMES = ("softmax", "csp", "sliceformer", "tssa", "butterfly", "sinkhorn")
@@ -14,9 +19,27 @@ ENVIRONMENT = {
     "git_commit": "0" * 40,
     "git_dirty": False,
     "python": "3.11",
+    "platform": "Linux x86_64",
     "libraries": {"torch": "2.13.0"},
-    "hardware": {"cpu": "a processor", "cores": 2, "threads": 1, "gpu": None},
+    "hardware": {"cpu": "a processor", "cores": 2, "threads": 1, "memory_bytes": None, "gpu": None},
 }
+
+
+def table_of(results: dict[str, Any]) -> Table:
+    """Decode the results of a comparison."""
+    return Table(decode(Results, results))
+
+
+def results_of_plan(plan: ComparePlan, **options: Any) -> dict[str, Any]:
+    """Run a comparison and return its results as JSON values."""
+    results: dict[str, Any] = encode(run_comparison(plan, **options))
+    return results
+
+
+def summary(values: Sequence[float]) -> dict[str, Any] | None:
+    """Summarize values over seeds as JSON values."""
+    found: dict[str, Any] | None = encode(summarise(values))
+    return found
 
 
 def comparison(mixers: int = 6, seeds: int = 3) -> dict[str, Any]:
@@ -39,6 +62,7 @@ def comparison(mixers: int = 6, seeds: int = 3) -> dict[str, Any]:
             "dim": 64,
             "num_layers": 2,
             "num_heads": 4,
+            "mixers": names,
             "device": "cpu",
             "train": {"max_steps": 100, "batch_size": 8, "lr": 1e-3, "precision": "no"},
         },
@@ -46,6 +70,9 @@ def comparison(mixers: int = 6, seeds: int = 3) -> dict[str, Any]:
         "task": {
             "name": "digits",
             "title": "Handwritten digits",
+            "source": "a paper",
+            "licence": "any",
+            "fingerprint": "0" * 32,
             "options": {"patch_size": 1},
             "num_classes": 10,
             "max_length": 64,
@@ -67,9 +94,13 @@ def run(name: str, seed: int, *, accuracy: float, speed: float | None) -> dict[s
         "mixer": name,
         "seed": seed,
         "folder": f"{name}/seed{seed}",
+        "steps": 100,
         "best_step": 100,
+        "parameters": 100_000,
         "steps_per_second": speed,
+        "tokens_per_second": None,
         "wall_seconds": 15.0,
+        "seconds": {"total": 15.0},
         "validation": {"accuracy": accuracy, "loss": 0.2},
         "test": {"accuracy": accuracy - 0.01, "loss": 0.25},
         "validation_curve": [
@@ -88,8 +119,8 @@ def mixer(name: str, runs: list[dict[str, Any]], memory: int | None) -> dict[str
         "paper": "Somebody 2020, A paper",
         "complexity": "O(N C)",
         "parameters": 100_000 + len(name),
-        "validation": summarise([run["validation"]["accuracy"] for run in own]),
-        "test": summarise([run["test"]["accuracy"] for run in own]),
+        "validation": summary([run["validation"]["accuracy"] for run in own]),
+        "test": summary([run["test"]["accuracy"] for run in own]),
         "steps_per_second": own[0]["steps_per_second"] if own else None,
         "peak_memory_bytes": memory,
     }
@@ -110,13 +141,14 @@ def with_perplexity(results: dict[str, Any], *, accuracy: bool = True) -> dict[s
             at["perplexity"] = 10 / (0.1 + at["accuracy"])
             if not accuracy:
                 del at["accuracy"]
+    results["protocol"]["metric"] = "perplexity"
     for entry in results["mixers"]:
         own = [run for run in results["runs"] if run["mixer"] == entry["name"]]
         entry["metric"] = {
             "name": "perplexity",
             "higher_is_better": False,
-            "validation": summarise([run["validation"]["perplexity"] for run in own]),
-            "test": summarise([run["test"]["perplexity"] for run in own]),
+            "validation": summary([run["validation"]["perplexity"] for run in own]),
+            "test": summary([run["test"]["perplexity"] for run in own]),
         }
         if not accuracy:
             entry |= {"validation": None, "test": None}

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from fake_comparison import results_of_plan
 
 from rifflemix.errors import InputError
 from rifflemix.lab.comparison import (
@@ -16,7 +17,6 @@ from rifflemix.lab.comparison import (
     build_model,
     default_budget,
     plan_comparison,
-    run_comparison,
     train_config,
     train_mixer,
     training_memory,
@@ -47,7 +47,7 @@ def settings(**changes: Any) -> CompareConfig:
 
 
 def start(out: Path, **changes: Any) -> dict[str, Any]:
-    return run_comparison(plan_comparison(settings(**changes), out))
+    return results_of_plan(plan_comparison(settings(**changes), out))
 
 
 def stop_after(polls: int) -> Callable[[], bool]:
@@ -122,7 +122,7 @@ def test_finished_folder_is_read_not_trained(finished: tuple[Path, dict[str, Any
     before = (out / "results.json").read_bytes()
     statuses: list[RunStatus] = []
     plan = plan_comparison(settings(seeds=(0, 1)), out)
-    again = run_comparison(plan, on_status=statuses.append)
+    again = results_of_plan(plan, on_status=statuses.append)
     assert again == results
     assert not statuses
     assert (out / "results.json").read_bytes() == before
@@ -137,7 +137,7 @@ def test_stopped_comparison_goes_on_bit_for_bit(
     polls: int, tmp_path: Path, finished: tuple[Path, dict[str, Any]]
 ) -> None:
     plan = plan_comparison(settings(seeds=(0, 1)), tmp_path / "out")
-    stopped = run_comparison(plan, should_stop=stop_after(polls))
+    stopped = results_of_plan(plan, should_stop=stop_after(polls))
     assert stopped["status"] == "partial"
     assert stopped["runs_done"] < stopped["runs_planned"] == 4
     assert json.loads((tmp_path / "out" / "results.json").read_text()) == stopped
@@ -155,7 +155,7 @@ def test_results_are_kept_after_every_run(tmp_path: Path) -> None:
         if status.state == "measuring" and (out / "results.json").exists():
             seen.append(json.loads((out / "results.json").read_text())["runs_done"])
 
-    run_comparison(plan_comparison(settings(), out), on_status=watch)
+    results_of_plan(plan_comparison(settings(), out), on_status=watch)
     assert seen == [1]
 
 
@@ -168,7 +168,7 @@ def test_a_run_without_its_entry_is_found_again(
     (tmp_path / "out" / "results.json").unlink()
     statuses: list[RunStatus] = []
     plan = plan_comparison(settings(), tmp_path / "out")
-    results = run_comparison(plan, on_status=statuses.append)
+    results = results_of_plan(plan, on_status=statuses.append)
     assert measured(results) == measured(finished[1])[:2]
     assert not [status for status in statuses if status.state == "training"]
 
@@ -176,7 +176,7 @@ def test_a_run_without_its_entry_is_found_again(
 def test_statuses_tell_the_course_of_a_run(tmp_path: Path) -> None:
     statuses: list[RunStatus] = []
     plan = plan_comparison(settings(mixers=("tssa",)), tmp_path)
-    run_comparison(plan, on_status=statuses.append)
+    results_of_plan(plan, on_status=statuses.append)
     assert [statuses[0].state, statuses[-1].state] == ["measuring", "done"]
     training = [status for status in statuses if status.state == "training"]
     assert [s.step for s in training if s.step] == sorted(s.step for s in training if s.step)
@@ -392,10 +392,10 @@ def test_two_processes_cannot_share_a_folder(tmp_path: Path) -> None:
     def meddle(status: RunStatus) -> None:
         if status.state == "measuring":
             with pytest.raises(InputError, match=re.escape(str(tmp_path))) as caught:
-                run_comparison(plan)
+                results_of_plan(plan)
             errors.append(str(caught.value))
 
-    run_comparison(plan, on_status=meddle)
+    results_of_plan(plan, on_status=meddle)
     assert len(errors) == 1
 
 
@@ -413,22 +413,22 @@ def test_a_folder_whose_name_is_not_text() -> None:
 @pytest.mark.parametrize("damage", ["", "{", '{"format": "rifflemix.run/1"}', "a digit"])
 def test_a_damaged_record_is_named(damage: str, tmp_path: Path) -> None:
     plan = plan_comparison(settings(mixers=("tssa",), seeds=(0, 1)), tmp_path)
-    run_comparison(plan)
+    results_of_plan(plan)
     path = tmp_path / "tssa" / "seed0" / "record.json"
     whole = path.read_text()
     path.write_text(whole.replace('"seed": 0', '"seed": 1') if damage == "a digit" else damage)
     with pytest.raises(InputError, match=r"record\.json"):
-        run_comparison(plan)
+        results_of_plan(plan)
 
 
 def test_a_lost_or_changed_summary_is_derived_again(tmp_path: Path) -> None:
     plan = plan_comparison(settings(mixers=("tssa",), seeds=(0, 1)), tmp_path)
-    results = run_comparison(plan)
+    results = results_of_plan(plan)
     path = tmp_path / "results.json"
     path.write_text(path.read_text().replace('"seed": 0', '"seed": 7'))
-    assert run_comparison(plan) == results
+    assert results_of_plan(plan) == results
     path.unlink()
-    assert run_comparison(plan) == results
+    assert results_of_plan(plan) == results
     assert json.loads(path.read_text()) == results
 
 
@@ -441,7 +441,7 @@ def test_disk_that_fills_at_the_first_write_leaves_nothing(
     plan = plan_comparison(settings(), tmp_path / "out")
     monkeypatch.setattr("rifflemix.files.write_json", full)
     with pytest.raises(InputError, match=r"(?i)no space left"):
-        run_comparison(plan)
+        results_of_plan(plan)
     assert not (tmp_path / "out").exists()
 
 
@@ -452,9 +452,9 @@ def test_disk_that_fills_at_the_first_write_leaves_nothing(
 def test_summarise(values: list[float], mean: float, std: float | None) -> None:
     summary = summarise(values)
     assert summary is not None
-    assert summary["mean"] == pytest.approx(mean)
-    assert summary["std"] == (None if std is None else pytest.approx(std))
-    assert summary["n"] == len(values)
+    assert summary.mean == pytest.approx(mean)
+    assert summary.std == (None if std is None else pytest.approx(std))
+    assert summary.n == len(values)
     assert summarise([]) is None
 
 

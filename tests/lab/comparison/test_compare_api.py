@@ -13,12 +13,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from fake_comparison import table_of
 from torch import Tensor, nn
 
 import rifflemix as rm
 import rifflemix.cli
-from rifflemix.lab.comparison.table import comparison_rows, nothing_learned
-from rifflemix.mixers.named import mixer_class
+from rifflemix.lab.comparison.pages.files import html_fragment
+from rifflemix.mixers.registry import mixer_class
 
 pytestmark = pytest.mark.usefixtures("registries")
 
@@ -86,6 +87,16 @@ def test_training_is_as_chosen(tmp_path: Path) -> None:
         rm.compare(
             "digits", ["identity"], out=tmp_path / "run", **{**settings, "train_options": {}}
         )
+
+
+def test_early_stops_are_reported() -> None:
+    options = {"eval_every": 1, "patience": 1, "metric": "loss", "schedule": "constant"}
+    changed = TINY | {"max_steps": 40, "lr": 0.3, "train_options": options}
+    found = rm.compare("digits", ["tssa"], seeds=2, **changed)
+    steps = [run["steps"] for run in found.results["runs"]]
+    assert max(steps) < 40
+    assert f"tssa {min(steps)} to {max(steps)}" in str(found) or len(set(steps)) == 1
+    assert list(found.to_frame()["test_loss"].notna()) == [True]
 
 
 @pytest.mark.parametrize(
@@ -184,7 +195,7 @@ def test_a_comparison_is_loaded_again(variants: rm.Comparison, tmp_path: Path) -
 def test_titles_are_escaped_in_a_notebook(variants: rm.Comparison) -> None:
     results = json.loads(json.dumps(variants.results))
     results["mixers"][0]["title"] = "<script>alert(1)</script>"
-    assert "<script>" not in rm.Comparison(results)._repr_html_()
+    assert "<script>" not in html_fragment(table_of(results), [])
 
 
 def test_classes_are_compared_in_silence_and_leave_nothing(
@@ -371,4 +382,4 @@ def test_samples_with_several_labels() -> None:
     task = Labels(**fields | {"splits": dict.fromkeys(("train", "validation", "test"), rows)})
     result = rm.compare(task, ["tssa", "average"], seeds=2, **TINY)
     assert result.results["task"]["majority_share"] == {}
-    assert not nothing_learned(comparison_rows(result.results))
+    assert not table_of(result.results).nothing_learned

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from fake_comparison import results_of_plan, table_of
 from typer.testing import CliRunner
 
 from rifflemix.cli.app import app
@@ -20,11 +21,10 @@ from rifflemix.lab.comparison import (
     default_mixers,
     default_model,
     plan_comparison,
-    run_comparison,
     train_config,
 )
 from rifflemix.lab.comparison.config import all_mixers, takes_graphs
-from rifflemix.lab.comparison.files import comparison_files
+from rifflemix.lab.comparison.pages.files import comparison_files
 from rifflemix.lab.tasks import list_tasks, load_task, task_card
 from rifflemix.mixers import HEADLINE, TokenMixer, list_mixers, mixer_card
 from rifflemix.models import GPT, Seq2Seq, model_card
@@ -117,7 +117,7 @@ def test_mixers_that_look_ahead_are_refused(task: str) -> None:
 
 def test_language(texts: Path, tmp_path: Path) -> None:
     plan = plan_comparison(settings("ptb"), tmp_path / "out", data_dir=texts)
-    results = run_comparison(plan)
+    results = results_of_plan(plan)
     assert results["status"] == "complete"
     assert results["config"]["model"] == "gpt"
     assert results["protocol"]["metric"] == "perplexity"
@@ -131,13 +131,13 @@ def test_language(texts: Path, tmp_path: Path) -> None:
         loss = torch.tensor(run["test"]["loss"])
         assert run["test"]["perplexity"] == pytest.approx(loss.exp().item(), rel=1e-5)
         assert {"bits_per_byte", "bits_per_character"} <= set(run["test"])
-    table = comparison_files(results)["table.md"].decode()
+    table = comparison_files(table_of(results))["table.md"].decode()
     assert "Test perplexity" in table
 
 
 def test_sorting(tmp_path: Path) -> None:
     plan = plan_comparison(settings("sort", mixers=("softmax", "sinkhorn")), tmp_path / "out")
-    results = run_comparison(plan)
+    results = results_of_plan(plan)
     for run in results["runs"]:
         assert {"exact_match", "edit_distance"} <= set(run["test"])
         assert "edit_distance" in run["validation"]
@@ -191,10 +191,10 @@ def test_train_command_shows_the_tasks_metric(texts: Path, tmp_path: Path) -> No
 def test_the_command_names_default_mixers_that_do_not_fit(
     texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def stop(*_: Any) -> None:
+    def stop(*_: Any, **__: Any) -> None:
         raise InputError("enough")
 
-    monkeypatch.setattr("rifflemix.cli.compare.run_shown", stop)
+    monkeypatch.setattr("rifflemix.cli.compare.run_with_live_table", stop)
     options = ["--task", "ptb", "--data-dir", str(texts), "--batch-size", "4", "--dim", "16"]
     options += ["--heads", "2", "--task-option", "max_length=16", "--out", str(tmp_path / "out")]
     done = CliRunner().invoke(app, ["compare", *options])

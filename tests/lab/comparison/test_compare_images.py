@@ -12,7 +12,8 @@ from rifflemix.lab.comparison import CompareConfig, check_model, default_budget,
 from rifflemix.lab.tasks import Task, load_task
 from rifflemix.lab.tasks.core.base import SPLITS
 from rifflemix.lab.tasks.data_io.files import Array
-from rifflemix.lab.tasks.images.pixels import PixelScale, PixelSplit, WholeImages
+from rifflemix.lab.tasks.images.pixel_inputs import PixelInputs, PixelScale
+from rifflemix.lab.tasks.images.pixels import PixelSplit, WholeImages
 
 
 @pytest.fixture
@@ -20,7 +21,9 @@ def task() -> WholeImages:
     images = np.random.default_rng(0).integers(0, 256, (6, 8, 8, 3), dtype=np.uint8)
     labels = np.arange(6, dtype=np.uint8) % 2
     scale = PixelScale(top=255, mean=(0.5, 0.5, 0.5), std=(0.2, 0.2, 0.2))
-    split = PixelSplit(Array(images), Array(labels), np.arange(6), None, scale)
+    split = PixelSplit(
+        Array(images), Array(labels), np.arange(6), PixelInputs(*images.shape[1:3], scale, None)
+    )
     return WholeImages(
         name="image",
         options={"layout": "image"},
@@ -53,7 +56,7 @@ def config(mixer: str, model: str, task: str = "image") -> CompareConfig:
 
 @pytest.mark.parametrize("mixer", ["softmax", "csp", "sliceformer", "tssa"])
 def test_images_go_through_a_vit(task: WholeImages, mixer: str) -> None:
-    assert check_model(config(mixer, "vit_cifar10"), task, mixer) > 0
+    assert check_model(config(mixer, "vit_cifar10"), task, mixer).parameters > 0
 
 
 @pytest.mark.parametrize(

@@ -2,35 +2,27 @@
 
 from __future__ import annotations
 
-import json
 import re
 from itertools import combinations
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from fake_comparison import table_of
 from test_suite import with_accuracies
 
+from document_scripts import load_script
 from rifflemix.lab.comparison.decisions import Decisions, unbeaten
-from rifflemix.lab.comparison.differences import decisions, differences_from_softmax
-from rifflemix.lab.comparison.notes import softmax_note
-from rifflemix.lab.comparison.paired import LEVEL, holm
-from rifflemix.lab.comparison.ranking import ranking
-from rifflemix.lab.comparison.scores import Score
-from rifflemix.lab.comparison.table import (
-    comparison_rows,
-    nothing_learned,
-    table_cells,
-    table_headers,
-)
+from rifflemix.lab.comparison.pages.notes import softmax_note
+from rifflemix.lab.comparison.pages.table import table_cells, table_headers
+from rifflemix.lab.comparison.rows import ranking
+from rifflemix.lab.comparison.statistics import LEVEL, Score, holm
 
-RESULTS = Path(__file__).parents[3] / "benchmarks" / "results"
+store = load_script("benchmarks/store.py")
 STORED = [
-    path
-    for path in sorted(RESULTS.rglob("*.json"))
-    if re.search(r"(demo|compare-.*six|lra-small/(image|pathfinder|pairs))", str(path))
-    and path.parent.name != "lra-small"
+    name
+    for name in store.names()
+    if re.search(r"(demo|compare-.*six|lra-small/(image|pathfinder|pairs))", name)
 ]
 NAMES = ("softmax", "csp", "sliceformer", "tssa", "butterfly", "sinkhorn")
 
@@ -49,17 +41,17 @@ def drawn(seed: int, seeds: int = 3) -> dict[str, Any]:
 
 def assert_consistent(results: dict[str, Any]) -> bool:
     """Check all statements about test scores; return whether any pair differs."""
-    rows = comparison_rows(results)
-    found, ranks, note = decisions(rows), ranking(results), softmax_note(results)
-    column = next(n for n, title in enumerate(table_headers(rows)) if title.startswith("Test"))
+    table = table_of(results)
+    rows, found, ranks, note = table.rows, table.decisions, ranking(table), softmax_note(table)
+    column = next(n for n, title in enumerate(table_headers(table)) if title.startswith("Test"))
     titles = {row.name: row.title for row in rows}
-    bold = {row.name for row, cells in zip(rows, table_cells(rows), strict=True)
+    bold = {row.name for row, cells in zip(rows, table_cells(table), strict=True)
             if cells[column].best}  # fmt: skip
     losers = {loser for _, loser in found.ahead}
     assert bold == ({row.name for row in rows} - losers if losers else set())
     assert ranks is not None
     assert ranks.ahead == found.ahead
-    for of in differences_from_softmax(rows):
+    for of in table.differences:
         name, decision = of.row.name, of.decision
         if decision.is_loss:
             assert ("softmax", name) in found.ahead
@@ -68,7 +60,7 @@ def assert_consistent(results: dict[str, Any]) -> bool:
         elif decision.is_shown:
             assert (name, "softmax") in found.ahead
             assert "softmax" not in bold
-    alike = [of.row.name for of in differences_from_softmax(rows) if not of.decision.is_shown]
+    alike = [of.row.name for of in table.differences if not of.decision.is_shown]
     for name in alike:
         assert {("softmax", name), (name, "softmax")}.isdisjoint(found.ahead)
     return bool(losers)
@@ -79,10 +71,10 @@ def test_bold_sentences_and_ranks_agree_on_drawn_tables() -> None:
     assert 10 < sum(said) < 40
 
 
-@pytest.mark.parametrize("path", STORED, ids=lambda path: f"{path.parent.name}/{path.stem}")
-def test_bold_sentences_and_ranks_agree_on_stored_results(path: Path) -> None:
-    results = json.loads(path.read_text(encoding="utf-8"))
-    assert not nothing_learned(comparison_rows(results))
+@pytest.mark.parametrize("name", STORED)
+def test_bold_sentences_and_ranks_agree_on_stored_results(name: str) -> None:
+    results = store.load(name).content
+    assert not table_of(results).nothing_learned
     assert_consistent(results)
 
 

@@ -11,25 +11,19 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
+from fake_comparison import results_of_plan
 from torch import Tensor
 from typer.testing import CliRunner
 
 import rifflemix as rm
 from rifflemix.cli.app import app
-from rifflemix.lab.comparison import (
-    CompareConfig,
-    default_budget,
-    plan_comparison,
-    run_comparison,
-    train_config,
-)
+from rifflemix.lab.comparison import CompareConfig, default_budget, plan_comparison, train_config
 from rifflemix.lab.comparison import estimate as estimates
-from rifflemix.lab.comparison.choices import chosen_mixers
+from rifflemix.lab.comparison.choices import chosen_mixers, read_config
 from rifflemix.lab.comparison.estimate import Estimate, TimeLeft
-from rifflemix.lab.comparison.toml_file import read_config
 from rifflemix.lab.runs.status import RunStatus
 from rifflemix.mixers import HEADLINE, MixerCard, TokenMixer, register_mixer
-from rifflemix.mixers.named import _MIXERS
+from rifflemix.mixers.registry import _MIXERS
 
 TINY = [
     *("--task", "digits", "--task-option", "patch_size=4", "--max-steps", "2"),
@@ -57,7 +51,7 @@ def settings(**changes: Any) -> CompareConfig:
 def run(out: Path, config: CompareConfig, **options: Any) -> tuple[dict[str, Any], list[Estimate]]:
     found: list[Estimate] = []
     plan = plan_comparison(config, out)
-    return run_comparison(plan, on_estimate=found.append, **options), found
+    return results_of_plan(plan, on_estimate=found.append, **options), found
 
 
 def scores(results: dict[str, Any]) -> list[Any]:
@@ -70,7 +64,7 @@ def test_an_estimate_has_every_run_and_changes_no_result(tmp_path: Path) -> None
     assert estimate.seconds.keys() == expected
     assert all(seconds > 0 for seconds in estimate.seconds.values())
     assert "4 runs of 4 updates: about " in str(estimate)
-    assert scores(results) == scores(run_comparison(plan_comparison(settings(), tmp_path / "b")))
+    assert scores(results) == scores(results_of_plan(plan_comparison(settings(), tmp_path / "b")))
 
 
 def test_a_tuned_run_costs_its_trials_and_a_test(tmp_path: Path) -> None:

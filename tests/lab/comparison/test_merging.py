@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from fake_comparison import table_of
 from test_compare import measured, settings, start
 
 import rifflemix as rm
@@ -19,7 +20,7 @@ import rifflemix.cli
 from rifflemix.errors import InputError
 from rifflemix.json_values import sealed
 from rifflemix.lab.comparison.merging import merge_comparisons
-from rifflemix.lab.comparison.notes import comparison_notes
+from rifflemix.lab.comparison.pages.notes import comparison_notes
 
 RATES = {"tuned": {"lr": (1e-3, 1e-2)}}
 
@@ -62,7 +63,7 @@ def test_mixers_and_seeds_make_the_comparison_of_all(folders: Path, tmp_path: Pa
     assert {p.name for p in (tmp_path / "out").iterdir() if p.name != ".lock"} == files
     table = (tmp_path / "out" / "table.md").read_text()
     assert re.search(r"^\| Mixer \|.*\| p \|", table, re.MULTILINE)
-    assert any(re.search(r"\b2 seeds", note) for note in comparison_notes(results))
+    assert any(re.search(r"\b2 seeds", note) for note in comparison_notes(table_of(results)))
     assert rm.Comparison.load(tmp_path / "out").results == results
 
 
@@ -288,7 +289,7 @@ def test_tuned_comparisons_keep_their_trials(tmp_path: Path) -> None:
     assert len(merged["tuning"]["trials"]) == merged["tuning"]["trials_planned"] == 4
     spent = [rm.Comparison.load(tmp_path / name).results for name in ("softmax", "tssa")]
     assert merged["wall_seconds"] == pytest.approx(sum(part["wall_seconds"] for part in spent))
-    assert re.search(r"\b4 trials", "\n".join(comparison_notes(merged)))
+    assert re.search(r"\b4 trials", "\n".join(comparison_notes(table_of(merged))))
 
     def other_seed(results: dict[str, Any]) -> None:
         for run in (*results["runs"], *results["tuning"]["trials"]):

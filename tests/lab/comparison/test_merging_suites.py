@@ -17,7 +17,7 @@ from command_line import Cli
 from rifflemix.errors import InputError
 from rifflemix.json_values import sealed
 from rifflemix.lab.comparison import SUITES
-from rifflemix.lab.comparison.merging_suites import is_suite, merge_suites
+from rifflemix.lab.comparison.suites.merging import is_suite, merge_suites
 
 MIXERS = ["identity", "csp"]
 
@@ -27,7 +27,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Any:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("RIFFLEMIX_CACHE", str(tmp_path_factory.mktemp("cache")))
         patch.setitem(SUITES, "tiny", TINY)
-        patch.setattr("rifflemix.lab.comparison.plot.comparison_plot", lambda results: b"")
+        patch.setattr("rifflemix.lab.comparison.pages.plot.comparison_plot", lambda results: b"")
         patch.setattr("rifflemix.lab.comparison.run.training_memory", lambda *_: 1_000)
         yield
 
@@ -126,8 +126,12 @@ def test_what_makes_no_suite(folders: Path, tmp_path: Path) -> None:
     other = changed(csp, tmp_path / "other", lambda results: results.update(suite="lra-small"))
     refused("merge: expected one suite, got tiny in .* and lra-small in", coarse, other)
     damaged = changed(csp, tmp_path / "damaged", lambda results: results.pop("tasks"))
-    refused("results.json is damaged: KeyError", coarse, damaged)
-    strange = changed(csp, tmp_path / "strange", lambda results: results["tasks"].update(new={}))
+    refused("results.json is damaged: .*`tasks`", coarse, damaged)
+    strange = changed(
+        csp,
+        tmp_path / "strange",
+        lambda results: results["tasks"].update(new=results["tasks"]["fine"]),
+    )
     refused("has a task new, which suite tiny of this version has not", coarse, strange)
     gone = changed(csp, tmp_path / "gone", lambda results: None)
     shutil.rmtree(gone / "fine")

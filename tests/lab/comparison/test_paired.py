@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import scipy
 
-from rifflemix.lab.comparison.paired import (
+from rifflemix.lab.comparison.statistics import (
     LEVEL,
     holm,
     paired_difference,

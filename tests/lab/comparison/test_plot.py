@@ -5,18 +5,20 @@ import struct
 from typing import Any
 
 import pytest
-from fake_comparison import comparison, unfinished, with_perplexity
+from fake_comparison import comparison, table_of, unfinished, with_perplexity
 from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
-from rifflemix.lab.comparison.labels import Box, Disk, place_labels
-from rifflemix.lab.comparison.plot import (
+from rifflemix.lab.comparison.pages.plot import (
+    Box,
+    Disk,
     _area_per_byte,
     _points,
     _round_sizes,
     comparison_figure,
     comparison_plot,
+    place_labels,
 )
 
 
@@ -28,16 +30,16 @@ def size_of(png: bytes) -> tuple[int, int]:
 
 @pytest.mark.parametrize("mixers", [1, pytest.param(30, marks=pytest.mark.slow)])
 def test_plot_draws_any_number_of_mixers(mixers: int) -> None:
-    assert size_of(comparison_plot(comparison(mixers=mixers, seeds=2))) == (1350, 840)
+    assert size_of(comparison_plot(table_of(comparison(mixers=mixers, seeds=2)))) == (1350, 840)
 
 
 @pytest.mark.slow
 def test_plot_is_deterministic() -> None:
-    assert comparison_plot(comparison()) == comparison_plot(comparison())
+    assert comparison_plot(table_of(comparison())) == comparison_plot(table_of(comparison()))
 
 
 def test_plot_of_nothing_says_so() -> None:
-    assert size_of(comparison_plot(unfinished())) == (1350, 840)
+    assert size_of(comparison_plot(table_of(unfinished()))) == (1350, 840)
 
 
 def one_speed(results: dict[str, Any]) -> dict[str, Any]:
@@ -63,14 +65,14 @@ def unknown_speed(results: dict[str, Any]) -> dict[str, Any]:
 def test_up_goes_what_chose_the_weights() -> None:
     results = with_perplexity(comparison(mixers=2))
     means = [entry["metric"]["test"]["mean"] for entry in results["mixers"]]
-    assert [point.score for point in _points(results)] == means
+    assert [point.score for point in _points(table_of(results))] == means
 
 
 def test_scores_below_zero_have_numbers_beside_them() -> None:
     results = with_perplexity(comparison(mixers=2))
     for entry in results["mixers"]:
         entry["metric"]["test"]["mean"] *= -1.0
-    axes = comparison_figure(results).axes[0]
+    axes = comparison_figure(table_of(results)).axes[0]
     shown = [axes.yaxis.get_major_formatter()(value) for value in axes.get_yticks()]
     assert "-10" in shown
     assert all(shown)
@@ -78,11 +80,11 @@ def test_scores_below_zero_have_numbers_beside_them() -> None:
 
 @pytest.mark.parametrize("change", [one_speed, perfect, unknown_speed, with_perplexity])
 def test_plot_of_extreme_results(change: Any) -> None:
-    comparison_plot(change(comparison(seeds=1)))
+    comparison_plot(table_of(change(comparison(seeds=1))))
 
 
 def test_disk_area_is_proportional_to_memory() -> None:
-    points = _points(comparison())
+    points = _points(table_of(comparison()))
     scale = _area_per_byte(points)
     largest, smallest = max(p.memory for p in points), min(p.memory for p in points)
     assert largest * scale == pytest.approx(64.0**2)
@@ -91,9 +93,9 @@ def test_disk_area_is_proportional_to_memory() -> None:
 
 def test_colours_do_not_depend_on_what_has_finished() -> None:
     results = comparison()
-    full = {point.label: point.colour for point in _points(results)}
+    full = {point.label: point.colour for point in _points(table_of(results))}
     results["mixers"][1]["test"] = None
-    part = {point.label: point.colour for point in _points(results)}
+    part = {point.label: point.colour for point in _points(table_of(results))}
     assert part == {label: colour for label, colour in full.items() if label != "Csp"}
 
 

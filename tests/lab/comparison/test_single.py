@@ -33,12 +33,12 @@ def config(**settings: object) -> CompareConfig:
 def test_a_run_of_an_older_version_continues(tmp_path: Path) -> None:
     out = shutil.copytree(OLD_RUN, tmp_path / "out")
     statuses: list[RunStatus] = []
-    found = train_single(plan_single(config(), out), on_status=statuses.append)["result"]
+    found = train_single(plan_single(config(), out), on_status=statuses.append).result
     assert statuses[0].step >= 10
-    straight = train_single(plan_single(config(), tmp_path / "straight"))["result"]
-    assert found["step"] == straight["step"] == 30
+    straight = train_single(plan_single(config(), tmp_path / "straight")).result
+    assert found.step == straight.step == 30
     # Processors differ in the last bits.
-    assert found["train_loss"] == pytest.approx(straight["train_loss"], rel=1e-3)
+    assert found.train_loss == pytest.approx(straight.train_loss, rel=1e-3)
     assert sorted(path.name for path in out.iterdir() if path.name[0] != ".") == [
         "config.json",
         "results.json",
@@ -50,7 +50,7 @@ def test_a_run_of_an_older_version_with_other_settings_is_refused(tmp_path: Path
     out = shutil.copytree(OLD_RUN, tmp_path / "out")
     with pytest.raises(InputError, match=r"config\.lr"):
         train_single(plan_single(config(lr=0.5), out))
-    assert train_single(plan_single(config(), out))["result"]["step"] == 30
+    assert train_single(plan_single(config(), out)).result.step == 30
 
 
 @pytest.mark.parametrize(
@@ -62,10 +62,10 @@ def test_settings_decide_whether_a_run_continues(
 ) -> None:
     plan = plan_single(config(max_steps=4), tmp_path)
     asked = iter([False, False])
-    assert not train_single(plan, should_stop=lambda: next(asked, True))["result"]["finished"]
+    assert not train_single(plan, should_stop=lambda: next(asked, True)).result.finished
     again = plan_single(config(max_steps=4, **changes), tmp_path)
     if name:
         with pytest.raises(InputError, match=name):
             train_single(again)
     else:
-        assert train_single(again)["result"]["finished"]
+        assert train_single(again).result.finished

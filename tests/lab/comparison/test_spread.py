@@ -7,9 +7,14 @@ import pytest
 import scipy
 
 from rifflemix.lab.comparison.decisions import Decisions, unbeaten
-from rifflemix.lab.comparison.paired import LEVEL, holm, paired_difference
-from rifflemix.lab.comparison.scores import Score
-from rifflemix.lab.comparison.spread import SeedSpread, seed_spread
+from rifflemix.lab.comparison.statistics import (
+    LEVEL,
+    Score,
+    SeedSpread,
+    holm,
+    paired_difference,
+    seed_spread,
+)
 
 Rows = list[dict[int, float]]
 

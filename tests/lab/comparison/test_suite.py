@@ -11,30 +11,31 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fake_comparison import comparison, unfinished
+from fake_comparison import comparison, summary, table_of, unfinished
 
 import rifflemix as rm
+from document_scripts import load_script
 from rifflemix.errors import InputError, RunFailed
-from rifflemix.lab.comparison import SUITES, get_suite, plan_suite, run_comparison, run_suite
-from rifflemix.lab.comparison.choices import resolve
-from rifflemix.lab.comparison.ranking import (
-    Ranking,
-    mean_ratio,
-    mean_standing,
-    ranking,
-    unbeaten,
+from rifflemix.lab.comparison import (
+    SUITES,
+    ComparePlan,
+    Results,
+    get_suite,
+    plan_suite,
+    run_comparison,
+    run_suite,
 )
-from rifflemix.lab.comparison.suite_report import answers, html, markdown, parts
-from rifflemix.lab.comparison.suites import PEERS, Suite, SuiteTask
-from rifflemix.lab.comparison.table import comparison_rows
-from rifflemix.lab.runs.results import summarise
+from rifflemix.lab.comparison.choices import resolve
+from rifflemix.lab.comparison.rows import Ranking, Row, mean_ratio, mean_standing, ranking, unbeaten
+from rifflemix.lab.comparison.suites.catalog import PEERS, Suite, SuiteTask
+from rifflemix.lab.comparison.suites.report import SuiteReport
 from rifflemix.lab.runs.status import RunStatus
 from rifflemix.lab.tasks import task_card
 from rifflemix.locks import FolderInUse, locked
 from rifflemix.mixers import HEADLINE
 
 REPOSITORY = Path(__file__).resolve().parents[3]
-PEERS_CHOSEN_BY = REPOSITORY / "benchmarks/results/compare-digits-all-2026-11-20.json"
+PEERS_CHOSEN_BY = "compare-digits-all-2026-11-20"
 
 
 def with_accuracies(scores: dict[str, list[float] | None]) -> dict[str, Any]:
@@ -53,15 +54,19 @@ def with_accuracies(scores: dict[str, list[float] | None]) -> dict[str, Any]:
         run["test"]["accuracy"] = values[run["seed"]]
     for mixer in results["mixers"]:
         own = [run["test"]["accuracy"] for run in results["runs"] if run["mixer"] == mixer["name"]]
-        mixer["test"] = summarise(own)
+        mixer["test"] = summary(own)
     return results
+
+
+def report_of(tasks: dict[str, dict[str, Any]]) -> SuiteReport:
+    return SuiteReport({name: table_of(results) for name, results in tasks.items()})
 
 
 CLEAR = {"softmax": [0.80, 0.81, 0.82], "csp": [0.90, 0.91, 0.92], "tssa": [0.80, 0.82, 0.81]}
 
 
 def test_who_is_shown_to_be_ahead_ranks_and_others_share_their_places() -> None:
-    found = ranking(with_accuracies(CLEAR))
+    found = ranking(table_of(with_accuracies(CLEAR)))
     assert found is not None
     assert found.ahead == {("csp", "softmax"), ("csp", "tssa")}
     bounds = {name: found.standing(name) for name in found.names}
@@ -73,7 +78,7 @@ def test_who_is_shown_to_be_ahead_ranks_and_others_share_their_places() -> None:
 
 
 def test_the_ranks_of_a_task_add_up_as_without_ties() -> None:
-    found = ranking(comparison(mixers=6, seeds=3))
+    found = ranking(table_of(comparison(mixers=6, seeds=3)))
     assert found is not None
     assert sum(found.standing(name).rank for name in found.names) == 21.0
 
@@ -81,9 +86,9 @@ def test_the_ranks_of_a_task_add_up_as_without_ties() -> None:
 def test_all_pairs_are_corrected_for_not_those_with_the_best() -> None:
     """A difference that is significant in one comparison is not significant among fifteen."""
     near = {"softmax": [0.80, 0.81, 0.82], "csp": [0.810, 0.822, 0.829]}
-    alone = ranking(with_accuracies(near))
+    alone = ranking(table_of(with_accuracies(near)))
     others = {"tssa": [0.7, 0.9, 0.8], "butterfly": [0.9, 0.7, 0.8], "sinkhorn": [0.8, 0.9, 0.7]}
-    among = ranking(with_accuracies({**near, **others}))
+    among = ranking(table_of(with_accuracies({**near, **others})))
     assert alone is not None
     assert among is not None
     assert ("csp", "softmax") in alone.ahead
@@ -91,14 +96,14 @@ def test_all_pairs_are_corrected_for_not_those_with_the_best() -> None:
 
 
 def test_one_seed_decides_nothing() -> None:
-    found = ranking(with_accuracies({name: values[:1] for name, values in CLEAR.items()}))
+    found = ranking(table_of(with_accuracies({name: values[:1] for name, values in CLEAR.items()})))
     assert found is not None
     assert not found.ahead
     assert {found.standing(name).rank for name in found.names} == {2.0}
 
 
 def test_a_mixer_whose_runs_failed_is_behind_all() -> None:
-    found = ranking(with_accuracies({**CLEAR, "csp": None}))
+    found = ranking(table_of(with_accuracies({**CLEAR, "csp": None})))
     assert found is not None
     assert found.ahead == {("softmax", "csp"), ("tssa", "csp")}
 
@@ -111,7 +116,7 @@ def test_where_less_is_better_the_lower_score_is_ahead() -> None:
     for mixer in results["mixers"]:
         summaries = {"validation": mixer["validation"], "test": mixer["test"]}
         mixer["metric"] = {"name": "rmse", "higher_is_better": False, **summaries}
-    found = ranking(results)
+    found = ranking(table_of(results))
     assert found is not None
     assert found.ahead == {("softmax", "csp"), ("tssa", "csp")}
 
@@ -130,17 +135,18 @@ def test_the_table_of_scores_says_what_they_are_scores_of() -> None:
         ({"b": errors}, "Rmse", ["b"]),
         ({"a": classes, "b": errors}, "Test scores", ["a: accuracy, %", "b: rmse"]),
     ):
-        part = parts(tasks)[1]
+        part = report_of(tasks).parts[1]
         assert (part.heading, list(part.headers)) == (heading, ["Mixer", *columns])
-        assert ("accuracy" in answers(tasks)[0]) is ("b" not in tasks)
+        assert ("accuracy" in report_of(tasks).answers[0]) is ("b" not in tasks)
 
 
 def test_what_did_not_end_or_did_not_learn_ranks_nobody() -> None:
-    assert ranking(unfinished()) is None
+    assert ranking(table_of(unfinished())) is None
     guessing = {name: [0.1, 0.1, 0.1] for name in CLEAR}
     results = with_accuracies(guessing)
-    assert ranking(results) is None
-    assert any(re.search(r"\ba\b.*learned", sentence) for sentence in answers({"a": results}))
+    assert ranking(table_of(results)) is None
+    answers = report_of({"a": results}).answers
+    assert any(re.search(r"learned a\b", sentence) for sentence in answers)
 
 
 def test_means_over_tasks() -> None:
@@ -161,8 +167,8 @@ def test_where_each_is_behind_some_other_no_mixer_is_named() -> None:
     ring = [("softmax", "csp", "tssa"), ("csp", "tssa", "softmax"), ("tssa", "softmax", "csp")]
     steps = [[0.90, 0.91, 0.92], [0.80, 0.82, 0.81], [0.70, 0.71, 0.73]]
     tasks = {order[0]: with_accuracies(dict(zip(order, steps, strict=True))) for order in ring}
-    assert "accuracy" in answers(tasks)[0]
-    assert not any(name in answers(tasks)[0].lower() for name in CLEAR)
+    assert "accuracy" in report_of(tasks).answers[0]
+    assert not any(name in report_of(tasks).answers[0].lower() for name in CLEAR)
 
 
 def test_ratios_are_geometric_means_relative_to_softmax() -> None:
@@ -170,21 +176,25 @@ def test_ratios_are_geometric_means_relative_to_softmax() -> None:
     for results, speed in zip(tasks, (2.0, 8.0), strict=True):
         for mixer in results["mixers"]:
             mixer["steps_per_second"] = speed if mixer["name"] == "csp" else 1.0
-    tables = [comparison_rows(results) for results in tasks]
-    assert mean_ratio(tables, "csp", "steps_per_second") == pytest.approx(4.0)
-    assert mean_ratio(tables, "softmax", "steps_per_second") == pytest.approx(1.0)
-    without = [comparison_rows(with_accuracies({"csp": CLEAR["csp"], "tssa": CLEAR["tssa"]}))]
-    assert mean_ratio(without, "csp", "steps_per_second") is None
+
+    def speed_of(row: Row) -> float | None:
+        return row.steps_per_second
+
+    tables = [table_of(results) for results in tasks]
+    assert mean_ratio(tables, "csp", speed_of) == pytest.approx(4.0)
+    assert mean_ratio(tables, "softmax", speed_of) == pytest.approx(1.0)
+    without = [table_of(with_accuracies({"csp": CLEAR["csp"], "tssa": CLEAR["tssa"]}))]
+    assert mean_ratio(without, "csp", speed_of) is None
 
 
 def test_the_page_answers_and_says_what_loses_where() -> None:
     worse = {**CLEAR, "tssa": [0.70, 0.71, 0.72], "csp": CLEAR["softmax"]}
     tasks = {"first": with_accuracies(CLEAR), "second": with_accuracies(worse)}
-    said = answers(tasks)
+    said = report_of(tasks).answers
     assert re.search(r"accuracy\b.*\bCsp\b", said[0])
     assert "Tssa" not in said[0]
     assert any(re.search(r"Tssa\b.*\bsoftmax\b.*\bsecond\b", sentence) for sentence in said)
-    overview, scores, differences, *_ = parts(tasks)
+    overview, scores, differences, *_ = report_of(tasks).parts
     cells = {row[0].text: [cell.text for cell in row[1:]] for row in overview.rows}
     assert cells["Csp"][:3] == ["1.2 (1.0 to 1.5)", "first", "-"]
     assert cells["Tssa"][1:3] == ["-", "second"]
@@ -193,8 +203,8 @@ def test_the_page_answers_and_says_what_loses_where() -> None:
     assert differences.rows[1][1].text.startswith("+10.00 (")
     assert differences.rows[1][1].text.endswith(" *")
     assert differences.rows[1][2].text.startswith("+0.00")
-    assert "| Csp | **1.2 (1.0 to 1.5)** | first |" in markdown("Title", tasks)
-    page = html("<Title>", "command", tasks)
+    assert "| Csp | **1.2 (1.0 to 1.5)** | first |" in report_of(tasks).markdown("Title")
+    page = report_of(tasks).html("<Title>", "command")
     assert "&lt;Title&gt;" in page
     assert 'href="second/report.html"' in page
 
@@ -218,7 +228,7 @@ def test_the_page_says_who_is_fast_and_who_is_small() -> None:
     for mixer in results["mixers"]:
         mixer["steps_per_second"] = speeds[mixer["name"]]
         mixer["peak_memory_bytes"] = sizes[mixer["name"]]
-    assert named(answers({"one": results})) == [
+    assert named(report_of({"one": results}).answers) == [
         ("accuracy", ["Csp"]),
         ("speed", ["Butterfly", "Csp"]),
         ("memory", ["Sinkhorn", "Csp"]),
@@ -226,21 +236,21 @@ def test_the_page_says_who_is_fast_and_who_is_small() -> None:
     ]
     for mixer in results["mixers"]:
         mixer |= {"steps_per_second": 10.0, "peak_memory_bytes": 100}
-    assert named(answers({"one": results}))[1:] == [("speed", [])]
+    assert named(report_of({"one": results}).answers)[1:] == [("speed", [])]
 
 
 def test_a_mixer_whose_runs_failed_is_not_named_for_memory() -> None:
     results = with_accuracies({**CLEAR, "csp": None})
     for mixer in results["mixers"]:
         mixer["peak_memory_bytes"] = {"softmax": 100, "csp": 50, "tssa": 75}[mixer["name"]]
-    assert ("memory", ["Tssa"]) in named(answers({"one": results}))
+    assert ("memory", ["Tssa"]) in named(report_of({"one": results}).answers)
 
 
 def test_without_softmax_attention_nothing_is_relative() -> None:
     tasks = {"one": with_accuracies({"csp": CLEAR["csp"], "tssa": CLEAR["tssa"]})}
-    overview = parts(tasks)[0]
+    overview = report_of(tasks).parts[0]
     assert [row[4].text for row in overview.rows] == ["-", "-"]
-    assert named(answers(tasks))[0] == ("accuracy", ["Csp"])
+    assert named(report_of(tasks).answers)[0] == ("accuracy", ["Csp"])
 
 
 # The suites.
@@ -257,7 +267,7 @@ def test_every_task_of_a_suite_resolves_with_the_same_rates_for_all_mixers() -> 
 
 
 def test_the_small_suite_has_the_headline_and_the_best_baselines_by_validation() -> None:
-    results = json.loads(PEERS_CHOSEN_BY.read_text(encoding="utf-8"))
+    results = load_script("benchmarks/store.py").load(PEERS_CHOSEN_BY).content
     runs = [run for run in results["runs"] if run["mixer"] not in HEADLINE]
     best = sorted(runs, key=lambda run: -run["validation"]["accuracy"])[: len(PEERS)]
     assert {run["mixer"] for run in best} == set(PEERS)
@@ -269,7 +279,7 @@ def test_the_small_suite_has_the_headline_and_the_best_baselines_by_validation()
 
 
 def test_the_page_of_the_suites_has_their_sizes() -> None:
-    page = (REPOSITORY / "docs/suites.md").read_text(encoding="utf-8")
+    page = (REPOSITORY / "docs/comparing.md").read_text(encoding="utf-8")
     for name, task in get_suite("lra-small").tasks.items():
         (line,) = (line for line in page.splitlines() if line.startswith(f"| `{name}` |"))
         assert line.endswith("| {max_steps:,} steps of {batch_size} |".format(**task.settings))
@@ -310,7 +320,7 @@ def tiny(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Suite:
     """
     monkeypatch.setenv("RIFFLEMIX_CACHE", str(tmp_path / "cache"))
     monkeypatch.setitem(SUITES, "tiny", TINY)
-    monkeypatch.setattr("rifflemix.lab.comparison.plot.comparison_plot", lambda results: b"")
+    monkeypatch.setattr("rifflemix.lab.comparison.pages.plot.comparison_plot", lambda results: b"")
     monkeypatch.setattr("rifflemix.lab.comparison.run.training_memory", lambda *_: 1_000)
     return TINY
 
@@ -361,19 +371,19 @@ def test_a_stop_leaves_a_partial_page_and_the_next_start_goes_on(
     out = tmp_path / "out"
     made: list[str] = []
 
-    def stopped(one: Any) -> dict[str, Any]:
+    def stopped(one: ComparePlan) -> Results:
         made.append(one.out.name)
         return run_comparison(one, should_stop=lambda: len(made) == 2)
 
-    partial = run_suite(plan(tiny, out), stopped)
-    assert partial["status"] == "partial"
-    assert partial["tasks"]["coarse"]["status"] == "complete"
-    assert partial["tasks"]["fine"]["runs_done"] == 0
+    partial, _ = run_suite(plan(tiny, out), stopped)
+    assert partial.status == "partial"
+    assert partial.tasks["coarse"].status == "complete"
+    assert partial.tasks["fine"].runs_done == 0
     assert re.search(r"\bfine\b.*\b0 of 1\b", (out / "table.md").read_text(encoding="utf-8"))
-    between = run_suite(plan(tiny, out), run_comparison, should_stop=lambda: True)
-    assert (between["status"], list(between["tasks"])) == ("partial", ["coarse"])
-    whole = run_suite(plan(tiny, out), run_comparison)
-    assert whole["status"] == "complete"
+    between, _ = run_suite(plan(tiny, out), run_comparison, should_stop=lambda: True)
+    assert (between.status, list(between.tasks)) == ("partial", ["coarse"])
+    whole, _ = run_suite(plan(tiny, out), run_comparison)
+    assert whole.status == "complete"
 
 
 @pytest.mark.usefixtures("tiny")
@@ -464,7 +474,7 @@ def test_another_process_that_writes_the_page_is_waited_for(tiny: Suite, tmp_pat
         with locked(out):
             done.wait(10)
 
-    def run(one: Any) -> dict[str, Any]:
+    def run(one: ComparePlan) -> Results:
         results = run_comparison(one)
         threading.Thread(target=other).start()
         while not is_held(out):

@@ -4,25 +4,20 @@ import re
 from typing import Any
 
 import pytest
-from fake_comparison import comparison, mixer, run, unfinished, with_perplexity
+from fake_comparison import comparison, mixer, run, summary, table_of, unfinished, with_perplexity
 
 from rifflemix.cli.compare import terminal_table
 from rifflemix.lab.comparison.decisions import Decision
-from rifflemix.lab.comparison.differences import (
+from rifflemix.lab.comparison.pages.notes import bold_note, comparison_notes, softmax_note
+from rifflemix.lab.comparison.pages.table import (
     difference_cells,
-    differences_from_softmax,
     markdown_differences,
-)
-from rifflemix.lab.comparison.notes import bold_note, comparison_notes, softmax_note
-from rifflemix.lab.comparison.scores import pooled_spread
-from rifflemix.lab.comparison.table import (
-    Row,
-    comparison_rows,
     markdown_table,
     table_cells,
     table_headers,
 )
-from rifflemix.lab.runs.results import summarise
+from rifflemix.lab.comparison.rows import Table
+from rifflemix.lab.comparison.statistics import pooled_spread
 
 
 def results_of(**runs: list[tuple[float, float]]) -> dict[str, Any]:
@@ -41,28 +36,28 @@ def results_of(**runs: list[tuple[float, float]]) -> dict[str, Any]:
 
 
 def test_rows_keep_the_order_of_the_registry() -> None:
-    names = [row.name for row in comparison_rows(comparison())]
+    names = [row.name for row in table_of(comparison()).rows]
     assert names == ["softmax", "csp", "sliceformer", "tssa", "butterfly", "sinkhorn"]
 
 
 def test_markdown_is_one_well_formed_table() -> None:
-    rows = comparison_rows(comparison())
-    lines = markdown_table(comparison(), ["a note"]).splitlines()
+    headers = table_headers(table_of(comparison()))
+    lines = markdown_table(table_of(comparison()), ["a note"]).splitlines()
     table = [line for line in lines if line.startswith("|")]
     assert len(table) == 2 + 6
-    assert {line.count("|") for line in table} == {len(table_headers(rows)) + 1}
+    assert {line.count("|") for line in table} == {len(headers) + 1}
     assert lines[-2:] == ["", "- a note"]  # a table ends at an empty line
 
 
 def test_a_title_with_a_bar_does_not_break_the_table() -> None:
     results = comparison(mixers=1)
     results["mixers"][0]["title"] = "a|b"
-    assert "| a\\|b |" in markdown_table(results, [])
+    assert "| a\\|b |" in markdown_table(table_of(results), [])
 
 
 def test_cells_show_mean_spread_and_ratio() -> None:
     results = results_of(softmax=[(0.87, 10.0), (0.89, 10.0)], csp=[(0.97, 25.0), (0.99, 25.0)])
-    softmax, csp = table_cells(comparison_rows(results))
+    softmax, csp = table_cells(table_of(results))
     assert [cell.text for cell in softmax[1:5]] == [
         "2", "87.00 ± 1.41", "88.00 ± 1.41", "10.0 (1.00x)",
     ]  # fmt: skip
@@ -73,13 +68,13 @@ def test_cells_show_mean_spread_and_ratio() -> None:
 
 
 def test_one_seed_has_no_spread() -> None:
-    cells = table_cells(comparison_rows(results_of(softmax=[(0.91, 10.0)])))
+    cells = table_cells(table_of(results_of(softmax=[(0.91, 10.0)])))
     assert cells[0][2].text == "90.00"
     assert not any(cell.best for cell in cells[0])
 
 
 def bold(results: dict[str, Any], column: int) -> list[bool]:
-    return [row[column].best for row in table_cells(comparison_rows(results))]
+    return [row[column].best for row in table_cells(table_of(results))]
 
 
 def test_one_seed_makes_no_score_and_no_speed_bold() -> None:
@@ -87,8 +82,8 @@ def test_one_seed_makes_no_score_and_no_speed_bold() -> None:
     assert [any(bold(results, column)) for column in (2, 3, 4)] == [False] * 3
     assert bold(results, 6) == [False, True]  # parameters are counted
     several = results_of(softmax=[(0.50, 10.0)] * 2, csp=[(0.99, 90.0)] * 2)
-    assert bold_note(results) != bold_note(several)
-    assert "accuracy" in softmax_note(results)
+    assert bold_note(table_of(results)) != bold_note(table_of(several))
+    assert "accuracy" in softmax_note(table_of(results))
 
 
 def test_the_least_memory_is_bold() -> None:
@@ -136,12 +131,12 @@ def test_scores_are_compared_seed_by_seed() -> None:
 def test_without_two_common_seeds_no_score_is_bold() -> None:
     results = results_of(softmax=[(0.5, 1.0)], csp=[(0.9, 1.0), (0.91, 1.0)])
     assert bold(results, 2) == [False, False]
-    assert difference_cells(comparison_rows(results)) == []
+    assert difference_cells(table_of(results)) == []
 
 
-def pairs_of(rows: list[Row]) -> list[tuple[str, Decision]]:
+def pairs_of(table: Table) -> list[tuple[str, Decision]]:
     """Return each mixer and the decision about its difference from softmax attention."""
-    return [(of.row.name, of.decision) for of in differences_from_softmax(rows)]
+    return [(of.row.name, of.decision) for of in table.differences]
 
 
 def test_differences_from_softmax() -> None:
@@ -150,16 +145,16 @@ def test_differences_from_softmax() -> None:
         csp=[(0.90, 1.0), (0.93, 1.0), (0.91, 1.0)],
         tssa=[(0.80, 1.0), (0.81, 1.0), (0.82, 1.0)],
     )
-    text = markdown_differences(comparison_rows(results))
+    text = markdown_differences(table_of(results))
     columns = next(line for line in text.splitlines() if line.startswith("| Mixer |")).split(" | ")
     assert len(columns) == 5
     assert "accuracy" in columns[1]
     assert "95 %" in columns[2]
     assert columns[3] == "p"
-    csp, tssa = difference_cells(comparison_rows(results))
+    csp, tssa = difference_cells(table_of(results))
     assert csp[:2] == ["Csp", "+10.33"]
     assert tssa[0:2] == ["Tssa", "+0.00"]
-    first, second = (of.decision for of in differences_from_softmax(comparison_rows(results)))
+    first, second = (of.decision for of in table_of(results).differences)
     alone = first.difference
     assert first.probability == pytest.approx(2 * alone.probability)
     assert alone.low < 0.1033 < alone.high
@@ -177,20 +172,19 @@ def test_a_probability_is_not_rounded_across_the_level(
     probability: float, text: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
-        "rifflemix.lab.comparison.decisions.holm", lambda found: [probability] * len(found)
+        "rifflemix.lab.comparison.decisions.holm",
+        lambda found: [probability] * len(found),
     )
     scores = {"softmax": [(0.80, 1.0), (0.82, 1.0)], "csp": [(0.9, 1.0), (0.93, 1.0)]}
-    rows = comparison_rows(results_of(**scores))
-    ((*_, shown, _),) = difference_cells(rows)
+    table = table_of(results_of(**scores))
+    ((*_, shown, _),) = difference_cells(table)
     assert shown == text
-    assert differences_from_softmax(rows)[0].decision.is_shown == (
-        text.startswith("<") or text < "0.050"
-    )
+    assert table.differences[0].decision.is_shown == (text.startswith("<") or text < "0.050")
 
 
 def test_a_lower_perplexity_is_no_loss() -> None:
     results = results_of(softmax=[(0.80, 1.0), (0.80, 1.0)], csp=[(0.99, 1.0), (0.99, 1.0)])
-    ((_, of),) = pairs_of(comparison_rows(with_perplexity(results)))
+    ((_, of),) = pairs_of(table_of(with_perplexity(results)))
     assert of.difference.mean < 0
     assert (of.is_shown, of.is_loss) == (True, False)
 
@@ -222,14 +216,14 @@ def at_chance(**changes: Any) -> dict[str, Any]:
 
 
 def test_at_chance_nothing_is_bold_and_a_sentence_says_so() -> None:
-    cells = table_cells(comparison_rows(at_chance()))
+    cells = table_cells(table_of(at_chance()))
     assert not any(cell.best for row in cells for cell in row)
-    assert "**" not in markdown_table(at_chance(), [])
-    assert re.search(r"27\.30 ± 0\.00 %.*25\.00 %", bold_note(at_chance()))
-    assert bold_note(at_chance()) in comparison_notes(at_chance())
+    assert "**" not in markdown_table(table_of(at_chance()), [])
+    assert re.search(r"27\.30 ± 0\.00 %.*25\.00 %", bold_note(table_of(at_chance())))
+    assert bold_note(table_of(at_chance())) in comparison_notes(table_of(at_chance()))
     sorting = at_chance(blind_answer="an answer of the task")
-    assert re.search(r"an answer of the task.*25\.00 %", bold_note(sorting))
-    assert "accuracy" not in softmax_note(at_chance())
+    assert re.search(r"an answer of the task.*25\.00 %", bold_note(table_of(sorting)))
+    assert "accuracy" not in softmax_note(table_of(at_chance()))
 
 
 @pytest.mark.parametrize("is_old", [True, False])
@@ -237,27 +231,27 @@ def test_without_the_commonest_answer_guessing_is_the_least_it_can_be(is_old: bo
     results = at_chance(num_classes=4, majority_share=None)
     if is_old:
         del results["task"]["majority_share"]
-    assert "25.00 %" in bold_note(results)
+    assert "25.00 %" in bold_note(table_of(results))
     results["task"]["num_classes"] = 10
-    assert " 10.00 %" not in bold_note(results)
-    assert "27.30" not in bold_note(results)
+    assert " 10.00 %" not in bold_note(table_of(results))
+    assert "27.30" not in bold_note(table_of(results))
 
 
 def test_without_one_class_a_sample_there_is_no_chance() -> None:
-    assert "25.00" not in bold_note(at_chance(num_classes=4, majority_share={}))
-    assert comparison_rows(at_chance(majority_share={}))[0].chance is None
+    assert "25.00" not in bold_note(table_of(at_chance(num_classes=4, majority_share={})))
+    assert table_of(at_chance(majority_share={})).rows[0].chance is None
 
 
 def test_what_is_above_chance_is_ranked() -> None:
     sizes = {"train": 1000, "validation": 300, "test": 30_000}
     assert bold(at_chance(sizes=sizes), 2) == [False, True]
-    assert "25.00" not in bold_note(at_chance(sizes=sizes))
+    assert "25.00" not in bold_note(table_of(at_chance(sizes=sizes)))
 
 
 def test_without_softmax_nothing_is_relative() -> None:
-    cells = table_cells(comparison_rows(results_of(csp=[(0.9, 10.0)])))
+    cells = table_cells(table_of(results_of(csp=[(0.9, 10.0)])))
     assert cells[0][4].text == "10.0"
-    alone = softmax_note(results_of(csp=[(0.9, 10.0)]))
+    alone = softmax_note(table_of(results_of(csp=[(0.9, 10.0)])))
     assert "softmax" in alone
     assert "Csp" not in alone
 
@@ -266,24 +260,26 @@ def test_nothing_differs_from_softmax_whose_runs_failed() -> None:
     results = results_of(softmax=[(0.8, 1.0), (0.8, 1.0)], csp=[(0.9, 1.0), (0.9, 1.0)])
     results["runs"] = [run for run in results["runs"] if run["mixer"] != "softmax"]
     results["mixers"][0] = mixer("softmax", [], None)
-    assert differences_from_softmax(comparison_rows(results)) == []
+    assert table_of(results).differences == []
 
 
 def test_mixers_without_a_run_are_shown_as_missing() -> None:
-    cells = table_cells(comparison_rows(unfinished()))
+    cells = table_cells(table_of(unfinished()))
     assert [cell.text for cell in cells[0][1:6]] == ["0", "-", "-", "-", "-"]
-    assert terminal_table(unfinished()).row_count == 2
+    assert terminal_table(table_of(unfinished())).row_count == 2
 
 
 def test_a_mixer_with_one_seed_left_hides_no_difference_of_others() -> None:
     two = {"softmax": [(0.9, 9.0), (0.9, 9.0)], "csp": [(0.5, 4.0), (0.5, 4.0)]}
     results = results_of(**two, tssa=[(0.95, 20.0)])
-    results["failed_runs"] = [{"mixer": "tssa", "seed": 1, "error": "training diverged"}]
+    results["failed_runs"] = [
+        {"mixer": "tssa", "seed": 1, "folder": "a", "error": "training diverged"}
+    ]
     assert bold(results, 2) == bold(results, 4) == [True, False, False]
-    note = softmax_note(results)
+    note = softmax_note(table_of(results))
     assert note.count("Tssa") == 2  # its diverged run, and its missing score comparison
     results["failed_runs"] = []
-    assert softmax_note(results).count("Tssa") == 1
+    assert softmax_note(table_of(results)).count("Tssa") == 1
 
 
 def test_a_mixer_that_shares_no_two_seeds_with_the_best_is_not_bold() -> None:
@@ -304,12 +300,15 @@ def test_equal_counts_are_nobodys_best() -> None:
 def test_softmax_is_not_faster_where_one_seed_was_not() -> None:
     mixed = results_of(softmax=[(0.9, 8.0), (0.9, 12.0)], csp=[(0.9, 9.0), (0.9, 9.0)])
     faster = results_of(softmax=[(0.9, 10.0), (0.9, 12.0)], csp=[(0.9, 9.0), (0.9, 9.0)])
-    assert softmax_note(faster).count("Csp") == softmax_note(mixed).count("Csp") + 1
+    assert (
+        softmax_note(table_of(faster)).count("Csp")
+        == softmax_note(table_of(mixed)).count("Csp") + 1
+    )
 
 
 def test_no_difference_is_not_shown_as_minus_zero() -> None:
     results = results_of(softmax=[(0.9, 9.0), (0.9, 9.0)], csp=[(0.9, 9.0), (0.9 - 1e-9, 9.0)])
-    assert difference_cells(comparison_rows(results))[0][1] == "+0.00"
+    assert difference_cells(table_of(results))[0][1] == "+0.00"
 
 
 @pytest.mark.parametrize("is_measured", [True, False])
@@ -325,20 +324,20 @@ def test_the_finite_split_counts_for_other_metrics_where_it_was_measured(
             entry["test"]["perplexity_deviation"] = 60.0
     for of in results["mixers"]:
         own = [r["test"]["perplexity"] for r in results["runs"] if r["mixer"] == of["name"]]
-        of["metric"]["test"] = summarise(own)
-    rows = comparison_rows(results)
-    ((_, found),) = pairs_of(rows)
+        of["metric"]["test"] = summary(own)
+    table = table_of(results)
+    ((_, found),) = pairs_of(table)
     assert found.is_shown is not is_measured
-    note = bold_note(results)
+    note = bold_note(table_of(results))
     for entry in results["runs"]:
         entry["test"].pop("perplexity_deviation", None)
-    assert (note != bold_note(results)) is is_measured
+    assert (note != bold_note(table_of(results))) is is_measured
 
 
 def test_unmeasured_speed_is_missing() -> None:
     results = comparison(mixers=1, seeds=1)
     results["mixers"][0]["steps_per_second"] = None
-    assert table_cells(comparison_rows(results))[0][4].text == "-"
+    assert table_cells(table_of(results))[0][4].text == "-"
 
 
 def test_softmax_note_names_whom_it_beats_and_in_what() -> None:
@@ -347,7 +346,7 @@ def test_softmax_note_names_whom_it_beats_and_in_what() -> None:
         csp=[(0.90, 20.0), (0.90, 20.0)],
         tssa=[(0.99, 5.0), (0.99, 5.0)],
     )
-    better, faster, *_ = softmax_note(results).split(";")
+    better, faster, *_ = softmax_note(table_of(results)).split(";")
     assert re.search(r"accuracy.*Csp", better)
     assert "Tssa" not in better
     assert "Tssa" in faster
@@ -364,25 +363,25 @@ def test_softmax_note_knows_less_memory_of_what_was_measured(
     results = results_of(softmax=[(0.90, 10.0)], csp=[(0.95, 20.0)])
     for entry in results["mixers"]:
         entry["peak_memory_bytes"] = None
-    unmeasured = softmax_note(results).count("Csp")
+    unmeasured = softmax_note(table_of(results)).count("Csp")
     for entry, memory in zip(results["mixers"], (softmax, csp), strict=True):
         entry["peak_memory_bytes"] = memory
-    assert softmax_note(results).count("Csp") == unmeasured + is_said
+    assert softmax_note(table_of(results)).count("Csp") == unmeasured + is_said
 
 
 def test_softmax_note_says_so_where_it_wins_nothing() -> None:
     results = results_of(softmax=[(0.90, 10.0)], csp=[(0.95, 20.0)])
     results["mixers"][0]["parameters"] = results["mixers"][1]["parameters"] + 1
     results["mixers"][0]["peak_memory_bytes"] = 2**21
-    assert "Csp" not in softmax_note(results)
+    assert "Csp" not in softmax_note(table_of(results))
 
 
 def test_softmax_note_warns_of_differences_within_noise() -> None:
     near, far = [(0.92, 1.0), (0.93, 1.0)], [(0.30, 1.0), (0.36, 1.0)]
     softmax = [(0.90, 1.0), (0.96, 1.0)]
-    note = softmax_note(results_of(softmax=softmax, csp=near, tssa=far))
+    note = softmax_note(table_of(results_of(softmax=softmax, csp=near, tssa=far)))
     assert re.search(r"accuracy.*Tssa.*accuracy.*Csp", note)
-    alone = softmax_note(results_of(softmax=softmax, csp=near))
+    alone = softmax_note(table_of(results_of(softmax=softmax, csp=near)))
     assert alone.count("accuracy") == 1
     assert "Csp" not in alone
 
@@ -396,24 +395,26 @@ def test_softmax_note_warns_of_differences_within_noise() -> None:
         r"\b3 seeds",
         "a fixed fifth",
         "a processor, 2 cores, 1 thread,",
-        re.escape(softmax_note(comparison())),
+        re.escape(softmax_note(table_of(comparison()))),
     ],
 )
 def test_notes_name_task_sizes_budget_seeds_and_machine(words: str) -> None:
-    assert any(re.search(words, note) for note in comparison_notes(comparison()))
+    assert any(re.search(words, note) for note in comparison_notes(table_of(comparison())))
 
 
 def test_notes_own_up() -> None:
     results = comparison(seeds=1)
     results |= {"status": "partial", "runs_planned": 12}
-    results["failed_runs"] = [{"mixer": "csp", "seed": 1, "error": "training diverged"}]
+    results["failed_runs"] = [
+        {"mixer": "csp", "seed": 1, "folder": "a", "error": "training diverged"}
+    ]
     results["runs"][1] = results["runs"][1] | {
         "environment": results["environment"] | {"git_commit": "1" * 40}
     }
-    notes = comparison_notes(results)
+    notes = comparison_notes(table_of(results))
     assert re.search(r"\b6 of 12\b", notes[0])
     assert any(re.search("csp.*1.*training diverged", note) for note in notes)
-    complete = comparison_notes(comparison(seeds=1))
+    complete = comparison_notes(table_of(comparison(seeds=1)))
     assert len(notes) == len(complete) + 3  # partial, the failed run, two commits
 
 
@@ -424,16 +425,16 @@ def test_further_tests_are_told() -> None:
     for made in results["runs"]:
         better = 0.1 * made["seed"] * (made["mixer"] == "csp")
         made["test"]["photographs_accuracy"] = 0.5 + better
-    (told,) = (note for note in comparison_notes(results) if "softmax 50" in note)
+    (told,) = (note for note in comparison_notes(table_of(results)) if "softmax 50" in note)
     assert re.search(r"photographs.*softmax 50 ± 0, csp 55 ± 7\.1", told)
     results["runs"] = []
-    assert not any("softmax 50" in note for note in comparison_notes(results))
+    assert not any("softmax 50" in note for note in comparison_notes(table_of(results)))
 
 
 def test_the_metric_that_chose_the_weights_stands_in_front() -> None:
     results = comparison(mixers=2, seeds=2)
     for entry, values in zip(results["mixers"], ((41.5, 42.5), (39.0, 39.9)), strict=True):
-        scores = summarise(list(values))
+        scores = summary(list(values))
         for own in (of for of in results["runs"] if of["mixer"] == entry["name"]):
             for split in ("test", "validation"):
                 own[split]["perplexity"] = values[own["seed"]]
@@ -443,20 +444,20 @@ def test_the_metric_that_chose_the_weights_stands_in_front() -> None:
             "test": scores,
             "validation": scores,
         }
-    rows = comparison_rows(results)
-    assert table_headers(rows)[2:5] == [
+    table = table_of(results)
+    assert table_headers(table)[2:5] == [
         "Test perplexity",
         "Validation perplexity",
         "Test accuracy, %",
     ]
-    first, second = table_cells(rows)
+    first, second = table_cells(table)
     assert (first[2].text, first[2].best) == ("42 ± 0.7071", False)
     assert (second[2].text, second[2].best) == ("39.45 ± 0.6364", True)
-    assert [row.chance for row in rows] == [None, None]
+    assert [row.chance for row in table.rows] == [None, None]
 
 
 def test_without_accuracy_there_is_no_column_of_it() -> None:
-    headers = table_headers(comparison_rows(with_perplexity(comparison(), accuracy=False)))
+    headers = table_headers(table_of(with_perplexity(comparison(), accuracy=False)))
     assert headers[2:4] == ["Test perplexity", "Validation perplexity"]
     assert not any("accuracy" in header for header in headers)
 
@@ -467,5 +468,5 @@ def test_softmax_note_knows_which_way_is_better() -> None:
         csp=[(0.90, 20.0), (0.90, 20.0)],
         tssa=[(0.99, 5.0), (0.99, 5.0)],
     )
-    note = softmax_note(with_perplexity(results))
+    note = softmax_note(table_of(with_perplexity(results)))
     assert re.search("perplexity[^;]*Csp;", note)

@@ -16,8 +16,7 @@ from test_compare import settings
 import rifflemix as rm
 import rifflemix.cli
 from rifflemix.lab.comparison import resolve
-from rifflemix.lab.comparison.choices import chosen_mixers, chosen_seeds
-from rifflemix.lab.comparison.toml_file import config_text, read_config
+from rifflemix.lab.comparison.choices import chosen_mixers, chosen_seeds, config_text, read_config
 from rifflemix.lab.tasks import task_card
 
 FILE = """

@@ -10,18 +10,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fake_comparison import comparison
+from fake_comparison import comparison, results_of_plan, summary, table_of
 from test_compare import measured, settings, start, stop_after
 
 import rifflemix as rm
 from rifflemix.lab.comparison import plan_comparison, run_comparison
-from rifflemix.lab.comparison.files import comparison_files
-from rifflemix.lab.comparison.notes import comparison_notes
-from rifflemix.lab.comparison.suite_report import answers
-from rifflemix.lab.comparison.tuning import markdown_tuning, tuning_notes
-from rifflemix.lab.runs.results import summarise
+from rifflemix.lab.comparison.pages.files import comparison_files
+from rifflemix.lab.comparison.pages.notes import comparison_notes
+from rifflemix.lab.comparison.pages.tuning import markdown_tuning
+from rifflemix.lab.comparison.suites.report import SuiteReport
 from rifflemix.lab.runs.status import RunStatus
-from rifflemix.lab.train import loop
+from rifflemix.lab.train import run as training_run
 
 RATES = (1e-3, 1e-2)
 TUNED = {"tuned": {"lr": RATES}, "seeds": (0, 1)}
@@ -75,6 +74,16 @@ def test_the_best_mean_on_validation_chooses(tuned: tuple[Path, dict[str, Any]])
                 assert run["started_from"] == f"{mixer['name']}/lr={best}/seed{run['seed']}"
 
 
+def test_chosen_runs_have_the_weights_of_all_evaluations(tmp_path: Path) -> None:
+    plan = plan_comparison(replace(settings(), tuned={"lr": RATES}), tmp_path / "out")
+    for run in run_comparison(plan, keep_weights=True).runs:
+        folder = plan.out / run.mixer / f"seed{run.seed}"
+        trial = plan.out / str(run.started_from)
+        kept = {path.name: path.read_bytes() for path in (folder / "weights").iterdir()}
+        assert kept == {path.name: path.read_bytes() for path in (trial / "weights").iterdir()}
+        assert len(kept) > 1
+
+
 def test_what_is_chosen_is_what_one_rate_alone_gives(
     tuned: tuple[Path, dict[str, Any]], tmp_path: Path
 ) -> None:
@@ -103,13 +112,13 @@ def test_the_test_split_is_looked_at_once_and_last(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: list[str] = []
-    evaluate = loop.evaluate
+    evaluate = training_run.evaluate
 
     def watched(engine: Any, model: Any, task: Any, split: str, *rest: Any) -> Any:
         seen.append(split)
         return evaluate(engine, model, task, split, *rest)
 
-    monkeypatch.setattr(loop, "evaluate", watched)
+    monkeypatch.setattr(training_run, "evaluate", watched)
     start(tmp_path / "out", tuned={"lr": RATES}, mixers=("softmax",))
     assert seen == ["validation"] * 4 + ["test"]
 
@@ -137,15 +146,16 @@ def test_stopped_tuning_goes_on_bit_for_bit(
     polls: int, tmp_path: Path, tuned: tuple[Path, dict[str, Any]]
 ) -> None:
     plan = plan_comparison(settings(**TUNED), tmp_path / "out")
-    stopped = run_comparison(plan, should_stop=stop_after(polls))
+    stopped = results_of_plan(plan, should_stop=stop_after(polls))
     assert stopped["status"] == "partial"
     if polls == 10:
         assert stopped["runs"] == []
         assert all(mixer["tuning"]["chosen"] is None for mixer in stopped["mixers"])
         counts = r"\b0 of 8 trials.*\b0 of 4 runs"
-        assert re.search(counts, comparison_notes(stopped)[0])
-        assert any(re.search(rf"\ba\b.*{counts}", said) for said in answers({"a": stopped}))
-        assert comparison_files(stopped).keys() == {"table.md", "plot.png", "report.html"}
+        assert re.search(counts, comparison_notes(table_of(stopped))[0])
+        answers = SuiteReport({"a": table_of(stopped)}).answers
+        assert any(re.search(rf"\ba\b.*{counts}", said) for said in answers)
+        assert comparison_files(table_of(stopped)).keys() == {"table.md", "plot.png", "report.html"}
     assert json.loads((tmp_path / "out" / "results.json").read_text()) == stopped
     complete = start(tmp_path / "out", **TUNED)
     assert without_clock(complete) == without_clock(tuned[1])
@@ -156,7 +166,7 @@ def test_a_lost_summary_is_derived_from_the_records(tuned: tuple[Path, dict[str,
     (out / "results.json").unlink()
     statuses: list[RunStatus] = []
     plan = plan_comparison(settings(**TUNED), out)
-    assert run_comparison(plan, on_status=statuses.append) == results
+    assert results_of_plan(plan, on_status=statuses.append) == results
     assert not statuses
 
 
@@ -192,8 +202,8 @@ def test_where_all_rates_diverge_none_is_told_as_chosen(tmp_path: Path) -> None:
     changes = {"tuned": {"lr": (1e30, 1e31)}, "mixers": ("softmax",), "train": unclipped()}
     results = start(tmp_path, **changes)
     assert results["mixers"][0]["tuning"]["chosen"] is None
-    assert "| 1 diverged | 1 diverged |" in markdown_tuning(results)
-    assert not any("lr 1e+3" in note for note in tuning_notes(results))
+    assert "| 1 diverged | 1 diverged |" in markdown_tuning(table_of(results).results)
+    assert not any("lr 1e+3" in note for note in comparison_notes(table_of(results)))
 
 
 @pytest.mark.parametrize(
@@ -257,7 +267,7 @@ def fake() -> dict[str, Any]:
             "tried": [
                 {
                     "settings": {"lr": lr},
-                    "validation": summarise(of or []),
+                    "validation": summary(of or []),
                     "diverged": 2 - len(of or []),
                 }
                 for lr, of in values.items()
@@ -267,7 +277,7 @@ def fake() -> dict[str, Any]:
 
 
 def test_tables_show_the_choice_and_its_cost() -> None:
-    files = comparison_files(fake())
+    files = comparison_files(table_of(fake()))
     table = files["table.md"].decode()
     assert "| lr 0.003 | 50 s (1.00x) |" in table
     assert "| lr 0.01 | 1 min 15 s (1.50x) |" in table
@@ -279,12 +289,12 @@ def test_tables_show_the_choice_and_its_cost() -> None:
 
 
 def test_what_was_not_tuned_has_no_table_of_trials() -> None:
-    assert markdown_tuning(comparison()) == ""
-    assert b"Tuning" not in comparison_files(comparison(mixers=1))["table.md"]
+    assert markdown_tuning(table_of(comparison()).results) == ""
+    assert b"Tuning" not in comparison_files(table_of(comparison(mixers=1)))["table.md"]
 
 
 def test_notes_say_how_it_was_tuned_and_what_lies_at_an_end() -> None:
-    notes = comparison_notes(fake())
+    notes = comparison_notes(table_of(fake()))
     (tuned,) = (note for note in notes if re.search(r"\b12 trials", note))
     assert re.search(r"learning rate.*\b3 values", tuned)
     (at_end,) = (note for note in notes if "lr 0.01" in note)
@@ -294,7 +304,7 @@ def test_notes_say_how_it_was_tuned_and_what_lies_at_an_end() -> None:
 
 def test_frames_have_trials(tuned: tuple[Path, dict[str, Any]]) -> None:
     pytest.importorskip("pandas")
-    comparison = rm.Comparison(tuned[1])
+    comparison = rm.Comparison(table_of(tuned[1]).results)
     frame = comparison.to_frame("trial")
     assert len(frame) == 8
     assert set(frame["lr"]) == set(RATES)

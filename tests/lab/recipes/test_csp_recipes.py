@@ -53,8 +53,10 @@ def test_one_shift_for_each_head() -> None:
 
 def test_pairs_keep_the_stride_of_two() -> None:
     mixer = built("csp/table3-cifar10-csp").blocks[0].mixer
-    assert mixer.group_size == 2
-    assert len(set(mixer._shift_steps(64, 64, 2, torch.device("cpu")).tolist())) == 32
+    assert mixer.groups.size == 2
+    size, steps = mixer.size_and_steps(64)
+    assert size == 2
+    assert len(set(steps)) == 32
 
 
 def test_mega_shifts_an_image_by_the_printed_steps() -> None:
@@ -76,7 +78,7 @@ def test_group_sorting_has_the_groups_of_table_5_and_no_shift(column: str, group
         assert torch.equal(block.mixer.permute(v, None)[0], expected)
     whole = get_recipe(f"csp/table3-{column}-sort")
     assert recipe.printed == whole.printed
-    assert built(whole.name).blocks[0].mixer.num_groups == 1
+    assert built(whole.name).blocks[0].mixer.groups.count == 1
 
 
 def test_table_5_leaves_imagenet_sorted_as_a_whole() -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from rifflemix.lab.recipes import get_recipe, list_recipes
 from rifflemix.lab.tasks import load_task
-from rifflemix.lab.tasks.images import cifar100, image
+from rifflemix.lab.tasks.images import cifar, image
 from rifflemix.lab.tasks.images.pixels import scale_of
 from rifflemix.lab.tasks.pathfinder.pathfinder import CURRICULUM
 
@@ -49,7 +49,7 @@ STATISTICS = {
 }
 SCALES = {
     "image": (image._SCALES["rgb"], image._PER_IMAGE),
-    "cifar100": (cifar100._SCALE, cifar100._PER_IMAGE),
+    "cifar100": (cifar._SCALE, cifar._PER_IMAGE),
 }
 
 

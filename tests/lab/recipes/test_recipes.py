@@ -14,7 +14,7 @@ from rifflemix.errors import InputError
 from rifflemix.lab.recipes import Recipe, get_recipe, list_recipes
 from rifflemix.lab.tasks import list_tasks, task_card
 from rifflemix.lab.train import TrainConfig
-from rifflemix.lab.train.schedules import learning_rate
+from rifflemix.lab.train.optim import learning_rate
 from rifflemix.models import create_model, list_models
 from small_recipes import small
 

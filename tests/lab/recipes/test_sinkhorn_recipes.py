@@ -12,11 +12,11 @@ from torch.nn import functional
 
 from rifflemix.errors import InputError
 from rifflemix.lab.recipes import Recipe, get_recipe, list_recipes
-from rifflemix.lab.reproduction.outlines import outline
+from rifflemix.lab.reproduction.cost import shapes_of
 from rifflemix.lab.tasks import load_task
 from rifflemix.lab.train.evaluate import run_model
 from rifflemix.lab.train.length_batches import batches_by_length
-from rifflemix.lab.train.schedules import learning_rate
+from rifflemix.lab.train.optim import learning_rate
 from rifflemix.mixers.sinkhorn import Sinkhorn
 from rifflemix.models import GPT, Encoder, Model, create_model
 from rifflemix.nn.block import Block
@@ -88,7 +88,7 @@ def test_iterations_are_among_those_that_were_tuned() -> None:
             allowed = (0,) if recipe.name.endswith("no-sinkhorn") else (2, 5, 10, 20)
             assert options["num_iterations"] in allowed, recipe.name
             notes = " ".join(recipe.notes)
-            said = ("tuned", "own is not said", "s(F1(X))")
+            said = ("tunes", "not state", "s(F1(X))")
             assert any(words in notes for words in said), recipe.name
 
 
@@ -225,7 +225,7 @@ def test_costs_are_counted_with_the_subwords_there_are(
     for recipe in map(get_recipe, CLASSIFIERS):
         if recipe.task == task and recipe.task_options["level"] == "subword":
             loaded = load_task(task, data_dir=shared_data, **recipe.task_options)
-            assert outline(recipe).task.vocab_size == loaded.vocab_size
+            assert shapes_of(recipe).vocab_size == loaded.vocab_size
             joined = bool(recipe.task_options.get("joined"))
             assert loaded.vocab_size == size + joined
             return

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from rifflemix.lab.recipes import get_recipe
-from rifflemix.lab.train.schedules import learning_rate
+from rifflemix.lab.train.optim import learning_rate
 from rifflemix.mixers.baselines.s4 import S4
 from rifflemix.mixers.baselines.softmax import SoftmaxAttention
 from rifflemix.mixers.tssa import TSSA

@@ -7,7 +7,17 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from rifflemix.lab.report.live import LiveTable, PlainLines, live_progress, remaining, status_line
+from rifflemix.lab.experiments import Overview, WorkerStatus
+from rifflemix.lab.report.live import (
+    LiveTable,
+    NotebookTable,
+    NotebookWorkers,
+    PlainLines,
+    live_progress,
+    remaining,
+    status_line,
+    workers_display,
+)
 from rifflemix.lab.runs import status as runs_status
 from rifflemix.lab.runs.status import RunStatus, StatusFeed
 from rifflemix.lab.train import TrainEvent
@@ -47,6 +57,49 @@ def test_table_has_a_row_for_every_mixer() -> None:
     assert rows["Softmax"].split() == ["Softmax", "attention", "-", "waiting", *["-"] * 5]
     for word in ("[bold]CSP", "2/2", "training", "10/100", "1.250", "50.00", "3.00", "1 min 30 s"):
         assert word in rows["[bold]CSP"]
+
+
+def test_a_notebook_gets_a_table_that_changes(monkeypatch: pytest.MonkeyPatch) -> None:
+    shown: list[str] = []
+
+    class Output:
+        def update(self, table: NotebookTable) -> None:
+            shown.append(table._repr_html_())
+
+    monkeypatch.setattr("IPython.display.display", lambda table, display_id: Output())
+    screen = Console(file=io.StringIO(), force_jupyter=True)
+    live = live_progress(screen, {**TITLES, "csp": "<b>CSP"}, [0, 1])
+    assert isinstance(live, NotebookTable)
+    with live:
+        live.update(status(seconds_left_in_all=60.0))
+        live.update(status(step=11))
+        live.note("a <note>")
+    assert "&lt;b&gt;CSP</td><td>2/2</td><td>training</td><td>10/100</td>" in shown[0]
+    assert len(shown) == 3  # the second update came too soon
+    assert "<td>11/100</td>" in shown[-1]
+    assert "<p>a &lt;note&gt;</p>" in shown[-1]
+
+
+def test_a_notebook_gets_a_table_of_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+    shown: list[str] = []
+
+    class Output:
+        def update(self, table: NotebookWorkers) -> None:
+            shown.append(table._repr_html_())
+
+    def display(table: NotebookWorkers, display_id: bool) -> Output:
+        shown.append(table._repr_html_())
+        return Output()
+
+    monkeypatch.setattr("IPython.display.display", display)
+    with workers_display(Console(file=io.StringIO(), force_jupyter=True)) as screen:
+        for step in (10, 11):
+            worker = WorkerStatus("node<1>", 7, status(step=step))
+            screen.update(Overview(1, 4, [worker], 60.0, []))
+    assert len(shown) == 3  # the start, the first update, and the end
+    assert "<td>node&lt;1&gt; 7</td><td>csp seed 1</td><td>training</td><td>10/100</td>" in shown[1]
+    assert "<td>11/100</td>" in shown[2]
+    assert "<p>1 of 4 runs, 1 worker, about 1 min 00 s left in all</p>" in shown[2]
 
 
 def test_lines_are_limited_but_no_change_of_state_is_missed() -> None:

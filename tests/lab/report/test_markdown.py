@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from rifflemix.errors import InputError
-from rifflemix.lab.report.markdown import marked_text, write_marked_text
+from rifflemix.lab.report.page import marked_text, write_marked_text
 
 
 def test_marked_text_is_replaced_and_nothing_else(tmp_path: Path) -> None:

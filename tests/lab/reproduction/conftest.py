@@ -6,21 +6,23 @@ import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from rifflemix.lab.recipes import Recipe, registry
-from rifflemix.lab.reproduction import load_results, plan_reproduction, run_reproduction
+from rifflemix.lab.reproduction import (
+    Reproduction,
+    load_results,
+    plan_reproduction,
+    run_reproduction,
+)
 from small_recipes import QUICK, made_up, small, write
 
 
 @contextmanager
 def matmul_not_timed() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(
-            "rifflemix.lab.reproduction.utilisation.matmul_flops_per_second", lambda *_: 1e12
-        )
+        patch.setattr("rifflemix.lab.reproduction.run.matmul_flops_per_second", lambda *_: 1e12)
         yield
 
 
@@ -59,7 +61,7 @@ def listed(monkeypatch: pytest.MonkeyPatch) -> list[Recipe]:
 
 
 @pytest.fixture
-def found(tmp_path: Path, listed: list[Recipe]) -> list[tuple[Path, dict[str, Any]]]:
+def found(tmp_path: Path, listed: list[Recipe]) -> list[tuple[Path, Reproduction]]:
     runs = tmp_path / "runs (of today)"
     for seed, ours in enumerate((60.0, 62.0, 64.0)):
         write(runs / f"seed {seed}" / "results.json", made_up(seed=seed, ours=ours))

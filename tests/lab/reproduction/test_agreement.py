@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from document_scripts import load_script
 from rifflemix.lab.recipes import Recipe, get_recipe, registry
 from rifflemix.lab.reproduction import load_results
 from rifflemix.lab.reproduction.agreement import (
@@ -20,9 +21,7 @@ from rifflemix.lab.reproduction.agreement import (
 )
 from rifflemix.lab.reproduction.page import report_files
 from rifflemix.lab.reproduction.tables import paper_tables, report_entries, summary_rows
-from small_recipes import QUICK, made_up, small, write
-
-STORED = Path(__file__).parents[3] / "benchmarks" / "results" / "reproduce"
+from small_recipes import QUICK, made_up, record_of, small, write
 
 
 def binomial(percent: float, samples: int) -> float:
@@ -36,7 +35,7 @@ def test_the_error_of_a_difference_is_that_of_both_values(
 ) -> None:
     run = made_up(recipe=small(train=QUICK, printed=reported), ours=ours)
     run["task"]["sizes"] = {"train": 10, "test": samples}
-    found = agreement([run])
+    found = agreement([record_of(run)])
     assert found is not None
     assert found.difference == pytest.approx(ours - reported)
     errors = binomial(ours, samples), binomial(reported, samples)
@@ -57,7 +56,7 @@ def test_a_difference_within_two_errors_of_both_is_not_beyond() -> None:
 
 def test_a_mean_over_seeds_has_the_error_of_one_test_split(listed: list[Recipe]) -> None:
     runs = [made_up(seed=seed, ours=ours) for seed, ours in enumerate((60.0, 62.0, 64.0))]
-    found = agreement(runs)
+    found = agreement([record_of(run) for run in runs])
     assert found is not None
     assert found.difference == pytest.approx(12.0)
     assert found.reproduced_error == pytest.approx(binomial(62.0, 10_000))
@@ -67,34 +66,34 @@ def test_a_metric_that_is_no_share_has_the_measured_error_alone(listed: list[Rec
     recipe = small(train=QUICK, name="gone/away", metric="mae", unit="eV", printed=0.13)
     run = made_up(recipe=recipe, ours=0.15, difference=0.02)
     run["result"]["test"] = {"mae": 0.15, "mae_deviation": 0.4}
-    found = agreement([run])
+    found = agreement([record_of(run)])
     assert found is not None
     assert (found.reproduced_error, found.reported_error) == (pytest.approx(0.004), None)
     assert (found.error, found.is_beyond) == (pytest.approx(0.004), True)
     assert found.unknown == "print"
-    assert "the error of print is unknown" in dict(summary_rows(run))["standard error"]
+    assert "the error of print is unknown" in dict(summary_rows(record_of(run)))["standard error"]
     del run["result"]["test"]["mae_deviation"]
-    unknown = agreement([run])
+    unknown = agreement([record_of(run)])
     assert unknown is not None
     assert (unknown.error, unknown.is_beyond) == (None, False)
-    assert "standard error" not in dict(summary_rows(run))
+    assert "standard error" not in dict(summary_rows(record_of(run)))
 
 
 def test_a_metric_of_another_test_split_counts_its_samples(listed: list[Recipe]) -> None:
     run = made_up(recipe=small(train=QUICK, name="gone/away", metric="real_accuracy"))
     run["task"]["sizes"] = {"test": 50_000, "real": 400}
-    found = agreement([run])
+    found = agreement([record_of(run)])
     assert found is not None
     assert found.reported_error == pytest.approx(binomial(50.0, 400))
 
 
 def test_the_summary_of_a_run_has_the_error_of_both_values(listed: list[Recipe]) -> None:
-    rows = dict(summary_rows(made_up()))
+    rows = dict(summary_rows(record_of(made_up())))
     error = math.hypot(binomial(60.0, 10_000), binomial(50.0, 10_000))
     assert rows["difference"] == "+10.00"
     assert rows["standard error"] == f"{error:.2f} %, of both values"
     short = made_up(recipe=small(train=QUICK).shortened(4), steps=4, is_reduced=True)
-    assert "standard error" not in dict(summary_rows(short))
+    assert "standard error" not in dict(summary_rows(record_of(short)))
 
 
 CHANGES: dict[str, tuple[dict[str, Any], str]] = {
@@ -119,8 +118,8 @@ def test_runs_of_other_data_or_settings_are_told_from_the_recipe(
     today = small(**{"train": QUICK, **change})
     monkeypatch.setattr(registry, "_RECIPES", {today.name: lambda: today})
     run = made_up()
-    assert changed_settings(run) == expected
-    assert (agreement([run]) is None) == bool(expected)
+    assert changed_settings(record_of(run)) == expected
+    assert (agreement([record_of(run)]) is None) == bool(expected)
     write(tmp_path / "run.json", run)
     found = load_results([tmp_path])
     assert paper_tables(found)[0].counts() == (1, 1, 0 if expected else 1)
@@ -155,8 +154,10 @@ def test_stored_reviews_and_sentences_lose_their_difference_with_their_data(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Load real run files and give their recipes another `max_length`."""
-    found = load_results([STORED])
-    names = {run["recipe"]["name"] for _, run in found if run["ours"] is not None}
+    store = load_script("benchmarks/store.py")
+    stored = {name: record_of(store.load(name).content) for name in store.names("reproduce/*")}
+    found = [(Path(name), run) for name, run in stored.items()]
+    names = {run.recipe.name for _, run in found if run.ours is not None}
     rows = [n for n in names if n.startswith(("sinkhorn/table6-sst", "sinkhorn/table6-imdb"))]
     recipes = {name: get_recipe(name) for name in names}
     for name in rows:

@@ -16,10 +16,11 @@ from rifflemix.lab.recipes import (
     tost,
 )
 from rifflemix.lab.recipes.mega import PAPER
-from rifflemix.lab.reproduction.averages import Average, printed_averages
+from rifflemix.lab.reproduction import Reproduction
+from rifflemix.lab.reproduction.agreement import Average, printed_averages
 from rifflemix.lab.reproduction.page import report_files
 from rifflemix.lab.reproduction.tables import paper_tables
-from small_recipes import made_up
+from small_recipes import made_up, record_of
 
 TABLES = {
     "csp": (PAPER, "Table 4"),
@@ -56,7 +57,7 @@ def test_printed_averages_are_those_of_the_printed_numbers(of: str, row: str) ->
     # One average does not match its row, in both papers that print it.
     expected = 51.48 if row == "SinkhornTrans" else average.printed
     one_decimal = of == "dimension_mixer" and row == "Flash-Attn."
-    assert average.of(numbers) == pytest.approx(expected, abs=0.051 if one_decimal else 0.01)
+    assert average.average(numbers) == pytest.approx(expected, abs=0.051 if one_decimal else 0.01)
 
 
 @pytest.mark.parametrize("of", TABLES)
@@ -73,11 +74,11 @@ def test_printed_averages_stand_in_the_paper(papers: Path, of: str) -> None:
         place = line.end()
 
 
-def runs(row: str, values: dict[str, float]) -> list[tuple[Path, dict]]:
+def runs(row: str, values: dict[str, float]) -> list[tuple[Path, Reproduction]]:
     return [
         (
             Path(f"{recipe.column}.json"),
-            made_up(recipe=recipe, ours=values[recipe.column], steps_planned=100),
+            record_of(made_up(recipe=recipe, ours=values[recipe.column], steps_planned=100)),
         )
         for recipe in ROWS
         if recipe.row == row and recipe.column in values
@@ -115,5 +116,5 @@ def test_reports_have_the_column(tmp_path: Path) -> None:
 
 def test_an_average_without_chance_is_a_mean() -> None:
     numbers = {"ListOps": 1.0, "Text": 2.0, "Image": 6.0}
-    assert Average(0.0).of(numbers) == 3.0
-    assert Average(0.0, without=("Image",)).of(numbers) == 1.5
+    assert Average(0.0).average(numbers) == 3.0
+    assert Average(0.0, without=("Image",)).average(numbers) == 1.5

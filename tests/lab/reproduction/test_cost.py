@@ -13,27 +13,24 @@ import torch
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from document_scripts import load_script
-from rifflemix.files import read_json
+from rifflemix.errors import InputError
 from rifflemix.lab.recipes import Recipe, get_recipe, list_recipes
 from rifflemix.lab.reproduction.cost import (
-    Speed,
-    calibrate,
-    count_step,
-    recipe_costs,
-)
-from rifflemix.lab.reproduction.kept_costs import (
     FILE,
+    Speed,
     StepCost,
-    kept_costs,
+    calibrate,
+    cost_cache,
+    count_step,
     read_costs,
+    recipe_costs,
+    shapes_of,
     work,
     write_costs,
 )
-from rifflemix.lab.reproduction.outlines import outline
-from rifflemix.lab.runs.fit import fit_model, task_settings
+from rifflemix.lab.runs.build_for_task import fit_model, task_settings
 from rifflemix.lab.runs.measure import peak_memory, processor_seconds
-from rifflemix.lab.tasks import load_task
+from rifflemix.lab.tasks import card_of, load_task, task_card
 from rifflemix.lab.tasks.images.pixels import WholeImages
 from rifflemix.lab.train import TrainConfig
 from rifflemix.lab.train.evaluate import run_model
@@ -47,9 +44,9 @@ SPEED = Speed(flops=1e9, moved_bytes=1e9, operator_seconds=1e-3)
 
 def step(recipe: Recipe) -> tuple[nn.Module, Any]:
     """Return a model and a call that runs one real step."""
-    plan = outline(recipe)
-    model = fit_model(recipe.model, plan.task, recipe.model_settings, 0).train()
-    batch = plan.batch(recipe.train.batch_size)
+    shapes = shapes_of(recipe)
+    model = fit_model(recipe.model, shapes, recipe.model_settings, 0).train()
+    batch = shapes.zeros(recipe.train.batch_size, task_card(recipe.task).output)
 
     def call() -> None:
         logits = run_model(model, batch).float()
@@ -179,7 +176,7 @@ def test_rows_of_one_model_are_counted_once(monkeypatch: pytest.MonkeyPatch) -> 
     counted = []
     once = StepCost(10, 20, 30, 40, 50)
     monkeypatch.setattr(cost, "count_step", lambda recipe: counted.append(recipe.name) or once)
-    monkeypatch.setattr(cost, "kept_costs", dict)
+    monkeypatch.setattr(cost, "cost_cache", dict)
     names = ["csp/table3-cifar10-csp", "csp/table3-cifar10-csp-top5", "csp/table3-cifar10-vit"]
     progress: list[tuple[int, int]] = []
     entries = list(
@@ -197,7 +194,7 @@ def test_rows_of_one_model_are_counted_once(monkeypatch: pytest.MonkeyPatch) -> 
 
 @needs_kernels
 def test_no_model_is_built_to_list_all_rows(monkeypatch: pytest.MonkeyPatch) -> None:
-    """If this test fails, run `python docs/write_costs.py` to count the new rows."""
+    """If this test fails, run `python docs/build/build.py costs` to count the new rows."""
     from rifflemix.lab.reproduction import cost
 
     built: list[str] = []
@@ -224,7 +221,7 @@ def test_one_model_is_built_for_a_row_that_is_new(monkeypatch: pytest.MonkeyPatc
 
 
 def test_the_seconds_of_a_long_step_have_no_exponent() -> None:
-    from rifflemix.cli.recipe_costs import _row
+    from rifflemix.cli.costs import _row
 
     numbers = dict.fromkeys(("steps", "tokens", "tokens_in_all", "flops_in_all", "peak_bytes"), 1)
     for seconds, text in ((113.4, "113 s"), (2.334, "2.33 s"), (0.01234, "0.0123 s")):
@@ -240,7 +237,7 @@ def test_kept_costs_are_not_those_of_a_package_without_kernels(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(native, "library", lambda: None)
-    assert kept_costs.__wrapped__() == {}
+    assert cost_cache.__wrapped__() == {}
 
 
 def test_costs_are_read_as_they_were_written(tmp_path: Path) -> None:
@@ -251,7 +248,7 @@ def test_costs_are_read_as_they_were_written(tmp_path: Path) -> None:
 
 
 def test_work_is_all_that_a_step_is_counted_from(monkeypatch: pytest.MonkeyPatch) -> None:
-    from rifflemix.lab.reproduction import kept_costs as kept
+    from rifflemix.lab.reproduction import cost as kept
 
     recipe = small()
     longer = replace(recipe, train=replace(recipe.train, max_steps=7, lr=0.5, seed=3))
@@ -275,30 +272,6 @@ def test_a_machine_is_calibrated() -> None:
     assert 1e-8 < speed.operator_seconds < 1e-2
 
 
-@pytest.mark.slow
-def test_estimates_stand_beside_steps_and_trainings(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Compare trainings only with runs on one CPU thread of an equally fast machine."""
-    script = load_script("benchmarks/step_estimates.py")
-    kept = read_json(script.REPRODUCED / "dimension_mixer-table5-listops-tssa.json")
-    speed = kept["utilisation"]["matmul_flops_per_second"]
-    monkeypatch.setattr(script, "matmul_flops_per_second", lambda device, dtype: speed)
-    row = "sinkhorn/table7-sick-transformer"
-    words = ["step_estimates.py", "--rows", row, "--repeats", "1", "--out", str(tmp_path / "new")]
-    monkeypatch.setattr("sys.argv", words)
-    script.main()
-    (path,) = (tmp_path / "new").glob("step-estimates-*.json")
-    result = read_json(path)
-    assert [made["name"] for made in result["rows"]] == [row]
-    assert "dimension_mixer/table5-listops-tssa" in {run["name"] for run in result["runs"]}
-    for made in result["rows"] + result["runs"]:
-        assert made["ratio"] == pytest.approx(made["estimate"] / made["seconds"])
-    # From a faster machine and from a GPU.
-    others = {"sinkhorn/table7-sick-sortcut-b8", "dimension_mixer/table5-listops-csp"}
-    assert not others & {run["name"] for run in result["runs"]}
-
-
 def test_time_in_which_others_have_the_processor_does_not_count() -> None:
     assert processor_seconds(lambda: time.sleep(0.002), min_seconds=1e-4) < 1e-3
 
@@ -306,12 +279,20 @@ def test_time_in_which_others_have_the_processor_does_not_count() -> None:
 PADDED = {"listops", "text", "retrieval", "sst", "snli", "mnli", "sick", "sort", "pcqm4m"}
 
 
-def test_every_recipe_has_an_outline() -> None:
+def test_the_shapes_of_every_recipe_are_known() -> None:
     for name in list_recipes():
         recipe = get_recipe(name)
-        plan = outline(recipe)
-        assert 0 < plan.tokens <= max(plan.task.max_length, 20), name
-        assert plan.task.padding == (recipe.task in PADDED), name
+        shapes = shapes_of(recipe)
+        assert 0 < shapes.valid <= shapes.tokens <= shapes.max_length, name
+        assert shapes.padding == (recipe.task in PADDED), name
+
+
+def test_a_task_whose_shapes_depend_on_its_data_is_refused() -> None:
+    recipe = small(task="image_folder", task_options={})
+    with pytest.raises(InputError, match="image_folder"):
+        shapes_of(recipe)
+    with pytest.raises(InputError, match="level"):
+        shapes_of(small(task="wikitext", task_options={}))
 
 
 def one_of_each_table_and_mixer() -> set[str]:
@@ -331,8 +312,8 @@ OTHERS = sorted(one_of_each_table_and_mixer() - {QUICK})
     "name", [QUICK, *(pytest.param(name, marks=pytest.mark.slow) for name in OTHERS)]
 )
 def test_kept_costs_are_those_that_are_counted(name: str) -> None:
-    """If this test fails, run `python docs/write_costs.py PART_OF_THE_NAME`."""
-    kept, counted = kept_costs()[work(get_recipe(name))], count_step(get_recipe(name))
+    """If this test fails, run `python docs/build/build.py costs PART_OF_THE_NAME`."""
+    kept, counted = cost_cache()[work(get_recipe(name))], count_step(get_recipe(name))
     assert min(counted.tokens, counted.flops, counted.moved_bytes, counted.operators) > 0
     # A few operators more or less in a mixer do not require a new count: the estimated time is
     # only accurate within a factor of 1.5.
@@ -341,13 +322,14 @@ def test_kept_costs_are_those_that_are_counted(name: str) -> None:
 
 
 def assert_as_loaded(recipe: Recipe, data_dir: Path | None = None, **options: Any) -> None:
-    """Check that the outline agrees with the loaded task."""
+    """Check that the shapes on the card agree with the loaded task."""
     task = load_task(recipe.task, data_dir=data_dir, **{**recipe.task_options, **options})
-    plan = outline(recipe)
-    assert task_settings(plan.task) == task_settings(task)
+    known = shapes_of(recipe)
+    assert task_settings(known) == task_settings(task)
+    zeros = known.zeros(2, card_of(task).output)
     shapes = {}
     samples = [task.split("train")[index] for index in range(2)]
-    for kind, batch in {"real": task.collate(samples), "made up": plan.batch(2)}.items():
+    for kind, batch in {"real": task.collate(samples), "made up": zeros}.items():
         whole = isinstance(task, WholeImages)
         shapes[kind] = {
             key: (value.shape if whole else value.dim(), value.dtype)
@@ -395,7 +377,7 @@ def test_generated_tasks_are_as_loaded(
         "sinkhorn/table4-shakespeare-local",
     ],
 )
-def test_real_data_is_as_its_outline(
+def test_real_data_has_the_shapes_of_its_card(
     name: str, shared_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("RIFFLEMIX_CACHE", str(tmp_path))

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from rifflemix.errors import InputError
 from rifflemix.files import read_tensors, write_json
+from rifflemix.lab.decode import encode
 from rifflemix.lab.experiments import only_run
 from rifflemix.lab.recipes import Recipe, get_recipe, registry
 from rifflemix.lab.reproduction import (
@@ -29,12 +30,12 @@ from rifflemix.lab.reproduction import (
 )
 from rifflemix.lab.reproduction import run as reproduce_run
 from rifflemix.lab.reproduction.page import report_files
-from rifflemix.lab.reproduction.results import process_memory
+from rifflemix.lab.reproduction.run import process_memory
 from rifflemix.lab.reproduction.tables import summary_rows
 from rifflemix.lab.tasks import Task
 from rifflemix.lab.train import TrainingDiverged
 from rifflemix.lab.train.run_folder import RunFolder
-from small_recipes import QUICK, small
+from small_recipes import QUICK, record_of, small
 
 pytestmark = pytest.mark.usefixtures("no_matmul_timing")
 
@@ -47,7 +48,10 @@ def run(out: Path, recipe: Recipe | None = None, **options: Any) -> dict[str, An
         if name in options
     }
     recipe = recipe or small(train=QUICK)
-    return run_reproduction(plan_reproduction(recipe, out, ReproduceOptions(**options)), **running)
+    results: dict[str, Any] = encode(
+        run_reproduction(plan_reproduction(recipe, out, ReproduceOptions(**options)), **running)
+    )
+    return results
 
 
 def stop_after(updates: int) -> Callable[[], bool]:
@@ -146,7 +150,7 @@ def test_reduced_runs_are_marked(
     assert results["recipe"]["train"]["precision"] == options.get("precision", "no")
     assert results["recipe"]["train"]["batch_size"] == options.get("batch_size", 64)
     assert results["batch_size_planned"] == 64
-    labels = dict(summary_rows(results))
+    labels = dict(summary_rows(record_of(results)))
     assert re.findall(r"\d+", labels.get("batch", "")) == ["32", "64"] * ("batch_size" in options)
     assert re.findall(r"\d+", labels["steps"]) == [str(steps), "8"]
     assert "reduced run" in labels
@@ -160,7 +164,7 @@ def test_another_metric_than_the_one_that_chooses(tmp_path: Path) -> None:
     assert results["validation"] == best["loss"]
     assert results["printed"] is None
     assert results["difference"] is None
-    assert dict(summary_rows(results))["printed"] == "-"
+    assert dict(summary_rows(record_of(results)))["printed"] == "-"
 
 
 def test_a_metric_that_only_the_test_split_has(
@@ -387,4 +391,4 @@ def test_divergence_while_training_leaves_the_folder_resumable(
     with pytest.raises(TrainingDiverged, match="diverged"):
         run_reproduction(plan)
     monkeypatch.undo()
-    assert run_reproduction(plan)["status"] == "complete"
+    assert run_reproduction(plan).status == "complete"

@@ -16,7 +16,9 @@ import pytest
 
 import rifflemix.cli
 from command_line import Cli, Outcome
+from rifflemix.lab.decode import encode
 from rifflemix.lab.recipes import Recipe, list_recipes, registry
+from rifflemix.lab.reproduction import Reproduction
 from rifflemix.lab.tasks.listops import listops
 from small_recipes import QUICK, small
 
@@ -98,7 +100,7 @@ def test_the_budget_includes_the_preparation_of_data(
         (("test/digits", "--out", "{}/run", "--max-steps", "x"), "max-steps"),
         (("test/digits", "--out", "{}/run", "--scale", "0"), "scale: expected a number over 0"),
         *(
-            (("test/digits", "--out", "{}/run", "--budget", minutes), "budget: expected minutes")
+            (("test/digits", "--out", "{}/run", "--budget", minutes), "budget: expected")
             for minutes in ("0", "-1", "nan")
         ),
         (("test/digits", "--out", "{}/run", "--batch-size", "0"), "batch_size"),
@@ -157,10 +159,10 @@ def test_bad_input_of_report_is_one_line(
 
 
 def test_damaged_results_are_one_line(
-    tmp_path: Path, cli: Cli, found: list[tuple[Path, dict[str, Any]]]
+    tmp_path: Path, cli: Cli, found: list[tuple[Path, Reproduction]]
 ) -> None:
     path = found[0][0]
-    path.write_text(json.dumps({**found[0][1], "recipe": {}}))
+    path.write_text(json.dumps({**encode(found[0][1]), "recipe": {}}))
     outcome = cli("report", *(place for place, _ in found), "--out", tmp_path / "report")
     assert is_one_line_error(outcome), outcome
     assert f"{path} " in outcome.err

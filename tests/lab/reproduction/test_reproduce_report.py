@@ -12,12 +12,13 @@ from urllib.parse import unquote
 
 import pytest
 
+from document_scripts import load_script
 from rifflemix.errors import InputError
 from rifflemix.lab.recipes import Recipe, get_recipe, list_recipes
 from rifflemix.lab.reproduction import FORMAT, load_results
 from rifflemix.lab.reproduction.page import report_files
 from rifflemix.lab.reproduction.tables import report_entries, summary_rows
-from small_recipes import QUICK, made_up, small, write
+from small_recipes import QUICK, made_up, record_of, small, write
 
 
 def test_results_are_found_at_any_depth(tmp_path: Path) -> None:
@@ -51,7 +52,7 @@ def test_a_copy_of_a_run_counts_once(tmp_path: Path) -> None:
         (None, ": "),
         ("{}", "results of `rifflemix reproduce`"),
         ("{", r"results\.json .*JSON"),
-        (json.dumps({"format": FORMAT}), r"results\.json .*results\.recipe"),
+        (json.dumps({"format": FORMAT}), r"results\.json .*recipe"),
     ],
     ids=["absent", "foreign", "no JSON", "damaged"],
 )
@@ -101,12 +102,14 @@ def test_damaged_results_are_refused_by_name(tmp_path: Path, place: str, value: 
 
 
 def test_results_of_this_repository_are_reported(tmp_path: Path) -> None:
-    folder = Path(__file__).parents[3] / "benchmarks" / "results" / "reproduce"
-    found = load_results([folder])
-    assert len(found) == len(list(folder.rglob("*.json"))) > 0
+    store = load_script("benchmarks/store.py")
+    found = [
+        (Path(name), record_of(store.load(name).content)) for name in store.names("reproduce/*")
+    ]
+    assert found
     text = report_files(found, tmp_path)["report.md"].decode()
     for _, result in found:
-        steps = f"{result['steps']:,} of {result['steps_planned']:,}"
+        steps = f"{result.steps:,} of {result.steps_planned:,}"
         assert re.search(rf"\| {steps} \| \d+ of \d+ \| \d+ \|", text), result["recipe"]
 
 
@@ -290,8 +293,8 @@ def test_small_metrics_keep_their_decimals(tmp_path: Path, listed: list[Recipe])
         made_up(recipe=recipe.scaled(width), ours=ours, difference=ours - 0.1287)
         for width, ours in ((1.0, 0.1308), (0.5, 0.1311))
     ]
-    assert dict(summary_rows(runs[0] | {"is_reduced": False}))["difference"] == "+0.0021"
-    assert dict(summary_rows(made_up()))["difference"] == "+10.00"
+    assert dict(summary_rows(record_of(runs[0] | {"is_reduced": False})))["difference"] == "+0.0021"
+    assert dict(summary_rows(record_of(made_up())))["difference"] == "+10.00"
     for number, run in enumerate(runs):
         write(tmp_path / f"{number}.json", run)
     html = report_files(load_results([tmp_path]), tmp_path)["report.html"].decode()

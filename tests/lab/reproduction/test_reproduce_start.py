@@ -22,15 +22,22 @@ from rifflemix.lab.reproduction import (
     run_reproduction,
 )
 from rifflemix.lab.reproduction.page import report_files
-from rifflemix.lab.reproduction.plan import build_model
-from rifflemix.lab.reproduction.start import Start, read_start, start_model
+from rifflemix.lab.reproduction.plan import (
+    InitialWeights,
+    build_model,
+    read_initial_weights,
+    start_model,
+)
+from rifflemix.lab.reproduction.records import Origin
 from rifflemix.lab.reproduction.tables import report_entries, summary_rows
 from rifflemix.lab.tasks import Task, load_task
 from rifflemix.models import Model
-from rifflemix.nn.resize import enlarge_grid
+from rifflemix.nn.patches import enlarge_grid
 from small_recipes import QUICK, small
 
 pytestmark = pytest.mark.usefixtures("no_matmul_timing")
+
+NOWHERE = Origin(recipe="a run", step=0, blake2b="")
 
 
 def test_weights_are_those_of_the_other_run(finished: Path, tmp_path: Path) -> None:
@@ -44,8 +51,8 @@ def test_weights_are_those_of_the_other_run(finished: Path, tmp_path: Path) -> N
     for name, tensor in model.state_dict().items():
         torch.testing.assert_close(tensor, weights[name], rtol=0, atol=0)
     results = run_reproduction(plan)
-    assert results["started_from"]["recipe"] == recipe.name
-    assert results["started_from"]["step"] == about["step"]
+    assert results.started_from.recipe == recipe.name
+    assert results.started_from.step == about["step"]
     label = f"{recipe.name} at step {about['step']:,}"
     assert ("started from", label) in summary_rows(results)
 
@@ -68,7 +75,7 @@ def test_going_on_needs_the_same_start(finished: Path, tmp_path: Path) -> None:
     out = tmp_path / "second"
     plan = plan_reproduction(small(train=QUICK), out, ReproduceOptions(start_from=finished))
     partial = run_reproduction(plan, should_stop=iter([False, True]).__next__)
-    assert partial["status"] == "partial"
+    assert partial.status == "partial"
     with pytest.raises(InputError, match="started_from"):
         run_reproduction(plan_reproduction(small(train=QUICK), out))
     done = run_reproduction(
@@ -79,8 +86,8 @@ def test_going_on_needs_the_same_start(finished: Path, tmp_path: Path) -> None:
             small(train=QUICK), tmp_path / "straight", ReproduceOptions(start_from=finished)
         )
     )
-    assert done["ours"] == straight["ours"]
-    assert done["result"]["validation"] == straight["result"]["validation"]
+    assert done.ours == straight.ours
+    assert done.result.validation == straight.result.validation
 
 
 def other_model() -> Recipe:
@@ -195,7 +202,7 @@ def images() -> Task:
 @pytest.mark.parametrize("pool", ["mean", "cls"])
 def test_models_of_larger_images_start_from_smaller_ones(pool: str) -> None:
     small_one, large_one = encoder(4, pool), encoder(16, pool)
-    start_model(large_one, Start(small_one.state_dict(), {}), images())
+    start_model(large_one, InitialWeights(small_one.state_dict(), NOWHERE), images())
     before, after = small_one.state_dict(), large_one.state_dict()
     grown = {name for name in before if before[name].shape != after[name].shape}
     assert len(grown) == 1
@@ -222,7 +229,9 @@ def test_tables_that_cannot_be_enlarged_are_named(large: Model, task: str, words
         if name == "positions.table"
     }
     with pytest.raises(InputError, match=words) as raised:
-        start_model(large, Start(small_one.state_dict(), {}), replace(images(), name=task))
+        start_model(
+            large, InitialWeights(small_one.state_dict(), NOWHERE), replace(images(), name=task)
+        )
     message = str(raised.value)
     assert message.startswith("start_from: ")
     assert "--scale" not in message
@@ -251,7 +260,7 @@ def test_a_saved_model_of_other_classes_gives_all_but_its_head(tmp_path: Path) -
         expected = fresh[name] if name.startswith("head.") else weights[name]
         assert torch.equal(tensor, expected), name
     results = run_reproduction(plan)
-    assert results["started_from"]["recipe"] == f"saved model {saved.name}"
+    assert results.started_from.recipe == f"saved model {saved.name}"
     assert ("started from", f"saved model {saved.name}") in summary_rows(results)
 
 
@@ -268,7 +277,7 @@ def test_fine_tuning_of_tost_takes_released_weights(tmp_path: Path) -> None:
     tiny = {"dim": 16, "num_layers": 1, "num_heads": 2}
     released = rm.create_model("tost_tiny_16", **tiny)
     released.save_pretrained(tmp_path / "released")
-    start = read_start(tmp_path / "released")
+    start = read_initial_weights(tmp_path / "released")
     model = rm.create_model(recipe.model, **{**recipe.model_settings, **tiny}).eval()
     head = model.head.weight.clone()
     start_model(model, start, load_task("digits"), new_head=recipe.new_head)

@@ -13,6 +13,7 @@ import pytest
 from command_line import Cli
 from rifflemix.errors import InputError
 from rifflemix.files import read_tensors
+from rifflemix.lab.decode import encode
 from rifflemix.lab.recipes import Recipe, get_recipe, registry
 from rifflemix.lab.reproduction import (
     ReproduceOptions,
@@ -21,10 +22,10 @@ from rifflemix.lab.reproduction import (
     run_reproduction,
 )
 from rifflemix.lab.reproduction.page import report_files
-from rifflemix.lab.reproduction.start import read_start
+from rifflemix.lab.reproduction.plan import read_initial_weights
 from rifflemix.lab.reproduction.sweep import plan_sweep, run_sweep
 from rifflemix.lab.reproduction.tables import report_entries, summary_rows
-from small_recipes import QUICK, made_up, small, write
+from small_recipes import QUICK, made_up, record_of, small, write
 
 pytestmark = pytest.mark.usefixtures("no_matmul_timing")
 
@@ -33,7 +34,10 @@ SHAKY = replace(QUICK, max_steps=9, eval_every=3, lr=0.05)
 
 
 def run(out: Path, recipe: Recipe, **options: Any) -> dict[str, Any]:
-    return run_reproduction(plan_reproduction(recipe, out, ReproduceOptions(**options)))
+    results: dict[str, Any] = encode(
+        run_reproduction(plan_reproduction(recipe, out, ReproduceOptions(**options)))
+    )
+    return results
 
 
 @pytest.mark.parametrize("weights", ["best", "last"])
@@ -50,7 +54,7 @@ def test_results_hold_both_values_and_name_the_one_that_counts(
         results["protocol"]["model_chosen_on"]
         == {"best": "validation", "last": "last step"}[weights]
     )
-    labels = dict(summary_rows(results))
+    labels = dict(summary_rows(record_of(results)))
     assert labels["last step (test)"] == f"{results['ours_last']:.2f} %"
     assert labels["best evaluation (test)"] == f"{results['ours_best']:.2f} %"
     assert weights in labels["ours is of"]
@@ -84,7 +88,7 @@ def test_a_value_that_is_not_comparable_has_no_difference(
     results = run(tmp_path / "run", recipe)
     assert results["printed"] == 50.0
     assert results["difference"] is None
-    labels = dict(summary_rows(results))
+    labels = dict(summary_rows(record_of(results)))
     assert (labels["difference"], labels["no difference"]) == ("-", "another quantity")
     monkeypatch.setattr(registry, "_RECIPES", {recipe.name: lambda: recipe})
     text = report_files(load_results([tmp_path]), tmp_path)["report.md"].decode()
@@ -109,15 +113,15 @@ def test_another_run_starts_from_the_weights_that_count(tmp_path: Path) -> None:
     for weights in ("best", "last"):
         folder = tmp_path / weights
         results = run(folder, small(train=SHAKY, weights=weights))
-        start = read_start(folder)
+        start = read_initial_weights(folder)
         step = results["steps"] if weights == "last" else results["result"]["best_step"]
-        assert start.origin["step"] == step
+        assert start.origin.step == step
     file = tmp_path / "last" / "run" / "last.safetensors"
     last, _ = read_tensors(file)
     assert all((start.weights[name] == tensor).all() for name, tensor in last.items())
     file.unlink()
     with pytest.raises(InputError, match="start_from"):
-        read_start(tmp_path / "last")
+        read_initial_weights(tmp_path / "last")
 
 
 def stop_after(updates: int) -> Callable[[], bool]:
@@ -137,7 +141,7 @@ def test_an_unfinished_run_of_other_settings_is_refused_untouched(tmp_path: Path
             run_reproduction(plan_reproduction(recipe, out))
         assert "\n" not in str(caught.value)
     assert {path.name: path.read_bytes() for path in out.iterdir() if path.is_file()} == before
-    assert run_reproduction(plan_reproduction(earlier, out))["status"] == "complete"
+    assert run_reproduction(plan_reproduction(earlier, out)).status == "complete"
 
 
 @pytest.mark.slow
@@ -153,15 +157,16 @@ def test_smaller_batches_are_smaller_in_tokens(tmp_path: Path) -> None:
     plan = plan_reproduction(recipe, tmp_path / "run", ReproduceOptions(batch_size=15))
     assert plan.recipe.train.token_batches == (2_048, 256)
     results = run_reproduction(plan)
-    assert results["is_reduced"]
-    assert results["ours"] == results["ours_last"]
-    assert results["utilisation"]["flops_per_step"] > 0
+    assert results.is_reduced
+    assert results.ours == results.ours_last
+    assert results.utilisation is not None
+    assert results.utilisation.flops_per_step > 0
 
 
 @pytest.mark.slow
 def test_a_sweep_takes_the_weights_of_its_recipe(tmp_path: Path) -> None:
     plan = plan_sweep(small(train=SHAKY, weights="last"), {"lr": [0.05]}, [0], tmp_path / "sweep")
-    results = run_sweep(plan)
+    results = encode(run_sweep(plan))
     alone = run(tmp_path / "run", small(train=SHAKY, weights="last"))
     assert results["runs"][0]["test"]["accuracy"] == alone["ours_last"] / 100
     assert results["protocol"]["model_chosen_on"] == "last step"

@@ -14,8 +14,9 @@ import pytest
 import rifflemix as rm
 import rifflemix.cli
 from rifflemix.cli.options import parse_grid
-from rifflemix.lab.reproduction.sweep import plan_sweep, run_sweep, sweep_defaults
-from rifflemix.lab.reproduction.sweep_table import sweep_notes
+from rifflemix.lab.decode import encode
+from rifflemix.lab.reproduction.sweep import collect_sweep, plan_sweep, run_sweep, sweep_defaults
+from rifflemix.lab.reproduction.sweep_records import sweep_notes
 from rifflemix.lab.runs.options import ReproduceOptions
 from rifflemix.lab.runs.status import RunStatus, ShouldStop
 from small_recipes import QUICK, small
@@ -29,7 +30,9 @@ def start(out: Path, polls: int | None = None, **changes: Any) -> dict[str, Any]
     settings: dict[str, Any] = {"grid": GRID, "seeds": [0], "options": HERE, **changes}
     recipe = small(train=QUICK)
     plan = plan_sweep(recipe, settings["grid"], settings["seeds"], out, settings["options"])
-    return run_sweep(plan, should_stop=None if left is None else lambda: next(left, None) is None)
+    stop = None if left is None else lambda: next(left, None) is None
+    results: dict[str, Any] = encode(run_sweep(plan, should_stop=stop))
+    return results
 
 
 def measured(results: dict[str, Any]) -> list[Any]:
@@ -91,7 +94,7 @@ def test_a_finished_sweep_keeps_its_results(
         assert path.read_bytes() == before
 
     plan = plan_sweep(small(train=QUICK), GRID, [0], swept[0], HERE)
-    assert run_sweep(plan, on_status=check) == json.loads(before)
+    assert encode(run_sweep(plan, on_status=check)) == json.loads(before)
     check()
 
 
@@ -99,7 +102,7 @@ def test_a_value_that_diverges_is_told(tmp_path: Path) -> None:
     train = QUICK.to_dict() | {"warmup_steps": 0, "max_steps": 4}
     recipe = small(train=type(QUICK).from_dict(train))
     plan = plan_sweep(recipe, {"lr": [1e30]}, [0], tmp_path / "out", HERE)
-    results = run_sweep(plan)
+    results = encode(run_sweep(plan))
     assert results["status"] == "complete"
     assert results["points"][0]["diverged"] == 1
     assert results["points"][0]["test"] is None
@@ -108,27 +111,26 @@ def test_a_value_that_diverges_is_told(tmp_path: Path) -> None:
     assert re.search(r"lr=1e\+30\b.*\b0: training diverged", table)
 
 
-def test_smaller_batches_are_told() -> None:
-    train = QUICK.to_dict()
-    results = {
-        "recipe": {"name": "test/digits", "paper": "A paper", "table": "a table", "train": train},
-        "config": {"seeds": [0], "width": 1.0, "train": train | {"batch_size": 3}},
-        "steps": 4,
-        "steps_of_the_paper": 8,
-        "failed_runs": [],
-    }
-    (told,) = re.findall(r"4 of 8\b.*", sweep_notes(results)[0])
-    assert re.findall(r"\d+", told) == ["4", "8", "1", "3", str(QUICK.batch_size)]
-    results["config"] = {"seeds": [0], "width": 1.0, "train": {}}  # swept, so that it has a column
-    (told,) = re.findall(r"4 of 8\b.*", sweep_notes(results)[0])
-    assert re.findall(r"\d+", told) == ["4", "8", "1"]
+def test_smaller_batches_are_told(tmp_path: Path) -> None:
+    plan = plan_sweep(small(train=QUICK), {"lr": [1e-3]}, [0], tmp_path / "out", HERE)
+    plan.out.mkdir()
+    results = collect_sweep(plan)
+    train = results.config["train"]
+    smaller = replace(results, config={**results.config, "train": train | {"batch_size": 3}})
+    (told,) = re.findall(r"8 of 8\b.*", sweep_notes(smaller)[0])
+    assert re.findall(r"\d+", told) == ["8", "8", "1", "3", str(QUICK.batch_size)]
+    # A swept batch size has a column.
+    swept = replace(results, config={**results.config, "train": {}})
+    (told,) = re.findall(r"8 of 8\b.*", sweep_notes(swept)[0])
+    assert re.findall(r"\d+", told) == ["8", "8", "1"]
 
 
 @pytest.mark.slow
 def test_what_diverged_before_a_stop_is_not_trained_again(tmp_path: Path) -> None:
     def started(told: list[RunStatus], stop: ShouldStop) -> dict[str, Any]:
         plan = plan_sweep(small(train=quick), {"lr": [1e30, 1e-3]}, [0], tmp_path / "out", HERE)
-        return run_sweep(plan, on_status=told.append, should_stop=stop)
+        results: dict[str, Any] = encode(run_sweep(plan, on_status=told.append, should_stop=stop))
+        return results
 
     quick = replace(QUICK, warmup_steps=0, max_steps=4)
     told: list[RunStatus] = []

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from rifflemix.lab.reproduction.utilisation import Utilisation, utilisation
+from rifflemix.lab.reproduction.run import Utilisation, utilisation
 from rifflemix.lab.tasks import Task
 from rifflemix.lab.train import TrainConfig
 from rifflemix.models import create_model

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from rifflemix.lab.tasks.data_io.download import Remote
+from rifflemix.lab.tasks.data_io.hub import Remote
 
 
 @pytest.fixture(autouse=True)

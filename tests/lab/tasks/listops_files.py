@@ -6,7 +6,7 @@ from pathlib import Path
 
 from rifflemix.lab.tasks import Task
 from rifflemix.lab.tasks.listops.grammar import END, OPERATOR, TOKENS
-from rifflemix.lab.tasks.listops.tsv import FILES
+from rifflemix.lab.tasks.listops.listops import FILES
 
 
 def write_tsv(task: Task, folder: Path) -> None:

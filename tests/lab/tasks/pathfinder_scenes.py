@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy as np
 
 from rifflemix.lab.tasks.core.random_words import Streams
-from rifflemix.lab.tasks.pathfinder.contours import Pictures, Scene, draw_scenes
+from rifflemix.lab.tasks.pathfinder.contours import draw_scenes
 from rifflemix.lab.tasks.pathfinder.pathfinder import scenes_of
+from rifflemix.lab.tasks.pathfinder.scene import Pictures, Scene
 
 
 def scene_of(size: int, options: dict[str, object]) -> Scene:

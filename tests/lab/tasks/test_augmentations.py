@@ -12,8 +12,8 @@ import torch
 
 from rifflemix.errors import InputError
 from rifflemix.lab.tasks.images import augmentations
+from rifflemix.lab.tasks.images.augmentations import rand_augment
 from rifflemix.lab.tasks.images.pixels import WholeImages, check_layout
-from rifflemix.lab.tasks.images.rand_augment import rand_augment
 
 MEAN = (124, 116, 104)
 

@@ -22,10 +22,10 @@ from rifflemix.lab.tasks import (
     task_status,
 )
 from rifflemix.lab.tasks.core.base import Progress, Request, check_integer
-from rifflemix.lab.tasks.data_io.bounded import read_lines
 from rifflemix.lab.tasks.data_io.file_task import FileTask, Form, Options, Paths
 from rifflemix.lab.tasks.data_io.files import Array, Arrays, Source
-from rifflemix.lab.tasks.data_io.packed import PackedSplit, pack_parts, packed_rows
+from rifflemix.lab.tasks.data_io.ragged import RaggedSplit, ragged_rows, to_ragged_parts
+from rifflemix.lab.tasks.data_io.safe_readers import read_lines
 
 FILES = {part: f"words.{part}" for part in ("train", "validation", "test")}
 WHOLE = "words.all"
@@ -33,7 +33,7 @@ WHOLE = "words.all"
 
 def read(paths: Paths, progress: Progress) -> Arrays:
     progress("reading words", 0, None)
-    return pack_parts(
+    return to_ragged_parts(
         {p: [(row, len(row) % 2) for _, row in read_lines(path)] for p, path in paths.items()}
     )
 
@@ -70,7 +70,7 @@ class Words(FileTask):
         return "a zip is not read" if (data_dir / "words.zip").exists() else ""
 
     def build(self, request: Request, source: Source, arrays: Mapping[str, Array]) -> Task:
-        rows = {part: packed_rows(arrays, f"{part}_") for part in FILES}
+        rows = {part: ragged_rows(arrays, f"{part}_") for part in FILES}
         return Task(
             name=self.card.name,
             options=dict(request.options),
@@ -83,7 +83,7 @@ class Words(FileTask):
             split_note="",
             data_source=source.description,
             splits={
-                part: PackedSplit((own,), np.arange(len(own)), 8, 1) for part, own in rows.items()
+                part: RaggedSplit((own,), np.arange(len(own)), 8, 1) for part, own in rows.items()
             },
         )
 
@@ -193,7 +193,7 @@ class Fetched(Words):
 
     def remote_source(self, options: Options) -> Source:
         def fetch(progress: Progress) -> Arrays:
-            return pack_parts({part: [(b"far", 1)] for part in FILES})
+            return to_ragged_parts({part: [(b"far", 1)] for part in FILES})
 
         return Source("words of afar", "afar", fetch)
 

@@ -27,12 +27,17 @@ import pytest
 
 from rifflemix.errors import InputError
 from rifflemix.lab.tasks import load_task
-from rifflemix.lab.tasks.data_io import bounded, download
-from rifflemix.lab.tasks.data_io.bounded import read_bytes, read_idx, read_lines, read_npy, read_npz
-from rifflemix.lab.tasks.data_io.download import Remote
+from rifflemix.lab.tasks.data_io import hub, safe_readers
 from rifflemix.lab.tasks.data_io.files import check_ids, load_arrays, store_arrays
-from rifflemix.lab.tasks.graphs.smiles import decode_molecules, read_csv
-from rifflemix.lab.tasks.own import rows as table_rows
+from rifflemix.lab.tasks.data_io.hub import Remote
+from rifflemix.lab.tasks.data_io.safe_readers import (
+    read_bytes,
+    read_idx,
+    read_lines,
+    read_npy,
+    read_npz,
+)
+from rifflemix.lab.tasks.graphs.smiles import read_csv
 from rifflemix.lab.tasks.pathfinder.files import read_gray_png
 
 # CSV.
@@ -60,14 +65,6 @@ def test_targets_that_overflow(target: str, tmp_path: Path) -> None:
         list(read_csv(path, "smiles", "y"))
 
 
-def test_molecules_that_are_too_large(tmp_path: Path) -> None:
-    pytest.importorskip("rdkit")
-    path = tmp_path / "x.csv"
-    for smiles, words in (("C" * 2000, r"x\.csv.*\b1,024\b"), ("C" * 70_000, "70,000 characters")):
-        with pytest.raises(InputError, match=words):
-            decode_molecules(path, [(2, smiles, 1.0)], "random", lambda *_: None)
-
-
 # Bombs.
 
 
@@ -81,57 +78,25 @@ def little_memory(most: int = 1 << 24) -> Iterator[None]:
         tracemalloc.stop()
 
 
-@pytest.mark.parametrize("ending", ["gz", "xz"])
-def test_bombs(ending: str, tmp_path: Path) -> None:
-    zeros = bytes(1 << 26)
-    path = tmp_path / f"x.{ending}"
-    path.write_bytes(gzip.compress(zeros, 1) if ending == "gz" else lzma.compress(zeros, preset=0))
-    del zeros
-    with little_memory(), pytest.raises(InputError, match=r"/x\S*: .*1,000,000 bytes"):
-        read_bytes(path, 1_000_000)
-
-
-@pytest.mark.parametrize("end", ["csv.gz", "jsonl.gz"])
-def test_bombs_of_lines(end: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Check that tables are read by line, so an endless field is at most one line long."""
-    path = tmp_path / f"x.{end}"
-    line = b'{"t": "a", "y": 1}\n' if end == "jsonl.gz" else b"a,1\n"
-    for module in (bounded, table_rows):
-        monkeypatch.setattr(module, "MOST_BYTES", 1000)
-    path.write_bytes(gzip.compress(b"t,y\n" * (end == "csv.gz") + line * 10_000))
-    with pytest.raises(InputError, match=r"\b1,000\b.*from_arrays"):
-        load_task(end.split(".")[0], data=str(path), input="t", label="y")
-    if end == "csv.gz":
-        monkeypatch.setattr(bounded, "MOST_BYTES", 1 << 30)
-        monkeypatch.setattr(bounded, "_MOST_LINE", 1 << 20)
-        path.write_bytes(gzip.compress(b't,y\n"' + bytes(1 << 26), 1))
-        with little_memory(), pytest.raises(InputError, match=r"x\.csv\.gz.*\b1,048,576\b"):
-            load_task("csv", data=str(path), input="t", label="y")
-
-
 def test_a_pipe_is_no_data(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "x.gz")
     with pytest.raises(InputError, match=r"x\.gz"):
         read_bytes(tmp_path / "x.gz")
 
 
-def test_lines_without_an_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bounded, "_MOST_LINE", 1000)
+def test_lines_end_with_a_line_feed(tmp_path: Path) -> None:
     path = tmp_path / "x.xz"
-    path.write_bytes(lzma.compress(b"ab\n" + bytes(1 << 20)))
-    with pytest.raises(InputError, match=r"x\.xz.*\b2\b.*\b1,000\b"):
-        list(read_lines(path))
     path.write_bytes(lzma.compress(b"a\r\n\nb"))
     assert list(read_lines(path)) == [(1, b"a\r"), (2, b""), (3, b"b")]
 
 
 def test_idx_that_holds_more_than_it_says(tmp_path: Path) -> None:
     path = tmp_path / "x.gz"
-    path.write_bytes(gzip.compress(b"\0\0\x08\x01" + struct.pack(">I", 4) + bytes(1 << 26), 1))
-    with little_memory(), pytest.raises(InputError, match=r"x\.gz.*\b4\b"):
+    path.write_bytes(gzip.compress(b"\0\0\x08\x01" + struct.pack(">I", 4) + bytes(9), 1))
+    with pytest.raises(InputError, match=r"x\.gz.*\b4\b.*\b9\b"):
         read_idx(path)
     path.write_bytes(gzip.compress(b"\0\0\x08\x04" + b"\xff" * 16))
-    with pytest.raises(InputError, match=r"/x\.(\S+\.)?gz\b.*,\d\d\d\b"):
+    with pytest.raises(InputError, match=r"x\.gz"):
         read_idx(path)
 
 
@@ -169,14 +134,8 @@ def test_arrays(content: bytes, tmp_path: Path) -> None:
         read_npz(path)
 
 
-def test_archives_of_arrays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bounded, "MOST_BYTES", 1 << 20)
-    archive = io.BytesIO()
-    np.savez_compressed(archive, x=np.zeros(1 << 21, dtype=np.uint8))
+def test_archives_of_arrays(tmp_path: Path) -> None:
     path = tmp_path / "x.npz.xz"
-    path.write_bytes(lzma.compress(archive.getvalue()))
-    with little_memory(), pytest.raises(InputError, match=r"x\.npz\.xz.*\b1,048,576\b"):
-        read_npz(path)
     np.savez(archive := io.BytesIO(), x=np.arange(3), y=np.zeros((2, 0)))
     path.write_bytes(lzma.compress(archive.getvalue()))
     assert read_npz(path)["x"].tolist() == [0, 1, 2]
@@ -189,7 +148,7 @@ def test_tar_with_a_header_that_is_too_large(tmp_path: Path) -> None:
     info.type, info.size = tarfile.XHDTYPE, 1 << 32
     path.write_bytes(gzip.compress(info.tobuf() + bytes(1 << 24), 1))
     with little_memory(), pytest.raises(InputError, match=r"x\.tar\.gz.*\b4,294,967,296\b"):
-        list(bounded.tar_members(path))
+        list(safe_readers.tar_members(path))
 
 
 def test_tar_with_a_member_that_is_too_large(
@@ -200,12 +159,12 @@ def test_tar_with_a_member_that_is_too_large(
         info = tarfile.TarInfo("a")
         info.size = 1 << 20
         archive.addfile(info, io.BytesIO(bytes(info.size)))
-    monkeypatch.setattr(bounded, "_MOST_MEMBER", 1000)
+    monkeypatch.setattr(safe_readers, "_MOST_MEMBER", 1000)
     with pytest.raises(InputError, match=r"x\.tar\.gz"):
-        list(bounded.read_tar_members(path, lambda name: True))
-    monkeypatch.setattr(bounded, "_MOST_ARCHIVE", 1000)
+        list(safe_readers.read_tar_members(path, lambda name: True))
+    monkeypatch.setattr(safe_readers, "_MOST_ARCHIVE", 1000)
     with pytest.raises(InputError, match=r"x\.tar\.gz"):
-        list(bounded.read_tar_members(path, lambda name: False))
+        list(safe_readers.read_tar_members(path, lambda name: False))
 
 
 def png(width: int, height: int, data: bytes = b"") -> bytes:
@@ -222,8 +181,8 @@ def png(width: int, height: int, data: bytes = b"") -> bytes:
 @pytest.mark.parametrize(
     ("size", "words"),
     [
-        ((60_000, 60_000), r"x\.png.*\b67,108,864\b"),
-        ((2**31 - 1, 2**31 - 1), r"x\.png.*\b67,108,864\b"),
+        ((60_000, 60_000), r"x\.png.*\bPillow\b"),
+        ((2**31 - 1, 2**31 - 1), r"x\.png.*\bPillow\b"),
         ((33, 32), r"\(33, 32\).*\(32, 32\)"),
         ((0, 0), r"x\.png: .*damaged"),
     ],
@@ -335,13 +294,13 @@ BROKEN = {
 def test_downloads(
     answer: Answer, served: Callable[[Answer], str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(download, "_MOST_BYTES", 4000)
-    monkeypatch.setattr(download, "_BLOCK", 1000)
+    monkeypatch.setattr(hub, "_MOST_BYTES", 4000)
+    monkeypatch.setattr(hub, "_BLOCK", 1000)
     for name in ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"):
         monkeypatch.delenv(name, raising=False)
     remote = Remote(served(answer), "0" * 64)
     with pytest.raises(InputError, match=r"^why: .*http://127\.0\.0\.1:"):
-        download.download(remote, lambda *_: None, lambda why: InputError(f"why: {why}"))
+        hub.download(remote, lambda *_: None, lambda why: InputError(f"why: {why}"))
 
 
 def test_the_library_raises_what_is_caught() -> None:

@@ -182,9 +182,7 @@ def ppm(kind: bytes, most: int) -> bytes:
         pytest.param(png(8, 8)[:40], r"dog\.7\.jpg: .*damaged", id="half a header"),
         pytest.param(png(8, 8, bits=3), r"dog\.7\.jpg: .*damaged", id="odd header"),
         pytest.param(icon(), "JPEG.*PNG.*BMP.*PPM.*TIFF.*WEBP.*GIF", id="another format"),
-        pytest.param(png(8192, 8193), r"\b67,108,864\b.*got 8192\b.*\b8193\b", id="large"),
-        pytest.param(png(12000, 10000), r"\b67,108,864\b.*got 12000\b", id="larger"),
-        pytest.param(png(60000, 60000), r"dog\.7\.jpg.*\b67,108,864\b", id="bomb"),
+        pytest.param(png(60000, 60000), r"dog\.7\.jpg.*\b178,956,970\b", id="bomb"),
         pytest.param(
             png(8, 8)[:8] + chunk(b"tEXt", b"a\0b") + png(8, 8, bits=16, color=2)[8:],
             "PNG",
@@ -232,14 +230,14 @@ def test_bits_of_floats_are_refused(data: Path) -> None:
         image_of(data / "x.tif", 8)
 
 
-def test_largest_image_that_is_read(
+def test_images_that_pillow_does_not_decode_are_refused(
     data: Path, write: Write, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(image_files, "MOST_PIXELS", 80)
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 40)
     pixels = write(data / "x.png", 8, 10)
     assert np.array_equal(image_of(data / "x.png", 8), pixels[:, 1:9])
     write(data / "x.png", 9, 9)
-    with pytest.raises(InputError, match=r"\b80\b.*got 9\b.*\b9\b"):
+    with pytest.raises(InputError, match=r"x\.png: .*\b80\b"):
         image_of(data / "x.png", 8)
 
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from rifflemix.lab.tasks.images.mixing import mix_images
+from rifflemix.lab.tasks.images.crops import mix_images
 
 CLASSES = 7
 

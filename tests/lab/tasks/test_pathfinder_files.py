@@ -15,8 +15,8 @@ from PIL import Image
 
 from rifflemix.errors import InputError
 from rifflemix.lab.tasks import load_task, prepare_task, task_status
-from rifflemix.lab.tasks.data_io import bounded
-from rifflemix.lab.tasks.pathfinder import archives
+from rifflemix.lab.tasks.data_io import safe_readers
+from rifflemix.lab.tasks.pathfinder import files as reader
 
 PRESET = "curv_contour_length_14"
 COUNT = 30
@@ -145,13 +145,13 @@ def test_names_that_lead_elsewhere_are_not_unpacked(data: Path, tmp_path: Path, 
 
 
 def test_a_bomb_is_refused(data: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(archives, "_LARGEST_FILE", 2000)
+    monkeypatch.setattr(reader, "_LARGEST_FILE", 2000)
     member = tarfile.TarInfo(f"lra_release/pathfinder32/{PRESET}/imgs/0/sample_99.png")
     member.size = 2001
     pack(data / "lra_release.gz", files(), member)
     with pytest.raises(InputError, match=r"sample_99\.png"):
         load_task("pathfinder32", data_dir=data)
-    monkeypatch.setattr(bounded, "_MOST_ARCHIVE", 3000)
+    monkeypatch.setattr(safe_readers, "_MOST_ARCHIVE", 3000)
     with pytest.raises(InputError, match=r"lra_release\.gz"):
         load_task("pathfinder32", data_dir=data)
     assert not list(cache.rglob("*.png"))

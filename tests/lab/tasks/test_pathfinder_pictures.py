@@ -11,9 +11,10 @@ import pytest
 from pathfinder_scenes import drawn, scene_of
 
 from rifflemix.lab.tasks.core.random_words import Streams, mix
-from rifflemix.lab.tasks.pathfinder.contours import Pictures, Scene, _discs_are_clear
+from rifflemix.lab.tasks.pathfinder.contours import _discs_are_clear
 from rifflemix.lab.tasks.pathfinder.drawing import draw_images
 from rifflemix.lab.tasks.pathfinder.pathfinder import PathfinderMaker, scenes_of
+from rifflemix.lab.tasks.pathfinder.scene import Pictures, Scene
 
 
 def contours(pictures: Pictures, scene: Scene, image: int) -> list[np.ndarray]:

@@ -12,10 +12,10 @@ from PIL import Image, ImageOps
 from torch import Tensor
 
 from document_scripts import load_script
-from rifflemix.lab.tasks.images import rand_augment as ra
+from rifflemix.lab.tasks.images import augmentations as ra
 
 MEAN = (124, 116, 104)
-# In the order of `rifflemix.lab.tasks.images.rand_augment.INCREASING`.
+# In the order of `rifflemix.lab.tasks.images.augmentations.INCREASING`.
 TIMMS = (
     "AutoContrast", "Equalize", "Invert", "Rotate", "PosterizeIncreasing", "SolarizeIncreasing",
     "SolarizeAdd", "ColorIncreasing", "ContrastIncreasing", "BrightnessIncreasing",

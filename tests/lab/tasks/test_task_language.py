@@ -20,8 +20,8 @@ from torch import Tensor
 
 from rifflemix.errors import InputError
 from rifflemix.lab.tasks import load_task, prepare_task, task_status
-from rifflemix.lab.tasks.data_io.download import Remote, download
 from rifflemix.lab.tasks.data_io.files import Array
+from rifflemix.lab.tasks.data_io.hub import Remote, download
 from rifflemix.lab.tasks.text.language import Shakespeare, WikiText
 from rifflemix.lab.tasks.text.next_token import UNCOUNTED, NextTokenTask, WindowSplit
 from rifflemix.lab.tasks.text.vocabulary import Vocabulary, build_vocabulary
@@ -102,7 +102,7 @@ def test_a_tokeniser_from_a_file(tmp_path: Path) -> None:
     read = build_vocabulary("bpe", "nothing of the kind", tokenizer=str(path))
     assert read.pieces == own.pieces
     path.write_text("{}")
-    with pytest.raises(InputError, match=r"tokenizer: .*BPE"):
+    with pytest.raises(InputError, match=r"tokenizer"):
         build_vocabulary("bpe", TRAIN, tokenizer=str(path))
     with pytest.raises(InputError, match=r"tokenizer: .*JSON"):
         build_vocabulary("bpe", TRAIN, tokenizer=str(tmp_path / "none.json"))
@@ -254,6 +254,17 @@ def test_the_deviation_of_a_metric_is_that_over_windows(metric: str, ptb: Path) 
     spread = nats.mean(dim=1).std(correction=0).item()
     factor = math.exp(means["loss"]) if metric == "perplexity" else 1 / math.log(2)
     assert task.summarise(means)[f"{metric}_deviation"] == pytest.approx(factor * spread, rel=1e-4)
+
+
+def test_every_metric_has_a_direction(ptb: Path) -> None:
+    task = load(ptb)
+    batch = task.collate([task.split("validation")[0]])
+    sums = task.metrics(torch.randn(*batch["labels"].shape, task.num_classes), batch)
+    means = {name: total / count for name, (total, count) in sums.items()}
+    names = {*means, *task.summarise(means)}
+    shown = {n for n in names if not n.startswith("_") and not n.endswith("_deviation")}
+    assert shown == set(task.metric_directions)
+    assert task.metric_directions[task.metric] is task.higher_is_better
 
 
 def test_word_perplexity_is_that_of_the_papers_factor(ptb: Path) -> None:

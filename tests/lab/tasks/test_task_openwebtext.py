@@ -18,7 +18,7 @@ from rifflemix.lab.tasks.text.next_token import NextTokenTask
 
 DOCUMENTS = ["the cat sat\n\n\nthe dog sat", "on the cat", "a dog, again\n"] * 20
 HELD_OUT = ["the dog sat on the cat", "the cat"]
-PASSAGES = ["the dog said that the cat sat", "on the dog\n\n\nagain"]
+PASSAGES = ["the dog and then the cat sat", "on the dog\n\n\nagain"]
 WIKITEXT = " \n = The cat = \n \n the dog <unk> sat . \n"
 END = "<|endoftext|>"
 
@@ -212,7 +212,7 @@ def test_another_tokeniser(corpus: Path) -> None:
     with pytest.raises(InputError, match=r"tokenizer\.json: .*GPT-2\b"):
         load(corpus)
     path.write_text("{}")
-    with pytest.raises(InputError, match=r"tokenizer: .*BPE"):
+    with pytest.raises(InputError, match=r"^tokenizer: "):
         load(corpus)
 
 

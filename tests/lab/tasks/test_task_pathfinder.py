@@ -15,13 +15,13 @@ from rifflemix.lab.tasks import load_task, prepare_task, task_card
 from rifflemix.lab.tasks.core.random_words import Streams
 from rifflemix.lab.tasks.data_io import shards
 from rifflemix.lab.tasks.pathfinder import pathfinder
-from rifflemix.lab.tasks.pathfinder.contours import Scene
 from rifflemix.lab.tasks.pathfinder.pathfinder import (
     CURRICULUM,
     PRESETS,
     PathfinderMaker,
     scenes_of,
 )
+from rifflemix.lab.tasks.pathfinder.scene import Scene
 
 TINY = {"num_train": 6, "num_validation": 3, "num_test": 3}
 SIZES = {"pathfinder32": 32, "pathfinder64": 64, "pathfinder128": 128, "pathx": 128}

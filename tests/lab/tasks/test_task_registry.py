@@ -10,7 +10,11 @@ from rifflemix.errors import InputError
 from rifflemix.lab.tasks import list_tasks, load_task, prepare_task, task_card, task_status
 
 # Tasks that are built in or generated; all other tasks need files or a network.
-NEED_NOTHING = {
+RECALL = {
+    "mqar", "in_context_recall", "noisy_recall", "fuzzy_recall", "selective_copying",
+    "compression", "memorization", "copying", "induction", "needle", "state_tracking",
+}  # fmt: skip
+NEED_NOTHING = RECALL | {
     "digits",
     "listops",
     "pathfinder32",
@@ -20,6 +24,9 @@ NEED_NOTHING = {
     "pathx",
     "point_clouds",
     "sort",
+    "seasonal",
+    "digit_sets",
+    "dna_motifs",
 }
 
 

@@ -13,7 +13,7 @@ import pytest
 import rifflemix as rm
 from rifflemix.lab.tasks import load_task
 from rifflemix.lab.tasks.text import text
-from rifflemix.lab.tasks.text.subwords import Subwords
+from rifflemix.lab.tasks.text.encoder import TextEncoder, learn_encoder
 
 PAIRS = [("A man Runs.", "The MAN is running", "entailment"), ("No one", "A café", "neutral")]
 REVIEWS = [f"{word} film number {n}<br />A Man" for n in range(20) for word in ("Good", "bad")]
@@ -38,14 +38,14 @@ def imdb(data: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return data
 
 
-def decoded(vocabulary: Subwords, ids: Any) -> str:
-    return vocabulary._vocabulary.decode(int(i) - 2 for i in ids if i != 1)
+def decoded(vocabulary: TextEncoder, ids: Any) -> str:
+    return vocabulary._subwords.decode(int(i) - 2 for i in ids if i != 1)
 
 
 def test_pairs_keep_their_case_and_end(snli: Path) -> None:
     task = load_task("snli", data_dir=snli, level="subword", joined=True, vocab_size=300)
     sentences = [sentence for a, b, _ in PAIRS for sentence in (a, b)]
-    vocabulary = Subwords(sentences, 300)
+    vocabulary = learn_encoder(sentences, "subword", vocab_size=300)
     assert task.vocab_size == len(vocabulary) + 1  # the token between sentences
     ids, _ = task.split("train")[0]
     middle = ids.tolist().index(len(vocabulary))
@@ -76,7 +76,7 @@ def test_all_reviews_are_trained_on_without_validation(imdb: Path) -> None:
     assert "no validation split" in whole.split_note
     assert whole.options["validation"] is False
     assert "validation" not in cut.options  # as in runs of earlier versions
-    vocabulary = Subwords([f"train {review}" for review in REVIEWS], 300)
+    vocabulary = learn_encoder([f"train {review}" for review in REVIEWS], "subword", vocab_size=300)
     assert whole.vocab_size == len(vocabulary) == 300
     split = whole.split("test")
     assert split.lengths().tolist() == [len(split[index][0]) for index in range(40)]
@@ -91,12 +91,15 @@ def test_all_reviews_are_trained_on_without_validation(imdb: Path) -> None:
 
 def test_a_vocabulary_is_the_same_each_time() -> None:
     texts = [f"{word} {n}" for n, word in enumerate(["alpha", "beta", "gamma"] * 50)]
-    first, again = Subwords(texts, 400), Subwords(texts, 400)
+    first, again = (
+        learn_encoder(texts, "subword", vocab_size=400),
+        learn_encoder(texts, "subword", vocab_size=400),
+    )
     assert len(first) <= 400
     for sample in ("alpha beta", "Unseen \N{SNOWMAN} <br />", ""):
-        assert first.encode(sample).tolist() == again.encode(sample).tolist()
-        assert decoded(first, first.encode(sample)) == sample
-        assert first.encode(sample).dtype == np.int32
+        assert first.ids(sample).tolist() == again.ids(sample).tolist()
+        assert decoded(first, first.ids(sample)) == sample
+        assert first.ids(sample).dtype == np.int32
 
 
 BAD = {"vocab_size": 258, "validation": "no", "level": "piece"}

@@ -11,8 +11,7 @@ from toy_training import make_config, make_model
 
 from rifflemix.errors import InputError
 from rifflemix.lab.train.engine import _check_sharding
-from rifflemix.lab.train.optim import allocate_state, build_optimizer, set_rates
-from rifflemix.lab.train.schedules import learning_rate
+from rifflemix.lab.train.optim import allocate_state, build_optimizer, learning_rate, set_rates
 
 STEPS = 40
 SCHEDULE: dict[str, Any] = {

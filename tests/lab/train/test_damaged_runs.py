@@ -92,7 +92,7 @@ CHANGES: dict[str, Callable[[Tensors, Any], Any]] = {
     "evaluations without a step": lambda tensors, meta: {**meta, "validation": [{}]},
     "seconds are a list": lambda tensors, meta: {**meta, "seconds": [1]},
     "no best weights, but a best step": only(("model/", "optimizer/", "rng/")),  # type: ignore[arg-type] # startswith takes a tuple
-    "no optimiser": only(("model/", "best/", "rng/")),  # type: ignore[arg-type]
+    "no optimizer": only(("model/", "best/", "rng/")),  # type: ignore[arg-type]
     "no weights": only(("optimizer/", "best/", "rng/")),  # type: ignore[arg-type]
     "another width": wider,
     "another type": half,

@@ -26,8 +26,7 @@ from toy_training import (
 from rifflemix.errors import InputError
 from rifflemix.files import read_tensors
 from rifflemix.lab.train import TrainEvent, TrainResult, train
-from rifflemix.lab.train.optim import build_optimizer
-from rifflemix.lab.train.schedules import learning_rate
+from rifflemix.lab.train.optim import build_optimizer, learning_rate
 
 
 def run(out_dir: Path, *, model: Any = None, task: Any = None, **settings: Any) -> TrainResult:
@@ -357,7 +356,7 @@ def test_the_speed_told_between_log_lines_counts_every_update(
 ) -> None:
     seconds = itertools.count()
     monkeypatch.setattr(
-        "rifflemix.lab.train.progress.time.perf_counter", lambda: float(next(seconds))
+        "rifflemix.lab.train.checkpoint.time.perf_counter", lambda: float(next(seconds))
     )
     events: list[TrainEvent] = []
     config = make_config(

@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from rifflemix.lab.train import TrainConfig
-from rifflemix.lab.train.schedules import SCHEDULES, learning_rate, momentum
+from rifflemix.lab.train.config import SCHEDULES
+from rifflemix.lab.train.optim import learning_rate, momentum
 
 
 def config(schedule: str, **settings: Any) -> TrainConfig:

@@ -17,7 +17,7 @@ from rifflemix.mixers.baselines.mega import Mega
 from rifflemix.mixers.baselines.mega_chunk import MegaChunk
 from rifflemix.mixers.baselines.mega_layer import MegaLayer
 from rifflemix.mixers.csp import CSP
-from rifflemix.mixers.named import mixer_options
+from rifflemix.mixers.registry import mixer_options
 
 DIM, LENGTH = 6, 11
 

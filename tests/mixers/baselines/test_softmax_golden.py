@@ -9,7 +9,7 @@ import torch
 from attention_checks import TOLERANCE, assert_valid_equal, padding_mask, queries_keys_values
 
 import rifflemix as rm
-from rifflemix.mixers._attention.masked import masked_attention
+from rifflemix.mixers._attention.softmax_parts import masked_attention
 
 Golden = Callable[[str], dict[str, np.ndarray]]
 

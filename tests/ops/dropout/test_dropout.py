@@ -13,7 +13,7 @@ from torch.utils.checkpoint import checkpoint
 
 import rifflemix as rm
 from rifflemix.errors import InputError
-from rifflemix.nn.dropout import Dropout
+from rifflemix.nn.layers import Dropout
 from rifflemix.ops import dropout
 from rifflemix.ops.dropout import cpu, eager, reference
 from rifflemix.ops.dropout.spec import threshold

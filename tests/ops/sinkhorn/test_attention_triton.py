@@ -24,7 +24,7 @@ from rifflemix.models.macs import flop_formulas
 from rifflemix.ops import sinkhorn_attention
 from rifflemix.ops.dispatch import prefer_backend
 from rifflemix.ops.sinkhorn import triton_attention
-from rifflemix.ops.sinkhorn.kernel_attention import Terms, attend_to_blocks
+from rifflemix.ops.sinkhorn.kernel_attention import Visibility, attend_to_blocks
 
 require_kernels()
 
@@ -145,14 +145,14 @@ def test_kernel_hides_what_the_reference_hides(sizes: Sizes, form: str) -> None:
     compare(sizes, torch.float32, "reference", form)
 
 
-def dropping(sizes: Sizes, form: str) -> tuple[int, Terms]:
+def dropping(sizes: Sizes, form: str) -> tuple[int, Visibility]:
     """Return the block size and the kernel terms of a variant with dropout."""
     settings = settings_for(form, sizes)
     rows = sizes.blocks * sizes.sorted_blocks
     unseen = torch.rand(sizes.batch, sizes.heads, rows, sizes.block_size) > 0.7
     seed = torch.tensor(2**62 + 5, device=DEVICE)
     padding, causal = settings.get("key_padding_mask"), settings.get("causal", False)
-    return sizes.block_size, Terms(unseen.to(DEVICE), padding, False, causal, seed, 0.3)
+    return sizes.block_size, Visibility(unseen.to(DEVICE), padding, False, causal, seed, 0.3)
 
 
 @pytest.mark.parametrize("form", ["plain", "causal padded"])
@@ -177,7 +177,8 @@ def test_dropout_keeps_each_weight_by_itself() -> None:
     p, weights = 0.3, torch.ones(2, 2, 3, 12, 28, device=DEVICE)
     kept = torch.stack(
         [
-            triton_attention._drop(weights, Terms(seed=torch.tensor(s, device=DEVICE), p=p)) > 0
+            triton_attention._drop(weights, Visibility(seed=torch.tensor(s, device=DEVICE), p=p))
+            > 0
             for s in range(8)
         ]
     ).double()

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from rifflemix.errors import InputError
-from rifflemix.lab.runs.device import using_threads
+from rifflemix.lab.runs.environment import using_threads
 from rifflemix.ops import (
     block_attention,
     sinkhorn,
@@ -23,7 +23,7 @@ from rifflemix.ops import (
 )
 from rifflemix.ops.native import instruction_level
 from rifflemix.ops.sinkhorn import cpu_attention
-from rifflemix.ops.sinkhorn.kernel_attention import Terms, attend_to_blocks
+from rifflemix.ops.sinkhorn.kernel_attention import Visibility, attend_to_blocks
 
 needs_kernels = pytest.mark.skipif(instruction_level() < 2, reason="needs the compiled kernels")
 DOUBLE = torch.float64
@@ -268,7 +268,7 @@ def test_kernel_drops_what_the_formula_drops(n: int, block: int, width: int, row
     inputs = kernel_inputs(n, block, width, rows, DOUBLE)
     padding = settings_of({"padded": True}, BATCH, n, block)["key_padding_mask"]
     unseen = torch.rand(BATCH, HEADS, n * rows, block) > 0.7
-    terms = Terms(unseen, padding, False, True, torch.tensor(2**62 + 5), 0.3)
+    terms = Visibility(unseen, padding, False, True, torch.tensor(2**62 + 5), 0.3)
     y, _ = cpu_attention._forward(*inputs, block, *terms)
     expected = attend_to_blocks(*inputs, block, terms)
     torch.testing.assert_close(y, expected)
@@ -286,7 +286,7 @@ def test_formula_of_second_derivatives_equals_reference(name: str) -> None:
     unseen = None
     if settings:
         unseen = sorted_padding_mask(sort.detach(), 4, padding, rule=rule)
-    terms = Terms(unseen, padding, rule == "argmax", settings.get("causal", False))
+    terms = Visibility(unseen, padding, rule == "argmax", settings.get("causal", False))
     y = attend_to_blocks(*inputs[:3], sort, 4, terms)
     expected = sinkhorn_attention(*inputs[:3], sort, 4, backend="reference", **settings)
     torch.testing.assert_close(y, expected)

@@ -110,7 +110,7 @@ def test_sorted_mask_weighs_valid_tokens_against_all() -> None:
     sort = torch.tensor([[[[0.6, 0.4], [0.4, 0.6]]]])
     expected = [[False, False], [False, True]]
     assert sorted_padding_mask(sort, 2, mask)[0, 0].tolist() == expected
-    # A row whose sum has not converged to one counts with its proportions.
+    # A row counts with its proportions if its sum has not converged to one.
     assert sorted_padding_mask(0.1 * sort, 2, mask)[0, 0].tolist() == expected
 
 

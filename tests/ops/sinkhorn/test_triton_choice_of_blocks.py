@@ -9,7 +9,7 @@ from torch import Tensor
 import rifflemix as rm
 from rifflemix.ops import triton_support
 from rifflemix.ops.dispatch import PLAIN
-from rifflemix.ops.sinkhorn import unchecked
+from rifflemix.ops.sinkhorn import backends
 from rifflemix.ops.sinkhorn.triton_limits import with_triton_attention
 
 
@@ -58,8 +58,8 @@ def test_layers_under_autocast_may_have_kernels(
         asked.extend((q.dtype, sort.dtype))
         return names
 
-    monkeypatch.setattr(unchecked, "INTERPRETED", True)
-    monkeypatch.setattr(unchecked, "with_triton_attention", ask)
+    monkeypatch.setattr(backends, "INTERPRETED", True)
+    monkeypatch.setattr(backends, "with_triton_attention", ask)
     layer = rm.create_mixer("sinkhorn", 16, num_heads=2, max_length=32, causal=causal)
     x = torch.randn(1, 32, 16, requires_grad=True)
     with torch.autocast("cpu", dtype=torch.bfloat16):

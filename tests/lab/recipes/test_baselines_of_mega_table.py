@@ -6,16 +6,16 @@ import pytest
 import torch
 
 from rifflemix.lab.recipes import get_recipe, list_recipes
-from rifflemix.lab.recipes.quoted import ROWS
-from rifflemix.lab.train.schedules import learning_rate
+from rifflemix.lab.recipes.baselines_of_mega_table import ROWS
+from rifflemix.lab.train.optim import learning_rate
 from rifflemix.models import create_model
 
 NAMES = [name for name in list_recipes() if name.startswith("csp/") and name.split("-")[-1] in ROWS]
 
 
-def test_every_printed_number_has_a_recipe() -> None:
-    printed = sum(number is not None for _, row in ROWS.values() for number in row)
-    assert len(NAMES) == printed == 28
+def test_every_entry_but_two_failed_ones_has_a_number() -> None:
+    assert len(NAMES) == 28
+    assert all(get_recipe(name).printed for name in NAMES)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -107,7 +107,7 @@ def test_a_block_of_ccnn_drops_once() -> None:
     [
         ("csp/table4-image-s4", "whole channels"),
         ("csp/table4-pathfinder-s4", "whole channels"),
-        ("csp/table4-pathx-s4", "from 0.0001"),
+        ("csp/table4-pathx-s4", "0.0001"),
         ("tost/table3-image-s4", "whole channels"),
         ("tost/table3-pathfinder-s4", "last token"),
     ],
@@ -134,8 +134,8 @@ def test_s5_says_what_its_commands_set_by_task(task: str) -> None:
     notes = " ".join(recipe.notes)
     assert ("gate multiplies" in notes) == (task in ("listops", "text"))  # --activation_fn
     assert ("sqrt(channels)" in notes) == (task in ("listops", "text", "image"))  # --C_init
-    assert ("from 0.0001" in notes) == (task == "pathx")  # --dt_min
-    assert ("keep 0.95" in notes) == (task not in ("pathfinder", "pathx"))  # --bn_momentum
+    assert ("0.0001" in notes) == (task == "pathx")  # --dt_min
+    assert ("0.95" in notes) == (task not in ("pathfinder", "pathx"))  # --bn_momentum
     assert ("eigenvalues and steps" in notes) == (task in ("listops", "image"))  # --opt_config
     assert ("eigenvalues and B" in notes) == (task in ("text", "retrieval"))  # --dt_global
     if task == "retrieval":

@@ -8,16 +8,16 @@ import numpy as np
 import pytest
 import torch
 
-from rifflemix.lab.tasks.core.shares import share_deviation, share_moments
+from rifflemix.lab.tasks.core.split_scores import ratio_deviation, ratio_moments
 
 
 def means_of(right: torch.Tensor, parts: torch.Tensor) -> dict[str, float]:
-    return {name: total / count for name, (total, count) in share_moments(right, parts).items()}
+    return {name: total / count for name, (total, count) in ratio_moments(right, parts).items()}
 
 
 def test_one_part_each_is_the_binomial_error() -> None:
     right = torch.tensor([1, 0, 1, 1])
-    found = share_deviation(0.75, means_of(right, torch.ones(4, dtype=torch.int64)))
+    found = ratio_deviation(0.75, means_of(right, torch.ones(4, dtype=torch.int64)))
     assert found == pytest.approx(math.sqrt(0.75 * 0.25))
 
 
@@ -27,11 +27,11 @@ def test_it_is_that_of_sequences_drawn_anew() -> None:
     parts = draws.integers(1, 60, 400)
     right = draws.binomial(parts, draws.beta(2, 3, 400))
     share = right.sum() / parts.sum()
-    found = share_deviation(share, means_of(torch.tensor(right), torch.tensor(parts)))
+    found = ratio_deviation(share, means_of(torch.tensor(right), torch.tensor(parts)))
     rows = draws.integers(0, 400, (2000, 400))
     bootstrap = (right[rows].sum(1) / parts[rows].sum(1)).std()
     assert found / math.sqrt(400) == pytest.approx(bootstrap, rel=0.1)
 
 
 def test_nothing_measured_is_no_error() -> None:
-    assert share_deviation(0.5, {}) is None
+    assert ratio_deviation(0.5, {}) is None

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from rifflemix.mixers._attention.apart import apart
+from rifflemix.mixers._attention.split_qkv import unbind_qkv
 
 
 def heads_of(parts: int) -> Tensor:
@@ -18,7 +18,7 @@ def heads_of(parts: int) -> Tensor:
 def test_gradients_side_by_side_are_the_whole_without_a_copy(parts: int) -> None:
     heads = heads_of(parts)
     whole = torch.randn_like(heads)
-    (grad,) = torch.autograd.grad(apart(heads), heads, whole.unbind(2))
+    (grad,) = torch.autograd.grad(unbind_qkv(heads), heads, whole.unbind(2))
     assert grad.data_ptr() == whole.data_ptr()
     assert torch.equal(grad, whole)
 
@@ -34,7 +34,7 @@ def test_other_gradients_go_together_in_a_copy(change: str) -> None:
     elif change == "layout":
         grads = list(torch.randn(2, 3, 5, 3, 4, dtype=torch.float64).unbind(1))
     used = slice(0, 2) if change == "none" else slice(None)
-    (grad,) = torch.autograd.grad(apart(heads)[used], heads, grads[used])
+    (grad,) = torch.autograd.grad(unbind_qkv(heads)[used], heads, grads[used])
     if change == "none":
         grads[2] = torch.zeros_like(grads[2])
     assert torch.equal(grad, torch.stack(grads, 2))
@@ -42,7 +42,7 @@ def test_other_gradients_go_together_in_a_copy(change: str) -> None:
 
 def test_second_derivatives() -> None:
     def run(heads: Tensor) -> Tensor:
-        q, k, v = apart(heads)
+        q, k, v = unbind_qkv(heads)
         return (q * k).sum(-1, keepdim=True) * v
 
     assert torch.autograd.gradgradcheck(run, heads_of(3), fast_mode=True)

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rifflemix.lab.bench.fit import Fit, find_crossover, fit_exponent
+from rifflemix.lab.bench.scaling import Fit, find_crossover, fit_exponent
 
 POWERS = [256 * 2**i for i in range(7)]
 

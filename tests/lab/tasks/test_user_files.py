@@ -19,7 +19,7 @@ import pytest
 import rifflemix as rm
 from rifflemix.errors import InputWarning
 from rifflemix.lab.tasks import load_task, task_card, task_status
-from rifflemix.lab.tasks.data_io import bounded
+from rifflemix.lab.tasks.data_io import safe_readers
 
 SPLITS = ("train", "validation", "test")
 RANDOM = np.random.default_rng(11)
@@ -289,7 +289,7 @@ def test_one_array_is_no_archive(tmp_path: Path) -> None:
 
 
 OTHERS = (
-    "testing.csv", "eval.csv", "test_v2.csv", "test.csv.zip", "test.parquet", "Test.CSV", "test/",
+    "testing.csv", "eval.csv", "test_v2.csv", "test.csv.zip", "test.xlsx", "Test.CSV", "test/",
 )  # fmt: skip
 
 
@@ -350,7 +350,7 @@ def test_what_the_system_refuses_is_no_damage(
     def refuse(path: Path) -> None:
         raise OSError(number, os.strerror(number))
 
-    monkeypatch.setattr(bounded, "check_regular", refuse)
+    monkeypatch.setattr(safe_readers, "check_regular", refuse)
     with pytest.raises(rm.InputError) as caught:
         load_task(path.suffix[1:], data=str(path), input="text", label="y")
     assert re.match(rf"{path}: .*\b{SYSTEM[number]}\b", str(caught.value))

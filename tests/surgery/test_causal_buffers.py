@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from rifflemix.surgery.triangles import is_triangle, triangles
+from rifflemix.surgery.masks import causal_buffers, is_causal_mask
 
 ONES = torch.ones(5, 5)
 TRIANGLES = {
@@ -32,9 +32,9 @@ OTHERS = {
 def test_triangles(case: str) -> None:
     module = nn.Module()
     module.register_buffer("mask", TRIANGLES[case])
-    assert list(triangles(module)) == ["mask"]
+    assert list(causal_buffers(module)) == ["mask"]
 
 
 @pytest.mark.parametrize("buffer", OTHERS.values(), ids=OTHERS)
 def test_other_patterns(buffer: Tensor) -> None:
-    assert not is_triangle(buffer)
+    assert not is_causal_mask(buffer)

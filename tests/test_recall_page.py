@@ -1,0 +1,65 @@
+"""The page on abilities of mixers: stored runs, sentences and plots."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import rifflemix as rm
+from document_scripts import load_script
+
+recall: Any = load_script("docs/build/recall.py")
+TINY: dict[str, Any] = {
+    "max_steps": 1, "batch_size": 8, "dim": 8, "num_layers": 1, "num_heads": 2, "threads": 1,
+    "device": "cpu", "num_train": 16, "num_validation": 8, "num_test": 8,
+}  # fmt: skip
+
+
+def row(task: str, mixer: str, seed: int, length: int, accuracy: float) -> Any:
+    return recall.Tested(
+        task, mixer, mixer.capitalize(), seed, 0.01, 100, 1_000, 64, 16, length, accuracy, 0.95,
+        "rifflemix compare", "0" * 40, "a processor",
+    )  # fmt: skip
+
+
+ROWS = [
+    row(task, mixer, seed, length, accuracy if length == 16 else accuracy / 2)
+    for task, mixer, accuracies in (
+        ("copying", "softmax", (1.0, 0.96)),
+        ("copying", "csp", (0.99, 0.5)),
+        ("induction", "softmax", (0.94, 0.2)),
+    )
+    for seed, accuracy in enumerate(accuracies)
+    for length in (16, 32)
+]
+
+
+def test_the_page_counts_solved_seeds(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recall, "read_table", lambda: ROWS)
+    files = recall.files()
+    page = files[recall.PAGE]
+    assert "| Softmax | 2 of 2 (98.0) | 0 of 2 (57.0) | 64 |" in page
+    assert "| Csp | 1 of 2 (74.5) | - | 64 |" in page
+    assert "- Softmax solved copying; did not solve induction." in page
+    assert "- Csp solved in some seeds copying." in page
+    assert "up to 78 %" in page  # 1 - 0.05^(1/2)
+    assert all(text.startswith("<svg") or path == recall.PAGE for path, text in files.items())
+
+
+def test_finished_runs_are_stored_and_read_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = {name: TINY[name] for name in ("num_train", "num_validation", "num_test")}
+    settings = {name: value for name, value in TINY.items() if name not in options}
+    rm.compare(
+        "copying", ["linear"], out=tmp_path / "suite" / "copying", seeds=2,
+        task_options={**options, "length": 8, "test_lengths": [16]}, **settings,
+    )  # fmt: skip
+    monkeypatch.setattr(recall, "TABLE", tmp_path / "recall.csv")
+    recall.main([str(tmp_path / "suite")])
+    rows = recall.read_table()
+    assert [(row.seed, row.test_length) for row in rows] == [(0, 8), (0, 16), (1, 8), (1, 16)]
+    assert {row.state_size for row in rows} == {2 * 16 + 8}
+    assert {row.max_steps for row in rows} == {1}
