@@ -1,52 +1,33 @@
-"""What a swap does to a trained model, and what distilling and fine-tuning give back.
+"""Replace the attention of a trained model, and distil and fine-tune the new model.
 
 A small torch.nn encoder learns the digits. Its attention is then replaced, and the same number of
-steps goes into fine-tuning alone, or first half into `rm.distil`. The number of steps and the
-learning rates were set before the first run; the test images choose nothing.
+steps goes into fine-tuning alone, or first half into `rm.distil`. Steps and learning rates are not
+tuned, and the test images choose nothing.
 
-    python benchmarks/distil.py --out benchmarks/results
-
-writes a new file there and the table of docs/surgery.md.
+    python benchmarks/distil.py
 """
 
 from __future__ import annotations
 
 import argparse
 import copy
-import datetime
-import os
-import statistics
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
-os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-
 import torch
+from harness import Content, run
 from torch import Tensor, nn
 from torch.nn import functional
 
 import rifflemix as rm
-from rifflemix.files import write_json
-from rifflemix.lab.report.markdown import write_marked_text
-from rifflemix.lab.runs.environment import describe_hardware, environment
 from rifflemix.lab.tasks import load_task
-from rifflemix.text import table_lines
 
-PAGE = Path(__file__).resolve().parents[1] / "docs" / "surgery.md"
 MIXERS = ("tssa", "linear", "csp")
 STEPS, MORE, BATCH, LR, SLOWER, SEEDS = 300, 150, 64, 3e-3, 1e-3, 3
-COLUMNS = {
-    "original": "before",
-    "swapped": "after the swap",
-    "distilled": f"{MORE} steps of distil",
-    "distilled, fine-tuned": f"{MORE} of distil, {MORE} of fine-tuning",
-    "fine-tuned": f"{2 * MORE} of fine-tuning",
-}
 
 
 class Reader(nn.Module):
-    """Sixteen patches of a digit (B, 16, 4) to ten logits.
+    """Map sixteen patches of a digit (B, 16, 4) to ten logits.
 
     Args:
         dim: channels.
@@ -61,13 +42,13 @@ class Reader(nn.Module):
         self.head = nn.Linear(dim, 10)
 
     def forward(self, patches: Tensor) -> Tensor:
-        """(B, 10)."""
+        """Return logits (B, 10)."""
         logits: Tensor = self.head(self.encoder(self.embed(patches) + self.positions).mean(1))
         return logits
 
 
 def batches(data: dict[str, Tensor], steps: int, seed: int) -> Iterator[tuple[Tensor, Tensor]]:
-    """Inputs and labels of so many random batches, the same for the same seed."""
+    """Yield inputs and labels of random batches."""
     generator = torch.Generator().manual_seed(seed)
     for _ in range(steps):
         rows = torch.randint(len(data["labels"]), (BATCH,), generator=generator)
@@ -75,7 +56,7 @@ def batches(data: dict[str, Tensor], steps: int, seed: int) -> Iterator[tuple[Te
 
 
 def train(model: nn.Module, data: dict[str, Tensor], steps: int, lr: float, seed: int) -> nn.Module:
-    """The model, after so many steps of AdamW."""
+    """Train a model with AdamW and return it."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=lr)
     model.train()
     for inputs, labels in batches(data, steps, seed):
@@ -87,13 +68,13 @@ def train(model: nn.Module, data: dict[str, Tensor], steps: int, lr: float, seed
 
 @torch.no_grad()
 def accuracy(model: nn.Module, data: dict[str, Tensor]) -> float:
-    """In percent."""
+    """Return the accuracy in percent."""
     found = model.eval()(data["inputs"]).argmax(-1)
     return 100.0 * float((found == data["labels"]).float().mean())
 
 
 def one_seed(seed: int, data: dict[str, dict[str, Tensor]]) -> list[dict[str, Any]]:
-    """A row for each mixer: its accuracies on the test images."""
+    """Return one row per mixer, with its accuracies on the test images."""
     torch.manual_seed(seed)
     original = train(Reader(), data["train"], STEPS, LR, seed)
     rows = []
@@ -112,51 +93,22 @@ def one_seed(seed: int, data: dict[str, dict[str, Tensor]]) -> list[dict[str, An
     return rows
 
 
-def table(result: dict[str, Any]) -> str:
-    """Mean and spread over the seeds, and how it was made."""
-    lines = []
-    for mixer in MIXERS:
-        mine = [row for row in result["rows"] if row["mixer"] == mixer]
-        cells = [[row[key] for row in mine] for key in COLUMNS]
-        lines.append(
-            [mixer, *(f"{statistics.mean(c):.1f} ± {statistics.stdev(c):.1f}" for c in cells)]
-        )
-    rows = table_lines(["mixer", *COLUMNS.values()], lines, range(1, len(COLUMNS) + 1))
-    note = (
-        f"Test accuracy on the digits in %, mean ± standard deviation of {SEEDS} seeds; an encoder "
-        f"of torch.nn, 2 layers of 64 channels, 16 tokens, {STEPS} steps of training before. "
-        "`python benchmarks/distil.py` made it."
-    )
-    return "\n".join([*rows, "", note])
-
-
-def main() -> None:
-    """Run all seeds, write the file and the page."""
-    parser = argparse.ArgumentParser(description="distilling a swapped model")
-    parser.add_argument("--out", type=Path, required=True)
-    out = parser.parse_args().out
+def measure(_: argparse.Namespace) -> Iterator[Content]:
+    """Run all seeds."""
     task = load_task("digits", patch_size=2)
     data = {}
     for name in ("train", "test"):
         split = task.split(name)
         data[name] = task.collate([split[i] for i in range(len(split))])
-    here = environment()
-    result = {
-        "format": "rifflemix.distil/1",
+    yield {
         "steps": STEPS,
         "more_steps": MORE,
         "batch_size": BATCH,
         "lr": LR,
         "lr_after": SLOWER,
         "rows": [row for seed in range(SEEDS) for row in one_seed(seed, data)],
-        "hardware": describe_hardware(here),
-        "environment": here,
     }
-    stamp = datetime.datetime.now(datetime.UTC).strftime("%Y%m%d-%H%M%S")
-    write_json(out / f"distil-{stamp}.json", result)
-    write_marked_text(PAGE, "distil", table(result))
-    print(table(result))
 
 
 if __name__ == "__main__":
-    main()
+    run("distil", __doc__, measure)

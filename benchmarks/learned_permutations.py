@@ -1,6 +1,6 @@
-"""CSP with an order or shifts that are learned: what docs/learned-permutations.md measured.
+"""CSP with a learned order or learned shifts, for docs/learned-permutations.md.
 
-A plugin, not a part of the library, which keeps what earns its place:
+The mixer is a plugin and no part of the library, since it was not better than CSP:
 
     rifflemix compare --plugin benchmarks/learned_permutations.py --mixers permuted ...
 """
@@ -17,22 +17,22 @@ import rifflemix as rm
 from rifflemix.checks import check_positive
 from rifflemix.errors import check_choice
 from rifflemix.mixers.csp import CSP
-from rifflemix.ops import circular_shift, shift_steps, soft_rank
+from rifflemix.ops import circular_shift, shift_steps
 
 
 class LearnedReference(CSP):
-    """Every head is ordered by a score x.w_h of its own, which is not among its outputs.
+    """Order every head by a learned score x.w_h.
 
-    Forward it is CSP in reference order, the score being a reference channel. Backward the ranks
-    of the scores are `soft_rank`, and a channel moves along its sorted values as the rank does: by
-    half the difference of the two neighbours in order.
+    The forward pass is CSP in reference order with the score as reference channel. The backward
+    pass uses `soft_ranks` of the scores. A channel follows its rank along its sorted values, by
+    half the difference of the two neighbors.
 
     Args:
         dim: channels C.
         heads: contiguous heads.
-        temperature: of the ranks, in units of the score. It is an attribute of the same name: a
-            training loop lowers it by setting it between updates.
-        options: of CSP.
+        temperature: temperature of the ranks, in units of the score. A training loop may set the
+            attribute of this name between updates.
+        options: options of CSP.
     """
 
     def __init__(
@@ -43,9 +43,9 @@ class LearnedReference(CSP):
         self.proj = nn.Linear(dim, dim)
 
     def mix(self, x: Tensor, key_padding_mask: Tensor | None) -> Tensor:
-        """Map, permute, take the scores away, map."""
+        """Project, permute, remove the scores, and project."""
         y = self.permute(self.value(x), key_padding_mask)[0].unflatten(2, (self.heads, -1))
-        score, values = y[..., 0], y[..., 1:]  # a reference channel stays where it is
+        score, values = y[..., 0], y[..., 1:]  # reference channels do not move
         if torch.is_grad_enabled():
             rank, slope = self._ranks_and_slopes(score, values, key_padding_mask)
             values = values + slope * (rank - rank.detach()).unsqueeze(-1)
@@ -55,17 +55,49 @@ class LearnedReference(CSP):
     def _ranks_and_slopes(
         self, score: Tensor, values: Tensor, mask: Tensor | None
     ) -> tuple[Tensor, Tensor]:
-        """Soft ranks (B, N, H), and what one rank more adds to each value (B, N, H, D)."""
+        """Return soft ranks (B, N, H), and the slopes of the values by rank (B, N, H, D)."""
         length = score.shape[1]
-        size = min(self._group_size(self.layout_length or length), length)
+        size = min(self.groups.size_in(self.groups.reference_length or length), length)
         missing = -length % size
         padded = score.new_zeros(score.shape[:2], dtype=torch.bool) if mask is None else mask
         padded = F.pad(padded, (0, missing), value=True)
         score = F.pad(score, (0, 0, 0, missing))
         groups = score.shape[1] // size
-        rank = soft_rank(score, groups, temperature=self.temperature, key_padding_mask=padded)
+        rank = soft_ranks(score, padded, groups, self.temperature)
         slope = slopes(score, F.pad(values, (0, 0, 0, 0, 0, missing)), padded, groups)
         return rank[:, :length], slope[:, :length]
+
+
+def soft_ranks(score: Tensor, padded: Tensor, groups: int, temperature: float) -> Tensor:
+    """Rank the scores (B, N, H) of each group with differentiable ranks.
+
+    The ranks are the projection of score / temperature onto the permutahedron of 0, 1, .. (Blondel
+    et al. 2020, with quadratic regularization). Scores closer than the temperature are pooled.
+    """
+    keys = score.masked_fill(padded.unsqueeze(-1), torch.inf).unflatten(1, (groups, -1))
+    order = keys.argsort(dim=2, stable=True)
+    z = (score.double() / temperature).masked_fill(padded.unsqueeze(-1), 0.0)
+    z = z.unflatten(1, (groups, -1)).gather(2, order).transpose(2, 3)
+    ranks = torch.arange(z.shape[3], dtype=z.dtype)
+    count = (~padded).unflatten(1, (groups, -1)).sum(2)[..., None, None]
+    fit = nondecreasing_fit((z.detach() - ranks).masked_fill(ranks >= count, 1e30))
+    pooled = (fit.unsqueeze(4) == fit.unsqueeze(3)).to(z.dtype)
+    mean = pooled / pooled.sum(4, keepdim=True)
+    soft = mean @ ranks + z - (mean @ z.unsqueeze(4)).squeeze(4)
+    return soft.transpose(2, 3).gather(2, order.argsort(dim=2)).flatten(1, 2).to(score.dtype)
+
+
+def nondecreasing_fit(z: Tensor) -> Tensor:
+    """Return the nondecreasing sequence (..., G) that is nearest to z.
+
+    fit[i] = max over j <= i of min over k >= i of the mean of z[j], .., z[k].
+    """
+    at = torch.arange(z.shape[-1])
+    sums = F.pad(z.cumsum(-1), (1, 0))
+    means = (sums[..., None, 1:] - sums[..., :-1, None]) / (at - at[:, None] + 1).clamp(min=1)
+    means = means.masked_fill(at < at[:, None], torch.inf)
+    lowest = means.flip(-1).cummin(-1).values.flip(-1)
+    return lowest.masked_fill(at < at[:, None], -torch.inf).amax(-2)
 
 
 @torch.no_grad()
@@ -90,16 +122,16 @@ def slopes(score: Tensor, values: Tensor, padded: Tensor, groups: int) -> Tensor
 
 
 class LearnedShift(CSP):
-    """Every channel has a shift that is learned, a real number, from CSP's linear schedule on.
+    """Shift every channel by a learned real number, initialized with CSP's linear schedule.
 
-    In training it is the linear interpolation between the two integers, in evaluation the nearest.
-    The reference channels are not shifted.
+    Training interpolates between the two nearest integers. Evaluation uses the nearest integer.
+    Reference channels are not shifted.
 
     Args:
         dim: channels C.
-        max_length: most tokens; the schedule is laid out over it.
-        reach: tokens that a parameter of one stands for: an optimiser's steps are small numbers.
-        options: of CSP.
+        max_length: maximum number of tokens; the schedule depends on it.
+        reach: tokens per unit of the parameter, since steps of an optimizer are small.
+        options: options of CSP.
     """
 
     start: Tensor
@@ -134,12 +166,12 @@ FORMS = {"nothing": CSP, "reference": LearnedReference, "shift": LearnedShift}
 
 @rm.register_mixer
 class Permuted(rm.TokenMixer):
-    """One of these, or CSP as it is; where a decoder needs a causal mixer, softmax attention.
+    """Use one of these mixers or CSP; softmax attention if a decoder needs a causal mixer.
 
     Args:
         dim: channels C.
         learn: "nothing", "reference" or "shift".
-        options: of the form; see there.
+        options: options of the mixer.
     """
 
     card: ClassVar[rm.MixerCard] = rm.MixerCard(
@@ -150,7 +182,7 @@ class Permuted(rm.TokenMixer):
         complexity="O(N C log G)",
         cost_exponent=1.0,
         causal=True,
-        by_position="its groups are neighbouring positions",
+        by_position="its groups are neighboring positions",
     )
 
     def __init__(
@@ -176,6 +208,6 @@ class Permuted(rm.TokenMixer):
         )
 
     def mix(self, x: Tensor, key_padding_mask: Tensor | None) -> Tensor:
-        """What the form does."""
+        """Apply the mixer."""
         y: Tensor = self.inner(x, key_padding_mask=key_padding_mask)
         return y

@@ -1,52 +1,44 @@
-"""Can a small convolutional network learn our Pathfinder images? It must, or the set is wrong.
+"""Train a small convolutional network on the Pathfinder images that rifflemix draws.
 
-One network is trained on the easy set and goes on to harder ones and to larger images, each for so
-many minutes of one CPU core (processor time, so that a busy machine does not matter). The test
-images of a set are looked at once, at the end of its training; nothing is chosen by them.
+The network must learn them, or the images are wrong. It is trained on the easy set, then on harder
+sets and larger images, each for some minutes of CPU time of one core. The test images of a set are
+evaluated once, at the end of its training.
 
-    python benchmarks/pathfinder_cnn.py --out benchmarks/results
+    python benchmarks/pathfinder_cnn.py
 """
 
 from __future__ import annotations
 
 import argparse
-import datetime
 import json
-import os
 import time
-from pathlib import Path
+from collections.abc import Iterator
 from typing import Any
-
-os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 import numpy as np
 import torch
+from harness import Content, comma_separated, run
 from torch import Tensor, nn
 from torch.nn import functional
 
-from rifflemix.lab.runs.environment import environment
 from rifflemix.lab.tasks import Task, load_task
 
-FORMAT = "rifflemix.pathfinder-cnn/2"
 _SIDE = 32
-
 SETS = (
-    "pathfinder32/curv_baseline",
-    "pathfinder32/curv_contour_length_9",
-    "pathfinder32/curv_contour_length_14",
-    "pathfinder64/curv_contour_length_9",
+    "pathfinder32/curv_baseline,pathfinder32/curv_contour_length_9,"
+    "pathfinder32/curv_contour_length_14,pathfinder64/curv_contour_length_9"
 )
 
 
 class ContourNet(nn.Module):
-    """A stem that halves the image, then the same residual convolution over and over.
+    """Apply one residual convolution many times, after a stem that halves the image.
 
-    What belongs together spreads along contours, one position at each repetition. Larger images are
-    averaged down to 32 pixels a side first, where dashes are as wide as those of 32x32.
+    Information spreads along contours by one position per repetition. Larger images are averaged
+    to 32 x 32 pixels first.
 
     Args:
-        channels: of the repeated convolution.
-        repeats: how often it is applied.
+        channels: channels of the repeated convolution.
+        repeats: number of repetitions.
     """
 
     def __init__(self, channels: int, repeats: int) -> None:
@@ -64,7 +56,7 @@ class ContourNet(nn.Module):
         self.head = nn.Linear(2 * channels, 2)
 
     def forward(self, images: Tensor) -> Tensor:
-        """(B, 1, height, width) -> (B, 2)."""
+        """Map images (B, 1, height, width) to logits (B, 2)."""
         x = self.stem(functional.avg_pool2d(images, images.shape[-1] // _SIDE))
         for norm in self.norms[:-1]:
             x = x + self.convolution(functional.relu(norm(x)))
@@ -73,59 +65,10 @@ class ContourNet(nn.Module):
         return logits
 
 
-def main() -> None:
-    """Train, test, and write one JSON file."""
-    args = parse_arguments()
-    torch.set_num_threads(1)
-    torch.manual_seed(args.seed)
-    model = ContourNet(args.channels, args.repeats).to(memory_format=torch.channels_last)
-    results = []
-    for name, minutes in zip(args.sets.split(","), args.minutes.split(","), strict=True):
-        task_name, preset = name.split("/")
-        task = load_task(
-            task_name,
-            preset=preset,
-            num_train=args.num_train,
-            num_validation=1,
-            num_test=args.num_test,
-        )
-        results.append(train_and_test(model, task, name, 60 * float(minutes), args))
-        print(json.dumps(results[-1]), flush=True)
-    now = datetime.datetime.now(datetime.UTC)
-    content = {
-        "format": FORMAT,
-        "settings": vars(args),
-        "parameters": sum(parameter.numel() for parameter in model.parameters()),
-        "results": results,
-        "environment": environment(),
-    }
-    path = Path(args.out) / f"pathfinder-cnn-{now:%Y%m%d-%H%M%S}.json"
-    path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
-    print(path)
-
-
-def parse_arguments() -> argparse.Namespace:
-    """The command line."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--sets", default=",".join(SETS), help="task/preset, easy ones first")
-    parser.add_argument("--minutes", default="25,4,4,8", help="processor minutes on each set")
-    parser.add_argument("--num-train", type=int, default=30_000)
-    parser.add_argument("--num-test", type=int, default=4_000)
-    # bf16 is fast where the processor has instructions for it, and very slow elsewhere.
-    parser.add_argument("--precision", default="no", choices=("no", "bf16"))
-    parser.add_argument("--channels", type=int, default=24)
-    parser.add_argument("--repeats", type=int, default=12)
-    parser.add_argument("--batch-size", type=int, default=32)
-    parser.add_argument("--lr", type=float, default=3e-3)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--out", default="benchmarks/results")
-    return parser.parse_args()
-
-
 def train_and_test(
     model: ContourNet, task: Task, name: str, seconds: float, args: argparse.Namespace
 ) -> dict[str, Any]:
-    """One set: train for so much processor time, then look at its test images once."""
+    """Train on one set for some CPU time, then evaluate its test images once."""
     images, labels = tensors(task, "train")
     optimizer = torch.optim.AdamW(model.parameters(), lr=args.lr, weight_decay=0.01)
     start = time.process_time()
@@ -162,7 +105,7 @@ def train_and_test(
 
 
 def tensors(task: Task, name: str) -> tuple[Tensor, Tensor]:
-    """All images (M, height, width) uint8 and labels (M,) of a split."""
+    """Return all images (M, height, width) uint8 and labels (M,) of a split."""
     split = task.split(name)
     side = round(task.max_length**0.5)
     samples = [split[index] for index in range(len(split))]
@@ -171,20 +114,20 @@ def tensors(task: Task, name: str) -> tuple[Tensor, Tensor]:
 
 
 def turned(images: Tensor) -> Tensor:
-    """All images of a batch turned and mirrored alike, at random: the label does not change."""
+    """Rotate and mirror all images of a batch in the same random way."""
     kind = int(torch.randint(8, ()))
     images = torch.rot90(images, kind % 4, (1, 2))
     return images.flip(2) if kind >= 4 else images
 
 
 def floats(images: Tensor) -> Tensor:
-    """(B, height, width) uint8 -> (B, 1, height, width) from 0 to 1."""
+    """Scale images (B, height, width) uint8 to (B, 1, height, width) in [0, 1]."""
     return (images[:, None].float() / 255).contiguous(memory_format=torch.channels_last)
 
 
 @torch.no_grad()
 def accuracy(model: ContourNet, images: Tensor, labels: Tensor) -> float:
-    """Share of right answers."""
+    """Return the share of correct predictions."""
     model.eval()
     right = [
         int(
@@ -197,5 +140,45 @@ def accuracy(model: ContourNet, images: Tensor, labels: Tensor) -> float:
     return sum(right) / len(images)
 
 
+def measure(arguments: argparse.Namespace) -> Iterator[Content]:
+    """Train on all sets, and evaluate each."""
+    torch.manual_seed(arguments.seed)
+    model = ContourNet(arguments.channels, arguments.repeats).to(memory_format=torch.channels_last)
+    results = []
+    for name, minutes in zip(arguments.sets, arguments.minutes, strict=True):
+        task_name, preset = name.split("/")
+        task = load_task(
+            task_name,
+            preset=preset,
+            num_train=arguments.num_train,
+            num_validation=1,
+            num_test=arguments.num_test,
+        )
+        results.append(train_and_test(model, task, name, 60 * minutes, arguments))
+        print(json.dumps(results[-1]), flush=True)
+    yield {
+        "settings": {**vars(arguments), "out": str(arguments.out)},
+        "parameters": sum(parameter.numel() for parameter in model.parameters()),
+        "results": results,
+    }
+
+
 if __name__ == "__main__":
-    main()
+    OPTIONS: dict[str, dict[str, Any]] = {
+        "--sets": {"type": comma_separated(), "default": SETS, "help": "TASK/PRESET, easy first"},
+        "--minutes": {
+            "type": comma_separated(float),
+            "default": "25,4,4,8",
+            "help": "CPU minutes on each set",
+        },
+        "--num-train": {"type": int, "default": 30_000},
+        "--num-test": {"type": int, "default": 4_000},
+        # bf16 is fast on processors with instructions for it, and very slow on others.
+        "--precision": {"default": "no", "choices": ("no", "bf16")},
+        "--channels": {"type": int, "default": 24},
+        "--repeats": {"type": int, "default": 12},
+        "--batch-size": {"type": int, "default": 32},
+        "--lr": {"type": float, "default": 3e-3},
+        "--seed": {"type": int, "default": 0},
+    }
+    run("pathfinder-cnn", __doc__, measure, OPTIONS, version=2)

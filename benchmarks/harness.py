@@ -1,0 +1,138 @@
+"""Command line, timing and result files that the scripts of this folder share."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
+import torch
+from torch import Tensor
+
+from rifflemix.files import make_folder, write_json
+from rifflemix.lab.bench.rows import write_dated
+from rifflemix.lab.runs.environment import environment
+from rifflemix.lab.runs.measure import median
+
+Content = dict[str, Any]
+Measure = Callable[[argparse.Namespace], Iterator[Content]]
+Call = Callable[[], object]
+_CALLS, _REPEATS = 10, 15
+
+
+def run(
+    name: str,
+    description: str | None,
+    measure: Measure,
+    options: Mapping[str, Mapping[str, Any]] | None = None,
+    *,
+    version: int = 1,
+    needs_gpu: bool = False,
+) -> None:
+    """Parse the command line, measure on one thread, and write NAME-DATE-TIME.json.
+
+    Args:
+        name: name of the script and of its result.
+        description: text of --help.
+        measure: yields the content of the result; later content replaces earlier content.
+        options: options of the command line, as arguments of `add_argument`.
+        version: version of the format.
+        needs_gpu: True if the script fails without a GPU.
+    """
+    parser = argparse.ArgumentParser(
+        description=description, formatter_class=argparse.RawTextHelpFormatter, allow_abbrev=False
+    )
+    for option, settings in (options or {}).items():
+        parser.add_argument(option, **settings)
+    parser.add_argument(
+        "--out", type=Path, default=Path("runs") / name, help="folder, or a new FILE.json"
+    )
+    arguments = parser.parse_args()
+    if needs_gpu and not torch.cuda.is_available():
+        parser.error("device: expected a GPU, got none. Run this script on a machine with a GPU.")
+    is_file = arguments.out.suffix == ".json"
+    make_folder(arguments.out.parent if is_file else arguments.out)
+    torch.set_num_threads(1)
+    path = arguments.out if is_file else None
+    for content in measure(arguments):
+        result = {
+            "format": f"rifflemix.{name}/{version}",
+            "environment": environment(),
+            **content,
+        }
+        if path is None:
+            path = write_dated(arguments.out, name, result)
+        else:
+            write_json(path, result)
+    print(path)
+
+
+def comma_separated(kind: Callable[[str], Any] = str) -> Callable[[str], list[Any]]:
+    """Return a parser of lists such as "64,128"."""
+    return lambda text: [kind(part) for part in text.split(",")]
+
+
+def inference(call: Call) -> Call:
+    """Return the call without gradients."""
+
+    def run_call() -> object:
+        with torch.no_grad():
+            return call()
+
+    return run_call
+
+
+def gradients(leaves: Iterable[Tensor], call: Callable[[], Tensor]) -> Call:
+    """Return a call that computes the gradients of some tensors."""
+    leaves = [leaf.requires_grad_() for leaf in leaves]
+    grad = torch.randn_like(call().detach())
+    return lambda: torch.autograd.grad(call(), leaves, grad)
+
+
+def graph_times(call: Call, captured: bool = True) -> dict[str, Any]:
+    """Time a call on the GPU; return `seconds` and `median`, or `error` if the device refuses it.
+
+    Each time is the mean of several calls.
+
+    Args:
+        call: the call.
+        captured: replay the calls from a CUDA graph, without the time of Python and launching.
+    """
+    try:
+        seconds = _graph_seconds(call, captured)
+    except Exception as error:  # of a kernel or of its capture
+        return {"error": str(error).splitlines()[0][:200]}
+    return {"seconds": seconds, "median": median(seconds)}
+
+
+def _graph_seconds(call: Call, captured: bool) -> list[float]:
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        for _ in range(3):
+            call()
+    torch.cuda.synchronize()
+
+    def several() -> None:
+        for _ in range(_CALLS):
+            call()
+
+    replay: Call = several
+    if captured:
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, stream=stream):
+            several()
+        replay = graph.replay
+    replay()
+    found = []
+    for _ in range(_REPEATS):
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start.record()
+        replay()
+        end.record()
+        torch.cuda.synchronize()
+        found.append(start.elapsed_time(end) / 1000 / _CALLS)
+    return found

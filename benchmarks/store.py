@@ -1,0 +1,392 @@
+"""Read and write results as CSV files: one file per kind, one line per run or timing.
+
+`sources.csv` has one line per result with its command, commit, machine and settings. The other
+files have the rows of all results. `curves.csv` has learning curves of at most 100 points.
+README.md describes the columns.
+"""
+
+from __future__ import annotations
+
+import csv
+import functools
+import io
+import json
+import math
+import statistics
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatch
+from pathlib import Path
+from typing import Any
+
+FOLDER = Path(__file__).resolve().parent / "results"
+POINTS = 100
+Line = dict[str, str]
+Leaves = dict[str, Any]
+
+# Raw numbers that no table needs: single timings, checks before a timing, checksums of a file.
+_CHECKSUMS = {"sha256"}
+_DROPPED = {"gate", "times", "train_curve", "validation_curve", *_CHECKSUMS}
+_SOURCES, _CURVES = "sources", "curves"
+_KEY = ("result", "record", "task", "machine", "command", "commit", "data_hash")
+
+
+@dataclass(frozen=True)
+class Format:
+    """Storage of one raw format.
+
+    Attributes:
+        file: name of the CSV file.
+        records: dotted paths of lists. Each entry is a line. "" is the whole document.
+        depth: levels of nested objects that become columns. Deeper levels are JSON in a cell.
+    """
+
+    file: str
+    records: Sequence[str] = ("rows",)
+    depth: int = 3
+
+
+_BENCH_FILES = {"scaling": "scaling", "models": "models", "lra": "models", "published": "models"}
+FORMATS: Mapping[str, Format] = {
+    "rifflemix.compare/1": Format(
+        "accuracy", ("mixers", "runs", "failed_runs", "tuning.trials", "tuning.failed_trials")
+    ),
+    "rifflemix.suite/1": Format("accuracy", ("mixers",)),
+    "rifflemix.distil/1": Format("accuracy"),
+    "rifflemix.conversion-study/1": Format("conversion"),
+    "rifflemix.tssa-lengths/1": Format("accuracy"),
+    "rifflemix.pathfinder-cnn/2": Format("accuracy", ("results",), 1),
+    "rifflemix.reproduce/1": Format("reproduced", ("",), 2),
+    "rifflemix.sweep/1": Format("reproduced", ("runs", "failed_runs"), 2),
+    "rifflemix.bench/2": Format("speed", ("rows", "growth")),
+    "rifflemix.device-times/1": Format("speed"),
+    "rifflemix.layer-times/1": Format("speed"),
+    "rifflemix.layer-forms/1": Format("speed"),
+    "rifflemix.packed/1": Format("speed"),
+    "rifflemix.recurrence/1": Format("speed"),
+    "rifflemix-attack-1": Format("reliability", ("tests",)),
+    "rifflemix.sanitize/1": Format("reliability", ("",), 1),
+}
+
+
+@dataclass(frozen=True)
+class Result:
+    """One stored result.
+
+    Attributes:
+        name: group and file name of the raw result, such as "suites/lra-small/text".
+        path: CSV file with the rows.
+        time: time of the measurement, ISO 8601.
+        content: the raw result without the numbers that are not stored.
+    """
+
+    name: str
+    path: Path
+    time: str
+    content: dict[str, Any]
+
+
+def names(pattern: str = "*") -> list[str]:
+    """List the results with names that match a pattern, the oldest measurement first."""
+    found = [
+        (line.get("environment.time", ""), name)
+        for name, (line,) in _lines_by_name(_SOURCES).items()
+        if fnmatch(name, pattern)
+    ]
+    return [name for _, name in sorted(found)]
+
+
+@functools.cache
+def load(name: str) -> Result:
+    """Read one result.
+
+    Raises:
+        KeyError: no result has this name.
+    """
+    header = {key: _value(cell) for key, cell in _lines_by_name(_SOURCES)[name][0].items()}
+    file, time = header.pop("table"), header.get("environment.time", "")
+    content: dict[str, Any] = {}
+    for key, value in header.items():
+        if key not in ("result", "commit", "empty"):
+            _put(content, key, value)
+    if {"environment", "command"} <= content.keys():
+        content["environment"]["command"] = content["command"]
+    for record in header.get("empty", ()):
+        _put(content, record, [])
+    for line in _lines_by_name(file).get(name, ()):
+        _add(content, line)
+    return Result(name, FOLDER / f"{file}.csv", time, content)
+
+
+def newest(pattern: str) -> Result:
+    """Read the newest result with a name that matches a pattern."""
+    return load(names(pattern)[-1])
+
+
+def layout(content: Mapping[str, Any]) -> Format:
+    """Return the storage of a raw result.
+
+    Raises:
+        KeyError: the format of the result is not stored.
+    """
+    found = FORMATS[content["format"]]
+    if "benchmark" in content:
+        return Format(_BENCH_FILES.get(content["benchmark"], found.file), found.records)
+    return found
+
+
+def keep(name: str, content: Mapping[str, Any]) -> None:
+    """Store a raw result under a name, in place of an earlier one of that name."""
+    form = layout(content)
+    rows = [_row(name, record, entry, content, form)
+            for record in form.records for entry in _entries(content, record)]  # fmt: skip
+    header = {key: value for key, value in content.items() if key not in _CHECKSUMS}
+    for record in form.records:
+        header = _without(header, record)
+    environment = content.get("environment", {})
+    source = {
+        "result": name, "table": form.file, "format": content["format"],
+        "command": content.get("command", environment.get("command", "")),
+        "commit": str(environment.get("git_commit") or "")[:12],
+        **{f"environment.{key}": value for key, value in flat(environment, 2).items()
+           if key != "command"},
+        **{key: value for key, value in header.items()
+           if key not in ("environment", "format", "command")},
+        "empty": [record for record in form.records if _entries(content, record) == []],
+    }  # fmt: skip
+    _replace(_SOURCES, name, [source])
+    _replace(form.file, name, rows)
+    _replace(_CURVES, name, list(_curves(name, content)))
+
+
+# Nested objects as columns.
+
+
+def flat(value: Any, depth: int, path: str = "") -> Leaves:
+    """Return {dotted path: leaf} of nested objects, down to a depth."""
+    is_plain = isinstance(value, dict) and value and not any("." in key for key in value)
+    if depth == 0 or not is_plain:
+        return {path: value}
+    leaves: Leaves = {}
+    for key, inner in value.items():
+        leaves |= flat(inner, depth - 1, f"{path}.{key}" if path else key)
+    return leaves
+
+
+def _put(content: dict[str, Any], path: str, value: Any) -> None:
+    *parents, last = path.split(".")
+    for key in parents:
+        content = content.setdefault(key, {})
+    content[last] = value
+
+
+def _entries(content: Mapping[str, Any], record: str) -> Sequence[Mapping[str, Any]]:
+    """Return the entries of a list in a document; the document itself for ""."""
+    if not record:
+        return [content]
+    found: Any = content
+    for key in record.split("."):
+        found = found.get(key, {})
+    return found
+
+
+def _without(content: dict[str, Any], record: str) -> dict[str, Any]:
+    if not record:
+        return {}
+    first, _, rest = record.partition(".")
+    if first not in content:
+        return content
+    if not rest:
+        return {key: value for key, value in content.items() if key != first}
+    return content | {first: _without(content[first], rest)}
+
+
+def _row(
+    name: str, record: str, entry: Mapping[str, Any], content: Mapping[str, Any], form: Format
+) -> Leaves:
+    """Return the line of an entry, with its command, commit and the hash of its data."""
+    here, task = content.get("environment", {}), content.get("task", {})
+    environment = entry.get("environment", here)
+    keys = (
+        name, record, task.get("name", ""), _machine(environment),
+        environment.get("command", content.get("command", "")),
+        str(environment.get("git_commit") or "")[:12],
+        task.get("fingerprint", entry.get("data", "")),
+    )  # fmt: skip
+    line: Leaves = dict(zip(_KEY, keys, strict=True))
+    if record and "environment" in entry:
+        own, shared = flat(environment, 2), flat(here, 2)
+        line["environment.time"] = environment["time"]
+        line |= {f"environment.{key}": value for key, value in own.items()
+                 if value != shared.get(key) and key != "command"}  # fmt: skip
+    kept = {key: value for key, value in entry.items()
+            if key not in _DROPPED and key not in ("environment", "format", "command")}  # fmt: skip
+    return line | flat(_measured(kept), form.depth)
+
+
+def _machine(environment: Mapping[str, Any]) -> str:
+    hardware = environment.get("hardware")
+    if not hardware:
+        return ""
+    return str(hardware["gpu"] or f"{hardware['cpu']}, {hardware['threads']} threads")
+
+
+def _measured(value: Any, is_time: bool = False) -> Any:
+    """Round times to eight digits, replace lists of them by the median, and drop `_DROPPED`."""
+    if isinstance(value, float) and is_time:
+        return float(f"{value:.8g}")
+    if isinstance(value, list) and is_time:
+        return _measured(statistics.median(value), is_time)
+    if not isinstance(value, dict):
+        return value
+    return {
+        key: _measured(inner, is_time or "second" in key or key == "passes")
+        for key, inner in value.items()
+        if key not in _DROPPED and not (key == "seconds" and isinstance(inner, list))
+    }
+
+
+def _add(content: dict[str, Any], line: Line) -> None:
+    """Add the entry of a line to a document."""
+    record = line.get("record", "")
+    leaves = {key: _value(cell) for key, cell in line.items() if cell and key not in _KEY}
+    entry: dict[str, Any] = {}
+    for key, value in leaves.items():
+        _put(entry, key, value)
+    if "environment" in entry and record:
+        environment = json.loads(json.dumps(content["environment"]))
+        environment["command"] = _value(line.get("command", '""'))
+        for key, value in flat(entry["environment"], 2).items():
+            _put(environment, key, value)
+        entry["environment"] = environment
+    curves = _curves_of(line["result"], entry.get("folder", ""))
+    if not record:
+        content |= entry
+        if "result" in content:
+            content["result"]["validation"] = curves.get("validation", [])
+            content["train_curve"] = curves.get("train", [])
+        return
+    if "folder" in entry and "wall_seconds" in entry:
+        entry["validation_curve"] = curves.get("validation", [])
+        entry["train_curve"] = curves.get("train", [])
+    *parents, last = record.split(".")
+    for key in parents:
+        content = content.setdefault(key, {})
+    content.setdefault(last, []).append(entry)
+
+
+# Learning curves.
+
+
+def _curves(name: str, content: Mapping[str, Any]) -> Iterator[Leaves]:
+    """Yield one line per metric of the curves of a reproduction or of a comparison's runs."""
+    if "result" in content and "train_curve" in content:
+        found = [("", content["train_curve"], content["result"]["validation"])]
+    else:
+        found = [(run["folder"], run["train_curve"], run["validation_curve"])
+                 for run in content.get("runs", ()) if "train_curve" in run]  # fmt: skip
+    for run, train, validation in found:
+        for curve, points, digits in (("train", train, 4), ("validation", validation, 6)):
+            kept = thinned(points)
+            for metric in kept[0] if kept else ():
+                if metric not in ("step", "lr"):
+                    yield {
+                        "result": name, "run": run, "curve": curve, "metric": metric,
+                        "steps": _steps([int(point["step"]) for point in kept]),
+                        "values": " ".join(f"{point[metric]:.{digits}g}" for point in kept),
+                    }  # fmt: skip
+
+
+def thinned(points: Sequence[Mapping[str, float]]) -> list[Mapping[str, float]]:
+    """Return at most `POINTS` points of a curve, with the first, the best and the last one."""
+    if len(points) <= POINTS:
+        return list(points)
+    last = len(points) - 1
+    kept = {round(number * last / (POINTS - 2)) for number in range(POINTS - 1)}
+    best = max(range(len(points)), key=lambda i: points[i].get("accuracy", -points[i]["loss"]))
+    return [points[number] for number in sorted(kept | {best})]
+
+
+def _curves_of(name: str, run: str) -> dict[str, list[dict[str, float]]]:
+    curves: dict[str, list[dict[str, float]]] = {}
+    for line in _lines_by_name(_CURVES).get(name, ()):
+        if _value(line.get("run", '""')) != run:
+            continue
+        steps = _steps_of(str(_value(line["steps"])))
+        points = curves.setdefault(line["curve"], [{"step": step} for step in steps])
+        for point, value in zip(points, str(_value(line["values"])).split(), strict=True):
+            point[line["metric"]] = float(value)
+    return curves
+
+
+def _steps(steps: Sequence[int]) -> str:
+    """Return "FIRST:LAST:EVERY" for steps at equal distances, else all of them."""
+    every = steps[1] - steps[0] if len(steps) > 1 else 1
+    if list(steps) == list(range(steps[0], steps[-1] + 1, every)):
+        return f"{steps[0]}:{steps[-1]}:{every}"
+    return " ".join(map(str, steps))
+
+
+def _steps_of(text: str) -> list[int]:
+    if ":" in text:
+        first, last, every = map(int, text.split(":"))
+        return list(range(first, last + 1, every))
+    return [int(step) for step in text.split()]
+
+
+# CSV files.
+
+
+def _cell(value: Any) -> str:
+    """Return JSON; of a string that is no JSON value the bare string."""
+    if isinstance(value, float) and not math.isfinite(value):
+        raise ValueError(f"cell: expected a finite number, got {value}")
+    if isinstance(value, str) and value == _value(value or "0"):
+        return value
+    return json.dumps(value, separators=(",", ":"), ensure_ascii=False)
+
+
+def _value(cell: str) -> Any:
+    try:
+        return json.loads(cell)
+    except ValueError:
+        return cell
+
+
+@functools.cache
+def _lines_by_name(file: str) -> dict[str, list[Line]]:
+    path = FOLDER / f"{file}.csv"
+    found: dict[str, list[Line]] = {}
+    if path.is_file():
+        csv.field_size_limit(2**24)
+        with path.open(encoding="utf-8", newline="") as text:
+            for line in csv.DictReader(text):
+                kept = {key: cell for key, cell in line.items() if cell}
+                found.setdefault(_value(line["result"]), []).append(kept)
+    return found
+
+
+def _replace(file: str, name: str, rows: Iterable[Leaves]) -> None:
+    """Write a CSV file with other rows for one result."""
+    by_name = dict(_lines_by_name(file))
+    new = [
+        {key: _cell(value) for key, value in row.items() if value != "" or key not in _KEY}
+        for row in rows
+    ]
+    by_name[name] = new
+    FOLDER.mkdir(exist_ok=True)
+    text = csv_text(line for lines in by_name.values() for line in lines)
+    (FOLDER / f"{file}.csv").write_text(text, encoding="utf-8")
+    _lines_by_name.cache_clear()
+    load.cache_clear()
+
+
+def csv_text(lines: Iterable[Mapping[str, Any]]) -> str:
+    """Format lines as CSV with the union of their columns."""
+    lines = list(lines)
+    text = io.StringIO()
+    headers = dict.fromkeys(key for line in lines for key in line)
+    writer = csv.DictWriter(text, headers, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(lines)
+    return text.getvalue()
