@@ -1,0 +1,51 @@
+"""Generated blocks of pages: everything between `<!-- NAME: OPTIONS -->` and `<!-- /NAME -->`."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from paths import DOCS, ROOT
+
+from blocks import bench, comparisons, findings, gpu, mixers, pathfinder, scripts, speed
+from rifflemix.mixers.markdown_tables import exports_markdown, mixers_markdown
+from rifflemix.models.registry import models_markdown
+
+_BLOCK = re.compile(r"(<!-- ([a-z-]+)(?:: ([^>]*?))? -->\n)(.*?)(<!-- /\2 -->)", re.DOTALL)
+_TABLES: Mapping[str, Callable[[], str]] = {
+    "mixers": mixers_markdown,
+    "models": models_markdown,
+    "export": exports_markdown,
+    **pathfinder.TABLES,
+}
+WRITERS: Mapping[str, Callable[[Path, list[str]], str]] = {
+    **{name: lambda page, options, table=table: table() for name, table in _TABLES.items()},
+    **bench.WRITERS,
+    **comparisons.WRITERS,
+    **findings.WRITERS,
+    **gpu.WRITERS,
+    **mixers.WRITERS,
+    **scripts.WRITERS,
+    **speed.WRITERS,
+}
+
+
+def files() -> dict[Path, str]:
+    """Return the pages with new blocks."""
+    pages = (ROOT / "README.md", *sorted(DOCS.rglob("*.md")))
+    return {page: filled(page, page.read_text(encoding="utf-8")) for page in pages}
+
+
+def filled(page: Path, text: str) -> str:
+    """Return the text of a page with new blocks."""
+
+    def block(match: re.Match[str]) -> str:
+        start, name, options, _, end = match.groups()
+        if name not in WRITERS:
+            return match[0]
+        body = WRITERS[name](page, [option.strip() for option in (options or "").split(",")])
+        gap = "\n" if "\n" in body.strip() else ""  # a single line needs no blank lines
+        return f"{start}{gap}{body.strip()}\n{gap}{end}"
+
+    return _BLOCK.sub(block, text)

@@ -1,0 +1,137 @@
+"""Blocks about mixers: their cards, and their measurements next to softmax attention."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from paths import listed
+
+from blocks.common import cite, newest_benchmark, passes_by_tokens
+from rifflemix.lab.bench.tables import crossover_text
+from rifflemix.mixers.base import TokenMixer
+from rifflemix.mixers.markdown_tables import mixer_entries
+from rifflemix.mixers.registry import mixer_class, mixer_options
+from rifflemix.text import Markdown, code, table_lines
+
+_PASSES = ("forward", "forward_backward")
+
+
+def card(_: Path, names: Iterable[str]) -> str:
+    """Write the cards of mixers, one column per mixer: NAME, ..."""
+    entries = {entry["name"]: entry for entry in mixer_entries()}
+    chosen = [entries[name] for name in names]
+    lines = {
+        "paper": [entry["paper"] for entry in chosen],
+        "cost of the mixing": [entry["complexity"] for entry in chosen],
+        "causal": [_yes(entry["causal"]) for entry in chosen],
+        "streaming": [_yes(entry["streaming"]) for entry in chosen],
+        "padding masks": [_yes(entry["padding"]) for entry in chosen],
+        "padding before or between tokens": [_place_of_padding(entry) for entry in chosen],
+        "packed sequences": [_yes(entry["packed"]) for entry in chosen],
+        "outputs of permuted tokens": [_if_permuted(entry) for entry in chosen],
+    }
+    headers = ["", *(code(entry["name"]) for entry in chosen)]
+    return "\n".join(table_lines(headers, ([key, *cells] for key, cells in lines.items())))
+
+
+def options(_: Path, names: Iterable[str]) -> str:
+    """Write a table of all options of each mixer: NAME, ..."""
+    parts = []
+    for name in names:
+        cls = mixer_class(name)
+        classes = [cls, *([cls.causal_class] if cls.causal_class else [])]
+        bases = [base for of in classes for base in of.__mro__[: of.__mro__.index(TokenMixer)]]
+        meanings: dict[str, str] = {}
+        for base in bases:
+            meanings = {**_meanings(inspect.cleandoc(base.__doc__ or "")), **meanings}
+        rows = [
+            [Markdown(code(key)), Markdown(code(repr(value))), Markdown(meanings.get(key, ""))]
+            for key, value in mixer_options(name).items()
+        ]
+        lines = table_lines([f"option of {name}", "default", "meaning"], rows)
+        parts.append("\n".join(lines))
+    shared = list(inspect.signature(TokenMixer.__init__).parameters)[2:]
+    return "\n\n".join([*parts, f"All mixers also accept {listed(list(map(code, shared)))}."])
+
+
+def _meanings(doc: str) -> dict[str, str]:
+    """Return the descriptions in the Args section of a docstring, by name."""
+    section = re.search(r"^Args:\n(.*?)(?=^\S|\Z)", doc, re.MULTILINE | re.DOTALL)
+    found = re.finditer(r"^    (\w+): (.*?)(?=^    \S|\Z)", section[1] if section else "",
+                        re.MULTILINE | re.DOTALL)  # fmt: skip
+    return {match[1]: " ".join(match[2].split()) for match in found}
+
+
+def _if_permuted(entry: Mapping[str, Any]) -> str:
+    if entry["permutation_invariant"]:
+        return "unchanged"
+    return "permuted in the same way" if entry["permutation_equivariant"] else "different"
+
+
+def _place_of_padding(entry: Mapping[str, Any]) -> str:
+    if not entry["by_position"]:
+        return "as if alone"
+    form = "bidirectional: " if entry["causal"] else ""
+    return f"{form}changes the result, since {entry['by_position']}"
+
+
+def measured(page: Path, names: list[str]) -> str:
+    """Write the time and memory of a layer at every length: NAME."""
+    (name,) = names
+    result = newest_benchmark("scaling")
+    content = result.content
+    softmax, settings = passes_by_tokens(content, "softmax"), content["settings"]
+    rows = [
+        [f"{tokens:,}", *_ratios(passes, softmax.get(tokens))]
+        for tokens, passes in passes_by_tokens(content, name).items()
+    ]
+    headers = ["tokens N", "forward, ms", "training, ms", "training memory, MiB"]
+    lines = [
+        f"One layer of {settings['dim']} channels and {settings['heads']} heads on a CPU; in "
+        "brackets, the ratio to softmax attention:",
+        "",
+        *table_lines(headers, rows, range(4)),
+        "",
+    ]
+    if name != "softmax":
+        lines.append(
+            "Crossover with softmax attention: forward at N = "
+            f"{crossover(content, name, 'forward')}, training at N = "
+            f"{crossover(content, name, 'forward_backward')}."
+        )
+    return "\n".join([*lines, f"From {cite(page, result)}."])
+
+
+def _ratios(passes: Mapping[str, Any], softmax: Mapping[str, Any] | None) -> list[str]:
+    """Format forward and training time and training memory, each with its ratio to softmax."""
+    measures = [(kind, "p50", 1e3) for kind in _PASSES]
+    measures.append(("forward_backward", "peak_memory_bytes", 1 / 2**20))
+    cells = []
+    for kind, key, unit in measures:
+        ours = passes[kind][key]
+        ratio = f" ({ours / softmax[kind][key]:.2g}x)" if softmax else " (softmax took too long)"
+        cells.append(f"{ours * unit:,.1f}{ratio}")
+    return cells
+
+
+def crossover(content: Mapping[str, Any], name: str, kind: str) -> str:
+    """Return the length from which a layer is faster than softmax attention."""
+    if name == "softmax":
+        return ""
+    (entry,) = (
+        entry
+        for entry in content["growth"]
+        if (entry["kind"], entry["name"], entry["pass"]) == ("layer", name, kind)
+    )
+    return crossover_text(entry["crossover"])
+
+
+def _yes(can: bool) -> str:
+    return "yes" if can else "no"
+
+
+WRITERS = {"card": card, "options": options, "measured": measured}

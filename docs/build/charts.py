@@ -1,0 +1,302 @@
+"""Charts as SVG with a light and a dark form: rows of dots, curves, heat maps.
+
+Colors are from Okabe and Ito, and every color comes with a shape or a word.
+"""
+
+from __future__ import annotations
+
+import io
+import math
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from xml.sax.saxutils import quoteattr
+
+import matplotlib as mpl
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
+
+PAPER, INK, GRID, GRAY = "#ffffff", "#222222", "#e4e4e4", "#666666"
+PANEL, CELL, FAINT = "#f6f8fa", "#dde3ea", "#c3cad2"
+BLUE, ORANGE, YELLOW, PINK, SILVER = "#0072b2", "#b05000", "#f0c04a", "#cc79a7", "#bdbdbd"
+MIXER_COLORS = {
+    "softmax": INK,
+    "csp": BLUE,
+    "sliceformer": "#d55e00",
+    "tssa": "#009e73",
+    "butterfly": PINK,
+    "token_parallel": "#b07800",
+    "sinkhorn": "#3a8fc4",
+}
+"""One color per mixer in all pictures; other mixers are gray and dashed."""
+DARK = {
+    PAPER: "#1e2129",
+    INK: "#e6e6e6",
+    GRID: "#3a3f4b",
+    GRAY: "#aaaaaa",
+    PANEL: "#161b22",
+    CELL: "#d0d7de",
+    FAINT: "#3d444d",
+    BLUE: "#56b4e9",
+    ORANGE: "#ff9d57",
+    "#d55e00": "#ff8c42",
+    "#009e73": "#3fd0a4",
+    PINK: "#e8a3cb",
+    "#b07800": "#e69f00",
+    "#3a8fc4": "#9fd4f5",
+}
+"""Color of the light form -> color of the dark form."""
+_WIDTH, _LINE = 7.8, 0.2  # inches
+# Colors of heat maps, from the lowest to the highest value.
+_HEAT = ("#f6f8fa", "#cfe3f2", "#8fc1e3", "#3d8fc7", "#00568a")
+STYLE = {
+    "svg.fonttype": "none",
+    "svg.hashsalt": "rifflemix",
+    "font.family": "sans-serif",
+    "font.sans-serif": ["DejaVu Sans"],
+    "font.size": 9,
+    "text.color": INK,
+    "axes.labelcolor": INK,
+    "axes.edgecolor": GRID,
+    "axes.facecolor": PAPER,
+    "figure.facecolor": PAPER,
+    "xtick.color": INK,
+    "ytick.color": INK,
+    "grid.color": GRID,
+}
+
+
+@dataclass(frozen=True)
+class Mark:
+    """One value of a row: "main" is a filled circle, "other" a ring; a bar shows the range."""
+
+    value: float
+    kind: str = "main"
+    low: float | None = None
+    high: float | None = None
+
+
+@dataclass(frozen=True)
+class Row:
+    """A name, its marks, and words at the end of the line; a row without marks is a heading."""
+
+    name: str
+    marks: tuple[Mark, ...] = ()
+    words: str = ""
+
+
+@dataclass(frozen=True)
+class Curve:
+    """A mixer and its points (x, y)."""
+
+    name: str
+    points: tuple[tuple[float, float], ...]
+    label: str = ""
+    """Text at the end of the curve, instead of the name."""
+    is_dashed: bool = False
+
+
+def dots(title: str, rows: Sequence[Row], rule: float | None = None) -> str:
+    """Draw rows of marks over one scale, with a dashed line at `rule`."""
+    with mpl.rc_context(STYLE):
+        figure, axes = _figure(title, 0.7 + _LINE * len(rows), left=0.3, right=0.76)
+        axes.grid(axis="x")
+        axes.set_ylim(len(rows) - 0.5, -0.5)
+        axes.set_yticks(range(len(rows)), [row.name for row in rows])
+        axes.tick_params(left=False, bottom=False)
+        if rule is not None:
+            axes.axvline(rule, color=GRAY, linestyle="--", linewidth=1)
+        for y, (row, label) in enumerate(zip(rows, axes.get_yticklabels(), strict=True)):
+            label.set_fontweight("normal" if row.marks else "bold")
+            for mark in row.marks:
+                _mark(axes, mark, y)
+            axes.annotate(row.words, (1, y), (8, 0), ("axes fraction", "data"), "offset points",
+                          va="center", size=8)  # fmt: skip
+        texts = (f"{row.name}: {row.words}" for row in rows if row.marks)
+        return svg(figure, f"{title}. {'; '.join(texts)}.")
+
+
+def _mark(axes: Axes, mark: Mark, y: float) -> None:
+    color, face = (BLUE, BLUE) if mark.kind == "main" else (ORANGE, PAPER)
+    if mark.low is not None and mark.high is not None:
+        axes.plot([mark.low, mark.high], [y, y], color=color, linewidth=1.5)
+    axes.plot(mark.value, y, "o", color=color, markerfacecolor=face, markersize=6, zorder=3)
+
+
+def curves(
+    title: str, drawn: Sequence[Curve], rule: float | None = None, *, decades: bool = False
+) -> str:
+    """Draw curves over a logarithmic scale, each with its name at its end.
+
+    Args:
+        title: title of the chart.
+        drawn: one curve per mixer.
+        rule: height of a dashed line.
+        decades: True for a logarithmic vertical scale. Otherwise it starts at 0.
+    """
+    with mpl.rc_context(STYLE):
+        figure, axes = _figure(title, 3.6, left=0.08, right=0.76)
+        axes.set_xscale("log", base=2)
+        values = sorted({x for curve in drawn for x, _ in curve.points})
+        axes.set_xticks(values, [f"{x:,g}" for x in values])
+        axes.minorticks_off()
+        axes.grid(axis="y")
+        if decades:
+            axes.set_yscale("log")
+        _draw(axes, drawn)
+        if not decades:
+            axes.set_ylim(0, None)
+        if rule is not None:
+            axes.axhline(rule, color=GRAY, linestyle="--", linewidth=1)
+        axes.set_xlim(values[0], values[-1])
+        texts = (f"{c.name}: {c.points[0][1]:.3g} to {c.points[-1][1]:.3g}" for c in drawn)
+        return svg(figure, f"{title}. {'; '.join(texts)}.")
+
+
+def _draw(axes: Axes, drawn: Sequence[Curve], size: float = 8.0) -> None:
+    """Draw curves in the colors of their mixers, with labels at the right edge."""
+    colors = [MIXER_COLORS.get(curve.name, GRAY) for curve in drawn]
+    for curve, color in zip(drawn, colors, strict=True):
+        is_dashed = curve.is_dashed or curve.name not in MIXER_COLORS
+        style = "--" if is_dashed else "-"
+        axes.plot(*zip(*curve.points, strict=True), style, color=color, linewidth=1.8)
+    labeled = [(c, color) for c, color in zip(drawn, colors, strict=True) if not c.is_dashed]
+    ends = [(curve.label or curve.name, *curve.points[-1]) for curve, _ in labeled]
+    _label(axes, ends, [color for _, color in labeled], at_edge=True, size=size)
+
+
+def panels(title: str, drawn: Mapping[str, Sequence[Curve]], y_label: str, at: float) -> str:
+    """Draw one panel of curves per heading, on logarithmic scales, with a line at x = `at`."""
+    with mpl.rc_context(STYLE | {"font.size": 10.5}):
+        figure = Figure((6.8, 3.4))
+        figure.suptitle(title, fontweight="bold", x=0.02, ha="left", y=1.04, size=10.5)
+        figure.subplots_adjust(0.08, 0.13, 0.86, 0.88, wspace=0.85)
+        for axes, (heading, found) in zip(
+            figure.subplots(1, len(drawn), squeeze=False)[0], drawn.items(), strict=True
+        ):
+            axes.set_title(heading, loc="left", fontweight="bold", size=10)
+            axes.set_xscale("log", base=2)
+            axes.set_yscale("log")
+            values = sorted({x for curve in found for x, _ in curve.points})
+            shown = [x for x in values if math.log2(x / at) % 2 == 0]
+            axes.set_xticks(shown, [f"{x:,g}" for x in shown])
+            axes.minorticks_off()
+            axes.spines[:].set_visible(False)
+            axes.grid(axis="y")
+            axes.set_axisbelow(True)
+            axes.yaxis.set_major_formatter("{x:g}")
+            axes.axvline(at, color=GRAY, linestyle=":", linewidth=1)
+            axes.set_xlabel("tokens")
+            axes.set_ylabel(y_label)
+            _draw(axes, found, size=10)
+        texts = (f"{heading}: {c.label}" for heading, found in drawn.items() for c in found)
+        return svg(figure, f"{title}. {'; '.join(texts)}.")
+
+
+def heat(
+    title: str, rows: Sequence[str], columns: Sequence[str], values: Sequence[Sequence[float]]
+) -> str:
+    """Draw a table of values; each column has its own scale from white (lowest) to blue."""
+    with mpl.rc_context(STYLE):
+        figure, axes = _figure(title, 0.9 + 0.26 * len(rows), left=0.36, right=0.99)
+        axes.set_xlim(-0.5, len(columns) - 0.5)
+        axes.set_ylim(len(rows) - 0.5, -0.5)
+        axes.set_xticks(range(len(columns)), list(columns))
+        axes.set_yticks(range(len(rows)), list(rows))
+        axes.tick_params(left=False, bottom=False)
+        for x in range(len(columns)):
+            column = [line[x] for line in values]
+            low, high = min(column), max(column)
+            for y, value in enumerate(column):
+                step = round(4 * (value - low) / ((high - low) or 1))
+                color = _HEAT[step]
+                axes.add_patch(
+                    Rectangle((x - 0.48, y - 0.46), 0.96, 0.92, color=color, linewidth=0)
+                )
+                axes.text(x, y, f"{value:.1f}", ha="center", va="center", size=8,
+                          color="#fefefe" if step >= 3 else "#222223")  # fmt: skip
+        names = (f"{row}: {_words(columns, line)}" for row, line in zip(rows, values, strict=True))
+        return svg(figure, f"{title}. {'; '.join(names)}.")
+
+
+def _words(columns: Sequence[str], line: Sequence[float]) -> str:
+    return ", ".join(f"{name} {value:.1f}" for name, value in zip(columns, line, strict=True))
+
+
+def _figure(title: str, height: float, left: float, right: float) -> tuple[Figure, Axes]:
+    """Make a figure with one panel and a title."""
+    figure = Figure((_WIDTH, height))
+    axes = figure.subplots()
+    figure.subplots_adjust(left, 0.35 / height, right, 1 - 0.35 / height)
+    axes.spines[:].set_visible(False)
+    axes.set_axisbelow(True)
+    axes.set_title(title, loc="left", fontweight="bold")
+    return figure, axes
+
+
+def _label(
+    axes: Axes,
+    points: Sequence[tuple[str, float, float]],
+    colors: Iterable[str],
+    *,
+    at_edge: bool = False,
+    size: float = 8.0,
+) -> None:
+    """Write names next to points, or at the right edge, without overlaps."""
+    axes.figure.draw_without_rendering()
+    pixel = axes.transData.transform([(x, y) for _, x, y in points])
+    scale = 72 / axes.figure.dpi
+    heights = apart({name: float(y) * scale for (name, *_), (_, y) in zip(points, pixel,
+                                                                        strict=True)},
+                    gap=size + 3)  # fmt: skip
+    edge = axes.transAxes.transform((1, 0))[0]
+    for (name, x, y), (across, up), color in zip(points, pixel, colors, strict=True):
+        offset = (scale * float(edge - across) + 12 if at_edge else 8, heights[name] - up * scale)
+        line = {"arrowstyle": "-", "color": SILVER, "linewidth": 0.6, "shrinkB": 3}
+        axes.annotate(name, (x, y), offset, textcoords="offset points", size=size, color=color,
+                      va="center", arrowprops=line)  # fmt: skip
+
+
+def apart(wanted: Mapping[str, float], gap: float = 11.0) -> dict[str, float]:
+    """Move heights of labels as little as possible, until neighbors are `gap` apart."""
+    names = sorted(wanted, key=wanted.__getitem__)
+    placed = {name: wanted[name] for name in names}
+    for _ in range(200):
+        for below, above in pairwise(names):
+            missing = gap - (placed[above] - placed[below])
+            if missing > 1e-6:
+                placed[below] -= missing / 2
+                placed[above] += missing / 2
+    return placed
+
+
+def svg(figure: Figure, alt: str, scale: float = 1.0) -> str:
+    """Return a figure as SVG with a dark form and a text alternative.
+
+    Args:
+        figure: the figure.
+        alt: text alternative.
+        scale: factor of the width and height on the page.
+    """
+    text = io.StringIO()
+    figure.savefig(
+        text,
+        format="svg",
+        bbox_inches="tight",
+        metadata=dict.fromkeys(("Date", "Creator", "Format", "Type")),
+    )
+    rules = "".join(
+        f'[style*="{kind}: {light}"] {{ {kind}: {dark} !important; }}\n'
+        for light, dark in DARK.items()
+        for kind in ("fill", "stroke")
+    )
+    style = f"<style>@media (prefers-color-scheme: dark) {{\n{rules}}}</style>\n"
+    attributes, _, rest = text.getvalue().partition("<svg ")[2].partition(">")
+    attributes = re.sub(
+        r'="([\d.]+)pt"', lambda size: f'="{scale * float(size[1]):.0f}pt"', attributes
+    )
+    rest = re.sub(r"<!--.*?-->|\n\s+", "", rest)
+    rest = re.sub(r"\d+\.\d{3,}", lambda number: f"{float(number[0]):.2f}", rest)
+    return f'<svg {attributes} role="img" aria-label={quoteattr(alt)}>\n{style}{rest}'

@@ -1,0 +1,85 @@
+"""Hooks of mkdocs: copy every file of the repository that a page links to into the site.
+
+The copy has the path of the file in the repository. A link to a folder becomes plain words, and a
+link to a notebook leads to the page of the notebook.
+"""
+
+from __future__ import annotations
+
+import posixpath
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from latex2mathml.converter import convert
+from mkdocs.structure.files import File, Files
+from notebook_pages import page_of
+
+WORKER = "assets/iframe-worker.js"  # as in mkdocs.yml
+REPOSITORY = Path(__file__).resolve().parents[2]
+DOCS = "docs/"
+ALONG = ("CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md", "benchmarks/README.md")
+_LINK = re.compile(r"(!?)\[([^\]]*)\]\((?!https?://|#|mailto:)([^)#\s]+)(#[^)\s]*)?\)")
+_EQUATION = re.compile(r"```math\n(.*)```", re.DOTALL)
+_FENCE = re.compile(r"(^ *```.*?^ *```)", re.MULTILINE | re.DOTALL)
+
+
+def on_files(files: Files, config: Any) -> Files:
+    """Add pages from outside docs/, and all files that pages link to there."""
+    worker = Path(__file__).parent / "theme" / "iframe-worker.js"
+    files.append(File.generated(config, WORKER, abs_src_path=str(worker)))
+    for path in ALONG:
+        files.append(_along(config, path))
+    for notebook in sorted((REPOSITORY / DOCS).glob("notebooks/*.ipynb")):
+        place = _in_site(notebook.relative_to(REPOSITORY).as_posix())
+        files.append(File.generated(config, place, content=page_of(notebook)))
+    for page in list(files.documentation_pages()):
+        source = _in_repository(page.src_uri)
+        for target in _targets(source, page.content_string):
+            is_new = files.get_file_from_path(_in_site(target)) is None
+            if is_new and (REPOSITORY / target).is_file():
+                files.append(_along(config, target))
+    return files
+
+
+def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str:
+    """Rewrite the links of a page for its place in the site."""
+    source = _in_repository(page.file.src_uri)
+    here = posixpath.dirname(page.file.src_uri)
+
+    def led(match: re.Match[str]) -> str:
+        mark, words, link, anchor = match.groups(default="")
+        target = posixpath.normpath(posixpath.join(posixpath.dirname(source), link))
+        if (REPOSITORY / target).is_dir():
+            return words
+        return f"{mark}[{words}]({posixpath.relpath(_in_site(target), here or '.')}{anchor})"
+
+    parts = _FENCE.split(markdown)
+    return "".join(_drawn(part) if i % 2 else _LINK.sub(led, part) for i, part in enumerate(parts))
+
+
+def _drawn(fence: str) -> str:
+    """Convert an equation to MathML, since browsers draw it without a script."""
+    equation = _EQUATION.fullmatch(fence)
+    if equation is None:
+        return fence
+    return f'<div class="equation">{convert(equation[1], display="block")}</div>'
+
+
+def _targets(source: str, text: str) -> Iterator[str]:
+    """Yield the paths in the repository that a page links to."""
+    for _, _, link, _ in _LINK.findall(_FENCE.sub("", text)):
+        yield posixpath.normpath(posixpath.join(posixpath.dirname(source), link))
+
+
+def _in_repository(page: str) -> str:
+    return page if page in ALONG else DOCS + page
+
+
+def _in_site(path: str) -> str:
+    return re.sub(r"\.ipynb$", ".md", path.removeprefix(DOCS))
+
+
+def _along(config: Any, path: str) -> File:
+    return File.generated(config, path, abs_src_path=str(REPOSITORY / path))

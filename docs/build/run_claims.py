@@ -1,0 +1,129 @@
+"""Measure what the papers' claims need: analyses, checks and trainings.
+
+    python docs/build/run_claims.py                   list all evidence and its state
+    python docs/build/run_claims.py NAME [NAME ...]   measure, or continue a stopped training
+    python docs/build/run_claims.py --store FILE.json ...   store measurements of another checkout
+    python docs/build/build.py claims                 then write the page
+
+Run it in the root of the repository. Data files are in the folder `data`, models and finished runs
+in `runs`. Trainings show their progress. Ctrl-C stops them, and the same command continues.
+Measurements are stored in docs/data/claims.csv, pictures in docs/assets/claims. Each finished
+training is stored at once, so that the same command in another checkout trains the rest.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from claims.base import NOT_RUN, Analysis, Evidence, Runs
+from claims.claims import CLAIMS
+from claims.evidence import DIGITS, MNIST
+from claims.files import ACCURACY, PICTURES, SHOWN, keep, keep_file, stored
+from claims.runs import train
+
+from rifflemix.cli.interrupt import EXIT_BAD_INPUT, EXIT_INTERRUPTED
+from rifflemix.errors import InputError, unknown_name
+from rifflemix.files import read_json
+from rifflemix.lab.runs.environment import environment
+
+RUNS, DATA = Path("runs"), Path("data")
+EVIDENCE: Mapping[str, Evidence] = {
+    one.name: one for claim in CLAIMS for one in (claim.evidence, claim.picture) if one is not None
+}
+
+
+def main(names: Sequence[str]) -> int:
+    """Measure the named evidence; list everything if there is no name."""
+    if not names:
+        for one in EVIDENCE.values():
+            found = stored(one.name)
+            state = NOT_RUN if found is None else f"measured {found['environment']['time'][:10]}"
+            print(f"{state:<20} {one.name:<36} {one.command}")
+        return 0
+    try:
+        for name in names:
+            if name not in EVIDENCE:
+                raise unknown_name("evidence", name, EVIDENCE)
+        for name in names:
+            if not measure(EVIDENCE[name]):
+                print(f"stopped; continue with: {EVIDENCE[name].command}", file=sys.stderr)
+                return EXIT_INTERRUPTED
+    except InputError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return EXIT_BAD_INPUT
+    return 0
+
+
+def measure(evidence: Evidence) -> bool:
+    """Measure some evidence and store the measurement; False after Ctrl-C."""
+    if isinstance(evidence, Analysis):
+        is_done = _commands(*evidence.trained, evidence.command)
+        if is_done:
+            _keep(evidence)
+        return is_done
+    if isinstance(evidence, Runs):
+        found = train(evidence, RUNS / evidence.name, DATA)
+    else:
+        is_done = _commands(*evidence.trained)
+        found = {"title": evidence.title, "data": evidence.measure()} if is_done else None
+    if found is not None:
+        keep(evidence.name, {"environment": environment(), **found})
+    return found is not None
+
+
+def _commands(*commands: str) -> bool:
+    """Run commands of rifflemix, one after the other; finished ones do nothing."""
+    for command in commands:
+        print(f"$ {command}", file=sys.stderr)
+        words = [sys.executable, "-m", *shlex.split(command)]
+        code = subprocess.run(words, check=False).returncode
+        if code == EXIT_INTERRUPTED:
+            return False
+        if code:
+            raise InputError(f"command: expected exit code 0, got {code} from: {command}")
+    return True
+
+
+def _keep(evidence: Analysis) -> None:
+    """Copy the numbers of an analysis, and the picture if the page shows it."""
+    out = Path(evidence.out)
+    found: dict[str, Any] = read_json(out / f"{evidence.kind}.json")
+    for layers in found["data"].get("models", {}).values():
+        for layer in layers if isinstance(layers, list) else ():
+            layer.pop("displacements", None)  # the picture has them
+    kept = {key: value for key, value in found.items() if key not in ("rows", "headers")}
+    keep(evidence.name, kept)
+    if evidence.name in SHOWN:
+        PICTURES.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(out / f"{evidence.kind}.png", PICTURES / f"{evidence.name}.png")
+    _keep_accuracy(evidence.trained)
+
+
+def _keep_accuracy(trained: Sequence[str]) -> None:
+    """Keep the validation accuracy of the models that an analysis looks into."""
+    scores = dict(stored(ACCURACY) or {})
+    for command, name in ((DIGITS, "digits"), (MNIST, "mnist")):
+        if command in trained:
+            results = read_json(RUNS / name / "results.json")
+            scores[name] = {one["mixer"]: one["validation"]["accuracy"] for one in results["runs"]}
+    if scores:
+        keep(ACCURACY, scores)
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("names", nargs="*", metavar="NAME")
+    parser.add_argument("--store", nargs="+", type=Path, default=(), metavar="FILE.json")
+    arguments = parser.parse_args()
+    for path in arguments.store:
+        keep_file(path)
+    sys.exit(0 if arguments.store else main(arguments.names))

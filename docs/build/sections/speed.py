@@ -1,0 +1,109 @@
+"""Sections on the speed and memory of layers."""
+
+from __future__ import annotations
+
+from blocks.common import newest_benchmark, passes_by_tokens
+from charts import Curve, curves
+from paths import listed
+from sections.common import Section
+from store import newest
+
+from rifflemix.lab.bench import decode
+from rifflemix.mixers import HEADLINE
+
+
+def speed() -> Section:
+    """Show the time of a layer over the number of tokens."""
+    result = newest_benchmark("scaling")
+    content = result.content
+    table = [
+        {
+            "mixer": name,
+            "tokens": tokens,
+            **{f"{kind}_ms": 1e3 * passes[kind]["p50"] for kind in passes},
+            **{f"{kind}_x_softmax": passes[kind]["ratios"].get("softmax", "") for kind in passes},
+        }
+        for name in HEADLINE
+        for tokens, passes in passes_by_tokens(content, name).items()
+    ]
+    lengths = content["settings"]["tokens"]
+    text = (
+        f"On a CPU, a layer of {content['settings']['dim']} channels trains faster than softmax "
+        f"attention at {min(lengths):,} tokens and more, with each mixer of the five papers. "
+        "[Speed and memory](performance.md) has all times, on a CPU and on GPUs."
+    )
+    return Section("Training time", text, "speed", "speed.svg", table,
+                   [result], [content["command"]])  # fmt: skip
+
+
+def memory() -> Section:
+    """Show the training memory of a layer relative to softmax attention."""
+    result = newest_benchmark("scaling")
+    base = passes_by_tokens(result.content, "softmax")
+    drawn, table = [], []
+    for name in HEADLINE:
+        points = []
+        for tokens, passes in passes_by_tokens(result.content, name).items():
+            peak = passes["forward_backward"]["peak_memory_bytes"]
+            line = {"mixer": name, "tokens": tokens, "training_memory_bytes": peak}
+            if tokens in base:
+                ratio = peak / base[tokens]["forward_backward"]["peak_memory_bytes"]
+                points.append((float(tokens), ratio))
+                line["x_softmax"] = ratio
+            table.append(line)
+        drawn.append(Curve(name, tuple(points)))
+    last = {curve.name: curve.points[-1][1] for curve in drawn if curve.name != "softmax"}
+    less = [name for name, ratio in last.items() if ratio < 1]
+    more = [name for name, ratio in last.items() if ratio >= 1]
+    text = (
+        f"At {max(base):,} tokens {listed(less)} need less memory than softmax attention, and "
+        f"{listed(more) or 'no mixer'} more. The gain is limited: PyTorch's fused attention stores "
+        "no N x N matrix, so its memory is also linear in N, except with dropout."
+    )
+    picture = curves(
+        "Training memory of a layer over N, relative to softmax attention", drawn, rule=1.0
+    )
+    return Section("Training memory", text, "memory", picture, table,
+                   [result], [result.content["command"]])  # fmt: skip
+
+
+def decoding() -> Section:
+    """Show the speed of a decoding step after a long context."""
+    result = newest("decode-*")
+    content = result.content
+    rows = [row for row in content["rows"] if row["passes"]]
+    table = [
+        {
+            "layer": row["name"],
+            "context": row["shape"]["tokens"],
+            "tokens_per_second": row["extra"]["tokens_per_second"],
+            "ms": 1e3 * row["passes"]["step"]["p50"],
+            "x_softmax_in_place": row["passes"]["step"]["ratios"].get(decode.IN_PLACE, ""),
+            "state_bytes": row["extra"]["state_bytes"],
+        }
+        for row in rows
+    ]
+    rates = {
+        name: tuple(
+            (line["context"], line["tokens_per_second"]) for line in table if line["layer"] == name
+        )
+        for name in (decode.IN_PLACE, "csp", "sliceformer", "tssa", "linear", "local")
+    }
+    softmax = rates[decode.IN_PLACE]
+    (near, _), (far, slowest) = softmax[0], softmax[-1]
+    words = [
+        f"{name} {points[-1][1] / slowest:,.0f}"
+        for name, points in rates.items()
+        if name != decode.IN_PLACE
+    ]
+    least = min(points[0][1] / softmax[0][1] for points in rates.values())
+    text = (
+        f"Speed of a layer of {content['settings']['dim']} channels after {far:,} tokens, relative "
+        f"to softmax attention with a cache that is written in place: {listed(words)}. After "
+        f"{near:,} tokens the slowest layer is {least:.2g} times as fast, since Python's overhead "
+        "dominates. The cache of softmax attention grows with the context; the other states do not."
+    )
+    drawn = [Curve(name.split(",")[0], points) for name, points in rates.items()]
+    picture = curves("Tokens per second of one layer over the context", drawn, decades=True)
+    return Section("Decoding", text, "decoding", picture,
+                   table, [result], [content["command"]])  # fmt: skip
