@@ -117,8 +117,8 @@ def test_one_program_serves_all_lengths(variant: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("variant", OTHERS[1:])
-def test_one_onnx_file_serves_all_lengths(variant: str) -> None:
+def test_one_onnx_file_serves_all_lengths() -> None:
+    variant = "gated delta rule"  # tests/lab/trained exports whole models of other variants
     pytest.importorskip("onnxscript", reason="needs onnxscript")
     runtime = pytest.importorskip("onnxruntime", reason="needs onnxruntime")
     call, arguments = Call(), drawn(variant, 3, 70)
