@@ -12,6 +12,7 @@ import pytest
 import rifflemix as rm
 from rifflemix.errors import InputError
 from rifflemix.lab.tasks import load_task
+from rifflemix.lab.trained.data import read_inputs
 
 RANDOM = np.random.default_rng(0)
 ROWS = RANDOM.integers(0, 5, (40, 6))
@@ -44,6 +45,22 @@ def test_recordings_can_have_folders_of_splits(tmp_path: Path) -> None:
     task = rm.Task.from_folder(tmp_path)
     assert [len(task.split(name)) for name in ("train", "validation", "test")] == [16, 4, 8]
     assert task.class_counts("test") == [4, 4]
+
+
+def test_recordings_without_labels_are_left_out_of_the_splits(tmp_path: Path) -> None:
+    save_recordings(tmp_path / "train")
+    save_recordings(tmp_path / "test", 4)
+    for name in ("no", "yes"):
+        for path in (tmp_path / "test" / name).iterdir():
+            path.rename(tmp_path / "test" / f"{name}-{path.name}")
+        (tmp_path / "test" / name).rmdir()
+    task = rm.Task.from_folder(tmp_path, frame=4)
+    assert "8 recordings of test" in task.split_note
+    assert sum(len(task.split(name)) for name in ("train", "validation", "test")) == 20
+    assert len(read_inputs(task.inputs, tmp_path / "test").values) == 8
+    (tmp_path / "test").rename(tmp_path / "val")
+    with pytest.raises(InputError, match="val: "):
+        rm.Task.from_folder(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -112,8 +129,10 @@ def test_a_forecast_has_a_period_per_file(has_validation: bool, tmp_path: Path) 
     options: dict[str, Any] = {"kind": "forecast", "input": ["a"], "context": 4, "horizon": 2}
     task = rm.Task.from_folder(tmp_path, **options)
     ends = (60, 80) if has_validation else (64, 80)
-    assert task.split("validation")[0][1][:, 0].tolist() == series[ends[0] : ends[0] + 2].tolist()
-    assert task.split("test")[0][1][:, 0].tolist() == series[80:82].tolist()
+    assert (
+        task.split("validation")[0][1][0][:, 0].tolist() == series[ends[0] : ends[0] + 2].tolist()
+    )
+    assert task.split("test")[0][1][0][:, 0].tolist() == series[80:82].tolist()
     assert len(task.split("train")) == ends[0] - 5
     assert "as given" in task.split_note
 

@@ -59,6 +59,26 @@ def test_lists_of_numbers_in_a_parquet_file_are_sequences(tmp_path):
     assert (task.input_kind, task.num_features, task.max_length) == ("vectors", 2, 3)
 
 
+def test_a_parquet_file_of_datasets_contains_recordings(tmp_path):
+    soundfile = pytest.importorskip("soundfile", reason="needs soundfile")
+    cells = []
+    for number in range(20):
+        path = tmp_path / f"{number}.wav"
+        soundfile.write(path, np.linspace(-0.5, 0.5, 40 + number), 8000)
+        content = path.read_bytes() if number % 2 else None
+        cells.append({"bytes": content, "path": path.name})
+    table = write(tmp_path / "rows.parquet", pyarrow.table({"audio": cells, "y": CLASSES[:20]}))
+    task = rm.Task.from_csv(table, input="audio", label="y", frame=8)
+    assert (task.inputs.rate, task.max_length) == (8000, 8)
+    files = [tmp_path / f"{number}.wav" for number in range(20)]
+    given = task.inputs.encode(read_inputs(task.inputs, table).values)
+    assert all(a.equal(b) for a, b in zip(given, task.inputs.encode(files), strict=True))
+    cells[3] = {"bytes": None, "path": None}
+    write(table, pyarrow.table({"audio": cells, "y": CLASSES[:20]}))
+    with pytest.raises(InputError, match="row 4: "):
+        rm.Task.from_csv(table, input="audio", label="y")
+
+
 def test_a_folder_of_parquet_files_has_given_splits(tmp_path):
     for name, end in (("train", 40), ("val", 12), ("test", 20)):
         y = ["a", "b"] * (end // 2)

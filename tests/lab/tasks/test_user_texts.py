@@ -226,6 +226,30 @@ def test_long_texts_of_words_are_refused_instead_of_cut():
         rm.Task.from_arrays(WORDS, TAGS, kind="tokens", split=SPLIT, truncate="tail")
 
 
+@pytest.mark.parametrize("truncate", ["head", "tail", "both"])
+def test_long_pairs_are_cut_and_reported(truncate):
+    sources = [f"{n:02} {'x' * (n % 4)}" for n in range(40)]
+    targets = [text[:2] + "y" * (text == sources[7]) * 9 for text in sources]
+    with pytest.warns(InputWarning, match="20 of 40 sources and 1 of 40 targets"):
+        task = rm.Task.from_arrays(
+            sources, targets, kind="seq2seq", split=SPLIT, max_length=4, truncate=truncate
+        )
+    assert "longer than max_length (4)" in task.split_note
+    kept = {"head": "03 x", "tail": " xxx", "both": "03xx"}[truncate]
+    source, _ = task.split("train")[3]
+    assert task.inputs.decode(source.tolist()) == kept
+    assert task.inputs.encode([sources[3]])[0].equal(source)
+
+
+@pytest.mark.parametrize("kind", ["next_token", "masked_token", "seq2seq"])
+def test_texts_in_two_splits_are_reported(kind):
+    texts = [*TEXTS[:-1], TEXTS[0]]
+    y = texts if kind == "seq2seq" else None
+    with pytest.warns(InputWarning, match="1 of test"):
+        task = rm.Task.from_arrays(texts, y, kind=kind, split=SPLIT)
+    assert "1 of test" in task.split_note
+
+
 def test_words_of_lists_contain_no_spaces():
     with pytest.raises(InputError, match=r"^x: .*sample 1"):
         rm.Task.from_arrays([["a", "b"], ["New York", "b"]] * 20, [["A", "B"]] * 40, kind="tokens")

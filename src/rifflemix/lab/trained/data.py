@@ -13,19 +13,20 @@ import numpy as np
 
 from rifflemix.errors import InputError, bad_argument, unknown_name
 from rifflemix.files import user_path, write_bytes
-from rifflemix.lab.tasks.core.arrays import bad_input
+from rifflemix.lab.tasks.core.arrays import bad_input, plain_array
 from rifflemix.lab.tasks.core.forecasts import SeriesInputs
 from rifflemix.lab.tasks.core.kinds import FORECAST
 from rifflemix.lab.tasks.core.sequences import SequenceInputs
 from rifflemix.lab.tasks.core.shapes import InputSpec
 from rifflemix.lab.tasks.data_io.files import reading
 from rifflemix.lab.tasks.data_io.recordings import ENDINGS as RECORDINGS
-from rifflemix.lab.tasks.data_io.recordings import is_recording
+from rifflemix.lab.tasks.data_io.recordings import is_recording, is_sound, read_cell
 from rifflemix.lab.tasks.data_io.safe_readers import read_npz, read_text_lines
 from rifflemix.lab.tasks.images.image_listing import image_files
 from rifflemix.lab.tasks.images.pixel_inputs import PixelInputs
 from rifflemix.lab.tasks.synthetic.symbols import SymbolInputs
 from rifflemix.lab.tasks.text.prompts import ByteInputs
+from rifflemix.lab.tasks.user_data.folders import tables_of
 from rifflemix.lab.tasks.user_data.rows import (
     ENDINGS,
     TYPED,
@@ -47,7 +48,7 @@ class RawInputs:
 
     Attributes:
         values: the inputs, for `TrainedRun.predict`.
-        key: name of what `labels` are: "line", "row" or "file".
+        key: name of what `labels` are: "line", "row", "file" or "series".
         labels: label of each input in the table of predictions.
     """
 
@@ -62,7 +63,7 @@ def read_inputs(spec: InputSpec | None, data: Path, column: str | None = None) -
     Args:
         spec: conversion of the inputs.
         data: a table (see `rows.ENDINGS`), arrays (.npz), a text with an input per line (.txt),
-            an image file, or a folder of images.
+            an image file, a folder of images or recordings, or a folder with a table per series.
         column: column of a table, or several with commas between; array of an .npz file. None
             uses the columns of the training, or the only one.
 
@@ -77,6 +78,8 @@ def read_inputs(spec: InputSpec | None, data: Path, column: str | None = None) -
         return _table(spec, data, column)
     if data.is_file() and kind == ".npz":
         return _arrays(data, column)
+    if data.is_dir() and isinstance(spec, SeriesInputs):
+        return _series_of_files(spec, data, column)
     if column is not None:
         raise bad_argument("column", f"none with {data.name}", column)
     if data.is_file() and kind == ".txt":
@@ -147,6 +150,36 @@ def _arrays(data: Path, column: str | None) -> RawInputs:
 
 def _table(spec: InputSpec | None, data: Path, column: str | None) -> RawInputs:
     names = column.removesuffix(",").split(",") if column else getattr(spec, "columns", ())
+    if isinstance(spec, SeriesInputs):
+        return _series(spec, data, names)
+    lines, rows, names = _cells(data, names)
+    is_csv = ending(data) not in TYPED
+    if isinstance(spec, FrameInputs) and all(is_recording(row[0]) for row in rows):
+        values: Any = [data.parent / str(row[0]) for row in rows]
+    elif isinstance(spec, FrameInputs) and all(is_sound(row[0]) for row in rows):
+        cells = zip(lines, rows, strict=True)
+        values = [read_cell(row[0], data.parent, place_of(data, line)) for line, row in cells]
+    elif isinstance(spec, SequenceInputs | FrameInputs) and (is_csv or len(names) > 1):
+        values = _numbers(data, lines, rows, names)
+        if isinstance(spec, SequenceInputs) and spec.of == "tokens":
+            values = values.astype(np.int64)
+    elif isinstance(spec, PixelInputs):
+        values = [data.parent / str(row[0]) for row in rows]
+    else:
+        values = [row[0] if len(row) == 1 else tuple(row) for row in rows]
+    return RawInputs(values, "line", lines)
+
+
+def _cells(
+    data: Path, names: Sequence[str], others: Sequence[str] = ()
+) -> tuple[list[int], list[list[Any]], tuple[str, ...]]:
+    """Read the line and the cells of each row, and return the names of the input columns.
+
+    Args:
+        data: a table.
+        names: columns of the inputs. If empty, the only column.
+        others: columns that follow them, if the table has them.
+    """
     lines, rows = [], []
     with reading(data):
         for line, row in table_rows(data):
@@ -155,30 +188,49 @@ def _table(spec: InputSpec | None, data: Path, column: str | None) -> RawInputs:
                 if name not in row:
                     raise unknown_name(f"column of {data.name}", name, row)
             lines.append(line)
-            rows.append([row[name] for name in names])
+            rows.append([row[name] for name in (*names, *(o for o in others if o in row))])
     if not rows:
         raise InputError(f"{data}: expected rows, got none")
-    is_csv = ending(data) not in TYPED
-    if isinstance(spec, FrameInputs) and all(is_recording(row[0]) for row in rows):
-        values: Any = [data.parent / str(row[0]) for row in rows]
-    elif isinstance(spec, SequenceInputs | SeriesInputs | FrameInputs) and (
-        is_csv or len(names) > 1
-    ):
-        columns = zip(*rows, strict=True)
-        numbers = [
-            read_numbers(name, column, lambda row: place_of(data, lines[row]))
-            for name, column in zip(names, columns, strict=True)
-        ]
-        values = np.array(numbers).T
-        if isinstance(spec, SeriesInputs):
-            return RawInputs([values], "series", [data.name])
-        if isinstance(spec, SequenceInputs) and spec.of == "tokens":
-            values = values.astype(np.int64)
-    elif isinstance(spec, PixelInputs):
-        values = [data.parent / str(row[0]) for row in rows]
-    else:
-        values = [row[0] if len(row) == 1 else tuple(row) for row in rows]
-    return RawInputs(values, "line", lines)
+    return lines, rows, tuple(names)
+
+
+def _numbers(
+    data: Path,
+    lines: Sequence[int],
+    rows: Sequence[Sequence[Any]],
+    names: Sequence[str],
+    *,
+    has_gaps: bool = False,
+) -> Any:
+    """Convert columns of numbers to an array (rows, columns)."""
+    columns = list(zip(*rows, strict=True))[: len(names)]
+    numbers = [
+        read_numbers(name, column, lambda row: place_of(data, lines[row]), has_gaps=has_gaps)
+        for name, column in zip(names, columns, strict=True)
+    ]
+    return np.array(numbers).T
+
+
+def _series(spec: SeriesInputs, data: Path, names: Sequence[str]) -> RawInputs:
+    """Read the series of a table: all rows, the rows of each group, or one series per row."""
+    lines, rows, names = _cells(data, names, [spec.group] if spec.group else [])
+    if isinstance(rows[0][0], list):
+        return RawInputs([plain_array(row[0]) for row in rows], "line", lines)
+    values = _numbers(data, lines, rows, names, has_gaps=True)  # unknown future values
+    if len(rows[0]) == len(names):
+        return RawInputs([values], "series", [data.name])
+    groups = np.array([str(row[-1]) for row in rows])
+    found = np.unique(groups).tolist()
+    return RawInputs([values[groups == name] for name in found], "series", found)
+
+
+def _series_of_files(spec: SeriesInputs, data: Path, column: str | None) -> RawInputs:
+    """Read the series of all tables in a folder."""
+    found = [_table(spec, file, column) for file in tables_of(data)]
+    if not found:
+        raise bad_argument("data", f"a folder with tables ({', '.join(ENDINGS)})", str(data))
+    values = [values for one in found for values in one.values]
+    return RawInputs(values, "series", [label for one in found for label in one.labels])
 
 
 def _only(data: Path, row: Iterable[str]) -> tuple[str, ...]:

@@ -7,7 +7,6 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from statistics import fmean
 from typing import Any, ClassVar
 
 import numpy as np
@@ -16,12 +15,14 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from rifflemix.lab.tasks.core.arrays import bad_input, listed, plain_array
-from rifflemix.lab.tasks.core.base import Sample
+from rifflemix.lab.tasks.core.base import Batch, Sample
 from rifflemix.lab.tasks.core.kinds import FORECAST, Kind
 from rifflemix.lab.tasks.core.numbers import NumberTask
 
 Series = NDArray[np.float64]
 """Values (time, channels)."""
+
+_WINDOWS = 512  # windows in a batch of the reference
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,12 +47,12 @@ class WindowsOfSeries:
         return len(self.starts)
 
     def __getitem__(self, index: int) -> Sample:
-        """Return standardized inputs (N, C) float32, and targets (H, T) float64."""
+        """Return standardized inputs (N, C) float32; targets (H, T) float64 and their series."""
         number, start = self.starts[index].tolist()
         middle = start + self.context
         values = self.series[number]
         inputs = torch.from_numpy(self.inputs.scaled(values[start : start + self.inputs.steps]))
-        return inputs, values[middle : middle + self.horizon, list(self.inputs.targets)]
+        return inputs, (values[middle : middle + self.horizon, list(self.inputs.targets)], number)
 
     def digest(self) -> bytes:
         total = hashlib.blake2b(f"{self.context},{self.horizon};".encode(), digest_size=16)
@@ -69,6 +70,7 @@ class SeriesInputs:
         context: Number of steps before the forecast that a model reads.
         mean, std: Mean and standard deviation of each channel in the training steps.
         columns: Columns of the user's table. Empty without a table.
+        group: Column that names the series. Empty if the table has none.
         known: Channels that are known in advance. Models do not predict them.
         ahead: Number of future steps of the known channels. 0 without known channels.
     """
@@ -78,6 +80,7 @@ class SeriesInputs:
     mean: tuple[float, ...]
     std: tuple[float, ...]
     columns: tuple[str, ...] = ()
+    group: str = ""
     known: tuple[int, ...] = ()
     ahead: int = 0
 
@@ -126,47 +129,47 @@ class ForecastTask(NumberTask):
     """Prediction of the next `horizon` steps of all channels that are not known in advance.
 
     Labels are (B, H, T), outputs (B, H * T). Errors are in the units of the series, and means over
-    the channels. "mase" divides the mean absolute error of a channel by the mean absolute error of
-    the seasonal naive forecast on the training steps.
+    the windows and channels. "mase" divides each absolute error by the mean absolute error of the
+    seasonal naive forecast on the training steps of the same series and channel.
 
     Attributes:
         horizon: Number of predicted steps H.
         season: Number of steps of a season. 1 if the series has none.
         naive_errors: Mean absolute difference of a training step and the step one season before,
-            for each channel.
+            for each series and each of its predicted channels.
 
     Source of MASE: Hyndman and Koehler 2006, Another look at measures of forecast accuracy.
     """
 
     of_kind: ClassVar[Kind] = FORECAST
-    _deviation_of: ClassVar[Mapping[str, str]] = {**NumberTask._deviation_of, "mase": "mae"}
+    _deviation_of: ClassVar[Mapping[str, str]] = {**NumberTask._deviation_of, "mase": "mase"}
 
     horizon: int
     season: int
-    naive_errors: tuple[float, ...]
+    naive_errors: tuple[tuple[float, ...], ...]
 
     @property
     def target_shape(self) -> tuple[int, ...]:
-        """Horizon and number of channels."""
-        return self.horizon, len(self.naive_errors)
+        """Horizon and number of predicted channels."""
+        return self.horizon, len(self.naive_errors[0])
 
-    def summarise(self, means: Mapping[str, float]) -> dict[str, float]:
-        """Compute "mase", "rmse" and "r2", and the standard deviation of the task's metric.
+    def collate(self, samples: Sequence[Sample]) -> Batch:
+        """Stack samples into a batch with standardized labels (B, H, T) and their series (B,)."""
+        batch = super().collate([(inputs, target) for inputs, (target, _) in samples])
+        return {**batch, "series": torch.tensor([number for _, (_, number) in samples])}
 
-        A step is in up to `horizon` windows. The standard error counts the windows that do not
-        overlap.
-        """
-        ratios = zip(self._errors(means, "mae"), self.naive_errors, strict=True)
-        mase = fmean(error / naive for error, naive in ratios)
-        return {"mase": mase, **super().summarise(means)}
+    def _sizes(self, error: Tensor, batch: Batch) -> dict[str, Tensor]:
+        naive = torch.tensor(self.naive_errors, dtype=torch.float64, device=error.device)
+        sizes = super()._sizes(error, batch)
+        return {**sizes, "mase": sizes["mae"] / naive[batch["series"]].unsqueeze(1)}
 
     def _deviation(self, means: Mapping[str, float]) -> dict[str, float]:
+        """Compute the standard deviation, from the number of windows that do not overlap.
+
+        A step is in up to `horizon` windows.
+        """
         factor = math.sqrt(self.horizon)
         return {name: factor * value for name, value in super()._deviation(means).items()}
-
-    def _slope(self, errors: NDArray[np.float64]) -> NDArray[np.float64]:
-        slope = super()._slope(errors)
-        return slope / np.array(self.naive_errors) if self.metric == "mase" else slope
 
     @property
     def reference_answer(self) -> str:
@@ -184,12 +187,12 @@ class ForecastTask(NumberTask):
     def _naive(self, name: str) -> dict[str, float]:
         split, sums = self.split(name), dict[str, list[float]]()
         spec: Any = self.inputs  # SeriesInputs
-        for index in range(len(split)):
-            inputs, target = split[index]
-            places = np.arange(self.horizon) % self.season - self.season + spec.context
-            forecast = torch.as_tensor(inputs)[places][:, list(spec.targets)].reshape(1, -1)
-            labels = self.deviations([(inputs, target)])
-            for metric, (total, count) in self.metrics(forecast, {"labels": labels}).items():
+        places = np.arange(self.horizon) % self.season - self.season + spec.context
+        for start in range(0, len(split), _WINDOWS):
+            stop = min(start + _WINDOWS, len(split))
+            batch = self.collate([split[index] for index in range(start, stop)])
+            forecast = batch["inputs"][:, places][:, :, list(spec.targets)].flatten(1)
+            for metric, (total, count) in self.metrics(forecast, batch).items():
                 seen = sums.setdefault(metric, [0.0, 0.0])
                 seen[0], seen[1] = seen[0] + total, seen[1] + count
         means = {metric: total / count for metric, (total, count) in sums.items()}

@@ -94,28 +94,31 @@ class NumberTask(Task):
         scale = torch.tensor(self._scale[1], dtype=torch.float64, device=target.device)
         error = (self._columns(self._numbers(outputs, batch).double()) - target) * scale
         rows, columns = error.shape
+        sizes = self._sizes(error.reshape(count, -1, columns), batch)
         found = {
             "loss": (float(self.loss(outputs, batch).item()) * count, count),
-            "mse": (float(error.square().sum().item()) / columns, rows),
-            "mae": (float(error.abs().sum().item()) / columns, rows),
+            **{name: (float(s.sum().item()) / columns, rows) for name, s in sizes.items()},
         }
         moments = {"_target": target, "_target_square": target.square()}
         if columns > 1:
-            moments |= {"_square": error.square(), "_absolute": error.abs()}
+            moments |= {f"_{name}": size.flatten(0, 1) for name, size in sizes.items()}
         for name, values in moments.items():
             for column, total in enumerate(values.sum(dim=0).tolist()):
                 found[_moment(name, column)] = (total, rows)
-        return found | self._joint(error.reshape(count, -1, columns))
+        return found | self._joint(sizes)
 
-    def _joint(self, error: Tensor) -> dict[str, tuple[float, int]]:
-        """Compute moments of the errors (B, ..., T) of samples, for the standard error."""
-        columns = error.shape[2]
-        if self.metric not in self._deviation_of or columns > _MOST_JOINT:
+    def _sizes(self, error: Tensor, batch: Batch) -> dict[str, Tensor]:
+        """Return the size of each error (B, rows, T) for the metrics that are means of sizes."""
+        return {"mse": error.square(), "mae": error.abs()}
+
+    def _joint(self, sizes: Mapping[str, Tensor]) -> dict[str, tuple[float, int]]:
+        """Compute moments of the errors of samples, for the standard error."""
+        size = sizes.get(self._deviation_of.get(self.metric, ""))
+        if size is None or size.shape[2] > _MOST_JOINT:
             return {}
-        size = error.square() if self._deviation_of[self.metric] == "mse" else error.abs()
         of_sample = size.mean(dim=1)
         return {
-            f"_joint_{row}_{column}": (total, len(error))
+            f"_joint_{row}_{column}": (total, len(size))
             for row, totals in enumerate((of_sample.T @ of_sample).tolist())
             for column, total in enumerate(totals)
         }
@@ -160,11 +163,10 @@ class NumberTask(Task):
         return slope
 
     def _errors(self, means: Mapping[str, float], name: str) -> list[float]:
-        """Return the mean error "mse" or "mae" of each target."""
-        moment = {"mse": "_square", "mae": "_absolute"}[name]
+        """Return the mean error of each target, for a metric of `_sizes`."""
         if isinstance(self.target_std, float) or len(self.target_std) == 1:
             return [means[name]]
-        return [means[_moment(moment, column)] for column in range(len(self.target_std))]
+        return [means[_moment(f"_{name}", column)] for column in range(len(self.target_std))]
 
     @property
     def _scale(self) -> tuple[Any, Any]:

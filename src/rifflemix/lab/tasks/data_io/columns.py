@@ -42,9 +42,10 @@ class ArrowFile:
         from pyarrow import ipc, parquet
 
         self._parquet: Any = None
+        self._schema: Any
         if self.path.suffix == ".parquet":
             self._parquet = parquet.ParquetFile(self.path, memory_map=True)
-            self.columns = list(self._parquet.schema_arrow.names)
+            self._schema = self._parquet.schema_arrow
             self._count = int(self._parquet.metadata.num_rows)
             return
         source = pyarrow.memory_map(str(self.path))
@@ -56,11 +57,22 @@ class ArrowFile:
             reader = ipc.open_stream(source)
             batches = list(reader)
         self._batches = batches  # mapped from the file, not copied
-        self.columns = list(reader.schema.names)
+        self._schema = reader.schema
         self._count = sum(batch.num_rows for batch in batches)
 
     def __len__(self) -> int:
         return self._count
+
+    @property
+    def columns(self) -> list[str]:
+        """Names of the columns."""
+        return list(self._schema.names)
+
+    def has_fields(self, name: str) -> bool:
+        """Return whether the cells of a column have several fields, as audio of `datasets` has."""
+        return bool(self._schema.field(name).type.num_fields) and not hasattr(
+            self._schema.field(name).type, "value_type"
+        )
 
     def check(self, wanted: Sequence[str]) -> None:
         """Raise if a column is missing."""

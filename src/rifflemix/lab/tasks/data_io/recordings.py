@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -59,11 +59,38 @@ def read_sound(content: bytes, path: Path) -> Recording:
         return _sound(io.BytesIO(content), path)
 
 
+def is_sound(cell: object) -> bool:
+    """Return whether a cell has the form of audio in `datasets`: the bytes and path of a file."""
+    return isinstance(cell, Mapping) and {"bytes", "path"} <= set(cell)
+
+
+def read_cell(cell: Mapping[str, Any], folder: Path, name: str) -> Recording:
+    """Read the recording of a cell.
+
+    Args:
+        cell: See `is_sound`.
+        folder: Folder of files without bytes.
+        name: Name of the cell, for errors.
+
+    Raises:
+        InputError: The cell has neither bytes nor a path, or any case of `read_recording`.
+    """
+    path = cell["path"]
+    if cell["bytes"] is not None:
+        return read_sound(cell["bytes"], Path(path or name))
+    if path is None:
+        raise InputError(f"{name}: expected the bytes or the path of a recording, got none.")
+    return read_recording(folder / path)
+
+
 def _sound(source: Path | io.BytesIO, path: Path) -> Recording:
     require_packages(f"{path.name}", "data", "soundfile")
     import soundfile
 
-    values, rate = soundfile.read(source, dtype="float32", always_2d=True)
+    try:
+        values, rate = soundfile.read(source, dtype="float32", always_2d=True)
+    except soundfile.LibsndfileError as error:
+        raise damaged(path, error.error_string) from error
     return Recording(_steps(path, values), int(rate))
 
 

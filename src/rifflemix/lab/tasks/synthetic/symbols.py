@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from rifflemix.lab.tasks.core.arrays import texts
+from rifflemix.lab.tasks.core.arrays import Truncate, texts
 from rifflemix.lab.tasks.core.sequences import SequenceInputs
 from rifflemix.lab.tasks.text.vocabulary import StoredVocabulary
 
@@ -28,6 +28,8 @@ class SymbolInputs:
         longest_output: Maximum number of tokens that a model writes. None for the length of the
             input.
         columns: Columns of the user's table. Empty without a table.
+        cuts: True if longer sequences are cut, as in training.
+        truncate: Part of a longer sequence that remains.
     """
 
     kind: ClassVar[str] = "symbols"
@@ -36,6 +38,8 @@ class SymbolInputs:
     vocabulary: StoredVocabulary | None = None
     longest_output: int | None = None
     columns: tuple[str, ...] = ()
+    cuts: bool = False
+    truncate: Truncate = "head"
 
     start_token: ClassVar[int] = PAD
     end_token: ClassVar[int] = END
@@ -44,7 +48,9 @@ class SymbolInputs:
         """Convert symbols (N,) or texts to token ids (N + 1,) int64 with an end token."""
         if self.vocabulary is not None:
             raw = [self.vocabulary.ids(text, number) for number, text in enumerate(texts(raw))]
-        plain = SequenceInputs("tokens", self.symbols, self.max_length, fixed=False)
+        plain = SequenceInputs(
+            "tokens", self.symbols, self.max_length, False, self.cuts, truncate=self.truncate
+        )
         return [add_end(symbols) for symbols in plain.encode(raw)]
 
     def decode(self, ids: Sequence[int]) -> list[int] | str:

@@ -84,7 +84,6 @@ def from_arrays_once(
         return unlabelled_task(given, choice.kind, texts, seed, origin)
     if choice.kind is SEQ2SEQ:
         images.check_unused("pairs of sequences")
-        texts.check_whole(kind)
         return pairs_task(given, texts, seed, origin)
     return labelled_task(given, choice, images, texts, series, seed, origin)
 

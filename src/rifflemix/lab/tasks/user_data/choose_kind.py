@@ -145,6 +145,7 @@ class Origin:
         options: Arguments that affect the data, in addition to the ones `from_arrays` records.
         split_note: Origin of the splits, if `from_arrays` did not draw them.
         columns: Columns of the table that contain the inputs.
+        group: Column of the table that contains the groups.
     """
 
     name: str = "arrays"
@@ -153,6 +154,7 @@ class Origin:
     options: Mapping[str, Any] = field(default_factory=dict)
     split_note: str = ""
     columns: tuple[str, ...] = ()
+    group: str = ""
 
     def card(self, kind: Kind, data: str, train: int, *, reason: str = "") -> TaskCard:
         """Return the card of a task.

@@ -9,10 +9,12 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from rifflemix.errors import InputError, InputWarning, bad_argument, unknown_name
 from rifflemix.files import user_path
 from rifflemix.lab.tasks.core.base import Request, Task
-from rifflemix.lab.tasks.core.kinds import CLASSIFICATION
+from rifflemix.lab.tasks.core.kinds import CLASSIFICATION, FORECAST
 from rifflemix.lab.tasks.data_io.files import Arrays
 from rifflemix.lab.tasks.data_io.recordings import ENDINGS as RECORDINGS
 from rifflemix.lab.tasks.data_io.recordings import is_recording
@@ -32,23 +34,32 @@ from rifflemix.lab.tasks.user_data.tables import (
 )
 
 
-def recording_parts(root: Path) -> Mapping[str, Part] | None:
+def recording_parts(root: Path) -> tuple[Mapping[str, Part], str]:
     """Find recordings below a folder.
 
-    The layout is CLASS/*, or train/CLASS/*, val/CLASS/* and test/CLASS/*.
+    The layout is CLASS/*, or train/CLASS/*, val/CLASS/* and test/CLASS/*. A test folder without
+    folders of classes has no labels, so it is left out.
 
     Returns:
-        Paths and class names of each split, or None if the folder contains no recordings.
+        Paths and class names of each split, and a note on recordings that are left out. No split
+        if the folder contains no recordings.
 
     Raises:
-        InputError: A folder of a class has no recordings.
+        InputError: A folder of a class has no recordings, or only the test folder has no classes.
     """
     parts = find_parts(root)
     parts = parts if "train" in parts else {"train": root}
     found = {name: _recordings_of(folder) for name, folder in parts.items()}
     if not any(files for classes in found.values() for files in classes.values()):
-        return None
-    for name, classes in found.items():
+        return {}, ""
+    note = ""
+    for name, classes in list(found.items()):
+        if not classes:
+            count = sum(map(is_recording, parts[name].iterdir()))
+            if name != "test" or not count:
+                raise InputError(f"{parts[name]}: expected a folder for each class, got none.")
+            del found[name]
+            note = f"the {count:,} recordings of {parts[name].name} have no labels and are left out"
         for of, files in classes.items():
             if not files:
                 where, names = parts[name] / of, ", ".join(RECORDINGS)
@@ -60,7 +71,7 @@ def recording_parts(root: Path) -> Mapping[str, Part] | None:
             source=parts[name].name,
         )
         for name, classes in found.items()
-    }
+    }, note
 
 
 def _recordings_of(folder: Path) -> dict[str, list[Path]]:
@@ -81,20 +92,25 @@ def from_folder(path: str | PathLike[str], *, origin: Origin | None = None, **op
     if not folder.is_dir():
         raise bad_argument("path", "an existing folder", repr(str(path)))
     try:
-        files = _files(folder)
+        series = tables_of(folder) if options.get("kind") == FORECAST.name else []
+        is_split = any(_stem(path) in NAMES for path in series)
+        files = {} if series and not is_split else _files(folder)
     except OSError as error:
         raise InputError(f"{folder}: cannot be read ({error.strerror})") from error
-    recordings = None if files else recording_parts(folder)
-    if not files and recordings is None:
+    if series and not is_split:
+        return _series(series, origin or _origin(folder), options)
+    recordings, note = ({}, "") if files else recording_parts(folder)
+    if not files and not recordings:
         if origin is not None:
             raise InputError(
                 f"{folder}: expected train as .npz, .csv, .tsv or .jsonl, or recordings in folders "
                 "of their classes, found none; images in such folders are task image_folder"
             )
         return _images(folder, options)
-    origin = origin or Origin("folder", title=folder.name, data_source=f"{folder.name}/")
-    if recordings is not None:
-        return _recordings(recordings, origin, options)
+    origin = origin or _origin(folder)
+    if recordings:
+        task = _recordings(recordings, origin, options)
+        return replace(task, split_note=f"{task.split_note}; {note}") if note else task
     input, label = options.pop("input", None), options.pop("label", None)
     group, lengths = options.pop("group", None), options.pop("lengths", None)
     time = options.pop("time", None)
@@ -114,9 +130,37 @@ def from_folder(path: str | PathLike[str], *, origin: Origin | None = None, **op
         empty = input if options.get("drop_empty") else ""
         tables = [read_table(file, wanted, empty=empty) for file in files.values()]
         read = table_parts(tables, input, label, group, time, options.get("kind", "auto"))
-        origin = replace(origin, columns=input_columns(input))
+        origin = replace(origin, columns=input_columns(input), group=group or "")
         parts = dict(zip(files, read, strict=True))
     return from_parts(parts, origin, options)
+
+
+def _origin(folder: Path) -> Origin:
+    return Origin("folder", title=folder.name, data_source=f"{folder.name}/")
+
+
+def tables_of(folder: Path) -> list[Path]:
+    """List the tables in a folder by name."""
+    return [Path(e) for e in visible(folder) if e.is_file() and ending(Path(e)) in ENDINGS]
+
+
+def _series(files: Sequence[Path], origin: Origin, options: dict[str, Any]) -> Task:
+    """Create a forecast task from one table per series. The names of the files name the series."""
+    input = options.pop("input", None)
+    for name in ("label", "group", "lengths", "time"):
+        if options.pop(name, None) is not None:
+            raise bad_argument(name, "None with one file per series", "a name")
+    if input is None:
+        raise bad_argument("input", "the columns of the series", None)
+    wanted = wanted_columns(input, None, None)
+    tables = [read_table(file, wanted) for file in files]
+    parts = table_parts(tables, input, None, None, None, FORECAST.name)
+    if any(isinstance(part.x, list) for part in parts):
+        raise bad_argument("input", "numbers with one file per series", "a column of lists")
+    names = np.repeat([file.name for file in files], [len(part.x) for part in parts])
+    whole = Part(np.concatenate([part.x for part in parts]), None, groups=names)
+    origin = replace(origin, columns=input_columns(input))
+    return from_parts({"train": whole}, origin, options)
 
 
 def _recordings(parts: Mapping[str, Part], origin: Origin, options: dict[str, Any]) -> Task:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -15,8 +16,23 @@ from rifflemix.lab.tasks.core.base import SPLITS, Task
 from rifflemix.lab.tasks.core.forecasts import ForecastTask, Series, SeriesInputs, WindowsOfSeries
 from rifflemix.lab.tasks.core.kinds import FORECAST
 from rifflemix.lab.tasks.user_data.choose_kind import Origin
-from rifflemix.lab.tasks.user_data.folds import SplitPlan
-from rifflemix.lab.tasks.user_data.splitting import check_shares
+from rifflemix.lab.tasks.user_data.folds import Rows, SplitPlan
+from rifflemix.lab.tasks.user_data.splitting import check_shares, given_rows
+
+
+@dataclass(frozen=True, eq=False)
+class SeriesTable:
+    """Several series, and the rows of `x` that they come from.
+
+    Attributes:
+        values: Values of each series.
+        rows: Rows of `x` of each series. None if `x` is a list of series.
+        names: Name of each series, for messages.
+    """
+
+    values: list[Series]
+    rows: list[NDArray[np.int64]] | None
+    names: list[str]
 
 
 def forecast_task(
@@ -30,7 +46,7 @@ def forecast_task(
     """Create a task from series.
 
     Each series is divided by time. Targets of a split are steps of this split. The steps before
-    them may be in the split before.
+    them may be in the split before. No window contains steps of two series.
 
     Args:
         x: One series (time,) or (time, channels), or several.
@@ -42,10 +58,11 @@ def forecast_task(
         origin: Origin of the data.
     """
     context, horizon, season = _sizes(*sizes)
-    series = _by_group(read_series(x), groups)
-    borders, note = _given_periods(split, series) if isinstance(split, Mapping) else _borders(split)
-    ends = [_ends(number, len(values), borders, context + horizon, horizon)
-            for number, values in enumerate(series)]  # fmt: skip
+    table = _by_group(read_series(x), groups)
+    series = table.values
+    ends, note = _ends(split, table)
+    for name, values, end in zip(table.names, series, ends, strict=True):
+        _check_ends(name, len(values), end, context + horizon, horizon)
     train = [values[: end[0]] for values, end in zip(series, ends, strict=True)]
     steps = np.concatenate(train)
     mean, std = steps.mean(axis=0), steps.std(axis=0)
@@ -53,7 +70,7 @@ def forecast_task(
     channels = series[0].shape[1]
     ahead = _known_channels(known, channels, origin.columns)
     inputs = SeriesInputs(
-        context, tuple(mean.tolist()), tuple(std.tolist()), origin.columns, ahead,
+        context, tuple(mean.tolist()), tuple(std.tolist()), origin.columns, origin.group, ahead,
         horizon if ahead else 0,
     )  # fmt: skip
     targets = list(inputs.targets)
@@ -86,7 +103,10 @@ def forecast_task(
         target_std=tuple(std[targets].tolist()),
         horizon=horizon,
         season=season,
-        naive_errors=_naive_errors(train, season, targets),
+        naive_errors=tuple(
+            _naive_errors(name, values, season, targets)
+            for name, values in zip(table.names, train, strict=True)
+        ),
     )  # fmt: skip
 
 
@@ -107,7 +127,8 @@ def read_series(x: Any) -> list[Series]:
     values = plain_array(x)
     if values.dtype.kind == "O" and values.ndim == 2:
         values = _as_floats(values)
-    is_one = values.dtype.kind in "biuf" and values.ndim in (1, 2)
+    is_list = isinstance(x, list | tuple) and all(getattr(one, "ndim", 0) for one in x)
+    is_one = values.dtype.kind in "biuf" and values.ndim in (1, 2) and not is_list
     given = [values] if is_one else as_numpy(x)
     if isinstance(given, str) or not hasattr(given, "__len__") or len(given) == 0:
         raise bad_argument("x", "a series (time, channels) or a list of them", shown(x))
@@ -145,37 +166,68 @@ def _one_series(row: Any, number: int) -> Series:
     return values
 
 
-def _by_group(series: list[Series], groups: Any) -> list[Series]:
-    """Divide one table of steps into the series of its groups, in the order of their names."""
+def _by_group(series: list[Series], groups: Any) -> SeriesTable:
+    """Divide a table of steps into the series of its groups, in the order of their names."""
     if groups is None:
-        return series
+        rows = [np.arange(len(series[0]))] if len(series) == 1 else None
+        return SeriesTable(series, rows, [str(number) for number in range(len(series))])
     names = plain_array(groups)
-    if len(series) != 1 or names.shape != (len(series[0]),):
-        raise bad_argument("groups", "one name of a series for each step", f"shape {names.shape}")
-    names = names.astype(str)
-    return [series[0][names == name] for name in np.unique(names)]
+    if len(series) == 1 and names.shape == (len(series[0]),):
+        found, numbers = np.unique(names.astype(str), return_inverse=True)
+        rows = [np.flatnonzero(numbers.reshape(-1) == number) for number in range(len(found))]
+        return SeriesTable([series[0][of] for of in rows], rows, found.tolist())
+    if len(series) > 1 and names.shape == (len(series),):
+        return SeriesTable(series, None, names.astype(str).tolist())
+    expected = "one name of a series for each step"
+    raise bad_argument("groups", expected, f"shape {names.shape}")
 
 
-def _given_periods(
-    split: Mapping[str, Any], series: Sequence[Series]
-) -> tuple[tuple[float, float, float], str]:
-    """Return the ends of consecutive periods of one series as shares, and a note on them."""
-    rows = [np.asarray(split.get(name, []), dtype=np.int64) for name in SPLITS]
-    first, second, third = np.cumsum([len(part) for part in rows]).tolist()
-    in_order = np.array_equal(np.concatenate(rows), np.arange(third))
-    if len(series) > 1 or third != len(series[0]) or not in_order:
-        raise bad_argument(
-            "split", "consecutive steps of one series, or three shares", "other steps",
-            "with several series, join the files: each series is divided by time",
-        )  # fmt: skip
-    return (first / third, second / third, 1.0), "consecutive periods, as given"
+Ends = tuple[int, int, int]
+"""End of the training, validation and test steps of a series."""
+
+
+def _ends(split: Any, table: SeriesTable) -> tuple[list[Ends], str]:
+    """Return the ends of the splits in each series, and a note on them."""
+    given = given_rows(split, sum(map(len, table.values)))
+    if given is not None:
+        return _given_periods(given, table), "consecutive periods, as given"
+    borders, note = _borders(split)
+    return [_rounded(len(values), borders) for values in table.values], note
+
+
+def _rounded(steps: int, borders: tuple[float, float, float]) -> Ends:
+    first, second, third = (round(steps * border) for border in borders)
+    return first, second, third
+
+
+def _given_periods(given: Rows, table: SeriesTable) -> list[Ends]:
+    """Return the ends of the given splits in each series. They must be consecutive periods."""
+    found = []
+    if table.rows is not None:
+        split_of = np.full(sum(map(len, table.values)), len(SPLITS))
+        for place, name in enumerate(SPLITS):
+            split_of[given[name]] = place
+        for name, rows in zip(table.names, table.rows, strict=True):
+            places = split_of[rows]
+            if (np.diff(places) < 0).any() or (places == len(SPLITS)).any():
+                raise bad_argument(
+                    "split", "consecutive periods of each series: train, validation, test",
+                    f"another order or steps without a split in series {name}",
+                )  # fmt: skip
+            first, second, third = np.searchsorted(places, (1, 2, 3)).tolist()
+            found.append((first, second, third))
+        return found
+    raise bad_argument(
+        "split", "three shares with a list of series", "steps",
+        "join the series in one table, and name them with groups",
+    )  # fmt: skip
 
 
 def _borders(split: Any) -> tuple[tuple[float, float, float], str]:
     """Return the ends of the splits as shares of a series, and a note on them."""
     if isinstance(split, SplitPlan):
         if split.times is not None or split.folds is None:
-            hint = "the steps of a series are in the order of time"
+            hint = "sort the rows of each series by time"
             raise bad_argument("times", "None with kind 'forecast'", "times", hint)
         first, second, third = ((split.fold + end) / (split.folds + 2) for end in (1, 2, 3))
         return (first, second, third), (
@@ -191,26 +243,21 @@ def _borders(split: Any) -> tuple[tuple[float, float, float], str]:
     )
 
 
-def _ends(
-    number: int, steps: int, borders: Sequence[float], window: int, horizon: int
-) -> tuple[int, int, int]:
-    """Return the end of the training, validation and test steps of a series."""
-    first, second, third = (round(steps * border) for border in borders)
+def _check_ends(name: str, steps: int, ends: Ends, window: int, horizon: int) -> None:
+    """Raise unless each split of a series has a window."""
+    first, second, third = ends
     sizes = {"train": (first, window), "validation": (second - first, horizon)}
     sizes["test"] = (third - second, horizon)
-    for name, (found, least) in sizes.items():
+    for split, (found, least) in sizes.items():
         if found < least:
-            what = "context + horizon" if name == "train" else "horizon"
+            what = "context + horizon" if split == "train" else "horizon"
             raise bad_argument(
-                what, f"at most the {found} {name} steps of series {number}", least,
-                f"the series has {steps} steps; shorten the windows",
+                what, f"at most the {found} {split} steps of series {name}", least,
+                f"the series has {steps} steps; shorten the windows, or leave the series out",
             )  # fmt: skip
-    return first, second, third
 
 
-def _starts(
-    ends: Sequence[tuple[int, int, int]], place: int, context: int, horizon: int
-) -> NDArray[np.int64]:
+def _starts(ends: Sequence[Ends], place: int, context: int, horizon: int) -> NDArray[np.int64]:
     found = []
     for number, end in enumerate(ends):
         first = 0 if place == 0 else end[place - 1] - context
@@ -235,14 +282,16 @@ def _known_channels(known: Any, channels: int, columns: Sequence[str]) -> tuple[
 
 
 def _naive_errors(
-    train: Sequence[Series], season: int, targets: Sequence[int]
+    name: str, train: Series, season: int, targets: Sequence[int]
 ) -> tuple[float, ...]:
-    steps = [np.abs(values[season:] - values[:-season]) for values in train]
-    errors = np.concatenate(steps).mean(axis=0)[targets]
+    """Return the mean absolute error of the seasonal naive forecast of each target."""
+    errors = np.abs(train[season:] - train[:-season]).mean(axis=0)[targets]
     if not (errors > 0).all():
         channel = targets[int(np.flatnonzero(errors <= 0)[0])]
         raise bad_argument(
-            "x", f"channels that change in {season} steps", f"channel {channel} without a change",
-            "its season is exact, so that 'mase' has no unit; choose another season",
+            "x", f"channels that change in {season} steps",
+            f"channel {channel} of series {name} without a change",
+            "its season is exact, so that 'mase' has no unit; choose another season, or leave the "
+            "series out",
         )  # fmt: skip
     return tuple(errors.tolist())

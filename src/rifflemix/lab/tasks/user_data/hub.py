@@ -12,12 +12,14 @@ import numpy as np
 
 from rifflemix.checks import shown
 from rifflemix.errors import InputError, bad_argument, unknown_name
+from rifflemix.lab.tasks.core.arrays import plain_array
 from rifflemix.lab.tasks.core.base import Task
+from rifflemix.lab.tasks.core.kinds import FORECAST
 from rifflemix.lab.tasks.data_io.columns import MOST_IN_MEMORY, DatasetColumn
-from rifflemix.lab.tasks.data_io.recordings import Recording, read_recording, read_sound
+from rifflemix.lab.tasks.data_io.recordings import Recording, read_cell
 from rifflemix.lab.tasks.user_data.choose_kind import Origin
 from rifflemix.lab.tasks.user_data.parts import Part, from_parts, split_name
-from rifflemix.lab.tasks.user_data.tables import ON_DISK, LabelTable, wanted_columns
+from rifflemix.lab.tasks.user_data.tables import ON_DISK, LabelTable, input_columns, wanted_columns
 
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _HIDDEN = -1  # label of test samples that a competition keeps secret
@@ -46,7 +48,7 @@ def from_datasets(
             parts[split_name(name)] = read
     name = options.pop("name", "datasets")
     origin = origin or Origin(name, data_source="a data set in memory")
-    origin = replace(origin, columns=(input,) if isinstance(input, str) else tuple(input))
+    origin = replace(origin, columns=input_columns(input), group=group or "")
     return from_parts(parts, origin, options)
 
 
@@ -112,6 +114,8 @@ def _part(
     groups, times = (None if n is None else list(part[n]) for n in (group, time))
     if isinstance(input, str):
         x: Any = _sounds(part, input) if is_sound else list(part[input])
+        if kind == FORECAST.name and isinstance(x[0], list):  # a series in each cell
+            x = [plain_array(cell) for cell in x]
     else:
         x = _table(part, input)
     if label is None or not isinstance(label, str):
@@ -138,14 +142,12 @@ def _sounds(part: Any, name: str) -> list[Recording]:
     audio = part.features[name]
     found = []
     for row, cell in enumerate(part.cast_column(name, type(audio)(decode=False))[name]):
-        path = Path(cell["path"] or f"{name} {row}")
-        content = cell["bytes"]
-        found.append(read_recording(path) if content is None else read_sound(content, path))
+        found.append(read_cell(cell, Path(), f"{name} {row}"))
         if audio.sampling_rate not in (None, found[-1].rate):
             raise InputError(
-                f"{path}: expected {audio.sampling_rate} samples per second, the rate of column "
-                f"{name!r}, got {found[-1].rate}. Resample the files, or cast the column to their "
-                "rate."
+                f"{cell['path'] or row}: expected {audio.sampling_rate} samples per second, the "
+                f"rate of column {name!r}, got {found[-1].rate}. Resample the files, or cast the "
+                "column to their rate."
             )
     return found
 

@@ -14,7 +14,6 @@ from rifflemix.errors import InputWarning, bad_argument
 from rifflemix.lab.tasks.core.arrays import plain_array
 from rifflemix.lab.tasks.core.base import SPLITS, Task
 from rifflemix.lab.tasks.core.card import TaskCard
-from rifflemix.lab.tasks.core.duplicates import duplicates_across_splits
 from rifflemix.lab.tasks.core.kinds import CLASSIFICATION, MULTILABEL, REGRESSION, TOKENS
 from rifflemix.lab.tasks.core.multilabel import MultilabelTask
 from rifflemix.lab.tasks.core.numbers import NumberTask
@@ -191,11 +190,7 @@ def _note(
 
     Warn about duplicates across splits.
     """
-    notes = [origin.split_note or division.note]
-    doubles = duplicates_across_splits({name: hashes[rows] for name, rows in division.rows.items()})
-    if doubles:
-        notes.append(doubles)
-        warnings.warn(f"task {origin.name}: {doubles}", InputWarning, stacklevel=6)
+    notes = [origin.split_note or division.note, *division.duplicates(hashes, origin.name)]
     if samples.cut:
         what = "texts" if samples.encoder else "samples"
         cut = f"{samples.cut:,} of {len(samples):,} {what} are longer than max_length ({most:,})"

@@ -89,7 +89,7 @@ def from_parts(parts: Mapping[str, Part], origin: Origin, options: Mapping[str, 
         if missing:
             labels = _labels_of(whole, sum(sizes), options.get("kind", "auto"))
             if labels.kind is FORECAST:
-                rows |= _latest(rows["train"], missing[0])
+                rows |= _latest(rows["train"], missing[0], whole["groups"])
             else:
                 rows |= _held_out(rows["train"], missing[0], labels, whole["groups"], options)
             note += f", {missing[0]} is {100 * _HELD_OUT:g} % of the training samples"
@@ -217,10 +217,14 @@ def _held_out(
     return {"train": train[drawn["train"]], missing: train[held_out]}
 
 
-def _latest(train: Any, missing: str) -> dict[str, Any]:
-    """Return the rows of "train" without the latest ones, and these for the missing split."""
-    end = round(len(train) * (1 - _HELD_OUT))
-    return {"train": train[:end], missing: train[end:]}
+def _latest(train: Any, missing: str, groups: Any) -> dict[str, Any]:
+    """Return the rows of "train" without the latest ones of each series, and these ones."""
+    names = np.zeros(len(train)) if groups is None else np.asarray(groups).astype(str)[train]
+    is_late = np.zeros(len(train), dtype=bool)
+    for name in np.unique(names):
+        of = np.flatnonzero(names == name)
+        is_late[of[round(len(of) * (1 - _HELD_OUT)) :]] = True
+    return {"train": train[~is_late], missing: train[is_late]}
 
 
 def _joined(values: Sequence[Any]) -> Any:

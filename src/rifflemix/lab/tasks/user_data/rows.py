@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -242,14 +243,19 @@ def check_none_missing(name: str, labels: Sequence[Any], where: Where) -> None:
             )
 
 
-def read_numbers(name: str, values: Iterable[Any], where: Where, hint: str = "") -> list[float]:
+def read_numbers(
+    name: str, values: Iterable[Any], where: Where, hint: str = "", *, has_gaps: bool = False
+) -> list[float]:
     """Parse a column of numbers.
 
-    Raise at the first invalid cell and append `hint`.
+    Raise at the first invalid cell and append `hint`. With `has_gaps`, missing values are NaN.
     """
     numbers = []
     for row, value in enumerate(values):
         text = str(value).strip()
+        if has_gaps and text in _MISSING:
+            numbers.append(math.nan)
+            continue
         if not _NUMBER.fullmatch(text):
             point = "; write a decimal point, no comma" if _WITH_COMMA.fullmatch(text) else ""
             raise InputError(

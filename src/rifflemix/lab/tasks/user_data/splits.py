@@ -24,7 +24,7 @@ from rifflemix.lab.tasks.core.arrays import (
     plain_array,
 )
 from rifflemix.lab.tasks.core.base import SPLITS, Sample
-from rifflemix.lab.tasks.data_io.recordings import check_alike, read_recording
+from rifflemix.lab.tasks.data_io.recordings import Recording, check_alike, read_recording
 from rifflemix.lab.tasks.images.pixel_inputs import PixelInputs, PixelScale
 from rifflemix.lab.tasks.user_data.labels import Labels
 from rifflemix.lab.tasks.user_data.samples import Samples
@@ -38,7 +38,7 @@ MISSING = ("error", "mask")
 
 @dataclass(frozen=True)
 class FrameInputs:
-    """Series (T, C), or paths of recordings, as vectors (N, F).
+    """Series (T, C), or recordings and their paths, as vectors (N, F).
 
     Attributes:
         channels: Number of channels C.
@@ -94,10 +94,10 @@ class FrameInputs:
         return found
 
     def _values(self, row: Any, number: int) -> Floats:
-        if isinstance(row, str | Path):
-            path = Path(row)
-            recording = read_recording(path)
-            check_alike(path, recording, self.channels, self.rate)
+        if isinstance(row, str | Path | Recording):
+            recording = row if isinstance(row, Recording) else read_recording(Path(row))
+            name = f"input {number}" if isinstance(row, Recording) else row
+            check_alike(name, recording, self.channels, self.rate)
             values: NDArray[Any] = recording.values
         else:
             values = plain_array(row)

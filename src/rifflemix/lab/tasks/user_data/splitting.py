@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -12,9 +13,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rifflemix.checks import is_number, shown
-from rifflemix.errors import InputError, bad_argument, check_choice
+from rifflemix.errors import InputError, InputWarning, bad_argument, check_choice
 from rifflemix.lab.tasks.core.arrays import as_numpy, plain_array
 from rifflemix.lab.tasks.core.base import SPLITS
+from rifflemix.lab.tasks.core.duplicates import duplicates_across_splits
 from rifflemix.lab.tasks.data_io.columns import MOST_IN_MEMORY, Column
 from rifflemix.lab.tasks.user_data.folds import Rows, SplitPlan
 from rifflemix.lab.tasks.user_data.labels import Labels
@@ -26,6 +28,19 @@ class Division:
 
     rows: Rows
     note: str
+
+    def duplicates(self, hashes: NDArray[np.int64], task: str) -> list[str]:
+        """Return a note on inputs that are in two splits, and warn. Return none without them.
+
+        Args:
+            hashes: (M,) hash of each input.
+            task: Name of the task, for the warning.
+        """
+        found = duplicates_across_splits({name: hashes[of] for name, of in self.rows.items()})
+        if not found:
+            return []
+        warnings.warn(f"task {task}: {found}", InputWarning, stacklevel=7)
+        return [found]
 
 
 def divide(split: Any, labels: Labels, groups: Any, seed: int) -> Division:
@@ -44,6 +59,13 @@ def divide(split: Any, labels: Labels, groups: Any, seed: int) -> Division:
         division = _draw(check_shares(split), labels, members, seed)
     _check(division.rows, labels, members)
     return division
+
+
+def given_rows(split: Any, count: int) -> Rows | None:
+    """Return the rows of splits that are given by indices or names. Return None for others."""
+    if isinstance(split, Mapping):
+        return _given_rows(split, count)
+    return _named_rows(split, count) if _are_names(split) else None
 
 
 def split_of_rows(split: Any, rows: NDArray[np.int64], count: int) -> Any:

@@ -13,13 +13,21 @@ from numpy.typing import NDArray
 
 from rifflemix.errors import InputError, bad_argument, unknown_name
 from rifflemix.files import user_path
+from rifflemix.lab.tasks.core.arrays import plain_array
 from rifflemix.lab.tasks.core.base import Task
 from rifflemix.lab.tasks.core.from_user_data import DEFAULT_SPLIT
-from rifflemix.lab.tasks.core.kinds import CLASSIFICATION, MULTILABEL, REGRESSION, SEQ2SEQ, TOKENS
+from rifflemix.lab.tasks.core.kinds import (
+    CLASSIFICATION,
+    FORECAST,
+    MULTILABEL,
+    REGRESSION,
+    SEQ2SEQ,
+    TOKENS,
+)
 from rifflemix.lab.tasks.data_io import columns
 from rifflemix.lab.tasks.data_io.columns import MOST_IN_MEMORY, ArrowFile, FileColumn
 from rifflemix.lab.tasks.data_io.files import reading
-from rifflemix.lab.tasks.data_io.recordings import is_recording
+from rifflemix.lab.tasks.data_io.recordings import is_recording, is_sound, read_cell
 from rifflemix.lab.tasks.user_data.arrays import from_arrays
 from rifflemix.lab.tasks.user_data.choose_kind import AUTO, Origin
 from rifflemix.lab.tasks.user_data.labels import split_cell
@@ -100,7 +108,7 @@ def from_csv(
     elif isinstance(split, str):
         split = [NAMES.get(name, name) for name in ArrowFile(file).values(split)]
     origin = origin or Origin(ending(file).strip("."), title=file.name, data_source=file.name)
-    origin = replace(origin, columns=input_columns(input))
+    origin = replace(origin, columns=input_columns(input), group=group or "")
     options = {"name": origin.name, **options}
     return from_arrays(
         part.x, part.y, groups=part.groups, times=part.times, split=split, **options, origin=origin
@@ -154,7 +162,7 @@ def table_parts(
     """
     return [
         Part(
-            _inputs(table, input),
+            _series(table, input) if kind == FORECAST.name else _inputs(table, input),
             y,
             groups=None if group is None else table.columns[group],
             source=table.file.name,
@@ -219,6 +227,8 @@ def large_part(
     if len(table) <= MOST_IN_MEMORY or not isinstance(input, str) or not isinstance(label, str):
         return None
     table.check([name for name in (input, label, group, time) if name is not None])
+    if table.has_fields(input):  # recordings
+        return None
     groups, times = (None if name is None else table.values(name) for name in (group, time))
     x, y = FileColumn(file, input), table.values(label)
     return Part(x, y, groups=groups, source=file.name, times=times)
@@ -229,6 +239,9 @@ def _inputs(table: Table, input: str | Sequence[str]) -> Any:
         values = table.columns[input]
         if values and all(isinstance(v, str) and is_recording(v) for v in values):
             return [table.file.parent / name for name in values]
+        if values and all(map(is_sound, values)):
+            cells = enumerate(values)
+            return [read_cell(cell, table.file.parent, table.where(row)) for row, cell in cells]
         if ending(table.file) not in TYPED and are_numbers([text for text in values if text]):
             raise InputError(
                 f"{table.file}: expected texts in column {input!r}, got numbers alone; for a "
@@ -237,6 +250,15 @@ def _inputs(table: Table, input: str | Sequence[str]) -> Any:
             )
         return values
     return np.array([read_numbers(name, table.columns[name], table.where) for name in input]).T
+
+
+def _series(table: Table, input: str | Sequence[str]) -> Any:
+    """Return the steps (time, channels) of a table, or the series if a cell has a whole series."""
+    names = input_columns(input)
+    cells = table.columns[names[0]]
+    if len(names) == 1 and ending(table.file) in TYPED and isinstance(cells[0], list):
+        return [plain_array(cell) for cell in cells]
+    return np.array([read_numbers(name, table.columns[name], table.where) for name in names]).T
 
 
 def _labels(tables: Sequence[Table], label: str | Sequence[str] | None, kind: str) -> Sequence[Any]:

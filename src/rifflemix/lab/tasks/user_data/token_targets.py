@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -13,8 +14,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from rifflemix.checks import shown
-from rifflemix.errors import bad_argument
-from rifflemix.lab.tasks.core.arrays import as_numpy, plain_array
+from rifflemix.errors import InputWarning, bad_argument
+from rifflemix.lab.tasks.core.arrays import as_numpy, cut, plain_array
 from rifflemix.lab.tasks.core.base import SPLITS, Sample, Task
 from rifflemix.lab.tasks.core.kinds import NEXT_TOKEN, SEQ2SEQ, Kind
 from rifflemix.lab.tasks.core.sequences import SequenceInputs
@@ -88,7 +89,7 @@ def unlabelled_task(
     the splits are consecutive parts of it.
     """
     x, are_texts = _collection(given.x)
-    parts, note = _parts(given, x, kind, seed)
+    parts, note = _parts(given, x, kind, seed, origin)
     vocabulary = None
     if are_texts:
         vocabulary = options.vocabulary(parts["train"], [*parts["validation"], *parts["test"]])
@@ -115,7 +116,7 @@ def unlabelled_task(
         "num_classes": size,
         "max_length": max(sizes) - overlap,
         "padding": len(sizes) > 1,
-        "split_note": origin.split_note or note,
+        "split_note": note,
         "data_source": origin.data_source,
         "splits": splits,
         "metric": kind.metric,
@@ -148,14 +149,18 @@ def _collection(x: Any) -> tuple[Any, bool]:
     return found, isinstance(found[0], str)
 
 
-def _parts(given: Given, x: Any, kind: Kind, seed: int) -> tuple[dict[str, list[Any]], str]:
+def _parts(
+    given: Given, x: Any, kind: Kind, seed: int, origin: Origin
+) -> tuple[dict[str, list[Any]], str]:
     """Return the texts or token sequences of each split, and a note on the split."""
     rows = _rows(x, given.lengths, kind)
     if len(rows) > 1:
         labels = without_labels(kind, len(rows))
         division = divide(given.split, labels, given.groups, seed)
         parts = {name: [rows[row] for row in division.rows[name].tolist()] for name in SPLITS}
-        return parts, division.note
+        hashes = np.array([hash(row if isinstance(row, str) else row.tobytes()) for row in rows])
+        doubles = division.duplicates(hashes, origin.name)
+        return parts, "; ".join([origin.split_note or division.note, *doubles])
     shares, total = check_shares(given.split), len(rows[0])
     ends = [round(total * share) for share in (0, shares[0], shares[0] + shares[1], 1)]
     percent = " / ".join(f"{100 * share:g}" for share in shares)
@@ -227,7 +232,7 @@ def pairs_task(given: Given, options: TextOptions, seed: int, origin: Origin) ->
     """Create a task from sources `x` and targets `y`: texts, or sequences of integers from 0.
 
     Sources and targets of texts have one vocabulary. Targets of integers can end in -100 as
-    padding.
+    padding. Sequences over `max_length` are cut.
     """
     (xs, are_texts), (ys, other) = (
         _checked_sequences("x", given.x),
@@ -244,13 +249,9 @@ def pairs_task(given: Given, options: TextOptions, seed: int, origin: Origin) ->
         xs = _cut_rows(xs, given.lengths)
     sources = [_symbols("x", row, number, vocabulary) for number, row in enumerate(xs)]
     targets = [_symbols("y", row, number, vocabulary) for number, row in enumerate(ys)]
+    doubles = division.duplicates(np.array([hash(row.tobytes()) for row in sources]), origin.name)
+    sources, targets, cuts = _cut_pairs(sources, targets, options, origin)
     longest = max(max(map(len, sources)), max(map(len, targets)))
-    most = options.max_length or MOST_TOKENS
-    if longest > most:
-        raise bad_argument(
-            "max_length", f"at least the longest sequence, {longest:,} tokens",
-            f"{most:,}", "shorten or remove long pairs",
-        )  # fmt: skip
     if vocabulary is None:
         options.check_no_texts()
         symbols = 1 + int(max(row.max() for row in (*sources, *targets)))
@@ -266,7 +267,7 @@ def pairs_task(given: Given, options: TextOptions, seed: int, origin: Origin) ->
         num_classes=FIRST_SYMBOL + symbols,
         max_length=longest + 1,
         padding=True,
-        split_note=origin.split_note or division.note,
+        split_note="; ".join([origin.split_note or division.note, *doubles, *cuts]),
         data_source=origin.data_source,
         splits={name: PairSplit(sources, targets, division.rows[name]) for name in SPLITS},
         metric=SEQ2SEQ.metric,
@@ -278,8 +279,37 @@ def pairs_task(given: Given, options: TextOptions, seed: int, origin: Origin) ->
             None if vocabulary is None else StoredVocabulary.of(vocabulary),
             longest_output=max(map(len, targets)) + 1,
             columns=origin.columns,
+            cuts=options.max_length is not None,
+            truncate=options.truncate,
         ),
     )
+
+
+def _cut_pairs(
+    sources: list[Ints], targets: list[Ints], options: TextOptions, origin: Origin
+) -> tuple[list[Ints], list[Ints], list[str]]:
+    """Cut sequences over the maximum length. Return a note and warn if there are such sequences.
+
+    Raises:
+        InputError: A sequence is too long, and the user gave no maximum length.
+    """
+    most = options.max_length or MOST_TOKENS
+    too_long = {
+        what: sum(len(row) > most for row in rows)
+        for what, rows in (("sources", sources), ("targets", targets))
+    }
+    if not any(too_long.values()):
+        return sources, targets, []
+    found = " and ".join(f"{n:,} of {len(sources):,} {what}" for what, n in too_long.items() if n)
+    if options.max_length is None:
+        raise bad_argument(
+            "x and y", f"at most {MOST_TOKENS:,} tokens a sequence", f"more in {found}",
+            "give max_length: longer ones are cut",
+        )  # fmt: skip
+    note = f"{found} are longer than max_length ({most:,}) and are cut"
+    warnings.warn(f"task {origin.name}: {note}", InputWarning, stacklevel=6)
+    kept = [[cut(row, most, options.truncate) for row in rows] for rows in (sources, targets)]
+    return kept[0], kept[1], [note]
 
 
 def _checked_sequences(name: str, values: Any) -> tuple[Any, bool]:
