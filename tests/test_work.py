@@ -138,12 +138,17 @@ def test_work_refuses_data_that_it_cannot_find(
     assert "mine.csv" in outcome.err
     os.rename("moved.csv", "mine.csv")
     assert cli("work", tmp_path / "out").code == 0
+    os.rename("mine.csv", "moved.csv")
+    os.rename("out", "finished")
+    assert cli("work", tmp_path / "finished").code == 0
 
 
 def test_a_task_of_a_program_needs_that_program(cli: Cli, tmp_path: Path) -> None:
     task = rm.Task.from_arrays(np.random.default_rng(0).normal(size=(60, 4, 2)), np.arange(60) % 2)
     tiny = {"max_steps": 1, "batch_size": 8, "dim": 8, "num_layers": 1, "num_heads": 2}
     rm.compare(task, ["identity"], out=tmp_path, threads=1, **tiny)
+    assert cli("work", tmp_path).code == 0
+    shutil.rmtree(tmp_path / "identity" / "seed0")
     outcome = cli("work", tmp_path)
     assert outcome.code == 2
     assert "Task of a Python program" in outcome.err

@@ -17,7 +17,7 @@ from rifflemix.cli.commands import parse_path
 from rifflemix.cli.data import DataProgress
 from rifflemix.cli.interrupt import EXIT_INTERRUPTED, StopRequest
 from rifflemix.cli.output import progress_console, show, tell
-from rifflemix.errors import InputWarning, bad_argument
+from rifflemix.errors import InputError, InputWarning, bad_argument
 from rifflemix.lab.runs.options import DataDir
 
 if TYPE_CHECKING:
@@ -175,7 +175,7 @@ def _warn_of_differences(experiment: Experiment) -> None:
 def open_jobs(
     folder: Path, payload: Payload, data_dir: Path | None, progress: Progress
 ) -> list[Job]:
-    """Plan the experiments of a folder again.
+    """Plan the experiments of a folder again. A finished folder without its data has none.
 
     Raises:
         InputError: as `work_on`.
@@ -201,7 +201,26 @@ def open_jobs(
             load_plugin(plugin)
     for mixer in payload.mixers:
         register_mixer(mixer)
-    return maker(_Folder(folder, settings, launch, payload, data_dir, progress))
+    try:
+        return maker(_Folder(folder, settings, launch, payload, data_dir, progress))
+    except InputError:
+        if is_complete(folder):
+            return []
+        raise
+
+
+def is_complete(folder: Path) -> bool:
+    """Check, without the data, whether a folder has the results and the records of all its runs."""
+    from rifflemix.files import read_json
+    from rifflemix.lab.comparison.plan import RESULTS_FILE
+    from rifflemix.lab.experiments.records import RECORD_FILE
+
+    path = folder / RESULTS_FILE
+    results = read_json(path) if path.is_file() else {}
+    runs = [run["folder"] for run in results.get("runs", []) if "folder" in run]
+    has_all = all((folder / run / RECORD_FILE).is_file() for run in runs)
+    is_trained = results.get("result", {}).get("finished") is True  # of train
+    return has_all and (results.get("status") == "complete" or is_trained)
 
 
 @dataclass(frozen=True)

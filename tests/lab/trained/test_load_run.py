@@ -17,6 +17,7 @@ from trained_runs import SIZES, train_into, vectors
 import rifflemix as rm
 from rifflemix.errors import InputError
 from rifflemix.files import read_tensors
+from rifflemix.json_values import sealed
 from rifflemix.lab.comparison import plan_single, resolve, train_single
 from rifflemix.lab.reproduction import plan_reproduction, run_reproduction
 from rifflemix.lab.reproduction.sweep import plan_sweep, run_sweep
@@ -42,9 +43,14 @@ def comparison(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return train_into(tmp_path_factory.mktemp("one") / "run", rm.Task.from_arrays(*vectors()))
+
+
 @pytest.fixture
-def run(tmp_path: Path) -> Path:
-    return train_into(tmp_path / "run", rm.Task.from_arrays(*vectors()))
+def run(trained: Path, tmp_path: Path) -> Path:
+    return shutil.copytree(trained, tmp_path / "run")
 
 
 @pytest.mark.slow
@@ -130,6 +136,43 @@ def test_a_changed_record_is_reported(run: Path, entry: str) -> None:
     path.write_text(json.dumps(record | {entry: None}))
     with pytest.raises(InputError, match=r"task\.json"):
         rm.load_run(run)
+
+
+VERSIONS: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
+    "renamed mixer option": ({"mixer_options": {"heat": 1.0}}, {}, "'heat'"),
+    "unknown mixer": ({"mixer": "csp9"}, {}, "'csp9'"),
+    "other weights": ({"dim": 32}, {}, r"best\.safetensors.*fit"),
+    "field": ({}, {"crop": 1}, "'crop'"),
+    "field of the inputs": ({}, {"inputs": {"kind": "sequences", "crop": 1}}, "'crop'"),
+    "kind of inputs": ({}, {"inputs": {"kind": "videos"}}, "'videos'"),
+    "format": ({}, {"format": "rifflemix.task/2"}, "rifflemix.task/2"),
+}
+
+
+@pytest.mark.parametrize("version", ["9.0", None])
+@pytest.mark.parametrize(("settings", "record", "match"), VERSIONS.values(), ids=VERSIONS)
+def test_runs_of_another_version_are_refused_in_one_sentence(
+    run: Path, settings: dict[str, Any], record: dict[str, Any], match: str, version: str | None
+) -> None:
+    config = json.loads((run / "config.json").read_text())
+    config["model"]["settings"] |= settings
+    (run / "config.json").write_text(json.dumps(config))
+    values = json.loads((run / "task.json").read_text()) | record | {"version": version}
+    del values["sha256"]
+    if version is None:
+        del values["version"]
+    (run / "task.json").write_text(json.dumps(sealed(values)))
+    named = "rifflemix 9.0" if version else "older rifflemix"
+    with pytest.raises(InputError, match=f"{named} wrote .*{match}") as caught:
+        rm.load_run(run)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_run_of_another_version_is_loaded_if_it_fits(run: Path) -> None:
+    values = json.loads((run / "task.json").read_text())
+    del values["sha256"], values["version"], values["target_shape"]
+    (run / "task.json").write_text(json.dumps(sealed(values)))
+    assert rm.load_run(run).classes == ("high", "low")
 
 
 def test_weights_of_another_model_are_reported(run: Path) -> None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypedDict
 
-from torch import nn
+from torch import Tensor, nn
 
 from rifflemix.errors import InputError, bad_argument
 from rifflemix.files import damaged_run, read_json, read_tensors
@@ -199,12 +199,19 @@ def load_weights(model: nn.Module, path: Path) -> Any:
         InputError: the file is damaged, or the weights do not fit.
     """
     weights, about = read_tensors(path)
+    fit_weights(model, path, weights)
+    return about
+
+
+def fit_weights(model: nn.Module, path: Path, weights: Mapping[str, Tensor]) -> None:
+    """Copy the weights of a file into a model, or raise if they do not fit."""
     try:
         model.load_state_dict(weights)
     except RuntimeError as error:
         reason = str(error).strip().splitlines()[-1].strip()
-        raise damaged_run(path, f"its weights do not fit the model: {reason}") from error
-    return about
+        raise InputError(
+            f"{path}: its weights do not fit the model ({reason.removesuffix('.')})"
+        ) from error
 
 
 def load_stored_task(

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from rifflemix.errors import InputError, bad_argument, require_packages
-from rifflemix.files import make_folder, write_bytes
+from rifflemix.files import make_folder, reported, write_bytes
 from rifflemix.lab.tasks.core.kinds import TOKEN_OUTPUTS
 from rifflemix.lab.tasks.core.shapes import Shapes, TaskRecord
 from rifflemix.lab.tasks.graphs.graphs import GraphShapes
@@ -137,6 +137,9 @@ def export_model(model: Model, record: TaskRecord, file: Path) -> list[Path]:
     make_folder(file.parent)
     for path, content in written.items():
         write_bytes(path, content)
+    for path in {file, file.with_suffix(STEP_SUFFIX)} - set(written):
+        with reported("remove", path):  # it belongs to an earlier model
+            path.unlink(missing_ok=True)
     return list(written)
 
 

@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import fields
 from os import PathLike
 from pathlib import Path
+from typing import Any
 
 from rifflemix.checks import check_integer
 from rifflemix.errors import InputError, bad_argument, require_packages, unknown_name
-from rifflemix.files import damaged_run, read_json, user_path
+from rifflemix.files import damaged_run, read_json, read_tensors, user_path
 from rifflemix.json_values import check_seal, parse_json
 from rifflemix.lab.decode import decode
 from rifflemix.lab.experiments import only_run
 from rifflemix.lab.runs.folder import (
     StoredRun,
     build_stored,
+    fit_weights,
     is_run,
     load_stored_task,
-    load_weights,
     read_run,
 )
 from rifflemix.lab.tasks.core.forecasts import SeriesInputs
@@ -34,6 +38,7 @@ from rifflemix.lab.tasks.user_data.tokenizing import WordInputs
 from rifflemix.lab.train.run_folder import RunFolder
 from rifflemix.lab.train.state import read_result
 from rifflemix.lab.trained.run import TrainedRun
+from rifflemix.version import VERSION
 
 _CLASSES: tuple[type[InputSpec], ...] = (
     ByteInputs,
@@ -62,14 +67,13 @@ def read_spec(record: TaskRecord) -> InputSpec | None:
         return None
     kind = record.inputs.get("kind")
     if kind not in _BY_KIND:
-        raise InputError(
-            f"task {record.name}: expected inputs of kind {', '.join(_BY_KIND)}, got {kind!r}; "
-            "use the version of rifflemix that trained the run, or a newer one"
-        )
+        expected = f"inputs of kind {', '.join(_BY_KIND)}"
+        raise InputError(f"task {record.name}: expected {expected}, got {kind!r}")
     try:
+        _check_fields(_BY_KIND[kind], record.inputs, "kind")
         return decode(_BY_KIND[kind], record.inputs)
     except ValueError as error:
-        raise InputError(f"task {record.name}: its inputs are damaged: {error}") from error
+        raise InputError(f"task {record.name}: its inputs cannot be read: {error}") from error
 
 
 _SEED = "seed"
@@ -199,37 +203,80 @@ def load_run(
     path = find_run(user_path("folder", folder), mixer, seed)
     run = read_run(path)
     result = read_result(run.files)
-    record = _read_record(run)
-    model = build_stored(run, record.shapes, record.output, "folder")
     weights = run.files.chosen("last" if run.selects_last else "best")
     if not weights.is_file():
         raise InputError(f"{weights} is missing; {_RESTORE}")
-    load_weights(model, weights)
+    tensors, _ = read_tensors(weights)
+    value = _read_values(run.files.task)
+    with _naming_versions(path, value):
+        record = _derived_record(run) if value is None else _decode_record(run.files.task, value)
+        model = build_stored(run, record.shapes, record.output, "folder")
+        fit_weights(model, weights, tensors)
+        inputs = read_spec(record)
     return TrainedRun(
         folder=path,
         model=model.eval(),
         task=record,
         metrics={"validation": result.chosen(), "test": dict(result.test or {})},
-        inputs=read_spec(record),
+        inputs=inputs,
     )
 
 
-def _read_record(run: StoredRun) -> TaskRecord:
-    """Read the record of a run's task, or derive it from the data for older runs."""
-    path = run.files.task
+@contextmanager
+def _naming_versions(path: Path, value: Mapping[str, Any] | None) -> Iterator[None]:
+    """Add to errors the version that wrote the run, if it is not this version.
+
+    Args:
+        path: folder of the run.
+        value: stored record of the task, or None.
+    """
+    try:
+        yield
+    except InputError as error:
+        version = (value or {}).get("version")
+        if value is None or version == VERSION:
+            raise
+        writer = f"rifflemix {version}" if isinstance(version, str) else "an older rifflemix"
+        raise InputError(
+            f"{path}: {writer} wrote the run, and rifflemix {VERSION} cannot load it "
+            f"({str(error).removesuffix('.')}); load it with the version that wrote it"
+        ) from error
+
+
+def _read_values(path: Path) -> dict[str, Any] | None:
+    """Read the stored record of a run's task. Older runs have none."""
     if not path.is_file():
-        return _derived_record(run)
+        return None
     value = read_json(path, _RESTORE)
     try:
+        if not isinstance(value, dict):
+            raise ValueError("expected an object")
         check_seal(value)
-        if not isinstance(value, dict) or value.get("format") != RECORD_FORMAT:
-            raise ValueError(f"expected format {RECORD_FORMAT}")
-        return decode(TaskRecord, value)
     except ValueError as error:
         raise damaged_run(path, str(error), _RESTORE) from error
+    return value
+
+
+def _decode_record(path: Path, value: dict[str, Any]) -> TaskRecord:
+    """Decode the stored record of a run's task."""
+    try:
+        if value.get("format") != RECORD_FORMAT:
+            raise ValueError(f"expected format {RECORD_FORMAT}, got {value.get('format')!r}")
+        _check_fields(TaskRecord, value, "format", "sha256")
+        return decode(TaskRecord, value)
+    except ValueError as error:
+        raise InputError(f"{path}: {error}") from error
+
+
+def _check_fields(cls: type[Any], value: Mapping[str, Any], *others: str) -> None:
+    """Raise for fields that this version does not have. They may change the predictions."""
+    unknown = set(value) - {entry.name for entry in fields(cls)} - set(others)
+    if unknown:
+        raise ValueError(f"expected the fields of {cls.__name__}, got also {sorted(unknown)[0]!r}")
 
 
 def _derived_record(run: StoredRun) -> TaskRecord:
+    """Derive the record of a run of an old version from its data."""
     path: Path = run.files.task
     try:
         task = load_stored_task(run)

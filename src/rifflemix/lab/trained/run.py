@@ -174,7 +174,8 @@ class TrainedRun:
 
         A language model that streams also becomes a graph of one decoding step, in a second file
         with the ending .step.onnx. Its metadata describe the tensors of the state. If no graph of
-        the mixer reads whole sequences of any length, only this second file is written.
+        the mixer reads whole sequences of any length, only this second file is written. If a model
+        has only one of the two files, the other file of an earlier export is removed.
 
         Args:
             file: path of the file, usually with the ending .onnx.

@@ -11,6 +11,7 @@ from torch import Tensor
 from rifflemix.errors import InputError
 from rifflemix.json_values import sealed
 from rifflemix.lab.tasks.core.kinds import Output
+from rifflemix.version import VERSION
 
 InputKind = Literal["tokens", "vectors", "images", "graphs"]
 """Kind of a sample, see `Task`."""
@@ -135,6 +136,7 @@ class TaskRecord:
             each target. Outputs of regression models are standardized with them.
         target_shape: Shape of the prediction of several numbers. Empty for one number.
         inputs: Fields of the `InputSpec`, and its kind as "kind". None if the task has none.
+        version: Version of rifflemix that wrote the record. Empty for old versions.
     """
 
     name: str
@@ -148,10 +150,11 @@ class TaskRecord:
     target_std: float | tuple[float, ...] = 1.0
     target_shape: tuple[int, ...] = ()
     inputs: dict[str, Any] | None = None
+    version: str = ""
 
     def to_json(self) -> dict[str, Any]:
         """Return JSON values with a format and a checksum."""
-        return sealed({"format": RECORD_FORMAT, **asdict(self)})
+        return sealed({"format": RECORD_FORMAT, **asdict(self), "version": VERSION})
 
 
 def spec_values(spec: Any) -> dict[str, Any] | None:
