@@ -59,8 +59,11 @@ def test_numbers_have_folds_too():
     assert sorted(len(task.for_seed(2).split(name)) for name in SPLITS) == [10, 10, 40]
 
 
+DATES = [f"2024-{1 + n // 28:02}-{1 + n % 28:02}" for n in range(60)]
+
+
 @pytest.mark.parametrize(
-    "times", [np.arange(60)[::-1], [f"2024-{1 + n // 28:02}-{1 + n % 28:02}" for n in range(60)]]
+    "times", [np.arange(60)[::-1], DATES, [f"{date}T12:00:00Z" for date in DATES]]
 )
 def test_the_latest_samples_are_the_test(times):
     task = rm.Task.from_arrays(X, Y, times=times)
@@ -98,7 +101,7 @@ def test_folds_by_time_train_on_the_past():
         ({"times": ["yesterday"] * 60}, "times"),
         ({"times": [np.nan] * 60}, "times"),
         ({"times": np.arange(60), "groups": Y}, "groups"),
-        ({"times": np.zeros(60)}, "split"),
+        ({"times": np.zeros(60)}, "times"),
     ],
 )
 def test_impossible_splits_are_refused(options, name):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -79,6 +80,15 @@ WRONG: dict[str, tuple[Any, Any, dict[str, Any], str]] = {
     "context of texts": (TEXTS, None, {"kind": "next_token", "context": 3}, "context: "),
     "mixed pair": (TEXTS, INTEGERS, {"kind": "seq2seq"}, "y: .*integers"),
     "missing targets": (TEXTS, TEXTS[:3], {"kind": "seq2seq"}, "y: .*3"),
+    "set of samples": (set(TEXTS), np.arange(30) % 2, {}, "^x: "),
+    "set of labels": (X[:2], {"a", "b"}, {}, "^y: "),
+    "labels in a dictionary": (X, {"a": 1}, {}, "^y: "),
+    "dates as labels": (X, [date(2020, 1, 1 + i % 2) for i in range(30)], {}, "^y: .*got date"),
+    "missing group": (X, np.arange(30) % 2, {"groups": ["a", "b", None] * 10}, "^groups: .*2"),
+    "equal times": (X, np.arange(30) % 2, {"times": [3] * 30}, "^times: .*different"),
+    "NaN in images": (
+        np.full((30, 4, 4, 1), np.nan), np.arange(30) % 2, {}, r"^x: .*nan in sample 0$",
+    ),
     "patches of texts": (TEXTS, TAGS, {"patch_size": 2}, "patch_size"),
 }  # fmt: skip
 

@@ -1,5 +1,7 @@
 """Series of user data: channels, scales, gaps, frames and recordings."""
 
+import json
+
 import numpy as np
 import pytest
 
@@ -159,6 +161,24 @@ def test_recordings_that_differ_or_are_damaged_are_refused(tmp_path):
         task_of(paths)
     with pytest.raises(InputError, match="missing"):
         task_of([tmp_path / "none.wav"] * 40)
+
+
+@pytest.mark.parametrize("ending", [".csv", ".jsonl"])
+def test_empty_cells_of_a_table_can_be_marked(ending, tmp_path):
+    path, rows = tmp_path / f"rows{ending}", [[n % 7, n * 0.5] for n in range(40)]
+    rows[0][1] = None
+    if ending == ".csv":
+        lines = [f"{a},{'' if b is None else b},{LABELS[n]}" for n, (a, b) in enumerate(rows)]
+        path.write_text("\n".join(["a,b,y", *lines]))
+    else:
+        rows_as_json = [{"a": a, "b": b, "y": LABELS[n]} for n, (a, b) in enumerate(rows)]
+        path.write_text("\n".join(map(json.dumps, rows_as_json)))
+    with pytest.raises(InputError, match=r"'b', got none"):
+        rm.Task.from_csv(path, input=["a", "b"], label="y")
+    task = rm.Task.from_csv(path, input=["a", "b"], label="y", missing="mask")
+    given = task.inputs.encode(read_inputs(task.inputs, path).values)
+    assert given[0].tolist() == [[0.0, 0.0], [0.0, 1.0]]
+    assert given[1].tolist() == [[1.0, 0.0], [0.5, 0.0]]
 
 
 def test_a_run_keeps_the_scale_and_the_frames(tmp_path):

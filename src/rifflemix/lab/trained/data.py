@@ -160,7 +160,8 @@ def _table(spec: InputSpec | None, data: Path, column: str | None) -> RawInputs:
         cells = zip(lines, rows, strict=True)
         values = [read_cell(row[0], data.parent, place_of(data, line)) for line, row in cells]
     elif isinstance(spec, SequenceInputs | FrameInputs) and (is_csv or len(names) > 1):
-        values = _numbers(data, lines, rows, names)
+        has_gaps = isinstance(spec, FrameInputs) and spec.missing == "mask"
+        values = _numbers(data, lines, rows, names, has_gaps=has_gaps)
         if isinstance(spec, SequenceInputs) and spec.of == "tokens":
             values = values.astype(np.int64)
     elif isinstance(spec, PixelInputs):

@@ -102,7 +102,8 @@ class FromUserData:
             truncate: Part of a sequence over `max_length` that is kept: "head", "tail", or "both"
                 for half of the tokens from each end.
             context: Number of steps that a forecast reads. `x` is then a series (time, channels)
-                or a list of them, and `groups` can name the series of each step.
+                or a list of series. `groups` can name the series of each step. No window contains
+                steps of two series.
             horizon: Number of steps that a forecast predicts.
             season: Number of steps of a season, for the metric "mase" and the reference forecast.
                 Default: 1.
@@ -246,7 +247,8 @@ class FromUserData:
         Args:
             path: Folder with train.npz, train.jsonl or train.csv and optional further splits, or
                 with one folder per class of images or recordings (.wav, .flac, .npy). Task
-                `image_folder` reads the images.
+                `image_folder` reads the images. For forecasts, tables with other names are one
+                series each.
             options: Names of arrays in .npz files: `input` ("x"), `label` ("y") and `lengths`
                 ("lengths" if the file contains it). Names of columns in tables. Further
                 arguments of `from_arrays`, or options of task `image_folder` for images.

@@ -63,7 +63,8 @@ def choose_kind(kind: str, x: Any, y: Any, lengths: Any) -> Choice:
         return Choice(KINDS[kind])
     given = as_numpy(y)
     is_single = isinstance(given, np.ndarray) and given.ndim == 0
-    if is_single or not hasattr(given, "__len__") or len(given) == 0:
+    is_ordered = hasattr(given, "__len__") and not isinstance(given, dict | set)
+    if is_single or not is_ordered or len(given) == 0:
         return Choice(CLASSIFICATION)  # `read_labels` raises for it
     values = plain_array(y)
     if values.ndim == 2 and values.shape[1] > 1 and values.dtype.kind in "biuf":

@@ -27,6 +27,7 @@ from rifflemix.lab.tasks.user_data.parts import NAMES, Part, from_parts
 from rifflemix.lab.tasks.user_data.rows import ENDINGS, ending
 from rifflemix.lab.tasks.user_data.samples import is_images
 from rifflemix.lab.tasks.user_data.tables import (
+    columns_with_gaps,
     input_columns,
     read_table,
     table_parts,
@@ -127,9 +128,9 @@ def from_folder(path: str | PathLike[str], *, origin: Origin | None = None, **op
         input = input or "text"
         label = label or (None if options.get("kind") in UNLABELLED else "label")
         wanted = wanted_columns(input, label, group, time)
-        empty = input if options.get("drop_empty") else ""
+        empty = columns_with_gaps(input, options)
         tables = [read_table(file, wanted, empty=empty) for file in files.values()]
-        read = table_parts(tables, input, label, group, time, options.get("kind", "auto"))
+        read = table_parts(tables, input, label, group, time, options)
         origin = replace(origin, columns=input_columns(input), group=group or "")
         parts = dict(zip(files, read, strict=True))
     return from_parts(parts, origin, options)
@@ -154,7 +155,7 @@ def _series(files: Sequence[Path], origin: Origin, options: dict[str, Any]) -> T
         raise bad_argument("input", "the columns of the series", None)
     wanted = wanted_columns(input, None, None)
     tables = [read_table(file, wanted) for file in files]
-    parts = table_parts(tables, input, None, None, None, FORECAST.name)
+    parts = table_parts(tables, input, None, None, None, options)
     if any(isinstance(part.x, list) for part in parts):
         raise bad_argument("input", "numbers with one file per series", "a column of lists")
     names = np.repeat([file.name for file in files], [len(part.x) for part in parts])

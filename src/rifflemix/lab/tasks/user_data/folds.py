@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -174,13 +175,18 @@ def read_times(times: Any, count: int) -> NDArray[Any]:
     missing = np.isnat(values) if values.dtype.kind == "M" else ~np.isfinite(values)
     if missing.any():
         raise bad_argument("times", "a time for each sample", f"none for {int(missing.argmax())}")
+    if (different := len(np.unique(values))) < len(SPLITS):
+        raise bad_argument("times", f"at least {len(SPLITS)} different times", different)
     return values
 
 
 def _dates(texts: list[str], expected: str) -> NDArray[Any]:
-    for row, text in enumerate(texts):
-        try:
-            np.datetime64(text, "us")
-        except ValueError:
-            raise bad_argument("times", expected, f"{text!r} for sample {row}") from None
-    return np.array(texts, dtype="datetime64[us]")
+    found = []
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", ".*timezones")  # NumPy converts them to UTC
+        for row, text in enumerate(texts):
+            try:
+                found.append(np.datetime64(text, "us"))
+            except ValueError:
+                raise bad_argument("times", expected, f"{text!r} for sample {row}") from None
+    return np.array(found)

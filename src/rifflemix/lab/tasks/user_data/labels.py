@@ -119,7 +119,7 @@ def cut_to_lengths(y: Any, lengths: NDArray[np.int64]) -> Any:
 
 def _rows(y: Any, count: int) -> list[list[Any]]:
     given = as_numpy(y)
-    if isinstance(given, str | bytes | dict) or not hasattr(given, "__len__"):
+    if isinstance(given, str | bytes | dict | set) or not hasattr(given, "__len__"):
         raise bad_argument("y", f"{count} lists of labels", shown(y))
     if len(given) != count:
         raise bad_argument("y", f"{count} lists of labels, one for each sample", len(given))
@@ -230,7 +230,7 @@ def read_labels(y: Any, count: int, kind: Kind) -> Labels:
 
 def _as_array(y: Any, count: int, *, several: bool) -> NDArray[Any]:
     given = as_numpy(y)
-    if isinstance(given, str | bytes | dict) or not hasattr(given, "__len__"):
+    if isinstance(given, str | bytes | dict | set) or not hasattr(given, "__len__"):
         raise bad_argument("y", f"{count} labels", shown(y))
     if not isinstance(given, np.ndarray):
         given = [as_numpy(label) for label in given]
@@ -251,7 +251,8 @@ def _as_array(y: Any, count: int, *, several: bool) -> NDArray[Any]:
     if values.shape != (count,) and not is_table:
         raise bad_argument("y", f"{count} labels, one for each sample", f"shape {values.shape}")
     if values.dtype.kind not in "biufU":
-        raise bad_argument("y", "integers, floats or texts", values.dtype)
+        got = f"{type(values.ravel()[0]).__name__} for sample 0"
+        raise bad_argument("y", "integers, floats or texts", got, "convert the labels first")
     is_mixed = values.dtype.kind == "U" and isinstance(given, list)
     return _of_one_type(given) if is_mixed and values.ndim == 1 else values
 

@@ -128,7 +128,7 @@ def _collection(x: Any) -> Any:
     if hasattr(x, "toarray"):  # SciPy sparse matrix
         hint = "a sparse matrix becomes an array by x.toarray()"
         raise bad_argument("x", "an array, a tensor or a list of samples", type(x).__name__, hint)
-    if isinstance(x, str | bytes | dict) or is_number or not hasattr(x, "__len__"):
+    if isinstance(x, str | bytes | dict | set) or is_number or not hasattr(x, "__len__"):
         raise bad_argument("x", "an array, a tensor or a list of samples", shown(x))
     if len(x) == 0:
         raise bad_argument("x", "at least one sample", "none")
@@ -313,7 +313,8 @@ def _finite(
         index = int(np.flatnonzero(~finite)[0])
         row = int(np.searchsorted(ends, index, side="right"))
         bad = values[index].ravel()[wrong[index].ravel()][0]
-        hint = "missing='mask' marks missing values" if np.isnan(bad) else ""
+        is_series = floats.ndim < 3
+        hint = "missing='mask' marks missing values" if np.isnan(bad) and is_series else ""
         raise bad_argument("x", "finite numbers", f"{bad} in sample {row}", hint)
     return floats
 

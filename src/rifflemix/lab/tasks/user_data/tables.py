@@ -48,6 +48,9 @@ ON_DISK = (AUTO, CLASSIFICATION.name, REGRESSION.name)
 """Kinds whose samples can stay on disk."""
 
 
+_EMPTY = "drop_empty=true leaves out rows with an empty text, missing=mask marks missing numbers"
+
+
 @dataclass(frozen=True, eq=False)
 class LabelTable:
     """Several labels per row, with the names of their columns."""
@@ -98,11 +101,10 @@ def from_csv(
     wanted = wanted_columns(input, label, group, time)
     if isinstance(split, str):
         wanted.append(split)
-    empty = input if options.get("drop_empty") else ""
     part = large_part(file, input, label, group, time, options.get("kind", "auto"))
     if part is None:
-        table = read_table(file, wanted, empty=empty)
-        [part] = table_parts([table], input, label, group, time, options.get("kind", "auto"))
+        table = read_table(file, wanted, empty=columns_with_gaps(input, options))
+        [part] = table_parts([table], input, label, group, time, options)
         if isinstance(split, str):
             split = _split_names(table, split)
     elif isinstance(split, str):
@@ -120,11 +122,20 @@ def input_columns(input: str | Sequence[str]) -> tuple[str, ...]:
     return (input,) if isinstance(input, str) else tuple(input)
 
 
+def columns_with_gaps(input: str | Sequence[str], options: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the input columns that can have empty cells."""
+    is_text = isinstance(input, str)
+    can_be_empty = options.get("drop_empty") if is_text else options.get("missing") == "mask"
+    return input_columns(input) if can_be_empty else ()
+
+
 def wanted_columns(input: Any, label: Any, group: Any, time: Any = None) -> list[Any]:
     """List the columns to read. The label must not be an input."""
     if not isinstance(input, str | list | tuple):
         raise bad_argument("input", "the name of a column, or a list of them", repr(input))
     inputs, labels = input_columns(input), label_columns(label)
+    if not inputs or len(set(inputs)) < len(inputs):
+        raise bad_argument("input", "different columns, at least one", repr(input))
     for name in labels:
         if name in inputs:
             raise bad_argument("input", f"columns other than the label {name!r}", repr(input))
@@ -154,15 +165,17 @@ def table_parts(
     label: str | Sequence[str] | None,
     group: str | None,
     time: str | None,
-    kind: str,
+    options: Mapping[str, Any],
 ) -> list[Part]:
     """Return inputs, labels, groups and times of each table.
 
-    The labels of all tables together determine the label type.
+    The labels of all tables together determine the label type. The kind and the treatment of
+    missing values are in `options`.
     """
+    kind, has_gaps = options.get("kind", AUTO), options.get("missing") == "mask"
     return [
         Part(
-            _series(table, input) if kind == FORECAST.name else _inputs(table, input),
+            _series(table, input) if kind == FORECAST.name else _inputs(table, input, has_gaps),
             y,
             groups=None if group is None else table.columns[group],
             source=table.file.name,
@@ -172,7 +185,7 @@ def table_parts(
     ]
 
 
-def read_table(file: Path, wanted: Sequence[str], *, empty: Any = "") -> Table:
+def read_table(file: Path, wanted: Sequence[str], *, empty: Sequence[str] = ()) -> Table:
     """Read columns of a table.
 
     Every row needs a value in each column.
@@ -180,7 +193,7 @@ def read_table(file: Path, wanted: Sequence[str], *, empty: Any = "") -> Table:
     Args:
         file: Path of the table.
         wanted: Names of columns.
-        empty: Name of the column that may contain empty texts.
+        empty: Names of columns that can have empty cells.
 
     Raises:
         InputError: Unsupported file type, unreadable row, missing column or value, or no rows.
@@ -199,14 +212,14 @@ def read_table(file: Path, wanted: Sequence[str], *, empty: Any = "") -> Table:
         for line, row in table_rows(file, wanted):
             for name in columns:
                 value = row.get(name)
-                if value is None or (value == "" and name != empty):
-                    if name not in row and kind not in TYPED:
-                        raise unknown_name(f"column of {file.name}", name, row)
+                if name not in row and kind not in TYPED:
+                    raise unknown_name(f"column of {file.name}", name, row)
+                if value in (None, "") and name not in empty:
                     raise InputError(
                         f"{place_of(file, line)}: expected a value of column {name!r}, got none; "
-                        "drop_empty=true leaves out rows with an empty text as input"
+                        + (_EMPTY if name == wanted[0] else "fill it in, or leave the row out")
                     )
-                columns[name].append(value)
+                columns[name].append("" if value is None else value)
             lines.append(line)
     if not lines:
         where = " below the header" if kind in (".csv", ".tsv") else ""
@@ -234,7 +247,7 @@ def large_part(
     return Part(x, y, groups=groups, source=file.name, times=times)
 
 
-def _inputs(table: Table, input: str | Sequence[str]) -> Any:
+def _inputs(table: Table, input: str | Sequence[str], has_gaps: bool) -> Any:
     if isinstance(input, str):
         values = table.columns[input]
         if values and all(isinstance(v, str) and is_recording(v) for v in values):
@@ -249,7 +262,9 @@ def _inputs(table: Table, input: str | Sequence[str]) -> Any:
                 "of digits are strings in a .jsonl file"
             )
         return values
-    return np.array([read_numbers(name, table.columns[name], table.where) for name in input]).T
+    return np.array(
+        [read_numbers(name, table.columns[name], table.where, has_gaps=has_gaps) for name in input]
+    ).T
 
 
 def _series(table: Table, input: str | Sequence[str]) -> Any:
