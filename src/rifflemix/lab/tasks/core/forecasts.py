@@ -159,9 +159,13 @@ class ForecastTask(NumberTask):
         return {**batch, "series": torch.tensor([number for _, (_, number) in samples])}
 
     def _sizes(self, error: Tensor, batch: Batch) -> dict[str, Tensor]:
-        naive = torch.tensor(self.naive_errors, dtype=torch.float64, device=error.device)
         sizes = super()._sizes(error, batch)
-        return {**sizes, "mase": sizes["mae"] / naive[batch["series"]].unsqueeze(1)}
+        units = self._units.to(error.device)[batch["series"]]
+        return {**sizes, "mase": sizes["mae"] / units.unsqueeze(1)}
+
+    @cached_property
+    def _units(self) -> Tensor:
+        return torch.tensor(self.naive_errors, dtype=torch.float64)
 
     def _deviation(self, means: Mapping[str, float]) -> dict[str, float]:
         """Compute the standard deviation, from the number of windows that do not overlap.

@@ -110,7 +110,7 @@ class ArrowFile:
                 raise InputError(
                     f"{self.path}, row {row}: expected a value of column {name!r}, got none."
                 )
-            arrays.append(column.to_numpy(zero_copy_only=False))
+            arrays.append(_values(column))
             rows += len(column)
         found: NDArray[Any] = np.concatenate(arrays)
         return found
@@ -123,6 +123,17 @@ class ArrowFile:
             yield
         except (pyarrow.ArrowException, OSError) as error:
             raise damaged(self.path, str(error).splitlines()[0][:200]) from error
+
+
+def _values(column: Any) -> NDArray[Any]:
+    """Convert a column to an array. Equal texts of a batch are one object."""
+    import pyarrow
+
+    if pyarrow.types.is_string(column.type) or pyarrow.types.is_large_string(column.type):
+        coded = column.dictionary_encode()
+        texts = np.array(coded.dictionary.to_pylist(), dtype=object)
+        return np.asarray(texts[coded.indices.to_numpy()])
+    return np.asarray(column.to_numpy(zero_copy_only=False))
 
 
 MOST_IN_MEMORY = 200_000

@@ -224,8 +224,29 @@ def read_labels(y: Any, count: int, kind: Kind) -> Labels:
         return Labels(kind, *token_classes(y, count))
     if kind is MULTILABEL:
         return Labels(kind, *label_sets(y, count))
+    texts = _text_classes(y, count) if kind is CLASSIFICATION else None
+    if texts is not None:
+        return texts
     values = _as_array(y, count, several=kind is REGRESSION)
     return Labels(kind, _numbers(values)) if kind is REGRESSION else _classes(values)
+
+
+def _text_classes(y: Any, count: int) -> Labels | None:
+    """Read texts as classes. NumPy would copy and sort each text. Return None for other labels."""
+    given = as_numpy(y)
+    if isinstance(given, np.ndarray) and given.ndim == 1 and given.dtype.kind in "OU":
+        given = given.tolist()
+    if not isinstance(given, list | tuple) or len(given) != count:
+        return None
+    try:
+        found = set(given)
+    except TypeError:  # lists
+        return None
+    if not all(isinstance(name, str) for name in found):
+        return None
+    names = sorted(found)
+    place = {name: number for number, name in enumerate(names)}
+    return _labels_of(names, np.fromiter(map(place.__getitem__, given), np.int64, count))
 
 
 def _as_array(y: Any, count: int, *, several: bool) -> NDArray[Any]:
@@ -338,15 +359,19 @@ def _classes(values: NDArray[Any]) -> Labels:
             )  # fmt: skip
         values = values.astype(np.int64)
     found, numbers = np.unique(values, return_inverse=True)
+    return _labels_of(found.tolist(), numbers.astype(np.int64).reshape(-1))
+
+
+def _labels_of(found: Sequence[Any], numbers: NDArray[np.int64]) -> Labels:
+    """Return labels from the classes and the number of the class of each sample."""
     if len(found) < 2:
-        raise bad_argument("y", "at least two classes", f"{shown(found[0].item())} alone")
-    if len(found) == len(values) and len(values) > 2:
+        raise bad_argument("y", "at least two classes", f"{shown(found[0])} alone")
+    if len(found) == len(numbers) and len(numbers) > 2:
         raise bad_argument(
             "y", "classes with several samples each", f"{len(found):,} different labels",
             "numbers to be predicted are floats, or kind='regression'",
         )  # fmt: skip
-    names = tuple(str(name) for name in found.tolist())
-    return Labels(CLASSIFICATION, numbers.astype(np.int64).reshape(-1), names)
+    return Labels(CLASSIFICATION, numbers, tuple(map(str, found)))
 
 
 def without_labels(kind: Kind, count: int) -> Labels:

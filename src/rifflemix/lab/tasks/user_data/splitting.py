@@ -147,9 +147,6 @@ def _group_numbers(groups: Any, count: int) -> NDArray[np.int64]:
             f"{values.dtype} of shape {values.shape}",
         )  # fmt: skip
     if values.dtype.kind == "O":
-        for row, value in enumerate(values.tolist()):
-            if value is None or value != value:  # NaN
-                raise bad_argument("groups", "a group for each sample", f"none for sample {row}")
         values = np.array([str(value) for value in values])
     numbers = np.unique(values, return_inverse=True)[1].astype(np.int64).reshape(-1)
     if numbers.max() < len(SPLITS) - 1:
