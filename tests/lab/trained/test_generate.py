@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -132,7 +133,8 @@ def test_the_command_prints_and_writes_texts(text_run: Path, cli: Cli, tmp_path:
 
 
 def test_the_command_reads_texts_or_numbers_as_the_model(cli: Cli, tmp_path: Path) -> None:
-    words, ids = ["abc", "ab", "cba"] * 8, [[1, 2, 3], [2, 1], [3, 3, 1]] * 8
+    ids = [list(row) for n in (2, 3) for row in itertools.product((1, 2, 3), repeat=n)]
+    words = ["".join("abc"[symbol - 1] for symbol in row) for row in ids]
     cases = [
         (
             rm.Task.from_arrays(words, words, kind="seq2seq"),
