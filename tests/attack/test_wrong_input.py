@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import shutil
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -170,6 +171,7 @@ def test_wrong_command_lines(
     @given(line=command_lines())
     def one(line: Words) -> None:
         words = [str(out) if word == "OUT" else word for word in line]
+        shutil.rmtree(out, ignore_errors=True)  # of a line that would have run
         capfd.readouterr()
         code = run_line(words, monkeypatch)
         said = capfd.readouterr()
