@@ -1,6 +1,6 @@
 """Shared settings of all attacks: number of cases, seeds, and the statistics that they write.
 
-RIFFLEMIX_ATTACK multiplies the number of cases (0.33 in continuous integration, more in
+RIFFLEMIX_ATTACK multiplies the number of cases (0.2 in continuous integration, more in
 `make attack`). RIFFLEMIX_ATTACK_SEED selects different cases. RIFFLEMIX_ATTACK_CASE runs a single
 case again. RIFFLEMIX_ATTACK_OUT names a file for the statistics of the run.
 """
