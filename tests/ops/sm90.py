@@ -117,7 +117,7 @@ def compile_all(call: Callable[[], object]) -> dict[str, dict[str, int]]:
     from rifflemix.ops.permutation import triton_windows as windows
     from rifflemix.ops.sinkhorn import triton as balancing
     from rifflemix.ops.sinkhorn import triton_attention as attention
-    from rifflemix.ops.statistics import triton_causal, triton_common, triton_global
+    from rifflemix.ops.statistics import triton, triton_causal, triton_common
 
     used: dict[str, dict[str, int]] = {}
 
@@ -130,7 +130,7 @@ def compile_all(call: Callable[[], object]) -> dict[str, dict[str, int]]:
         program = compiled(kernel, arguments, kw)
         used[name] = usage(program) | (instructions(program) if DISASSEMBLES else {})
 
-    statistics = (triton_global, triton_causal, triton_common)
+    statistics = (triton, triton_causal, triton_common)
     for module in (triton_support, permutation, windows, *statistics, balancing, attention):
         module.launch = compile_only
     triton_support.check_device = accept  # accept tensors without data

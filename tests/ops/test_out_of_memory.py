@@ -17,10 +17,9 @@ from rifflemix import ops
 from rifflemix.lab.runs.environment import using_threads
 from rifflemix.ops import native
 from rifflemix.ops.butterfly import cpu as block_maps
-from rifflemix.ops.dropout import cpu_attention as attention
+from rifflemix.ops.dropout import cpu as attention
 from rifflemix.ops.permutation import cpu_common as permutation
-from rifflemix.ops.sinkhorn import cpu as balancing
-from rifflemix.ops.sinkhorn import cpu_attention as sorted_blocks
+from rifflemix.ops.sinkhorn import cpu as sinkhorn
 from rifflemix.ops.statistics import cpu_common as statistics
 
 NATIVE = Path(native.__file__).parent
@@ -154,7 +153,7 @@ def test_every_allocation_may_fail(
     monkeypatch.setattr(permutation, "_KERNELS", kernels)
     monkeypatch.setattr(statistics, "_KERNELS", kernels)
     monkeypatch.setattr(block_maps, "_KERNELS", kernels)
-    for module in (attention, balancing, sorted_blocks):
+    for module in (attention, sinkhorn):
         monkeypatch.setattr(module, "KERNELS", kernels)
     with using_threads(threads):
         expected = CALLS[name]()

@@ -15,7 +15,7 @@ from rifflemix.mixers.causal_csp import CausalCSP
 from rifflemix.mixers.permutation_mixer import PermutationMixer, check_shift
 from rifflemix.mixers.token_groups import GroupLayout, TokenGroups, reference_length
 from rifflemix.ops.permutation import ShiftSchedule, SortSpec, backends
-from rifflemix.ops.permutation.spec import Permuted
+from rifflemix.ops.permutation.arguments import Permuted
 
 ORDERS = ("reference", "ascending")
 

@@ -16,7 +16,7 @@ from rifflemix.mixers.padding import fill_valid_tokens, mix_valid_tokens
 from rifflemix.mixers.rank_windows import RankWindows
 from rifflemix.nn.constants import KeepsConstants
 from rifflemix.ops.permutation import SHIFT_KINDS
-from rifflemix.ops.permutation.spec import Permuted
+from rifflemix.ops.permutation.arguments import Permuted
 
 
 class PermutationMixer(KeepsConstants, TokenMixer):

@@ -12,7 +12,7 @@ from rifflemix.mixers.base import MixerCard
 from rifflemix.mixers.permutation_mixer import PermutationMixer
 from rifflemix.mixers.rank_windows import RankWindows, check_tokens_back
 from rifflemix.ops.permutation import SortSpec, backends, interleave_columns
-from rifflemix.ops.permutation.spec import Permuted
+from rifflemix.ops.permutation.arguments import Permuted
 
 VARIANTS = ("ascending", "descending", "interleave", "max_exchange")
 _WINDOW = 2

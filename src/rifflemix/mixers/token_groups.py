@@ -18,7 +18,7 @@ from rifflemix.checks import check_divides
 from rifflemix.compat import as_operand, is_known, statically_known_true, take_first
 from rifflemix.errors import bad_argument, check_choice
 from rifflemix.mixers.packed import Mix
-from rifflemix.ops.permutation.spec import Permuted
+from rifflemix.ops.permutation.arguments import Permuted
 
 LAYOUTS = ("max_length", "length")
 _TOKENS = "the number of tokens N"

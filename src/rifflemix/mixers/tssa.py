@@ -13,7 +13,7 @@ from rifflemix.errors import bad_argument
 from rifflemix.mixers.base import MixerCard, TokenMixer
 from rifflemix.mixers.packed import Segments
 from rifflemix.ops.statistics import StatisticsState, backends
-from rifflemix.ops.statistics.arguments import check_state
+from rifflemix.ops.statistics.common import check_state
 
 
 class TSSA(TokenMixer):

@@ -16,7 +16,7 @@ from rifflemix.lab.analysis import own_subject
 from rifflemix.mixers.csp import CSP
 from rifflemix.mixers.sinkhorn import Sinkhorn
 from rifflemix.mixers.tssa import TSSA
-from rifflemix.ops.permutation.spec import Permuted
+from rifflemix.ops.permutation.arguments import Permuted
 
 base, judges = claims_module("claims.base"), claims_module("claims.judges_checks")
 checks, models = claims_module("claims.checks"), claims_module("claims.checks_models")

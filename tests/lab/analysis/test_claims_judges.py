@@ -15,7 +15,7 @@ import rifflemix.lab.analysis.kinds.rate
 from rifflemix.lab.analysis import Subject, get_analysis, own_subject
 from rifflemix.lab.analysis.kinds.collapse import collapse
 from rifflemix.mixers.csp import CSP
-from rifflemix.ops.permutation.spec import Permuted
+from rifflemix.ops.permutation.arguments import Permuted
 
 base, judges = claims_module("claims.base"), claims_module("claims.judges")
 HOLDS, FAILS, DEPENDS = base.HOLDS, base.FAILS, base.DEPENDS

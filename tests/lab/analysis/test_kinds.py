@@ -19,7 +19,7 @@ from rifflemix.lab.analysis.kinds.spectrum import layer_spectra
 from rifflemix.lab.report.figure import figure_png
 from rifflemix.mixers import MixerCard, TokenMixer
 from rifflemix.mixers.csp import CSP
-from rifflemix.ops.permutation.spec import Permuted
+from rifflemix.ops.permutation.arguments import Permuted
 
 N, C = 6, 4
 MASK = torch.tensor([[False] * 6, [False, True, False, False, False, True]])

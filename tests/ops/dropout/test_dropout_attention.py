@@ -14,7 +14,7 @@ from torch.autograd import forward_ad
 import rifflemix as rm
 from rifflemix.errors import InputError
 from rifflemix.ops import dropout_attention
-from rifflemix.ops.dropout import cpu_attention, reference
+from rifflemix.ops.dropout import cpu, reference
 from rifflemix.ops.native import instruction_level
 
 needs_kernels = pytest.mark.skipif(instruction_level() < 2, reason="no compiled kernels here")
@@ -324,13 +324,13 @@ def test_torch_knows_the_operators() -> None:
 @pytest.mark.parametrize("mixer", ["softmax", "butterfly", "local", "linformer"])
 def test_mixers_attend_with_it(mixer: str, monkeypatch: pytest.MonkeyPatch) -> None:
     calls = []
-    inner = cpu_attention.dropout_attention
+    inner = cpu.dropout_attention
 
     def counted(*arguments: object) -> Tensor:
         calls.append(1)
         return inner(*arguments)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(cpu_attention, "dropout_attention", counted)
+    monkeypatch.setattr(cpu, "dropout_attention", counted)
     layer = rm.create_mixer(mixer, 8, num_heads=2, max_length=20, dropout=0.4)
     x = torch.randn(2, 20, 8)
     padding = torch.arange(20).expand(2, 20) >= 17

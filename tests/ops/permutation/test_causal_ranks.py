@@ -13,9 +13,9 @@ from torch import Tensor
 
 from rifflemix.errors import InputError
 from rifflemix.ops import causal_shift, rank_filter
-from rifflemix.ops.permutation import cpu_ranks
+from rifflemix.ops.permutation import cpu
 
-needs_kernels = pytest.mark.skipif(not cpu_ranks.filters(2), reason="no compiled kernels")
+needs_kernels = pytest.mark.skipif(not cpu.filters(2), reason="no compiled kernels")
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
@@ -194,9 +194,9 @@ def test_gradient_of_the_kernel_s_gradient() -> None:
 def test_registered_operators() -> None:
     x = torch.randn(2, 6, 4, requires_grad=True)
     ranks = torch.tensor([0, 1, 2, 1])
-    torch.library.opcheck(cpu_ranks._rank_filter.overload, (x, ranks, 3, True))
+    torch.library.opcheck(cpu._rank_filter.overload, (x, ranks, 3, True))
     back = torch.randint(3, (2, 6, 4), dtype=torch.uint8)
-    torch.library.opcheck(cpu_ranks._collect.overload, (x, back, 3))
+    torch.library.opcheck(cpu._collect.overload, (x, back, 3))
 
 
 BAD: dict[str, tuple[Any, str]] = {

@@ -7,8 +7,7 @@ import torch
 from torch import Tensor
 
 from rifflemix.ops.sinkhorn import sinkhorn
-from rifflemix.ops.sinkhorn.eager import LOG_ZERO
-from rifflemix.ops.sinkhorn.running_logsumexp import running_logsumexp
+from rifflemix.ops.sinkhorn.eager import LOG_ZERO, running_logsumexp
 
 
 def scores(n: int, scale: float) -> Tensor:

@@ -22,7 +22,7 @@ from rifflemix.ops import (
     top_k_blocks,
 )
 from rifflemix.ops.native import instruction_level
-from rifflemix.ops.sinkhorn import cpu_attention
+from rifflemix.ops.sinkhorn import cpu
 from rifflemix.ops.sinkhorn.kernel_attention import Visibility, attend_to_blocks
 
 needs_kernels = pytest.mark.skipif(instruction_level() < 2, reason="needs the compiled kernels")
@@ -269,7 +269,7 @@ def test_kernel_drops_what_the_formula_drops(n: int, block: int, width: int, row
     padding = settings_of({"padded": True}, BATCH, n, block)["key_padding_mask"]
     unseen = torch.rand(BATCH, HEADS, n * rows, block) > 0.7
     terms = Visibility(unseen, padding, False, True, torch.tensor(2**62 + 5), 0.3)
-    y, _ = cpu_attention._forward(*inputs, block, *terms)
+    y, _ = cpu._attend(*inputs, block, *terms)
     expected = attend_to_blocks(*inputs, block, terms)
     torch.testing.assert_close(y, expected)
     grad = torch.randn_like(y)

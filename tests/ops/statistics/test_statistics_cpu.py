@@ -14,7 +14,7 @@ from torch.autograd import forward_ad
 
 from rifflemix.ops import StatisticsState, causal_token_statistics, token_statistics
 from rifflemix.ops.native import instruction_level
-from rifflemix.ops.statistics import cpu_causal, cpu_common, cpu_global
+from rifflemix.ops.statistics import cpu, cpu_causal, cpu_common
 
 pytestmark = pytest.mark.skipif(instruction_level() < 2, reason="no compiled kernels here")
 
@@ -264,12 +264,10 @@ OPCHECKED = [
 @pytest.mark.parametrize("masked", OPCHECKED)
 def test_opcheck(masked: bool) -> None:
     w, temperature, mask = example_arguments(masked)
-    torch.library.opcheck(cpu_global._forward.overload, (w, temperature, mask, True))
-    statistics = [value.detach() for value in cpu_global._forward(w, temperature, mask, True)[1:]]
+    torch.library.opcheck(cpu._forward.overload, (w, temperature, mask, True))
+    statistics = [value.detach() for value in cpu._forward(w, temperature, mask, True)[1:]]
     arguments = (w.detach(), temperature.detach(), mask, True, *statistics)
-    torch.library.opcheck(
-        cpu_global._backward.overload, (*arguments, torch.randn(2, 3, 70, 5), None)
-    )
+    torch.library.opcheck(cpu._backward.overload, (*arguments, torch.randn(2, 3, 70, 5), None))
 
 
 @pytest.mark.parametrize("masked", OPCHECKED)

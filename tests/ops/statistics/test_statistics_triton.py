@@ -351,7 +351,7 @@ def test_what_kernels_do_not_take_is_refused(w: Tensor) -> None:
 
 @pytest.mark.parametrize("from_end", [False, True])
 def test_more_chunks_than_a_tile_has(from_end: bool) -> None:
-    from rifflemix.ops.statistics import triton_causal, triton_global
+    from rifflemix.ops.statistics import triton, triton_causal
 
     sums = torch.randn(1, 2, 300, 33, device=DEVICE)
     start = torch.randn(1, 2, 33, device=DEVICE, dtype=torch.float64)
@@ -360,18 +360,18 @@ def test_more_chunks_than_a_tile_has(from_end: bool) -> None:
     torch.testing.assert_close(found, parts.float(), atol=1e-5, rtol=1e-5)
     torch.testing.assert_close(end, parts[:, :, -1], atol=1e-5, rtol=1e-5)
     total = torch.empty(1, 2, 33, device=DEVICE)
-    triton_global._add_chunks(sums, total)
+    triton._add_chunks(sums, total)
     torch.testing.assert_close(total, sums.double().sum(2).float(), atol=1e-5, rtol=1e-5)
 
 
 def test_sums_of_many_chunks_keep_their_digits() -> None:
-    from rifflemix.ops.statistics import triton_causal, triton_global
+    from rifflemix.ops.statistics import triton, triton_causal
 
     chunks = 1 << 17
     sums = torch.full((1, 1, chunks, 1), 0.1, device=DEVICE)
     exact = chunks * float(sums[0, 0, 0, 0])
     total = torch.empty(1, 1, 1, device=DEVICE)
-    triton_global._add_chunks(sums, total)
+    triton._add_chunks(sums, total)
     _, end = triton_causal._add_up(sums, None)
     assert [float(total), float(end)] == pytest.approx([exact] * 2, rel=1e-6)
 

@@ -10,13 +10,12 @@ from torch import Tensor
 
 from rifflemix.compat import becomes_onnx, in_function_transform
 from rifflemix.ops.dispatch import PLAIN, Family
-from rifflemix.ops.dropout import cpu, cpu_attention, eager, reference
-from rifflemix.ops.dropout.second_order import differentiate_again
+from rifflemix.ops.dropout import cpu, eager, reference
+from rifflemix.ops.dropout.eager import differentiate_again
 from rifflemix.ops.dropout.spec import draw_seed
 from rifflemix.ops.native import note_slow_call
 
 _FAMILY = Family(reference, eager, cpu=cpu)
-_ATTENTION = Family(reference, eager, cpu=cpu_attention)
 
 
 def dropout(x: Tensor, p: float, backend: str = "auto") -> Tensor:
@@ -53,8 +52,8 @@ def dropout_attention(
             differentiate_again(y)
         y = eager.without_padding(y, mask) if is_padding else y
         return y if y.dtype == q.dtype else y.to(q.dtype)  # autocast may change the dtype
-    runs = cpu_attention.supports_attention(q, k, v, mask)
-    module = _ATTENTION.pick(backend, _available(runs, q))
+    runs = cpu.supports_attention(q, k, v, mask)
+    module = _FAMILY.pick(backend, _available(runs, q))
     draws = module is not eager or eager.takes_seed(q)
     seed = draw_seed() if draws else None
     dropped: Tensor = module.dropout_attention(

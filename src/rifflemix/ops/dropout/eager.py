@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.utils.checkpoint import CheckpointError
 
-from rifflemix.compat import has_plain_autograd, has_values
+from rifflemix.compat import (
+    fused_attention_inputs,
+    fused_attention_node,
+    has_plain_autograd,
+    has_values,
+)
 from rifflemix.ops.dropout.spec import (
     BLOCKS_PER_TILE,
     PARITY,
@@ -20,6 +26,7 @@ from rifflemix.ops.dropout.spec import (
     scale,
     threshold,
 )
+from rifflemix.ops.gradients import second_order_gradients
 
 # Number of tiles generated together, so that their words stay in the CPU cache.
 _TILES = 4096
@@ -154,3 +161,29 @@ def _halves(blocks: Tensor, stream: int, seed: int) -> Tensor:
 def _signed(word: int) -> int:
     """Reinterpret the lower 32 bits as int32."""
     return ((word & 0xFFFFFFFF) ^ 0x80000000) - 0x80000000
+
+
+def differentiate_again(y: Tensor) -> None:
+    """Make the gradient of torch's attention differentiable, given its output `y`."""
+    if torch.compiler.is_compiling() or not has_plain_autograd():
+        return
+    node = fused_attention_node(y)
+    if node is not None:
+        node.register_hook(_replace_gradients)
+
+
+def _replace_gradients(
+    gradients: Sequence[Tensor | None], grad_outputs: Sequence[Tensor | None]
+) -> tuple[Tensor | None, ...] | None:
+    """Compute differentiable gradients, or return None to keep torch's gradients."""
+    if not torch.is_grad_enabled():
+        return None
+    try:
+        q, k, v, mask, is_causal = fused_attention_inputs()
+    except CheckpointError:  # torch does not support second order under checkpointing
+        return None
+    found = second_order_gradients(
+        lambda q, k, v: (attend(q, k, v, mask, is_causal),), (q, k, v), grad_outputs[:1]
+    )
+    wanted = [new if old is not None else None for new, old in zip(found, gradients, strict=False)]
+    return (*wanted, *gradients[3:])

@@ -16,14 +16,13 @@ from rifflemix.ops.permutation.api import (
     max_exchange,
     rank_filter,
 )
-from rifflemix.ops.permutation.arguments import ORDERS
+from rifflemix.ops.permutation.arguments import ORDERS, SortSpec
 from rifflemix.ops.permutation.schedules import (
     SHIFT_KINDS,
     ShiftSchedule,
     interleave_columns,
     shift_steps,
 )
-from rifflemix.ops.permutation.spec import SortSpec
 
 __all__ = [
     "ORDERS",

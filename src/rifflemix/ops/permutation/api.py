@@ -12,12 +12,12 @@ from rifflemix.errors import check_choice
 from rifflemix.ops.permutation import backends
 from rifflemix.ops.permutation.arguments import (
     ORDERS,
+    Permuted,
     check_range,
     check_steps,
     check_values,
     sort_spec,
 )
-from rifflemix.ops.permutation.spec import Permuted
 
 
 def circular_shift(

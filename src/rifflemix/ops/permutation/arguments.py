@@ -1,8 +1,9 @@
-"""Argument checks of the permutation family."""
+"""Settings and argument checks of the permutation family."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -16,7 +17,27 @@ from rifflemix.checks import (
 )
 from rifflemix.compat import has_values, values_can_be_read
 from rifflemix.errors import bad_argument, check_choice
-from rifflemix.ops.permutation.spec import SortSpec
+
+Permuted = tuple[Tensor, Tensor | None]
+"""Values (B, N, C) and the index that gathers them; the index is None if not requested."""
+
+
+class SortSpec(NamedTuple):
+    """Settings of a group sort.
+
+    Attributes:
+        num_groups: groups K, a divisor of N.
+        by_reference: True: sort by the rank order of the first channel of each head. False: sort
+            every channel by its own values.
+        heads: number of contiguous heads, each of C / heads channels.
+        descending: (C,) bool, channels to sort in descending order. None: all channels ascending.
+    """
+
+    num_groups: int
+    by_reference: bool = True
+    heads: int = 1
+    descending: Tensor | None = None
+
 
 ORDERS = ("reference", "ascending", "descending")
 _INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
@@ -92,3 +113,12 @@ def sort_spec(
     if tuple(descending.shape) != (x.shape[2],):
         raise bad_argument("descending", f"shape (C,) = ({x.shape[2]},)", tuple(descending.shape))
     return SortSpec(num_groups, False, heads, descending.to(x.device))
+
+
+def check_sort(x: Tensor, num_groups: int, leaders: int = 0) -> None:
+    """Check that groups divide the tokens, and heads with a reference divide the channels."""
+    _, length, channels = x.shape
+    if num_groups < 1 or length % num_groups:
+        check_divides("num_groups", num_groups, length, "the number of tokens N")
+    if leaders and (leaders < 0 or channels % leaders):
+        check_divides("heads", leaders, channels, "the number of channels C")

@@ -13,7 +13,7 @@ from rifflemix.compat import has_plain_autograd, runs_kernels, statically_known_
 from rifflemix.ops.dispatch import PLAIN, Family
 from rifflemix.ops.native import note_slow_call
 from rifflemix.ops.permutation import cpu, eager, reference
-from rifflemix.ops.permutation.spec import SortSpec
+from rifflemix.ops.permutation.arguments import SortSpec
 from rifflemix.ops.permutation.triton_limits import with_triton
 from rifflemix.ops.triton_support import INTERPRETED
 

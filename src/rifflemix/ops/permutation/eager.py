@@ -17,7 +17,7 @@ from rifflemix.compat import (
     stable_order,
     statically_known_true,
 )
-from rifflemix.ops.permutation.spec import Permuted, SortSpec
+from rifflemix.ops.permutation.arguments import Permuted, SortSpec
 
 KEY_DTYPES = {
     torch.float64: torch.int64,

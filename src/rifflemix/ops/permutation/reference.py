@@ -12,7 +12,7 @@ from decimal import Decimal, localcontext
 import torch
 from torch import Tensor
 
-from rifflemix.ops.permutation.spec import Permuted, SortSpec
+from rifflemix.ops.permutation.arguments import Permuted, SortSpec
 
 
 def shift_steps(

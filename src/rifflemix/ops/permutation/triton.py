@@ -16,8 +16,7 @@ from rifflemix.errors import bad_argument
 from rifflemix.ops.define import define
 from rifflemix.ops.permutation import eager
 from rifflemix.ops.permutation import triton_kernels as kernels
-from rifflemix.ops.permutation.limits import check_sort
-from rifflemix.ops.permutation.spec import Permuted, SortSpec
+from rifflemix.ops.permutation.arguments import Permuted, SortSpec, check_sort
 from rifflemix.ops.permutation.triton_limits import (
     BITS,
     INFINITY_BITS,

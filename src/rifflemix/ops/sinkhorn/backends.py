@@ -17,11 +17,9 @@ from rifflemix.ops.dropout.cpu import supports
 from rifflemix.ops.native import TYPE_NAMES, note_slow_call
 from rifflemix.ops.sinkhorn import (
     cpu,
-    cpu_attention,
     eager,
     eager_attention,
     reference,
-    reference_attention,
 )
 from rifflemix.ops.sinkhorn.triton_limits import with_triton, with_triton_attention
 from rifflemix.ops.triton_support import INTERPRETED
@@ -45,9 +43,7 @@ def _load_triton_attention() -> Any:
 
 
 BLOCKS = Family(reference, eager, cpu=cpu, load_triton=_load_triton)
-ATTENTION = Family(
-    reference_attention, eager_attention, cpu=cpu_attention, load_triton=_load_triton_attention
-)
+ATTENTION = Family(reference, eager_attention, cpu=cpu, load_triton=_load_triton_attention)
 
 
 def sinkhorn(
@@ -133,7 +129,7 @@ def sinkhorn_attention(
         and 0 not in q.shape[1:]
     )
     # Inlined `supports`: a function call would slow down small inputs.
-    on_cpu = cpu_attention.HAS_VECTORS and q.device.type == "cpu" and q.dtype in TYPE_NAMES
+    on_cpu = cpu.HAS_VECTORS and q.device.type == "cpu" and q.dtype in TYPE_NAMES
     if known and on_cpu and runs_kernels():
         available = (*available, "cpu")
     else:

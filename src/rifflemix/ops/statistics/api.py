@@ -8,7 +8,8 @@ from torch import Tensor
 
 from rifflemix.checks import check_bool, check_padding_mask, check_positive, check_probability
 from rifflemix.ops.statistics import backends
-from rifflemix.ops.statistics.arguments import (
+from rifflemix.ops.statistics.common import (
+    StatisticsState,
     check_bias,
     check_groups,
     check_heads,
@@ -16,7 +17,6 @@ from rifflemix.ops.statistics.arguments import (
     check_temperature,
     check_whole,
 )
-from rifflemix.ops.statistics.common import StatisticsState
 
 
 def token_statistics(
