@@ -15,8 +15,8 @@ from rifflemix.models.vision.tost_layers import (
     ClassAttentionBlock,
     FourierPositions,
 )
+from rifflemix.nn.embeddings import ConvPatchEmbedding, PatchEmbedding
 from rifflemix.nn.layers import ClassToken, DropPath, LayerScale
-from rifflemix.nn.patches import ConvPatchEmbedding, PatchEmbedding
 from rifflemix.nn.positions import PositionEmbedding
 
 Golden = Callable[[str], dict[str, np.ndarray]]

@@ -11,7 +11,7 @@ from torch import Tensor
 
 import rifflemix as rm
 from rifflemix.errors import InputError
-from rifflemix.nn.short_convolution import ShortConvolution
+from rifflemix.nn.block import ShortConvolution
 
 TINY: dict[str, Any] = {"dim": 8, "num_heads": 2, "vocab_size": 11, "max_length": 16}
 

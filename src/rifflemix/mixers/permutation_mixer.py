@@ -14,7 +14,7 @@ from rifflemix.mixers.base import TokenMixer
 from rifflemix.mixers.packed import Segments
 from rifflemix.mixers.padding import fill_valid_tokens, mix_valid_tokens
 from rifflemix.mixers.rank_windows import RankWindows
-from rifflemix.nn.constants import KeepsConstants
+from rifflemix.nn.layers import KeepsConstants
 from rifflemix.ops.permutation import SHIFT_KINDS
 from rifflemix.ops.permutation.arguments import Permuted
 

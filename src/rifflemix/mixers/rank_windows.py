@@ -13,7 +13,7 @@ from torch import Tensor
 from rifflemix.checks import check_integer
 from rifflemix.errors import bad_argument
 from rifflemix.mixers.padding import take_tokens
-from rifflemix.nn.constants import KeepsConstants
+from rifflemix.nn.layers import KeepsConstants
 from rifflemix.ops.permutation import backends, eager
 
 

@@ -19,7 +19,7 @@ from rifflemix.mixers import TokenMixer
 from rifflemix.mixers.packed import packing_refused
 from rifflemix.models import pretrained
 from rifflemix.models.presets import NamedModel
-from rifflemix.nn.short_convolution import ShortConvolution
+from rifflemix.nn.block import ShortConvolution
 from rifflemix.ops.dispatch import prefer_backend, preferred_backend
 
 

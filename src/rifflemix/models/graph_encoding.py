@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from rifflemix.checks import check_divides, check_integer, check_probability, shown
 from rifflemix.errors import bad_argument, check_choice
 from rifflemix.models.base import check_ids
-from rifflemix.nn.constants import KeepsConstants
+from rifflemix.nn.layers import KeepsConstants
 from rifflemix.ops import group_sort, max_exchange
 from rifflemix.ops.dropout.backends import dropout as drop
 from rifflemix.ops.dropout.backends import dropout_attention

@@ -1,15 +1,141 @@
-"""The residual block of most models: a token mixer, then a feed-forward branch."""
+"""The residual block of most models, and its short convolution over tokens."""
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
+from rifflemix.checks import check_bool, check_integer
+from rifflemix.compat import stable_order
 from rifflemix.errors import bad_argument, check_choice
 from rifflemix.nn.layers import Dropout, DropPath, LayerScale
-from rifflemix.nn.short_convolution import ShortConvolution
+
+
+class ShortConvolution(nn.Module):
+    """Depthwise convolution over a few tokens: y[n, c] = bias[c] + sum_j weight[j, c] x[n - j, c].
+
+    Causal, j is 0 to size - 1. Centered, j is -(size - 1) / 2 to (size - 1) / 2. Tokens outside
+    the sequence are zero. Padding, anywhere, counts as absent: the neighbor of a token is the next
+    valid token. The initialization is the default of torch.nn.Conv1d.
+
+    Args:
+        dim: channels C.
+        size: number of tokens, at least 2; an odd number unless `causal`.
+        causal: read only the token and the tokens before it.
+
+    Raises:
+        InputError: `size` is out of range, or even without `causal`.
+
+    Example:
+        >>> import torch
+        >>> from rifflemix.nn.block import ShortConvolution
+        >>> ShortConvolution(8, 3, causal=True)(torch.zeros(2, 5, 8)).shape
+        torch.Size([2, 5, 8])
+
+    Source: Arora et al. 2023, "Zoology", appendix E, and its released code; Gu and Dao 2023,
+    "Mamba", section 3.4.
+    """
+
+    def __init__(self, dim: int, size: int, *, causal: bool) -> None:
+        super().__init__()
+        self.dim = check_integer("dim", dim, 1)
+        self.size = check_integer("short_conv", size, 2)
+        self.causal = check_bool("causal", causal)
+        if not causal and self.size % 2 == 0:
+            raise bad_argument("short_conv", "an odd number with bidirectional mixers", size)
+        self.first = 0 if causal else -(self.size // 2)
+        bound = 1 / math.sqrt(self.size)
+        self.weight = nn.Parameter(torch.empty(self.size, dim).uniform_(-bound, bound))
+        self.bias = nn.Parameter(torch.empty(dim).uniform_(-bound, bound))
+
+    def forward(
+        self,
+        x: Tensor,
+        *,
+        key_padding_mask: Tensor | None = None,
+        cu_seqlens: Tensor | None = None,
+    ) -> Tensor:
+        """Convolve (B, N, C) tokens.
+
+        Args:
+            x: (B, N, C) tokens.
+            key_padding_mask: (B, N) bool, True = padding. Outputs at padded positions are finite.
+            cu_seqlens: offsets of the sequences in a packed batch (1, N, C).
+        """
+        if key_padding_mask is None:
+            return self._convolve(x, None if cu_seqlens is None else _sequence_of(x, cu_seqlens))
+        moved, order = _valid_first(x, key_padding_mask)
+        y = self._convolve(moved, None)
+        return y.gather(1, order.argsort(1).unsqueeze(-1).expand_as(y))
+
+    def init_state(self, batch_size: int, *, device: torch.device, dtype: torch.dtype) -> Tensor:
+        """Create the streaming state (B, size - 1, C): the last tokens, zero at first."""
+        return torch.zeros(batch_size, self.size - 1, self.dim, device=device, dtype=dtype)
+
+    def state_size(self, length: int) -> int:
+        """Count the numbers of the streaming state; 0 for a centered convolution."""
+        return (self.size - 1) * self.dim if self.causal else 0
+
+    def step(self, x_t: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+        """Convolve the next token (B, C); return it and the next state."""
+        window = torch.cat((state, x_t.unsqueeze(1)), 1)
+        return (window * self.weight.flip(0)).sum(1) + self.bias, window[:, 1:]
+
+    def prefill(self, x: Tensor, key_padding_mask: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Convolve a prompt (B, N, C); return it and the state after its valid tokens."""
+        y = self(x, key_padding_mask=key_padding_mask)
+        lengths = torch.full((len(x),), x.shape[1], device=x.device)
+        if key_padding_mask is not None:
+            x, _ = _valid_first(x, key_padding_mask)
+            lengths = (~key_padding_mask).sum(1)
+        kept = self.size - 1
+        x = F.pad(x, (0, 0, kept, 0))
+        index = lengths.unsqueeze(1) + torch.arange(kept, device=x.device)
+        return y, x.gather(1, index.unsqueeze(-1).expand(-1, -1, self.dim))
+
+    def _convolve(self, x: Tensor, sequence: Tensor | None) -> Tensor:
+        y = self.bias.expand_as(x)
+        for weight, back in zip(
+            self.weight, range(self.first, self.first + self.size), strict=True
+        ):
+            moved = _shifted(x, back)
+            if sequence is not None and back:
+                # -1 is in no sequence, so tokens outside the row count as another sequence.
+                same = _shifted(sequence + 1, back) == sequence + 1
+                moved = torch.where(same, moved, 0.0)
+            y = torch.addcmul(y, moved, weight)
+        return y
+
+    def extra_repr(self) -> str:
+        return f"dim={self.dim}, size={self.size}, causal={self.causal}"
+
+
+def _shifted(x: Tensor, back: int) -> Tensor:
+    """Return x[:, n - back] at n for (B, N, C), zero outside the sequence."""
+    if back == 0:
+        return x
+    if back > 0:
+        return F.pad(x, (0, 0, back, 0))[:, : x.shape[1]]
+    return F.pad(x, (0, 0, 0, -back))[:, -back:]
+
+
+def _sequence_of(x: Tensor, cu_seqlens: Tensor) -> Tensor:
+    """Number the sequence of each token of a packed batch, (1, N, 1)."""
+    places = torch.arange(x.shape[1], device=x.device)
+    ends = cu_seqlens[1:].to(x.device)
+    return torch.bucketize(places, ends, right=True).view(1, -1, 1)
+
+
+def _valid_first(x: Tensor, key_padding_mask: Tensor) -> tuple[Tensor, Tensor]:
+    """Move the valid tokens to the front, zero the others, and return their places (B, N)."""
+    order = stable_order(key_padding_mask.to(torch.uint8), 1)
+    x = torch.where(key_padding_mask.unsqueeze(-1), 0.0, x)
+    return x.gather(1, order.unsqueeze(-1).expand_as(x)), order
+
 
 NORMS = ("pre", "post")
 _WINDOW = "short_conv"  # name of the state of the short convolution in the state of a block

@@ -1,15 +1,18 @@
-"""Embeddings of token ids and input vectors."""
+"""Embeddings of token ids, vectors and patches of images."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any, cast
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from rifflemix.checks import check_integer, check_positive, is_number, shown
-from rifflemix.errors import bad_argument
+from rifflemix.errors import bad_argument, check_choice
 
 
 class ValueEmbedding(nn.Module):
@@ -109,3 +112,129 @@ def table_of(embedding: Any) -> Tensor:
     ids = torch.arange(number_of_ids(embedding), device=getattr(weight, "device", "cpu"))
     table: Tensor = embedding(ids)
     return table
+
+
+class Resize(nn.Module):
+    """Resize images by bilinear interpolation with aligned corner pixels.
+
+    Args:
+        size: height and width of the output.
+    """
+
+    def __init__(self, size: tuple[int, int]) -> None:
+        super().__init__()
+        self.size = size
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Map (B, channels, H, W) to (B, channels, height, width)."""
+        return F.interpolate(images, size=self.size, mode="bilinear", align_corners=True)
+
+    def extra_repr(self) -> str:
+        return f"size={self.size}"
+
+
+def enlarge_grid(table: Tensor, positions: int) -> Tensor:
+    """Enlarge the position table of a square image by nearest-neighbor interpolation.
+
+    Args:
+        table: (N, C) in row-major order of the image, with N = S^2. Or N = S^2 + 1: the first
+            entry then belongs to a class token and does not change.
+        positions: new number of entries, (k S)^2 or (k S)^2 + 1.
+
+    Returns:
+        (positions, C).
+
+    Raises:
+        InputError: N or `positions` has a different form.
+
+    Source: Sapkota and Bhattarai, Dimension Mixer, the steps to Path-X.
+    """
+    for first in (0, 1):
+        before, after = (math.isqrt(max(rows - first, 0)) for rows in (len(table), positions))
+        is_square = before**2 + first == len(table) and after**2 + first == positions
+        if is_square and 0 < before <= after and after % before == 0:
+            return torch.cat((table[:first], _enlarged(table[first:], before, after // before)))
+    expected = "(k S)^2 rows for a table of S^2 rows, or one more in both"
+    raise bad_argument("positions", expected, f"{positions} for {len(table)}")
+
+
+def _enlarged(table: Tensor, side: int, times: int) -> Tensor:
+    """Map (side^2, C) to ((times side)^2, C)."""
+    grid = table.reshape(side, side, -1)
+    return grid.repeat_interleave(times, 0).repeat_interleave(times, 1).flatten(0, 1)
+
+
+class PatchEmbedding(nn.Module):
+    """Apply a linear layer to each non-overlapping patch.
+
+    Args:
+        in_channels: channels of the image.
+        dim: channels C of a token.
+        patch_size: height and width of a patch.
+        order: order of the features of a patch: "hwc" (row, column, channel), or "chw" (channel,
+            row, column) as in `torch.nn.Unfold`.
+
+    Source: Dosovitskiy et al. 2021, equation (1).
+    """
+
+    def __init__(
+        self, in_channels: int, dim: int, patch_size: tuple[int, int], *, order: str = "hwc"
+    ) -> None:
+        super().__init__()
+        check_choice("order", order, ("hwc", "chw"))
+        self.patch_height, self.patch_width = patch_size
+        self.order = order
+        self.proj = nn.Linear(self.patch_height * self.patch_width * in_channels, dim)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Map images (B, channels, height, width) to tokens (B, N, C), row-major."""
+        patches = images.unflatten(3, (-1, self.patch_width))
+        patches = patches.unflatten(2, (-1, self.patch_height))
+        axes = (0, 2, 4, 3, 5, 1) if self.order == "hwc" else (0, 2, 4, 1, 3, 5)
+        tokens: Tensor = self.proj(patches.permute(axes).flatten(3).flatten(1, 2))
+        return tokens
+
+
+class ConvPatchEmbedding(nn.Module):
+    """Embed patches with 3x3 convolutions of stride 2, batch norm and GELU.
+
+    Each convolution halves the image. The last convolution has `dim` channels, and each earlier one
+    has half the channels of the next. For example, 16x16 patches need C/8, C/4, C/2 and C channels.
+    There is no GELU after the last convolution. The papers train with batch norm over all devices:
+    use `torch.nn.SyncBatchNorm.convert_sync_batchnorm`.
+
+    Args:
+        in_channels: channels of the image.
+        dim: channels C of a token.
+        patch_size: height and width of a patch, a power of two of at least 2.
+
+    Raises:
+        InputError: `patch_size` is not a power of two of at least 2, or `dim` is below
+            patch_size / 2.
+
+    Source: El-Nouby et al. 2021 (XCiT) and their released code.
+    """
+
+    def __init__(self, in_channels: int, dim: int, patch_size: int) -> None:
+        super().__init__()
+        layers = patch_size.bit_length() - 1
+        if patch_size < 2 or patch_size != 2**layers:
+            raise bad_argument("patch_size", "a power of two of at least 2", patch_size)
+        check_integer("dim", dim, 2 ** (layers - 1))
+        widths = [in_channels, *(dim // 2**halvings for halvings in reversed(range(layers)))]
+        stages: list[nn.Module] = []
+        for channels_in, channels_out in pairwise(widths):
+            stages += [_halving_convolution(channels_in, channels_out), nn.GELU()]
+        self.proj = nn.Sequential(*stages[:-1])
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Map (B, channels, H, W) to (B, C, H / patch_size, W / patch_size)."""
+        tokens: Tensor = self.proj(images)
+        return tokens
+
+
+def _halving_convolution(channels_in: int, channels_out: int) -> nn.Sequential:
+    return nn.Sequential(
+        nn.Conv2d(channels_in, channels_out, 3, stride=2, padding=1, bias=False),
+        nn.BatchNorm2d(channels_out),
+    )

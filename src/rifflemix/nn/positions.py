@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from rifflemix.checks import check_bool, check_integer
 from rifflemix.errors import bad_argument
-from rifflemix.nn.constants import KeepsConstants
+from rifflemix.nn.layers import KeepsConstants
 
 
 class PositionEmbedding(nn.Module):

@@ -28,11 +28,11 @@ from rifflemix.models.base import Model
 from rifflemix.models.language.gpt import GPT
 from rifflemix.models.sequence.encoder import Encoder
 from rifflemix.models.vision.vit import ViT
+from rifflemix.nn.block import ShortConvolution
+from rifflemix.nn.embeddings import PatchEmbedding
 from rifflemix.nn.layers import ClassToken, DropPath
-from rifflemix.nn.patches import PatchEmbedding
 from rifflemix.nn.pooling import Pooling
 from rifflemix.nn.positions import PositionEmbedding, SinusoidalPositions
-from rifflemix.nn.short_convolution import ShortConvolution
 from rifflemix.parallel import layers
 from rifflemix.parallel.gradients import average_gradients, check_gradients
 from rifflemix.parallel.mesh import sequence_group

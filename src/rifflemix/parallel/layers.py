@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from rifflemix.errors import bad_argument
+from rifflemix.nn.embeddings import PatchEmbedding
 from rifflemix.nn.layers import ClassToken, DropPath
-from rifflemix.nn.patches import PatchEmbedding
 from rifflemix.nn.pooling import Pooling
 from rifflemix.nn.positions import PositionEmbedding, SinusoidalPositions
 from rifflemix.parallel.shards import SequenceGroup

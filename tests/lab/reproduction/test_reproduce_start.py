@@ -32,7 +32,7 @@ from rifflemix.lab.reproduction.records import Origin
 from rifflemix.lab.reproduction.tables import report_entries, summary_rows
 from rifflemix.lab.tasks import Task, load_task
 from rifflemix.models import Model
-from rifflemix.nn.patches import enlarge_grid
+from rifflemix.nn.embeddings import enlarge_grid
 from small_recipes import QUICK, small
 
 pytestmark = pytest.mark.usefixtures("no_matmul_timing")

@@ -29,7 +29,7 @@ from rifflemix.lab.train.run_folder import RunFolder, Weights
 from rifflemix.lab.train.targets import check_targets
 from rifflemix.models import Model, from_pretrained
 from rifflemix.models.pretrained import WEIGHTS
-from rifflemix.nn.patches import enlarge_grid
+from rifflemix.nn.embeddings import enlarge_grid
 from rifflemix.nn.positions import PositionEmbedding
 
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from rifflemix.checks import check_integer, check_positive
 from rifflemix.mixers._convolution.fft_convolution import wide
-from rifflemix.mixers.weight_read_linear import WeightReadLinear, weight_is_plain
+from rifflemix.nn.layers import WeightReadLinear, weight_is_plain
 from rifflemix.ops.precision import as_default, wide_default, without_autocast
 
 _GAMMA_SHAPE = 6.0

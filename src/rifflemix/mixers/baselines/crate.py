@@ -15,7 +15,7 @@ from rifflemix.mixers._attention.softmax_parts import (
     with_token,
 )
 from rifflemix.mixers.base import MixerCard, TokenMixer
-from rifflemix.mixers.weight_read_linear import WeightReadLinear
+from rifflemix.nn.layers import WeightReadLinear
 
 
 class Crate(TokenMixer):

@@ -16,8 +16,8 @@ from rifflemix.models.official import OfficialTensor
 from rifflemix.models.presets import ModelCard, Preset
 from rifflemix.models.vision.dimension_mixer_official import official_layer
 from rifflemix.models.vision.images import PatchModel, Size
+from rifflemix.nn.embeddings import PatchEmbedding
 from rifflemix.nn.layers import Dropout, FeedForward
-from rifflemix.nn.patches import PatchEmbedding
 
 
 class PostNormBlock(nn.Module):

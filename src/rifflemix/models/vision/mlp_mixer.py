@@ -14,8 +14,8 @@ from rifflemix.models.presets import ModelCard, Preset
 from rifflemix.models.vision.dimension_mixer_official import official_layer
 from rifflemix.models.vision.images import PatchModel, Size, size_pair
 from rifflemix.nn.butterfly import ButterflyLinearMLP, ButterflyMLP
+from rifflemix.nn.embeddings import PatchEmbedding, Resize
 from rifflemix.nn.layers import FeedForward
-from rifflemix.nn.patches import PatchEmbedding, Resize
 
 MLPS = ("dense", "butterfly_linear", "butterfly_mlp")
 
@@ -67,7 +67,7 @@ class MLPMixer(PatchModel):
             an integer for "butterfly_linear".
         num_classes: number of outputs.
         image_size: height and width, or one number for square images.
-        resize: height and width after resizing, see `rifflemix.nn.patches.Resize`; None skips
+        resize: height and width after resizing, see `rifflemix.nn.embeddings.Resize`; None skips
             resizing.
         patch_size: size of a patch; must divide the (resized) image into N patches.
         in_channels: channels of the image.

@@ -13,7 +13,7 @@ from rifflemix.models.presets import ModelCard, Preset
 from rifflemix.models.vision.dimension_mixer_official import official_layer
 from rifflemix.models.vision.images import ImageModel, Size
 from rifflemix.models.vision.patch_only_block import PatchOnlyBlock
-from rifflemix.nn.patches import Resize
+from rifflemix.nn.embeddings import Resize
 
 
 class PatchOnlyMixer(ImageModel):

@@ -17,8 +17,8 @@ from rifflemix.models.presets import ModelCard, Preset
 from rifflemix.models.vision.images import PatchModel, Size, size_pair
 from rifflemix.models.vision.tost_layers import ISTA, ClassAttentionBlock, FourierPositions
 from rifflemix.nn.block import Block
+from rifflemix.nn.embeddings import ConvPatchEmbedding, Resize
 from rifflemix.nn.layers import ClassToken, Dropout, FeedForward
-from rifflemix.nn.patches import ConvPatchEmbedding, Resize
 
 FEED_FORWARDS = ("mlp", "ista")
 _EPS = 1e-6
@@ -63,7 +63,7 @@ class ToST(PatchModel):
         feed_forward: "mlp", or "ista" to replace the MLP of every block by a sparse coding step.
         num_classes: number of outputs.
         image_size: height and width, or one number for square images.
-        resize: height and width after resizing, see `rifflemix.nn.patches.Resize`; None skips
+        resize: height and width after resizing, see `rifflemix.nn.embeddings.Resize`; None skips
             resizing.
         patch_size: a power of two of at least 2 that divides the (resized) image.
         in_channels: channels of the image.

@@ -14,8 +14,8 @@ from rifflemix.models.mixing import block_mixer
 from rifflemix.models.presets import ModelCard, Preset
 from rifflemix.models.vision.images import PatchModel, Size
 from rifflemix.nn.block import Block
+from rifflemix.nn.embeddings import PatchEmbedding
 from rifflemix.nn.layers import ClassToken, Dropout, FeedForward
-from rifflemix.nn.patches import PatchEmbedding
 from rifflemix.nn.positions import PositionEmbedding
 
 POOLS = ("cls", "mean")

@@ -16,7 +16,7 @@ from rifflemix.mixers._convolution.kernel_network import wide_linear
 from rifflemix.mixers._recurrence.short_convolution import ShortConvolution
 from rifflemix.mixers.base import MixerCard, TokenMixer
 from rifflemix.mixers.padding import fill_valid_tokens, last_tokens, mix_valid_tokens
-from rifflemix.mixers.weight_read_linear import WeightReadLinear
+from rifflemix.nn.layers import WeightReadLinear
 from rifflemix.ops.dropout.backends import dropout as drop
 from rifflemix.ops.precision import without_autocast
 
