@@ -120,7 +120,7 @@ def test_a_mixer_that_every_command_knows(mean: Any, cli: Cli) -> None:
     assert isinstance(rm.create_mixer("mean", 8), mean)
     backbone = rm.create_model("encoder", vocab_size=5, max_length=8, mixer="mean")
     assert any(isinstance(module, mean) for module in backbone.modules())
-    from rifflemix.mixers.markdown_tables import mixers_markdown
+    from rifflemix.mixers.registry import mixers_markdown
 
     assert "| `mean` |" in mixers_markdown()
 

@@ -22,7 +22,7 @@ import rifflemix as rm
 from rifflemix import ops
 from rifflemix.errors import InputError
 from rifflemix.lab.runs.environment import using_threads
-from rifflemix.mixers._convolution.fft_convolution import circular_convolve, circular_correlate
+from rifflemix.mixers._convolution.long_convolution import circular_convolve, circular_correlate
 from rifflemix.ops.native import library
 from rifflemix.ops.permutation import reference as permutation_reference
 

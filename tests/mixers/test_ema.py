@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from rifflemix.mixers._convolution.exponential_kernel import DampedEMA
+from rifflemix.mixers._convolution.state_space import DampedEMA
 
 
 def made(dim: int = 5, ema_dim: int = 3, *, bidirectional: bool = False) -> DampedEMA:

@@ -6,13 +6,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from rifflemix.mixers._convolution.exponential_kernel import ExponentialKernel
-from rifflemix.mixers._convolution.fft_convolution import (
+from rifflemix.mixers._convolution.long_convolution import (
     circular_convolve,
     circular_correlate,
     fft_convolution,
 )
-from rifflemix.mixers._convolution.state_space import ComplexPair, linear_scan
+from rifflemix.mixers._convolution.state_space import ComplexPair, ExponentialKernel, linear_scan
 
 
 def dense(
@@ -48,7 +47,7 @@ def test_channels_in_blocks_are_the_same_channels(monkeypatch: pytest.MonkeyPatc
     results = []
     for limit in (10**6, 1, 40):
         monkeypatch.setattr(
-            "rifflemix.mixers._convolution.fft_convolution._NUMBERS_IN_CACHE", limit
+            "rifflemix.mixers._convolution.long_convolution._NUMBERS_IN_CACHE", limit
         )
         y = fft_convolution(x, forward)
         results.append((y.detach(), *torch.autograd.grad(y.square().sum(), (x, forward))))

@@ -16,8 +16,7 @@ from torch import Tensor
 from rifflemix.errors import InputError
 from rifflemix.mixers import create_mixer
 from rifflemix.mixers import sorting_networks as networks
-from rifflemix.mixers.cross.sinkhorn import SinkhornCrossAttention
-from rifflemix.mixers.cross.softmax import SoftmaxCrossAttention
+from rifflemix.mixers.cross_attention import SinkhornCrossAttention, SoftmaxCrossAttention
 from rifflemix.mixers.sinkhorn import Sinkhorn
 from rifflemix.ops.sinkhorn import backends
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from rifflemix.mixers._attention.split_qkv import unbind_qkv
+from rifflemix.mixers._attention.autograd_functions import unbind_qkv
 
 
 def heads_of(parts: int) -> Tensor:

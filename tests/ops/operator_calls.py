@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 import rifflemix as rm
-from rifflemix.mixers._convolution import fft_convolution
+from rifflemix.mixers._convolution import long_convolution
 
-assert fft_convolution
+assert long_convolution
 HAS_TRITON = importlib.util.find_spec("triton") is not None
 if HAS_TRITON:
     from rifflemix.ops.permutation import triton as permutation_triton

@@ -9,7 +9,7 @@ from pathlib import Path
 from paths import DOCS, ROOT
 
 from blocks import bench, comparisons, findings, gpu, mixers, pathfinder, scripts, speed
-from rifflemix.mixers.markdown_tables import exports_markdown, mixers_markdown
+from rifflemix.mixers.registry import exports_markdown, mixers_markdown
 from rifflemix.models.registry import models_markdown
 
 _BLOCK = re.compile(r"(<!-- ([a-z-]+)(?:: ([^>]*?))? -->\n)(.*?)(<!-- /\2 -->)", re.DOTALL)

@@ -13,8 +13,7 @@ from paths import listed
 from blocks.common import cite, newest_benchmark, passes_by_tokens
 from rifflemix.lab.bench.tables import crossover_text
 from rifflemix.mixers.base import TokenMixer
-from rifflemix.mixers.markdown_tables import mixer_entries
-from rifflemix.mixers.registry import mixer_class, mixer_options
+from rifflemix.mixers.registry import mixer_class, mixer_entries, mixer_options
 from rifflemix.text import Markdown, code, table_lines
 
 _PASSES = ("forward", "forward_backward")

@@ -83,7 +83,7 @@ def names(context: typer.Context, json: Json = False) -> None:
 )
 def mixers(json: Json = False) -> None:
     """List mixers: paper, complexity, abilities, parameters of one layer at C = 256."""
-    from rifflemix.mixers.markdown_tables import mixer_entries
+    from rifflemix.mixers.registry import mixer_entries
 
     entries = mixer_entries()
     if json:

@@ -11,8 +11,12 @@ from torch import Tensor
 from rifflemix.checks import check_divides
 from rifflemix.errors import bad_argument
 from rifflemix.mixers.base import MixerCard
-from rifflemix.mixers.permutation_mixer import PermutationMixer, check_shift
-from rifflemix.mixers.rank_windows import RankWindows, check_tokens_back
+from rifflemix.mixers.permutation_mixer import (
+    PermutationMixer,
+    RankWindows,
+    check_shift,
+    check_tokens_back,
+)
 from rifflemix.ops.permutation import shift_steps
 
 _GROUP, _REACH = 2, 32

@@ -1,7 +1,7 @@
-"""Look up mixers by name: classes, cards, options, and `create_mixer`.
+"""Look up mixers by name: classes, cards, options, tables, and `create_mixer`.
 
-This module does not import the mixers. The package adds the mixers of `rifflemix.mixers.builtin`,
-and users register other mixers. A mixer such as `grouped` can therefore create an inner mixer.
+This module does not import the mixers. The package adds its mixers, and users register other
+mixers. A mixer such as `grouped` can therefore create an inner mixer.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Iterable
+from dataclasses import asdict
 from typing import Any, TypeVar
 
 from rifflemix.checks import check_bool, shown
@@ -16,6 +17,7 @@ from rifflemix.errors import bad_argument, nearest_names, unregistered_name
 from rifflemix.mixers.base import MixerCard, TokenMixer
 from rifflemix.mixers.stacks import JOIN, combined_card, is_stack, layer_mixer
 from rifflemix.plugins import EntryPoints, check_new_name
+from rifflemix.text import code, table_lines
 
 _Class = TypeVar("_Class", bound=type[TokenMixer])
 
@@ -305,3 +307,58 @@ _SHARED = {
     for name, parameter in inspect.signature(TokenMixer.__init__).parameters.items()
     if parameter.kind is inspect.Parameter.KEYWORD_ONLY
 }
+
+
+_DIM, _HEADS, _LENGTH = 256, 8, 256
+_COLUMNS = (
+    "name", "what it is", "paper", "cost", "causal", "streaming", "packed", "export", "ONNX",
+    "parameters",
+)  # fmt: skip
+
+
+def mixer_entries() -> list[dict[str, Any]]:
+    """List the card and the parameter count of every registered mixer.
+
+    The count is for one layer with the settings in `parameters_at`.
+    """
+    return [_entry(name) for name in usable_mixers()]
+
+
+def mixers_markdown() -> str:
+    """Format the table of mixers as Markdown."""
+    rows = [
+        (
+            code(entry["name"]),
+            entry["title"],
+            entry["paper"],
+            entry["complexity"],
+            "yes" if entry["causal"] else "",
+            "yes" if entry["streaming"] else "",
+            "yes" if entry["packed"] else "",
+            "one length" if entry["one_length"] else "yes",
+            "" if entry["no_onnx"] else "yes",
+            f"{entry['parameters']:,}",
+        )
+        for entry in mixer_entries()
+    ]
+    return "\n".join(table_lines(_COLUMNS, rows, range(9, 10))) + "\n"
+
+
+def exports_markdown() -> str:
+    """Format a Markdown table of mixers with limited export, with reasons."""
+    rows = [
+        (code(name), what, why)
+        for name in usable_mixers()
+        for card in [mixer_card(name)]
+        for what, why in (("one length", card.one_length), ("no ONNX", card.no_onnx))
+        if why
+    ]
+    return "\n".join(table_lines(("mixer", "", "why"), rows)) + "\n"
+
+
+def _entry(name: str) -> dict[str, Any]:
+    mixer = create_mixer(name, _DIM, num_heads=_HEADS, max_length=_LENGTH)
+    return asdict(mixer_card(name)) | {
+        "parameters": sum(parameter.numel() for parameter in mixer.parameters()),
+        "parameters_at": {"dim": _DIM, "num_heads": _HEADS, "max_length": _LENGTH},
+    }

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from rifflemix.checks import check_integer
-from rifflemix.mixers._attention.split_qkv import unbind_qkv
+from rifflemix.mixers._attention.autograd_functions import unbind_qkv
 from rifflemix.mixers.base import MixerCard, TokenMixer
 from rifflemix.mixers.padding import move_padding_back, move_padding_last
 from rifflemix.mixers.sorting_networks import BlockSorter

@@ -14,7 +14,7 @@ Layout = dict[str, tuple[int, list[tuple[int, int]], torch.dtype]]
 """For each tensor: number of dimensions, fixed axes with their sizes, and dtype."""
 
 _PADDING = "padding"
-"""Entry of a cache (`_attention/cache.py`) that exists only after a prompt with padding."""
+"""Entry of a cache (`_attention/softmax_parts.py`) that exists only after a prompt with padding."""
 
 
 def layout_of(state: dict[str, Tensor]) -> Layout:

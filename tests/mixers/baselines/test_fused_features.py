@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from rifflemix.lab.runs.measure import peak_memory
-from rifflemix.mixers._attention.fused_features import elu_plus_one, random_features
+from rifflemix.mixers._attention.autograd_functions import elu_plus_one, random_features
 
 OFFSET = 0.3  # large: the gradient of the largest product depends on the offset alone
 

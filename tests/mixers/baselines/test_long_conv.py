@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from rifflemix.mixers._convolution.kernel_network import KernelNetwork
+from rifflemix.mixers._convolution.long_convolution import KernelNetwork
 from rifflemix.mixers.baselines.long_conv import LongConv
 
 DIM, MOST = 5, 20

@@ -13,8 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import rifflemix as rm
-from rifflemix.mixers.baselines.mega import Mega
-from rifflemix.mixers.baselines.mega_chunk import MegaChunk
+from rifflemix.mixers.baselines.mega import Mega, MegaChunk
 from rifflemix.mixers.baselines.mega_layer import MegaLayer
 from rifflemix.mixers.csp import CSP
 from rifflemix.mixers.registry import mixer_options

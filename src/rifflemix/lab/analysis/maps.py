@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from rifflemix.errors import RunFailed
 from rifflemix.lab.analysis.trace import Call, TorchAttention, undisturbed
-from rifflemix.mixers.cross.base import CrossAttention
+from rifflemix.mixers.cross_attention import CrossAttention
 from rifflemix.mixers.permutation_mixer import PermutationMixer
 
 _Hook = Callable[[nn.Module, Any, Tensor], Tensor | None]

@@ -17,7 +17,7 @@ from rifflemix.errors import InputError, bad_argument
 from rifflemix.lab.train.evaluate import run_model
 from rifflemix.lab.train.seeds import rng_state, seed_everything, set_rng_state
 from rifflemix.mixers import TokenMixer
-from rifflemix.mixers.cross.base import CrossAttention
+from rifflemix.mixers.cross_attention import CrossAttention
 from rifflemix.models.base import call_model, on_device_of, without_fast_path
 
 
@@ -216,7 +216,7 @@ def trace(
         batches: each batch is a tensor (the only argument of the model), a tuple of arguments, a
             task's batch with "inputs", or another mapping of keyword arguments.
         of: kinds of layers; for nested layers, only the outermost counts.
-        cross: also record attention from one sequence to another, by `mixers.cross` or torch. Such
+        cross: also record attention from one sequence to another, by rifflemix or torch. Such
             calls have a `memory`.
 
     Yields:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from rifflemix.checks import autocast_enabled
 from rifflemix.compat import widest_float
-from rifflemix.mixers._attention.fused_features import scaled
+from rifflemix.mixers._attention.autograd_functions import scaled
 from rifflemix.mixers._attention.multi_head import MultiHeadMixer
 from rifflemix.mixers.token_groups import group_size, join_groups, split_groups
 from rifflemix.ops.precision import sum_of_products, without_autocast

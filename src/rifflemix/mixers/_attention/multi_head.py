@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from rifflemix.checks import check_bool, check_divides, check_integer
 from rifflemix.errors import bad_argument, check_choice
-from rifflemix.mixers._attention.split_qkv import unbind_qkv
+from rifflemix.mixers._attention.autograd_functions import unbind_qkv
 from rifflemix.mixers.base import TokenMixer
 from rifflemix.mixers.packed import Segments
 from rifflemix.mixers.padding import check_no_padding, fill_valid_tokens, mix_valid_tokens

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from rifflemix.errors import bad_argument
-from rifflemix.mixers._attention.fused_features import elu_plus_one
+from rifflemix.mixers._attention.autograd_functions import elu_plus_one
 from rifflemix.mixers._attention.linear import LinearAttentionMixer, linear_attention
 from rifflemix.mixers.base import MixerCard
 

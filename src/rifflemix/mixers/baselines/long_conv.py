@@ -10,8 +10,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from rifflemix.checks import check_positive
-from rifflemix.mixers._convolution.fft_convolution import NO_ONNX, fft_convolution, wide
-from rifflemix.mixers._convolution.kernel_network import KernelNetwork
+from rifflemix.mixers._convolution.long_convolution import (
+    NO_ONNX,
+    KernelNetwork,
+    fft_convolution,
+    wide,
+)
 from rifflemix.mixers.base import MixerCard, TokenMixer
 from rifflemix.mixers.padding import mix_valid_tokens
 from rifflemix.ops.dropout.backends import dropout as drop

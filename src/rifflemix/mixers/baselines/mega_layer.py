@@ -17,8 +17,7 @@ from rifflemix.mixers._attention.softmax_parts import (
     visible,
     with_token,
 )
-from rifflemix.mixers._convolution.exponential_kernel import DampedEMA
-from rifflemix.mixers._convolution.state_space import both_directions
+from rifflemix.mixers._convolution.state_space import DampedEMA, both_directions
 from rifflemix.mixers.base import TokenMixer
 from rifflemix.mixers.csp import CSP
 from rifflemix.mixers.padding import (

@@ -11,9 +11,13 @@ from torch import Tensor, nn
 
 from rifflemix.checks import check_integer
 from rifflemix.errors import bad_argument
-from rifflemix.mixers._convolution.exponential_kernel import ExponentialKernel
-from rifflemix.mixers._convolution.fft_convolution import NO_ONNX, fft_convolution, wide
-from rifflemix.mixers._convolution.state_space import ComplexPair, both_directions, random_log_steps
+from rifflemix.mixers._convolution.long_convolution import NO_ONNX, fft_convolution, wide
+from rifflemix.mixers._convolution.state_space import (
+    ComplexPair,
+    ExponentialKernel,
+    both_directions,
+    random_log_steps,
+)
 from rifflemix.mixers.base import MixerCard, TokenMixer
 from rifflemix.mixers.padding import fill_valid_tokens, last_tokens, mix_valid_tokens
 from rifflemix.ops.precision import as_default

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from rifflemix.checks import check_integer
 from rifflemix.errors import bad_argument
-from rifflemix.mixers._convolution.fft_convolution import wide
+from rifflemix.mixers._convolution.long_convolution import wide
 from rifflemix.mixers._convolution.state_space import (
     ComplexPair,
     both_directions,

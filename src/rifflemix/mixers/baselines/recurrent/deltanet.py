@@ -8,16 +8,16 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from rifflemix.checks import check_bool
-from rifflemix.mixers._recurrence.recurrent_mixer import (
+from rifflemix.mixers.base import MixerCard
+from rifflemix.mixers.baselines.recurrent.recurrent_mixer import (
     Parts,
     RecurrentMixer,
+    ShortConvolution,
     State,
     WideRMSNorm,
     heads_of,
     unit_norm,
 )
-from rifflemix.mixers._recurrence.short_convolution import ShortConvolution
-from rifflemix.mixers.base import MixerCard
 
 
 class DeltaNet(RecurrentMixer):

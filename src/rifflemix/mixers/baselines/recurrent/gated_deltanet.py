@@ -9,18 +9,18 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from rifflemix.checks import check_integer
-from rifflemix.mixers._convolution.fft_convolution import wide
-from rifflemix.mixers._recurrence.recurrent_mixer import (
+from rifflemix.mixers._convolution.long_convolution import wide
+from rifflemix.mixers.base import MixerCard
+from rifflemix.mixers.baselines.recurrent.recurrent_mixer import (
     Parts,
     RecurrentMixer,
+    ShortConvolution,
     State,
     WideRMSNorm,
     heads_of,
     softplus_bias,
     unit_norm,
 )
-from rifflemix.mixers._recurrence.short_convolution import ShortConvolution
-from rifflemix.mixers.base import MixerCard
 
 
 class GatedDeltaNet(RecurrentMixer):

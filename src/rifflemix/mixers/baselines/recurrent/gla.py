@@ -8,15 +8,15 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from rifflemix.checks import check_integer
-from rifflemix.mixers._convolution.fft_convolution import wide
-from rifflemix.mixers._recurrence.recurrent_mixer import (
+from rifflemix.mixers._convolution.long_convolution import wide
+from rifflemix.mixers.base import MixerCard
+from rifflemix.mixers.baselines.recurrent.recurrent_mixer import (
     Parts,
     RecurrentMixer,
     State,
     WideRMSNorm,
     heads_of,
 )
-from rifflemix.mixers.base import MixerCard
 
 # The decay is sigmoid(...)^(1 / temperature), so that it starts near 1.
 _TEMPERATURE = 16.0

@@ -11,10 +11,14 @@ from torch import Tensor, nn
 
 from rifflemix.checks import check_integer, check_positive
 from rifflemix.errors import bad_argument
-from rifflemix.mixers._convolution.fft_convolution import NO_ONNX, fft_convolution, wide
-from rifflemix.mixers._convolution.kernel_network import wide_linear
-from rifflemix.mixers._recurrence.short_convolution import ShortConvolution
+from rifflemix.mixers._convolution.long_convolution import (
+    NO_ONNX,
+    fft_convolution,
+    wide,
+    wide_linear,
+)
 from rifflemix.mixers.base import MixerCard, TokenMixer
+from rifflemix.mixers.baselines.recurrent.recurrent_mixer import ShortConvolution
 from rifflemix.mixers.padding import fill_valid_tokens, last_tokens, mix_valid_tokens
 from rifflemix.nn.layers import WeightReadLinear
 from rifflemix.ops.dropout.backends import dropout as drop

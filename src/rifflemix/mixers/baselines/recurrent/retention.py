@@ -10,15 +10,15 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from rifflemix.errors import bad_argument
-from rifflemix.mixers._convolution.fft_convolution import wide
-from rifflemix.mixers._recurrence.recurrent_mixer import (
+from rifflemix.mixers._convolution.long_convolution import wide
+from rifflemix.mixers.base import MixerCard
+from rifflemix.mixers.baselines.recurrent.recurrent_mixer import (
     Parts,
     RecurrentMixer,
     State,
     WideRMSNorm,
     heads_of,
 )
-from rifflemix.mixers.base import MixerCard
 
 _BASE = 10_000.0
 

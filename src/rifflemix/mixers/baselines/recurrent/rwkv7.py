@@ -10,16 +10,17 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from rifflemix.checks import check_bool
-from rifflemix.mixers._convolution.fft_convolution import wide
-from rifflemix.mixers._recurrence.recurrent_mixer import (
+from rifflemix.mixers._convolution.long_convolution import wide
+from rifflemix.mixers.base import MixerCard
+from rifflemix.mixers.baselines.recurrent.recurrent_mixer import (
     Parts,
     RecurrentMixer,
     State,
+    extended,
     heads_of,
+    past_after,
     unit_norm,
 )
-from rifflemix.mixers._recurrence.short_convolution import extended, past_after
-from rifflemix.mixers.base import MixerCard
 from rifflemix.ops.precision import wide_default
 
 _STRONGEST = math.exp(-0.5)  # the decay is at least exp(-exp(-0.5)) = 0.545

@@ -1,1 +1,0 @@
-"""Parts that recurrent mixers share."""

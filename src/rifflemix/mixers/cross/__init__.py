@@ -1,1 +1,0 @@
-"""Cross-attention mixers, for decoders."""
