@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import rifflemix as rm
-from rifflemix.models.vision.patch_only_block import PatchMix, PatchOnlyBlock
+from rifflemix.models.vision.dimension_mixer_layers import PatchMix, PatchOnlyBlock
 
 Golden = Callable[[str], dict[str, np.ndarray]]
 NAMES = {"norm.": "ln0.", "fc1.": "mlp_patch.mlp.0.", "fc2.": "mlp_patch.mlp.2."}

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import rifflemix as rm
-from rifflemix.models.vision.patch_only_block import PatchMix, PatchOnlyBlock
+from rifflemix.models.vision.dimension_mixer_layers import PatchMix, PatchOnlyBlock
 from rifflemix.models.vision.resnet_mixers import BlockMixBlock, BlockMixStage, ConvMixBlock
 from rifflemix.models.vision.tost_layers import ISTA
 from rifflemix.nn.butterfly import (

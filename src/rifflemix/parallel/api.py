@@ -34,21 +34,22 @@ from rifflemix.nn.layers import ClassToken, DropPath
 from rifflemix.nn.pooling import Pooling
 from rifflemix.nn.positions import PositionEmbedding, SinusoidalPositions
 from rifflemix.parallel import layers
-from rifflemix.parallel.gradients import average_gradients, check_gradients
-from rifflemix.parallel.mesh import sequence_group
-from rifflemix.parallel.models import ShardedEncoder, ShardedGPT, ShardedViT
+from rifflemix.parallel.attention import (
+    ShardedButterfly,
+    ShardedGrouped,
+    ShardedSinkhorn,
+    ShardedSoftmax,
+)
+from rifflemix.parallel.layers import ShardedEncoder, ShardedGPT, ShardedViT
+from rifflemix.parallel.mesh import average_gradients, check_gradients, sequence_group
 from rifflemix.parallel.permutations import ShardedCausalCSP, ShardedCSP, ShardedSliceformer
-from rifflemix.parallel.sharded import ShardedMixer
-from rifflemix.parallel.shards import SequenceGroup
-from rifflemix.parallel.sinkhorn import ShardedSinkhorn
-from rifflemix.parallel.softmax import ShardedSoftmax
+from rifflemix.parallel.shards import SequenceGroup, ShardedMixer
 from rifflemix.parallel.statistics import (
     ShardedAverage,
     ShardedIdentity,
     ShardedLinear,
     ShardedTSSA,
 )
-from rifflemix.parallel.strided import ShardedButterfly, ShardedGrouped
 
 _MIXERS: Mapping[type[nn.Module], type[nn.Module]] = {
     AveragePooling: ShardedAverage,

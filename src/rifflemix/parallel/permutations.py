@@ -21,8 +21,7 @@ from rifflemix.mixers.sliceformer import Sliceformer
 from rifflemix.mixers.token_groups import GroupLayout, append_padding
 from rifflemix.ops.permutation import SortSpec, backends
 from rifflemix.ops.permutation.arguments import Permuted
-from rifflemix.parallel.sharded import ShardedMixer
-from rifflemix.parallel.shards import Shards
+from rifflemix.parallel.shards import ShardedMixer, Shards
 
 
 class ShardedPermutation(ShardedMixer, PermutationMixer):

@@ -15,8 +15,7 @@ from rifflemix.ops.dropout.backends import dropout
 from rifflemix.ops.precision import sum_of_products, without_autocast
 from rifflemix.ops.statistics import StatisticsState, backends, eager
 from rifflemix.ops.statistics.common import accumulation_dtype
-from rifflemix.parallel.sharded import ShardedAttention, ShardedMixer
-from rifflemix.parallel.shards import Shards
+from rifflemix.parallel.shards import ShardedAttention, ShardedMixer, Shards
 
 
 class ShardedIdentity(ShardedMixer, Identity):

@@ -8,16 +8,7 @@ from typing import Any
 
 from rifflemix.errors import bad_argument
 from rifflemix.mixers.base import MixerCard, TokenMixer
-from rifflemix.testing import (
-    arguments,
-    graphs,
-    independence,
-    numerics,
-    packed,
-    shapes,
-    states,
-    streams,
-)
+from rifflemix.testing import graphs, independence, inputs, numerics, states
 from rifflemix.testing.forms import Form, forms_of, seeded
 
 
@@ -105,13 +96,13 @@ def _does_not_stream(form: Form) -> bool:
 
 
 PROPERTIES = (
-    Property(shapes.card_is_complete),
-    Property(shapes.shape_and_dtype_are_kept),
-    Property(shapes.no_samples_are_mixed_to_none),
-    Property(shapes.shapes_are_known_without_memory),
-    Property(shapes.builds_with_few_arguments, _in_both_directions),
-    Property(arguments.bad_settings_are_named, _in_both_directions),
-    Property(arguments.bad_inputs_are_named),
+    Property(inputs.card_is_complete),
+    Property(inputs.shape_and_dtype_are_kept),
+    Property(inputs.no_samples_are_mixed_to_none),
+    Property(inputs.shapes_are_known_without_memory),
+    Property(inputs.builds_with_few_arguments, _in_both_directions),
+    Property(inputs.bad_settings_are_named, _in_both_directions),
+    Property(inputs.bad_inputs_are_named),
     Property(states.inputs_are_left_alone),
     Property(states.evaluation_repeats),
     Property(states.training_without_dropout_is_evaluation),
@@ -126,20 +117,20 @@ PROPERTIES = (
     Property(independence.longer_neighbours_change_nothing, _masks_of_any_length),
     Property(independence.place_of_padding_changes_nothing, _masks_of_any_length),
     Property(independence.padding_is_refused, _refuses_masks),
-    Property(packed.packed_sequences_do_not_meet, _packs),
-    Property(packed.packing_is_refused, _does_not_pack),
+    Property(independence.packed_sequences_do_not_meet, _packs),
+    Property(independence.packing_is_refused, _does_not_pack),
     Property(independence.outputs_ignore_later_tokens, _causal),
     Property(independence.causal_is_refused, _never_causal),
     Property(independence.card_tells_permutation_equivariance, _in_both_directions),
     Property(independence.card_tells_permutation_invariance, _in_both_directions),
-    Property(streams.steps_equal_the_parallel_form, _streams),
-    Property(streams.prefill_equals_steps, _streams),
-    Property(streams.states_have_a_row_for_each_sequence, _streams),
-    Property(streams.streams_keep_their_dtype, _streams),
-    Property(streams.steps_check_their_input, _streams),
-    Property(streams.foreign_states_are_refused, _streams),
-    Property(streams.streams_end_at_max_length, _streams),
-    Property(streams.streaming_is_refused, _does_not_stream),
+    Property(states.steps_equal_the_parallel_form, _streams),
+    Property(states.prefill_equals_steps, _streams),
+    Property(states.states_have_a_row_for_each_sequence, _streams),
+    Property(states.streams_keep_their_dtype, _streams),
+    Property(states.steps_check_their_input, _streams),
+    Property(states.foreign_states_are_refused, _streams),
+    Property(states.streams_end_at_max_length, _streams),
+    Property(states.streaming_is_refused, _does_not_stream),
     Property(numerics.every_parameter_is_used),
     Property(numerics.gradients_equal_numerical_ones),
     Property(numerics.a_graph_changes_no_gradient),

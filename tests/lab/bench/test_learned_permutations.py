@@ -15,7 +15,7 @@ import rifflemix as rm
 from document_scripts import load_script
 from rifflemix.mixers.csp import CSP
 from rifflemix.ops import group_sort
-from rifflemix.testing import graphs, numerics, shapes, states
+from rifflemix.testing import graphs, inputs, numerics, states
 from rifflemix.testing.contract import PROPERTIES
 from rifflemix.testing.forms import forms_of
 
@@ -151,7 +151,7 @@ def test_numerical_gradients_of_learned_shifts(plugin: ModuleType) -> None:
 LEFT_OUT = {
     "reference": (numerics.gradients_equal_numerical_ones,),  # straight through: gradients differ
     "shift": (
-        shapes.builds_with_few_arguments,  # the initial schedule needs max_length
+        inputs.builds_with_few_arguments,  # the initial schedule needs max_length
         numerics.low_precision_follows_float64,  # 16 bits may round to another token
         numerics.every_parameter_is_used,  # rounded in evaluation, shifts have no gradient
         states.training_without_dropout_is_evaluation,  # shifts are fractional in training

@@ -16,7 +16,7 @@ from rifflemix.lab.train.engine import Engine, check_context_parallel
 from rifflemix.models import Model
 from rifflemix.models.vision.vit import ViT
 from rifflemix.parallel import check_sharded_form, shard_sequence
-from rifflemix.parallel.models import ShardedEncoder, ShardedGPT
+from rifflemix.parallel.layers import ShardedEncoder, ShardedGPT
 from rifflemix.parallel.shards import SequenceGroup
 
 

@@ -21,10 +21,9 @@ from rifflemix.checks import (
 from rifflemix.errors import bad_argument, check_choice
 from rifflemix.mixers import Stack, stack_name
 from rifflemix.models.base import Model, check_ids
-from rifflemix.models.initialisation import modules_to_draw
 from rifflemix.models.language.generation import generate
-from rifflemix.models.mixing import block_mixer, positions_in_row, with_rotary
 from rifflemix.models.official import OfficialTensor
+from rifflemix.models.parts import block_mixer, modules_to_draw, positions_in_row, with_rotary
 from rifflemix.nn.block import Block
 from rifflemix.nn.embeddings import number_of_ids, table_of
 from rifflemix.nn.layers import Dropout, FeedForward

@@ -15,7 +15,7 @@ from rifflemix.compat import evaluation_mode
 from rifflemix.errors import bad_argument, check_choice
 from rifflemix.mixers import SinkhornCrossAttention, SoftmaxCrossAttention, Stack, TokenMixer
 from rifflemix.models.base import Model, check_ids
-from rifflemix.models.mixing import block_mixer
+from rifflemix.models.parts import block_mixer
 from rifflemix.nn.block import Block
 from rifflemix.nn.embeddings import number_of_ids, table_of
 from rifflemix.nn.layers import Dropout, FeedForward

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from rifflemix.checks import check_integer, check_padding_mask, check_tokens
 from rifflemix.errors import bad_argument
 from rifflemix.models.base import Model, check_ids
-from rifflemix.models.mixing import check_no_empty, lengths_in_row, with_class_tokens
+from rifflemix.models.parts import check_no_empty, lengths_in_row, with_class_tokens
 from rifflemix.models.sequence.config import (
     PAIR_FEATURES,
     ClassifierConfig,

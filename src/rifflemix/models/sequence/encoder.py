@@ -13,8 +13,7 @@ from torch import nn
 from rifflemix.checks import check_bool, check_positive
 from rifflemix.errors import check_choice
 from rifflemix.mixers import Stack
-from rifflemix.models.initialisation import BERT_STD, bert_normal, xavier_uniform
-from rifflemix.models.mixing import block_mixer, with_rotary
+from rifflemix.models.parts import BERT_STD, bert_normal, block_mixer, with_rotary, xavier_uniform
 from rifflemix.models.presets import ModelCard, Preset
 from rifflemix.models.sequence.classifier import SequenceClassifier
 from rifflemix.models.sequence.config import POSITIONS, ClassifierConfig

@@ -12,7 +12,7 @@ from rifflemix.errors import bad_argument, check_choice
 from rifflemix.mixers import Stack, mixer_classes, stack_name
 from rifflemix.mixers.baselines.mega_layer import MegaLayer
 from rifflemix.mixers.packed import packing_refused
-from rifflemix.models.mixing import block_mixer
+from rifflemix.models.parts import block_mixer
 from rifflemix.models.presets import ModelCard, Preset
 from rifflemix.models.sequence.classifier import SequenceClassifier
 from rifflemix.models.sequence.config import ClassifierConfig, TokenNorm

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from rifflemix.checks import check_integer, check_probability
 from rifflemix.errors import check_choice
 from rifflemix.mixers import Stack
-from rifflemix.models.mixing import block_mixer
+from rifflemix.models.parts import block_mixer
 from rifflemix.models.presets import ModelCard, Preset
 from rifflemix.models.sequence.classifier import SequenceClassifier
 from rifflemix.models.sequence.config import ClassifierConfig, TokenNorm

@@ -11,10 +11,10 @@ from rifflemix.errors import bad_argument
 from rifflemix.mixers import Stack
 from rifflemix.mixers.butterfly import Butterfly
 from rifflemix.mixers.token_parallel import TokenParallel
-from rifflemix.models.mixing import block_mixer
 from rifflemix.models.official import OfficialTensor
+from rifflemix.models.parts import block_mixer
 from rifflemix.models.presets import ModelCard, Preset
-from rifflemix.models.vision.dimension_mixer_official import official_layer
+from rifflemix.models.vision.dimension_mixer_layers import official_layer
 from rifflemix.models.vision.images import PatchModel, Size
 from rifflemix.nn.embeddings import PatchEmbedding
 from rifflemix.nn.layers import Dropout, FeedForward

@@ -11,7 +11,7 @@ from rifflemix.checks import check_integer, check_positive
 from rifflemix.errors import bad_argument, check_choice
 from rifflemix.models.official import OfficialTensor
 from rifflemix.models.presets import ModelCard, Preset
-from rifflemix.models.vision.dimension_mixer_official import official_layer
+from rifflemix.models.vision.dimension_mixer_layers import official_layer
 from rifflemix.models.vision.images import PatchModel, Size, size_pair
 from rifflemix.nn.butterfly import ButterflyLinearMLP, ButterflyMLP
 from rifflemix.nn.embeddings import PatchEmbedding, Resize

@@ -10,9 +10,8 @@ from torch import Tensor, nn
 from rifflemix.checks import check_integer, check_integers, check_positive
 from rifflemix.models.official import OfficialTensor
 from rifflemix.models.presets import ModelCard, Preset
-from rifflemix.models.vision.dimension_mixer_official import official_layer
+from rifflemix.models.vision.dimension_mixer_layers import PatchOnlyBlock, official_layer
 from rifflemix.models.vision.images import ImageModel, Size
-from rifflemix.models.vision.patch_only_block import PatchOnlyBlock
 from rifflemix.nn.embeddings import Resize
 
 

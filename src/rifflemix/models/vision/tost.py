@@ -10,9 +10,8 @@ from torch import Tensor, nn
 from rifflemix.checks import check_bool, check_integer, check_positive, check_probability
 from rifflemix.errors import bad_argument, check_choice
 from rifflemix.mixers import Stack
-from rifflemix.models.initialisation import modules_to_draw
-from rifflemix.models.mixing import block_mixer
 from rifflemix.models.official import OfficialTensor
+from rifflemix.models.parts import block_mixer, modules_to_draw
 from rifflemix.models.presets import ModelCard, Preset
 from rifflemix.models.vision.images import PatchModel, Size, size_pair
 from rifflemix.models.vision.tost_layers import ISTA, ClassAttentionBlock, FourierPositions

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from rifflemix.checks import check_integer, check_positive, check_probability
 from rifflemix.errors import check_choice
 from rifflemix.mixers import Stack, list_mixers, mixer_card, stack_name
-from rifflemix.models.mixing import block_mixer
+from rifflemix.models.parts import block_mixer
 from rifflemix.models.presets import ModelCard, Preset
 from rifflemix.models.vision.images import PatchModel, Size
 from rifflemix.nn.block import Block
