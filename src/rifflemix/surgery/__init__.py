@@ -11,8 +11,7 @@ from rifflemix.surgery.masks import check_causality, key_padding_mask, merge_pad
 from rifflemix.surgery.replace import replace_attention
 from rifflemix.surgery.report import SurgeryReport
 from rifflemix.surgery.sites import register_adapter
-from rifflemix.surgery.storage import apply_swap, load_swapped, save_swapped
-from rifflemix.surgery.swaps import restore_attention
+from rifflemix.surgery.swaps import apply_swap, load_swapped, restore_attention, save_swapped
 from rifflemix.surgery.weights import HostWeights, Projection
 
 __all__ = [

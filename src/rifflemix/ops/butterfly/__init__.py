@@ -5,7 +5,7 @@ Function Approximation".
 """
 
 from rifflemix.ops.butterfly.api import block_linear, block_mlp, butterfly_merge, butterfly_split
-from rifflemix.ops.butterfly.maps import BlockMap
+from rifflemix.ops.butterfly.eager import BlockMap
 from rifflemix.ops.butterfly.strides import butterfly_layout, butterfly_strides
 
 __all__ = [

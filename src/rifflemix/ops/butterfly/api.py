@@ -15,7 +15,7 @@ from rifflemix.checks import (
 )
 from rifflemix.errors import bad_argument, check_choice
 from rifflemix.ops.butterfly import backends
-from rifflemix.ops.butterfly.maps import ACTIVATIONS, BlockMap
+from rifflemix.ops.butterfly.eager import ACTIVATIONS, BlockMap
 
 
 def butterfly_split(

@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from rifflemix.ops.butterfly import cpu, eager, reference
-from rifflemix.ops.butterfly.maps import BlockMap
+from rifflemix.ops.butterfly.eager import BlockMap
 from rifflemix.ops.dispatch import PLAIN, Family
 from rifflemix.ops.native import note_slow_call
 

@@ -17,7 +17,7 @@ from rifflemix.checks import autocast_enabled, check_divides
 from rifflemix.compat import runs_kernels
 from rifflemix.errors import bad_argument
 from rifflemix.ops.butterfly import eager
-from rifflemix.ops.butterfly.maps import BlockMap
+from rifflemix.ops.butterfly.eager import BlockMap
 from rifflemix.ops.define import define
 from rifflemix.ops.native import (
     TYPE_NAMES,

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from rifflemix.ops.butterfly.maps import BlockMap
+from rifflemix.ops.butterfly.eager import BlockMap
 
 
 def split_indices(length: int, block: int, stride: int) -> list[list[int]]:

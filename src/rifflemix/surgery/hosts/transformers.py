@@ -27,13 +27,6 @@ from rifflemix.surgery.adapters import (
     has_class_token,
     is_linear,
 )
-from rifflemix.surgery.hosts.transformers_maps import (
-    maps_of,
-    misshapen,
-    num_heads,
-    read_weights,
-    unreadable,
-)
 from rifflemix.surgery.hosts.transformers_properties import (
     NORM,
     adds_and_norms,
@@ -41,8 +34,13 @@ from rifflemix.surgery.hosts.transformers_properties import (
     image_length,
     keeps_groups_apart,
     longest,
+    maps_of,
+    misshapen,
     notes_of,
+    num_heads,
+    read_weights,
     source_of,
+    unreadable,
     warnings_of,
 )
 from rifflemix.surgery.hosts.transformers_swapped import (

@@ -34,7 +34,7 @@ from rifflemix.mixers import TokenMixer
 from rifflemix.models import Model, create_model, model_card, model_settings
 from rifflemix.models.language.gpt import GPT
 from rifflemix.models.sequence.classifier import SequenceClassifier
-from rifflemix.surgery.hub.card import card_of_preset, push
+from rifflemix.surgery.hub.saving import card_of_preset, push
 from rifflemix.surgery.masks import key_padding_mask
 from rifflemix.surgery.wrappers import load_at_once
 
@@ -123,7 +123,7 @@ class RifflemixPreTrainedModel(PreTrainedModel):
             tensors[name].copy_(drawn[name])
 
     def push_to_hub(self, repo_id: str, **options: Any) -> str:
-        """Upload the model and a card; see `rifflemix.surgery.hub.card.push`."""
+        """Upload the model and a card; see `rifflemix.surgery.hub.saving.push`."""
         return push(self, repo_id, card_of_preset(self), **options)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from rifflemix.errors import InputError
-from rifflemix.surgery.hosts.saving import save_swaps
+from rifflemix.surgery.hub.saving import save_swaps
 
 
 def register_hf() -> None:

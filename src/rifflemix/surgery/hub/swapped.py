@@ -17,9 +17,9 @@ from transformers.utils.quantization_config import QuantizationConfigMixin
 from rifflemix.errors import InputError
 from rifflemix.surgery.adapters import SwappedAttention
 from rifflemix.surgery.description import check_description, describe_swap
-from rifflemix.surgery.hosts.saving import METHOD, replaced_weights, swapped_in
+from rifflemix.surgery.hub.saving import METHOD, replaced_weights, swapped_in
 from rifflemix.surgery.settings import LABEL
-from rifflemix.surgery.storage import apply_swap
+from rifflemix.surgery.swaps import apply_swap
 
 
 @register_quantization_config(METHOD)
@@ -46,7 +46,7 @@ class SwapLoader(HfQuantizer):
     """
 
     def is_serializable(self) -> bool:
-        """Return True. `rifflemix.surgery.hosts.saving` saves the model."""
+        """Return True. `rifflemix.surgery.hub.saving` saves the model."""
         return True
 
     @property
