@@ -1,4 +1,4 @@
-"""The layers of a block MLP."""
+"""Layers of a block MLP, and butterfly operators as views with at most one copy."""
 
 from __future__ import annotations
 
