@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from itertools import accumulate
 from typing import Any
@@ -14,6 +15,7 @@ from rifflemix.errors import bad_argument
 from rifflemix.mixers import Stack, TokenMixer, create_mixer, mixer_options, stack_name
 from rifflemix.mixers.packed import check_packed, segments_of
 from rifflemix.mixers.stacks import JOIN, layer_mixer
+from rifflemix.nn.block import Block
 from rifflemix.nn.positions import packed_positions
 
 
@@ -192,3 +194,31 @@ def _draw(layer: nn.Linear, maps: int) -> None:
         nn.init.xavier_uniform_(part)
     if layer.bias is not None:
         nn.init.normal_(layer.bias, std=1e-6)
+
+
+def initialise_gpt2(model: nn.Module, embedding_std: float = 0.02) -> None:
+    """Initialize a model as GPT-2: normal weights with deviation 0.02, zero biases.
+
+    The last linear layer of each residual branch has standard deviation 0.02 / sqrt(2 L). All
+    parameters outside linear layers and embeddings keep their initialization, for example sorting
+    networks and temperatures. So do the networks that `modules_to_draw` skips.
+
+    Args:
+        model: the model; L is its number of `Block`s.
+        embedding_std: standard deviation of the embeddings.
+
+    Source: Radford et al. 2019, section 2.3, as implemented in nanoGPT.
+    """
+    for _, module in modules_to_draw(model):
+        if isinstance(module, nn.Linear):
+            nn.init.normal_(module.weight, std=0.02)
+            if module.bias is not None:
+                nn.init.zeros_(module.bias)
+        elif isinstance(module, nn.Embedding):
+            nn.init.normal_(module.weight, std=embedding_std)
+    blocks = [module for module in model.modules() if isinstance(module, Block)]
+    for block in blocks:
+        ends = [block.mlp.fc2, *(getattr(block.mixer, name, None) for name in ("proj", "out_proj"))]
+        for end in ends:
+            if isinstance(end, nn.Linear):
+                nn.init.normal_(end.weight, std=0.02 / math.sqrt(2 * len(blocks)))

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import inspect
+import re
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,7 +13,14 @@ from torch import nn
 
 from rifflemix.checks import check_integers
 from rifflemix.errors import InputError, bad_argument
-from rifflemix.surgery.adapters import Adapter, HostAttention, SwappedAttention, returned
+from rifflemix.mixers import TokenMixer
+from rifflemix.surgery.adapters import (
+    Adapter,
+    HostAttention,
+    SwappedAttention,
+    looks_like_attention,
+    returned,
+)
 from rifflemix.surgery.hosts import ADAPTERS
 from rifflemix.surgery.wrappers import inside, is_compiled
 
@@ -245,3 +253,50 @@ def _bad_layers(layers: object) -> InputError:
     return bad_argument(
         "layers", "'all', indices, or a callable (index) or (index, name) -> bool", repr(layers)
     )
+
+
+_CALLED = re.compile(r"(.*_)?(attn|attention|mhs?a)\d*", re.IGNORECASE)
+
+
+def unknown_attention(model: nn.Module, known: Collection[str]) -> list[tuple[str, str]]:
+    """Find modules with weights that look like attention.
+
+    Modules inside or around known attention are skipped. Of nested candidates, only the innermost
+    counts.
+
+    Args:
+        model: host model.
+        known: names of the attention modules that an adapter supports.
+
+    Returns:
+        (name, class name) of each module.
+    """
+    found = _find(model, known, lambda _, module: looks_like_attention(module))
+    found |= _find(model, [*known, *found], _is_called_attention)
+    return list(found.items())
+
+
+def _find(
+    model: nn.Module, known: Collection[str], test: Callable[[str, nn.Module], bool]
+) -> dict[str, str]:
+    """Return names and classes of the innermost unknown modules that pass `test`."""
+    found: dict[str, str] = {}
+    for name, module in model.named_modules():
+        if not name or isinstance(module, TokenMixer) or not test(name, module):
+            continue
+        is_known = any(_is_within(name, other) or _is_within(other, name) for other in known)
+        if not is_known and next(module.parameters(), None) is not None:
+            found = {n: kind for n, kind in found.items() if not _is_within(name, n)}
+            found[name] = type(module).__name__
+    return found
+
+
+def _is_called_attention(name: str, module: nn.Module) -> bool:
+    """Return whether the attribute is called attention and has several linear layers."""
+    maps = [part for part in module.children() if isinstance(part, nn.Linear)]
+    is_list = isinstance(module, nn.Sequential | nn.ModuleList | nn.ModuleDict)
+    return len(maps) > 1 and not is_list and bool(_CALLED.fullmatch(name.rpartition(".")[2]))
+
+
+def _is_within(name: str, other: str) -> bool:
+    return f"{name}.".startswith(f"{other}.")

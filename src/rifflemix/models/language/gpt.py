@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple, cast
 
@@ -23,7 +22,7 @@ from rifflemix.mixers import Stack, stack_name
 from rifflemix.models.base import Model, check_ids
 from rifflemix.models.language.generation import generate
 from rifflemix.models.official import OfficialTensor
-from rifflemix.models.parts import block_mixer, modules_to_draw, positions_in_row, with_rotary
+from rifflemix.models.parts import block_mixer, initialise_gpt2, positions_in_row, with_rotary
 from rifflemix.nn.block import Block
 from rifflemix.nn.embeddings import number_of_ids, table_of
 from rifflemix.nn.layers import Dropout, FeedForward
@@ -372,31 +371,3 @@ def _official_name(name: str, mixer: str) -> str:
     for ours, theirs in (*_OFFICIAL_PARTS, *_OFFICIAL_MIXERS[mixer]):
         name = name.replace(ours, theirs)
     return name
-
-
-def initialise_gpt2(model: nn.Module, embedding_std: float = 0.02) -> None:
-    """Initialize a model as GPT-2: normal weights with deviation 0.02, zero biases.
-
-    The last linear layer of each residual branch has standard deviation 0.02 / sqrt(2 L). All
-    parameters outside linear layers and embeddings keep their initialization, for example sorting
-    networks and temperatures. So do the networks that `modules_to_draw` skips.
-
-    Args:
-        model: the model; L is its number of `Block`s.
-        embedding_std: standard deviation of the embeddings.
-
-    Source: Radford et al. 2019, section 2.3, as implemented in nanoGPT.
-    """
-    for _, module in modules_to_draw(model):
-        if isinstance(module, nn.Linear):
-            nn.init.normal_(module.weight, std=0.02)
-            if module.bias is not None:
-                nn.init.zeros_(module.bias)
-        elif isinstance(module, nn.Embedding):
-            nn.init.normal_(module.weight, std=embedding_std)
-    blocks = [module for module in model.modules() if isinstance(module, Block)]
-    for block in blocks:
-        ends = [block.mlp.fc2, *(getattr(block.mixer, name, None) for name in ("proj", "out_proj"))]
-        for end in ends:
-            if isinstance(end, nn.Linear):
-                nn.init.normal_(end.weight, std=0.02 / math.sqrt(2 * len(blocks)))
