@@ -10,7 +10,6 @@ from torch import Tensor
 
 import rifflemix as rm
 from rifflemix.mixers import TokenMixer
-from rifflemix.mixers.base import step_through
 
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "tssa without bias": ("tssa", {"denominator_bias": False}),
@@ -57,7 +56,7 @@ def test_prefill_is_steps(name: str, options: dict[str, Any]) -> None:
     mixer, x = build(name, **options), tokens(3, 17)
     y, state = mixer.prefill(x)
     assert_close(y, mixer(x))
-    assert_close(state, step_through(mixer, x, None)[1])
+    assert_close(state, TokenMixer.fill_stream(mixer, x, None)[1])
 
 
 @pytest.mark.parametrize(("name", "options"), VARIANTS.values(), ids=VARIANTS)
@@ -93,7 +92,10 @@ def test_many_chunks(name: str) -> None:
 
 def test_gradients_reach_the_prompt_through_the_state() -> None:
     mixer, x = build("tssa"), tokens(2, 7)
-    for read in (lambda prompt: mixer.prefill(prompt), lambda p: step_through(mixer, p, None)):
+    for read in (
+        lambda prompt: mixer.prefill(prompt),
+        lambda p: TokenMixer.fill_stream(mixer, p, None),
+    ):
         prompt = x[:, :-1].clone().requires_grad_()
         y, _ = mixer.step(x[:, -1], read(prompt)[1])
         (gradient,) = torch.autograd.grad(y.square().sum(), prompt)

@@ -4,7 +4,7 @@ To add a mixer, write a module and add its class here. Third-party mixers use `r
 the entry points `rifflemix.mixers`.
 """
 
-from rifflemix.mixers.base import MixerCard, TokenMixer
+from rifflemix.mixers.base import TokenMixer
 from rifflemix.mixers.baselines.average import AveragePooling
 from rifflemix.mixers.baselines.bigbird import BigBird
 from rifflemix.mixers.baselines.cosformer import CosFormer
@@ -39,6 +39,7 @@ from rifflemix.mixers.baselines.sparse_transformer import SparseTransformer
 from rifflemix.mixers.baselines.synthesizer import Synthesizer
 from rifflemix.mixers.baselines.xca import XCA
 from rifflemix.mixers.butterfly import Butterfly
+from rifflemix.mixers.cards import MixerCard, Stack, stack_name
 from rifflemix.mixers.cross_attention import SinkhornCrossAttention, SoftmaxCrossAttention
 from rifflemix.mixers.csp import CSP
 from rifflemix.mixers.grouped import Grouped
@@ -55,7 +56,6 @@ from rifflemix.mixers.registry import (
 )
 from rifflemix.mixers.sinkhorn import Sinkhorn
 from rifflemix.mixers.sliceformer import Sliceformer
-from rifflemix.mixers.stacks import Stack, stack_name
 from rifflemix.mixers.token_parallel import TokenParallel
 from rifflemix.mixers.tssa import TSSA
 

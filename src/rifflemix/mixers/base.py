@@ -1,9 +1,8 @@
-"""Base class of token mixers, modules that map (B, N, C) to (B, N, C), and their cards."""
+"""Base class of token mixers, modules that map (B, N, C) to (B, N, C)."""
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
@@ -23,80 +22,12 @@ from rifflemix.checks import (
     check_tokens,
     shown,
 )
-from rifflemix.compat import (
-    outside_graphs,
-    statically_known_true,
-)
+from rifflemix.compat import outside_graphs, statically_known_true
 from rifflemix.errors import InputError, bad_argument
-from rifflemix.mixers.packed import (
-    Segments,
-    check_packed,
-    packing_refused,
-    segments_of,
-)
+from rifflemix.mixers.cards import MixerCard
+from rifflemix.mixers.packed import Segments, check_packed, packing_refused, segments_of
 from rifflemix.mixers.padding import move_padding_back, move_padding_last
-from rifflemix.mixers.stream_state import Layout, layout_of, misfit
-
-
-@dataclass(frozen=True)
-class MixerCard:
-    """The description of a mixer, for the registry, tests, benchmarks and tables.
-
-    The text fields from `layout_over_length` on are empty if the limitation does not apply.
-
-    Attributes:
-        name: registry name.
-        title: common name of the mixer.
-        paper: publication that introduced the mixer.
-        equations: equations or sections that the mixer implements.
-        complexity: cost as printed in tables, in tokens N and channels C.
-        cost_exponent: exponent of N in the cost of the mixing itself: 1.0 for O(N) and
-            O(N log N), 2.0 for O(N^2).
-        causal: the mixer accepts `causal=True`.
-        padding: the mixer accepts `key_padding_mask`.
-        packed: the mixer accepts `cu_seqlens`, several sequences in one packed batch.
-        streaming: the mixer has `init_state` and `step` (when built with `causal=True`).
-        permutation_equivariant: permuting the tokens permutes the outputs.
-        permutation_invariant: permuting the tokens does not change any output.
-        layout_over_length: reason why outputs may depend on the padded length N even if
-            `max_length` is set.
-        by_position: how the bidirectional variant depends on positions, padding included. Padding
-            before or between tokens then changes the outputs of the tokens.
-        needs_max_length: the mixer cannot be built without `max_length`.
-        thread_sums: sums in torch that are split by the number of CPU threads, by default or with
-            some options. The last bits of outputs or gradients then depend on that number. Not
-            included: matrix products of torch. They can split in every mixer if sizes are odd or
-            the channels are few, and on some CPUs in the gradients of weights.
-        training_noise: random draws in training other than dropout, by default or with some
-            options.
-        one_length: reason why a program from torch.export supports only one sequence length.
-        no_onnx: reason why a program from torch.export does not run in other runtimes as ONNX.
-
-    Example:
-        >>> import rifflemix as rm
-        >>> [name for name in rm.list_mixers() if rm.mixer_card(name).permutation_invariant]
-        ['sliceformer', 'average']
-    """
-
-    name: str
-    title: str
-    paper: str
-    equations: str
-    complexity: str
-    cost_exponent: float
-    causal: bool = False
-    padding: bool = True
-    packed: bool = False
-    streaming: bool = False
-    permutation_equivariant: bool = False
-    permutation_invariant: bool = False
-    layout_over_length: str = ""
-    by_position: str = ""
-    needs_max_length: bool = False
-    thread_sums: str = ""
-    training_noise: str = ""
-    one_length: str = ""
-    no_onnx: str = ""
+from rifflemix.mixers.stream_state import Layout, layout_of, misfit, select
 
 
 class TokenMixer(nn.Module):
@@ -391,7 +322,19 @@ class TokenMixer(nn.Module):
         Outputs at padded positions may be any finite values. `prefill` adds `position` to the
         state.
         """
-        return step_through(self, x, key_padding_mask)
+        state = self.init_state(len(x), device=x.device, dtype=x.dtype)
+        if key_padding_mask is None:
+            outputs = []
+            for x_t in x.unbind(1):
+                y_t, state = self.step(x_t, state)
+                outputs.append(y_t)
+            return torch.stack(outputs, 1), state
+        moved, mask, order = move_padding_last(x, key_padding_mask)
+        y = torch.zeros_like(x)
+        for n in range(int((~mask).sum(1).max())):
+            y[:, n], after = self.step(moved[:, n], state)
+            state = select(~mask[:, n], after, state, self.card.name)
+        return move_padding_back(y, order), state
 
     def _check_streams(self) -> None:
         if not self.card.streaming:
@@ -445,48 +388,3 @@ class TokenMixer(nn.Module):
 
     def extra_repr(self) -> str:
         return f"dim={self.dim}, num_heads={self.num_heads}, causal={self.causal}"
-
-
-def step_through(
-    mixer: TokenMixer, x: Tensor, key_padding_mask: Tensor | None
-) -> tuple[Tensor, dict[str, Tensor]]:
-    """Call `mixer.step` for the valid tokens of each sequence.
-
-    Returns:
-        (B, N, C) outputs, zero at padded positions, and the last state.
-
-    Raises:
-        InputError: the state grows with the tokens and the sequences differ in length.
-    """
-    state = mixer.init_state(len(x), device=x.device, dtype=x.dtype)
-    if key_padding_mask is None:
-        outputs = []
-        for x_t in x.unbind(1):
-            y_t, state = mixer.step(x_t, state)
-            outputs.append(y_t)
-        return torch.stack(outputs, 1), state
-    moved, mask, order = move_padding_last(x, key_padding_mask)
-    y = torch.zeros_like(x)
-    for n in range(int((~mask).sum(1).max())):
-        y[:, n], after = mixer.step(moved[:, n], state)
-        state = _advanced(mixer, state, after, ~mask[:, n])
-    return move_padding_back(y, order), state
-
-
-def _advanced(
-    mixer: TokenMixer, before: dict[str, Tensor], after: dict[str, Tensor], rows: Tensor
-) -> dict[str, Tensor]:
-    """Select `after` for the sequences in `rows`, `before` for the others."""
-    if rows.all():
-        return after
-    if any(before[name].shape != after[name].shape for name in before):
-        raise bad_argument(
-            "key_padding_mask",
-            f"equal numbers of valid tokens, since the state of {mixer.card.name} grows",
-            "different numbers",
-            "prefill sequences of equal length together, or implement `fill_stream`",
-        )
-    return {
-        name: torch.where(rows.view(-1, *(1,) * (part.dim() - 1)), part, before[name])
-        for name, part in after.items()
-    }

@@ -9,8 +9,8 @@ from torch import Tensor
 
 from rifflemix.checks import check_integer
 from rifflemix.errors import bad_argument, check_choice
-from rifflemix.mixers.base import MixerCard
 from rifflemix.mixers.baselines.softmax import SoftmaxAttention
+from rifflemix.mixers.cards import MixerCard
 from rifflemix.mixers.strided import StridedGroups
 from rifflemix.mixers.token_groups import mix_in_order
 

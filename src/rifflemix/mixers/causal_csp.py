@@ -10,7 +10,7 @@ from torch import Tensor
 
 from rifflemix.checks import check_divides
 from rifflemix.errors import bad_argument
-from rifflemix.mixers.base import MixerCard
+from rifflemix.mixers.cards import MixerCard
 from rifflemix.mixers.permutation_mixer import (
     PermutationMixer,
     RankWindows,

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from rifflemix.checks import check_bool, check_divides, check_integer
 from rifflemix.errors import bad_argument, check_choice
-from rifflemix.mixers.base import MixerCard
+from rifflemix.mixers.cards import MixerCard
 from rifflemix.mixers.causal_csp import CausalCSP
 from rifflemix.mixers.permutation_mixer import PermutationMixer, check_shift
 from rifflemix.mixers.token_groups import GroupLayout, TokenGroups, reference_length

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from rifflemix.checks import shown
 from rifflemix.errors import bad_argument
-from rifflemix.mixers.base import MixerCard
+from rifflemix.mixers.cards import MixerCard
 from rifflemix.mixers.registry import (
     create_mixer,
     mixer_card,

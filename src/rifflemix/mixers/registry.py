@@ -14,8 +14,8 @@ from typing import Any, TypeVar
 
 from rifflemix.checks import check_bool, shown
 from rifflemix.errors import bad_argument, nearest_names, unregistered_name
-from rifflemix.mixers.base import MixerCard, TokenMixer
-from rifflemix.mixers.stacks import JOIN, combined_card, is_stack, layer_mixer
+from rifflemix.mixers.base import TokenMixer
+from rifflemix.mixers.cards import JOIN, MixerCard, combined_card, is_stack, layer_mixer
 from rifflemix.plugins import EntryPoints, check_new_name
 from rifflemix.text import code, table_lines
 

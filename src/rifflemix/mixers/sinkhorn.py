@@ -9,7 +9,8 @@ from torch import Tensor, nn
 
 from rifflemix.checks import check_integer
 from rifflemix.mixers._attention.autograd_functions import unbind_qkv
-from rifflemix.mixers.base import MixerCard, TokenMixer
+from rifflemix.mixers.base import TokenMixer
+from rifflemix.mixers.cards import MixerCard
 from rifflemix.mixers.padding import move_padding_back, move_padding_last
 from rifflemix.mixers.sorting_networks import BlockSorter
 from rifflemix.mixers.token_groups import default_group_size, mix_full_groups

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from rifflemix.errors import bad_argument, check_choice
-from rifflemix.mixers.base import MixerCard
+from rifflemix.mixers.cards import MixerCard
 from rifflemix.mixers.permutation_mixer import PermutationMixer, RankWindows, check_tokens_back
 from rifflemix.ops.permutation import SortSpec, backends, interleave_columns
 from rifflemix.ops.permutation.arguments import Permuted

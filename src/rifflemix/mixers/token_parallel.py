@@ -11,7 +11,8 @@ from torch import Tensor
 from rifflemix.checks import check_bool, check_divides
 from rifflemix.errors import bad_argument, check_choice
 from rifflemix.mixers._attention.softmax_parts import masked_attention
-from rifflemix.mixers.base import MixerCard, TokenMixer
+from rifflemix.mixers.base import TokenMixer
+from rifflemix.mixers.cards import MixerCard
 from rifflemix.nn.butterfly import BlockLinear
 from rifflemix.ops.dropout.backends import dropout as drop
 

@@ -10,7 +10,8 @@ from torch import Tensor, nn
 from rifflemix.checks import check_integer
 from rifflemix.compat import stable_order
 from rifflemix.errors import bad_argument
-from rifflemix.mixers.base import MixerCard, TokenMixer
+from rifflemix.mixers.base import TokenMixer
+from rifflemix.mixers.cards import MixerCard
 from rifflemix.mixers.packed import Segments
 from rifflemix.ops.statistics import StatisticsState, backends
 from rifflemix.ops.statistics.common import check_state

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from rifflemix.checks import shown
 from rifflemix.errors import bad_argument
 from rifflemix.mixers import Stack, TokenMixer, create_mixer, mixer_options, stack_name
+from rifflemix.mixers.cards import JOIN, layer_mixer
 from rifflemix.mixers.packed import check_packed, segments_of
-from rifflemix.mixers.stacks import JOIN, layer_mixer
 from rifflemix.nn.block import Block
 from rifflemix.nn.positions import packed_positions
 

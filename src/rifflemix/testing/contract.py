@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from rifflemix.errors import bad_argument
-from rifflemix.mixers.base import MixerCard, TokenMixer
+from rifflemix.mixers.base import TokenMixer
+from rifflemix.mixers.cards import MixerCard
 from rifflemix.testing import graphs, independence, inputs, numerics, states
 from rifflemix.testing.forms import Form, forms_of, seeded
 

@@ -10,7 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rifflemix.mixers.base import MixerCard, TokenMixer
+from rifflemix.mixers.base import TokenMixer
+from rifflemix.mixers.cards import MixerCard
 
 DIM = 32
 HEADS = 4

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from rifflemix.compat import widest_float
-from rifflemix.mixers.base import MixerCard, TokenMixer
+from rifflemix.mixers.base import TokenMixer
+from rifflemix.mixers.cards import MixerCard
 
 
 class AveragePooling(TokenMixer):

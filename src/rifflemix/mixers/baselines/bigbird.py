@@ -17,7 +17,7 @@ from rifflemix.mixers._attention.window import (
     valid_positions,
     with_neighbours,
 )
-from rifflemix.mixers.base import MixerCard
+from rifflemix.mixers.cards import MixerCard
 from rifflemix.mixers.token_groups import group_size
 from rifflemix.ops.dropout.backends import dropout_attention
 

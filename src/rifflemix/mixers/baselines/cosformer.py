@@ -11,7 +11,7 @@ from torch import Tensor
 from rifflemix.checks import check_integer
 from rifflemix.mixers._attention.linear import LinearAttentionMixer
 from rifflemix.mixers._attention.multi_head import ValidTokensFirst
-from rifflemix.mixers.base import MixerCard
+from rifflemix.mixers.cards import MixerCard
 
 
 class CosFormer(ValidTokensFirst, LinearAttentionMixer):

@@ -14,7 +14,8 @@ from rifflemix.mixers._attention.softmax_parts import (
     new_cache,
     with_token,
 )
-from rifflemix.mixers.base import MixerCard, TokenMixer
+from rifflemix.mixers.base import TokenMixer
+from rifflemix.mixers.cards import MixerCard
 from rifflemix.nn.layers import WeightReadLinear
 
 

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from rifflemix.errors import check_choice
-from rifflemix.mixers.base import MixerCard, TokenMixer
+from rifflemix.mixers.base import TokenMixer
+from rifflemix.mixers.cards import MixerCard
 from rifflemix.mixers.padding import mix_valid_tokens
 
 NORMS = ("backward", "ortho")

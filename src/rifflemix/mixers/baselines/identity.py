@@ -6,7 +6,8 @@ from typing import Any, ClassVar
 
 from torch import Tensor
 
-from rifflemix.mixers.base import MixerCard, TokenMixer
+from rifflemix.mixers.base import TokenMixer
+from rifflemix.mixers.cards import MixerCard
 
 
 class Identity(TokenMixer):

@@ -11,7 +11,7 @@ from torch import Tensor
 from rifflemix.errors import bad_argument
 from rifflemix.mixers._attention.autograd_functions import elu_plus_one
 from rifflemix.mixers._attention.linear import LinearAttentionMixer, linear_attention
-from rifflemix.mixers.base import MixerCard
+from rifflemix.mixers.cards import MixerCard
 
 
 class LinearAttention(LinearAttentionMixer):

@@ -11,7 +11,7 @@ from rifflemix.checks import check_integer
 from rifflemix.compat import take_first
 from rifflemix.mixers._attention.multi_head import ValidTokensFirst
 from rifflemix.mixers._attention.softmax_parts import masked_attention
-from rifflemix.mixers.base import MixerCard
+from rifflemix.mixers.cards import MixerCard
 
 _INIT_STD = 0.02
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from rifflemix.checks import check_integer
 from rifflemix.mixers._attention.multi_head import ValidTokensFirst, short_block_size
 from rifflemix.mixers._attention.window import block_attention
-from rifflemix.mixers.base import MixerCard
+from rifflemix.mixers.cards import MixerCard
 from rifflemix.mixers.padding import newest_in_slots, take_tokens
 from rifflemix.ops.dropout.backends import dropout_attention
 

@@ -16,7 +16,8 @@ from rifflemix.mixers._convolution.long_convolution import (
     fft_convolution,
     wide,
 )
-from rifflemix.mixers.base import MixerCard, TokenMixer
+from rifflemix.mixers.base import TokenMixer
+from rifflemix.mixers.cards import MixerCard
 from rifflemix.mixers.padding import mix_valid_tokens
 from rifflemix.ops.dropout.backends import dropout as drop
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from rifflemix.checks import check_integer
 from rifflemix.mixers._attention.multi_head import ValidTokensFirst, short_block_size
 from rifflemix.mixers._attention.window import SharedKeys, see_something, window_attention
-from rifflemix.mixers.base import MixerCard
+from rifflemix.mixers.cards import MixerCard
 from rifflemix.ops.dropout.backends import dropout_attention
 
 

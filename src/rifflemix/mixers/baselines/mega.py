@@ -6,8 +6,8 @@ from typing import Any, ClassVar
 
 from rifflemix.checks import check_integer
 from rifflemix.mixers._convolution.long_convolution import NO_ONNX
-from rifflemix.mixers.base import MixerCard
 from rifflemix.mixers.baselines.mega_layer import MegaLayer
+from rifflemix.mixers.cards import MixerCard
 
 
 class Mega(MegaLayer):

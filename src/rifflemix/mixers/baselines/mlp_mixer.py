@@ -9,7 +9,8 @@ from torch import Tensor
 
 from rifflemix.checks import check_integer
 from rifflemix.compat import take_first
-from rifflemix.mixers.base import MixerCard, TokenMixer
+from rifflemix.mixers.base import TokenMixer
+from rifflemix.mixers.cards import MixerCard
 from rifflemix.nn.layers import WeightReadLinear, weight_is_plain
 from rifflemix.ops.dropout.backends import dropout as drop
 

@@ -12,7 +12,7 @@ from rifflemix.checks import check_integer
 from rifflemix.errors import bad_argument, check_choice
 from rifflemix.mixers._attention.multi_head import ValidTokensFirst
 from rifflemix.mixers._attention.softmax_parts import masked_attention
-from rifflemix.mixers.base import MixerCard
+from rifflemix.mixers.cards import MixerCard
 from rifflemix.ops.dropout.backends import dropout as drop
 from rifflemix.ops.precision import without_autocast
 

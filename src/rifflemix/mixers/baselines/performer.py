@@ -12,7 +12,7 @@ from rifflemix.checks import check_integer, is_number, shown
 from rifflemix.errors import bad_argument, check_choice
 from rifflemix.mixers._attention.autograd_functions import LOG_ZERO, fuses_features, random_features
 from rifflemix.mixers._attention.linear import LinearAttentionMixer
-from rifflemix.mixers.base import MixerCard
+from rifflemix.mixers.cards import MixerCard
 from rifflemix.ops.precision import as_default, wide_default, without_autocast
 
 KERNELS = ("softmax", "relu")

@@ -12,7 +12,8 @@ from rifflemix.checks import check_integer, check_integers
 from rifflemix.errors import bad_argument, check_choice
 from rifflemix.mixers._attention.lsh import lsh_attention, lsh_buckets
 from rifflemix.mixers._attention.multi_head import short_block_size
-from rifflemix.mixers.base import MixerCard, TokenMixer
+from rifflemix.mixers.base import TokenMixer
+from rifflemix.mixers.cards import MixerCard
 
 COMPAT = ("none", "hf")
 _DEFAULT_BUCKETS = 64

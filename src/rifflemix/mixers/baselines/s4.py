@@ -18,7 +18,8 @@ from rifflemix.mixers._convolution.state_space import (
     both_directions,
     random_log_steps,
 )
-from rifflemix.mixers.base import MixerCard, TokenMixer
+from rifflemix.mixers.base import TokenMixer
+from rifflemix.mixers.cards import MixerCard
 from rifflemix.mixers.padding import fill_valid_tokens, last_tokens, mix_valid_tokens
 from rifflemix.ops.precision import as_default
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from rifflemix.checks import check_integer, check_positive
 from rifflemix.mixers._attention.multi_head import MultiHeadMixer
-from rifflemix.mixers.base import MixerCard
+from rifflemix.mixers.cards import MixerCard
 from rifflemix.ops.dropout.backends import dropout as drop
 
 

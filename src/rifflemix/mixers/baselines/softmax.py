@@ -17,7 +17,7 @@ from rifflemix.mixers._attention.softmax_parts import (
     rotate,
     with_token,
 )
-from rifflemix.mixers.base import MixerCard
+from rifflemix.mixers.cards import MixerCard
 from rifflemix.nn.positions import valid_positions
 
 

@@ -12,8 +12,8 @@ from rifflemix.mixers._attention.multi_head import ValidTokensFirst, short_block
 from rifflemix.mixers._attention.softmax_parts import attend_to_cache, new_cache, with_token
 from rifflemix.mixers._attention.window import window_attention
 from rifflemix.mixers._convolution.long_convolution import NO_ONNX
-from rifflemix.mixers.base import MixerCard
 from rifflemix.mixers.baselines.s4 import S4
+from rifflemix.mixers.cards import MixerCard
 from rifflemix.mixers.padding import last_tokens
 
 

@@ -22,7 +22,7 @@ from rifflemix.mixers._attention.window import (
     valid_positions,
     with_neighbours,
 )
-from rifflemix.mixers.base import MixerCard
+from rifflemix.mixers.cards import MixerCard
 from rifflemix.mixers.token_groups import default_group_size, group_size
 from rifflemix.ops.dropout.backends import dropout as drop
 

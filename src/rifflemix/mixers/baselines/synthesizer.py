@@ -16,7 +16,8 @@ from rifflemix.mixers._attention.softmax_parts import (
     visible,
     with_token,
 )
-from rifflemix.mixers.base import MixerCard, TokenMixer
+from rifflemix.mixers.base import TokenMixer
+from rifflemix.mixers.cards import MixerCard
 from rifflemix.mixers.padding import fill_valid_tokens, mix_valid_tokens
 from rifflemix.ops.dropout.backends import dropout as drop
 from rifflemix.ops.dropout.backends import dropout_attention

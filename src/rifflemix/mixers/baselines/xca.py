@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from rifflemix.mixers._attention.multi_head import MultiHeadMixer
-from rifflemix.mixers.base import MixerCard
+from rifflemix.mixers.cards import MixerCard
 from rifflemix.ops.dropout.backends import dropout as drop
 from rifflemix.ops.precision import sum_of_products
 

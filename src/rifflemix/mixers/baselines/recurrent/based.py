@@ -13,7 +13,7 @@ from rifflemix.compat import widest_float
 from rifflemix.mixers._attention.linear import linear_attention
 from rifflemix.mixers._attention.multi_head import ValidTokensFirst, short_block_size
 from rifflemix.mixers._attention.window import window_attention
-from rifflemix.mixers.base import MixerCard
+from rifflemix.mixers.cards import MixerCard
 from rifflemix.mixers.packed import Segments
 from rifflemix.mixers.padding import newest_in_slots, take_tokens
 from rifflemix.ops.dropout.backends import dropout_attention

@@ -8,7 +8,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from rifflemix.checks import check_bool
-from rifflemix.mixers.base import MixerCard
 from rifflemix.mixers.baselines.recurrent.recurrent_mixer import (
     Parts,
     RecurrentMixer,
@@ -18,6 +17,7 @@ from rifflemix.mixers.baselines.recurrent.recurrent_mixer import (
     heads_of,
     unit_norm,
 )
+from rifflemix.mixers.cards import MixerCard
 
 
 class DeltaNet(RecurrentMixer):

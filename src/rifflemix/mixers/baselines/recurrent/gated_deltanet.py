@@ -10,7 +10,6 @@ from torch import Tensor, nn
 
 from rifflemix.checks import check_integer
 from rifflemix.mixers._convolution.long_convolution import wide
-from rifflemix.mixers.base import MixerCard
 from rifflemix.mixers.baselines.recurrent.recurrent_mixer import (
     Parts,
     RecurrentMixer,
@@ -21,6 +20,7 @@ from rifflemix.mixers.baselines.recurrent.recurrent_mixer import (
     softplus_bias,
     unit_norm,
 )
+from rifflemix.mixers.cards import MixerCard
 
 
 class GatedDeltaNet(RecurrentMixer):

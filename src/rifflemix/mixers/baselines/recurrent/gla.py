@@ -9,7 +9,6 @@ from torch import Tensor, nn
 
 from rifflemix.checks import check_integer
 from rifflemix.mixers._convolution.long_convolution import wide
-from rifflemix.mixers.base import MixerCard
 from rifflemix.mixers.baselines.recurrent.recurrent_mixer import (
     Parts,
     RecurrentMixer,
@@ -17,6 +16,7 @@ from rifflemix.mixers.baselines.recurrent.recurrent_mixer import (
     WideRMSNorm,
     heads_of,
 )
+from rifflemix.mixers.cards import MixerCard
 
 # The decay is sigmoid(...)^(1 / temperature), so that it starts near 1.
 _TEMPERATURE = 16.0

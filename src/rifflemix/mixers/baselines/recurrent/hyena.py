@@ -17,8 +17,9 @@ from rifflemix.mixers._convolution.long_convolution import (
     wide,
     wide_linear,
 )
-from rifflemix.mixers.base import MixerCard, TokenMixer
+from rifflemix.mixers.base import TokenMixer
 from rifflemix.mixers.baselines.recurrent.recurrent_mixer import ShortConvolution
+from rifflemix.mixers.cards import MixerCard
 from rifflemix.mixers.padding import fill_valid_tokens, last_tokens, mix_valid_tokens
 from rifflemix.nn.layers import WeightReadLinear
 from rifflemix.ops.dropout.backends import dropout as drop

@@ -10,7 +10,6 @@ from torch import Tensor, nn
 
 from rifflemix.checks import check_integer
 from rifflemix.mixers._convolution.long_convolution import wide
-from rifflemix.mixers.base import MixerCard
 from rifflemix.mixers.baselines.recurrent.recurrent_mixer import (
     Parts,
     RecurrentMixer,
@@ -20,6 +19,7 @@ from rifflemix.mixers.baselines.recurrent.recurrent_mixer import (
     heads_of,
     softplus_bias,
 )
+from rifflemix.mixers.cards import MixerCard
 
 
 class Mamba2(RecurrentMixer):

@@ -11,7 +11,6 @@ from torch import Tensor, nn
 
 from rifflemix.errors import bad_argument
 from rifflemix.mixers._convolution.long_convolution import wide
-from rifflemix.mixers.base import MixerCard
 from rifflemix.mixers.baselines.recurrent.recurrent_mixer import (
     Parts,
     RecurrentMixer,
@@ -19,6 +18,7 @@ from rifflemix.mixers.baselines.recurrent.recurrent_mixer import (
     WideRMSNorm,
     heads_of,
 )
+from rifflemix.mixers.cards import MixerCard
 
 _BASE = 10_000.0
 

@@ -11,7 +11,6 @@ from torch import Tensor, nn
 
 from rifflemix.checks import check_bool
 from rifflemix.mixers._convolution.long_convolution import wide
-from rifflemix.mixers.base import MixerCard
 from rifflemix.mixers.baselines.recurrent.recurrent_mixer import (
     Parts,
     RecurrentMixer,
@@ -21,6 +20,7 @@ from rifflemix.mixers.baselines.recurrent.recurrent_mixer import (
     past_after,
     unit_norm,
 )
+from rifflemix.mixers.cards import MixerCard
 from rifflemix.ops.precision import wide_default
 
 _STRONGEST = math.exp(-0.5)  # the decay is at least exp(-exp(-0.5)) = 0.545

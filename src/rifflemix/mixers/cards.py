@@ -1,15 +1,14 @@
-"""Stacks: several mixers in the layers of one model, such as "csp+csp+softmax"."""
+"""The card that describes a mixer, and stacks of mixers such as "csp+csp+softmax"."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Any, cast
 
 from rifflemix.checks import shown
 from rifflemix.errors import bad_argument
-from rifflemix.mixers.base import MixerCard
 
 JOIN = "+"
 Stack = str | Sequence[Any]
@@ -19,6 +18,67 @@ _TEXTS = ("layout_over_length", "by_position", "thread_sums", "training_noise", 
           "no_onnx")  # fmt: skip
 _IF_ALL = ("causal", "padding", "packed", "streaming", "permutation_equivariant",
            "permutation_invariant")  # fmt: skip
+
+
+@dataclass(frozen=True)
+class MixerCard:
+    """The description of a mixer, for the registry, tests, benchmarks and tables.
+
+    The text fields from `layout_over_length` on are empty if the limitation does not apply.
+
+    Attributes:
+        name: registry name.
+        title: common name of the mixer.
+        paper: publication that introduced the mixer.
+        equations: equations or sections that the mixer implements.
+        complexity: cost as printed in tables, in tokens N and channels C.
+        cost_exponent: exponent of N in the cost of the mixing itself: 1.0 for O(N) and
+            O(N log N), 2.0 for O(N^2).
+        causal: the mixer accepts `causal=True`.
+        padding: the mixer accepts `key_padding_mask`.
+        packed: the mixer accepts `cu_seqlens`, several sequences in one packed batch.
+        streaming: the mixer has `init_state` and `step` (when built with `causal=True`).
+        permutation_equivariant: permuting the tokens permutes the outputs.
+        permutation_invariant: permuting the tokens does not change any output.
+        layout_over_length: reason why outputs may depend on the padded length N even if
+            `max_length` is set.
+        by_position: how the bidirectional variant depends on positions, padding included. Padding
+            before or between tokens then changes the outputs of the tokens.
+        needs_max_length: the mixer cannot be built without `max_length`.
+        thread_sums: sums in torch that are split by the number of CPU threads, by default or with
+            some options. The last bits of outputs or gradients then depend on that number. Not
+            included: matrix products of torch. They can split in every mixer if sizes are odd or
+            the channels are few, and on some CPUs in the gradients of weights.
+        training_noise: random draws in training other than dropout, by default or with some
+            options.
+        one_length: reason why a program from torch.export supports only one sequence length.
+        no_onnx: reason why a program from torch.export does not run in other runtimes as ONNX.
+
+    Example:
+        >>> import rifflemix as rm
+        >>> [name for name in rm.list_mixers() if rm.mixer_card(name).permutation_invariant]
+        ['sliceformer', 'average']
+    """
+
+    name: str
+    title: str
+    paper: str
+    equations: str
+    complexity: str
+    cost_exponent: float
+    causal: bool = False
+    padding: bool = True
+    packed: bool = False
+    streaming: bool = False
+    permutation_equivariant: bool = False
+    permutation_invariant: bool = False
+    layout_over_length: str = ""
+    by_position: str = ""
+    needs_max_length: bool = False
+    thread_sums: str = ""
+    training_noise: str = ""
+    one_length: str = ""
+    no_onnx: str = ""
 
 
 def is_stack(mixer: object) -> bool:
