@@ -23,7 +23,8 @@ from rifflemix.errors import InputError
 from rifflemix.lab.tasks import list_tasks, task_status
 from rifflemix.lab.tasks.data_io.files import cache_root
 from rifflemix.ops.native import build_log, find_library, instruction_level
-from rifflemix.ops.permutation import cpu as permutation
+from rifflemix.ops.permutation.cpu import SORTS_LONG_KEYS
+from rifflemix.ops.permutation.cpu_common import supports as permutes
 from rifflemix.ops.statistics import cpu as statistics
 from rifflemix.ops.triton_support import why_not_triton
 from rifflemix.plugins import GROUPS
@@ -211,9 +212,9 @@ def _kernels() -> Finding:
 
 def _fast_paths() -> Iterator[Finding]:
     level = instruction_level()
-    can_permute = permutation.supports(torch.empty(1, 4, 1))
+    can_permute = permutes(torch.empty(1, 4, 1))
     served = {
-        "sorts on the CPU": can_permute and permutation.SORTS_LONG_KEYS,
+        "sorts on the CPU": can_permute and SORTS_LONG_KEYS,
         "shifts and pairs on the CPU": can_permute,
         "token statistics on the CPU": statistics.supports(torch.empty(1, 1, 1, 1)),
     }

@@ -14,6 +14,7 @@ from rifflemix.ops.dispatch import PLAIN, Family
 from rifflemix.ops.native import note_slow_call
 from rifflemix.ops.permutation import cpu, eager, reference
 from rifflemix.ops.permutation.arguments import SortSpec
+from rifflemix.ops.permutation.cpu_common import supports
 from rifflemix.ops.permutation.triton_limits import with_triton
 from rifflemix.ops.triton_support import INTERPRETED
 
@@ -59,7 +60,7 @@ def for_windows(x: Tensor, window_size: int, backend: str = "auto") -> Any:
 
 def _with_cpu(x: Tensor) -> tuple[str, ...]:
     """List the backends that support `x` here, slowest first, except "triton"."""
-    if cpu.supports(x):
+    if supports(x):
         if runs_kernels():
             # For a small tensor, torch is faster than the call of a kernel.
             is_small = statically_known_true(x.numel() < cpu.WORTH_A_CALL)

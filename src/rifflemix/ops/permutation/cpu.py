@@ -19,21 +19,8 @@ from rifflemix.errors import bad_argument
 from rifflemix.ops.native import instruction_level
 from rifflemix.ops.permutation import eager
 from rifflemix.ops.permutation.arguments import Permuted, SortSpec, check_sort
-from rifflemix.ops.permutation.cpu_common import call_kernel, define_on_cpu, empty_output, supports
+from rifflemix.ops.permutation.cpu_common import call_kernel, define_on_cpu, empty_output
 
-__all__ = [
-    "SORTS_LONG_KEYS",
-    "WORTH_A_CALL",
-    "causal_shift",
-    "circular_shift",
-    "filters",
-    "has_short_keys",
-    "max_exchange",
-    "needs_sort",
-    "permute",
-    "rank_filter",
-    "supports",
-]
 _BAD_INDEX = -2  # kBadIndex of native/kernels.h
 _INDICES = (None, torch.uint16, torch.int32, torch.int64)
 _UINT16_POSITIONS = 1 << 16

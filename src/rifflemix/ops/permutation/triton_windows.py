@@ -13,8 +13,7 @@ import torch
 import triton
 from torch import Tensor
 
-from rifflemix.ops.permutation import triton_kernels as kernels
-from rifflemix.ops.permutation import triton_value_kernels as value_kernels
+from rifflemix.ops.permutation import triton_window_kernels as kernels
 from rifflemix.ops.permutation.triton_limits import BITS, INFINITY_BITS, MAX_OFFSET
 from rifflemix.ops.triton_support import INTERPRETED, launch
 
@@ -171,7 +170,7 @@ def _sort_values(x: Tensor, y: Tensor, descending: Tensor | None, num_groups: in
     if turned:
         x, out = _turn(x, _turned_like(x)), _turned_like(y)
     launch(
-        value_kernels.sort_values,
+        kernels.sort_values,
         num_programs(num_windows, pairs, tile["WINDOWS"], tile["CHANNELS"]),
         x,
         x, out, bytes_of(descending), left, *x.stride(), *out.stride(),
