@@ -44,7 +44,7 @@ def _second_pass(module: nn.Module, backend: str) -> Iterator[None]:
 @contextmanager
 def kept_running_statistics(module: nn.Module) -> Iterator[None]:
     """Keep the running statistics and counts of batch norms unchanged during training."""
-    norms = _batch_norms(module)
+    norms = [part for part in module.modules() if isinstance(part, BatchNorm)]
     before = [(norm.momentum, norm.num_batches_tracked) for norm in norms]
     try:
         for norm in norms:
@@ -53,10 +53,6 @@ def kept_running_statistics(module: nn.Module) -> Iterator[None]:
     finally:
         for norm, (momentum, count) in zip(norms, before, strict=True):
             norm.momentum, norm.num_batches_tracked = momentum, count
-
-
-def _batch_norms(module: nn.Module) -> list[BatchNorm]:
-    return [part for part in module.modules() if isinstance(part, BatchNorm)]
 
 
 def call_model(model: nn.Module, inputs: Any, *, name: str = "inputs") -> Any:

@@ -175,7 +175,10 @@ class GraphAttention(KeepsConstants):
         super().__init__()
         check_choice("mixing", mixing, MIXINGS)
         if variant is not None:
-            _check_variant(variant, mixing)
+            if mixing != "sort":
+                expected = f"none, since mixing {mixing!r} has no sort"
+                raise bad_argument("variant", expected, shown(variant))
+            check_choice("variant", variant, VARIANTS)
         self.num_heads = check_divides("num_heads", num_heads, dim, "dim")
         self.dropout = check_probability("dropout", dropout)
         self.is_sort = mixing == "sort"
@@ -252,9 +255,3 @@ def _mask_of(columns: list[int] | None, width: int, num_heads: int) -> Tensor | 
     head = torch.zeros(width, dtype=torch.bool)
     head[columns] = True
     return head.repeat(num_heads)
-
-
-def _check_variant(variant: str, mixing: str) -> None:
-    if mixing != "sort":
-        raise bad_argument("variant", f"none, since mixing {mixing!r} has no sort", shown(variant))
-    check_choice("variant", variant, VARIANTS)

@@ -184,13 +184,6 @@ def find_preset(name: str) -> Preset:
     return _PRESETS[name]
 
 
-def _check_layers(name: str, settings: Mapping[str, Any]) -> None:
-    """Reject models so deep that building one would take hours."""
-    layers = settings.get("num_layers")
-    if isinstance(layers, int) and layers > _MOST_LAYERS:
-        raise bad_argument(f"num_layers of {name}", f"at most {_MOST_LAYERS:,}", layers)
-
-
 def build_model(name: str, settings: Mapping[str, Any], kind: type[_Model]) -> _Model:
     """Build a model of class `kind` by name from all of its settings.
 
@@ -205,7 +198,9 @@ def build_model(name: str, settings: Mapping[str, Any], kind: type[_Model]) -> _
     for setting in settings:
         if setting not in known:
             raise bad_argument(f"settings of {name}", ", ".join(known), reprlib.repr(setting))
-    _check_layers(name, settings)
+    layers = settings.get("num_layers")
+    if isinstance(layers, int) and layers > _MOST_LAYERS:  # building the model would take hours
+        raise bad_argument(f"num_layers of {name}", f"at most {_MOST_LAYERS:,}", layers)
     try:
         model = preset.build(**settings)
     except InputError:

@@ -177,7 +177,7 @@ def save_pretrained(model: NamedModel, folder: str | Path) -> None:
         "format": _FORMAT,
         "name": model.name,
         "settings": _json_settings(model.settings),
-        "dtype": _dtype_name(model),
+        "dtype": str(next(model.parameters()).dtype).removeprefix("torch."),
         "rifflemix_version": VERSION,
     }
     changed = _misfit(header_of(model.state_dict()), config)
@@ -317,7 +317,3 @@ def _read_config(folder: Path) -> dict[str, Any]:
         raise InputError(f"{path}: expected format {_FORMAT!r}, got {config['format']!r}")
     check_choice(f"dtype in {path}", config["dtype"], _DTYPES)
     return config
-
-
-def _dtype_name(model: NamedModel) -> str:
-    return str(next(model.parameters()).dtype).removeprefix("torch.")

@@ -179,14 +179,10 @@ def models_markdown() -> str:
         if entry["note"]:
             notes.append(f"{len(notes) + 1}. `{entry['name']}`: {entry['note']}")
             mark = f" ({len(notes)})"
-        cells = (f"`{entry['name']}`{mark}", _what(entry), *_counts(entry))
+        title = f"{entry['title']} ({entry['paper'].split(',')[0]})"
+        cells = (f"`{entry['name']}`{mark}", title, *_counts(entry))
         lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines) + "\n\n" + "\n".join(notes) + ("\n" if notes else "")
-
-
-def _what(entry: dict[str, Any]) -> str:
-    paper = entry["paper"].split(",")[0]
-    return f"{entry['title']} ({paper})"
 
 
 def _counts(entry: dict[str, Any]) -> tuple[str, str, str]:

@@ -116,8 +116,9 @@ def state_of_new(place: str, layer: Mapping[str, Any]) -> dict[str, Tensor]:
 
 def _layer(name: str, settings: MixerSettings | None) -> _Layer:
     if settings is None or settings.mixer not in list_mixers():
+        got = "none" if settings is None else repr(settings.mixer)
         raise InputError(
-            f"{name}: expected a mixer with a registry name, got {_mixer_name(settings)}; "
+            f"{name}: expected a mixer with a registry name, got {got}; "
             "register its class with register_mixer and replace by name"
         )
     values = asdict(settings)
@@ -126,7 +127,3 @@ def _layer(name: str, settings: MixerSettings | None) -> _Layer:
     except ValueError as error:
         raise bad_argument(f"options of {name}", "values for JSON", error) from None
     return cast(_Layer, values)
-
-
-def _mixer_name(settings: MixerSettings | None) -> str:
-    return "none" if settings is None else repr(settings.mixer)

@@ -122,7 +122,7 @@ def find_sites(model: nn.Module) -> list[Site]:
     for name, module in named.items():
         if inside and name.startswith(inside):
             continue
-        adapter = _adapter_of(module)
+        adapter = adapter_for(module.original if isinstance(module, SwappedAttention) else module)
         if adapter is None:
             continue
         if not name:
@@ -206,10 +206,6 @@ def check_whole(name: str, model: nn.Module) -> None:
             "gather them first (torch.distributed.checkpoint.state_dict.get_model_state_dict with "
             "full_state_dict=True) and load them into a model that is not sharded",
         )
-
-
-def _adapter_of(module: nn.Module) -> Adapter | None:
-    return adapter_for(module.original if isinstance(module, SwappedAttention) else module)
 
 
 def _site(

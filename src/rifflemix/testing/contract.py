@@ -13,10 +13,6 @@ from rifflemix.testing import graphs, independence, inputs, numerics, states
 from rifflemix.testing.forms import Form, forms_of, seeded
 
 
-def _always(_: Form) -> bool:
-    return True
-
-
 @dataclass(frozen=True)
 class Property:
     """A behavior that every mixer needs, or an error that it must raise.
@@ -36,7 +32,7 @@ class Property:
     """
 
     holds: Callable[[Form], None]
-    applies: Callable[[Form], bool] = _always
+    applies: Callable[[Form], bool] = lambda _: True
 
     @property
     def name(self) -> str:
@@ -60,28 +56,12 @@ def _masks(form: Form) -> bool:
     return form.card.padding
 
 
-def _refuses_masks(form: Form) -> bool:
-    return not form.card.padding
-
-
 def _masks_of_any_length(form: Form) -> bool:
     return form.card.padding and not form.card.layout_over_length
 
 
-def _packs(form: Form) -> bool:
-    return form.card.packed
-
-
-def _does_not_pack(form: Form) -> bool:
-    return not form.card.packed
-
-
 def _causal(form: Form) -> bool:
     return form.causal
-
-
-def _never_causal(form: Form) -> bool:
-    return not form.card.causal
 
 
 def _in_both_directions(form: Form) -> bool:
@@ -90,10 +70,6 @@ def _in_both_directions(form: Form) -> bool:
 
 def _streams(form: Form) -> bool:
     return form.card.streaming and form.causal
-
-
-def _does_not_stream(form: Form) -> bool:
-    return not _streams(form)
 
 
 PROPERTIES = (
@@ -117,11 +93,11 @@ PROPERTIES = (
     Property(independence.amount_of_padding_changes_nothing, _masks_of_any_length),
     Property(independence.longer_neighbours_change_nothing, _masks_of_any_length),
     Property(independence.place_of_padding_changes_nothing, _masks_of_any_length),
-    Property(independence.padding_is_refused, _refuses_masks),
-    Property(independence.packed_sequences_do_not_meet, _packs),
-    Property(independence.packing_is_refused, _does_not_pack),
+    Property(independence.padding_is_refused, lambda form: not form.card.padding),
+    Property(independence.packed_sequences_do_not_meet, lambda form: form.card.packed),
+    Property(independence.packing_is_refused, lambda form: not form.card.packed),
     Property(independence.outputs_ignore_later_tokens, _causal),
-    Property(independence.causal_is_refused, _never_causal),
+    Property(independence.causal_is_refused, lambda form: not form.card.causal),
     Property(independence.card_tells_permutation_equivariance, _in_both_directions),
     Property(independence.card_tells_permutation_invariance, _in_both_directions),
     Property(states.steps_equal_the_parallel_form, _streams),
@@ -131,7 +107,7 @@ PROPERTIES = (
     Property(states.steps_check_their_input, _streams),
     Property(states.foreign_states_are_refused, _streams),
     Property(states.streams_end_at_max_length, _streams),
-    Property(states.streaming_is_refused, _does_not_stream),
+    Property(states.streaming_is_refused, lambda form: not _streams(form)),
     Property(numerics.every_parameter_is_used),
     Property(numerics.gradients_equal_numerical_ones),
     Property(numerics.a_graph_changes_no_gradient),

@@ -185,7 +185,8 @@ class ExponentialKernel(NamedTuple):
         between = self._powers(size * torch.arange(blocks.shape[1], device=x.device).flip(0))
         with without_autocast(x):
             parts = [torch.einsum("bkmc,csm->bkcs", blocks, power) for power in within]
-            sums = [[_join_blocks(part, power) for power in between] for part in parts]
+            # Sums of each block, scaled by their decay.
+            sums = [[torch.einsum("bkcs,csk->bcs", p, power) for power in between] for p in parts]
         if self.phase is None:
             return sums[0][0]
         (real_cos, real_sin), (imag_cos, imag_sin) = sums
@@ -216,11 +217,6 @@ class ExponentialKernel(NamedTuple):
         real, imag = cos * real - sin * imag + token, cos * imag + sin * real
         y = (self.weight * real - self.weight_imag * imag).sum(-1)
         return y, torch.stack((real, imag), -1)
-
-
-def _join_blocks(part: Tensor, power: Tensor) -> Tensor:
-    """Add the sums of each block (B, blocks, C, S), scaled by their decay (C, S, blocks)."""
-    return torch.einsum("bkcs,csk->bcs", part, power)
 
 
 class DampedEMA(nn.Module):

@@ -55,7 +55,7 @@ class AveragePooling(TokenMixer):
         counted = torch.ones(x.shape[:2], dtype=torch.bool, device=x.device)
         if key_padding_mask is not None:
             counted = ~key_padding_mask
-        count = counted.to(_sum_dtype(x.dtype)).unsqueeze(-1)
+        count = counted.to(torch.promote_types(x.dtype, torch.float32)).unsqueeze(-1)
         tokens = x.to(count.dtype)
         if self.causal:
             mean = tokens.cumsum(1) / count.cumsum(1).clamp(min=1)
@@ -81,8 +81,3 @@ class AveragePooling(TokenMixer):
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """Return the running mean and the sum of all tokens. Padded tokens are zero."""
         return self.mix(x, key_padding_mask), {"sum": x.sum(1, dtype=widest_float(x.device))}
-
-
-def _sum_dtype(dtype: torch.dtype) -> torch.dtype:
-    """Return float64 for float64, and float32 for narrower types."""
-    return torch.promote_types(dtype, torch.float32)

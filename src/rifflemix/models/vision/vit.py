@@ -87,10 +87,11 @@ class ViT(PatchModel):
         num_tokens = self.num_patches + (self.pool == "cls")
         self.positions = PositionEmbedding(num_tokens, dim, std=1.0)
         self.drop = Dropout(check_probability("embedding_dropout", embedding_dropout))
+        inner = dim if head_dim is None else num_heads * check_integer("head_dim", head_dim, 1)
         of_host = {
             "bias": bias,
             "out_bias": True,
-            "inner_dim": _inner_dim(dim, num_heads, head_dim),
+            "inner_dim": inner,
         }
         hidden_dim = round(dim * check_positive("mlp_ratio", mlp_ratio))
         self.blocks = nn.ModuleList(
@@ -135,10 +136,6 @@ def _pool_kind(mixer: Stack, pool: str | Mapping[str, str]) -> str:
         pool = pool.get(mixer_card(stack_name(mixer)).name, pool.get("default", "cls"))
     check_choice("pool", pool, POOLS)
     return pool
-
-
-def _inner_dim(dim: int, num_heads: int, head_dim: int | None) -> int:
-    return dim if head_dim is None else num_heads * check_integer("head_dim", head_dim, 1)
 
 
 _PAPER = (

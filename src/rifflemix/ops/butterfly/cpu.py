@@ -174,11 +174,6 @@ def _backward(
     return grad_x, sums.to(x.dtype)
 
 
-def _empty_output(x: Tensor, parameters: Tensor, sizes: Sequence[int]) -> Tensor:
-    last = _maps(sizes)[-1]
-    return _empty_like(x, last.blocks * last.out)
-
-
 def _gradient(
     x: Tensor,
     parameters: Tensor,
@@ -206,7 +201,7 @@ def _formula(x: Tensor, parameters: Tensor, sizes: Sequence[int]) -> Tensor:
     shapes="x: OUTER INNER IN, parameters: P",
     dtypes=TYPE_NAMES,
     check=_check,
-    like=_empty_output,
+    like=lambda x, _, sizes: _empty_like(x, _maps(sizes)[-1].blocks * _maps(sizes)[-1].out),
     saves="x parameters sizes needs",
     backward=_gradient,
     formula=_formula,

@@ -71,14 +71,10 @@ def permute(
     if with_index:
         index_dtype = torch.int64
     elif wants_grad:
-        index_dtype = _short_index(length)
+        is_short = statically_known_true(length <= _UINT16_POSITIONS)
+        index_dtype = torch.uint16 if is_short else torch.int32
     y, index = _sort_groups(x, num_groups, leaders, descending, mask, steps, index_dtype)
     return y, index if with_index else None
-
-
-def _short_index(length: int) -> torch.dtype:
-    """Return the smallest index dtype for all positions."""
-    return torch.uint16 if statically_known_true(length <= _UINT16_POSITIONS) else torch.int32
 
 
 def max_exchange(x: Tensor, mask: Tensor | None, with_index: bool) -> Permuted:

@@ -223,7 +223,7 @@ def _window(module: nn.Module) -> str:
             f"it sees a chunk of {getattr(config, 'attention_chunk_size', '?')} tokens; set this "
             "layer's type to full attention in the model's config if it need not"
         )
-    if not window or _sees_all(module):  # a window of 0 means no window
+    if not window or _kind(module) == "full_attention":  # a window of 0 means no window
         return ""
     mixed = getattr(config, "layer_types", getattr(config, "attention_types", None))
     setting = "sliding_window=None" if mixed is None else "this layer's type to full attention"
@@ -231,11 +231,6 @@ def _window(module: nn.Module) -> str:
         f"it sees a sliding window of {window} tokens; set {setting} in the model's config if it "
         "need not"
     )
-
-
-def _sees_all(module: nn.Module) -> bool:
-    """Return whether the config defines full attention for this layer."""
-    return _kind(module) == "full_attention"
 
 
 def _kind(module: nn.Module) -> str:
