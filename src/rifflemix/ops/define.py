@@ -28,7 +28,6 @@ from rifflemix.ops.gradients import second_order_gradients
 Function = Callable[..., Any]
 
 _PLAIN_TENSORS = (Tensor, nn.Parameter)
-_PLAIN_VALUES = {type(None), bool, int, float, tuple}  # no operator takes a tuple of tensors
 
 
 class Operator:
@@ -39,25 +38,32 @@ class Operator:
         overload: the registered overload that torch calls.
     """
 
-    def __init__(self, name: str, overload: Any, function: Function, gradient: Any) -> None:
+    def __init__(
+        self, name: str, overload: Any, function: Function, gradient: Any, tensors: tuple[int, ...]
+    ) -> None:
         self.name, self.overload = name, overload
         self._function = function
         self._gradient = gradient
+        self._tensors = tensors  # positions of the arguments that are tensors
 
     def __call__(self, *arguments: Any) -> Any:
         """Run the function, through torch's dispatcher only if necessary."""
         if operators_are_watched():
             return self.overload(*arguments)
         needs_gradient = False
-        for value in arguments:
-            kind = value.__class__
-            if kind in _PLAIN_TENSORS:
-                has_no_memory = value.is_meta or is_zerotensor(value) or is_batch(value)
-                if has_no_memory or value.is_neg():
-                    return self.overload(*arguments)
-                needs_gradient = needs_gradient or value.requires_grad
-            elif kind not in _PLAIN_VALUES:
+        for at in self._tensors:
+            value = arguments[at]
+            if value is None:
+                continue
+            if (
+                value.__class__ not in _PLAIN_TENSORS
+                or value.is_meta
+                or is_zerotensor(value)
+                or is_batch(value)
+                or value.is_neg()
+            ):
                 return self.overload(*arguments)
+            needs_gradient = needs_gradient or value.requires_grad
         if not (needs_gradient and torch.is_grad_enabled()):
             return self._function(*arguments)
         if self._gradient is None:
@@ -129,7 +135,9 @@ def define(
             registered.register_autograd(rule.differentiate, setup_context=rule.save)
             gradient = rule.as_function(own, checked)
         overload = getattr(getattr(torch.ops, namespace), own).default
-        return Operator(own, overload, checked, gradient)
+        tensors = tuple(at for at, kind in enumerate(kinds.values()) if kind.startswith("Tensor"))
+        # Without tensors, only torch can tell whether a call belongs to a graph.
+        return Operator(own, overload, checked if tensors else overload, gradient, tensors)
 
     return register
 
@@ -252,7 +260,7 @@ def _with_checks(
     """
     if not shapes:
         return function
-    required = _required(kinds)
+    required = dict(_required(kinds))
     first, *others = _parse(shapes, list(kinds), dtypes)
     names, rank, leading = first.sizes, len(first.sizes), first.leading
     repeat = itemgetter(*map(names.index, names)) if len(set(names)) < rank else None
@@ -269,12 +277,12 @@ def _with_checks(
             further.append(other)
         else:
             simple.append((other.at, read, wanted, other))
+    late = [at for at in required if at and at not in {entry[0] for entry in simple}]
 
     def checked(*arguments: Any) -> Any:
-        for at, name in required:
-            if arguments[at] is None:
-                raise bad_argument(name, "a tensor", None)
         x = arguments[0]
+        if x is None:
+            raise bad_argument(first.name, "a tensor", None)
         shape, dtype, device = x.shape, x.dtype, x.device
         before = len(shape) - rank
         if (
@@ -287,10 +295,14 @@ def _with_checks(
             first.refuse(x)
         for at, read, wanted, other in simple:
             y = arguments[at]
-            if y is not None and (
-                y.shape != read(shape) or y.dtype is not wanted[dtype] or y.device != device
-            ):
+            if y is None:
+                if at in required:
+                    raise bad_argument(other.name, "a tensor", None)
+            elif y.shape != read(shape) or y.dtype is not wanted[dtype] or y.device != device:
                 other.check(y, sizes_of(shape), x)
+        for at in late:
+            if arguments[at] is None:
+                raise bad_argument(required[at], "a tensor", None)
         found = None if check is None else check(*arguments)
         if further:
             sizes = sizes_of(shape) if leading else dict(zip(names, shape, strict=True))
