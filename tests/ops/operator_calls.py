@@ -17,12 +17,10 @@ HAS_TRITON = importlib.util.find_spec("triton") is not None
 if HAS_TRITON:
     from rifflemix.ops.permutation import triton as permutation_triton
     from rifflemix.ops.sinkhorn import triton as sinkhorn_triton
-    from rifflemix.ops.sinkhorn import triton_attention as sinkhorn_triton_attention
     from rifflemix.ops.statistics import triton as statistics_triton
 
     assert permutation_triton
     assert sinkhorn_triton
-    assert sinkhorn_triton_attention
     assert statistics_triton
 
 B, N, C, GROUPS, H, D = 3, 8, 4, 2, 2, 5

@@ -115,8 +115,7 @@ def compile_all(call: Callable[[], object]) -> dict[str, dict[str, int]]:
     from rifflemix.ops import triton_support
     from rifflemix.ops.permutation import triton as permutation
     from rifflemix.ops.permutation import triton_windows as windows
-    from rifflemix.ops.sinkhorn import triton as balancing
-    from rifflemix.ops.sinkhorn import triton_attention as attention
+    from rifflemix.ops.sinkhorn import triton as sinkhorn
     from rifflemix.ops.statistics import triton, triton_causal, triton_common
 
     used: dict[str, dict[str, int]] = {}
@@ -131,7 +130,7 @@ def compile_all(call: Callable[[], object]) -> dict[str, dict[str, int]]:
         used[name] = usage(program) | (instructions(program) if DISASSEMBLES else {})
 
     statistics = (triton, triton_causal, triton_common)
-    for module in (triton_support, permutation, windows, *statistics, balancing, attention):
+    for module in (triton_support, permutation, windows, *statistics, sinkhorn):
         module.launch = compile_only
     triton_support.check_device = accept  # accept tensors without data
     windows._compares_halves = lambda _: CAPABILITY >= 90
@@ -220,7 +219,7 @@ def attention_case(
     """Run forward and backward. Options: causal, mask, dropout."""
 
     def call() -> None:
-        from rifflemix.ops.sinkhorn import triton_attention
+        from rifflemix.ops.sinkhorn import triton
         from rifflemix.ops.sinkhorn.kernel_attention import Visibility
 
         tokens = torch.empty(1, blocks * block_size, 3, 2, width, dtype=dtype, requires_grad=True)
@@ -234,11 +233,11 @@ def attention_case(
             seed = torch.zeros((), dtype=torch.int64)
         p = 0.0 if seed is None else 0.1
         terms = Visibility(unseen, padding, False, "causal" in options, seed, p)
-        y = triton_attention._forward(q, k, v, sort, block_size, *terms)[0]
+        y = triton._attend(q, k, v, sort, block_size, *terms)[0]
         y.backward(torch.empty_like(y))
         if seed is not None:
             weights = torch.empty(1, 2, blocks, block_size, 2 * block_size, dtype=dtype)
-            triton_attention._drop(weights, terms)
+            triton._drop(weights, terms)
 
     return call
 

@@ -122,7 +122,7 @@ def flop_formulas() -> dict[Any, Any]:
         return int(conv_flop_count(x, weight, grad, transposed) * sum(needed[:2]))
 
     if triton_support.INSTALLED:
-        importlib.import_module("rifflemix.ops.sinkhorn.triton_attention")
+        importlib.import_module("rifflemix.ops.sinkhorn.triton")
     ours = torch.ops.rifflemix
     on_gpu = {
         "triton_sinkhorn_attention": blocks,

@@ -23,7 +23,7 @@ from rifflemix.errors import InputError
 from rifflemix.models.macs import flop_formulas
 from rifflemix.ops import sinkhorn_attention
 from rifflemix.ops.dispatch import prefer_backend
-from rifflemix.ops.sinkhorn import triton_attention
+from rifflemix.ops.sinkhorn import triton
 from rifflemix.ops.sinkhorn.kernel_attention import Visibility, attend_to_blocks
 
 require_kernels()
@@ -165,9 +165,9 @@ def test_kernel_drops_what_the_formula_drops(sizes: Sizes, form: str) -> None:
         leaves = (tokens.requires_grad_(), sort.requires_grad_())
         q, k, v = (part.transpose(1, 2) for part in tokens.unbind(2))
         if dtype == torch.float32:
-            y = triton_attention._forward(q, k, v, sort, block_size, *terms)[0]
+            y = triton._attend(q, k, v, sort, block_size, *terms)[0]
         else:
-            y = attend_to_blocks(q, k, v, sort, block_size, terms, triton_attention._drop)
+            y = attend_to_blocks(q, k, v, sort, block_size, terms, triton._drop)
         results.append((y.detach(), *torch.autograd.grad(y, leaves, grad)))
     assert_close(*results, torch.float32)
 
@@ -177,8 +177,7 @@ def test_dropout_keeps_each_weight_by_itself() -> None:
     p, weights = 0.3, torch.ones(2, 2, 3, 12, 28, device=DEVICE)
     kept = torch.stack(
         [
-            triton_attention._drop(weights, Visibility(seed=torch.tensor(s, device=DEVICE), p=p))
-            > 0
+            triton._drop(weights, Visibility(seed=torch.tensor(s, device=DEVICE), p=p)) > 0
             for s in range(8)
         ]
     ).double()
@@ -199,7 +198,7 @@ def test_kernels_are_given_a_float_for_a_whole_probability(monkeypatch: pytest.M
     def note(kernel: Any, programs: int, like: Tensor, *arguments: Any, **options: Any) -> None:
         given.extend(arguments)
 
-    monkeypatch.setattr(triton_attention, "launch", note)
+    monkeypatch.setattr(triton, "launch", note)
     tokens, sort, _ = inputs(SIZES[0], torch.float32)
     attend(tokens, sort, SIZES[0].block_size, "triton", dropout_p=0)
     assert [type(value) for value in given if isinstance(value, float | int) and not value] == [
@@ -399,9 +398,9 @@ class TestOnAGpu:
         block_size, terms = dropping(sizes, "causal padded")
         tokens, sort, _ = inputs(sizes, dtype)
         q, k, v = (part.transpose(1, 2) for part in tokens.unbind(2))
-        y = triton_attention._forward(q, k, v, sort, block_size, *terms)[0]
+        y = triton._attend(q, k, v, sort, block_size, *terms)[0]
         exact = (x.double() for x in (q, k, v, sort))
-        expected = attend_to_blocks(*exact, block_size, terms, triton_attention._drop)
+        expected = attend_to_blocks(*exact, block_size, terms, triton._drop)
         assert_close((y,), (expected,), dtype)
 
     @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)

@@ -36,14 +36,8 @@ def _load_triton() -> Any:
     return triton
 
 
-def _load_triton_attention() -> Any:
-    from rifflemix.ops.sinkhorn import triton_attention
-
-    return triton_attention
-
-
 BLOCKS = Family(reference, eager, cpu=cpu, load_triton=_load_triton)
-ATTENTION = Family(reference, eager_attention, cpu=cpu, load_triton=_load_triton_attention)
+ATTENTION = Family(reference, eager_attention, cpu=cpu, load_triton=_load_triton)
 
 
 def sinkhorn(
