@@ -10,7 +10,7 @@ from test_replace import Attention, C, H, stack
 from torch import nn
 
 import rifflemix as rm
-from rifflemix.surgery.adapters import _is_called_attention
+from rifflemix.surgery.sites import _is_called_attention
 
 
 class FlashMHA(nn.Module):

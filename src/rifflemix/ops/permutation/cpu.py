@@ -255,7 +255,7 @@ def _sort_pairs(
     """
     y = empty_output(x)
     kept = (x.shape[0], x.shape[1] // 2, x.shape[2]) if keep else (0,)
-    swaps = empty_output(x, kept, torch.bool) if keep else x.new_empty(kept, dtype=torch.bool)
+    swaps = empty_output(x, kept, torch.bool)
     call_kernel(
         "sort_pairs" if steps is None else "shift_sort_pairs",
         x,

@@ -61,39 +61,39 @@ def _function(kernels: ctypes.CDLL | None, name: str) -> Any:
     return function
 
 
-def call_kernel(kernel: str, x: Tensor, group_size: int = 1, heads: int = 0, **tensors: Any) -> int:
+def call_kernel(
+    kernel: str,
+    x: Tensor,
+    group_size: int = 1,
+    heads: int = 0,
+    *,
+    y: Tensor | None = None,
+    index: Tensor | None = None,
+    swaps: Tensor | None = None,
+    mask: Tensor | None = None,
+    descending: Tensor | None = None,
+    steps: Tensor | None = None,
+) -> int:
     """Call a kernel and return its result code, 0 on success.
 
-    `tensors` are the pointer fields of `_Problem`; None means a null pointer.
+    The tensors are the pointer fields of `_Problem`.
 
     Raises:
         MemoryError: not enough memory for the call. The call then changes nothing else.
     """
     x = x if x.stride(2) == 1 else x.contiguous()
-    given = {}
-    for name, value in tensors.items():
-        if value is not None:
-            given[name] = value.contiguous()
-    batch, length, channels = x.shape
-    element_bytes, infinity, nan = FORMATS[x.dtype]
-    index = given.get("index")
+    index_bytes = 0 if index is None or index.numel() == 0 else index.element_size()
+    at: list[int | None] = []
+    kept = []  # the copies must stay alive during the call
+    for tensor in (y, index, swaps, mask, descending, steps):
+        whole = None if tensor is None else tensor.contiguous()
+        kept.append(whole)
+        at.append(None if whole is None else whole.data_ptr())
+    # Fields in order: names take a microsecond longer.
     problem = _Problem(
-        x=x.data_ptr(),
-        batch_stride=x.stride(0),
-        row_stride=x.stride(1),
-        index_bytes=0 if index is None or index.numel() == 0 else index.element_size(),
-        batch=batch,
-        length=length,
-        channels=channels,
-        group_size=group_size,
-        heads=heads,
-        element_bytes=element_bytes,
-        infinity=infinity,
-        nan=nan,
-        threads=torch.get_num_threads(),
-    )
-    for name, value in given.items():
-        setattr(problem, name, value.data_ptr())
+        x.data_ptr(), *x.stride()[:2], *at[:2], index_bytes, *at[2:],
+        *x.shape, group_size, heads, *FORMATS[x.dtype], None, torch.get_num_threads(),
+    )  # fmt: skip
     call = _function(_KERNELS, kernel)
     size = call(ctypes.byref(problem))
     if size < 0:
@@ -106,6 +106,9 @@ def call_kernel(kernel: str, x: Tensor, group_size: int = 1, heads: int = 0, **t
 
 def empty_output(x: Tensor, shape: Any = None, dtype: torch.dtype | None = None) -> Tensor:
     """Allocate a kernel output, by default with shape and dtype of `x`."""
-    shape = x.shape if shape is None else shape
-    made = torch.empty(shape, dtype=dtype or x.dtype, device=x.device)
+    if shape is None and dtype is None:
+        made = torch.empty_like(x, memory_format=torch.contiguous_format)
+    else:
+        shape = x.shape if shape is None else shape
+        made = torch.empty(shape, dtype=dtype or x.dtype, device=x.device)
     return made if made.nbytes < HUGE else in_huge_pages(made)

@@ -80,15 +80,17 @@ def with_whole_rows(tokens: Tensor) -> Tensor:
 
 def empty_tokens(w: Tensor, dtype: torch.dtype | None = None) -> Tensor:
     """Allocate (B, H, N, D) with (B, N, H, D) storage."""
-    batch, heads, length, features = w.shape
-    return w.new_empty((batch, length, heads, features), dtype=dtype).transpose(1, 2)
+    _, heads, length, features = w.shape
+    token = heads * features
+    strides = (length * token, features, token, 1)
+    return w.new_empty_strided(w.shape, strides, dtype=dtype)
 
 
 def empty_per_token(w: Tensor) -> Tensor:
     """Allocate (B, H, N) with (B, N, H) storage, in the accumulation dtype."""
     batch, heads, length, _ = w.shape
-    empty = w.new_empty((batch, length, heads), dtype=accumulation_dtype(w.dtype))
-    return empty.transpose(1, 2)
+    dtype = accumulation_dtype(w.dtype)
+    return w.new_empty_strided((batch, heads, length), (length * heads, 1, heads), dtype=dtype)
 
 
 def by_token(values: Tensor | None) -> Tensor | None:
