@@ -34,22 +34,20 @@ from rifflemix.nn.layers import ClassToken, DropPath
 from rifflemix.nn.pooling import Pooling
 from rifflemix.nn.positions import PositionEmbedding, SinusoidalPositions
 from rifflemix.parallel import layers
-from rifflemix.parallel.attention import (
-    ShardedButterfly,
-    ShardedGrouped,
-    ShardedSinkhorn,
-    ShardedSoftmax,
-)
 from rifflemix.parallel.layers import ShardedEncoder, ShardedGPT, ShardedViT
 from rifflemix.parallel.mesh import average_gradients, check_gradients, sequence_group
-from rifflemix.parallel.permutations import ShardedCausalCSP, ShardedCSP, ShardedSliceformer
-from rifflemix.parallel.shards import SequenceGroup, ShardedMixer
-from rifflemix.parallel.statistics import (
+from rifflemix.parallel.mixers import (
     ShardedAverage,
+    ShardedButterfly,
+    ShardedGrouped,
     ShardedIdentity,
     ShardedLinear,
+    ShardedSinkhorn,
+    ShardedSoftmax,
     ShardedTSSA,
 )
+from rifflemix.parallel.permutations import ShardedCausalCSP, ShardedCSP, ShardedSliceformer
+from rifflemix.parallel.shards import SequenceGroup, ShardedMixer
 
 _MIXERS: Mapping[type[nn.Module], type[nn.Module]] = {
     AveragePooling: ShardedAverage,

@@ -15,8 +15,8 @@ from rifflemix.nn.embeddings import PatchEmbedding
 from rifflemix.nn.layers import ClassToken, DropPath
 from rifflemix.nn.pooling import Pooling
 from rifflemix.nn.positions import PositionEmbedding, SinusoidalPositions
+from rifflemix.parallel.mixers import valid_before
 from rifflemix.parallel.shards import SequenceGroup
-from rifflemix.parallel.statistics import valid_before
 
 
 class ShardedLayer(nn.Module):
