@@ -254,8 +254,10 @@ def _sort_pairs(
     The flags are empty unless `keep` is True.
     """
     y = empty_output(x)
-    kept = (x.shape[0], x.shape[1] // 2, x.shape[2]) if keep else (0,)
-    swaps = empty_output(x, kept, torch.bool)
+    if keep:
+        swaps = empty_output(x, (x.shape[0], x.shape[1] // 2, x.shape[2]), torch.bool)
+    else:
+        swaps = torch.empty(0, dtype=torch.bool, device=x.device)
     call_kernel(
         "sort_pairs" if steps is None else "shift_sort_pairs",
         x,
