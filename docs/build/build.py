@@ -12,7 +12,7 @@ Targets:
     cli           docs/cli.md
     drawings      drawings of the mixer families
     pathfinder    pictures of docs/pathfinder.md
-    plots         plots of speed, and of the demo
+    plots         plots of speed, of accuracy against speed, and of the demo
     recall        docs/recall.md and its plots
     results       docs/results.md and docs/result-files.md, their pictures and tables
     try           docs/try.html
@@ -40,7 +40,7 @@ TARGETS = {
     "cli": "cli_page",
     "drawings": "drawings",
     "pathfinder": "blocks.pathfinder",
-    "plots": "blocks.speed",
+    "plots": "blocks.plots",
     "recall": "recall",
     "results": "sections.page",
     "try": "try_page",

@@ -1,4 +1,4 @@
-"""Charts as SVG with a light and a dark form: rows of dots, curves, heat maps.
+"""Charts as SVG with a light and a dark form: rows of dots, curves, points.
 
 Colors are from Okabe and Ito, and every color comes with a shape or a word.
 """
@@ -16,7 +16,6 @@ from xml.sax.saxutils import quoteattr
 import matplotlib as mpl
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.patches import Rectangle
 
 PAPER, INK, GRID, GRAY = "#ffffff", "#222222", "#e4e4e4", "#666666"
 PANEL, CELL, FAINT = "#f6f8fa", "#dde3ea", "#c3cad2"
@@ -49,8 +48,6 @@ DARK = {
 }
 """Color of the light form -> color of the dark form."""
 _WIDTH, _LINE = 7.8, 0.2  # inches
-# Colors of heat maps, from the lowest to the highest value.
-_HEAT = ("#f6f8fa", "#cfe3f2", "#8fc1e3", "#3d8fc7", "#00568a")
 STYLE = {
     "svg.fonttype": "none",
     "svg.hashsalt": "rifflemix",
@@ -195,34 +192,24 @@ def panels(title: str, drawn: Mapping[str, Sequence[Curve]], y_label: str, at: f
         return svg(figure, f"{title}. {'; '.join(texts)}.")
 
 
-def heat(
-    title: str, rows: Sequence[str], columns: Sequence[str], values: Sequence[Sequence[float]]
+def scatter(
+    title: str, points: Sequence[tuple[str, float, float]], x_label: str, y_label: str
 ) -> str:
-    """Draw a table of values; each column has its own scale from white (lowest) to blue."""
-    with mpl.rc_context(STYLE):
-        figure, axes = _figure(title, 0.9 + 0.26 * len(rows), left=0.36, right=0.99)
-        axes.set_xlim(-0.5, len(columns) - 0.5)
-        axes.set_ylim(len(rows) - 0.5, -0.5)
-        axes.set_xticks(range(len(columns)), list(columns))
-        axes.set_yticks(range(len(rows)), list(rows))
-        axes.tick_params(left=False, bottom=False)
-        for x in range(len(columns)):
-            column = [line[x] for line in values]
-            low, high = min(column), max(column)
-            for y, value in enumerate(column):
-                step = round(4 * (value - low) / ((high - low) or 1))
-                color = _HEAT[step]
-                axes.add_patch(
-                    Rectangle((x - 0.48, y - 0.46), 0.96, 0.92, color=color, linewidth=0)
-                )
-                axes.text(x, y, f"{value:.1f}", ha="center", va="center", size=8,
-                          color="#fefefe" if step >= 3 else "#222223")  # fmt: skip
-        names = (f"{row}: {_words(columns, line)}" for row, line in zip(rows, values, strict=True))
-        return svg(figure, f"{title}. {'; '.join(names)}.")
-
-
-def _words(columns: Sequence[str], line: Sequence[float]) -> str:
-    return ", ".join(f"{name} {value:.1f}" for name, value in zip(columns, line, strict=True))
+    """Draw a point (mixer, x, y) for each mixer, with its name; the vertical scale starts at 0."""
+    with mpl.rc_context(STYLE | {"font.size": 10.5}):
+        figure, axes = _figure(title, 3.0, left=0.09, right=0.8)
+        axes.grid()
+        most = max(x for _, x, _ in points)
+        highest = max(y for *_, y in points)
+        axes.set(xlim=(0, 1.1 * most), ylim=(0, 1.25 * highest), xlabel=x_label, ylabel=y_label)
+        for is_right in (False, True):
+            half = [point for point in points if (point[1] > most / 2) == is_right]
+            colors = [MIXER_COLORS.get(name, GRAY) for name, *_ in half]
+            for (_, x, y), color in zip(half, colors, strict=True):
+                axes.plot(x, y, "o", color=color, markersize=9)
+            _label(axes, half, colors, at_edge=is_right, size=10.5)
+        texts = (f"{name}: {x:.1f}, {y:.1f}" for name, x, y in points)
+        return svg(figure, f"{title}. {x_label}, {y_label}: {'; '.join(texts)}.")
 
 
 def _figure(title: str, height: float, left: float, right: float) -> tuple[Figure, Axes]:

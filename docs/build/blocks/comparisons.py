@@ -15,43 +15,33 @@ from blocks.common import cite
 from rifflemix.lab.bench import describe_hardware
 from rifflemix.lab.comparison.pages.notes import comparison_notes
 from rifflemix.lab.comparison.pages.plot import comparison_plot
-from rifflemix.lab.comparison.pages.table import (
-    markdown_body,
-    table_cells,
-    table_headers,
-)
+from rifflemix.lab.comparison.pages.table import markdown_body
 from rifflemix.lab.report.units import format_duration
-from rifflemix.text import bold, table_lines
+from rifflemix.text import table_lines
 
 _SAME = ("task", "model", "dim", "num_layers", "num_heads", "mixers", "seeds", "train")
-_LEFT_OUT = {"Seeds", "Validation accuracy, %", "Complexity"}
 
 
-def demo(page: Path, options: list[str]) -> str:
-    """Write the newest demo; with the option `brief` only its most important columns."""
+def demo(page: Path, _: list[str]) -> str:
+    """Write the newest demo."""
     result = newest("demo/*")
     table = table_of(result)
-    if options == ["brief"]:
-        return _brief(page, result)
     return (
         f"What `make demo` printed, from {cite(page, result)}:\n\n"
         f"{markdown_body(table, comparison_notes(table))}\n"
-        f"![accuracy against speed, disk area is memory]({link(page, ASSETS / 'demo.png')})\n\n"
+        f"![{_finding(result)}]({link(page, ASSETS / 'demo.png')})\n\n"
         f"{_machines(page, result.content)}"
     )
 
 
-def _brief(page: Path, result: Result) -> str:
-    table = table_of(result)
-    headers = table_headers(table)
-    kept = [column for column, header in enumerate(headers) if header not in _LEFT_OUT]
-    cells = [
-        [bold(line[c].text) if line[c].best else line[c].text for c in kept]
-        for line in table_cells(table)
-    ]
-    lines = table_lines([headers[c] for c in kept], cells, range(1, len(kept)))
-    source = f"From {cite(page, result)}; bold: no other mixer is significantly better."
-    return "\n".join([*lines, "", source])
+def _finding(result: Result) -> str:
+    """Return the text alternative of the plot of a comparison."""
+    words = (
+        f"{row.title} {100 * row.test.mean:.0f} % at {row.steps_per_second:.0f} steps per second"
+        for row in table_of(result).rows
+        if row.test is not None
+    )
+    return f"Accuracy against speed: {'; '.join(words)}."
 
 
 def _machines(page: Path, shown: Mapping[str, Any]) -> str:

@@ -8,7 +8,8 @@ from collections import Counter
 from pathlib import Path
 
 import torch
-from paths import DATA, link, listed
+from charts import scatter
+from paths import ASSETS, DATA, DOCS, link, listed
 
 from blocks.common import newest_benchmark, passes_by_tokens
 from blocks.speed import TOKENS, factor, graph_times, scaling_times, speed_up
@@ -16,6 +17,7 @@ from rifflemix.mixers import HEADLINE, create_mixer, mixer_card
 from rifflemix.text import Markdown, code, table_lines
 
 _Line = dict[str, str]
+_LISTOPS_TOKENS = 2048
 
 
 def lines_of(name: str) -> list[_Line]:
@@ -69,15 +71,37 @@ def reproduced(page: Path, _: list[str]) -> str:
     verdicts = Counter(line["verdict"] for line in lines_of("verdicts"))
     done = verdicts.total() - verdicts["not run yet"]
     return (
-        f"We ran {len(rows)} reported results of the papers in full; {len(compared)} use the data "
-        f"of the recipe. Of these, {len(within)} agree within two standard errors. Of {done} "
-        f"claims that we tested on small models, {verdicts['holds']} hold. "
+        f"We ran {len(rows)} reported results of the papers in full, {len(compared)} of them on "
+        f"the paper's data. {len(within)} of these {len(compared)} agree within two standard "
+        f"errors. Of {done} claims that we tested on small models, {verdicts['holds']} hold. "
         f"{_source(page, 'printed', 'verdicts')}"
+    )
+
+
+def _trade() -> list[tuple[str, float, float]]:
+    """Return the speed-up of training on a CPU and the accuracy on ListOps of mixers."""
+    cpu, found = scaling_times("cpu", "float32"), _listops()
+    return [
+        (name, speed_up(cpu, name, _LISTOPS_TOKENS), float(found[name]["ours"]))
+        for name in HEADLINE
+        if name in found
+    ]
+
+
+def picture() -> str:
+    """Draw accuracy against speed, at the length of ListOps."""
+    return scatter(
+        f"Accuracy against speed, {_LISTOPS_TOKENS:,} tokens",
+        _trade(),
+        "training speed of a layer on a CPU, softmax attention = 1",
+        "accuracy on ListOps, %",
     )
 
 
 def choose(page: Path, _: list[str]) -> str:
     """Write speed, memory, state and accuracy of the headline mixers."""
+    trade = (f"{name} {rate:.1f}x and {score:.0f} %" for name, rate, score in _trade())
+    alt = f"Training speed and accuracy on ListOps: {', '.join(trade)}."
     cpu, gpu = scaling_times("cpu", "float32"), scaling_times("cuda", "bfloat16")
     graph = graph_times()
     content = newest_benchmark("scaling").content
@@ -89,7 +113,7 @@ def choose(page: Path, _: list[str]) -> str:
     images = {line["mixer"]: line for line in lines_of("every-mixer")}
     rows = [
         [
-            Markdown(code(name)),
+            _named(page, name),
             *(
                 factor(speed_up(times, name)) if name in times else ""
                 for times in (cpu, gpu, graph)
@@ -106,12 +130,21 @@ def choose(page: Path, _: list[str]) -> str:
     without = 100 * float(images["identity"]["test"])
     note = (
         f"Speed-up of training one layer over softmax attention at {TOKENS:,} tokens (higher is "
-        f"better); memory relative to softmax attention at {TOKENS:,} tokens (lower is better). "
+        f"better); memory relative to softmax attention at {TOKENS:,} tokens (lower is better); "
+        "an empty cell was not measured. "
         "State: numbers per sequence that a causal layer of 64 channels and 4 heads stores after "
         f"{TOKENS:,} tokens. Test accuracies: on CIFAR-10 a model without mixing reaches "
         f"{without:.1f} %. {_source(page, 'speed', 'memory', 'host', 'every-mixer')}"
     )
-    return "\n".join([*table_lines(headers, rows, range(1, 8)), "", note])
+    drawn = f"![{alt}]({link(page, ASSETS / 'accuracy-speed.svg')})"
+    return "\n".join([drawn, "", *table_lines(headers, rows, range(1, 8)), "", note])
+
+
+def _named(page: Path, name: str) -> Markdown:
+    """Link the name of a mixer to its page."""
+    pages = {"softmax": "baselines", "token_parallel": "butterfly"}
+    target = DOCS / "mixers" / f"{pages.get(name, name)}.md"
+    return Markdown(f"[{code(name)}]({link(page, target)})")
 
 
 def _state(name: str) -> str:

@@ -10,7 +10,6 @@ from paths import ASSETS, link
 from store import newest
 
 from blocks.common import newest_benchmark, passes_by_tokens
-from blocks.comparisons import demo_plot
 
 TOKENS = 4096
 _SHOWN = ("softmax", "csp", "tssa", "butterfly")
@@ -45,11 +44,6 @@ def speed_up(times: _Times, name: str, tokens: int = TOKENS) -> float:
 def factor(value: float) -> str:
     """Format a speed-up."""
     return f"{value:.0f}x" if value >= 10 else f"{value:.1f}x"
-
-
-def files() -> dict[Path, str | bytes]:
-    """Draw the speed of layers, and the demo."""
-    return {ASSETS / "speed.svg": picture(), ASSETS / "demo.png": demo_plot()}
 
 
 def picture() -> str:
@@ -87,16 +81,12 @@ def summary(page: Path, _: list[str]) -> str:
     least, most = min(gpu["csp"]), max(gpu["csp"])
     others = [speed_up(gpu, name, least) for name in _SHOWN if name != "softmax"]
     on_cpu, on_gpu, in_graph = (factor(speed_up(times, "csp")) for times in (cpu, gpu, graph))
-    sources = {
-        "CPU": newest_benchmark("scaling"),
-        "H200": newest_benchmark("scaling", "cuda", "bfloat16"),
-        "CUDA graphs": newest("layer-times-*"),
-    }
-    links = (f"[{name}]({link(page, source.path)})" for name, source in sources.items())
+    timed, captured = newest_benchmark("scaling"), newest("layer-times-*")
+    links = f"[CPU and H200]({link(page, timed.path)}), [CUDA graphs]({link(page, captured.path)})"
     alt = (
-        "Training time of one layer over tokens. The time of softmax attention grows with the "
-        f"square of the length. At {TOKENS:,} tokens csp is {on_cpu} faster on two CPU cores; on "
-        f"an H200 it is {on_gpu} faster from Python and {in_graph} faster in a CUDA graph."
+        f"Training time over tokens: softmax attention grows with the square of the length. At "
+        f"{TOKENS:,} tokens csp is {on_cpu} faster on a CPU, {on_gpu} on an H200, and {in_graph} "
+        "in a CUDA graph."
     )
     return (
         f"![{alt}]({link(page, ASSETS / 'speed.svg')})\n\n"
@@ -105,7 +95,7 @@ def summary(page: Path, _: list[str]) -> str:
         f"and **{in_graph}** faster in a CUDA graph; at {most:,} tokens it is "
         f"{factor(speed_up(gpu, 'csp', most))} faster from Python. **Below about {least:,} tokens "
         f"on a GPU there is nothing to gain**: called from Python, the mixers in the picture reach "
-        f"{min(others):.2f}x to {max(others):.2f}x at {least:,} tokens. Data: {', '.join(links)}."
+        f"{min(others):.2f}x to {max(others):.2f}x at {least:,} tokens. Data: {links}."
     )
 
 

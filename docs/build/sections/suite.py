@@ -6,7 +6,6 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from charts import heat
 from paths import listed
 from sections.common import Section, scores
 from store import Result, load
@@ -37,16 +36,9 @@ def which_mixer() -> Section:
     comparisons = {name: result.content for name, result in tasks.items()}
     report = SuiteReport({name: table_of(result) for name, result in tasks.items()})
     table = [_line(mixer, tasks) for mixer in report.mixers]
-    ranked = sorted(table, key=lambda line: float(line["rank"]))
-    picture = heat(
-        "Test accuracy on the small suite, %",
-        [line["title"] for line in ranked],
-        list(tasks),
-        [[100 * line[f"{name}_test"] for name in tasks] for line in ranked],
-    )
     text = "\n".join([*bullet_lines(report.answers), "", _how(whole.content, comparisons)])
     return Section("Small suite", text, "suite",
-                   picture, table, [whole, *tasks.values()],
+                   "", table, [whole, *tasks.values()],
                    _commands(comparisons), below=_scores(report))  # fmt: skip
 
 
@@ -106,6 +98,6 @@ def _how(whole: Mapping[str, Any], tasks: Mapping[str, Any]) -> str:
         rest += f" Run in parts and merged by `rifflemix merge`: {listed(apart)}."
     return (
         f"The table is sorted by mean rank; only significant differences count. {trainings} "
-        f"trainings on one thread took {format_duration(spent)}; other work on the machine makes "
-        f"speeds rough.{rest}"
+        f"trainings on one thread took {format_duration(spent)}. Speeds are approximate, since the "
+        f"machine also did other work.{rest}"
     )
