@@ -8,14 +8,12 @@ from pathlib import Path
 
 from paths import DOCS, ROOT
 
-from blocks import bench, comparisons, findings, gpu, mixers, pathfinder, scripts, speed
+from blocks import bench, comparisons, findings, gpu, mixers, models, pathfinder, scripts, speed
 from rifflemix.mixers.registry import exports_markdown, mixers_markdown
-from rifflemix.models.registry import models_markdown
 
 _BLOCK = re.compile(r"(<!-- ([a-z-]+)(?:: ([^>]*?))? -->\n)(.*?)(<!-- /\2 -->)", re.DOTALL)
 _TABLES: Mapping[str, Callable[[], str]] = {
     "mixers": mixers_markdown,
-    "models": models_markdown,
     "export": exports_markdown,
     **pathfinder.TABLES,
 }
@@ -26,6 +24,7 @@ WRITERS: Mapping[str, Callable[[Path, list[str]], str]] = {
     **findings.WRITERS,
     **gpu.WRITERS,
     **mixers.WRITERS,
+    **models.WRITERS,
     **scripts.WRITERS,
     **speed.WRITERS,
 }

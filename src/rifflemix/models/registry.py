@@ -166,35 +166,6 @@ def difference_to(printed: str, parameters: int) -> str:
     return text if text == "0" else text + _MILLION
 
 
-def models_markdown() -> str:
-    """Format the table as Markdown, followed by the notes."""
-    entries = model_entries()
-    lines = [
-        "| name | what it is | parameters | printed | difference |",
-        "| --- | --- | ---: | ---: | ---: |",
-    ]
-    notes: list[str] = []
-    for entry in entries:
-        mark = ""
-        if entry["note"]:
-            notes.append(f"{len(notes) + 1}. `{entry['name']}`: {entry['note']}")
-            mark = f" ({len(notes)})"
-        title = f"{entry['title']} ({entry['paper'].split(',')[0]})"
-        cells = (f"`{entry['name']}`{mark}", title, *_counts(entry))
-        lines.append("| " + " | ".join(cells) + " |")
-    return "\n".join(lines) + "\n\n" + "\n".join(notes) + ("\n" if notes else "")
-
-
-def _counts(entry: dict[str, Any]) -> tuple[str, str, str]:
-    parameters = entry["parameters"]
-    printed = entry["printed"]
-    if printed:
-        number = printed if printed.endswith(_MILLION) else f"{int(printed):,}"
-        printed = f"{number}, {entry['printed_in']}"
-    count = "by its settings" if parameters is None else f"{parameters:,}"
-    return count, printed, entry["difference"]
-
-
 def _signed(value: float, digits: int) -> str:
     text = f"{value:+,.{digits}f}"
     return "0" if float(text.replace(",", "")) == 0 else text

@@ -38,13 +38,13 @@ _CHARACTERS = {"vocab_size": 256, "max_length": 1024}
 def _tost(size: str, printed: str, num_layers: int, num_heads: int, dim: int) -> Preset:
     card = ModelCard(
         name=f"tost_lm_{size}",
-        title=f"ToST language model, {size}: causal token statistics in GPT-2's host",
+        title=f"ToST language model, {size}: causal token statistics in GPT-2",
         paper=_TOST,
         inputs="tokens",
         printed=printed,
         printed_in="Table 4",
-        note="The printed count is nanoGPT's, without positions, of the released configurations, "
-        "which have bias=False.",
+        note="the reported count leaves out positions, as in nanoGPT; the released configurations "
+        "have bias=False",
     )
     return Preset(
         card,

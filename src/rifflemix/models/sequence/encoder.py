@@ -263,8 +263,8 @@ def task_inputs(task: str) -> str:
 
 
 _WIDTH_NOTE = (
-    "sizes of the Transformer's row; its attention is {inner} wide inside, which mixers with "
-    "that option take as mixer_options inner_dim={inner}"
+    "sizes of the Transformer in the tables; its attention has {inner} inner channels: set "
+    "inner_dim={inner} in mixer_options for mixers with this option"
 )
 _NOTES = {
     "image": _WIDTH_NOTE.format(inner=64),
@@ -279,7 +279,7 @@ LRA_PRESETS = tuple(
             title=f"Long Range Arena encoder for {inputs}, any mixer",
             paper=LRA_PAPER,
             inputs=task_inputs(task),
-            note=_NOTES.get(task, "sizes of the Transformer's row"),
+            note=_NOTES.get(task, "sizes of the Transformer in the tables"),
         ),
         Encoder,
         settings,
@@ -299,8 +299,8 @@ IMDB_PRESETS = (
             printed="8.84 M",
             printed_in="Table V",
             note=(
-                "16,000 words, which neither paper nor code states, give both printed counts: "
-                "8.84 M, and 8.05 M with mixer='sliceformer', mixer_options={'bias': True}"
+                "a vocabulary of 16,000 words gives both reported counts, 8.84 M, and 8.05 M with "
+                "mixer='sliceformer', mixer_options={'bias': True}; the paper does not name it"
             ),
         ),
         Encoder,
@@ -336,8 +336,8 @@ POINT_CLOUD_PRESETS = (
             "common encoder",
             inputs="vectors",
             note=(
-                "the order of the points changes nothing with the mixers whose card says "
-                "permutation_equivariant"
+                "the order of the points has no effect if the card of the mixer has "
+                "permutation_equivariant=True"
             ),
         ),
         Encoder,

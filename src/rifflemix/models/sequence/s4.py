@@ -195,7 +195,7 @@ PRESETS = (
         Preset(
             ModelCard(
                 name=f"s4_lra_{task}",
-                title=f"S4's host for {HOSTS[task][0]}, any mixer",
+                title=f"S4's model for {HOSTS[task][0]}, any mixer",
                 paper=_PAPER,
                 inputs=task_inputs(task),
                 note="sizes of the released configurations; the mixer is S4 in its diagonal form",

@@ -338,7 +338,7 @@ _TITLES = {
     "conv_mix": "grouped convolutions with a permutation inside each block",
     "block_mix": "grouped blocks with a permutation between them",
 }
-_NOTE = "depth as the paper's Figure 7 counts it, 3 blocks + 11; no count is printed"
+_NOTE = "depth as in Figure 7 of the paper, 3 blocks + 11; the paper reports no count"
 # Figure 7: mixing, depth as counted there, planes, and the groups or group sizes of the stages.
 _FIGURE: tuple[tuple[str, int, int, list[int] | None], ...] = (
     ("dense", 20, 16, None),

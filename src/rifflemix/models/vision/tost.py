@@ -292,7 +292,7 @@ _PRINTED: dict[str, dict[str, Any]] = {
     "medium": {
         "printed": "68.1 M",
         "printed_in": "Table 2",
-        "note": "the released code builds 71.48 M, as this does",
+        "note": "the released code also builds 71.48 M",
     },
 }
 
@@ -306,7 +306,7 @@ def _xcit(size: str, title: str, settings: dict[str, Any], printed: str, built: 
         paper=_XCIT_PAPER,
         printed=printed,
         printed_in="Wu et al. 2024 (ToST), Table 2",
-        note=f"the released code of ToST builds {built}, as this does",
+        note=f"the released code of ToST also builds {built}",
     )
 
 
@@ -320,11 +320,11 @@ PRESETS = (
         "ToST-T with a sparse coding step (ISTA) for the feed-forward branch",
         16,
         {**_TINY, **_SHALLOW, "feed_forward": "ista"},
-        note="the variant of the ablation in Table 8, which prints no size",
+        note="the variant of the ablation in Table 8; the paper reports no size",
     ),
     _tost(
         "crate_tiny_16",
-        "CRATE-style: subspace attention and ISTA in the host of ToST-T",
+        "CRATE-style: subspace attention and ISTA in the model of ToST-T",
         16,
         {**_TINY, **_SHALLOW, "mixer": "crate", "feed_forward": "ista"},
         paper=_CRATE_PAPER,

@@ -179,9 +179,8 @@ PRESETS = (
         "MNIST",
         "9.60 M",
         "Sliceformer, Table IV",
-        "the paper prints 9.60 M, and 6.50 M for Sliceformer; images of 28 pixels in patches of 2, "
-        "as in its code, give 9.57 M and 6.42 M; no size gives both figures, which differ by less "
-        "than the 3.146 M of Q and K",
+        "the paper reports 9.60 M, and 6.50 M for Sliceformer; images of 28 pixels in patches of "
+        "2, as in its code, give 9.57 M and 6.42 M; no size gives both reported counts",
         {
             "image_size": 28,
             "patch_size": 2,
@@ -195,8 +194,8 @@ PRESETS = (
         "CIFAR-10",
         "9.52 M",
         "CSP, Table 3",
-        'mixer="csp" has 6.38 M as printed there (Table 5 prints 6.46 M); the 9.60 M and 6.46 M '
-        "that Sliceformer's Table IV prints are patch_size=2",
+        'mixer="csp" has 6.38 M as in Table 3 (Table 5 has 6.46 M); patch_size=2 gives the 9.60 M '
+        "and 6.46 M of Sliceformer's Table IV",
         {"image_size": 32, "patch_size": 4, "num_classes": 10, "pool": _CSP_TABLE},
     ),
     _preset(
@@ -204,7 +203,7 @@ PRESETS = (
         "CIFAR-100",
         "9.65 M",
         "CSP, Table 3; Sliceformer, Table IV",
-        'mixer="csp" and mixer="sliceformer" have 6.50 M, as printed',
+        'mixer="csp" and mixer="sliceformer" have 6.50 M, as reported',
         {"image_size": 32, "patch_size": 2, "num_classes": 100, "pool": _CSP_TABLE},
     ),
     _preset(
@@ -212,7 +211,7 @@ PRESETS = (
         "Dogs-vs-Cats",
         "1.90 M",
         "Sliceformer, Table IV",
-        'mixer="sliceformer" has 1.11 M, as printed; attention and sorting work on 512 channels',
+        'mixer="sliceformer" has 1.11 M, as reported; mixers have 512 inner channels',
         {
             "dim": 128,
             "head_dim": 64,
@@ -229,8 +228,8 @@ PRESETS = (
         "Tiny-ImageNet",
         "22.05 M",
         "Sliceformer, Table IV",
-        'mixer="sliceformer" has 18.50 M, as printed; both figures include a head of 1000 classes, '
-        "of which the data use 200 (num_classes=200 has 21.74 M)",
+        'mixer="sliceformer" has 18.50 M, as reported; both counts include a head of 1000 classes, '
+        "but the data has 200 classes (21.74 M)",
         {**_DEIT_SMALL, "pool": _SLICEFORMER_TABLE},
     ),
     _preset(
@@ -238,8 +237,8 @@ PRESETS = (
         "ImageNet-1k",
         "22.05 M",
         "CSP, Table 3",
-        'mixer="csp" has 18.50 M, as printed; the paper\'s width of 386 is a misprint of 384, and '
-        "its count needs a bias in Q, K and V",
+        'mixer="csp" has 18.50 M, as reported; the width of 386 in the paper is a misprint of 384, '
+        "and the count needs a bias in Q, K and V",
         {**_DEIT_SMALL, "pool": _CSP_TABLE},
     ),
 )
