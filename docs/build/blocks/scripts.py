@@ -38,7 +38,7 @@ def _packed_table(content: dict[str, Any], kind: str) -> str:
     headers = [
         header
         for phase in ("forward", "training")
-        for header in (f"{phase}, packed, ms", "padded takes", "equal lengths take")
+        for header in (f"{phase}, packed, ms", "padded", "equal lengths")
     ]
     caption = (
         f"{kind}, {sum(lengths):,} in all, {len(set(lengths))} different lengths; "
