@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import doctest
 import importlib
 import re
 import textwrap
@@ -15,7 +16,9 @@ import torch
 import rifflemix as rm
 from document_scripts import PAGES, REPOSITORY
 
-FENCE = re.compile(r"^( *)```python\n(.*?)^\1```", re.MULTILINE | re.DOTALL)
+FENCE = re.compile(
+    r"^( *)```python\n(.*?)^\1```\n(?:\1```\n(.*?)^\1```)?", re.MULTILINE | re.DOTALL
+)
 ANY_FENCE = re.compile(r"^ *```.*?^ *```", re.MULTILINE | re.DOTALL)
 DOTTED = re.compile(r"`([A-Za-z_]\w*(?:\.[A-Za-z_]\w*)+)(?:\([^`]*\))?`")
 FILE_SUFFIXES = {
@@ -47,21 +50,31 @@ def python_blocks() -> list[object]:
     return [
         pytest.param(
             textwrap.dedent(code),
+            output,
             id=f"{page.name}-{number}",
             marks=[pytest.mark.slow] if page.name in TRAINING else [],
         )
         for page in PAGES
-        for number, (_, code) in enumerate(FENCE.findall(page.read_text(encoding="utf-8")), 1)
+        for number, (_, code, output) in enumerate(
+            FENCE.findall(page.read_text(encoding="utf-8")), 1
+        )
     ]
 
 
 @pytest.mark.usefixtures("registries")
-@pytest.mark.parametrize("code", python_blocks())
+@pytest.mark.parametrize(("code", "output"), python_blocks())
 def test_python_in_the_documents_runs(
-    code: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    code: str,
+    output: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
+    """Run an example; an output below the example is what it prints, except for "..."."""
     monkeypatch.chdir(tmp_path)
     exec(compile(code, "document", "exec", dont_inherit=True), {"__name__": "document"})
+    printed = capsys.readouterr().out
+    assert not output or doctest.OutputChecker().check_output(output, printed, doctest.ELLIPSIS)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)

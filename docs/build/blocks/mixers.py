@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from paths import listed
+from paths import DOCS, link, listed
 
 from blocks.common import cite, newest_benchmark, passes_by_tokens
 from rifflemix.lab.bench.tables import crossover_text
@@ -91,7 +91,7 @@ def measured(page: Path, names: list[str]) -> str:
     headers = ["tokens N", "forward, ms", "training, ms", "training memory, MiB"]
     lines = [
         f"One layer of {settings['dim']} channels and {settings['heads']} heads on a CPU; in "
-        "brackets, the ratio to softmax attention:",
+        "brackets, the relative time or memory (softmax attention is 1x, lower is better):",
         "",
         *table_lines(headers, rows, range(4)),
         "",
@@ -102,7 +102,8 @@ def measured(page: Path, names: list[str]) -> str:
             f"{crossover(content, name, 'forward')}, training at N = "
             f"{crossover(content, name, 'forward_backward')}."
         )
-    return "\n".join([*lines, f"From {cite(page, result)}."])
+    elsewhere = f"[Speed and memory]({link(page, DOCS / 'performance.md')}) has times on GPUs."
+    return "\n".join([*lines, f"From {cite(page, result)}. {elsewhere}"])
 
 
 def _ratios(passes: Mapping[str, Any], softmax: Mapping[str, Any] | None) -> list[str]:
@@ -112,7 +113,7 @@ def _ratios(passes: Mapping[str, Any], softmax: Mapping[str, Any] | None) -> lis
     cells = []
     for kind, key, unit in measures:
         ours = passes[kind][key]
-        ratio = f" ({ours / softmax[kind][key]:.2g}x)" if softmax else " (softmax took too long)"
+        ratio = f" ({ours / softmax[kind][key]:.2g}x)" if softmax else " (no softmax)"
         cells.append(f"{ours * unit:,.1f}{ratio}")
     return cells
 

@@ -310,10 +310,7 @@ _SHARED = {
 
 
 _DIM, _HEADS, _LENGTH = 256, 8, 256
-_COLUMNS = (
-    "name", "what it is", "paper", "cost", "causal", "streaming", "packed", "export", "ONNX",
-    "parameters",
-)  # fmt: skip
+_COLUMNS = ("name", "mixer", "paper", "cost", "causal", "streaming", "packed", "parameters")
 
 
 def mixer_entries() -> list[dict[str, Any]]:
@@ -335,13 +332,11 @@ def mixers_markdown() -> str:
             "yes" if entry["causal"] else "",
             "yes" if entry["streaming"] else "",
             "yes" if entry["packed"] else "",
-            "one length" if entry["one_length"] else "yes",
-            "" if entry["no_onnx"] else "yes",
             f"{entry['parameters']:,}",
         )
         for entry in mixer_entries()
     ]
-    return "\n".join(table_lines(_COLUMNS, rows, range(9, 10))) + "\n"
+    return "\n".join(table_lines(_COLUMNS, rows, range(7, 8))) + "\n"
 
 
 def exports_markdown() -> str:
@@ -353,7 +348,7 @@ def exports_markdown() -> str:
         for what, why in (("one length", card.one_length), ("no ONNX", card.no_onnx))
         if why
     ]
-    return "\n".join(table_lines(("mixer", "", "why"), rows)) + "\n"
+    return "\n".join(table_lines(("mixer", "limit", "reason"), rows)) + "\n"
 
 
 def _entry(name: str) -> dict[str, Any]:
