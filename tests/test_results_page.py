@@ -186,7 +186,7 @@ def test_rows_of_other_settings_do_not_count_as_reproduced(monkeypatch: pytest.M
         assert line["changed"]
         assert (line["printed"], line["standard_error"]) == ("", "")
         assert f"`{line['recipe']}`, {line['changed']}" in answer.below
-    assert f"{len(full) - len(changed)} of {len(full)} rows remain" in answer.text
+    assert answer.text.startswith(f"Of {len(full) - len(changed)} ")
 
 
 def test_memory_is_that_of_the_scaling() -> None:
@@ -207,7 +207,7 @@ def test_memory_is_that_of_the_scaling() -> None:
 
 def test_pictures_have_words_and_a_dark_form(files: dict[Path, str]) -> None:
     drawn = [text for path, text in files.items() if path.suffix == ".svg"]
-    assert len(drawn) >= 6
+    assert len(drawn) >= 5
     for text in drawn:
         assert len(ElementTree.fromstring(text).get("aria-label") or "") > 60
         assert "prefers-color-scheme: dark" in text
@@ -220,7 +220,7 @@ def test_names_and_words_of_rows_are_text() -> None:
     for text in (
         charts.dots("title", rows, rule=0.0),
         charts.curves("title", [charts.Curve("a & b", ((1.0, 2.0), (2.0, 4.0)))], rule=1.0),
-        charts.heat("title", ["a & b"], ["task"], [[2.0]]),
+        charts.scatter("title", [("a & b", 1.0, 2.0)], "x", "y"),
     ):
         root = ElementTree.fromstring(text)
         words = {element.text for element in root.iter("{http://www.w3.org/2000/svg}text")}

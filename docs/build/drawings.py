@@ -20,14 +20,14 @@ from matplotlib.patches import Circle, PathPatch, Rectangle
 from matplotlib.path import Path
 from matplotlib.transforms import Affine2D
 from paths import ASSETS
-from torch import Tensor
+from torch import Tensor, nn
 
 import rifflemix as rm
 
 TOKENS, CHANNELS, BLOCK = 8, 4, 3
 # Some differ by one from the colors of charts, which change in the dark form.
 COLORS = ("#e69f00", "#56b4e9", "#009e74", "#f0e442", "#0073b2", "#d55e01", "#cc79a8", "#999999")
-_WIDTH, _HEIGHT, _GAP = 290, 210, 10  # points
+_WIDTH, _GAP = 290, 10  # points
 _TOP, _CELL_WIDTH, _CELL_HEIGHT = 58, 18, 15
 
 
@@ -39,6 +39,7 @@ class Panel:
     words: str
     draw: Callable[[Axes], None]
     alt: str
+    height: float = 210  # points
 
 
 def _tokens() -> Tensor:
@@ -248,29 +249,108 @@ PANELS: Mapping[str, Panel] = {
 }
 
 
+_ROW, _BOX = 28, 17  # points
+_BLOCK = (
+    "tokens: (B, N, C)", "norm", "token mixer", "+", "norm", "MLP", "+", "tokens: (B, N, C)"
+)  # fmt: skip
+
+
+def _stack(axes: Axes, x: float, width: float, words: Sequence[str], mixer: str) -> None:
+    """Draw boxes with words downwards, joined by arrows; the box of the mixer has a color."""
+    for row, text in enumerate(words):
+        y = _TOP + row * _ROW
+        color = COLORS[1] if text == mixer else CELL
+        left, wide = (x + width / 2 - 10, 20.0) if text == "+" else (x, width)
+        _cell(axes, left, y, wide, _BOX, facecolor=color)
+        axes.text(x + width / 2, y + _BOX / 2, text, size=8.5, ha="center", va="center_baseline",
+                  color="#000000")  # fmt: skip
+        if row:
+            ends = (x + width / 2, y), (x + width / 2, y - _ROW + _BOX)
+            axes.annotate("", *ends, arrowprops={"arrowstyle": "->", "color": GRAY})
+
+
+def _block(axes: Axes) -> None:
+    """Draw a block of a transformer, with skip connections and a word on each branch."""
+    _stack(axes, 75, 120, _BLOCK, "token mixer")
+    for first, last, words in ((0, 3, "between\ntokens"), (3, 6, "each token\nalone")):
+        top, bottom = (_TOP + row * _ROW + _BOX / 2 for row in (first, last))
+        start = 75 if first == 0 else 125
+        axes.plot([start, 50, 50], [top, top, bottom], color=GRAY, linewidth=1)
+        axes.annotate("", (125, bottom), (50, bottom), arrowprops={"arrowstyle": "->",
+                                                                   "color": GRAY})  # fmt: skip
+        axes.text(205, (top + bottom) / 2, words, va="center")
+
+
+def _sizes(model: nn.Module, words: str) -> list[str]:
+    """Return the parts of the first layer and their numbers of parameters."""
+    found = {name: sum(p.numel() for p in part.parameters())
+             for name, part in model.get_submodule("layers.0").named_children()}  # fmt: skip
+    found = {words: found.pop("self_attn"), "MLP": found["linear1"] + found["linear2"]}
+    return [f"{name}: {count:,}" for name, count in found.items()]
+
+
+def _swap(axes: Axes) -> None:
+    """Draw a layer of torch.nn before and after `replace_attention`, with counts."""
+    layer = nn.TransformerEncoderLayer(64, 4, 128, batch_first=True)
+    model = nn.TransformerEncoder(layer, num_layers=4, enable_nested_tensor=False)
+    before = _sizes(model, "attention")
+    report = rm.replace_attention(model, "tssa")
+    after = _sizes(model, "tssa")
+    counts = (report.parameters_before, report.macs_before), (report.parameters_after,
+                                                              report.macs_after)  # fmt: skip
+    for x, boxes, (parameters, macs) in zip((10, 155), (before, after), counts, strict=True):
+        stack = ["tokens", boxes[0], "+ and norm", boxes[1], "+ and norm"]
+        _stack(axes, x, 125, stack, after[0])
+        words = f"model: {parameters:,} parameters\nmixing: {macs / 1e6:,.0f} M products"
+        axes.text(x + 62, _TOP + 5 * _ROW + 8, words, ha="center", va="center", size=8)
+
+
+DIAGRAMS: Mapping[str, Panel] = {
+    "block": Panel(
+        "A mixer in a transformer block",
+        "it takes the place of the attention",
+        _block,
+        "Tokens pass a norm, the token mixer and a sum with the skip connection, then a norm, an "
+        "MLP and another sum. Only the mixer moves values between tokens; all other parts "
+        "process each token alone.",
+        _TOP + len(_BLOCK) * _ROW,
+    ),
+    "swap": Panel(
+        'replace_attention(model, "tssa")',
+        "one of 4 layers, before and after; 1,024 tokens",
+        _swap,
+        "A layer before and after. The attention is replaced by a mixer with fewer parameters "
+        "and fewer products; the norms, the MLP and the skip connections stay.",
+        _TOP + 6 * _ROW + 8,
+    ),
+}
+
+
 def figure_of(names: Sequence[str], columns: int) -> Figure:
     """Draw panels side by side."""
-    rows = -(-len(names) // columns)
-    width, height = _GAP + columns * (_WIDTH + _GAP), _GAP + rows * (_HEIGHT + _GAP)
+    panels = [(PANELS | DIAGRAMS)[name] for name in names]
+    rows, high = -(-len(names) // columns), max(panel.height for panel in panels)
+    width, height = _GAP + columns * (_WIDTH + _GAP), _GAP + rows * (high + _GAP)
     figure = Figure((width / 72, height / 72))
-    for place, name in enumerate(names):
+    for place, panel in enumerate(panels):
         row, column = divmod(place, columns)
-        left, top = _GAP + column * (_WIDTH + _GAP), _GAP + row * (_HEIGHT + _GAP)
-        bottom = height - top - _HEIGHT
+        left, top = _GAP + column * (_WIDTH + _GAP), _GAP + row * (high + _GAP)
+        bottom = height - top - high
         axes = figure.add_axes(
-            (left / width, bottom / height, _WIDTH / width, _HEIGHT / height), facecolor=PANEL
+            (left / width, bottom / height, _WIDTH / width, high / height), facecolor=PANEL
         )
-        axes.set(xlim=(0, _WIDTH), ylim=(_HEIGHT, 0), xticks=[], yticks=[])
+        axes.set(xlim=(0, _WIDTH), ylim=(high, 0), xticks=[], yticks=[])
         axes.spines[:].set_color(GRID)
-        axes.text(12, 19, PANELS[name].title, size=11, fontweight="bold", va="center")
-        axes.text(12, 39, PANELS[name].words, va="center")
-        PANELS[name].draw(axes)
+        axes.text(12, 19, panel.title, size=11, fontweight="bold", va="center")
+        axes.text(12, 39, panel.words, va="center")
+        panel.draw(axes)
     return figure
 
 
 def drawing(names: Sequence[str], columns: int, scale: float = 1.0) -> str:
     """Draw panels as SVG."""
-    alt = " ".join(f"{PANELS[name].title}. {PANELS[name].alt}" for name in names)
+    panels = [(PANELS | DIAGRAMS)[name] for name in names]
+    alt = " ".join(f"{panel.title}. {panel.alt}" for panel in panels)
     with mpl.rc_context(STYLE):
         return svg(figure_of(names, columns), alt, scale)
 
@@ -280,5 +360,5 @@ def files() -> dict[pathlib.Path, str]:
     return {
         ASSETS / "families.svg": drawing(list(PANELS), 3),
         ASSETS / "families-narrow.svg": drawing(list(PANELS), 1),
-        **{ASSETS / f"{name}.svg": drawing([name], 1, scale=1.6) for name in PANELS},
+        **{ASSETS / f"{name}.svg": drawing([name], 1, scale=1.6) for name in PANELS | DIAGRAMS},
     }

@@ -13,18 +13,15 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from statistics import fmean
 
-import matplotlib as mpl
-from charts import BLUE, GRAY, INK, MIXER_COLORS, PAPER, STYLE, Curve, curves, svg
-from matplotlib.colors import LinearSegmentedColormap
-from matplotlib.figure import Figure
-from paths import ASSETS, DATA, DOCS, listed
+from charts import Curve, curves
+from paths import ASSETS, DATA, DOCS, link, listed
 
 from rifflemix.lab.comparison.pages.table import all_lengths
 from rifflemix.lab.comparison.records import Results, of_mixer, read_results
 from rifflemix.text import table_lines
 
 TABLE, PAGE = DATA / "recall.csv", DOCS / "recall.md"
-_HEAT, _LENGTHS, _STATES = "recall-solved.svg", "recall-lengths.svg", "recall-states.svg"
+_LENGTHS = ASSETS / "recall-lengths.svg"
 
 
 @dataclass(frozen=True)
@@ -103,9 +100,7 @@ def files() -> dict[Path, str]:
     """Return the page and its plots."""
     rows = read_table()
     return {
-        ASSETS / _HEAT: _heat_map(rows),
-        ASSETS / _LENGTHS: _length_plot(rows),
-        ASSETS / _STATES: _state_plot(rows),
+        _LENGTHS: _length_plot(rows),
         PAGE: _page(rows),
     }
 
@@ -127,38 +122,8 @@ def _solved(runs: Sequence[Tested]) -> int:
     return sum(run.accuracy >= run.solved_at for run in runs)
 
 
-def _heat_map(rows: Sequence[Tested]) -> str:
-    """Draw the share of seeds that solved each task, with the mean accuracy in the cell."""
-    found, mixers = _at_training_length(rows), _names(rows)
-    tasks = list(dict.fromkeys(task for task, _ in found))
-    words = []
-    with mpl.rc_context(STYLE):
-        figure = Figure(figsize=(1.6 + 1.1 * len(tasks), 0.9 + 0.34 * len(mixers)))
-        axes = figure.subplots()
-        shades = LinearSegmentedColormap.from_list("share", [PAPER, BLUE])
-        for y, mixer in enumerate(mixers):
-            for x, task in enumerate(tasks):
-                runs = found.get((task, mixer), [])
-                if not runs:
-                    continue
-                share = _solved(runs) / len(runs)
-                axes.add_patch(
-                    mpl.patches.Rectangle((x - 0.5, y - 0.5), 1, 1, facecolor=shades(share))
-                )
-                text = (
-                    f"{_solved(runs)} of {len(runs)}; {100 * fmean(r.accuracy for r in runs):.0f} %"
-                )
-                axes.text(x, y, text, ha="center", va="center", size=8,
-                          color=PAPER if share > 0.5 else INK)  # fmt: skip
-                words.append(f"{mixers[mixer]} on {task}: {text}")
-        axes.set(xlim=(-0.5, len(tasks) - 0.5), ylim=(len(mixers) - 0.5, -0.5))
-        axes.set_xticks(range(len(tasks)), [task.replace("_", "\n") for task in tasks])
-        axes.set_yticks(range(len(mixers)), list(mixers.values()))
-        axes.tick_params(left=False, bottom=False)
-        return svg(figure, f"Seeds that solved each task. {'; '.join(words)}.")
-
-
-def _length_plot(rows: Sequence[Tested]) -> str:
+def _by_length(rows: Sequence[Tested]) -> tuple[str, list[Curve]]:
+    """Return the first task with several lengths, and the mean accuracy of each mixer."""
     tasks = [row.task for row in rows if row.test_length != row.length]
     task = tasks[0] if tasks else rows[0].task
     drawn = []
@@ -170,34 +135,20 @@ def _length_plot(rows: Sequence[Tested]) -> str:
         if by_length:
             means = ((float(length), fmean(by_length[length])) for length in sorted(by_length))
             drawn.append(Curve(mixer, tuple(means)))
+    return task, drawn
+
+
+def _length_plot(rows: Sequence[Tested]) -> str:
+    task, drawn = _by_length(rows)
     return curves(f"Test accuracy on {task} in percent, against tokens", drawn)
 
 
-def _state_plot(rows: Sequence[Tested]) -> str:
-    """Draw the mean accuracy on each task against the state, on a logarithmic scale."""
-    found, words = _at_training_length(rows), []
-    tasks = list(dict.fromkeys(task for task, _ in found))
-    with mpl.rc_context(STYLE):
-        figure = Figure(figsize=(2.7 * len(tasks), 3.0), layout="constrained")
-        panels = figure.subplots(1, len(tasks), sharey=True, squeeze=False)[0]
-        for axes, task in zip(panels, tasks, strict=True):
-            axes.set_title(task, loc="left", fontweight="bold")
-            axes.set(xscale="log", ylim=(0, 105))
-            axes.grid(axis="y")
-            below = False
-            for (other, mixer), runs in found.items():
-                if other != task:
-                    continue
-                x, y = max(runs[0].state_size, 1), fmean(100 * run.accuracy for run in runs)
-                axes.plot(x, y, "o", color=MIXER_COLORS.get(mixer, GRAY))
-                axes.annotate(mixer, (x, y), (0, -12 if below else 6),
-                              textcoords="offset points", ha="center", size=7)  # fmt: skip
-                below = not below
-                words.append(f"{task}, {runs[0].title}: {y:.0f} at {x:,}")
-            axes.margins(x=0.3)
-            axes.set_xlabel("numbers per sequence")
-        panels[0].set_ylabel("test accuracy, %")
-        return svg(figure, f"Test accuracy against state size. {'; '.join(words)}.")
+def _finding(rows: Sequence[Tested]) -> str:
+    """Return the text alternative of the plot."""
+    task, drawn = _by_length(rows)
+    ends = (f"{c.name} from {c.points[0][1]:.0f} to {c.points[-1][1]:.0f} %" for c in drawn)
+    (short, _), (long, _) = drawn[0].points[0], drawn[0].points[-1]
+    return f"Accuracy on {task} from {short:,.0f} to {long:,.0f} tokens: {listed(list(ends))}."
 
 
 def _page(rows: Sequence[Tested]) -> str:
@@ -225,13 +176,12 @@ def _page(rows: Sequence[Tested]) -> str:
         [
             "# What can each mixer do?",
             "",
-            "Generated tasks with known answers show which abilities a mixer has: to recall a "
-            "value by its key, to copy, to find a token by its neighbor.",
+            "Generated tasks with known answers show which abilities a mixer has: to copy, or to "
+            "recall a value by its key (`mqar`).",
             "",
-            f"![Seeds that solved each task](assets/{_HEAT})",
-            "",
-            "A seed solved a task if its test accuracy is at least "
-            f"{100 * rows[0].solved_at:.0f} %. In brackets: mean test accuracy in percent.",
+            f"A seed solved a task if its test accuracy is at least {100 * rows[0].solved_at:.0f} "
+            "%. In brackets: mean test accuracy in percent. The state is the number of values "
+            "that a stream stores per sequence at the longest test length, in all layers.",
             "",
             *table_lines(headers, cells, range(1, len(headers))),
             "",
@@ -243,14 +193,7 @@ def _page(rows: Sequence[Tested]) -> str:
             "",
             "## Accuracy against length",
             "",
-            f"![Accuracy against length](assets/{_LENGTHS})",
-            "",
-            "## Accuracy against state size",
-            "",
-            f"![Accuracy against state size](assets/{_STATES})",
-            "",
-            "The state is the number of values that a stream keeps per sequence at the longest "
-            "test length, in all layers.",
+            f"![{_finding(rows)}]({link(PAGE, _LENGTHS)})",
             "",
             "## Reproduce",
             "",

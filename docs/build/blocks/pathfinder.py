@@ -29,32 +29,28 @@ _SETTINGS = (
     "paddle_length", "paddle_thickness", "gap", "clearance", "continuity", "contrast",
     "marker_radius", "disc_distance",
 )  # fmt: skip
-_SHEETS: Mapping[str, tuple[int, list[str], int, int]] = {
-    "pathfinder-32.png": (32, ["curv_contour_length_9", _LONGEST], 9, 2),
-    "pathfinder-64.png": (64, ["curv_contour_length_9"], 7, 1),
-    "pathfinder-128.png": (128, [_LONGEST], 5, 1),
-}
+# Size of the images, preset, images in a row, and pixels of the picture per pixel.
+_SHEET = ((32, "curv_contour_length_9", 9, 2), (32, _LONGEST, 9, 2), (128, _LONGEST, 5, 1))
 
 
-def pictures_of(size: int, preset: str, columns: int) -> list[NDArray[np.uint8]]:
-    """Draw a row of images with joined discs, and a row with separate discs."""
+def _strip(size: int, preset: str, columns: int, scale: int) -> NDArray[np.uint8]:
+    """Draw a row of images with joined discs above a row with separate discs."""
     images, labels = PathfinderMaker(scenes_of(size, {"preset": preset}), 0, 0)(0, 8 * columns)
-    return [
+    rows = [
         np.concatenate([np.pad(image, 1, constant_values=_GRAY) for image in chosen], axis=1)
         for chosen in (images[labels == label][:columns] for label in (1, 0))
     ]
+    return np.concatenate(rows).repeat(scale, axis=0).repeat(scale, axis=1)
 
 
 def files() -> dict[Path, bytes]:
-    """Draw the PNG files of the page."""
-    drawn = {}
-    for name, (size, presets, columns, scale) in _SHEETS.items():
-        rows = [row for preset in presets for row in pictures_of(size, preset, columns)]
-        sheet = np.concatenate(rows).repeat(scale, axis=0).repeat(scale, axis=1)
-        content = io.BytesIO()
-        Image.fromarray(sheet).save(content, "png", optimize=True)
-        drawn[ASSETS / name] = content.getvalue()
-    return drawn
+    """Draw the PNG file of the page."""
+    strips = [_strip(*of) for of in _SHEET]
+    width = max(strip.shape[1] for strip in strips)
+    right = [np.pad(s, ((0, 4), (0, width - s.shape[1])), constant_values=_GRAY) for s in strips]
+    content = io.BytesIO()
+    Image.fromarray(np.concatenate(right)).save(content, "png", optimize=True)
+    return {ASSETS / "pathfinder.png": content.getvalue()}
 
 
 def settings() -> str:

@@ -17,7 +17,7 @@ from rifflemix.files import read_json
 NUMBERS, PICTURES = DATA / "claims.csv", ASSETS / "claims"
 ACCURACY = "accuracy"
 # Measurements with a picture on the page.
-SHOWN = ("deep-collapse", "digits-permutation")
+SHOWN = ("deep-collapse",)
 # Suffix of the finished runs of evidence that has further runs to train.
 UNFINISHED = "-unfinished"
 _STEP = "/"

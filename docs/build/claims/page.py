@@ -83,8 +83,9 @@ def files() -> dict[Path, str]:
         lines = [_line(number, of, found) for number, of, found in claims if of.paper == paper]
         head = "| # | Claim | Evidence in the paper | Measured here | Verdict |"
         parts.append("\n".join([f"## {paper}\n", head, "| ---: | --- | --- | --- | --- |", *lines]))
-        parts += [_picture(of.evidence.name) for _, of, _ in claims
-                  if of.paper == paper and of.evidence.name in SHOWN]  # fmt: skip
+        first = {of.evidence.name: (of, found) for _, of, found in reversed(claims)
+                 if of.paper == paper and of.evidence.name in SHOWN}  # fmt: skip
+        parts += [_picture(*of) for of in first.values()]
     missing = dict.fromkeys(
         claim.evidence.name for _, claim, _ in claims if stored(claim.evidence.name) is None
     )
@@ -103,11 +104,12 @@ def _line(number: int, claim: Claim, judgement: Judgement) -> str:
     return f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |"
 
 
-def _picture(name: str) -> str:
-    found = stored(name)
+def _picture(claim: Claim, judgement: Judgement) -> str:
+    found = stored(claim.evidence.name)
     assert found is not None
-    picture = link(PAGE, PICTURES / f"{name}.png")
-    return f"![{found['title']}]({picture})\n\n{found['caption']}"
+    picture = link(PAGE, PICTURES / f"{claim.evidence.name}.png")
+    alt = f"{found['title']}: {judgement.shows}"
+    return f"![{alt}]({picture})\n\n{found['caption']}"
 
 
 def _size(claim: Claim) -> str:

@@ -49,10 +49,10 @@ def every_mixer() -> Section:
     table.append(scores(EVERY_MIXER, without))
     rates, seeds = len(content["tuning"]["grid"]["lr"]), len(content["seeds"])
     text = (
-        f"On {task_title(content)}, a model without mixing reaches {without.test} %. Of the other "
-        f"{len(others)} mixers, {counts['more']} are significantly better and {counts['less']} "
-        f"significantly worse. The best mixers are {_ahead(rows)}. Each mixer has the best of "
-        f"{rates} learning rates and {seeds} seeds."
+        f"Of {len(others)} mixers on {task_title(content)}, {counts['more']} are significantly "
+        f"better than a model without mixing and {counts['less']} significantly worse. A model "
+        f"without mixing reaches {without.test} %. The best mixers are {_ahead(rows)}. Each mixer "
+        f"has the best of {rates} learning rates and {seeds} seeds."
     )
     title = "Test accuracy above a model without mixing, points"
     return Section("Every mixer on CIFAR-10", text, EVERY_MIXER,

@@ -17,7 +17,7 @@ class Section:
 
     Attributes:
         title: heading.
-        text: text above the picture.
+        text: text above the picture; its first sentence is the finding and the alt text.
         name: file name of the picture and the table.
         picture: SVG text, or the name of a picture in docs/assets.
         table: lines of the CSV file.

@@ -34,12 +34,12 @@ def one_host() -> Section:
     starts = [start for of in starts_of.values() for start in of if start is not None]
     train = best["recipe"]["train"]
     text = (
-        "ListOps of up to 2,000 tokens in the model of Dimension Mixer's Table 5, with "
-        f"{train['max_steps']:,} steps of {train['batch_size']} for all mixers. "
         f"{_who_learned(starts_of)}. The other runs beat the majority-class baseline at steps "
         f"{min(starts):,} to {max(starts):,}. {_name(best)} reaches {best['ours']:.2f} %; "
-        f"{listed(behind) or 'no mixer'} are behind by more than two standard errors of the "
-        "difference. Rings are reported values; bars are two standard errors."
+        f"{listed(behind) or 'no mixer'} are worse by more than two standard errors of the "
+        "difference. ListOps has up to 2,000 tokens here; the model is that of Dimension Mixer's "
+        f"Table 5, trained for {train['max_steps']:,} steps of {train['batch_size']} samples. "
+        "Rings are reported values; bars are two standard errors."
     )
     headers = ("Mixer", "Reproduced, %", "Reported, %", "Seeds", "Parameters", "Hardware")
     cells = [
@@ -61,7 +61,7 @@ def one_host() -> Section:
 def _who_learned(starts_of: Mapping[str, Sequence[int | None]]) -> str:
     """Name the mixers that never beat the majority-class baseline, or not with every seed."""
     idle = [mixer for mixer, starts in starts_of.items() if not any(starts)]
-    words = f"By validation accuracy {listed(idle) or 'no mixer'} learned nothing"
+    words = f"By validation accuracy, {listed(idle) or 'no mixer'} learned nothing"
     partly = [
         f"{mixer} only in {sum(map(bool, starts))} of {len(starts)} seeds"
         for mixer, starts in starts_of.items()

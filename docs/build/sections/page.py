@@ -19,8 +19,8 @@ PAGE = DOCS / "results.md"
 FILES = DOCS / "result-files.md"
 INTRODUCTION = """# Results
 
-Measurements of rifflemix, as answers to six questions. Measurements ran on two CPU cores unless a
-section names other hardware. Each section links its numbers as CSV.
+Measurements of rifflemix, as answers to six questions. They ran on two CPU cores unless a section
+names other hardware. Each section links its numbers as CSV.
 [Result files and commands](result-files.md) lists the command of each result.
 
 !!! note "Statistics"
@@ -91,8 +91,8 @@ def _section(section: Section) -> str:
     if section.picture:
         drawn = section.picture.startswith("<")
         picture = f"assets/{section.name}.svg" if drawn else f"assets/{section.picture}"
-        alt = section.text.partition("\n\n")[0].replace("\n", " ").replace("- ", "")
-        parts.append(f"![{alt.replace('[', '').replace(']', ' ')}]({picture})")
+        finding = section.text.partition("\n")[0].removeprefix("- ").partition(". ")[0]
+        parts.append(f"![{finding.removesuffix('.')}.]({picture})")
     parts += [section.below, f"Table: [{section.name}.csv](data/{section.name}.csv)."]
     return "\n" + "\n\n".join(filter(None, parts)) + "\n"
 

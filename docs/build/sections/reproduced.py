@@ -80,30 +80,30 @@ def _summary(rows: Sequence[Mapping[str, Any]]) -> str:
     near = sum(not result["agreement"].is_beyond for result in full)
     begun = len({row_name(result) for result in rows})
     return (
-        f"Of {numbers} recipes with a reported number, {begun} were run, some of them in part. "
-        f"{_counted(whole, full)}"
-        f"Of these {len(full)}, {near} are within two standard errors of the reported number. The "
-        "errors count the test samples of both numbers. "
+        f"Of {len(full)} comparable results, {near} are within two standard errors of the reported "
+        f"number. {numbers} recipes have a reported number. {begun} of them were run, some in "
+        f"part. {_counted(whole, full)}"
+        "The errors count the test samples of both numbers. "
         f"{_one_sided(full)}"
-        "The table explains the other rows. Bars are two standard errors. `rifflemix report` "
-        "writes the papers' tables with the runs of your folders."
+        "The table gives reasons for larger differences. Bars are two standard errors. `rifflemix "
+        "report` writes the papers' tables with the runs of your folders."
     )
 
 
 def _counted(whole: Sequence[Mapping[str, Any]], full: Sequence[Mapping[str, Any]]) -> str:
     """Count the rows in full, and those that have other data or settings than their recipe."""
     if len(whole) == len(full):
-        return f"{len(full)} rows were run in full. "
+        return f"{len(full)} recipes were run in full. "
     data = sum(result["changed"] == OTHER_DATA for result in whole)
     settings = len(whole) - len(full) - data
     reasons = [
-        f"{count} {'has' if count == 1 else 'have'} other {what} than the recipe now"
+        f"{count} used other {what} than the recipe has now"
         for count, what in ((data, "data"), (settings, "settings"))
         if count
     ]
     return (
-        f"{len(whole)} rows were run in full. {listed(reasons)}: they have no difference from the "
-        f"reported number until they are run again. {len(full)} of {len(whole)} rows remain. "
+        f"{len(whole)} recipes were run in full, and {len(full)} of these are comparable: "
+        f"{listed(reasons)}. "
     )
 
 
@@ -147,8 +147,8 @@ def _in_full(
 ) -> str:
     """Write a table of the full rows."""
     headers = (
-        "Full row", "Reported", "Reproduced", "Difference", "Standard error of both", "Seeds",
-        "Reason",
+        "Recipe, run in full", "Reported", "Reproduced", "Difference", "Standard error of both",
+        "Seeds", "Reason",
     )  # fmt: skip
     cells = [
         [

@@ -10,6 +10,7 @@ from store import newest
 
 from rifflemix.lab.bench import decode
 from rifflemix.mixers import HEADLINE
+from rifflemix.text import code, table_lines
 
 
 def speed() -> Section:
@@ -40,31 +41,29 @@ def memory() -> Section:
     """Show the training memory of a layer relative to softmax attention."""
     result = newest_benchmark("scaling")
     base = passes_by_tokens(result.content, "softmax")
-    drawn, table = [], []
+    ratios, last, table = [], {}, []
     for name in HEADLINE:
-        points = []
+        cells = [code(name)]
         for tokens, passes in passes_by_tokens(result.content, name).items():
             peak = passes["forward_backward"]["peak_memory_bytes"]
             line = {"mixer": name, "tokens": tokens, "training_memory_bytes": peak}
             if tokens in base:
                 ratio = peak / base[tokens]["forward_backward"]["peak_memory_bytes"]
-                points.append((float(tokens), ratio))
-                line["x_softmax"] = ratio
+                cells.append(f"{ratio:.2f}")
+                last[name] = line["x_softmax"] = ratio
             table.append(line)
-        drawn.append(Curve(name, tuple(points)))
-    last = {curve.name: curve.points[-1][1] for curve in drawn if curve.name != "softmax"}
+        ratios.append(cells)
     less = [name for name, ratio in last.items() if ratio < 1]
-    more = [name for name, ratio in last.items() if ratio >= 1]
+    more = [name for name, ratio in last.items() if ratio > 1]
     text = (
         f"At {max(base):,} tokens {listed(less)} need less memory than softmax attention, and "
         f"{listed(more) or 'no mixer'} more. The gain is limited: PyTorch's fused attention stores "
         "no N x N matrix, so its memory is also linear in N, except with dropout."
     )
-    picture = curves(
-        "Training memory of a layer over N, relative to softmax attention", drawn, rule=1.0
-    )
-    return Section("Training memory", text, "memory", picture, table,
-                   [result], [result.content["command"]])  # fmt: skip
+    headers = ["x softmax", *(f"N={tokens:,}" for tokens in base)]
+    below = table_lines(headers, ratios, range(1, len(headers)))
+    return Section("Training memory", text, "memory", "", table,
+                   [result], [result.content["command"]], "\n".join(below))  # fmt: skip
 
 
 def decoding() -> Section:
@@ -92,16 +91,17 @@ def decoding() -> Section:
     softmax = rates[decode.IN_PLACE]
     (near, _), (far, slowest) = softmax[0], softmax[-1]
     words = [
-        f"{name} {points[-1][1] / slowest:,.0f}"
+        f"{name} {points[-1][1] / slowest:,.0f}x"
         for name, points in rates.items()
         if name != decode.IN_PLACE
     ]
     least = min(points[0][1] / softmax[0][1] for points in rates.values())
     text = (
-        f"Speed of a layer of {content['settings']['dim']} channels after {far:,} tokens, relative "
-        f"to softmax attention with a cache that is written in place: {listed(words)}. After "
-        f"{near:,} tokens the slowest layer is {least:.2g} times as fast, since Python's overhead "
-        "dominates. The cache of softmax attention grows with the context; the other states do not."
+        f"After {far:,} tokens, a layer decodes faster than softmax attention: {listed(words)}. "
+        f"After {near:,} tokens, the slowest layer has {least:.2g} times the speed of softmax "
+        f"attention, since Python's overhead dominates. The layers have "
+        f"{content['settings']['dim']} channels. The cache of softmax attention is written in "
+        "place and grows with the context; the other states do not grow."
     )
     drawn = [Curve(name.split(",")[0], points) for name, points in rates.items()]
     picture = curves("Tokens per second of one layer over the context", drawn, decades=True)

@@ -135,29 +135,32 @@ def _best_scores(tables: Tables, ranked: Sequence[Overall]) -> Iterator[str]:
     metrics = {table.metric for table in tables.values()}
     judged = "accuracy" if metrics == {"accuracy"} else "test scores"
     if ranked and not best:
-        yield f"For {judged}: none. Each is behind another on more tasks than ahead of it."
+        yield f"Best {judged}: no mixer. Each is worse than another on more tasks than better."
     elif ranked and len(best) < len(ranked):
-        yield f"For {judged}: {_listed(best)}. No other is ahead of these on more tasks."
+        yield (
+            f"Best {judged}: {_listed(best)}. No mixer beats them on more tasks than they beat it."
+        )
     elif ranked:
-        yield f"For {judged}: these tasks and seeds put no mixer ahead."
+        yield f"Best {judged}: no mixer is significantly better on these tasks and seeds."
 
 
 def _costs(tables: Tables, others: Sequence[Overall]) -> Iterator[str]:
     cheap = [m for m in others if (m.speed or 0.0) > 1 and not m.behind]
     if any(mixer.speed for mixer in others):
         yield (
-            "For speed without a loss that shows: "
+            "Faster than softmax attention, without a significant loss: "
             f"{_listed(_by(cheap, lambda m: -(m.speed or 0.0)))}."
             if cheap
-            else "For speed: none trains faster than softmax attention without a loss that shows."
+            else "No mixer is faster than softmax attention without a significant loss."
         )
     failed = _failed(tables)
     small = [m for m in others if (m.memory or 2.0) < 1 and m.name not in failed]
     if small:
-        yield f"For memory: {_listed(_by(small, lambda m: m.memory or 0.0))}."
+        least = _by(small, lambda m: m.memory or 0.0)
+        yield f"Less training memory than softmax attention: {_listed(least)}."
     for mixer in others:
         if mixer.behind:
-            yield f"{mixer.title} loses to softmax attention on {_listed(mixer.behind)}."
+            yield f"{mixer.title} is worse than softmax attention on {_listed(mixer.behind)}."
     slow = [mixer.title for mixer in others if mixer.speed is not None and mixer.speed < 1]
     if slow:
         yield f"Slower to train than softmax attention: {_listed(slow)}."
