@@ -17,17 +17,19 @@ from rifflemix.lab.recipes import list_recipes
 from rifflemix.lab.tasks import list_tasks
 from rifflemix.mixers import list_mixers
 
-SHELL = re.compile(r"^ *```(?:|sh|bash|shell|console)\n(.*?)^ *```", re.MULTILINE | re.DOTALL)
+BLOCK = re.compile(r"^ *```(\w*)\n(.*?)^ *```", re.MULTILINE | re.DOTALL)
+SHELLS = {"", "sh", "bash", "shell", "console"}
 COMMAND = re.compile(r"(?:^|\s|-m )rifflemix ([\w-].*)")
 SCRIPT = re.compile(r"python ((?:benchmarks|docs|examples)/[\w/]+\.py)([^\n`#]*)")
 ENDS = {"|", ">", "2>", "&&", "&", ";"}
-OWN = {"mine", "permuted"}
-"""Mixers of plugins: a placeholder, and the mixer of docs/learned-permutations.md."""
+OWN = {"mine", "permuted", "previous"}
+"""Mixers of plugins on pages."""
 
 
 def commands(text: str) -> Iterator[list[str]]:
     """Yield the arguments of every `rifflemix ...` in shell code blocks."""
-    for block in SHELL.findall(text):
+    blocks = [block for language, block in BLOCK.findall(text) if language in SHELLS]
+    for block in blocks:
         for line in block.replace("\\\n", " ").splitlines():
             found = COMMAND.search(line.partition("#")[0])
             if found is None or line.lstrip().startswith(("pip ", "import ", "from ")):

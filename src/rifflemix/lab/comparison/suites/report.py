@@ -148,10 +148,10 @@ def _costs(tables: Tables, others: Sequence[Overall]) -> Iterator[str]:
     cheap = [m for m in others if (m.speed or 0.0) > 1 and not m.behind]
     if any(mixer.speed for mixer in others):
         yield (
-            "Faster than softmax attention, without a significant loss: "
+            "Higher training speed than softmax attention, without a significant loss: "
             f"{_listed(_by(cheap, lambda m: -(m.speed or 0.0)))}."
             if cheap
-            else "No mixer is faster than softmax attention without a significant loss."
+            else "No mixer has a higher speed than softmax attention without a significant loss."
         )
     failed = _failed(tables)
     small = [m for m in others if (m.memory or 2.0) < 1 and m.name not in failed]
