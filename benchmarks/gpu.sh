@@ -73,7 +73,7 @@ script() { # NAME MINUTES SCRIPT ARGUMENTS ...
 # Tests of the Triton kernels; most of their time is compilation. Packages of the machine may warn.
 PYTEST=("$PYTHON" -m pytest -q -p no:cacheprovider -W default -k triton)
 if "$PYTHON" -c "import xdist" 2>/dev/null; then PYTEST+=(-n 8); fi
-for folder in permutation statistics sinkhorn; do
+for folder in permutation statistics sinkhorn recurrence; do
     step "tests-$folder" 8 "${PYTEST[@]}" "tests/ops/$folder"
 done
 if command -v compute-sanitizer >/dev/null || [ -n "$LIST" ]; then

@@ -7,6 +7,7 @@ import os
 from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import product
+from typing import Any
 
 # Without memory pools the sanitizer finds accesses beyond the end of a tensor.
 os.environ.setdefault("PYTORCH_NO_CUDA_MEMORY_CACHING", "1")
@@ -50,6 +51,9 @@ def cases(device: str, dtype: torch.dtype) -> Iterator[tuple[str, Call]]:
         mask = mask_of(masked, 2, 150)
         call = partial(function, new(2, 3, 150, 10), temperature, key_padding_mask=mask)
         yield f"{function.__name__} mask={masked}", call
+    for decay, removal in product(("no", "scalar", "vector"), ("no", "delta", "erase")):
+        call = partial(_recur, new, decay, removal)
+        yield f"linear_recurrence {decay} decay, {removal} removal", call
     for blocks, masked, causal in product((5, 40, 128), (False, True), (False, True)):
         if blocks <= 64 or not causal:
             options = {"causal": causal, "block_padding_mask": mask_of(masked, 2, blocks)}
@@ -70,6 +74,23 @@ def _sort_values(values: Tensor, groups: int, backend: str) -> Tensor:
     """Sort values that need no gradient."""
     one = torch.ones((), device=values.device, requires_grad=True)
     return one * ops.group_sort(values, groups, order="descending", backend=backend)
+
+
+def _recur(new: Callable[..., Tensor], decay: str, removal: str, backend: str) -> Tensor:
+    """Run the recurrence over packed sequences, from given states."""
+    shape, width = (1, 3, 70), 20
+    options: dict[str, Any] = {"backend": backend}
+    if decay != "no":
+        options["log_decay"] = -new(*shape, *(width,) * (decay == "vector")).square()
+    if removal == "delta":
+        options["beta"] = new(*shape).sigmoid()
+    if removal == "erase":
+        options["erase"] = (new(*shape, width) / width, new(*shape, width))
+    q, k, v = new(*shape, width), new(*shape, width) / width, new(*shape, 40)
+    offsets = torch.tensor([0, 5, 5, 70], device=q.device)
+    first = torch.randn(3, 3, width, 40, device=q.device)
+    y: Tensor = ops.linear_recurrence(q, k, v, cu_seqlens=offsets, initial_state=first, **options)
+    return y
 
 
 def main() -> None:

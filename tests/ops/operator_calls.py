@@ -16,10 +16,12 @@ assert long_convolution
 HAS_TRITON = importlib.util.find_spec("triton") is not None
 if HAS_TRITON:
     from rifflemix.ops.permutation import triton as permutation_triton
+    from rifflemix.ops.recurrence import triton as recurrence_triton
     from rifflemix.ops.sinkhorn import triton as sinkhorn_triton
     from rifflemix.ops.statistics import triton as statistics_triton
 
     assert permutation_triton
+    assert recurrence_triton
     assert sinkhorn_triton
     assert statistics_triton
 
@@ -50,9 +52,9 @@ def tokens(length: int = 70) -> Arguments:
     return {"w": w, "temperature": rand(H), "mask": torch.zeros(B, length) > 1}
 
 
-def recurrence() -> Arguments:
-    """Create arguments of a linear recurrence, with tokens in two chunks."""
-    shape = (B, H, 70)
+def recurrence(length: int = 70) -> Arguments:
+    """Create arguments of a linear recurrence, with tokens in two chunks of the CPU kernels."""
+    shape = (B, H, length)
     return {
         "q": rand(*shape, C),
         "k": rand(*shape, C),
@@ -61,6 +63,17 @@ def recurrence() -> Arguments:
         "a": rand(*shape, C) / C,
         "b": rand(*shape, C),
         "first": rand(B, H, C, D),
+        "offsets": None,
+    }
+
+
+def recurrence_gradient(length: int, chunks: int) -> Arguments:
+    known = recurrence(length)
+    return {
+        **{name: x for name, x in known.items() if name not in ("first", "offsets")},
+        "saved": rand(B, chunks, H, C, D),
+        "grad_y": rand(B, H, length, D),
+        "grad_last": rand(B, H, C, D),
         "offsets": None,
     }
 
@@ -200,13 +213,7 @@ CALLS: dict[str, Callable[[], Arguments]] = {
         "grad_count": rand(B, H).double(),
     },
     "linear_recurrence": recurrence,
-    "linear_recurrence_backward": lambda: {
-        **{name: x for name, x in recurrence().items() if name not in ("first", "offsets")},
-        "saved": rand(B, 2, H, C, D),
-        "grad_y": rand(B, H, 70, D),
-        "grad_last": rand(B, H, C, D),
-        "offsets": None,
-    },
+    "linear_recurrence_backward": lambda: recurrence_gradient(70, 2),
     "dropout": lambda: {"x": x(), "seed": torch.tensor(7), "p": 0.5},
     "dropout_attention": attention,
     "dropout_attention_backward": lambda: {
@@ -289,6 +296,8 @@ if HAS_TRITON:
             "grad_energy": rand(B, H, D).double(),
             "grad_member_sums": rand(B, H, D + 1).double(),
         },
+        "triton_linear_recurrence": lambda: recurrence(5),
+        "triton_linear_recurrence_backward": lambda: recurrence_gradient(5, 1),
         "triton_balance": lambda: {
             "log_scores": rand(B, H, 4, 4),
             "padding": rand(B, 4) > 1.2,
@@ -407,6 +416,10 @@ SPECIAL: dict[str, dict[str, Arguments]] = {
         "float64": {"x": x().double()},
     },
     "triton_group_unsort": {"num_groups": {"num_groups": 0}},
+    "triton_linear_recurrence": {
+        "offsets of a batch": {"offsets": [0, 5]},
+        "too many features": {name: rand(B, H, 5, 129) for name in "qkab"} | {"first": None},
+    },
     "triton_balance": {
         "no iterations": {"num_iterations": 0},
         "no matrix": {"log_scores": rand(4), "padding": None},

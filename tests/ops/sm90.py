@@ -115,6 +115,7 @@ def compile_all(call: Callable[[], object]) -> dict[str, dict[str, int]]:
     from rifflemix.ops import triton_support
     from rifflemix.ops.permutation import triton as permutation
     from rifflemix.ops.permutation import triton_windows as windows
+    from rifflemix.ops.recurrence import triton as recurrence
     from rifflemix.ops.sinkhorn import triton as sinkhorn
     from rifflemix.ops.statistics import triton, triton_causal, triton_common
 
@@ -130,7 +131,7 @@ def compile_all(call: Callable[[], object]) -> dict[str, dict[str, int]]:
         used[name] = usage(program) | (instructions(program) if DISASSEMBLES else {})
 
     statistics = (triton, triton_causal, triton_common)
-    for module in (triton_support, permutation, windows, *statistics, sinkhorn):
+    for module in (triton_support, permutation, windows, *statistics, sinkhorn, recurrence):
         module.launch = compile_only
     triton_support.check_device = accept  # accept tensors without data
     windows._compares_halves = lambda _: CAPABILITY >= 90
@@ -242,12 +243,40 @@ def attention_case(
     return call
 
 
+def recurrence_case(
+    keys: int, values: int, dtype: torch.dtype, options: str = ""
+) -> Callable[[], object]:
+    """Run forward and backward. Options: scalar, vector, delta, erase, packed, state."""
+
+    def call() -> None:
+        from rifflemix.ops.recurrence import triton
+
+        def tokens(*features: int) -> Tensor:
+            return torch.empty(1, 2, 70, *features, dtype=dtype, requires_grad=True)
+
+        decay = tokens(keys) if "vector" in options else tokens() if "scalar" in options else None
+        y, state = triton.linear_recurrence(
+            tokens(keys),
+            tokens(keys),
+            tokens(values),
+            decay,
+            tokens() if "delta" in options else None,
+            (tokens(keys), tokens(keys)) if "erase" in options else None,
+            torch.empty(1, 2, keys, values) if "state" in options else None,
+            [0, 70] if "packed" in options else None,
+        )
+        torch.autograd.backward((y, state), (torch.empty_like(y), torch.empty_like(state)))
+
+    return call
+
+
 CASES = {
     "permutation": permutation_case,
     "shift": shift_case,
     "statistics": statistics_case,
     "balance": balance_case,
     "attention": attention_case,
+    "recurrence": recurrence_case,
 }
 
 

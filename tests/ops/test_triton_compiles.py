@@ -35,6 +35,9 @@ MAX_STACK = {
     "sort_windows again": 640,
     "attend_gradient": 288,
     "sort_gradient": 256,
+    # Products with the precision of float32 need three copies of their operands.
+    "chunk_gradients": 4096,
+    **dict.fromkeys(("sum_chunks", "read_chunks", "sum_gradients"), 1024),
 }
 
 ALL_KERNELS = [
@@ -54,6 +57,8 @@ ALL_KERNELS = [
     "balance:64:float32:causal",
     "attention:64:64:64:bfloat16",
     "attention:64:64:64:bfloat16:causal mask dropout",
+    "recurrence:64:64:bfloat16:scalar delta packed",
+    "recurrence:16:16:float32:vector erase state",
 ]
 WINDOWS = [
     f"permutation:{length}:{groups}:{kind}"

@@ -19,6 +19,7 @@ NONE = "test_registered_operators.py::test_a_batch_of_none"
 PACKED = "test_packed_triton.py"
 BALANCING = "sinkhorn/test_balancing_triton.py"
 ATTENTION = "sinkhorn/test_attention_triton.py"
+RECURRENCE = "recurrence/test_recurrence_triton.py"
 
 pytestmark = [
     pytest.mark.skipif(
@@ -34,8 +35,8 @@ pytestmark = [
 
 @pytest.mark.parametrize(
     "files",
-    [(PERMUTATION,), (STATISTICS,), (STRIDES, NONE, PACKED, BALANCING, ATTENTION)],
-    ids=["permutation", "statistics", "operators"],
+    [(PERMUTATION,), (STATISTICS,), (STRIDES, NONE, PACKED, BALANCING, ATTENTION), (RECURRENCE,)],
+    ids=["permutation", "statistics", "operators", "recurrence"],
 )
 def test_in_the_interpreter(files: tuple[str, ...]) -> None:
     paths = [str(FOLDER / file) for file in files]

@@ -62,7 +62,7 @@ def linear_recurrence(
             its output is 0.
         cu_seqlens: (S + 1,) int32 or int64, offsets of S sequences in a packed batch with B = 1.
             States are then (S, H, D, E).
-        backend: "auto", "reference", "eager" or "cpu".
+        backend: "auto", "reference", "eager", "cpu" or "triton".
 
     Returns:
         y (B, H, N, E) in q's dtype, or (y, state). The state is float32, or float64 for float64

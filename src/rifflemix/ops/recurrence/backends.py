@@ -1,4 +1,4 @@
-"""Choice of the backend of a call: one of the modules reference, eager and cpu.
+"""Choice of the backend of a call: one of the modules reference, eager, cpu and triton.
 
 The function does not check its arguments, because mixers and the public function have checked them.
 """
@@ -16,8 +16,17 @@ from rifflemix.ops.native import note_slow_call
 from rifflemix.ops.precision import without_autocast
 from rifflemix.ops.recurrence import cpu, eager, reference
 from rifflemix.ops.recurrence.common import Erase
+from rifflemix.ops.recurrence.triton_limits import with_triton
+from rifflemix.ops.triton_support import INTERPRETED
 
-FAMILY = Family(reference, eager, cpu=cpu)
+
+def _load_triton() -> Any:
+    from rifflemix.ops.recurrence import triton
+
+    return triton
+
+
+FAMILY = Family(reference, eager, cpu=cpu, load_triton=_load_triton)
 
 
 def for_tokens(q: Tensor, backend: str = "auto") -> Any:
@@ -27,6 +36,8 @@ def for_tokens(q: Tensor, backend: str = "auto") -> Any:
         names = (*PLAIN, "cpu")
     else:
         note_slow_call(q)
+    if q.is_cuda or INTERPRETED:
+        names = with_triton(names, q)
     return FAMILY.pick(backend, names)
 
 
