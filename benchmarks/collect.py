@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import Any
 
 from store import FORMATS, keep
 
@@ -34,24 +33,14 @@ def main() -> None:
         stem = path.parent.name if path.name == "results.json" else path.stem
         name = arguments.name or "/".join(filter(None, [arguments.group, stem]))
         try:
-            keep(name, raw(path))
+            content = read_json(path, "write it again")
         except InputError as error:
             parser.error(str(error))
+        form = content.get("format") if isinstance(content, dict) else None
+        if form not in FORMATS:
+            parser.error(f"{path}: expected a format of {', '.join(FORMATS)}, got {form!r}")
+        keep(name, content)
         print(name)
-
-
-def raw(path: Path) -> dict[str, Any]:
-    """Read a raw result.
-
-    Raises:
-        InputError: the file is not JSON, or its format is not stored.
-    """
-    content = read_json(path, "write it again")
-    form = content.get("format") if isinstance(content, dict) else None
-    if form not in FORMATS:
-        raise InputError(f"{path}: expected a format of {', '.join(FORMATS)}, got {form!r}")
-    found: dict[str, Any] = content
-    return found
 
 
 if __name__ == "__main__":

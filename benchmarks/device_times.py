@@ -9,13 +9,12 @@ share of the bandwidth of a copy.
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
 import torch
-from harness import Content, graph_times, run
+from harness import Rows, graph_times, run
 from torch import Tensor
 
 from rifflemix import ops
@@ -80,34 +79,32 @@ def _directions(
     yield f"{name}, forward and backward", trained, both
 
 
-def measure(shape: tuple[int, int, int], heads: int, dtype: torch.dtype) -> list[dict[str, Any]]:
+def rows_of(shape: tuple[int, int, int], heads: int, dtype: str) -> Rows:
     """Measure every case on one shape and type."""
-    x = torch.randn(shape, device="cuda").to(dtype)
-    rows: list[dict[str, Any]] = []
+    x = torch.randn(shape, device="cuda").to(getattr(torch, dtype))
+    rows: Rows = []
     for name, call, passes in cases(x, heads):
-        row: dict[str, Any] = {"name": name, "shape": list(shape), "dtype": str(dtype)[6:]}
+        row = {"name": name, "shape": list(shape), "dtype": dtype}
         row |= graph_times(call, captured=passes is not None)
         if "median" in row:
             copy = rows[0]["median"] if rows else row["median"]
             row["x_copy"] = row["median"] / copy
             row["bandwidth"] = None if passes is None else passes / 2 / row["x_copy"]
         rows.append(row)
-        print(*(row.get(key, "") for key in ("name", "dtype", "median", "x_copy", "bandwidth")))
+        print(row, flush=True)
     return rows
 
 
-def measure_all(arguments: argparse.Namespace) -> Iterator[Content]:
+def measure(
+    tokens: tuple[int, ...] = (4096, 16384), dtypes: tuple[str, ...] = ("bfloat16", "float32")
+) -> Iterator[dict[str, Any]]:
     """Measure all types and lengths; yield after each."""
-    rows: list[dict[str, Any]] = []
-    for dtype in arguments.dtypes:
-        for tokens in arguments.tokens:
-            rows += measure((8, tokens, 512), 8, getattr(torch, dtype))
+    rows: Rows = []
+    for dtype in dtypes:
+        for length in tokens:
+            rows += rows_of((8, length, 512), 8, dtype)
             yield {"heads": 8, "rows": rows}
 
 
 if __name__ == "__main__":
-    OPTIONS: dict[str, dict[str, Any]] = {
-        "--tokens": {"type": int, "nargs": "+", "default": [4096, 16384]},
-        "--dtypes": {"nargs": "+", "default": ["bfloat16", "float32"]},
-    }
-    run("device-times", __doc__, measure_all, OPTIONS, needs_gpu=True)
+    run("device-times", __doc__, measure, needs_gpu=True)

@@ -9,13 +9,12 @@ tuned, and the test images choose nothing.
 
 from __future__ import annotations
 
-import argparse
 import copy
 from collections.abc import Iterator
 from typing import Any
 
 import torch
-from harness import Content, run
+from harness import Rows, run
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -24,14 +23,11 @@ from rifflemix.lab.tasks import load_task
 
 MIXERS = ("tssa", "linear", "csp")
 STEPS, MORE, BATCH, LR, SLOWER, SEEDS = 300, 150, 64, 3e-3, 1e-3, 3
+Data = dict[str, Tensor]
 
 
 class Reader(nn.Module):
-    """Map sixteen patches of a digit (B, 16, 4) to ten logits.
-
-    Args:
-        dim: channels.
-    """
+    """Map sixteen patches of a digit (B, 16, 4) to ten logits."""
 
     def __init__(self, dim: int = 64) -> None:
         super().__init__()
@@ -47,7 +43,7 @@ class Reader(nn.Module):
         return logits
 
 
-def batches(data: dict[str, Tensor], steps: int, seed: int) -> Iterator[tuple[Tensor, Tensor]]:
+def batches(data: Data, steps: int, seed: int) -> Iterator[tuple[Tensor, Tensor]]:
     """Yield inputs and labels of random batches."""
     generator = torch.Generator().manual_seed(seed)
     for _ in range(steps):
@@ -55,7 +51,7 @@ def batches(data: dict[str, Tensor], steps: int, seed: int) -> Iterator[tuple[Te
         yield data["inputs"][rows], data["labels"][rows]
 
 
-def train(model: nn.Module, data: dict[str, Tensor], steps: int, lr: float, seed: int) -> nn.Module:
+def train(model: nn.Module, data: Data, steps: int, lr: float, seed: int) -> nn.Module:
     """Train a model with AdamW and return it."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=lr)
     model.train()
@@ -67,46 +63,44 @@ def train(model: nn.Module, data: dict[str, Tensor], steps: int, lr: float, seed
 
 
 @torch.no_grad()
-def accuracy(model: nn.Module, data: dict[str, Tensor]) -> float:
+def accuracy(model: nn.Module, data: Data) -> float:
     """Return the accuracy in percent."""
     found = model.eval()(data["inputs"]).argmax(-1)
     return 100.0 * float((found == data["labels"]).float().mean())
 
 
-def one_seed(seed: int, data: dict[str, dict[str, Tensor]]) -> list[dict[str, Any]]:
+def rows_of(seed: int, training: Data, test: Data) -> Rows:
     """Return one row per mixer, with its accuracies on the test images."""
     torch.manual_seed(seed)
-    original = train(Reader(), data["train"], STEPS, LR, seed)
+    original = train(Reader(), training, STEPS, LR, seed)
     rows = []
     for mixer in MIXERS:
         model = copy.deepcopy(original)
         rm.replace_attention(model, mixer)
-        tuned = train(copy.deepcopy(model), data["train"], 2 * MORE, SLOWER, seed + 100)
-        row = {"mixer": mixer, "seed": seed, "original": accuracy(original, data["test"])}
-        row["swapped"] = accuracy(model, data["test"])
-        rm.distil(model, original, (x for x, _ in batches(data["train"], MORE, seed + 100)))
-        row["distilled"] = accuracy(model, data["test"])
-        train(model, data["train"], MORE, SLOWER, seed + 200)
-        row["distilled, fine-tuned"] = accuracy(model, data["test"])
-        row["fine-tuned"] = accuracy(tuned, data["test"])
+        tuned = train(copy.deepcopy(model), training, 2 * MORE, SLOWER, seed + 100)
+        row = {"mixer": mixer, "seed": seed, "original": accuracy(original, test)}
+        row["swapped"] = accuracy(model, test)
+        rm.distil(model, original, (x for x, _ in batches(training, MORE, seed + 100)))
+        row["distilled"] = accuracy(model, test)
+        train(model, training, MORE, SLOWER, seed + 200)
+        row["distilled, fine-tuned"] = accuracy(model, test)
+        row["fine-tuned"] = accuracy(tuned, test)
         rows.append(row)
     return rows
 
 
-def measure(_: argparse.Namespace) -> Iterator[Content]:
+def measure() -> Iterator[dict[str, Any]]:
     """Run all seeds."""
     task = load_task("digits", patch_size=2)
-    data = {}
-    for name in ("train", "test"):
-        split = task.split(name)
-        data[name] = task.collate([split[i] for i in range(len(split))])
+    splits = [task.split(name) for name in ("train", "test")]
+    data = [task.collate([split[i] for i in range(len(split))]) for split in splits]
     yield {
         "steps": STEPS,
         "more_steps": MORE,
         "batch_size": BATCH,
         "lr": LR,
         "lr_after": SLOWER,
-        "rows": [row for seed in range(SEEDS) for row in one_seed(seed, data)],
+        "rows": [row for seed in range(SEEDS) for row in rows_of(seed, *data)],
     }
 
 

@@ -1,6 +1,6 @@
 """Measure the first training step on a large Parquet file: time and memory by number of rows.
 
-    python benchmarks/first_step.py --rows 200_001,1_000_000,10_000_000
+    python benchmarks/first_step.py --rows 200_001 1_000_000 10_000_000
 
 Each size has two processes: one prepares the data, and one loads it and trains one step. Without
 rows, a process only imports rifflemix. The files need 60 bytes per row.
@@ -8,7 +8,6 @@ rows, a process only imports rifflemix. The files need 60 bytes per row.
 
 from __future__ import annotations
 
-import argparse
 import os
 import subprocess
 import sys
@@ -18,20 +17,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import harness
 import numpy as np
+from harness import run
 
 from rifflemix.json_values import parse_json
 
 TOKENS, WRITTEN_AT_ONCE = 16, 100_000
-OPTIONS = {
-    "--rows": {
-        "type": harness.comma_separated(int),
-        "default": [200_001, 1_000_000, 10_000_000],
-        "help": "numbers of rows, at least 200,001",
-    },
-    "--inputs": {"choices": ("tokens", "texts"), "default": "tokens", "help": "type of the inputs"},
-}
 PROCESS = """
 import os, resource, sys, time
 {work}
@@ -86,18 +77,20 @@ def measured(work: str, path: Path, cache: str) -> dict[str, float]:
     return found
 
 
-def measure(arguments: argparse.Namespace) -> Iterator[dict[str, Any]]:
-    """Measure each number of rows."""
-    rows = []
+def measure(
+    rows: tuple[int, ...] = (200_001, 1_000_000, 10_000_000), inputs: str = "tokens"
+) -> Iterator[dict[str, Any]]:
+    """Measure numbers of rows, at least 200,001, of "tokens" or "texts"."""
+    found = []
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "rows.parquet"
-        rows.append({"rows": 0, "work": "imports", **measured(IMPORT, path, folder)})
-        for count in arguments.rows:
-            write(path, count, arguments.inputs)
+        found.append({"rows": 0, "work": "imports", **measured(IMPORT, path, folder)})
+        for count in rows:
+            write(path, count, inputs)
             for name, work in (("preparation", LOAD), ("load", LOAD), ("first step", STEP)):
-                rows.append({"rows": count, "work": name, **measured(work, path, folder)})
-                yield {"inputs": arguments.inputs, "tokens": TOKENS, "rows": rows}
+                found.append({"rows": count, "work": name, **measured(work, path, folder)})
+                yield {"inputs": inputs, "tokens": TOKENS, "rows": found}
 
 
 if __name__ == "__main__":
-    harness.run("first_step", __doc__, measure, OPTIONS)
+    run("first_step", __doc__, measure)

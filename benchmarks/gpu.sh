@@ -79,7 +79,7 @@ done
 if command -v compute-sanitizer >/dev/null || [ -n "$LIST" ]; then
     for tool in memcheck racecheck initcheck synccheck; do
         step "sanitizer-$tool" 8 compute-sanitizer --tool $tool --error-exitcode 9 \
-            "$PYTHON" benchmarks/kernels.py
+            "$PYTHON" tests/attack/triton_kernels.py
     done
 fi
 
@@ -91,9 +91,6 @@ for tokens in 1024 4096 16384; do
 done
 script device-times 4 device_times.py
 script layer-times 4 layer_times.py
-script layer-forms 3 layer_forms.py --dtype bfloat16 --device cuda
-script layer-forms-eager 2 layer_forms.py --dtype bfloat16 --device cuda --mixers sinkhorn \
-    --backend eager
 MIXERS=csp,sliceformer,tssa,butterfly,sinkhorn,softmax
 bench scaling 6 scaling --mixers $MIXERS --dtype bfloat16
 bench scaling-peers 8 scaling --peers

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import inspect
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,17 +19,15 @@ from rifflemix.lab.bench.rows import write_dated
 from rifflemix.lab.runs.environment import environment
 from rifflemix.lab.runs.measure import median
 
-Content = dict[str, Any]
-Measure = Callable[[argparse.Namespace], Iterator[Content]]
 Call = Callable[[], object]
+Rows = list[dict[str, Any]]
 _CALLS, _REPEATS = 10, 15
 
 
 def run(
     name: str,
     description: str | None,
-    measure: Measure,
-    options: Mapping[str, Mapping[str, Any]] | None = None,
+    measure: Callable[..., Iterator[dict[str, Any]]],
     *,
     version: int = 1,
     needs_gpu: bool = False,
@@ -38,52 +37,46 @@ def run(
     Args:
         name: name of the script and of its result.
         description: text of --help.
-        measure: yields the content of the result; later content replaces earlier content.
-        options: options of the command line, as arguments of `add_argument`.
+        measure: yields the content of the result; later content replaces earlier content. Its
+            parameters become options with the type of their defaults; a tuple is a list of values.
         version: version of the format.
         needs_gpu: True if the script fails without a GPU.
     """
     parser = argparse.ArgumentParser(
         description=description, formatter_class=argparse.RawTextHelpFormatter, allow_abbrev=False
     )
-    for option, settings in (options or {}).items():
-        parser.add_argument(option, **settings)
+    for option, parameter in inspect.signature(measure).parameters.items():
+        default = parameter.default
+        is_list = isinstance(default, tuple)
+        parser.add_argument(
+            f"--{option.replace('_', '-')}",
+            default=default,
+            nargs="+" if is_list else None,
+            type=type(default[0] if is_list else default),
+            help=f"default: {default}",
+        )
     parser.add_argument(
         "--out", type=Path, default=Path("runs") / name, help="folder, or a new FILE.json"
     )
-    arguments = parser.parse_args()
+    options = vars(parser.parse_args())
+    out = options.pop("out")
     if needs_gpu and not torch.cuda.is_available():
         parser.error("device: expected a GPU, got none. Run this script on a machine with a GPU.")
-    is_file = arguments.out.suffix == ".json"
-    make_folder(arguments.out.parent if is_file else arguments.out)
+    path = out if out.suffix == ".json" else None
+    make_folder(out.parent if path else out)
     torch.set_num_threads(1)
-    path = arguments.out if is_file else None
-    for content in measure(arguments):
-        result = {
-            "format": f"rifflemix.{name}/{version}",
-            "environment": environment(),
-            **content,
-        }
+    for content in measure(**options):
+        form = {"format": f"rifflemix.{name}/{version}", "environment": environment()}
         if path is None:
-            path = write_dated(arguments.out, name, result)
+            path = write_dated(out, name, form | content)
         else:
-            write_json(path, result)
+            write_json(path, form | content)
     print(path)
-
-
-def comma_separated(kind: Callable[[str], Any] = str) -> Callable[[str], list[Any]]:
-    """Return a parser of lists such as "64,128"."""
-    return lambda text: [kind(part) for part in text.split(",")]
 
 
 def inference(call: Call) -> Call:
     """Return the call without gradients."""
-
-    def run_call() -> object:
-        with torch.no_grad():
-            return call()
-
-    return run_call
+    return torch.no_grad()(call)
 
 
 def gradients(leaves: Iterable[Tensor], call: Callable[[], Tensor]) -> Call:

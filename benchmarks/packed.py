@@ -9,13 +9,12 @@ python benchmarks/packed.py
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Callable, Iterator
-from itertools import accumulate
+from itertools import accumulate, product
 from typing import Any
 
 import torch
-from harness import Content, gradients, inference, run
+from harness import gradients, inference, run
 from torch import Tensor
 
 import rifflemix as rm
@@ -23,7 +22,7 @@ from rifflemix.lab.runs.environment import describe_hardware, environment
 from rifflemix.lab.runs.measure import median, median_seconds
 
 DIM, HEADS, SEED = 128, 4, 0
-ROWS = {
+LENGTHS = {
     "8 sequences of 256 to 4,096 tokens": (8, 256, 4096),
     "512 sequences of 8 to 64 tokens": (512, 8, 64),
 }
@@ -56,45 +55,37 @@ def ways(mixer: rm.TokenMixer, lengths: list[int]) -> dict[str, tuple[Tensor, Ca
     }
 
 
-def rows_of(name: str, causal: bool, kind: str, repeats: int) -> Iterator[dict[str, Any]]:
+def rows_of(kind: str, name: str, causal: bool, repeats: int) -> Iterator[dict[str, Any]]:
     """Measure inference and training of a mixer."""
-    lengths = draw_lengths(*ROWS[kind])
+    lengths = draw_lengths(*LENGTHS[kind])
     torch.manual_seed(SEED)
     mixer = rm.create_mixer(name, DIM, num_heads=HEADS, max_length=max(lengths), causal=causal)
     calls = ways(mixer, lengths)
     for phase in ("forward", "training"):
         mixer.train(phase == "training")
         timed = {
-            way: inference(call)
-            if phase == "forward"
-            else gradients([x, *mixer.parameters()], call)
+            way: gradients([x, *mixer.parameters()], call) if mixer.training else inference(call)
             for way, (x, call) in calls.items()
         }
         taken = median_seconds(timed, torch.device("cpu"), repeats=repeats, max_seconds=5.0)
-        seconds = {way: median(times) for way, times in taken.items()}
-        print(name, causal, kind, phase, {way: f"{1e3 * t:.1f}" for way, t in seconds.items()})
-        yield {
-            "mixer": name, "causal": causal, "lengths": kind, "phase": phase,
-            "times": taken, "seconds": seconds,
-        }  # fmt: skip
+        row = {"mixer": name, "causal": causal, "lengths": kind, "phase": phase, "times": taken}
+        row["seconds"] = {way: median(times) for way, times in taken.items()}
+        print({key: value for key, value in row.items() if key != "times"})
+        yield row
 
 
-def measure(arguments: argparse.Namespace) -> Iterator[Content]:
+def measure(repeats: int = 5) -> Iterator[dict[str, Any]]:
     """Measure all mixers on all sets of lengths."""
     yield {
         "dim": DIM,
         "heads": HEADS,
-        "lengths": {kind: draw_lengths(*bounds) for kind, bounds in ROWS.items()},
+        "lengths": {kind: draw_lengths(*bounds) for kind, bounds in LENGTHS.items()},
         "rows": [
-            row
-            for kind in ROWS
-            for name in MIXERS
-            for causal in (False, True)
-            for row in rows_of(name, causal, kind, arguments.repeats)
+            row for of in product(LENGTHS, MIXERS, (False, True)) for row in rows_of(*of, repeats)
         ],
         "hardware": describe_hardware(environment()),
     }
 
 
 if __name__ == "__main__":
-    run("packed", __doc__, measure, {"--repeats": {"type": int, "default": 5}})
+    run("packed", __doc__, measure)

@@ -9,24 +9,25 @@ evaluated once, at the end of its training.
 
 from __future__ import annotations
 
-import argparse
-import json
 import time
 from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import torch
-from harness import Content, comma_separated, run
+from harness import run
 from torch import Tensor, nn
 from torch.nn import functional
 
 from rifflemix.lab.tasks import Task, load_task
 
-_SIDE = 32
+SIDE, CHANNELS, REPEATS, BATCH, LR = 32, 24, 12, 32, 3e-3
+# Task and preset, the easy set first.
 SETS = (
-    "pathfinder32/curv_baseline,pathfinder32/curv_contour_length_9,"
-    "pathfinder32/curv_contour_length_14,pathfinder64/curv_contour_length_9"
+    "pathfinder32/curv_baseline",
+    "pathfinder32/curv_contour_length_9",
+    "pathfinder32/curv_contour_length_14",
+    "pathfinder64/curv_contour_length_9",
 )
 
 
@@ -35,29 +36,25 @@ class ContourNet(nn.Module):
 
     Information spreads along contours by one position per repetition. Larger images are averaged
     to 32 x 32 pixels first.
-
-    Args:
-        channels: channels of the repeated convolution.
-        repeats: number of repetitions.
     """
 
-    def __init__(self, channels: int, repeats: int) -> None:
+    def __init__(self) -> None:
         super().__init__()
         self.stem = nn.Sequential(
-            nn.Conv2d(1, channels, 3, padding=1, bias=False),
-            nn.BatchNorm2d(channels),
+            nn.Conv2d(1, CHANNELS, 3, padding=1, bias=False),
+            nn.BatchNorm2d(CHANNELS),
             nn.ReLU(),
-            nn.Conv2d(channels, channels, 3, stride=2, padding=1, bias=False),
-            nn.BatchNorm2d(channels),
+            nn.Conv2d(CHANNELS, CHANNELS, 3, stride=2, padding=1, bias=False),
+            nn.BatchNorm2d(CHANNELS),
             nn.ReLU(),
         )
-        self.convolution = nn.Conv2d(channels, channels, 3, padding=1, bias=False)
-        self.norms = nn.ModuleList(nn.BatchNorm2d(channels) for _ in range(repeats + 1))
-        self.head = nn.Linear(2 * channels, 2)
+        self.convolution = nn.Conv2d(CHANNELS, CHANNELS, 3, padding=1, bias=False)
+        self.norms = nn.ModuleList(nn.BatchNorm2d(CHANNELS) for _ in range(REPEATS + 1))
+        self.head = nn.Linear(2 * CHANNELS, 2)
 
     def forward(self, images: Tensor) -> Tensor:
         """Map images (B, 1, height, width) to logits (B, 2)."""
-        x = self.stem(functional.avg_pool2d(images, images.shape[-1] // _SIDE))
+        x = self.stem(functional.avg_pool2d(images, images.shape[-1] // SIDE))
         for norm in self.norms[:-1]:
             x = x + self.convolution(functional.relu(norm(x)))
         x = functional.relu(self.norms[-1](x))
@@ -66,23 +63,22 @@ class ContourNet(nn.Module):
 
 
 def train_and_test(
-    model: ContourNet, task: Task, name: str, seconds: float, args: argparse.Namespace
+    model: ContourNet, task: Task, name: str, seconds: float, precision: str
 ) -> dict[str, Any]:
     """Train on one set for some CPU time, then evaluate its test images once."""
     images, labels = tensors(task, "train")
-    optimizer = torch.optim.AdamW(model.parameters(), lr=args.lr, weight_decay=0.01)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=LR, weight_decay=0.01)
     start = time.process_time()
     losses: list[float] = []
-    steps_an_epoch = len(images) // args.batch_size
     model.train()
     while (share := (time.process_time() - start) / seconds) < 1:
         for group in optimizer.param_groups:
-            group["lr"] = args.lr * min(1, share / 0.05) * (1 - share)
-        step = len(losses) % steps_an_epoch
+            group["lr"] = LR * min(1, share / 0.05) * (1 - share)
+        step = len(losses) % (len(images) // BATCH)
         if step == 0:
             order = torch.randperm(len(images))
-        rows = order[step * args.batch_size : (step + 1) * args.batch_size]
-        with torch.autocast("cpu", torch.bfloat16, enabled=args.precision == "bf16"):
+        rows = order[step * BATCH : (step + 1) * BATCH]
+        with torch.autocast("cpu", torch.bfloat16, enabled=precision == "bf16"):
             logits = model(floats(turned(images[rows])))
         loss = functional.cross_entropy(logits.float(), labels[rows])
         optimizer.zero_grad()
@@ -96,7 +92,7 @@ def train_and_test(
         "accuracy": accuracy(model, *tensors(task, "test")),
         "test_images": len(task.split("test")),
         "train_images": len(images),
-        "images_seen": len(losses) * args.batch_size,
+        "images_seen": len(losses) * BATCH,
         "cpu_seconds": time.process_time() - start,
         "final_loss": float(np.mean(losses[-500:])),
         "options": dict(task.options),
@@ -129,56 +125,38 @@ def floats(images: Tensor) -> Tensor:
 def accuracy(model: ContourNet, images: Tensor, labels: Tensor) -> float:
     """Return the share of correct predictions."""
     model.eval()
-    right = [
-        int(
-            (
-                model(floats(images[start : start + 500])).argmax(1) == labels[start : start + 500]
-            ).sum()
-        )
-        for start in range(0, len(images), 500)
-    ]
-    return sum(right) / len(images)
+    found = torch.cat([model(floats(part)).argmax(1) for part in images.split(500)])
+    return float((found == labels).double().mean())
 
 
-def measure(arguments: argparse.Namespace) -> Iterator[Content]:
-    """Train on all sets, and evaluate each."""
-    torch.manual_seed(arguments.seed)
-    model = ContourNet(arguments.channels, arguments.repeats).to(memory_format=torch.channels_last)
+def measure(
+    minutes: tuple[float, ...] = (25.0, 4.0, 4.0, 8.0),
+    num_train: int = 30_000,
+    num_test: int = 4_000,
+    seed: int = 0,
+    precision: str = "no",
+) -> Iterator[dict[str, Any]]:
+    """Train on each set for some minutes of CPU time, and evaluate it.
+
+    The precision bf16 is fast on processors with instructions for it, and very slow on others.
+    """
+    torch.manual_seed(seed)
+    model = ContourNet().to(memory_format=torch.channels_last)
+    sizes = {"num_train": num_train, "num_validation": 1, "num_test": num_test}
+    settings = {"sets": SETS, "minutes": minutes, "precision": precision, "seed": seed}
+    settings |= {"channels": CHANNELS, "repeats": REPEATS, "batch_size": BATCH, "lr": LR}
     results = []
-    for name, minutes in zip(arguments.sets, arguments.minutes, strict=True):
+    for name, limit in zip(SETS, minutes, strict=True):
         task_name, preset = name.split("/")
-        task = load_task(
-            task_name,
-            preset=preset,
-            num_train=arguments.num_train,
-            num_validation=1,
-            num_test=arguments.num_test,
-        )
-        results.append(train_and_test(model, task, name, 60 * minutes, arguments))
-        print(json.dumps(results[-1]), flush=True)
-    yield {
-        "settings": {**vars(arguments), "out": str(arguments.out)},
-        "parameters": sum(parameter.numel() for parameter in model.parameters()),
-        "results": results,
-    }
+        task = load_task(task_name, preset=preset, **sizes)
+        results.append(train_and_test(model, task, name, 60 * limit, precision))
+        print(results[-1], flush=True)
+        yield {
+            "settings": settings | sizes,
+            "parameters": sum(parameter.numel() for parameter in model.parameters()),
+            "results": results,
+        }
 
 
 if __name__ == "__main__":
-    OPTIONS: dict[str, dict[str, Any]] = {
-        "--sets": {"type": comma_separated(), "default": SETS, "help": "TASK/PRESET, easy first"},
-        "--minutes": {
-            "type": comma_separated(float),
-            "default": "25,4,4,8",
-            "help": "CPU minutes on each set",
-        },
-        "--num-train": {"type": int, "default": 30_000},
-        "--num-test": {"type": int, "default": 4_000},
-        # bf16 is fast on processors with instructions for it, and very slow on others.
-        "--precision": {"default": "no", "choices": ("no", "bf16")},
-        "--channels": {"type": int, "default": 24},
-        "--repeats": {"type": int, "default": 12},
-        "--batch-size": {"type": int, "default": 32},
-        "--lr": {"type": float, "default": 3e-3},
-        "--seed": {"type": int, "default": 0},
-    }
-    run("pathfinder-cnn", __doc__, measure, OPTIONS, version=2)
+    run("pathfinder-cnn", __doc__, measure, version=2)

@@ -7,14 +7,14 @@ README.md describes the columns.
 
 from __future__ import annotations
 
+import copy
 import csv
 import functools
 import io
 import json
 import math
-import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
@@ -24,9 +24,9 @@ POINTS = 100
 Line = dict[str, str]
 Leaves = dict[str, Any]
 
-# Raw numbers that no table needs: single timings, checks before a timing, checksums of a file.
-_CHECKSUMS = {"sha256"}
-_DROPPED = {"gate", "times", "train_curve", "validation_curve", *_CHECKSUMS}
+# Raw numbers that no table needs: single timings, checks before a timing, curves and checksums.
+_DROPPED = {"gate", "times", "train_curve", "validation_curve", "sha256"}
+_SHARED = {"environment", "format", "command"}  # these entries have separate columns
 _SOURCES, _CURVES = "sources", "curves"
 _KEY = ("result", "record", "task", "machine", "command", "commit", "data_hash")
 
@@ -46,7 +46,6 @@ class Format:
     depth: int = 3
 
 
-_BENCH_FILES = {"scaling": "scaling", "models": "models", "lra": "models", "published": "models"}
 FORMATS: Mapping[str, Format] = {
     "rifflemix.compare/1": Format(
         "accuracy", ("mixers", "runs", "failed_runs", "tuning.trials", "tuning.failed_trials")
@@ -61,12 +60,11 @@ FORMATS: Mapping[str, Format] = {
     "rifflemix.bench/2": Format("speed", ("rows", "growth")),
     "rifflemix.device-times/1": Format("speed"),
     "rifflemix.layer-times/1": Format("speed"),
-    "rifflemix.layer-forms/1": Format("speed"),
     "rifflemix.packed/1": Format("speed"),
-    "rifflemix.recurrence/1": Format("speed"),
     "rifflemix-attack-1": Format("reliability", ("tests",)),
     "rifflemix.sanitize/1": Format("reliability", ("",), 1),
 }
+_BENCH_FILES = {"scaling": "scaling", "models": "models", "lra": "models", "published": "models"}
 
 
 @dataclass(frozen=True)
@@ -96,6 +94,11 @@ def names(pattern: str = "*") -> list[str]:
     return [name for _, name in sorted(found)]
 
 
+def newest(pattern: str) -> Result:
+    """Read the newest result with a name that matches a pattern."""
+    return load(names(pattern)[-1])
+
+
 @functools.cache
 def load(name: str) -> Result:
     """Read one result.
@@ -105,10 +108,7 @@ def load(name: str) -> Result:
     """
     header = {key: _value(cell) for key, cell in _lines_by_name(_SOURCES)[name][0].items()}
     file, time = header.pop("table"), header.get("environment.time", "")
-    content: dict[str, Any] = {}
-    for key, value in header.items():
-        if key not in ("result", "commit", "empty"):
-            _put(content, key, value)
+    content = _nested({k: v for k, v in header.items() if k not in ("result", "commit", "empty")})
     if {"environment", "command"} <= content.keys():
         content["environment"]["command"] = content["command"]
     for record in header.get("empty", ()):
@@ -118,45 +118,115 @@ def load(name: str) -> Result:
     return Result(name, FOLDER / f"{file}.csv", time, content)
 
 
-def newest(pattern: str) -> Result:
-    """Read the newest result with a name that matches a pattern."""
-    return load(names(pattern)[-1])
+def _add(content: dict[str, Any], line: Line) -> None:
+    """Add the entry of a line to a document."""
+    record = line.get("record", "")
+    entry = _nested({key: _value(cell) for key, cell in line.items() if cell and key not in _KEY})
+    if "environment" in entry and record:
+        environment = copy.deepcopy(content["environment"])
+        environment["command"] = _value(line.get("command", '""'))
+        for key, value in flat(entry["environment"], 2).items():
+            _put(environment, key, value)
+        entry["environment"] = environment
+    curves = _curves_of(line["result"], entry.get("folder", ""))
+    train, validation = (curves.get(name, []) for name in ("train", "validation"))
+    if not record:
+        content |= entry
+        if "result" in content:
+            content["result"]["validation"] = validation
+            content["train_curve"] = train
+        return
+    if "folder" in entry and "wall_seconds" in entry:
+        entry |= {"validation_curve": validation, "train_curve": train}
+    *parents, last = record.split(".")
+    for key in parents:
+        content = content.setdefault(key, {})
+    content.setdefault(last, []).append(entry)
 
 
-def layout(content: Mapping[str, Any]) -> Format:
-    """Return the storage of a raw result.
+def keep(name: str, content: Mapping[str, Any]) -> None:
+    """Store a raw result under a name, in place of an earlier one of that name.
 
     Raises:
         KeyError: the format of the result is not stored.
     """
-    found = FORMATS[content["format"]]
-    if "benchmark" in content:
-        return Format(_BENCH_FILES.get(content["benchmark"], found.file), found.records)
-    return found
-
-
-def keep(name: str, content: Mapping[str, Any]) -> None:
-    """Store a raw result under a name, in place of an earlier one of that name."""
-    form = layout(content)
-    rows = [_row(name, record, entry, content, form)
-            for record in form.records for entry in _entries(content, record)]  # fmt: skip
-    header = {key: value for key, value in content.items() if key not in _CHECKSUMS}
-    for record in form.records:
-        header = _without(header, record)
+    form = FORMATS[content["format"]]
+    if content.get("benchmark") in _BENCH_FILES:
+        form = replace(form, file=_BENCH_FILES[content["benchmark"]])
+    rest = copy.deepcopy(dict(content))
+    lists = {record: _taken(rest, record) for record in form.records}
     environment = content.get("environment", {})
     source = {
         "result": name, "table": form.file, "format": content["format"],
         "command": content.get("command", environment.get("command", "")),
-        "commit": str(environment.get("git_commit") or "")[:12],
-        **{f"environment.{key}": value for key, value in flat(environment, 2).items()
-           if key != "command"},
-        **{key: value for key, value in header.items()
-           if key not in ("environment", "format", "command")},
-        "empty": [record for record in form.records if _entries(content, record) == []],
+        "commit": _commit(environment), **_columns(environment),
+        **{key: value for key, value in rest.items() if key not in {"sha256", *_SHARED}},
+        "empty": [record for record, entries in lists.items() if entries == []],
     }  # fmt: skip
+    rows = [
+        _row(name, record, entry, content, form.depth)
+        for record, entries in lists.items()
+        for entry in entries or ()
+    ]
     _replace(_SOURCES, name, [source])
     _replace(form.file, name, rows)
     _replace(_CURVES, name, list(_curves(name, content)))
+
+
+def _taken(content: dict[str, Any], record: str) -> Any:
+    """Remove a list from a document and return it; the whole document for ""."""
+    if not record:
+        entry = dict(content)
+        content.clear()
+        return [entry]
+    *parents, last = record.split(".")
+    for key in parents:
+        content = content.get(key, {})
+    return content.pop(last, None)
+
+
+def _row(
+    name: str, record: str, entry: Mapping[str, Any], content: Mapping[str, Any], depth: int
+) -> Leaves:
+    """Return the line of an entry, with its command, commit and the hash of its data."""
+    here, task = content.get("environment", {}), content.get("task", {})
+    environment = entry.get("environment", here)
+    hardware = environment.get("hardware")
+    machine = hardware and (hardware["gpu"] or f"{hardware['cpu']}, {hardware['threads']} threads")
+    keys = (
+        name, record, task.get("name", ""), machine or "",
+        environment.get("command", content.get("command", "")), _commit(environment),
+        task.get("fingerprint", entry.get("data", "")),
+    )  # fmt: skip
+    line: Leaves = dict(zip(_KEY, keys, strict=True))
+    if record and "environment" in entry:
+        shared = _columns(here)
+        line["environment.time"] = environment["time"]
+        line |= {k: value for k, value in _columns(environment).items() if value != shared.get(k)}
+    kept = {key: value for key, value in entry.items() if key not in _DROPPED | _SHARED}
+    return line | flat(_measured(kept), depth)
+
+
+def _commit(environment: Mapping[str, Any]) -> str:
+    return str(environment.get("git_commit") or "")[:12]
+
+
+def _columns(environment: Mapping[str, Any]) -> Leaves:
+    leaves = {f"environment.{key}": value for key, value in flat(environment, 2).items()}
+    return {key: value for key, value in leaves.items() if key != "environment.command"}
+
+
+def _measured(value: Any, is_time: bool = False) -> Any:
+    """Round times to eight digits, and drop single timings and `_DROPPED`."""
+    if isinstance(value, float) and is_time:
+        return float(f"{value:.8g}")
+    if not isinstance(value, dict):
+        return value
+    return {
+        key: _measured(inner, is_time or "second" in key or key == "passes")
+        for key, inner in value.items()
+        if key not in _DROPPED and not (key == "seconds" and isinstance(inner, list))
+    }
 
 
 # Nested objects as columns.
@@ -173,106 +243,18 @@ def flat(value: Any, depth: int, path: str = "") -> Leaves:
     return leaves
 
 
+def _nested(leaves: Leaves) -> dict[str, Any]:
+    content: dict[str, Any] = {}
+    for path, value in leaves.items():
+        _put(content, path, value)
+    return content
+
+
 def _put(content: dict[str, Any], path: str, value: Any) -> None:
     *parents, last = path.split(".")
     for key in parents:
         content = content.setdefault(key, {})
     content[last] = value
-
-
-def _entries(content: Mapping[str, Any], record: str) -> Sequence[Mapping[str, Any]]:
-    """Return the entries of a list in a document; the document itself for ""."""
-    if not record:
-        return [content]
-    found: Any = content
-    for key in record.split("."):
-        found = found.get(key, {})
-    return found
-
-
-def _without(content: dict[str, Any], record: str) -> dict[str, Any]:
-    if not record:
-        return {}
-    first, _, rest = record.partition(".")
-    if first not in content:
-        return content
-    if not rest:
-        return {key: value for key, value in content.items() if key != first}
-    return content | {first: _without(content[first], rest)}
-
-
-def _row(
-    name: str, record: str, entry: Mapping[str, Any], content: Mapping[str, Any], form: Format
-) -> Leaves:
-    """Return the line of an entry, with its command, commit and the hash of its data."""
-    here, task = content.get("environment", {}), content.get("task", {})
-    environment = entry.get("environment", here)
-    keys = (
-        name, record, task.get("name", ""), _machine(environment),
-        environment.get("command", content.get("command", "")),
-        str(environment.get("git_commit") or "")[:12],
-        task.get("fingerprint", entry.get("data", "")),
-    )  # fmt: skip
-    line: Leaves = dict(zip(_KEY, keys, strict=True))
-    if record and "environment" in entry:
-        own, shared = flat(environment, 2), flat(here, 2)
-        line["environment.time"] = environment["time"]
-        line |= {f"environment.{key}": value for key, value in own.items()
-                 if value != shared.get(key) and key != "command"}  # fmt: skip
-    kept = {key: value for key, value in entry.items()
-            if key not in _DROPPED and key not in ("environment", "format", "command")}  # fmt: skip
-    return line | flat(_measured(kept), form.depth)
-
-
-def _machine(environment: Mapping[str, Any]) -> str:
-    hardware = environment.get("hardware")
-    if not hardware:
-        return ""
-    return str(hardware["gpu"] or f"{hardware['cpu']}, {hardware['threads']} threads")
-
-
-def _measured(value: Any, is_time: bool = False) -> Any:
-    """Round times to eight digits, replace lists of them by the median, and drop `_DROPPED`."""
-    if isinstance(value, float) and is_time:
-        return float(f"{value:.8g}")
-    if isinstance(value, list) and is_time:
-        return _measured(statistics.median(value), is_time)
-    if not isinstance(value, dict):
-        return value
-    return {
-        key: _measured(inner, is_time or "second" in key or key == "passes")
-        for key, inner in value.items()
-        if key not in _DROPPED and not (key == "seconds" and isinstance(inner, list))
-    }
-
-
-def _add(content: dict[str, Any], line: Line) -> None:
-    """Add the entry of a line to a document."""
-    record = line.get("record", "")
-    leaves = {key: _value(cell) for key, cell in line.items() if cell and key not in _KEY}
-    entry: dict[str, Any] = {}
-    for key, value in leaves.items():
-        _put(entry, key, value)
-    if "environment" in entry and record:
-        environment = json.loads(json.dumps(content["environment"]))
-        environment["command"] = _value(line.get("command", '""'))
-        for key, value in flat(entry["environment"], 2).items():
-            _put(environment, key, value)
-        entry["environment"] = environment
-    curves = _curves_of(line["result"], entry.get("folder", ""))
-    if not record:
-        content |= entry
-        if "result" in content:
-            content["result"]["validation"] = curves.get("validation", [])
-            content["train_curve"] = curves.get("train", [])
-        return
-    if "folder" in entry and "wall_seconds" in entry:
-        entry["validation_curve"] = curves.get("validation", [])
-        entry["train_curve"] = curves.get("train", [])
-    *parents, last = record.split(".")
-    for key in parents:
-        content = content.setdefault(key, {})
-    content.setdefault(last, []).append(entry)
 
 
 # Learning curves.
@@ -355,30 +337,20 @@ def _value(cell: str) -> Any:
 
 @functools.cache
 def _lines_by_name(file: str) -> dict[str, list[Line]]:
-    path = FOLDER / f"{file}.csv"
     found: dict[str, list[Line]] = {}
-    if path.is_file():
-        csv.field_size_limit(2**24)
-        with path.open(encoding="utf-8", newline="") as text:
-            for line in csv.DictReader(text):
-                kept = {key: cell for key, cell in line.items() if cell}
-                found.setdefault(_value(line["result"]), []).append(kept)
+    for line in csv_lines(FOLDER / f"{file}.csv"):
+        kept = {key: cell for key, cell in line.items() if cell}
+        found.setdefault(_value(line["result"]), []).append(kept)
     return found
 
 
-def _replace(file: str, name: str, rows: Iterable[Leaves]) -> None:
-    """Write a CSV file with other rows for one result."""
-    by_name = dict(_lines_by_name(file))
-    new = [
-        {key: _cell(value) for key, value in row.items() if value != "" or key not in _KEY}
-        for row in rows
-    ]
-    by_name[name] = new
-    FOLDER.mkdir(exist_ok=True)
-    text = csv_text(line for lines in by_name.values() for line in lines)
-    (FOLDER / f"{file}.csv").write_text(text, encoding="utf-8")
-    _lines_by_name.cache_clear()
-    load.cache_clear()
+def csv_lines(path: Path) -> list[Line]:
+    """Read the lines of a CSV file; none if there is no file."""
+    if not path.is_file():
+        return []
+    csv.field_size_limit(2**24)
+    with path.open(encoding="utf-8", newline="") as text:
+        return list(csv.DictReader(text))
 
 
 def csv_text(lines: Iterable[Mapping[str, Any]]) -> str:
@@ -390,3 +362,17 @@ def csv_text(lines: Iterable[Mapping[str, Any]]) -> str:
     writer.writeheader()
     writer.writerows(lines)
     return text.getvalue()
+
+
+def _replace(file: str, name: str, rows: Iterable[Leaves]) -> None:
+    """Write a CSV file with other rows for one result."""
+    new = [
+        {key: _cell(value) for key, value in row.items() if value != "" or key not in _KEY}
+        for row in rows
+    ]
+    by_name = {**_lines_by_name(file), name: new}
+    FOLDER.mkdir(exist_ok=True)
+    text = csv_text(line for lines in by_name.values() for line in lines)
+    (FOLDER / f"{file}.csv").write_text(text, encoding="utf-8")
+    _lines_by_name.cache_clear()
+    load.cache_clear()

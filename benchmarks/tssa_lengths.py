@@ -11,15 +11,14 @@ learning rate are not tuned.
 
 from __future__ import annotations
 
-import argparse
 import math
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
-from harness import Content, run
+from harness import run
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -30,7 +29,7 @@ from rifflemix.mixers.tssa import TSSA
 
 TRAINED, READ, BATCH, STEPS, LR, SEEDS = 256, 2048, 8, 200, 4e-3, 3
 ENDS = (256, 512, 1024, 2048)
-FORMS: Mapping[str, tuple[str, dict[str, Any]]] = {
+FORMS: dict[str, tuple[str, dict[str, Any]]] = {
     "(34), bias per position": ("tssa", {}),
     "(34)": ("tssa", {"denominator_bias": False}),
     "doubling": ("tssa", {"denominator_bias": False, "renormalize_every": "doubling"}),
@@ -52,15 +51,9 @@ def build(form: str, seed: int, vocabulary: int) -> nn.Module:
     """Build the language model of a variant with fresh weights."""
     mixer, options = FORMS[form]
     seed_everything(seed)
+    sizes = {"dim": 64, "num_layers": 4, "num_heads": 4, "max_length": READ}
     model = rm.create_model(
-        "gpt",
-        mixer=mixer,
-        mixer_options=options,
-        dim=64,
-        num_layers=4,
-        num_heads=4,
-        vocab_size=vocabulary,
-        max_length=READ,
+        "gpt", mixer=mixer, mixer_options=options, vocab_size=vocabulary, **sizes
     )
     model.positions = NoPositions()
     return model
@@ -96,36 +89,32 @@ def bits_by_position(model: nn.Module, task: Task) -> list[float]:
     return [float(bits[start:end].mean()) for start, end in zip((0, *ENDS), ENDS, strict=False)]
 
 
-def rows_of(seed: int, short: Task, long: Task) -> Iterator[dict[str, Any]]:
-    """Yield one row per variant; token statistics also read with equation (33)."""
-    for form in FORMS:
-        model = build(form, seed, short.num_classes)
-        speed = fit(model, short, seed)
-        found = bits_by_position(model, long)
-        row = {"form": form, "seed": seed, "steps_per_second": speed, "bits": found}
-        renewed = [layer for layer in model.modules() if isinstance(layer, TSSA)]
-        if renewed:
-            for layer in renewed:
-                layer.renormalize_every = 1
-            row["bits_by_33"] = bits_by_position(model, long)
-        print(row, flush=True)
-        yield row
+def row_of(form: str, seed: int, short: Task, long: Task) -> dict[str, Any]:
+    """Train and measure a variant; token statistics also read with equation (33)."""
+    model = build(form, seed, short.num_classes)
+    speed = fit(model, short, seed)
+    bits = bits_by_position(model, long)
+    row = {"form": form, "seed": seed, "steps_per_second": speed, "bits": bits}
+    renewed = [layer for layer in model.modules() if isinstance(layer, TSSA)]
+    for layer in renewed:
+        layer.renormalize_every = 1
+    if renewed:
+        row["bits_by_33"] = bits_by_position(model, long)
+    print(row, flush=True)
+    return row
 
 
-def measure(arguments: argparse.Namespace) -> Iterator[Content]:
+def measure(data_dir: Path = Path("data")) -> Iterator[dict[str, Any]]:
     """Run all seeds."""
-    short, long = (
-        load_task("shakespeare", data_dir=arguments.data_dir, max_length=length)
-        for length in (TRAINED, READ)
-    )
+    tasks = [load_task("shakespeare", data_dir=data_dir, max_length=n) for n in (TRAINED, READ)]
     yield {
         "ends": ENDS,
         "steps": STEPS,
         "batch_size": BATCH,
         "lr": LR,
-        "rows": [row for seed in range(SEEDS) for row in rows_of(seed, short, long)],
+        "rows": [row_of(form, seed, *tasks) for seed in range(SEEDS) for form in FORMS],
     }
 
 
 if __name__ == "__main__":
-    run("tssa-lengths", __doc__, measure, {"--data-dir": {"type": Path, "required": True}})
+    run("tssa-lengths", __doc__, measure)

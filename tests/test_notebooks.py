@@ -69,7 +69,7 @@ def test_links_of_a_notebook_lead_somewhere(notebook: Path) -> None:
 
 
 def test_a_page_of_the_site_shows_all_of_a_notebook() -> None:
-    pages = load_script("docs/build/notebook_pages.py")
+    pages = load_script("docs/build/hooks.py")
     for notebook in NOTEBOOKS:
         page = pages.page_of(notebook)
         assert page.startswith("# ")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import pytest
 
 import rifflemix as rm
@@ -17,11 +18,12 @@ TINY: dict[str, Any] = {
 }  # fmt: skip
 
 
-def row(task: str, mixer: str, seed: int, length: int, accuracy: float) -> Any:
-    return recall.Tested(
-        task, mixer, mixer.capitalize(), seed, 0.01, 100, 1_000, 64, 16, length, accuracy, 0.95,
-        "rifflemix compare", "0" * 40, "a processor",
-    )  # fmt: skip
+def row(task: str, mixer: str, seed: int, length: int, accuracy: float) -> dict[str, Any]:
+    return {
+        "task": task, "mixer": mixer, "title": mixer.capitalize(), "seed": seed, "state_size": 64,
+        "length": 16, "test_length": length, "accuracy": accuracy, "solved_at": 0.95,
+        "command": "rifflemix compare", "cpu": "a processor",
+    }  # fmt: skip
 
 
 ROWS = [
@@ -37,15 +39,14 @@ ROWS = [
 
 
 def test_the_page_counts_solved_seeds(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(recall, "read_table", lambda: ROWS)
-    files = recall.files()
-    page = files[recall.PAGE]
+    monkeypatch.setattr(recall, "read_table", lambda: pd.DataFrame(ROWS))
+    page = recall.table(Path(), [])
     assert "| Softmax | 2 of 2 (98.0) | 0 of 2 (57.0) | 64 |" in page
     assert "| Csp | 1 of 2 (74.5) | - | 64 |" in page
     assert "- Softmax solved copying; did not solve induction." in page
     assert "- Csp solved in some seeds copying." in page
     assert "up to 78 %" in page  # 1 - 0.05^(1/2)
-    assert all(text.startswith("<svg") or path == recall.PAGE for path, text in files.items())
+    assert all(text.startswith("<svg") for text in recall.files().values())
 
 
 def test_finished_runs_are_stored_and_read_again(
@@ -60,6 +61,7 @@ def test_finished_runs_are_stored_and_read_again(
     monkeypatch.setattr(recall, "TABLE", tmp_path / "recall.csv")
     recall.main([str(tmp_path / "suite")])
     rows = recall.read_table()
-    assert [(row.seed, row.test_length) for row in rows] == [(0, 8), (0, 16), (1, 8), (1, 16)]
-    assert {row.state_size for row in rows} == {2 * 16 + 8}
-    assert {row.max_steps for row in rows} == {1}
+    runs = list(zip(rows.seed, rows.test_length, strict=True))
+    assert runs == [(0, 8), (0, 16), (1, 8), (1, 16)]
+    assert set(rows.state_size) == {2 * 16 + 8}
+    assert set(rows.max_steps) == {1}

@@ -112,7 +112,7 @@ def test_a_result_replaces_the_one_of_its_name(store: ModuleType) -> None:
     assert store.names() == ["one", "two"]
 
 
-def test_timings_become_quantiles_and_medians(store: ModuleType) -> None:
+def test_single_timings_are_not_stored(store: ModuleType) -> None:
     passes = {"forward": {"seconds": [1.0, 2.0], "p50": 1.5, "ratios": {"two linear maps": 2.0}}}
     bench = {
         "format": "rifflemix.bench/2", "benchmark": "scaling", "environment": ENVIRONMENT,
@@ -125,9 +125,12 @@ def test_timings_become_quantiles_and_medians(store: ModuleType) -> None:
     assert row["passes"]["forward"] == {"p50": 1.5, "ratios": {"two linear maps": 2.0}}
     assert "gate" not in row
     assert found.content["growth"] == []
-    forms = {"format": "rifflemix.layer-forms/1", "rows": [{"forward_seconds": [3.0, 1.0, 2.0]}]}
-    store.keep("forms", forms)
-    assert store.load("forms").content["rows"] == [{"forward_seconds": 2.0}]
+    packed = {
+        "format": "rifflemix.packed/1",
+        "rows": [{"times": {"a": [1.0]}, "seconds": {"a": 1}}],
+    }
+    store.keep("packed", packed)
+    assert store.load("packed").content["rows"] == [{"seconds": {"a": 1}}]
 
 
 def test_curves_keep_their_best_point(store: ModuleType) -> None:

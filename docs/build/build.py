@@ -13,7 +13,7 @@ Targets:
     drawings      drawings of the mixer families
     pathfinder    pictures of docs/pathfinder.md
     plots         plots of speed, of accuracy against speed, and of the demo
-    recall        docs/recall.md and its plots
+    recall        plot of docs/recall.md
     results       docs/results.md and docs/result-files.md, their pictures and tables
     try           docs/try.html
 
@@ -31,7 +31,7 @@ from collections.abc import Iterable, Sequence
 from importlib import import_module
 from pathlib import Path
 
-from paths import ASSETS, DATA, DOCS
+from common import ASSETS, DATA, DOCS
 
 # Target -> module with a function `files` that returns {path: content}.
 TARGETS = {

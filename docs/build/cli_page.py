@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import typer
-from paths import DOCS
+from common import DOCS
 
 from rifflemix.cli.app import app
 from rifflemix.text import Markdown, code, table_lines

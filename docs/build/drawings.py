@@ -14,12 +14,12 @@ from itertools import product
 import matplotlib as mpl
 import torch
 from charts import BLUE, CELL, FAINT, GRAY, GRID, INK, PANEL, STYLE, svg
+from common import ASSETS
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Circle, PathPatch, Rectangle
 from matplotlib.path import Path
 from matplotlib.transforms import Affine2D
-from paths import ASSETS
 from torch import Tensor, nn
 
 import rifflemix as rm

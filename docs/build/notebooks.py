@@ -18,8 +18,8 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 os.environ.setdefault("KINETO_LOG_LEVEL", "99")
 
 import nbformat
+from common import DOCS, ROOT
 from nbclient import NotebookClient
-from paths import DOCS, ROOT
 
 FOLDER = DOCS / "notebooks"
 KERNEL = {"display_name": "Python 3", "language": "python", "name": "python3"}

@@ -6,16 +6,14 @@ changes along the sequence.
 
 from __future__ import annotations
 
-import csv
-import io
 import itertools
 from collections.abc import Sequence
 
 import torch
-from paths import DATA, DOCS, link
+from common import DATA, DOCS, link
+from store import csv_text
 from torch import Tensor
 
-from rifflemix.files import write_bytes
 from rifflemix.lab.report.page import write_marked_text
 from rifflemix.ops import token_statistics
 from rifflemix.ops.statistics.backends import renormalized_token_statistics
@@ -63,18 +61,17 @@ def measured(length: int, kind: str, factor: float, every: int | str) -> tuple[f
 
 def main(_: Sequence[str] = ()) -> None:
     """Write the numbers as CSV, and the table of the page."""
-    rows, lines = io.StringIO(), []
-    writer = csv.writer(rows, lineterminator="\n")
-    writer.writerow(("tokens", "temperature", "renormalize_every", "N", "drift", "output_error"))
-    for kind, factor in itertools.product(KINDS, TEMPERATURES):
-        for every, name in FORMS.items():
-            found = [measured(length, kind, factor, every) for length in LENGTHS]
-            cells = [f"{100 * drift:.2g} %, {100 * error:.2g} %" for drift, error in found]
-            lines.append([kind, f"{factor:g}", name, *cells])
-            for length, numbers in zip(LENGTHS, found, strict=True):
-                exact = (f"{number:.4g}" for number in numbers)
-                writer.writerow((kind, factor, name, length, *exact))
-    write_bytes(ROWS, rows.getvalue().encode())
+    rows, lines = [], []
+    for kind, factor, (every, name) in itertools.product(KINDS, TEMPERATURES, FORMS.items()):
+        cells = []
+        for length in LENGTHS:
+            drift, error = measured(length, kind, factor, every)
+            cells.append(f"{100 * drift:.2g} %, {100 * error:.2g} %")
+            columns = {"tokens": kind, "temperature": factor, "renormalize_every": name}
+            exact = {"N": length, "drift": f"{drift:.4g}", "output_error": f"{error:.4g}"}
+            rows.append(columns | exact)
+        lines.append([kind, f"{factor:g}", name, *cells])
+    ROWS.write_text(csv_text(rows), encoding="utf-8")
     headers = ["tokens", "temperature", "renewed every", *(f"N = {n:,}" for n in LENGTHS)]
     table = "\n".join(table_lines(headers, lines, range(3, 6)))
     note = f"Drift, error of the last output. From [{ROWS.name}]({link(PAGE, ROWS)})."

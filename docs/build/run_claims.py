@@ -2,8 +2,7 @@
 
     python docs/build/run_claims.py                   list all evidence and its state
     python docs/build/run_claims.py NAME [NAME ...]   measure, or continue a stopped training
-    python docs/build/run_claims.py --store FILE.json ...   store measurements of another checkout
-    python docs/build/build.py claims                 then write the page
+    python docs/build/build.py claims blocks          then write the page
 
 Run it in the root of the repository. Data files are in the folder `data`, models and finished runs
 in `runs`. Trainings show their progress. Ctrl-C stops them, and the same command continues.
@@ -13,19 +12,16 @@ training is stored at once, so that the same command in another checkout trains 
 
 from __future__ import annotations
 
-import argparse
 import shlex
 import shutil
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from claims.base import NOT_RUN, Analysis, Evidence, Runs
-from claims.claims import CLAIMS
-from claims.evidence import DIGITS, MNIST
-from claims.files import ACCURACY, PICTURES, SHOWN, keep, keep_file, stored
+from claims.base import ACCURACY, NOT_RUN, PICTURES, SHOWN, Analysis, Evidence, Runs, keep, stored
+from claims.claims import DIGITS, EVIDENCE, MNIST
 from claims.runs import train
 
 from rifflemix.cli.interrupt import EXIT_BAD_INPUT, EXIT_INTERRUPTED
@@ -34,9 +30,6 @@ from rifflemix.files import read_json
 from rifflemix.lab.runs.environment import environment
 
 RUNS, DATA = Path("runs"), Path("data")
-EVIDENCE: Mapping[str, Evidence] = {
-    one.name: one for claim in CLAIMS for one in (claim.evidence, claim.picture) if one is not None
-}
 
 
 def main(names: Sequence[str]) -> int:
@@ -63,16 +56,14 @@ def main(names: Sequence[str]) -> int:
 
 def measure(evidence: Evidence) -> bool:
     """Measure some evidence and store the measurement; False after Ctrl-C."""
-    if isinstance(evidence, Analysis):
-        is_done = _commands(*evidence.trained, evidence.command)
-        if is_done:
-            _keep(evidence)
-        return is_done
     if isinstance(evidence, Runs):
         found = train(evidence, RUNS / evidence.name, DATA)
+    elif not _commands(*evidence.trained):
+        found = None
+    elif isinstance(evidence, Analysis):
+        found = _analyzed(evidence) if _commands(evidence.command) else None
     else:
-        is_done = _commands(*evidence.trained)
-        found = {"title": evidence.title, "data": evidence.measure()} if is_done else None
+        found = {"data": evidence.measure()}
     if found is not None:
         keep(evidence.name, {"environment": environment(), **found})
     return found is not None
@@ -91,39 +82,26 @@ def _commands(*commands: str) -> bool:
     return True
 
 
-def _keep(evidence: Analysis) -> None:
-    """Copy the numbers of an analysis, and the picture if the page shows it."""
+def _analyzed(evidence: Analysis) -> dict[str, Any]:
+    """Read the numbers of an analysis, and copy the picture if the page shows it."""
     out = Path(evidence.out)
     found: dict[str, Any] = read_json(out / f"{evidence.kind}.json")
     for layers in found["data"].get("models", {}).values():
         for layer in layers if isinstance(layers, list) else ():
             layer.pop("displacements", None)  # the picture has them
-    kept = {key: value for key, value in found.items() if key not in ("rows", "headers")}
-    keep(evidence.name, kept)
     if evidence.name in SHOWN:
         PICTURES.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(out / f"{evidence.kind}.png", PICTURES / f"{evidence.name}.png")
-    _keep_accuracy(evidence.trained)
-
-
-def _keep_accuracy(trained: Sequence[str]) -> None:
-    """Keep the validation accuracy of the models that an analysis looks into."""
-    scores = dict(stored(ACCURACY) or {})
     for command, name in ((DIGITS, "digits"), (MNIST, "mnist")):
-        if command in trained:
-            results = read_json(RUNS / name / "results.json")
-            scores[name] = {one["mixer"]: one["validation"]["accuracy"] for one in results["runs"]}
-    if scores:
-        keep(ACCURACY, scores)
+        if command in evidence.trained:
+            runs = read_json(RUNS / name / "results.json")["runs"]
+            scores = {one["mixer"]: one["validation"]["accuracy"] for one in runs}
+            keep(ACCURACY, {**(stored(ACCURACY) or {}), name: scores})
+    return {key: value for key, value in found.items() if key not in ("rows", "headers")}
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
-    )
-    parser.add_argument("names", nargs="*", metavar="NAME")
-    parser.add_argument("--store", nargs="+", type=Path, default=(), metavar="FILE.json")
-    arguments = parser.parse_args()
-    for path in arguments.store:
-        keep_file(path)
-    sys.exit(0 if arguments.store else main(arguments.names))
+    if {"-h", "--help"} & set(sys.argv):
+        print(__doc__)
+    else:
+        sys.exit(main(sys.argv[1:]))

@@ -10,8 +10,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from blocks.common import newest_benchmark, passes_by_tokens
-from paths import BUILD, DOCS
+from common import BUILD, DOCS, newest_benchmark, passes_by_tokens
 
 import rifflemix as rm
 from rifflemix.lab.bench.tables import crossover_text

@@ -6,9 +6,11 @@ import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from paths import DOCS, ROOT
+import claims.page
+import recall
+from common import DOCS, ROOT
 
-from blocks import bench, comparisons, findings, gpu, mixers, models, pathfinder, scripts, speed
+from blocks import comparisons, findings, mixers, models, pathfinder, speed
 from rifflemix.mixers.registry import exports_markdown, mixers_markdown
 
 _BLOCK = re.compile(r"(<!-- ([a-z-]+)(?:: ([^>]*?))? -->\n)(.*?)(<!-- /\2 -->)", re.DOTALL)
@@ -19,13 +21,12 @@ _TABLES: Mapping[str, Callable[[], str]] = {
 }
 WRITERS: Mapping[str, Callable[[Path, list[str]], str]] = {
     **{name: lambda page, options, table=table: table() for name, table in _TABLES.items()},
-    **bench.WRITERS,
+    **claims.page.WRITERS,
     **comparisons.WRITERS,
     **findings.WRITERS,
-    **gpu.WRITERS,
     **mixers.WRITERS,
     **models.WRITERS,
-    **scripts.WRITERS,
+    **recall.WRITERS,
     **speed.WRITERS,
 }
 

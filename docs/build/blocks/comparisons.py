@@ -1,4 +1,4 @@
-"""Blocks with the tables of `rifflemix compare` and `make demo`."""
+"""Blocks with comparisons: the demo, test scores, and the result tables of small studies."""
 
 from __future__ import annotations
 
@@ -7,17 +7,16 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from paths import ASSETS, link
-from store import Result, load, names, newest
-from tables import table_of
+import pandas as pd
+from common import ASSETS, cite, link, table_of
+from store import load, names, newest
 
-from blocks.common import cite
 from rifflemix.lab.bench import describe_hardware
 from rifflemix.lab.comparison.pages.notes import comparison_notes
 from rifflemix.lab.comparison.pages.plot import comparison_plot
 from rifflemix.lab.comparison.pages.table import markdown_body
 from rifflemix.lab.report.units import format_duration
-from rifflemix.text import table_lines
+from rifflemix.text import Markdown, code, table_lines
 
 _SAME = ("task", "model", "dim", "num_layers", "num_heads", "mixers", "seeds", "train")
 
@@ -25,23 +24,19 @@ _SAME = ("task", "model", "dim", "num_layers", "num_heads", "mixers", "seeds", "
 def demo(page: Path, _: list[str]) -> str:
     """Write the newest demo."""
     result = newest("demo/*")
-    table = table_of(result)
+    table = table_of(result.name)
+    words = (
+        f"{row.title} {100 * row.test.mean:.0f} % at {row.steps_per_second:.0f} steps per second"
+        for row in table.rows
+        if row.test is not None
+    )
+    alt = f"Accuracy against speed: {'; '.join(words)}."
     return (
         f"What `make demo` printed, from {cite(page, result)}:\n\n"
         f"{markdown_body(table, comparison_notes(table))}\n"
-        f"![{_finding(result)}]({link(page, ASSETS / 'demo.png')})\n\n"
+        f"![{alt}]({link(page, ASSETS / 'demo.png')})\n\n"
         f"{_machines(page, result.content)}"
     )
-
-
-def _finding(result: Result) -> str:
-    """Return the text alternative of the plot of a comparison."""
-    words = (
-        f"{row.title} {100 * row.test.mean:.0f} % at {row.steps_per_second:.0f} steps per second"
-        for row in table_of(result).rows
-        if row.test is not None
-    )
-    return f"Accuracy against speed: {'; '.join(words)}."
 
 
 def _machines(page: Path, shown: Mapping[str, Any]) -> str:
@@ -51,9 +46,11 @@ def _machines(page: Path, shown: Mapping[str, Any]) -> str:
         content = result.content
         if all(content["config"][key] == shown["config"][key] for key in _SAME):
             waits = [format_duration(seconds) for seconds in _waits(content["runs"])]
-            rows.append([describe_hardware(content["environment"]), *waits, cite(page, result)])
-    lines = ["| Machine | First row | Whole table | File |", "| --- | ---: | ---: | --- |"]
-    return "\n".join([*lines, *(f"| {' | '.join(row)} |" for row in rows)])
+            machine = Markdown(describe_hardware(content["environment"]))
+            rows.append([machine, *waits, Markdown(cite(page, result))])
+    return "\n".join(
+        table_lines(["Machine", "First row", "Whole table", "File"], rows, range(1, 3))
+    )
 
 
 def _waits(runs: Sequence[Mapping[str, Any]]) -> tuple[float, float]:
@@ -65,31 +62,113 @@ def _waits(runs: Sequence[Mapping[str, Any]]) -> tuple[float, float]:
 
 def demo_plot() -> bytes:
     """Draw the newest demo."""
-    return comparison_plot(table_of(newest("demo/*")))
+    return comparison_plot(table_of(newest("demo/*").name))
 
 
 def scores(page: Path, results: list[str]) -> str:
     """Write the test scores and the speed of several comparisons, one line per mixer: NAME, ..."""
-    tables = {name: table_of(load(name)) for name in results}
-    names = dict.fromkeys(row.name for table in tables.values() for row in table.rows)
-    by_name = {
-        name: {row.name: row for row in table.rows if row.test is not None}
-        for name, table in tables.items()
-    }
-    headers = ["mixer"]
-    for table in tables.values():
-        metric = next(row.metric for row in table.rows)
-        headers += [f"{table.results.task.title}, {metric}", "steps/s"]
-    cells = []
-    for name in names:
-        line = [name]
-        for rows in by_name.values():
+    tables = [table_of(name) for name in results]
+    headers, lines = ["mixer"], {row.name: [row.name] for table in tables for row in table.rows}
+    for table in tables:
+        headers += [f"{table.results.task.title}, {table.rows[0].metric}", "steps/s"]
+        rows = {row.name: row for row in table.rows if row.test is not None}
+        for name, line in lines.items():
             row = rows.get(name)
             line += ["", ""] if row is None else [str(row.test), f"{row.steps_per_second:.3g}"]
-        cells.append(line)
     links = ", ".join(cite(page, load(name)) for name in results)
     note = f"Test scores, mean ± standard deviation over seeds. From {links}."
-    return "\n".join([*table_lines(headers, cells, range(1, len(headers))), "", note])
+    return "\n".join([*table_lines(headers, lines.values(), range(1, len(headers))), "", note])
 
 
-WRITERS = {"demo": demo, "scores": scores}
+def packed(page: Path, _: list[str]) -> str:
+    """Write the time of packed batches, and the relative time of padded and equal lengths."""
+    result = newest("packed-*")
+    content = result.content
+    tables = [_packed_table(content, kind) for kind in content["lengths"]]
+    source = (
+        f"One layer of {content['dim']} channels and {content['heads']} heads on "
+        f"{content['hardware']}; from {cite(page, result)}."
+    )
+    return "\n\n".join([*tables, source])
+
+
+def _packed_table(content: dict[str, Any], kind: str) -> str:
+    lengths = content["lengths"][kind]
+    share = sum(lengths) / (len(lengths) * max(lengths))
+    lines: dict[str, list[str]] = {}
+    for row in (row for row in content["rows"] if row["lengths"] == kind):
+        name = f"{code(row['mixer'])}{', causal' if row['causal'] else ''}"
+        own, *others = (row["seconds"][way] for way in ("packed", "padded", "equal"))
+        cells = (f"{1e3 * own:,.0f}", *(f"{seconds / own:.2g}x" for seconds in others))
+        lines.setdefault(name, []).extend(cells)
+    headers = ["mixer"]
+    for phase in ("forward", "training"):
+        headers += [f"{phase}, packed, ms", "padded", "equal lengths"]
+    caption = (
+        f"{kind}, {sum(lengths):,} in all, {len(set(lengths))} different lengths; "
+        f"padding would leave {100 * share:.0f} % of a batch filled:"
+    )
+    rows = [[Markdown(name), *cells] for name, cells in lines.items()]
+    return "\n".join([caption, "", *table_lines(headers, rows, range(1, len(headers)))])
+
+
+def distil(page: Path, _: list[str]) -> str:
+    """Write the accuracy of a model before and after its attention is replaced."""
+    result = newest("distil-*")
+    content, more = result.content, result.content["more_steps"]
+    columns = {
+        "original": "before",
+        "swapped": "after the swap",
+        "distilled": f"{more} steps of distil",
+        "distilled, fine-tuned": f"{more} of distil, {more} of fine-tuning",
+        "fine-tuned": f"{2 * more} of fine-tuning",
+    }
+    frame = pd.DataFrame(content["rows"])
+    lines = [
+        [mixer, *(_spread(rows[column], 1) for column in columns)]
+        for mixer, rows in frame.groupby("mixer", sort=False)
+    ]
+    note = (
+        f"Test accuracy on the digits in %, mean ± standard deviation of {frame['seed'].nunique()} "
+        f"seeds; an encoder of torch.nn, 2 layers of 64 channels, 16 tokens, {content['steps']} "
+        "steps of training before. `python benchmarks/distil.py` wrote "
+        f"{cite(page, result)}."
+    )
+    table = table_lines(["mixer", *columns.values()], lines, range(1, len(columns) + 1))
+    return "\n".join([*table, "", note])
+
+
+def lengths(page: Path, _: list[str]) -> str:
+    """Write the bits per byte of language models on longer texts than in training."""
+    result = newest("tssa-lengths-*")
+    content, ends = result.content, result.content["ends"]
+    frame = pd.DataFrame(content["rows"])
+    lines = []
+    for form, rows in frame.groupby("form", sort=False):
+        for key, read in (("bits", "as trained"), ("bits_by_33", "(33)")):
+            if (form, key) != ("(33)", "bits_by_33") and rows[key].notna().all():
+                bits = zip(*rows[key], strict=True)
+                lines.append([form, read, *(_spread(pd.Series(part), 3) for part in bits)])
+    bounds = zip((0, *ends), ends, strict=False)
+    headers = ["trained with", "read with", *(f"bytes {a + 1:,} to {b:,}" for a, b in bounds)]
+    note = (
+        f"Bits per byte of Tiny Shakespeare's test text by place in the window, mean ± standard "
+        f"deviation of {frame['seed'].nunique()} seeds; GPT of 4 layers and 64 channels without "
+        f"positions, {content['steps']} steps of {content['batch_size']} windows of {ends[0]} "
+        f"bytes, learning rate {content['lr']}, not tuned. `python benchmarks/tssa_lengths.py "
+        f"--data-dir data --out runs/tssa-lengths` wrote {cite(page, result)}."
+    )
+    return "\n".join([*table_lines(headers, lines, range(2, len(headers))), "", note])
+
+
+def _spread(values: pd.Series, digits: int) -> str:
+    return f"{values.mean():.{digits}f} ± {values.std():.{digits}f}"
+
+
+WRITERS = {
+    "demo": demo,
+    "scores": scores,
+    "packed": packed,
+    "distil": distil,
+    "lengths": lengths,
+}

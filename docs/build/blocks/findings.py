@@ -2,28 +2,24 @@
 
 from __future__ import annotations
 
-import csv
-import math
-from collections import Counter
 from pathlib import Path
 
+import numpy as np
+import pandas as pd
 import torch
 from charts import scatter
-from paths import ASSETS, DATA, DOCS, link, listed
+from common import ASSETS, DATA, DOCS, link, listed, newest_benchmark, passes_by_tokens
 
-from blocks.common import newest_benchmark, passes_by_tokens
-from blocks.speed import TOKENS, factor, graph_times, scaling_times, speed_up
+from blocks.speed import TOKENS, all_times, factor, speed_up
 from rifflemix.mixers import HEADLINE, create_mixer, mixer_card
 from rifflemix.text import Markdown, code, table_lines
 
-_Line = dict[str, str]
 _LISTOPS_TOKENS = 2048
 
 
-def lines_of(name: str) -> list[_Line]:
+def table(name: str) -> pd.DataFrame:
     """Read a table of docs/data."""
-    with (DATA / f"{name}.csv").open(encoding="utf-8", newline="") as file:
-        return list(csv.DictReader(file))
+    return pd.read_csv(DATA / f"{name}.csv")
 
 
 def _source(page: Path, *names: str) -> str:
@@ -31,58 +27,48 @@ def _source(page: Path, *names: str) -> str:
     return f"Data: {', '.join(links)}."
 
 
-def _percent(line: _Line, key: str = "ours") -> str:
-    return f"{float(line[key]):.1f} %"
-
-
-def _listops() -> dict[str, _Line]:
+def _listops() -> pd.DataFrame:
     """Return the rows of ListOps by mixer, without rows of other implementations."""
-    lines = lines_of("host")
-    return {line["mixer"]: line for line in lines if line["recipe"].endswith(f"-{line['mixer']}")}
+    rows = table("host")
+    is_own = rows.apply(lambda row: row.recipe.endswith(f"-{row.mixer}"), axis=1)
+    return rows[is_own].set_index("mixer")
 
 
 def limits(page: Path, _: list[str]) -> str:
     """Write which mixers learn ListOps of full length."""
     found = _listops()
-    idle = [
-        name
-        for name in HEADLINE
-        if name in found and set(found[name]["learned_from_step"].split()) == {"never"}
-    ]
-    learned = [name for name in HEADLINE if name in found and name not in idle]
+    found = found.loc[[name for name in HEADLINE if name in found.index]]
+    is_idle = found.learned_from_step.str.fullmatch("never( never)*")
+    idle, learned = found[is_idle].ours, found[~is_idle].ours
     return (
-        f"On ListOps with 2,000 tokens, {listed([code(name) for name in idle])} stay at the "
-        f"majority class ({listed([_percent(found[name]) for name in idle])}). "
-        f"{listed([f'`{name}` ({_percent(found[name])})' for name in learned])} learn the task. "
+        f"On ListOps with 2,000 tokens, {listed(list(map(code, idle.index)))} stay at the "
+        f"majority class ({listed([f'{ours:.1f} %' for ours in idle])}). "
+        f"{listed([f'`{name}` ({ours:.1f} %)' for name, ours in learned.items()])} learn the task. "
         f"{_source(page, 'host')}"
     )
 
 
 def reproduced(page: Path, _: list[str]) -> str:
     """Count reproduced rows and confirmed claims."""
-    rows = [line for line in lines_of("printed") if line["is_reduced"] == "False"]
-    compared = [line for line in rows if line["printed"]]
-    within = [
-        line
-        for line in compared
-        if abs(float(line["ours"]) - float(line["printed"]))
-        <= 2 * math.hypot(float(line["standard_error"]), float(line["standard_error_printed"]))
-    ]
-    verdicts = Counter(line["verdict"] for line in lines_of("verdicts"))
-    done = verdicts.total() - verdicts["not run yet"]
+    rows = table("printed")
+    rows = rows[~rows.is_reduced]
+    compared = rows[rows.printed.notna()]
+    error = np.hypot(compared.standard_error, compared.standard_error_printed)
+    within = (compared.ours - compared.printed).abs() <= 2 * error
+    verdicts = table("verdicts").verdict
     return (
         f"We ran {len(rows)} reported results of the papers in full, {len(compared)} of them on "
-        f"the paper's data. {len(within)} of these {len(compared)} agree within two standard "
-        f"errors. Of {done} claims that we tested on small models, {verdicts['holds']} hold. "
-        f"{_source(page, 'printed', 'verdicts')}"
+        f"the paper's data. {within.sum()} of these {len(compared)} agree within two standard "
+        f"errors. Of {(verdicts != 'not run yet').sum()} claims that we tested on small models, "
+        f"{(verdicts == 'holds').sum()} hold. {_source(page, 'printed', 'verdicts')}"
     )
 
 
 def _trade() -> list[tuple[str, float, float]]:
     """Return the speed-up of training on a CPU and the accuracy on ListOps of mixers."""
-    cpu, found = scaling_times("cpu", "float32"), _listops()
+    cpu, found = all_times()[0], _listops().ours
     return [
-        (name, speed_up(cpu, name, _LISTOPS_TOKENS), float(found[name]["ours"]))
+        (name, speed_up(cpu, name, _LISTOPS_TOKENS), float(found[name]))
         for name in HEADLINE
         if name in found
     ]
@@ -102,39 +88,33 @@ def choose(page: Path, _: list[str]) -> str:
     """Write speed, memory, state and accuracy of the headline mixers."""
     trade = (f"{name} {rate:.1f}x and {score:.0f} %" for name, rate, score in _trade())
     alt = f"Training speed and accuracy on ListOps: {', '.join(trade)}."
-    cpu, gpu = scaling_times("cpu", "float32"), scaling_times("cuda", "bfloat16")
-    graph = graph_times()
     content = newest_benchmark("scaling").content
     memory = {
         name: passes_by_tokens(content, name)[TOKENS]["forward_backward"]["peak_memory_bytes"]
         for name in HEADLINE
     }
-    listops = _listops()
-    images = {line["mixer"]: line for line in lines_of("every-mixer")}
+    listops, images = _listops().ours, table("every-mixer").set_index("mixer").test
     rows = [
         [
             _named(page, name),
-            *(
-                factor(speed_up(times, name)) if name in times else ""
-                for times in (cpu, gpu, graph)
-            ),
+            *(factor(speed_up(times, name)) if name in times else "" for times in all_times()),
             f"{memory[name] / memory['softmax']:.2f}x",
             _state(name),
-            _percent(listops[name]) if name in listops else "",
-            f"{100 * float(images[name]['test']):.1f} %",
+            f"{listops[name]:.1f} %" if name in listops else "",
+            f"{100 * images[name]:.1f} %",
         ]
         for name in HEADLINE
     ]
     headers = ["mixer", "CPU speed-up", "H200 speed-up, from Python", "H200 speed-up, CUDA graph",
                "CPU training memory", "state, causal", "ListOps-2,000", "CIFAR-10"]  # fmt: skip
-    without = 100 * float(images["identity"]["test"])
     note = (
         f"Speed-up of training one layer over softmax attention at {TOKENS:,} tokens (higher is "
         f"better); memory relative to softmax attention at {TOKENS:,} tokens (lower is better); "
         "an empty cell was not measured. "
         "State: numbers per sequence that a causal layer of 64 channels and 4 heads stores after "
         f"{TOKENS:,} tokens. Test accuracies: on CIFAR-10 a model without mixing reaches "
-        f"{without:.1f} %. {_source(page, 'speed', 'memory', 'host', 'every-mixer')}"
+        f"{100 * images['identity']:.1f} %. "
+        f"{_source(page, 'speed', 'memory', 'host', 'every-mixer')}"
     )
     drawn = f"![{alt}]({link(page, ASSETS / 'accuracy-speed.svg')})"
     return "\n".join([drawn, "", *table_lines(headers, rows, range(1, 8)), "", note])

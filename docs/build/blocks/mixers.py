@@ -8,9 +8,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from paths import DOCS, link, listed
+from common import DOCS, cite, link, listed, newest_benchmark, passes_by_tokens
 
-from blocks.common import cite, newest_benchmark, passes_by_tokens
 from rifflemix.lab.bench.tables import crossover_text
 from rifflemix.mixers.base import TokenMixer
 from rifflemix.mixers.registry import mixer_class, mixer_entries, mixer_options

@@ -8,12 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from common import ASSETS, DOCS, cite
 from numpy.typing import NDArray
-from paths import ASSETS, DOCS
 from PIL import Image
 from store import load, names, newest
 
-from blocks.common import cite
 from rifflemix.lab.tasks.pathfinder.pathfinder import (
     CURRICULUM,
     PRESETS,

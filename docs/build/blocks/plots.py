@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from paths import ASSETS
+from common import ASSETS
 
 from blocks import comparisons, findings, speed
 

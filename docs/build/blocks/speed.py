@@ -1,19 +1,28 @@
-"""Training time of one layer on a CPU and a GPU: the picture and the sentences of README."""
+"""Blocks on speed: tables of `rifflemix bench`, times on a GPU, and the sentences of README."""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from charts import Curve, panels
-from paths import ASSETS, link
-from store import newest
+from common import ASSETS, cite, link, newest_benchmark, passes_by_tokens
+from store import Result, newest
 
-from blocks.common import newest_benchmark, passes_by_tokens
+from rifflemix.lab.bench.rows import PEER, BenchTable
+from rifflemix.lab.bench.tables import PASS_TITLES, bench_notes, bench_tables
+from rifflemix.mixers import HEADLINE, list_mixers
+from rifflemix.text import bold, table_lines
 
 TOKENS = 4096
 _SHOWN = ("softmax", "csp", "tssa", "butterfly")
+_PASSES = {"forward": "forward", "forward_backward": "forward and backward"}
 _Times = Mapping[str, Mapping[int, float]]
+
+
+# Training time of one layer on a CPU and a GPU.
 
 
 def scaling_times(device: str, dtype: str) -> _Times:
@@ -28,12 +37,13 @@ def scaling_times(device: str, dtype: str) -> _Times:
     }
 
 
-def graph_times() -> _Times:
-    """Return the seconds of a training pass in a CUDA graph, by mixer and tokens."""
-    times: dict[str, dict[int, float]] = {}
+@functools.cache
+def all_times() -> tuple[_Times, _Times, _Times]:
+    """Return the seconds on a CPU, on a GPU from Python, and on a GPU in a CUDA graph."""
+    graph: dict[str, dict[int, float]] = {}
     for row in newest("layer-times-*").content["rows"]:
-        times.setdefault(row["name"], {})[row["tokens"]] = row["forward_backward"]["median"]
-    return times
+        graph.setdefault(row["name"], {})[row["tokens"]] = row["forward_backward"]["median"]
+    return scaling_times("cpu", "float32"), scaling_times("cuda", "bfloat16"), graph
 
 
 def speed_up(times: _Times, name: str, tokens: int = TOKENS) -> float:
@@ -48,11 +58,7 @@ def factor(value: float) -> str:
 
 def picture() -> str:
     """Draw training time over tokens, with the speed-ups at 4,096 tokens."""
-    cpu, gpu, graph = (
-        scaling_times("cpu", "float32"),
-        scaling_times("cuda", "bfloat16"),
-        graph_times(),
-    )
+    cpu, gpu, graph = all_times()
 
     def curve(times: _Times, name: str, factors: str, *, is_dashed: bool = False) -> Curve:
         points = tuple((float(n), 1e3 * seconds) for n, seconds in times[name].items())
@@ -73,11 +79,7 @@ def picture() -> str:
 
 def summary(page: Path, _: list[str]) -> str:
     """Write the picture, the speed-ups of training on a CPU and a GPU, and the limit on a GPU."""
-    cpu, gpu, graph = (
-        scaling_times("cpu", "float32"),
-        scaling_times("cuda", "bfloat16"),
-        graph_times(),
-    )
+    cpu, gpu, graph = all_times()
     least, most = min(gpu["csp"]), max(gpu["csp"])
     others = [speed_up(gpu, name, least) for name in _SHOWN if name != "softmax"]
     on_cpu, on_gpu, in_graph = (factor(speed_up(times, "csp")) for times in (cpu, gpu, graph))
@@ -99,4 +101,135 @@ def summary(page: Path, _: list[str]) -> str:
     )
 
 
-WRITERS = {"speed-up": summary}
+# Short tables of `rifflemix bench`.
+
+
+def results(page: Path, options: list[str]) -> str:
+    """Write a short table of the newest result: BENCHMARK, DEVICE, TYPE."""
+    result = newest_benchmark(*options)
+    table = short_table(result.content)
+    lines = table_lines(table.headers, table.rows, range(1, len(table.headers)))
+    note = f"{bench_notes(result.content)[0]}. From {cite(page, result)}."
+    return "\n".join([bold(table.title), "", *lines, "", note])
+
+
+def short_table(content: Mapping[str, Any]) -> BenchTable:
+    """Make a table of the headline mixers, or of the fastest backend of each operator.
+
+    The table shows training; of models at several lengths it shows inference.
+    """
+    tables = bench_tables(_headline(content))
+    are_models = content["benchmark"] == "models"
+    if are_models and tables[0].headers[1].startswith("N="):
+        return tables[0]
+    title = PASS_TITLES["training_step" if are_models else "forward_backward"]
+    is_scaling = content["benchmark"] == "scaling"
+    ending = f"{title}, ms (x softmax)" if is_scaling else f": {title}"
+    (table,) = (table for table in tables if table.title.endswith(ending))
+    return table
+
+
+def _headline(content: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a result of the headline mixers, without packages; of operators one shape.
+
+    Models of packages stay: each is next to a model of rifflemix of the same size.
+    """
+    are_models = content["benchmark"] == "models"
+    others = set(list_mixers()) - set(HEADLINE)
+
+    def is_shown(entry: Mapping[str, Any]) -> bool:
+        return (are_models or entry["kind"] != PEER) and entry["name"] not in others
+
+    rows = [row for row in content["rows"] if is_shown(row)]
+    if content["benchmark"] == "ops":
+        rows = [row for row in rows if row["shape"] == rows[0]["shape"]]
+        rows = list({row["name"]: row for row in rows}.values())  # the fastest is the last
+    growth = [entry for entry in content.get("growth", ()) if is_shown(entry)]
+    return {**content, "rows": rows} | ({"growth": growth} if "growth" in content else {})
+
+
+# Times of kernels and layers on a GPU.
+
+
+def device_times(page: Path, _: list[str]) -> str:
+    """Write the times of all kernels, by shape and type."""
+    result = newest("device-times-*")
+    tables: dict[str, list[list[str]]] = {}
+    for row in result.content["rows"]:
+        shape = " x ".join(f"{size:,}" for size in row["shape"])
+        cells = tables.setdefault(f"**{shape}, {row['dtype']}**", [])
+        if "median" in row:
+            share = "" if row["bandwidth"] is None else f"{100 * row['bandwidth']:.0f} %"
+            times = f"{1e6 * row['median']:.1f}", f"{row['x_copy']:.2f}"
+            cells.append([row["name"], *times, share])
+    headers = ("", "Microseconds", "x copy", "Share of a copy's bandwidth")
+    parts = []
+    for title, rows in tables.items():
+        parts += [title, "", *table_lines(headers, rows, range(1, 4)), ""]
+    machine = _machine(result.content["environment"])
+    return "\n".join([*parts, f"{machine}. From {cite(page, result)}."])
+
+
+def layer_times(page: Path, _: list[str]) -> str:
+    """Write the times of all layers, in microseconds and relative to softmax attention."""
+    result = newest("layer-times-*")
+    times = {
+        (row["name"], row["tokens"], kind): f"{1e6 * of['median']:.0f} ({of['x_softmax']:.2f})"
+        for row in result.content["rows"]
+        for kind in _PASSES
+        if (of := row.get(kind))
+    }
+    return _layers(page, result, result.content, times, "us")
+
+
+def from_python(page: Path, _: list[str]) -> str:
+    """Write the times of layers called from Python, in milliseconds and relative to softmax."""
+    result = newest_benchmark("scaling", "cuda", "bfloat16")
+    seconds = {
+        (row["name"], row["shape"]["tokens"], kind): row["passes"][kind]["p50"]
+        for row in result.content["rows"]
+        for kind in _PASSES
+        if row["kind"] != PEER
+    }
+    times = {
+        (name, *of): f"{1e3 * p50:.3g} ({p50 / seconds['softmax', *of]:.2f})"
+        for (name, *of), p50 in seconds.items()
+    }
+    settings = result.content["settings"]
+    return _layers(page, result, {**settings, "channels": settings["dim"]}, times, "ms")
+
+
+def _layers(
+    page: Path,
+    result: Result,
+    sizes: Mapping[str, Any],
+    times: Mapping[tuple[str, int, str], str],
+    unit: str,
+) -> str:
+    """Write a table of times by layer, tokens and pass."""
+    names, lengths, _ = (list(dict.fromkeys(keys)) for keys in zip(*times, strict=True))
+    columns = [(length, kind) for length in lengths for kind in _PASSES]
+    cells = [[name, *(times.get((name, *of), "") for of in columns)] for name in names]
+    headers = [f"{unit} (x softmax)", *(f"N={n:,}, {_PASSES[kind]}" for n, kind in columns)]
+    source = (
+        f"{sizes['batch']} sequences, {sizes['channels']} channels, {sizes['heads']} heads, "
+        f"{sizes['dtype']}; {_machine(result.content['environment'])}. From {cite(page, result)}."
+    )
+    return "\n".join([*table_lines(headers, cells, range(1, len(headers))), "", source])
+
+
+def _machine(environment: Mapping[str, Any]) -> str:
+    libraries = environment["libraries"]
+    return (
+        f"{environment['hardware']['gpu']}, torch {libraries['torch']}, Triton "
+        f"{libraries['triton']}, {environment['time'][:10]}"
+    )
+
+
+WRITERS = {
+    "speed-up": summary,
+    "results": results,
+    "device-times": device_times,
+    "layer-times": layer_times,
+    "from-python": from_python,
+}

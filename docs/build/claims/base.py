@@ -1,16 +1,20 @@
-"""Claims of papers: evidence, judges and verdicts.
+"""Claims of papers: evidence, verdicts, and measurements in docs/data/claims.csv.
 
-A claim names its evidence. A measurement of the evidence is in docs/data/claims.csv. A judge turns
-its data into a judgement.
+A judge turns the data of some evidence into a judgement. claims.csv has one line per number or
+list of numbers of a measurement.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import functools
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
-from claims.files import stored
+from common import ASSETS, DATA
+from store import csv_lines, csv_text
 
 HOLDS, PART, FAILS = "holds", "holds in part", "does not hold here"
 DEPENDS = "depends on the measure"
@@ -18,24 +22,36 @@ UNDECIDED = "within the noise"
 NOT_RUN = "not run yet"
 VERDICTS = (HOLDS, FAILS, PART, DEPENDS, UNDECIDED, NOT_RUN)
 
+NUMBERS, PICTURES = DATA / "claims.csv", ASSETS / "claims"
+ACCURACY = "accuracy"
+SHOWN = ("deep-collapse",)
+"""Measurements with a picture on the page."""
+UNFINISHED = "-unfinished"
+"""Suffix of the finished runs of evidence that has further runs to train."""
+_STEP = "/"
+
 Data = Mapping[str, Any]
-SEEDS = (0, 1, 2)
 
 
 @dataclass(frozen=True)
 class Judgement:
-    """A verdict and the numbers that it follows from.
-
-    Attributes:
-        verdict: one of `VERDICTS`.
-        shows: the numbers in words.
-    """
+    """A verdict, and the numbers that it follows from in words."""
 
     verdict: str
     shows: str
 
 
 Judge = Callable[[Data], Judgement]
+
+
+def judgement(shows: str, holds: bool, part: bool = False) -> Judgement:
+    """Return a judgement: the claim holds, or holds in part, or does not hold here."""
+    return Judgement(HOLDS if holds else PART if part else FAILS, shows)
+
+
+def listed(values: Sequence[float], form: str = "", by: float = 1, unit: str = "") -> str:
+    """Format numbers as a list, after multiplication by a factor."""
+    return ", ".join(f"{by * value:{form}}{unit}" for value in values)
 
 
 @dataclass(frozen=True)
@@ -71,34 +87,28 @@ class Analysis:
 
 
 @dataclass(frozen=True)
-class Check:
-    """A measurement in Python that takes seconds.
-
-    Attributes:
-        name: name of the measurement.
-        title: title of the measurement.
-        measure: returns the data, as JSON values.
-        trained: commands that train the models that it reads first.
-    """
-
+class _Script:
     name: str
-    title: str
-    measure: Callable[[], Data]
-    trained: Sequence[str] = ()
 
     @property
     def command(self) -> str:
-        """The command that measures."""
+        """The command that measures, or continues to train."""
         return f"python docs/build/run_claims.py {self.name}"
 
 
 @dataclass(frozen=True)
-class Runs:
+class Check(_Script):
+    """A function that measures within seconds, and the commands that train its models first."""
+
+    measure: Callable[[], Data]
+    trained: Sequence[str] = ()
+
+
+@dataclass(frozen=True)
+class Runs(_Script):
     """Rows of a table or figure, trained at a reduced size with several seeds.
 
     Attributes:
-        name: name of the measurement.
-        title: title of the rows.
         rows: short name of each row -> recipe.
         steps: updates of each run.
         batch_size: samples per update.
@@ -106,47 +116,73 @@ class Runs:
         seeds: every row runs with each seed.
     """
 
-    name: str
-    title: str
     rows: Mapping[str, str]
     steps: int
     batch_size: int
     scale: float = 1.0
-    seeds: Sequence[int] = SEEDS
-
-    @property
-    def command(self) -> str:
-        """The command that trains all rows, or continues."""
-        return f"python docs/build/run_claims.py {self.name}"
+    seeds: Sequence[int] = (0, 1, 2)
 
 
 Evidence = Analysis | Check | Runs
 
 
-@dataclass(frozen=True)
-class Claim:
-    """One claim of a paper.
-
-    Attributes:
-        paper: title of the paper.
-        text: the claim, and the section that makes it.
-        shows: the paper's own evidence.
-        evidence: the measurement here.
-        judge: function from the evidence's data to the judgement.
-        picture: analysis with a picture of the claim, if the evidence has no picture.
-    """
-
-    paper: str
-    text: str
-    shows: str
-    evidence: Evidence
-    judge: Judge
-    picture: Analysis | None = None
+def judged(evidence: Evidence, judge: Judge) -> Judgement:
+    """Judge a claim by the measurement of its evidence, if it was run."""
+    found = stored(evidence.name)
+    return Judgement(NOT_RUN, "nothing yet") if found is None else judge(found["data"])
 
 
-def judged(claim: Claim) -> Judgement:
-    """Judge a claim by the measurement of its evidence."""
-    found = stored(claim.evidence.name)
-    if found is None:
-        return Judgement(NOT_RUN, "nothing yet")
-    return claim.judge(found["data"])
+def stored(name: str) -> dict[str, Any] | None:
+    """Read the measurement of some evidence; None if it has not been run."""
+    return _stored(NUMBERS).get(name)
+
+
+def names() -> set[str]:
+    """List the measurements."""
+    return set(_stored(NUMBERS))
+
+
+@functools.cache
+def _stored(path: Path) -> dict[str, dict[str, Any]]:
+    found: dict[str, dict[str, Any]] = {}
+    for line in csv_lines(path):
+        content = found.setdefault(line["evidence"], {})
+        *steps, last = line["key"].split(_STEP)
+        for step in steps:
+            content = content.setdefault(step, {})
+        content[last] = json.loads(line["value"])
+    return {name: _with_lists(content) for name, content in found.items()}
+
+
+def keep(name: str, content: Mapping[str, Any]) -> None:
+    """Store the measurement of some evidence, in place of an earlier or unfinished one."""
+    contents = {**_stored(NUMBERS), name: dict(content)}
+    contents.pop(name + UNFINISHED, None)
+    lines = [
+        {"evidence": evidence, "key": key, "value": json.dumps(value, ensure_ascii=False)}
+        for evidence in sorted(contents)
+        for key, value in _leaves(contents[evidence])
+    ]
+    NUMBERS.parent.mkdir(exist_ok=True)
+    NUMBERS.write_text(csv_text(lines), encoding="utf-8")
+    _stored.cache_clear()
+
+
+def _leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield paths and leaves. A step [N] of a path is an entry of a list of objects."""
+    steps: Mapping[str, Any] = {}
+    if isinstance(value, dict) and not any(_STEP in key for key in value):
+        steps = value
+    elif isinstance(value, list) and all(isinstance(entry, dict) for entry in value):
+        steps = {f"[{number}]": entry for number, entry in enumerate(value)}
+    if not steps:
+        yield path, value
+    for step, inner in steps.items():
+        yield from _leaves(inner, f"{path}{_STEP}{step}" if path else step)
+
+
+def _with_lists(value: Any) -> Any:
+    if not isinstance(value, dict):
+        return value
+    found = {key: _with_lists(inner) for key, inner in value.items()}
+    return list(found.values()) if "[0]" in found else found

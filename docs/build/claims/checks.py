@@ -1,15 +1,17 @@
-"""Measurements of CSP, Sliceformer and butterfly attention that need no training.
+"""Claims of CSP, Sliceformer and butterfly attention that need no training.
 
-Each function returns JSON values. The argument `make` builds a layer as `rm.create_mixer` does;
-tests pass wrong layers.
+Each claim has a function that measures and returns JSON values, and a judge of these values. The
+argument `make` builds a layer as `rm.create_mixer` does; tests pass wrong layers.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from itertools import pairwise, product
 from typing import Any
 
 import torch
+from claims.base import Data, Judgement, judgement, listed
 from scipy.optimize import linear_sum_assignment
 from torch import Tensor, nn
 
@@ -60,6 +62,23 @@ def heads(make: Make = rm.create_mixer, tokens: int = 64, channels: int = 512) -
     return {"tokens": tokens, "channels": channels, "maps": found}
 
 
+def own_maps(data: Data) -> Judgement:
+    channels, count = data["channels"], data["maps"]["shift_and_pairs"]
+    shows = f"{count} different maps among {channels} channels of {data['tokens']} tokens"
+    return judgement(shows, count == channels)
+
+
+def pairs_add_maps(data: Data) -> Judgement:
+    """Judge whether pairs raise the number of maps from min(C, N) to C."""
+    maps, channels, tokens = data["maps"], data["channels"], data["tokens"]
+    shows = (
+        f"{channels} channels of {tokens} tokens have {maps['shift']} different maps by shifts "
+        f"alone and {maps['shift_and_pairs']} with pairs"
+    )
+    holds = maps["shift"] == min(channels, tokens) < maps["shift_and_pairs"] == channels
+    return judgement(shows, holds)
+
+
 def transport(
     make: Make = rm.create_mixer, group_sizes: Sequence[int] = (2, 4, 8), tokens: int = 32
 ) -> dict[str, Any]:
@@ -73,16 +92,12 @@ def transport(
     torch.manual_seed(0)
     for size in group_sizes:
         layer = make("csp", channels, max_length=tokens, group_size=size).double()
-        x = noise(2, tokens, channels)
-        values = _values(layer, x)
-        index = index_of(layer, x)
-        for sample, channel in ((s, c) for s in range(2) for c in range(1, channels)):
-            for reference, shifted, chosen in _groups(layer, values, index, sample, channel, size):
-                optimal = linear_sum_assignment(-torch.outer(reference, shifted).numpy())[1]
-                compared += 1
-                equal += bool((torch.as_tensor(optimal) == chosen).all())
-                best, ours = (float(reference @ shifted[of]) for of in (optimal, chosen))
-                gap = max(gap, best - ours)
+        for reference, shifted, chosen in _groups(layer, noise(2, tokens, channels), size):
+            optimal = linear_sum_assignment(-torch.outer(reference, shifted).numpy())[1]
+            compared += 1
+            equal += bool((torch.as_tensor(optimal) == chosen).all())
+            best, ours = (float(reference @ shifted[of]) for of in (optimal, chosen))
+            gap = max(gap, best - ours)
     return {
         "group_sizes": list(group_sizes),
         "compared": compared,
@@ -97,16 +112,27 @@ def _values(layer: Any, x: Tensor) -> Tensor:
     return values
 
 
-def _groups(layer: Any, values: Tensor, index: Tensor, sample: int, channel: int, size: int) -> Any:
+def _groups(layer: Any, x: Tensor, size: int) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
     """Yield the reference, the shifted channel and the chosen order of every group."""
+    values, index = _values(layer, x), index_of(layer, x)
     length = values.shape[1]
-    step = layer.size_and_steps(length)[1][channel]
-    reference, own = values[sample, :, 0], values[sample, :, channel].roll(step)
-    place_of = {(n - step) % length: n for n in range(length)}  # of a token after the shift
-    for first in range(0, length, size):
-        group = slice(first, first + size)
-        chosen = [place_of[int(token)] - first for token in index[sample, group, channel]]
-        yield reference[group], own[group], torch.tensor(chosen) % size
+    for sample, channel in product(range(len(x)), range(1, values.shape[2])):
+        step = layer.size_and_steps(length)[1][channel]
+        reference, own = values[sample, :, 0], values[sample, :, channel].roll(step)
+        place_of = {(n - step) % length: n for n in range(length)}  # of a token after the shift
+        for first in range(0, length, size):
+            group = slice(first, first + size)
+            chosen = [place_of[int(token)] - first for token in index[sample, group, channel]]
+            yield reference[group], own[group], torch.tensor(chosen) % size
+
+
+def optimal(data: Data) -> Judgement:
+    shows = (
+        f"{data['equal']} of {data['compared']} maps of groups of {listed(data['group_sizes'])} "
+        "tokens are the optimal transport, found by linear programming; the largest gap of the "
+        f"objective is {data['largest_gap']:.1g}"
+    )
+    return judgement(shows, data["equal"] == data["compared"] > 0)
 
 
 TEMPERATURES = (1.0, 0.1, 0.01, 0.001, 0.0001)
@@ -124,17 +150,13 @@ def entropic(
     tokens, channels = 16, 8
     torch.manual_seed(0)
     layer = make("csp", channels, max_length=tokens, group_size=size).double()
-    x = noise(2, tokens, channels)
-    values, index = _values(layer, x), index_of(layer, x)
-    scores, maps = [], []
-    for sample, channel in ((s, c) for s in range(2) for c in range(1, channels)):
-        for reference, shifted, chosen in _groups(layer, values, index, sample, channel, size):
-            scores.append(torch.outer(reference, shifted))
-            maps.append(torch.eye(size, dtype=torch.float64)[chosen])
+    groups = list(_groups(layer, noise(2, tokens, channels), size))
+    scores = torch.stack([torch.outer(reference, shifted) for reference, shifted, _ in groups])
+    maps = torch.stack([torch.eye(size, dtype=torch.float64)[chosen] for *_, chosen in groups])
     distances, errors = [], []
     for temperature in TEMPERATURES:
-        soft = rm.ops.sinkhorn(torch.stack(scores) / temperature, iterations)
-        distances.append(float((soft - torch.stack(maps)).abs().amax((1, 2)).mean()))
+        soft = rm.ops.sinkhorn(scores / temperature, iterations)
+        distances.append(float((soft - maps).abs().amax((1, 2)).mean()))
         errors.append(float((soft.sum(-1) - 1).abs().max()))
     return {
         "temperatures": list(TEMPERATURES),
@@ -143,6 +165,18 @@ def entropic(
         "maps": len(maps),
         "iterations": iterations,
     }
+
+
+def converges(data: Data) -> Judgement:
+    """Judge whether doubly stochastic maps approach CSP's maps as the temperature falls."""
+    distance = data["distance"]
+    pairs = zip(data["temperatures"], distance, strict=True)
+    shows = (
+        f"largest difference of an entry after {data['iterations']:,} iterations, mean over "
+        f"{data['maps']} maps, by temperature: {', '.join(f'{d:.2g} at {t:g}' for t, d in pairs)}"
+    )
+    falls = all(b < a for a, b in pairwise(distance))
+    return judgement(shows, falls and max(data["sums_from_1"]) < 1e-3 and distance[-1] < 0.01)
 
 
 def redundant_shift(make: Make = rm.create_mixer) -> dict[str, Any]:
@@ -165,6 +199,15 @@ def redundant_shift(make: Make = rm.create_mixer) -> dict[str, Any]:
     return {"shifts": ["linear", "power"], "change_by_groups": change}
 
 
+def shift_is_redundant(data: Data) -> Judgement:
+    """Judge whether the shift changes nothing with one group, and something with more."""
+    change = {int(k): max(values) for k, values in data["change_by_groups"].items()}
+    each = ", ".join(f"{value:.2g} with K = {k}" for k, value in change.items())
+    shows = f"without its shift the output changes by this share of its size: {each}"
+    others = min(value for k, value in change.items() if k > 1)
+    return judgement(shows, change[1] < 1e-9 and others > 1e-3)
+
+
 def exchange(make: Make = rm.create_mixer) -> dict[str, Any]:
     """Count the values that max-exchange moves in a channel, and check that it moves the largest.
 
@@ -183,6 +226,18 @@ def exchange(make: Make = rm.create_mixer) -> dict[str, Any]:
             "largest_first": float((permuted[:, 0] == values.amax(1)).double().mean()),
         }
     return {"tokens": found}
+
+
+def only_the_largest(data: Data) -> Judgement:
+    """Judge whether max-exchange moves two values of a channel and puts the largest first."""
+    rows = data["tokens"]
+    most = max(row["most_moved"] for row in rows.values())
+    first = min(row["largest_first"] for row in rows.values())
+    shows = (
+        f"at most {most} values of a channel move, with {', '.join(rows)} tokens; the largest "
+        f"value comes first in {100 * first:.0f} % of the channels"
+    )
+    return judgement(shows, most == 2 and first == 1.0)
 
 
 def whole_vit(
@@ -213,6 +268,19 @@ def whole_vit(
     return {"change": change, "patches": 64}
 
 
+def whole_model_is_invariant(data: Data) -> Judgement:
+    """Judge whether the logits of a ViT with Sliceformer depend on the order of patches."""
+    ours, softmax = data["change"]["sliceformer"], data["change"]["softmax"]
+    free, fixed = ours["without positions"], ours["with positions"]
+    shows = (
+        f"if the {data['patches']} patches of an image change places, the logits of a ViT with "
+        f"Sliceformer change by {fixed:.2g} of their size, and by {free:.2g} without position "
+        "embeddings, since the skip connections add tokens that are not sorted. Softmax attention "
+        f"without position embeddings: {softmax['without positions']:.1g}"
+    )
+    return judgement(shows, fixed < 1e-5, free < 1e-5)
+
+
 def repeated_butterfly(make: Make = rm.create_mixer) -> dict[str, Any]:
     """Measure which pairs of tokens two butterfly layers connect, with equal and unequal strides.
 
@@ -228,3 +296,14 @@ def repeated_butterfly(make: Make = rm.create_mixer) -> dict[str, Any]:
         reached = reach_after([reach_of(call_of(layer.double(), x)) for layer in layers])
         found[name] = float(reached[-1].mean())
     return {"tokens": tokens, "connected": found}
+
+
+def equal_strides_do_not_mix(data: Data) -> Judgement:
+    """Judge whether equal strides connect no more than one layer, and unequal strides all."""
+    found = data["connected"]
+    shows = (
+        f"butterfly attention connects {100 * found['one']:.1f} % of the pairs in one layer, "
+        f"{100 * found['equal']:.1f} % in two layers of equal stride and "
+        f"{100 * found['unequal']:.1f} % in two of unequal stride"
+    )
+    return judgement(shows, found["equal"] == found["one"] < 1.0 == found["unequal"])

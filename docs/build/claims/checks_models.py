@@ -1,15 +1,18 @@
-"""Measurements of whole models: their parameters, and the models that claims train."""
+"""Claims of whole models that need no further training: a measurement and a judge of each."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from claims.base import FAILS, HOLDS, UNDECIDED, Data, Judgement, judgement, listed
 from claims.checks import Make, noise
+from common import DATA
 from numpy.typing import NDArray
+from store import csv_lines
 from torch import Tensor, nn
 
 import rifflemix as rm
@@ -18,22 +21,27 @@ from rifflemix.lab.analysis import Subject, View, find_subjects, matrix_of, trac
 from rifflemix.lab.analysis.kinds.cls_attention import class_attention
 from rifflemix.lab.analysis.kinds.membership import layer_memberships
 from rifflemix.lab.analysis.kinds.rate import bound_in, nearest_orthonormal
-from rifflemix.lab.recipes import Recipe, get_recipe
+from rifflemix.lab.comparison.statistics import paired_difference
+from rifflemix.lab.recipes import get_recipe
 from rifflemix.lab.reproduction.cost import shapes_of
 from rifflemix.lab.runs.build_for_task import fit_model
 from rifflemix.lab.runs.measure import peak_memory, processor_seconds
 from rifflemix.mixers.sinkhorn import Sinkhorn
 from rifflemix.plugins.loading import load_plugin
 
-DATA, RUNS = Path("data"), Path("runs")
+FILES, RUNS = Path("data"), Path("runs")
 PLUGIN = Path(__file__).resolve().parent / "models.py"
 
 
-def parameters_of(recipe: Recipe) -> int:
+def parameters_of(name: str) -> int:
     """Count the parameters of a recipe's model, without its data."""
+    recipe = get_recipe(name)
     with shapes_only():
         model = fit_model(recipe.model, shapes_of(recipe), recipe.model_settings, 0)
         return sum(parameter.numel() for parameter in model.parameters())
+
+
+_PRINTED = {"cifar10": [6.38, 9.52], "cifar100": [6.50, 9.65], "imagenet": [18.50, 22.05]}
 
 
 def csp_parameters(make: Make = rm.create_mixer) -> dict[str, Any]:
@@ -41,25 +49,45 @@ def csp_parameters(make: Make = rm.create_mixer) -> dict[str, Any]:
 
     Source: CSP, section 3.2.1 and Table 3.
     """
-    layers = {name: dict(make(name, 512, num_heads=8).named_parameters()) for name in _MIXERS}
-    csp, softmax = layers["csp"], layers["softmax"]
-    output = sum(p.numel() for name, p in csp.items() if name.startswith("proj."))
-    counts = {name: sum(p.numel() for p in of.values()) for name, of in layers.items()}
-    weights = {name: p.numel() for name, p in softmax.items() if name == "qkv.weight"}
+    layers = {
+        name: {key: p.numel() for key, p in make(name, 512, num_heads=8).named_parameters()}
+        for name in ("csp", "softmax")
+    }
+    counts = {name: sum(of.values()) for name, of in layers.items()}
+    output = sum(count for key, count in layers["csp"].items() if key.startswith("proj."))
     models = {
-        data: [parameters_of(get_recipe(f"csp/table3-{data}-{row}")) for row in ("csp", "vit")]
+        data: [parameters_of(f"csp/table3-{data}-{row}") for row in ("csp", "vit")]
         for data in _PRINTED
     }
     return {
         "layer": counts,
-        "input_maps": {"csp": counts["csp"] - output, "softmax": weights["qkv.weight"]},
+        "input_maps": {"csp": counts["csp"] - output, "softmax": layers["softmax"]["qkv.weight"]},
         "models": models,
         "printed_millions": _PRINTED,
     }
 
 
-_MIXERS = ("csp", "softmax")
-_PRINTED = {"cifar10": [6.38, 9.52], "cifar100": [6.50, 9.65], "imagenet": [18.50, 22.05]}
+def third_of_parameters(data: Data) -> Judgement:
+    """Judge the parameters of a layer: a third without the output map, more with it."""
+    layer, maps = data["layer"], data["input_maps"]
+    whole, inputs = layer["csp"] / layer["softmax"], maps["csp"] / maps["softmax"]
+    shows = (
+        f"{inputs:.3f} of the parameters of the query, key and value maps; {whole:.3f} with the "
+        "output map (the printed model sizes include it)"
+    )
+    third = 1 / 3 + 0.005
+    return judgement(shows, max(whole, inputs) <= third, inputs <= third)
+
+
+def fewer_parameters(data: Data) -> Judgement:
+    """Judge whether the models of Table 3 have the printed, smaller sizes."""
+    pairs = {data_set: np.array(of) / 1e6 for data_set, of in data["models"].items()}
+    printed = data["printed_millions"]
+    each = ", ".join(f"{of[0]:.2f} and {of[1]:.2f} M ({name})" for name, of in pairs.items())
+    as_printed = all(np.allclose(of, printed[name], atol=0.006) for name, of in pairs.items())
+    return judgement(f"CSP and ViT: {each}", as_printed and all(a < b for a, b in pairs.values()))
+
+
 _LRA = ("listops", "text", "retrieval", "image", "pathfinder")
 _BASELINES = (
     "softmax", "local", "linear", "reformer", "sinkformer", "sparse_transformer", "sinkhorn",
@@ -74,12 +102,29 @@ def sliceformer_parameters() -> dict[str, Any]:
     """
     tasks = {
         task: {
-            row: parameters_of(get_recipe(f"sliceformer/table2-{task}-{row}"))
+            row: parameters_of(f"sliceformer/table2-{task}-{row}")
             for row in ("ascending", *_BASELINES)
         }
         for task in _LRA
     }
     return {"tasks": tasks}
+
+
+def fewer_than_baselines(data: Data) -> Judgement:
+    """Judge on which tasks Sliceformer has fewer parameters than every baseline."""
+    tasks = data["tasks"]
+    fewer = {
+        task: sum(rows["ascending"] < count for row, count in rows.items() if row != "ascending")
+        for task, rows in tasks.items()
+    }
+    whole = len(next(iter(tasks.values()))) - 1
+    each = ", ".join(
+        f"{task} {count} (Sliceformer {tasks[task]['ascending']:,}, Transformer "
+        f"{tasks[task]['softmax']:,})"
+        for task, count in fewer.items()
+    )
+    shows = f"baselines of {whole} with more parameters, in the released sizes: {each}"
+    return judgement(shows, min(fewer.values()) == whole, max(fewer.values()) == whole)
 
 
 def dimension_parameters() -> dict[str, Any]:
@@ -88,38 +133,27 @@ def dimension_parameters() -> dict[str, Any]:
     Source: Dimension Mixer, Tables 3, 4 and 9.
     """
     rows = {
-        row: {
-            "parameters": parameters_of(get_recipe(f"dimension_mixer/{row}")),
-            "printed": printed,
+        line["row"]: {
+            "parameters": parameters_of(f"dimension_mixer/{line['row']}"),
+            "printed": int(line["parameters"]),
         }
-        for row, printed in _DIMENSION.items()
+        for line in csv_lines(DATA / "dimension-mixer-parameters.csv")
     }
     return {"rows": rows}
 
 
-_DIMENSION: Mapping[str, float] = {
-    "table3-dense-e1": 351_680,
-    "table3-butterfly_linear-e1": 140_960,
-    "table3-butterfly_mlp-e1": 143_550,
-    "table3-dense-e2": 615_290,
-    "table3-butterfly_linear-e2": 193_860,
-    "table3-butterfly_mlp-e2": 197_750,
-    **{f"table4-cifar10-p4-l8-{kind}": 1_148_000 for kind in ("dense", "butterfly")},
-    **{f"table4-cifar10-p4-l4-{kind}": 618_000 for kind in ("dense", "butterfly")},
-    **{f"table4-cifar10-p2-l4-{kind}": 299_000 for kind in ("dense", "butterfly")},
-    **{f"table4-cifar10-p1-l4-{kind}": 779_000 for kind in ("dense", "butterfly")},
-    **{f"table4-cifar100-p4-l4-{kind}": 1_355_000 for kind in ("dense", "butterfly")},
-    **{f"table4-cifar100-p2-l4-{kind}": 1_773_000 for kind in ("dense", "butterfly")},
-    "table9-p4-l8-no_wout": 1_060_000,
-    "table9-p4-l8-tp2": 721_000,
-    "table9-p4-l8-tp1": 689_000,
-    "table9-p4-l4-no_wout": 552_000,
-    "table9-p4-l4-tp2": 405_000,
-    "table9-p4-l4-tp1": 389_000,
-    "table9-p2-l4-no_wout": 282_000,
-    "table9-p2-l4-tp2": 245_000,
-    "table9-p2-l4-tp1": 241_000,
-}
+def printed_parameters(data: Data) -> Judgement:
+    """Judge the counted parameters against the printed ones."""
+    rows = data["rows"]
+    other = [
+        f"{name} {row['parameters']:,} (printed {row['printed']:,})"
+        for name, row in rows.items()
+        if abs(row["parameters"] / row["printed"] - 1) > 0.005
+    ]
+    shows = f"{len(rows) - len(other)} of {len(rows)} models have the printed count to 0.5 %"
+    if other:
+        shows += f"; not {', '.join(other)}"
+    return judgement(shows, not other, len(other) < len(rows) / 2)
 
 
 def model_of(row: str, **changes: Any) -> nn.Module:
@@ -146,13 +180,26 @@ def butterfly_cost(models: Callable[[str], nn.Module] = model_of, batch: int = 8
                 model(images).square().mean().backward()
 
             step()
-            cost[kind] = {
-                "seconds": processor_seconds(step),
-                "bytes": peak_memory(step, cpu),
-            }
+            cost[kind] = {"seconds": processor_seconds(step), "bytes": peak_memory(step, cpu)}
         ratio = {key: cost["dense"][key] / cost["butterfly"][key] for key in cost["dense"]}
         found[str((32 // patch) ** 2)] = {"cost": cost, "dense_over_butterfly": ratio}
     return {"batch": batch, "tokens": found}
+
+
+def cheaper_when_long(data: Data) -> Judgement:
+    """Judge whether butterfly attention saves time and memory, and more with more tokens."""
+    ratios = {int(n): of["dense_over_butterfly"] for n, of in data["tokens"].items()}
+    texts, holds = [], []
+    for key, name in (("seconds", "processor time"), ("bytes", "peak memory")):
+        values = [ratios[n][key] for n in sorted(ratios)]
+        texts.append(f"{name} {listed(values, '.2f')}")
+        holds.append(values[-1] > 1.2 and values[-1] > values[0])
+    shows = (
+        f"a training step with dense attention over one with butterfly attention, with "
+        f"{listed(sorted(ratios))} tokens: {'; '.join(texts)}. "
+        "Attention here keeps no N x N weights, dense or not"
+    )
+    return judgement(shows, all(holds), any(holds))
 
 
 def tied_step(make: Make = rm.create_mixer) -> dict[str, Any]:
@@ -184,6 +231,14 @@ def tied_step(make: Make = rm.create_mixer) -> dict[str, Any]:
     return {"draws": draws, "lowered": lowered}
 
 
+def step_lowers(data: Data) -> Judgement:
+    """Judge whether the operator with tied bases lowers the bound."""
+    draws, lowered = data["draws"], data["lowered"]
+    each = ", ".join(f"{count} of {draws} at step size {step}" for step, count in lowered.items())
+    shows = f"with random orthonormal bases and tokens the bound falls in {each}"
+    return judgement(shows, min(lowered.values()) == draws, max(lowered.values()) == draws)
+
+
 def foreground() -> dict[str, Any]:
     """Compare memberships and class-token maps with the digit that an image shows.
 
@@ -195,7 +250,7 @@ def foreground() -> dict[str, Any]:
     Source: ToST, Figures 4b, 5, 9 and 10.
     """
     load_plugin(PLUGIN)
-    view = View(samples=128, batch_size=128, data_dir=DATA)
+    view = View(samples=128, batch_size=128, data_dir=FILES)
     subjects = {subject.label: subject for subject in find_subjects(RUNS / "mnist", view)}
     ink = _ink(next(iter(subjects.values())))
     groups = []
@@ -221,11 +276,10 @@ def _ink(subject: Subject) -> NDArray[np.bool_]:
 
 def group_difference(likeliest: NDArray[np.int64], ink: NDArray[np.bool_], heads: int) -> float:
     """Largest share of foreground tokens in one head minus the share of background tokens."""
-    shares = [
+    return max(
         float((likeliest[ink] == head).mean() - (likeliest[~ink] == head).mean())
         for head in range(heads)
-    ]
-    return max(shares)
+    )
 
 
 def roc_areas(maps: NDArray[np.float64], ink: NDArray[np.bool_]) -> NDArray[np.float64]:
@@ -237,6 +291,36 @@ def roc_areas(maps: NDArray[np.float64], ink: NDArray[np.bool_]) -> NDArray[np.f
         front, back = weights[inked][:, None], weights[~inked][None, :]
         areas.append((front > back).mean() + 0.5 * (front == back).mean())
     return np.array(areas)
+
+
+def foreground_has_a_head(data: Data) -> Judgement:
+    """Judge whether one head takes the foreground and not the background."""
+    best = max(data["group_difference"])
+    shows = (
+        "share of foreground patches with the same likeliest head minus the share of background "
+        "patches, in points by layer, for the best head: "
+        f"{listed(data['group_difference'], '.0f', 100)}. A head with all of the foreground and "
+        "no background has 100"
+    )
+    return judgement(shows, best >= 0.8, best >= 0.5)
+
+
+def segments_better(data: Data) -> Judgement:
+    """Judge the class token's maps as detectors of the foreground, paired over images."""
+    areas = data["areas"]
+    ours = dict(enumerate(areas["tssa"]))
+    differences = [
+        paired_difference(ours, dict(enumerate(areas[other]))) for other in ("xca", "softmax")
+    ]
+    each = ", ".join(f"{mixer} {np.mean(of):.3f}" for mixer, of in areas.items())
+    shows = (
+        "area under the ROC curve of the class token's map as a detector of foreground patches, "
+        f"mean over {data['images']} images: {each}"
+    )
+    known = [difference for difference in differences if difference is not None]
+    if any(difference.high < 0 for difference in known):
+        return Judgement(FAILS, shows)
+    return Judgement(HOLDS if all(d.low > 0 for d in known) else UNDECIDED, shows)
 
 
 def sinkhorn_reach() -> dict[str, Any]:
@@ -263,9 +347,8 @@ def weight_outside(subject: Subject) -> dict[str, Any]:
             block = torch.arange(length) // size
             other = block[:, None] != block[None, :]
             total = matrix.sum(-1)
-            outside.setdefault(call.name, []).append(
-                float(((matrix * other).sum(-1) / total).mean())
-            )
+            share = ((matrix * other).sum(-1) / total).mean()
+            outside.setdefault(call.name, []).append(float(share))
             # A block counts if it gets over a tenth of its share of equal weights.
             sums = matrix.unflatten(-1, (-1, size)).sum(-1).amax(1) / total.amax(1).unsqueeze(-1)
             share = (sums > 0.1 * size / length).double().mean()
@@ -275,3 +358,15 @@ def weight_outside(subject: Subject) -> dict[str, Any]:
         "outside": [float(np.mean(of)) for of in outside.values()],
         "blocks_reached": [float(np.mean(of)) for of in reached.values()],
     }
+
+
+def quasi_global(data: Data) -> Judgement:
+    """Judge how much weight of sorted attention goes to other blocks, and how many it reaches."""
+    outside, reached = data["outside"], data["blocks_reached"]
+    shows = (
+        f"share of the weight outside a token's own block of {data['block_size']}, by layer: "
+        f"{listed(outside, '.2f')}; share of the blocks that get at least a tenth of equal "
+        f"weight: {listed(reached, '.2f')}. Local attention has 0 outside"
+    )
+    leaves = min(outside) >= 0.1
+    return judgement(shows, leaves and min(reached) > 0.5, leaves)

@@ -1,165 +1,244 @@
-"""The papers' claims, their evidence and their judges.
+"""The claims of docs/claims.md with their evidence and judges.
 
-A claim keeps its number, so new claims are at the end. The page sorts them by paper.
+The page has the number, the text and the paper of each claim. A claim keeps its number.
 """
 
 from __future__ import annotations
 
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import partial
 
-import claims.evidence as ev
+import claims.checks as check
+import claims.checks_models as models
 import claims.judges as judge
-import claims.judges_checks as check
 import claims.judges_runs as runs
-from claims.base import Claim
+from claims.base import Analysis, Check, Evidence, Judge, Runs
+from common import DOCS
 
-_csp = partial(Claim, "Channel-wise Sample Permutation")
-_slice = partial(Claim, "Sliceformer")
-_tost = partial(Claim, "Token Statistics Transformer")
-_dim = partial(Claim, "Dimension Mixer")
-_sink = partial(Claim, "Sparse Sinkhorn Attention")
+PAGE = DOCS / "claims.md"
+
+DIGITS = (
+    "rifflemix compare --task digits "
+    "--mixers softmax,csp,sliceformer,tssa,butterfly,sinkhorn,shift=csp,exchange=sliceformer "
+    "--mixer-option exchange.variant=max_exchange --mixer-option shift.group_size=1 "
+    "--dim 32 --layers 4 --max-steps 500 --batch-size 32 --seeds 1 --threads 1 --keep-weights "
+    "--out runs/digits"
+)
+MNIST = (
+    "rifflemix compare --plugin docs/build/claims/models.py --model small_tost "
+    "--task mnist --task-option layout=image --task-option max_samples=4000 --data-dir data "
+    "--mixers tssa,xca,softmax --dim 32 --layers 4 --max-steps 1000 --batch-size 32 --lr 2e-3 "
+    "--seeds 1 --threads 1 --keep-weights --out runs/mnist"
+)
+SPECTRUM, PERMUTATION, SPREAD, SORTING = (
+    Analysis("digits", kind, "runs/digits --samples 16", (DIGITS,))
+    for kind in ("spectrum", "permutation", "softmax-spread", "sinkhorn")
+)
+_MNIST = "runs/mnist --plugin docs/build/claims/models.py --data-dir data --samples 16"
+RATE, COHERENCE, *MORE = (
+    Analysis("mnist", kind, _MNIST, (MNIST,))
+    for kind in ("rate", "coherence", "membership", "cls-attention")
+)
+"""`MORE` has evidence in claims.csv that no claim needs."""
+FRESH = Analysis(
+    "fresh",
+    "collapse",
+    "encoder --mixers softmax,sliceformer,csp,tssa --set dim=128 --set num_layers=6 --samples 8",
+)
+DEEP = Analysis(
+    "deep",
+    "collapse",
+    "encoder --mixers softmax,sliceformer,csp --set dim=64 --set num_layers=24 --samples 4",
+)
+PATTERN = Analysis(
+    "pattern",
+    "pattern",
+    "encoder --mixers butterfly,token_parallel,csp --set dim=32 --set num_layers=3 --samples 1",
+)
+MACS = {
+    model: Analysis(model, "macs", f"{model} --samples 1")
+    for model in (
+        "mlp_mixer_dense_e1", "mlp_mixer_butterfly_linear_e1", "mlp_mixer_butterfly_mlp_e1",
+        "mlp_mixer_c1_l7", "patch_only_cifar10_l7",
+    )
+}  # fmt: skip
+
+HEADS = Check("csp-heads", check.heads)
+TRANSPORT = Check("csp-transport", check.transport)
+ENTROPIC = Check("csp-entropic", check.entropic)
+REDUNDANT = Check("csp-shift", check.redundant_shift)
+CSP_SIZE = Check("csp-parameters", models.csp_parameters)
+EXCHANGE = Check("sliceformer-exchange", check.exchange)
+INVARIANCE = Check("sliceformer-vit", check.whole_vit)
+SLICE_SIZE = Check("sliceformer-parameters", models.sliceformer_parameters)
+STEP = Check("tost-step", models.tied_step)
+FOREGROUND = Check("mnist-foreground", models.foreground, (MNIST,))
+REPEATED = Check("butterfly-repeated", check.repeated_butterfly)
+DIMENSION_SIZE = Check("dimension-parameters", models.dimension_parameters)
+BUTTERFLY_COST = Check("dimension-cost", models.butterfly_cost)
+REACH = Check("sinkhorn-reach", models.sinkhorn_reach, (DIGITS,))
+
+ABLATION = Runs(
+    "tost-table8",
+    {
+        row: f"tost/table8-cifar10-{row}"
+        for row in ("normalized-mlp", "normalized-ista", "plain-mlp", "plain-ista")
+    },
+    steps=2000,
+    batch_size=64,
+    scale=0.25,
+)
+SPARSE_MLPS = Runs(
+    "dimension-table3",
+    {
+        f"{kind}-e{expansion}": f"dimension_mixer/table3-{kind}-e{expansion}"
+        for expansion in (1, 2)
+        for kind in ("dense", "butterfly_linear", "butterfly_mlp")
+    },
+    steps=1000,
+    batch_size=64,
+)
+BUTTERFLY = Runs(
+    "dimension-table8",
+    {
+        f"{kind}-p{patch}": f"dimension_mixer/table{table}-cifar10-p{patch}-l4-{kind}"
+        for patch in (4, 2)
+        for table, kind in ((4, "dense"), (4, "butterfly"), (8, "random"))
+    },
+    steps=2000,
+    batch_size=64,
+    scale=0.5,
+)
+PARALLEL = Runs(
+    "dimension-table9",
+    {row: f"dimension_mixer/table9-p4-l4-{row}" for row in ("baseline", "no_wout", "tp2", "tp1")},
+    steps=2000,
+    batch_size=64,
+    scale=0.5,
+)
+DENSE_NETS = ("dense_20_p16", "dense_20_p32", "dense_23_p32")
+SPLIT_NETS = (
+    "conv_mix_20_p32", "block_mix_20_p32", "block_mix_17_p32", "block_mix_20_p64",
+    "conv_mix_20_p64", "conv_mix_23_p64", "block_mix_23_p64",
+)  # fmt: skip
+RESNETS = Runs(
+    "dimension-figure7",
+    {row: f"dimension_mixer/figure7-{row}" for row in (*DENSE_NETS, *SPLIT_NETS)},
+    steps=500,
+    batch_size=64,
+    scale=0.5,
+)
+_language = partial(Runs, steps=600, batch_size=8, scale=0.125)
+TEMPERATURE = _language(
+    "sinkhorn-figure3",
+    {f"tau {t:g}": f"sinkhorn/figure3-ptb-tau{t}" for t in (0.25, 0.5, 0.75, 1.0)},
+)
+ITERATIONS = _language(
+    "sinkhorn-figure4", {f"k = {k}": f"sinkhorn/figure4-ptb-k{k}" for k in (2, 5, 10, 20)}
+)
+SORTING_NETWORK = _language(
+    "sinkhorn-table8",
+    {
+        row: f"sinkhorn/table8-ptb-{row}"
+        for row in ("relu-mlp", "mlp", "relu", "linear", "tied", "no-sinkhorn")
+    },
+)
+
 NORM, SKIP, ALONE = "with norm", "with norm and skip", "mixers alone"
+better, comparable = runs.is_better, runs.is_comparable
 
-_MACS = (
-    ("The dense MLP-Mixer needs 20.73 M MACs", "Table 3", "mlp_mixer_dense_e1"),
-    ("MLP-Mixer with butterfly-linear layers needs 5.0 M MACs", "Table 3",
-     "mlp_mixer_butterfly_linear_e1"),
-    ("MLP-Mixer with butterfly MLPs needs 5.33 M MACs", "Table 3", "mlp_mixer_butterfly_mlp_e1"),
-    ("MLP-Mixer c1 of 7 layers needs 74.65 M MACs", "Table 7", "mlp_mixer_c1_l7"),
-    ("The patch-only mixer of 7 layers needs 23.04 M MACs", "Table 7", "patch_only_cifar10_l7"),
-)  # fmt: skip
+JUDGED: Mapping[int, tuple[Evidence, Judge]] = {
+    1: (SPECTRUM, judge.all_ones),
+    2: (SPECTRUM, judge.slower_decay("csp")),
+    3: (SPECTRUM, judge.slower_decay("shift")),
+    4: (FRESH, judge.theorem_1),
+    5: (FRESH, judge.collapses("softmax", "csp", (NORM, NORM))),
+    6: (DEEP, judge.collapses("softmax", "csp", (NORM, NORM))),
+    7: (DEEP, judge.collapses("softmax", "csp", (ALONE, ALONE))),
+    8: (FRESH, judge.low_risk),
+    9: (FRESH, judge.collapses("softmax", "softmax", (NORM, SKIP))),
+    10: (HEADS, check.own_maps),
+    11: (PATTERN, judge.connected("csp", 2, 0.9)),
+    12: (PERMUTATION, judge.order_free),
+    13: (SPECTRUM, judge.slower_decay("sliceformer")),
+    14: (EXCHANGE, check.only_the_largest),
+    15: (SPREAD, judge.noise_spread),
+    16: (SPREAD, judge.indistinguishable),
+    17: (SPREAD, judge.doubly_stochastic),
+    18: (RATE, judge.bound_falls),
+    19: (RATE, judge.operator_lowers),
+    20: (RATE, judge.bound_is_above),
+    21: (FOREGROUND, models.foreground_has_a_head),
+    22: (COHERENCE, judge.incoherent),
+    23: (FOREGROUND, models.segments_better),
+    24: (PATTERN, judge.connected("butterfly", 2, 0.125)),
+    25: (REPEATED, check.equal_strides_do_not_mix),
+    26: (PATTERN, judge.connected("token_parallel", 1, 0.0)),
+    **{27 + n: (of, judge.printed_macs(name)) for n, (name, of) in enumerate(MACS.items())},
+    32: (SORTING, judge.balanced),
+    33: (SORTING, judge.harder),
+    34: (REACH, models.quasi_global),
+    35: (HEADS, check.pairs_add_maps),
+    36: (TRANSPORT, check.optimal),
+    37: (ENTROPIC, check.converges),
+    38: (REDUNDANT, check.shift_is_redundant),
+    39: (CSP_SIZE, models.third_of_parameters),
+    40: (CSP_SIZE, models.fewer_parameters),
+    41: (INVARIANCE, check.whole_model_is_invariant),
+    42: (SLICE_SIZE, models.fewer_than_baselines),
+    43: (STEP, models.step_lowers),
+    44: (ABLATION, better(("normalized-mlp", "plain-mlp"),
+                             ("normalized-mlp", "normalized-ista"))),
+    45: (DIMENSION_SIZE, models.printed_parameters),
+    46: (SPARSE_MLPS, better(("butterfly_mlp-e1", "butterfly_linear-e1"),
+                                ("butterfly_mlp-e2", "butterfly_linear-e2"))),
+    47: (SPARSE_MLPS, comparable(*((f"butterfly_{kind}-e{e}", f"dense-e{e}")
+                                      for e in (1, 2) for kind in ("linear", "mlp")))),
+    48: (BUTTERFLY, better(("butterfly-p4", "dense-p4"), ("butterfly-p2", "dense-p2"))),
+    49: (BUTTERFLY, better(("butterfly-p4", "random-p4"), ("butterfly-p2", "random-p2"))),
+    50: (BUTTERFLY, better(("random-p4", "dense-p4"), ("random-p2", "dense-p2"), need=1)),
+    51: (PARALLEL, comparable(*((row, "baseline") for row in ("no_wout", "tp2", "tp1")))),
+    52: (RESNETS, runs.splitting_does_not_help(DENSE_NETS, SPLIT_NETS)),
+    53: (TEMPERATURE, better(("tau 0.75", "tau 0.25"), ("tau 1", "tau 0.25"))),
+    54: (TEMPERATURE, better(*(("tau 0.75", f"tau {t}") for t in ("0.25", "0.5", "1")))),
+    55: (ITERATIONS, better(*((f"k = {k}", f"k = {other}")
+                                 for k in (5, 10) for other in (2, 20)))),
+    56: (SORTING_NETWORK, better(*(("linear", other) for other in ("relu-mlp", "mlp", "relu")))),
+    57: (SORTING_NETWORK, better(("linear", "tied"))),
+    58: (SORTING_NETWORK, better(("linear", "no-sinkhorn"))),
+    59: (BUTTERFLY_COST, models.cheaper_when_long),
+}  # fmt: skip
+EVIDENCE = {of.name: of for of in (*(evidence for evidence, _ in JUDGED.values()), *MORE)}
 
-CLAIMS = (
-    _csp("The implicit maps are permutations, so their spectrum is all ones (section 1).",
-         "an argument", ev.SPECTRUM, judge.all_ones),
-    _csp("The spectra of CSP's outputs decay more slowly than attention's (section 4.1).",
-         "Figure 3, on ImageNet-1k", ev.SPECTRUM, judge.slower_decay("csp")),
-    _csp("The spectra of shifting alone decay more slowly, too (section 4.1).",
-         "Figure 3, on ImageNet-1k", ev.SPECTRUM, judge.slower_decay("shift")),
-    _csp("The rank residual after l layers has the bound of theorem 1.",
-         "a proof", ev.FRESH, judge.theorem_1),
-    _csp("Without skip connections, softmax attention collapses and CSP does not (section 3.2.1).",
-         "theorem 1, and Dong et al. 2021 for attention",
-         ev.FRESH, judge.collapses("softmax", "csp", (NORM, NORM))),
-    _csp("Softmax attention collapses and CSP does not at a depth of 24 layers.",
-         "nothing: the bound is for any depth",
-         ev.DEEP, judge.collapses("softmax", "csp", (NORM, NORM))),
-    _csp("Softmax attention collapses and CSP does not without norms, biases included.",
-         "nothing: the bound is for any weights",
-         ev.DEEP, judge.collapses("softmax", "csp", (ALONE, ALONE))),
-    _csp("Maps that are permutations carry a low risk of rank collapse (section 3.2.1).",
-         "theorem 1, with the rank residual as its measure", ev.FRESH, judge.low_risk),
-    _csp("Skip connections keep softmax attention from collapsing (Dong et al. 2021).",
-         "section 3.2.1 quotes that it collapses without them",
-         ev.FRESH, judge.collapses("softmax", "softmax", (NORM, SKIP))),
-    _csp("Every channel has its own map: one head per channel (section 3.2).",
-         "equation (4)", ev.HEADS, check.own_maps),
-    _csp("Shifts and pairs connect all tokens within a few layers (section 3.2.2).",
-         "Figure 2, the shifting strategies", ev.PATTERN, judge.connected("csp", 2, 0.9)),
-    _slice("One layer of sorting does not depend on the order of the tokens (section 4).",
-           "section 4 announces a test", ev.PERMUTATION, judge.order_free),
-    _slice("Singular values of its outputs decay more slowly than ViT's (section 4.3).",
-           "Figure 4, on CIFAR-10", ev.SPECTRUM, judge.slower_decay("sliceformer")),
-    _slice("Max-exchange moves two values of a channel, the largest to the front (section 3.3).",
-           "a definition", ev.EXCHANGE, check.only_the_largest),
-    _slice("The deviation of softmax weights falls fast as N grows (section 3.1).",
-           "Figure 2, on random vectors", ev.SPREAD, judge.noise_spread),
-    _slice("So the weights become indistinguishable on long sequences (section 3.1).",
-           "an argument from Figure 2", ev.SPREAD, judge.indistinguishable),
-    _slice("Attention maps tend to be doubly stochastic during training (section 3.1, Sander et "
-           "al.).", "Figure 2 of Sander et al. 2022", ev.SPREAD, judge.doubly_stochastic),
-    _tost("The compression term mostly falls from layer to layer (section 4.1).",
-          "Figure 4a, on ImageNet-1k", ev.RATE, judge.bound_falls),
-    _tost("Each trained operator lowers the variational bound of its input (section 3.2).",
-          "equation (10), with the output map tied to the input map",
-          ev.RATE, judge.operator_lowers),
-    _tost("The variational form is an upper bound of the coding rate (section 3.1).",
-          "equation (4) and a proof", ev.RATE, judge.bound_is_above),
-    _tost("Memberships cluster the tokens: the foreground goes to one head (section 4.1).",
-          "Figures 4b and 9, ToST-S on ImageNet-1k",
-          ev.FOREGROUND, check.foreground_has_a_head, ev.MEMBERSHIP),
-    _tost("The learned subspaces of the heads are approximately incoherent (appendix D.4).",
-          "Figure 11, ToST-S", ev.COHERENCE, judge.incoherent),
-    _tost("The class token's maps segment better than XCiT's and ViT's (section 4.2).",
-          "Figures 5 and 10, the penultimate layer",
-          ev.FOREGROUND, check.segments_better, ev.CLASS_TOKEN),
-    _dim("Butterfly attention with blocks of sqrt(N) mixes all tokens in two layers (Figure 3a).",
-         "Figures 3a and 4", ev.PATTERN, judge.connected("butterfly", 2, 0.125)),
-    _dim("Butterfly layers of equal stride do not mix every token (Figure 4, aa).",
-         "Figure 4", ev.REPEATED, check.equal_strides_do_not_mix),
-    _dim("Token-parallel attention mixes all tokens in one layer (Figure 5).",
-         "Figure 5", ev.PATTERN, judge.connected("token_parallel", 1, 0.0)),
-    *(_dim(f"{text} ({table}).", table, ev.macs(model), judge.printed_macs(model))
-      for text, table, model in _MACS),
-    _sink("A few iterations make the sorting matrices doubly stochastic (sections 3 and 6.3).",
-          "5 to 10 iterations are best, Figure 4", ev.SORTING, judge.balanced),
-    _sink("A lower temperature sorts harder (section 6.2).",
-          "section 3.2.1, in words", ev.SORTING, judge.harder),
-    _sink("Sorted blocks make local attention quasi-global (section 3).",
-          "Figure 1", ev.REACH, check.quasi_global),
-    _csp("Pairs raise the number of heads from N to C if C > N (section 3.2.2).",
-         "an argument", ev.HEADS, check.pairs_add_maps),
-    _csp("Sorting a group is the optimal transport to the reference channel (appendix B).",
-         "a derivation", ev.TRANSPORT, check.optimal),
-    _csp("Doubly stochastic maps converge to CSP's maps as the temperature falls (theorem 2).",
-         "a proof by citation", ev.ENTROPIC, check.converges),
-    _csp("The shift is redundant if the whole sequence is sorted, K = 1 (section 3.2.2).",
-         "an argument", ev.REDUNDANT, check.shift_is_redundant),
-    _csp("CSP has one third of the parameters of multi-head attention (section 3.2.1).",
-         "an argument", ev.CSP_SIZE, check.third_of_parameters),
-    _csp("Models with CSP have the printed, smaller numbers of parameters (section 4.1).",
-         "Table 3", ev.CSP_SIZE, check.fewer_parameters),
-    _slice("A Vision Sliceformer does not depend on the order of the patches (section 4).",
-           "section 4 announces a test", ev.INVARIANCE, check.whole_model_is_invariant),
-    _slice("At equal depth and width it has fewer parameters than all baselines (section 4.1).",
-           "an argument; Table II prints no sizes", ev.SLICE_SIZE, check.fewer_than_baselines),
-    _tost("The operator of equation (10) lowers the variational bound (section 3.2).",
-          "a derivation", ev.STEP, check.step_lowers),
-    _tost("Normalized memberships and an MLP are both needed (appendix D.1).",
-          "Table 8, CIFAR-10, 400 epochs", ev.ABLATION,
-          runs.is_better(("normalized-mlp", "plain-mlp"), ("normalized-mlp", "normalized-ista"))),
-    _dim("The models of Tables 3, 4 and 9 have the printed numbers of parameters.",
-         "Tables 3, 4 and 9", ev.DIMENSION_SIZE, check.printed_parameters),
-    _dim("Butterfly MLPs are slightly more accurate than butterfly-linear layers (section 4).",
-         "Table 3, CIFAR-10, 8 seeds", ev.SPARSE_MLPS,
-         runs.is_better(("butterfly_mlp-e1", "butterfly_linear-e1"),
-                   ("butterfly_mlp-e2", "butterfly_linear-e2"))),
-    _dim("Sparse layers are comparable in accuracy to dense ones (section 4).",
-         "Table 3, CIFAR-10, 8 seeds", ev.SPARSE_MLPS,
-         runs.is_comparable(*((f"butterfly_{kind}-e{e}", f"dense-e{e}")
-                         for e in (1, 2) for kind in ("linear", "mlp")))),
-    _dim("Butterfly attention is more accurate than dense attention on images (section 4).",
-         "Table 4, CIFAR-10 and CIFAR-100", ev.BUTTERFLY,
-         runs.is_better(("butterfly-p4", "dense-p4"), ("butterfly-p2", "dense-p2"))),
-    _dim("Butterfly attention is better with neighboring tokens than with random ones "
-         "(appendix B).", "Table 8, CIFAR-10 and CIFAR-100", ev.BUTTERFLY,
-         runs.is_better(("butterfly-p4", "random-p4"), ("butterfly-p2", "random-p2"))),
-    _dim("Random butterfly attention beats dense attention in some cases (appendix B).",
-         "Table 8, CIFAR-10 and CIFAR-100", ev.BUTTERFLY,
-         runs.is_better(("random-p4", "dense-p4"), ("random-p2", "dense-p2"), need=1)),
-    _dim("Token-parallel attention and attention without W_out are comparable (appendix D.1).",
-         "Table 9, CIFAR-10", ev.PARALLEL,
-         runs.is_comparable(("no_wout", "baseline"), ("tp2", "baseline"), ("tp1", "baseline"))),
-    _dim("Splitting channels does not improve accuracy at equal parameters (appendix D.2).",
-         "Figure 7, CIFAR-10",
-         ev.RESNETS, runs.splitting_does_not_help(ev.DENSE_NETS, ev.SPLIT_NETS)),
-    _sink("Soft sorting is better than hard sorting (section 6.2).",
-          "Figure 3, LM1B", ev.TEMPERATURE,
-          runs.is_better(("tau 0.75", "tau 0.25"), ("tau 1", "tau 0.25"))),
-    _sink("The best temperature is 0.75 (section 6.2).",
-          "Figure 3, LM1B", ev.TEMPERATURE,
-          runs.is_better(*(("tau 0.75", f"tau {t}") for t in ("0.25", "0.5", "1")))),
-    _sink("5 to 10 iterations are better than fewer or more (section 6.3).",
-          "Figure 4, LM1B", ev.ITERATIONS,
-          runs.is_better(*((f"k = {k}", f"k = {other}") for k in (5, 10) for other in (2, 20)))),
-    _sink("A linear layer is the best sorting network (section 6.1).",
-          "Table 8, LM1B", ev.SORTING_NETWORK,
-          runs.is_better(*(("linear", other) for other in ("relu-mlp", "mlp", "relu")))),
-    _sink("Equal keys and values hurt (section 6.1).",
-          "Table 8, LM1B", ev.SORTING_NETWORK, runs.is_better(("linear", "tied"))),
-    _sink("Without Sinkhorn normalization the model is much worse (section 6.1).",
-          "Table 8, LM1B", ev.SORTING_NETWORK, runs.is_better(("linear", "no-sinkhorn"))),
-    _dim("Butterfly attention needs less time and memory on long sequences (section 4).",
-         "Table 4: time 0.99, 1.8 and 7.4, memory 1.1, 3.1 and 9.8 times as large if dense",
-         ev.BUTTERFLY_COST, check.cheaper_when_long),
-)  # fmt: skip
+
+@dataclass(frozen=True)
+class Claim:
+    """One claim of a paper, from the page.
+
+    Attributes:
+        number: number of the claim.
+        paper: title of the paper.
+        text: the claim, and the section that makes it.
+        evidence: the measurement here.
+        judge: function from the evidence's data to the judgement.
+    """
+
+    number: int
+    paper: str
+    text: str
+    evidence: Evidence
+    judge: Judge
+
+
+def claims() -> list[Claim]:
+    """Read the claims from the page, sorted by paper."""
+    found, paper = [], ""
+    for line in PAGE.read_text(encoding="utf-8").splitlines():
+        if line.startswith("## "):
+            paper = line.removeprefix("## ")
+        elif match := re.match(r'\| <a id="(\d+)">\S+ \| (.*?) \| ', line):
+            number = int(match[1])
+            found.append(Claim(number, paper, match[2], *JUDGED[number]))
+    return found

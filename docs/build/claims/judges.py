@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
-from claims.base import DEPENDS, FAILS, HOLDS, PART, Data, Judge, Judgement
+from claims.base import DEPENDS, FAILS, HOLDS, PART, Data, Judge, Judgement, judgement, listed
 
 MEASURES = {
     "effective_rank": "effective rank",
@@ -27,18 +27,13 @@ def of(data: Data, label: str) -> Any:
     return data["models"][label]
 
 
-def mean_of(layers: Sequence[Data], key: str) -> float:
-    """Average a number over layers."""
-    return float(np.mean([layer[key] for layer in layers]))
-
-
 def agreed(verdicts: Sequence[str]) -> str:
     """Return the verdict of all measures, or "depends on the measure" if they differ."""
     return verdicts[0] if len(set(verdicts)) == 1 else DEPENDS
 
 
 def all_ones(data: Data) -> Judgement:
-    """Judge claim 1 by the smallest and largest singular value of all maps."""
+    """Judge the smallest and largest singular value of all maps."""
     maps = [layer["map"] for layer in of(data, "csp")]
     if None in maps:
         return Judgement(FAILS, "the layers of the model have no map over tokens")
@@ -48,8 +43,7 @@ def all_ones(data: Data) -> Judgement:
         f"the singular values of all maps of the trained layers are between {least:.6g} and "
         f"{most:.6g}; their stable rank is {rank:.1f} of {tokens}"
     )
-    is_one = abs(least - 1) < 1e-9 and abs(most - 1) < 1e-9
-    return Judgement(HOLDS if is_one else FAILS, shows)
+    return judgement(shows, abs(least - 1) < 1e-9 and abs(most - 1) < 1e-9)
 
 
 def slower_decay(label: str, place: str = "before_projection") -> Judge:
@@ -66,18 +60,17 @@ def slower_decay(label: str, place: str = "before_projection") -> Judge:
             values = [(ours[place][key], softmax[place][key]) for ours, softmax in pairs]
             wins = sum(ours > softmax for ours, softmax in values)
             verdicts.append(HOLDS if wins == len(values) else PART if wins else FAILS)
-            listed = "; ".join(f"{ours:.3g} and {softmax:.3g}" for ours, softmax in values)
-            texts.append(f"{name} {listed}")
-        shows = f"{place.replace('_', ' the output ')}, {label} and softmax by layer: " + ". ".join(
-            texts
-        ).replace("stable", "Stable")
-        return Judgement(agreed(verdicts), shows)
+            each = "; ".join(f"{ours:.3g} and {softmax:.3g}" for ours, softmax in values)
+            texts.append(f"{name} {each}")
+        measures = ". ".join(texts).replace("stable", "Stable")
+        where = place.replace("_", " the output ")
+        return Judgement(agreed(verdicts), f"{where}, {label} and softmax by layer: {measures}")
 
     return judge
 
 
 def theorem_1(data: Data) -> Judgement:
-    """Judge theorem 1 by its bound and by the equality in its proof."""
+    """Judge the bound, and the equality in its proof."""
     found = of(data, "csp")["theorem_1"]
     ratios = [r / b for r, b in zip(found["residual"], found["bound"], strict=True)]
     change = max(found["change"])
@@ -87,14 +80,7 @@ def theorem_1(data: Data) -> Judgement:
         f"at every depth. The bound is loose: after {len(ratios) - 1} layers the "
         f"residual is {ratios[-1]:.0e} of it"
     )
-    holds = max(ratios) <= 1 + 1e-9 and change <= 1e-9
-    return Judgement(HOLDS if holds else FAILS, shows)
-
-
-def last(data: Data, label: str, stack: str) -> Mapping[str, float]:
-    """Read all measures after the last layer of a stack."""
-    means = of(data, label)["stacks"][stack]
-    return {name: values[-1] for name, values in means.items()}
+    return judgement(shows, max(ratios) <= 1 + 1e-9 and change <= 1e-9)
 
 
 def collapses(expected: str, kept: str, stacks: tuple[str, str]) -> Judge:
@@ -107,18 +93,18 @@ def collapses(expected: str, kept: str, stacks: tuple[str, str]) -> Judge:
     """
 
     def judge(data: Data) -> Judgement:
-        lost, own = last(data, expected, stacks[0]), last(data, kept, stacks[1])
+        lost, own = of(data, expected)["stacks"][stacks[0]], of(data, kept)["stacks"][stacks[1]]
         verdicts, texts = [], []
         for key, (name, level, digits) in LEVELS.items():
-            does, does_not = lost[key] <= level, own[key] > level
-            verdicts.append(HOLDS if does and does_not else PART if does_not else FAILS)
-            texts.append(
-                f"{name} {own[key]:.{digits}f} and {lost[key]:.{digits}f}, collapsed up to {level}"
-            )
-        names = (kept, expected)
+            ours, theirs = own[key][-1], lost[key][-1]
+            both = ours > level >= theirs
+            verdicts.append(HOLDS if both else PART if ours > level else FAILS)
+            values = f"{ours:.{digits}f} and {theirs:.{digits}f}"
+            texts.append(f"{name} {values}, collapsed up to {level}")
+        names = f"{kept} and {expected}"
         if kept == expected:
-            names = f"{kept} {stacks[1]}", f"{expected} {stacks[0]} alone"
-        return Judgement(agreed(verdicts), f"{names[0]} and {names[1]}: {'; '.join(texts)}")
+            names = f"{kept} {stacks[1]} and {expected} {stacks[0]} alone"
+        return Judgement(agreed(verdicts), f"{names}: {'; '.join(texts)}")
 
     return judge
 
@@ -128,11 +114,10 @@ def low_risk(data: Data) -> Judgement:
     means = of(data, "sliceformer")["stacks"]["with norm"]
     names = {"residual": "rank residual"} | {key: name for key, (name, *_) in LEVELS.items()}
     kept = {name: means[key][-1] / means[key][0] for key, name in names.items()}
-    listed = ", ".join(f"{name} {100 * share:.0f} %" for name, share in kept.items())
-    depth = len(means["residual"]) - 1
     shows = (
         "sorting the whole sequence permutes each channel, too. Share of its input's measure that "
-        f"a stack of {depth} sorts keeps: {listed}"
+        f"a stack of {len(means['residual']) - 1} sorts keeps: "
+        + ", ".join(f"{name} {100 * share:.0f} %" for name, share in kept.items())
     )
     return Judgement(agreed([HOLDS if share >= 0.5 else FAILS for share in kept.values()]), shows)
 
@@ -140,12 +125,12 @@ def low_risk(data: Data) -> Judgement:
 def order_free(data: Data) -> Judgement:
     """Judge whether one layer's outputs depend on the order of its tokens."""
     change = max(layer["order_change"] for layer in of(data, "sliceformer"))
-    other = mean_of(of(data, "csp"), "order_change")
+    other = np.mean([layer["order_change"] for layer in of(data, "csp")])
     shows = (
         f"the outputs of a layer change by {change:.1g} of their size if its input tokens are "
         f"reordered; CSP changes by {other:.2g}"
     )
-    return Judgement(HOLDS if change < 1e-5 < other else FAILS, shows)
+    return judgement(shows, change < 1e-5 < other)
 
 
 def slope_of(lengths: Sequence[float], values: Sequence[float]) -> float:
@@ -161,7 +146,7 @@ def noise_spread(data: Data) -> Judgement:
         f"{deviation[0]:.2g} with {tokens[0]} entries and {deviation[-1]:.2g} with {tokens[-1]}: "
         f"it falls as N to the power {slope:.2f}. A row with one weight of 1 has the power -0.5"
     )
-    return Judgement(HOLDS if slope < -0.75 else FAILS, shows)
+    return judgement(shows, slope < -0.75)
 
 
 def indistinguishable(data: Data) -> Judgement:
@@ -177,8 +162,7 @@ def indistinguishable(data: Data) -> Judgement:
         f"random vectors {random[0]:.2f} with {noise['tokens'][0]} entries and {random[-1]:.2f} "
         f"with {noise['tokens'][-1]}"
     )
-    falls = sum(slope < -0.25 for slope in slopes)
-    return Judgement((FAILS, PART, HOLDS)[falls], shows)
+    return judgement(shows, max(slopes) < -0.25, min(slopes) < -0.25)
 
 
 def doubly_stochastic(data: Data) -> Judgement:
@@ -189,16 +173,15 @@ def doubly_stochastic(data: Data) -> Judgement:
         f"column sums of softmax attention are {first:.2f} from 1 on average before training and "
         f"{final:.2f} after it"
     )
-    return Judgement(FAILS if final >= first else HOLDS if final < 0.05 else PART, shows)
+    return judgement(shows, final < min(first, 0.05), final < first)
 
 
 def bound_falls(data: Data) -> Judgement:
     """Judge whether the variational bound falls from layer to layer."""
     values = [layer["bound"] for layer in of(data, "tssa")]
     falls, steps = sum(b < a for a, b in pairwise(values)), len(values) - 1
-    listed = ", ".join(f"{value:.3f}" for value in values)
-    shows = f"bound by layer, nats: {listed}; it falls {falls} of {steps} times"
-    return Judgement(HOLDS if falls == steps else PART if falls > steps / 2 else FAILS, shows)
+    shows = f"bound by layer, nats: {listed(values, '.3f')}; it falls {falls} of {steps} times"
+    return judgement(shows, falls == steps, falls > steps / 2)
 
 
 def operator_lowers(data: Data) -> Judgement:
@@ -206,7 +189,7 @@ def operator_lowers(data: Data) -> Judgement:
     layers = of(data, "tssa")
     lower = sum(layer["bound_after"] < layer["bound"] for layer in layers)
     shows = f"{lower} of {len(layers)} trained operators lower the bound of their input"
-    return Judgement(HOLDS if lower == len(layers) else PART if lower else FAILS, shows)
+    return judgement(shows, lower == len(layers), lower > 0)
 
 
 def bound_is_above(data: Data) -> Judgement:
@@ -218,16 +201,15 @@ def bound_is_above(data: Data) -> Judgement:
         f"the gap is {min(gaps):.3f} to {max(gaps):.3f} nats by layer, and {least:.3f} in the "
         "sample with the smallest"
     )
-    return Judgement(HOLDS if least >= -1e-9 else FAILS, shows)
+    return judgement(shows, least >= -1e-9)
 
 
 def incoherent(data: Data) -> Judgement:
     """Judge the angles between the bases of different heads."""
     layers = of(data, "tssa")
-    between, random = mean_of(layers, "between"), layers[0]["expected"]
+    between, random = np.mean([layer["between"] for layer in layers]), layers[0]["expected"]
     shows = f"mean |cosine| between heads {between:.3f}; random directions have {random:.3f}"
-    verdict = HOLDS if between < 1.25 * random else PART if between < 2 * random else FAILS
-    return Judgement(verdict, shows)
+    return judgement(shows, between < 1.25 * random, between < 2 * random)
 
 
 def connected(label: str, after: int, share_before: float) -> Judge:
@@ -241,11 +223,12 @@ def connected(label: str, after: int, share_before: float) -> Judge:
 
     def judge(data: Data) -> Judgement:
         shares = of(data, label)["connected_share"]
-        listed = ", ".join(f"{100 * s:.0f} %" for s in shares)
-        shows = f"pairs of tokens connected after 1, 2, 3 layers: {listed}"
+        each = listed(shares, ".0f", 100, " %")
         before = max(shares[: after - 1], default=0.0)
-        holds = shares[after - 1] == 1.0 and before <= share_before
-        return Judgement(HOLDS if holds else FAILS, shows)
+        return judgement(
+            f"pairs of tokens connected after 1, 2, 3 layers: {each}",
+            shares[after - 1] == 1.0 and before <= share_before,
+        )
 
     return judge
 
@@ -257,7 +240,7 @@ def printed_macs(name: str) -> Judge:
         found = of(data, name)
         millions, printed = found["macs"] / 1e6, found["printed_macs_millions"]
         shows = f"{millions:.2f} M multiply-accumulates, {found['parameters']:,} parameters"
-        return Judgement(HOLDS if abs(millions / printed - 1) < 0.005 else FAILS, shows)
+        return judgement(shows, abs(millions / printed - 1) < 0.005)
 
     return judge
 
@@ -271,14 +254,13 @@ def balanced(data: Data) -> Judgement:
         f"{many:.2g} after 20"
     )
     falls = many < few < one
-    return Judgement(HOLDS if falls and few < 0.05 else PART if falls else FAILS, shows)
+    return judgement(shows, falls and few < 0.05, falls)
 
 
 def harder(data: Data) -> Judgement:
     """Judge the entropy of the rows of sorting matrices, by temperature."""
     softness = of(data, "sinkhorn")["softness"]
-    listed = ", ".join(f"{value:.2f} at {t}" for t, value in softness.items())
-    shows = f"entropy of a row over the largest, by temperature: {listed}"
+    each = ", ".join(f"{value:.2f} at {t}" for t, value in softness.items())
     ordered = [softness[t] for t in sorted(softness, key=float)]
-    rises = sum(b > a + 1e-6 for a, b in pairwise(ordered))
-    return Judgement(HOLDS if rises == len(ordered) - 1 else FAILS, shows)
+    rises = all(b > a + 1e-6 for a, b in pairwise(ordered))
+    return judgement(f"entropy of a row over the largest, by temperature: {each}", rises)

@@ -7,7 +7,7 @@ Differences are paired over seeds, with the error of the test set and Holm's cor
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 from claims.base import FAILS, HOLDS, PART, UNDECIDED, Data, Judge, Judgement
@@ -16,7 +16,6 @@ from rifflemix.lab.comparison.statistics import LEVEL, Difference, holm, paired_
 
 MARGIN = 2.0
 """Points of accuracy that "comparable" allows; the papers' own losses are 1.5 or less."""
-_HIGHER_IS_BETTER = ("%",)
 
 
 def size_of(data: Data) -> str:
@@ -30,8 +29,14 @@ def size_of(data: Data) -> str:
     return f"{', '.join(parts)}, {len(size['seeds'])} seeds"
 
 
+def _scores(data: Data, row: str) -> dict[int, float]:
+    return {int(seed): float(value) for seed, value in data["rows"][row]["test"].items()}
+
+
 def advantage(data: Data, better: str, worse: str) -> Difference | None:
     """Compare two rows: positive if the first one is better, in the unit of the table.
+
+    Accuracies have the error of the finite test set, too.
 
     Returns:
         None if fewer than two seeds of both rows are finished, since the others diverged.
@@ -39,22 +44,11 @@ def advantage(data: Data, better: str, worse: str) -> Difference | None:
     ours, theirs = (_scores(data, row) for row in (better, worse))
     if not ours or not theirs:
         return None
-    if data["rows"][better]["unit"] not in _HIGHER_IS_BETTER:
-        ours, theirs = theirs, ours
-    return paired_difference(ours, theirs, _sampling_error(data, better, worse))
-
-
-def _scores(data: Data, row: str) -> dict[int, float]:
-    return {int(seed): float(value) for seed, value in data["rows"][row]["test"].items()}
-
-
-def _sampling_error(data: Data, *rows: str) -> float:
-    """Standard error of a difference of accuracies, in points; 0 for other metrics."""
-    if data["rows"][rows[0]]["unit"] != "%":
-        return 0.0
-    shares = [np.mean(list(_scores(data, row).values())) / 100 for row in rows]
+    if data["rows"][better]["unit"] != "%":  # lower is better
+        return paired_difference(theirs, ours, 0.0)
+    shares = [np.mean(list(scores.values())) / 100 for scores in (ours, theirs)]
     variance = sum(share * (1 - share) for share in shares) / data["size"]["test_samples"]
-    return 100 * math.sqrt(variance)
+    return paired_difference(ours, theirs, 100 * math.sqrt(variance))
 
 
 def verdict_of(differences: Sequence[Difference | None], need: int | None = None) -> str:
@@ -68,31 +62,22 @@ def verdict_of(differences: Sequence[Difference | None], need: int | None = None
         HOLDS if enough are significantly positive, PART if some are. Otherwise FAILS if one is
         significantly negative, and UNDECIDED if no difference is significant.
     """
-    need = len(differences) if need is None else need
     known = [difference for difference in differences if difference is not None]
     corrected = holm([difference.probability for difference in known])
-    signs = [
-        np.sign(difference.mean) if probability < LEVEL else 0
-        for difference, probability in zip(known, corrected, strict=True)
-    ]
-    ahead, behind = sum(s > 0 for s in signs), sum(s < 0 for s in signs)
-    if ahead >= need:
-        return HOLDS
+    means = [d.mean for d, p in zip(known, corrected, strict=True) if p < LEVEL]
+    ahead = sum(mean > 0 for mean in means)
     if ahead:
-        return PART
-    return FAILS if behind else UNDECIDED
+        return HOLDS if ahead >= (need or len(differences)) else PART
+    return FAILS if any(mean < 0 for mean in means) else UNDECIDED
 
 
 def is_better(*pairs: tuple[str, str], need: int | None = None) -> Judge:
     """Make a judge: the first row of each pair is better than the second."""
 
     def judge(data: Data) -> Judgement:
-        differences = [advantage(data, *pair) for pair in pairs]
-        texts = [
-            f"{better} over {worse} {_interval(d)}"
-            for (better, worse), d in zip(pairs, differences, strict=True)
-        ]
-        return Judgement(verdict_of(differences, need), _shows(data, texts))
+        found = {f"{a} over {b}": advantage(data, a, b) for a, b in pairs}
+        texts = [f"{pair} {_interval(d)}" for pair, d in found.items()]
+        return Judgement(verdict_of(list(found.values()), need), _shows(data, texts))
 
     return judge
 
@@ -101,34 +86,22 @@ def is_comparable(*pairs: tuple[str, str]) -> Judge:
     """Make a judge: the first row of each pair is at most `MARGIN` points below the second."""
 
     def judge(data: Data) -> Judgement:
-        differences = [advantage(data, *pair) for pair in pairs]
-        verdicts = [_within_margin(d) for d in differences]
-        texts = [
-            f"{row} minus {baseline} {_interval(d)}"
-            for (row, baseline), d in zip(pairs, differences, strict=True)
-        ]
+        found = {f"{a} minus {b}": advantage(data, a, b) for a, b in pairs}
+        verdicts = {_above(d, -MARGIN) for d in found.values()}
+        mixed = PART if HOLDS in verdicts else UNDECIDED
+        verdict = verdicts.pop() if len(verdicts) == 1 else mixed
+        texts = [f"{pair} {_interval(d)}" for pair, d in found.items()]
         texts.append(f"comparable means at most {MARGIN:g} points less")
-        return Judgement(_common(verdicts), _shows(data, texts))
+        return Judgement(verdict, _shows(data, texts))
 
     return judge
 
 
-def _interval(d: Difference | None) -> str:
-    if d is None:
-        return "unknown, too few finished runs"
-    return f"{d.mean:+.2f} [{d.low:+.2f}, {d.high:+.2f}]"
-
-
-def _within_margin(d: Difference | None) -> str:
-    if d is None:
+def _above(difference: Difference | None, bound: float) -> str:
+    """Judge whether a whole interval is above or below a bound."""
+    if difference is None:
         return UNDECIDED
-    return HOLDS if d.low > -MARGIN else FAILS if d.high < -MARGIN else UNDECIDED
-
-
-def _common(verdicts: Sequence[str]) -> str:
-    if len(set(verdicts)) == 1:
-        return verdicts[0]
-    return PART if HOLDS in verdicts else UNDECIDED
+    return HOLDS if difference.low > bound else FAILS if difference.high < bound else UNDECIDED
 
 
 def splitting_does_not_help(dense: Sequence[str], split: Sequence[str]) -> Judge:
@@ -139,28 +112,30 @@ def splitting_does_not_help(dense: Sequence[str], split: Sequence[str]) -> Judge
     """
 
     def judge(data: Data) -> Judgement:
-        rows, excess = data["rows"], {}
-        sizes = np.log([rows[row]["parameters"] for row in dense])
-        finished = [_scores(data, row).keys() for row in (*dense, *split)]
-        for seed in set.intersection(*map(set, finished)):
-            line = np.polyfit(sizes, [_scores(data, row)[seed] for row in dense], 1)
-            above = [
-                _scores(data, row)[seed] - np.polyval(line, np.log(rows[row]["parameters"]))
-                for row in split
-            ]
-            excess[seed] = float(np.mean(above))
+        rows = data["rows"]
+        scores = {row: _scores(data, row) for row in (*dense, *split)}
+        size = {row: np.log(rows[row]["parameters"]) for row in scores}
+        excess = {}  # of the split networks, by seed
+        for seed in set.intersection(*(set(of) for of in scores.values())):
+            line = np.polyfit([size[row] for row in dense], [scores[r][seed] for r in dense], 1)
+            gaps = [scores[row][seed] - np.polyval(line, size[row]) for row in split]
+            excess[seed] = float(np.mean(gaps))
         found = paired_difference(excess, dict.fromkeys(excess, 0.0))
         text = f"split networks minus dense ones of equal size, points: {_interval(found)}"
-        if found is None:
-            return Judgement(UNDECIDED, _shows(data, [text]))
-        verdict = HOLDS if found.high < 1 else FAILS if found.low > 1 else UNDECIDED
-        return Judgement(verdict, _shows(data, [text]))
+        opposite = {HOLDS: FAILS, FAILS: HOLDS, UNDECIDED: UNDECIDED}
+        return Judgement(opposite[_above(found, 1.0)], _shows(data, [text]))
 
     return judge
 
 
+def _interval(d: Difference | None) -> str:
+    if d is None:
+        return "unknown, too few finished runs"
+    return f"{d.mean:+.2f} [{d.low:+.2f}, {d.high:+.2f}]"
+
+
 def _shows(data: Data, texts: Sequence[str]) -> str:
-    rows: Mapping[str, Data] = data["rows"]
+    rows = data["rows"]
     unit = next(iter(rows.values()))["unit"]
     means = ", ".join(f"{name} {_mean(row)}" for name, row in rows.items())
     word = "accuracy in %" if unit == "%" else unit

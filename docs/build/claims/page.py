@@ -1,65 +1,35 @@
-"""docs/claims.md: the papers' claims, judged by the measurements in docs/data/claims.csv."""
+"""docs/claims.md: measurements and verdicts next to the claims that the page has by hand."""
 
 from __future__ import annotations
 
+import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable
 from pathlib import Path
 
-from claims.base import NOT_RUN, VERDICTS, Claim, Judgement, Runs, judged
-from claims.claims import CLAIMS
-from claims.evidence import DIGITS, MNIST
-from claims.files import ACCURACY, PICTURES, SHOWN, stored
-from paths import DOCS, link
+from claims.base import (
+    ACCURACY,
+    NOT_RUN,
+    PICTURES,
+    VERDICTS,
+    Evidence,
+    Judgement,
+    Runs,
+    judged,
+    stored,
+)  # fmt: skip
+from claims.claims import DIGITS, JUDGED, MNIST, PAGE, Claim, claims
+from common import link
 
-PAGE = DOCS / "claims.md"
-INTRODUCTION = """# Claims of the papers
-
-Claims of five papers, tested on small models that were trained for minutes. A claim that does not
-hold here can hold for the large models of the papers. The numbers are in
-[claims.csv](data/claims.csv); [Analyze models](analysis.md) defines the measures.
-
-| Verdict | Meaning |
-| --- | --- |
-| holds | the numbers agree with the claim |
-| holds in part | the numbers agree with a part of the claim |
-| does not hold here | the numbers contradict the claim |
-| depends on the measure | effective rank, stable rank and s2/s1 (or the rank residual) disagree |
-| within the noise | no difference is significant over the seeds |
-| not run yet | no measurement exists |
-
-Of {count} claims: {counts}.
-
-`python docs/build/run_claims.py NAME` measures again, in the root of the repository with the data
-files in the folder `data`. Two sets of models are trained first:
-
-```
-{digits}
-{mnist}
-```
-
-They reach {reached}.
-"""
+_ROW = re.compile(r'(\| <a id="(\d+)">\S+ \| .*? \| .*? \|) .*')
 
 
-def reached() -> str:
-    """Write the validation accuracy of each small model."""
-    scores = stored(ACCURACY) or {}
-    runs = (
-        f"on {run} " + ", ".join(f"{mixer} {100 * score:.0f} %" for mixer, score in of.items())
-        for run, of in scores.items()
-    )
-    return "; ".join(runs) + " (validation accuracy)"
+def by_paper() -> list[tuple[Claim, Judgement]]:
+    """Judge all claims, sorted by paper."""
+    return [(claim, judged(claim.evidence, claim.judge)) for claim in claims()]
 
 
-def by_paper() -> list[tuple[int, Claim, Judgement]]:
-    """Number and judge all claims, and sort them by paper."""
-    papers = list(dict.fromkeys(claim.paper for claim in CLAIMS))
-    numbered = [(number, claim, judged(claim)) for number, claim in enumerate(CLAIMS, start=1)]
-    return sorted(numbered, key=lambda entry: papers.index(entry[1].paper))
-
-
-def summary(verdicts: Sequence[str]) -> str:
+def summary(verdicts: Iterable[str]) -> str:
     """Count the verdicts in words: "4 hold, 1 does not hold here"."""
     counts = Counter(verdicts)
     texts = []
@@ -71,54 +41,66 @@ def summary(verdicts: Sequence[str]) -> str:
     return ", ".join(texts)
 
 
-def files() -> dict[Path, str]:
-    """Return the page: one table per paper."""
-    claims = by_paper()
-    counts = summary([judgement.verdict for *_, judgement in claims])
-    introduction = INTRODUCTION.format(
-        digits=DIGITS, mnist=MNIST, reached=reached(), count=len(claims), counts=counts
-    )
-    parts = [introduction]
-    for paper in dict.fromkeys(claim.paper for _, claim, _ in claims):
-        lines = [_line(number, of, found) for number, of, found in claims if of.paper == paper]
-        head = "| # | Claim | Evidence in the paper | Measured here | Verdict |"
-        parts.append("\n".join([f"## {paper}\n", head, "| ---: | --- | --- | --- | --- |", *lines]))
-        first = {of.evidence.name: (of, found) for _, of, found in reversed(claims)
-                 if of.paper == paper and of.evidence.name in SHOWN}  # fmt: skip
-        parts += [_picture(*of) for of in first.values()]
-    missing = dict.fromkeys(
-        claim.evidence.name for _, claim, _ in claims if stored(claim.evidence.name) is None
-    )
-    if missing:
-        command = f"python docs/build/run_claims.py {' '.join(missing)}"
-        parts.append(f"## Missing measurements\n\n```\n{command}\n```")
-    return {PAGE: "\n\n".join(dict.fromkeys(part.strip() for part in parts)) + "\n"}
+def verdict_cells(number: int) -> str:
+    """Write the last two cells of a claim: the measurement and the verdict."""
+    evidence, judge = JUDGED[number]
+    found = judged(evidence, judge)
+    measured = _size(evidence) if found.verdict == NOT_RUN else found.shows
+    return " | ".join(cell.replace("|", r"\|") for cell in (measured, found.verdict))
 
 
-def _line(number: int, claim: Claim, judgement: Judgement) -> str:
-    """Write a claim as an entry of the table, with an anchor."""
-    is_run = stored(claim.evidence.name) is not None
-    assert is_run or judgement.verdict == NOT_RUN
-    measured = judgement.shows if is_run else _size(claim).strip()
-    cells = (f'<a id="{number}"></a>{number}', claim.text, claim.shows, measured, judgement.verdict)
-    return f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |"
-
-
-def _picture(claim: Claim, judgement: Judgement) -> str:
-    found = stored(claim.evidence.name)
-    assert found is not None
-    picture = link(PAGE, PICTURES / f"{claim.evidence.name}.png")
-    alt = f"{found['title']}: {judgement.shows}"
-    return f"![{alt}]({picture})\n\n{found['caption']}"
-
-
-def _size(claim: Claim) -> str:
+def _size(evidence: Evidence) -> str:
     """Describe the size of trainings that have not been run."""
-    runs = claim.evidence
-    if not isinstance(runs, Runs):
+    if not isinstance(evidence, Runs):
         return ""
-    width = "" if runs.scale == 1 else f"{100 * runs.scale:g} % of the width, "
+    width = "" if evidence.scale == 1 else f"{100 * evidence.scale:g} % of the width, "
     return (
-        f"{len(runs.rows)} entries with {len(runs.seeds)} seeds: {width}{runs.steps:,} steps of "
-        f"{runs.batch_size} samples"
+        f"{len(evidence.rows)} entries with {len(evidence.seeds)} seeds: {width}"
+        f"{evidence.steps:,} steps of {evidence.batch_size} samples"
     )
+
+
+def files() -> dict[Path, str]:
+    """Return the page with new measurements and verdicts."""
+    text = PAGE.read_text(encoding="utf-8")
+    return {PAGE: _ROW.sub(lambda row: f"{row[1]} {verdict_cells(int(row[2]))} |", text)}
+
+
+def count(page: Path, _: list[str]) -> str:
+    """Count the verdicts of all claims."""
+    verdicts = [found.verdict for _, found in by_paper()]
+    return f"Of {len(verdicts)} claims: {summary(verdicts)}."
+
+
+def models(page: Path, _: list[str]) -> str:
+    """Write the commands that train the small models, and their validation accuracies."""
+    runs = (
+        f"on {run} " + ", ".join(f"{mixer} {100 * score:.0f} %" for mixer, score in of.items())
+        for run, of in (stored(ACCURACY) or {}).items()
+    )
+    return f"```\n{DIGITS}\n{MNIST}\n```\n\nThey reach {'; '.join(runs)} (validation accuracy)."
+
+
+def picture(page: Path, names: list[str]) -> str:
+    """Write the picture of an analysis with its caption: NAME."""
+    (name,) = names
+    found = stored(name)
+    assert found is not None
+    claim = next(claim for claim in claims() if claim.evidence.name == name)
+    alt = f"{found['title']}: {judged(claim.evidence, claim.judge).shows}"
+    return f"![{alt}]({link(page, PICTURES / f'{name}.png')})\n\n{found['caption']}"
+
+
+def missing(page: Path, _: list[str]) -> str:
+    """Write the command that measures missing evidence."""
+    names = dict.fromkeys(c.evidence.name for c in claims() if stored(c.evidence.name) is None)
+    command = f"```\npython docs/build/run_claims.py {' '.join(names)}\n```"
+    return command if names else "No measurement is missing."
+
+
+WRITERS = {
+    "claims-count": count,
+    "claims-models": models,
+    "claims-picture": picture,
+    "claims-missing": missing,
+}

@@ -1,24 +1,111 @@
-"""The section on the accuracy of every mixer, next to a model without mixing."""
+"""Sections on the accuracy of mixers: the small suite, every mixer, converted models."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from charts import Mark, Row, dots
-from sections.common import Section, scores, task_title
-from sections.suite import suite_tasks
-from store import FOLDER, load, names
-from tables import results_of
+from common import Section, listed, results_of, table_of
+from store import FOLDER, Result, load, names, newest
 
 from rifflemix.lab.comparison.decisions import Decisions
 from rifflemix.lab.comparison.merging import merged_results
 from rifflemix.lab.comparison.rows import Row as Compared
 from rifflemix.lab.comparison.rows import Table
+from rifflemix.lab.comparison.suites.catalog import get_suite
+from rifflemix.lab.comparison.suites.report import Overall, SuiteReport
 from rifflemix.lab.decode import encode
+from rifflemix.lab.report.units import format_duration
+from rifflemix.text import bold, bullet_lines, table_lines
 
-WITHOUT_MIXING = "identity"
-EVERY_MIXER = "every-mixer"
+SUITE, EVERY_MIXER, WITHOUT_MIXING = "lra-small", "every-mixer", "identity"
+_SCORES = (
+    "Bold: no other mixer is significantly better on the task, and another mixer is worse. "
+    "Accuracies are means and standard deviations over seeds, with the settings that validation "
+    "chose. Speed and memory are geometric means over tasks, relative to softmax attention."
+)
+
+
+def suite_tasks() -> dict[str, Result]:
+    """Return the comparison of each task of the suite."""
+    tasks = load(f"suites/{SUITE}").content["tasks"]
+    return {name: load(f"suites/{SUITE}/{name}") for name in tasks}
+
+
+def which_mixer() -> Section:
+    """Rank the mixers over the tasks of the suite."""
+    whole, tasks = load(f"suites/{SUITE}"), suite_tasks()
+    contents = {name: result.content for name, result in tasks.items()}
+    report = SuiteReport({name: table_of(result.name) for name, result in tasks.items()})
+    table = [_line(mixer, report) for mixer in report.mixers]
+    commands = [of["command"] for of in contents.values() if "merged" not in of]
+    return Section(
+        "Small suite",
+        "\n".join([*bullet_lines(report.answers), "", _how(whole.content, contents)]),
+        "suite",
+        "",
+        table,
+        [whole, *tasks.values()],
+        commands or [of["command"] for of in contents.values()],
+        below=_table(report),
+    )
+
+
+def _table(report: SuiteReport) -> str:
+    """Write a table of accuracy, speed and memory, sorted by rank."""
+    ranked = sorted(
+        report.mixers, key=lambda mixer: mixer.standing.rank if mixer.standing else math.inf
+    )
+    accuracy = next(part for part in report.parts if part.heading == "Accuracy, %")
+    by_title = {title.text: cells for title, *cells in accuracy.rows}
+    headers = ["Mixer", *(f"{name}, %" for name in report.tables), "Speed", "Memory"]
+    rows = [
+        [
+            mixer.title,
+            *(bold(cell.text) if cell.best else cell.text for cell in by_title[mixer.title]),
+            f"{mixer.speed:.2f}x",
+            f"{mixer.memory:.2f}x",
+        ]
+        for mixer in ranked
+    ]
+    table = "\n".join(table_lines(headers, rows, range(1, len(headers))))
+    return f"{table}\n\n{_SCORES}"
+
+
+def _line(mixer: Overall, report: SuiteReport) -> dict[str, Any]:
+    assert mixer.standing is not None
+    line: dict[str, Any] = {
+        "mixer": mixer.name,
+        "title": mixer.title,
+        "rank": mixer.standing.rank,
+        "rank_low": mixer.standing.low,
+        "rank_high": mixer.standing.high,
+        "x_softmax_speed": mixer.speed,
+        "x_softmax_memory": mixer.memory,
+    }
+    for name, table in report.tables.items():
+        (score,) = (row.test for row in table.rows if row.name == mixer.name)
+        line |= {f"{name}_test": score.mean, f"{name}_std": "" if score.std is None else score.std}
+    return line
+
+
+def _how(whole: Mapping[str, Any], tasks: Mapping[str, Any]) -> str:
+    """Describe the runs, and name the tasks of the suite that were not run."""
+    trainings = sum(len(content["tuning"]["trials"]) for content in tasks.values())
+    spent = math.fsum(task["wall_seconds"] for task in whole["tasks"].values())
+    left = [name for name in get_suite(SUITE).tasks if name not in tasks]
+    rest = f" Not run yet: {listed(left)}." if left else ""
+    apart = [name for name, content in tasks.items() if "merged" in content]
+    if apart:
+        rest += f" Run in parts and merged by `rifflemix merge`: {listed(apart)}."
+    return (
+        f"The table is sorted by mean rank; only significant differences count. {trainings} "
+        f"trainings on one thread took {format_duration(spent)}. Speeds are approximate, since the "
+        f"machine also did other work.{rest}"
+    )
 
 
 def every_mixer() -> Section:
@@ -31,11 +118,12 @@ def every_mixer() -> Section:
         key=lambda row: -row.test.mean if row.test else 0.0,
     )
     without = next(row for row in rows if row.name == WITHOUT_MIXING)
-    scores_of = {row.name: row.test for row in rows}
-    decided = Decisions(scores_of, higher_is_better=True, baseline=WITHOUT_MIXING)
-    others = [row for row in rows if row is not without]
+    scores = {row.name: row.test for row in rows}
+    decided = Decisions(scores, higher_is_better=True, baseline=WITHOUT_MIXING)
     drawn, table, counts = [], [], {"more": 0, "less": 0}
-    for row in others:
+    for row in rows:
+        if row is without:
+            continue
         of = decided.from_baseline(row.name, WITHOUT_MIXING)
         assert of is not None, f"{row.name} shares no two seeds with {without.name}"
         difference, p = of.difference, of.probability
@@ -45,14 +133,16 @@ def every_mixer() -> Section:
         mark = Mark(mean, "main" if of.is_shown else "other", low, high)
         drawn.append(Row(row.title, (mark,), f"{row.test} %"))
         compared = {"above": mean, "above_low": low, "above_high": high, "above_p": p}
-        table.append(scores(EVERY_MIXER, row) | compared)
-    table.append(scores(EVERY_MIXER, without))
-    rates, seeds = len(content["tuning"]["grid"]["lr"]), len(content["seeds"])
+        table.append(_scores(row) | compared)
+    table.append(_scores(without))
+    task, rates = content["task"], len(content["tuning"]["grid"]["lr"])
+    best = ", ".join(f"{row.title} ({row.test} %)" for row in rows[:3])
     text = (
-        f"Of {len(others)} mixers on {task_title(content)}, {counts['more']} are significantly "
-        f"better than a model without mixing and {counts['less']} significantly worse. A model "
-        f"without mixing reaches {without.test} %. The best mixers are {_ahead(rows)}. Each mixer "
-        f"has the best of {rates} learning rates and {seeds} seeds."
+        f"Of {len(drawn)} mixers on {task['title']}, N = {task['max_length']}, tuned, "
+        f"{counts['more']} are significantly better than a model without mixing and "
+        f"{counts['less']} significantly worse. A model without mixing reaches {without.test} %. "
+        f"The best mixers are {best}. Each mixer has the best of {rates} learning rates and "
+        f"{len(content['seeds'])} seeds."
     )
     title = "Test accuracy above a model without mixing, points"
     return Section("Every mixer on CIFAR-10", text, EVERY_MIXER,
@@ -60,5 +150,45 @@ def every_mixer() -> Section:
                    [part["command"] for part in content["merged"]])  # fmt: skip
 
 
-def _ahead(rows: Sequence[Compared]) -> str:
-    return ", ".join(f"{row.title} ({row.test} %)" for row in rows[:3])
+def _scores(row: Compared) -> dict[str, Any]:
+    """Return a line of a table: the scores of one mixer in a comparison."""
+    line = {"result": EVERY_MIXER, "mixer": row.name, "title": row.title, "metric": row.metric}
+    for split in ("test", "validation"):
+        score = getattr(row, split)
+        line |= {split: score.mean, f"{split}_std": "" if score.std is None else score.std}
+    return line | {
+        "seeds": row.test.n,
+        "steps_per_second": row.steps_per_second,
+        "peak_memory_bytes": row.peak_memory_bytes,
+        "parameters": row.parameters,
+    }
+
+
+def conversion() -> Section:
+    """Compare ways to convert a trained sentence encoder, and two controls."""
+    result = newest("conversion-study-*")
+    content = result.content
+    rows = sorted(content["rows"], key=lambda row: (row["mixer"] != "softmax", row["mixer"]))
+    original = next(row for row in rows if row["arm"] == "original")["test_spearman"]
+    drawn, mixers = [], dict.fromkeys(row["mixer"] for row in rows)
+    for mixer in mixers:
+        drawn.append(Row("the original" if mixer == "softmax" else f"softmax to {mixer}"))
+        for row in (row for row in rows if row["mixer"] == mixer):
+            low, high = (original + row.get(side, 0.0) for side in ("low", "high"))
+            mark = Mark(row["test_spearman"], "main", low, high)
+            drawn.append(Row(f"{row['arm']}, seed {row['seed']}", (mark,), f"{mark.value:.3f}"))
+    seeds = len({row["seed"] for row in rows})
+    converted = sorted(row["test_spearman"] for row in rows if row["mixer"] != "softmax")
+    text = (
+        f"The original has a rank correlation of {original:.3f} with human judgments, converted "
+        f"models have {converted[0]:.3f} to {converted[-1]:.3f}. The original is all-MiniLM-L6-v2 "
+        "(6 layers, 384 channels). The score is Spearman's correlation of cosines and relatedness "
+        f"on the 4,927 test pairs of SICK, after {content['steps']} steps of "
+        f"{content['batch_size']} pairs; {seeds} seed{'s' * (seeds > 1)}. The sentences have 10 "
+        "words on average. Bars are 95 % intervals of the difference from the original (dashed), "
+        "by a paired bootstrap over pairs."
+    )
+    return Section("Converting a trained sentence encoder", text, "conversion",
+                   dots("Spearman correlation", drawn, original), rows, [result],
+                   ["make trained-models",
+                    "python benchmarks/conversion.py --data shared/data"])  # fmt: skip

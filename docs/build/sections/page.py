@@ -8,81 +8,65 @@ from typing import Any
 
 from claims.base import VERDICTS
 from claims.page import by_paper, summary
-from paths import ASSETS, DATA, DOCS, link
-from sections import accuracy, conversion, host, reproduced, speed, suite
-from sections.common import Section
+from common import ASSETS, DATA, DOCS, Section, link
+from sections import accuracy, reproduced, speed
 from store import csv_text
 
 from rifflemix.text import table_lines
 
 PAGE = DOCS / "results.md"
 FILES = DOCS / "result-files.md"
-INTRODUCTION = """# Results
-
-Measurements of rifflemix, as answers to six questions. They ran on two CPU cores unless a section
-names other hardware. Each section links its numbers as CSV.
-[Result files and commands](result-files.md) lists the command of each result.
-
-!!! note "Statistics"
-
-    Values are means ± standard deviations over seeds. Two mixers are compared seed by seed with a
-    moderated t test at a level of 5 %, corrected for the number of comparisons (Holm).
-    "Significant" and filled circles refer to this test. The validation split chooses weights and
-    settings. The test split is evaluated once. [More](comparing.md#statistics).
-"""
-_FILES = """# Result files and commands
-
-These commands wrote the results of [Results](results.md). `python docs/build/build.py results`
-writes both pages from [benchmarks/results](../benchmarks/README.md#results).
-"""
-
-
-def questions() -> dict[str, list[Section]]:
-    """Return the sections of each question, in the order of the page."""
-    return {
-        "Which mixer?": [suite.which_mixer(), accuracy.every_mixer()],
-        "How fast?": [speed.speed(), speed.decoding()],
-        "How much memory?": [speed.memory()],
-        "Do reported values reproduce?": [reproduced.printed(), claims()],
-        "What does a converted model lose?": [conversion.conversion()],
-        "Where do mixers fail?": [host.one_host()],
-    }
 
 
 def claims() -> Section:
     """Count the verdicts of docs/claims.md by paper."""
     judged = by_paper()
     counts: dict[str, dict[str, int]] = {}
-    for _, claim, judgement in judged:
-        of = counts.setdefault(claim.paper, dict.fromkeys(VERDICTS, 0))
-        of[judgement.verdict] += 1
-    text = (
-        f"Of {len(judged)} claims on small models, "
-        f"{summary([judgement.verdict for *_, judgement in judged])}: [all claims](claims.md)."
-    )
-    table = [
-        {"claim": number, "paper": claim.paper, "says": claim.text, "verdict": judgement.verdict}
-        for number, claim, judgement in judged
-    ]
+    for claim, found in judged:
+        counts.setdefault(claim.paper, dict.fromkeys(VERDICTS, 0))[found.verdict] += 1
+    verdicts = summary(found.verdict for _, found in judged)
     shown = [verdict for verdict in VERDICTS if any(of[verdict] for of in counts.values())]
     rows = [[paper, *(str(of[verdict] or "") for verdict in shown)] for paper, of in counts.items()]
-    below = "\n".join(table_lines(["Paper", *shown], rows, range(1, len(shown) + 1)))
-    return Section("Claims", text, "verdicts", "", table, [],
-                   ["python docs/build/build.py claims"], below)  # fmt: skip
+    return Section(
+        "Claims",
+        f"Of {len(judged)} claims on small models, {verdicts}: [all claims](claims.md).",
+        "verdicts",
+        "",
+        [
+            {"claim": c.number, "paper": c.paper, "says": c.text, "verdict": found.verdict}
+            for c, found in judged
+        ],
+        [],
+        ["python docs/build/build.py claims"],
+        below="\n".join(table_lines(["Paper", *shown], rows, range(1, len(shown) + 1))),
+    )
+
+
+# Question -> writers of its sections. The pages have the text before the first question by hand.
+QUESTIONS = {
+    "Which mixer?": (accuracy.which_mixer, accuracy.every_mixer),
+    "How fast?": (speed.speed, speed.decoding),
+    "How much memory?": (speed.memory,),
+    "Do reported values reproduce?": (reproduced.printed, claims),
+    "What does a converted model lose?": (accuracy.conversion,),
+    "Where do mixers fail?": (reproduced.listops,),
+}
 
 
 def files() -> dict[Path, str]:
     """Return {path: text} of both pages, the pictures and the tables."""
-    found = questions()
-    parts = [INTRODUCTION]
-    for question, sections in found.items():
-        parts += [f"\n## {question}\n", *map(_section, sections)]
-    every = [section for sections in found.values() for section in sections]
-    texts = {PAGE: "".join(parts), FILES: _FILES + "".join(map(_sources, every))}
-    for section in every:
-        texts[DATA / f"{section.name}.csv"] = _csv(section.table)
-        if section.picture.startswith("<"):
-            texts[ASSETS / f"{section.name}.svg"] = section.picture
+    parts, sources, texts = [], [], {}
+    for question, writers in QUESTIONS.items():
+        parts.append(f"\n## {question}\n")
+        for section in (writer() for writer in writers):
+            parts.append(_section(section))
+            sources.append(_sources(section))
+            texts[DATA / f"{section.name}.csv"] = _csv(section.table)
+            if section.picture.startswith("<"):
+                texts[ASSETS / f"{section.name}.svg"] = section.picture
+    for page, found in ((PAGE, parts), (FILES, sources)):
+        introduction = page.read_text(encoding="utf-8").partition("\n## ")[0]
+        texts[page] = introduction + "".join(found)
     return texts
 
 

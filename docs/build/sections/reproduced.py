@@ -1,261 +1,224 @@
-"""The section on reproduced values next to the values that the papers report."""
+"""Sections on reproductions: reported values, and mixers of all papers on ListOps."""
 
 from __future__ import annotations
 
 import math
 import statistics
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from itertools import groupby
+from pathlib import Path
 from typing import Any
 
 from charts import Mark, Row, dots
-from paths import listed
-from sections.common import Section
-from store import load, names
+from common import Section, listed
+from store import Result, load, names, newest
 
 from rifflemix.lab.recipes import get_recipe, list_recipes
 from rifflemix.lab.reproduction.agreement import (
     OTHER_DATA,
-    agreement,
     changed_settings,
     count_test_samples,
+    standard_error,
 )
-from rifflemix.lab.reproduction.records import decode_reproduction
-from rifflemix.lab.reproduction.tables import one_per_seed
+from rifflemix.lab.reproduction.records import Reproduction, decode_reproduction
+from rifflemix.lab.reproduction.tables import Entry
+from rifflemix.mixers.registry import mixer_card
 from rifflemix.text import Markdown, code, table_lines
 
 # Settings of a sweep that its recipe does not have.
 _VARIED = {
     "sinkhorn/table6-imdb-word-b16": "Tensor2Tensor's labels, mean over tokens and embeddings"
 }
+_LISTOPS = "dimension_mixer/table5-listops-"
+Measured = Mapping[str, Mapping[str, Any]]
+
+
+def entries_of(records: Sequence[Reproduction]) -> list[Entry]:
+    """Group the longest runs by recipe, data and settings."""
+    found = []
+    for _, group in groupby(sorted(records, key=_key), _key):
+        runs = list(group)
+        longest = [run for run in runs if run.steps == max(one.steps for one in runs)]
+        found.append(Entry(longest[0].recipe, tuple((Path(), run) for run in longest)))
+    return found
+
+
+def _key(record: Reproduction) -> tuple[str, str]:
+    return record.recipe.name, changed_settings(record)
+
+
+def mean_of(entry: Entry) -> Reproduction:
+    """Return the first run with the mean value; without a reported value if settings changed."""
+    first = entry.finished[0]
+    printed = None if entry.changed else first.printed
+    return replace(first, ours=statistics.fmean(entry.values), printed=printed)
+
+
+def _seeds(entry: Entry) -> str:
+    return " ".join(str(run.seed) for run in entry.finished)
+
+
+def _stored(pattern: str) -> list[tuple[Result, Reproduction]]:
+    results = map(load, sorted(names(pattern)))
+    return [(result, decode_reproduction(result.content)) for result in results]
+
+
+def _commands(records: Sequence[Reproduction]) -> list[str]:
+    return [record.command for record in sorted(records, key=_key)]
 
 
 def printed() -> Section:
     """Compare the runs with the papers' tables."""
-    stored = [load(name) for name in sorted(names("reproduce/*"))]
-    sources = [result for result in stored if _has_a_printed_number(result.content)]
-    found = sorted((result.content for result in sources), key=row_key)
-    rows = [over_seeds(list(seeds)) for _, seeds in groupby(found, row_key)]
+    stored = [
+        (result, run)
+        for result, run in _stored("reproduce/*")
+        if run.printed is not None and not run.recipe.not_comparable
+    ]
+    entries = entries_of([run for _, run in stored])
     last_weights, sweeps = (
         [load(name) for name in names(pattern)] for pattern in ("last-weights-*", "sweep-*")
     )
     measured = [row for result in last_weights for row in result.content["rows"]]
-    by_last_weights = {
-        row["recipe"]: 100 * row["last"]["test"] for row in measured if "settings" not in row
-    }
+    last = {row["recipe"]: row for row in measured if "settings" not in row}
     varied = {row["recipe"]: row for row in measured if "settings" in row}
-    commands = [
-        *(result["command"] for result in found),
-        *(
-            f"{of['command']}  # in benchmarks/ at commit {of['git_commit'][:12]}"
-            for of in (result.content["environment"] for result in last_weights)
-        ),
-        *(result.content["command"] for result in sweeps),
+    of_weights = [
+        f"{of['command']}  # in benchmarks/ at commit {of['git_commit'][:12]}"
+        for of in (result.content["environment"] for result in last_weights)
     ]
+    shown = [entry for entry in entries if entry.agreement and not mean_of(entry).is_reduced]
     return Section(
         "Reproduced values",
-        _summary(rows),
+        _summary(entries),
         "printed",
-        dots(
-            "Reproduced minus reported value, points",
-            [_drawn(row) for row in rows if row["agreement"] and not row["is_reduced"]],
-            rule=0.0,
-        ),
-        [_line(result, by_last_weights) for result in rows],
-        [*sources, *last_weights, *sweeps],
-        commands,
-        below=_in_full(rows, by_last_weights, varied),
-    )
+        dots("Reproduced minus reported value, points", list(map(_difference, shown)), rule=0.0),
+        [_csv_line(entry, last) for entry in entries],
+        [*(result for result, _ in stored), *last_weights, *sweeps],
+        [*_commands([run for _, run in stored]), *of_weights,
+         *(result.content["command"] for result in sweeps)],
+        below=_table(entries, last, varied),
+    )  # fmt: skip
 
 
-def _has_a_printed_number(result: Mapping[str, Any]) -> bool:
-    """Return whether the paper reports a comparable number."""
-    return result["printed"] is not None and not result["recipe"].get("not_comparable")
-
-
-def _summary(rows: Sequence[Mapping[str, Any]]) -> str:
+def _summary(entries: Sequence[Entry]) -> str:
     numbers = sum(get_recipe(name).printed is not None for name in list_recipes())
-    whole = [result for result in rows if not result["is_reduced"]]
-    full = [result for result in whole if not result["changed"]]
-    near = sum(not result["agreement"].is_beyond for result in full)
-    begun = len({row_name(result) for result in rows})
+    whole = [entry for entry in entries if not mean_of(entry).is_reduced]
+    full = {entry.recipe.name: entry.agreement for entry in whole if not entry.changed}
+    near = sum(not found.is_beyond for found in full.values())
+    one_sided = [f"`{name}`" for name, found in full.items() if found.unknown]
+    begun = len({entry.recipe.name for entry in entries})
     return (
         f"Of {len(full)} comparable results, {near} are within two standard errors of the reported "
         f"number. {numbers} recipes have a reported number. {begun} of them were run, some in "
-        f"part. {_counted(whole, full)}"
+        f"part. {_counted(whole)}"
         "The errors count the test samples of both numbers. "
-        f"{_one_sided(full)}"
+        f"{f'Only one error is known of {listed(one_sided)}. ' if one_sided else ''}"
         "The table gives reasons for larger differences. Bars are two standard errors. `rifflemix "
         "report` writes the papers' tables with the runs of your folders."
     )
 
 
-def _counted(whole: Sequence[Mapping[str, Any]], full: Sequence[Mapping[str, Any]]) -> str:
+def _counted(whole: Sequence[Entry]) -> str:
     """Count the rows in full, and those that have other data or settings than their recipe."""
-    if len(whole) == len(full):
-        return f"{len(full)} recipes were run in full. "
-    data = sum(result["changed"] == OTHER_DATA for result in whole)
-    settings = len(whole) - len(full) - data
+    full = sum(not entry.changed for entry in whole)
+    if full == len(whole):
+        return f"{full} recipes were run in full. "
+    data = sum(entry.changed == OTHER_DATA for entry in whole)
     reasons = [
         f"{count} used other {what} than the recipe has now"
-        for count, what in ((data, "data"), (settings, "settings"))
+        for count, what in ((data, "data"), (len(whole) - full - data, "settings"))
         if count
     ]
     return (
-        f"{len(whole)} recipes were run in full, and {len(full)} of these are comparable: "
+        f"{len(whole)} recipes were run in full, and {full} of these are comparable: "
         f"{listed(reasons)}. "
     )
 
 
-def _one_sided(full: Sequence[Mapping[str, Any]]) -> str:
-    """Name the rows of which only one of the two errors is known."""
-    names = [f"`{row_name(result)}`" for result in full if result["agreement"].unknown]
-    return f"Only one error is known of {listed(names)}. " if names else ""
+def _difference(entry: Entry) -> Row:
+    found = entry.agreement
+    value, error = found.difference, 2 * (found.error or 0.0)
+    mark = Mark(value, "main" if found.is_beyond else "other", value - error, value + error)
+    return Row(entry.recipe.name.partition("/")[2], (mark,), f"{value:+.2f}")
 
 
-def _drawn(result: Mapping[str, Any]) -> Row:
-    found = result["agreement"]
-    difference, error = found.difference, 2 * (found.error or 0.0)
-    mark = Mark(difference, "main" if found.is_beyond else "other", difference - error,
-                difference + error)  # fmt: skip
-    return Row(row_name(result).partition("/")[2], (mark,), f"{difference:+.2f}")
-
-
-def _line(result: Mapping[str, Any], by_last_weights: Mapping[str, float]) -> dict[str, Any]:
+def _csv_line(entry: Entry, last: Measured) -> dict[str, Any]:
     """Return a line of the CSV file; a reduced or changed run has no errors."""
-    found, samples = result["agreement"], count_test_samples(decode_reproduction(result))
-    kept = ("ours", "unit", "steps", "steps_planned", "is_reduced", "changed", "seeds")
-    return {
-        "recipe": row_name(result),
-        "printed": _text(result["printed"]),
-        **{key: result[key] for key in kept},
-        "test_samples": "" if found is None else _text(samples),
-        "standard_error": "" if found is None else _text(found.reproduced_error),
-        "standard_error_printed": "" if found is None else _text(found.reported_error),
-        "last_weights": by_last_weights.get(row_name(result), ""),
-    }
+    found, mean, of_weights = entry.agreement, mean_of(entry), last.get(entry.recipe.name)
+    errors: tuple[float | None, ...] = (None, None, None)
+    if found is not None:
+        errors = count_test_samples(mean), found.reproduced_error, found.reported_error
+    columns = ("test_samples", "standard_error", "standard_error_printed")
+    row = {
+        "recipe": entry.recipe.name, "printed": mean.printed, "ours": mean.ours, "unit": mean.unit,
+        "steps": mean.steps, "steps_planned": mean.steps_planned, "is_reduced": mean.is_reduced,
+        "changed": entry.changed, "seeds": _seeds(entry), **dict(zip(columns, errors, strict=True)),
+        "last_weights": 100 * of_weights["last"]["test"] if of_weights else None,
+    }  # fmt: skip
+    return {key: "" if value is None else value for key, value in row.items()}
 
 
-def _text(value: float | None) -> float | str:
-    return "" if value is None else value
-
-
-def _in_full(
-    rows: Sequence[Mapping[str, Any]],
-    by_last_weights: Mapping[str, float],
-    varied: Mapping[str, Mapping[str, Any]],
-) -> str:
+def _table(entries: Sequence[Entry], last: Measured, varied: Measured) -> str:
     """Write a table of the full rows."""
     headers = (
         "Recipe, run in full", "Reported", "Reproduced", "Difference", "Standard error of both",
         "Seeds", "Reason",
     )  # fmt: skip
-    cells = [
-        [
-            Markdown(", ".join(filter(None, [code(row_name(result)), result["changed"]]))),
-            "" if result["changed"] else f"{result['printed']:.2f}",
-            f"{result['ours']:.2f}" + (f" ({_each(result)})" if result["runs"] > 1 else ""),
-            *_compared(result),
-            str(result["runs"]),
-            "" if result["changed"] else Markdown(_why(result, by_last_weights, varied)),
-        ]
-        for result in rows
-        if not result["is_reduced"]
-    ]
+    cells = []
+    for entry in entries:
+        found, mean = entry.agreement, mean_of(entry)
+        if mean.is_reduced:
+            continue
+        each = listed([f"{ours:.2f}" for ours in entry.values])
+        cells.append([
+            Markdown(", ".join(filter(None, [code(entry.recipe.name), entry.changed]))),
+            "" if entry.changed else f"{mean.printed:.2f}",
+            f"{mean.ours:.2f}" + (f" ({each})" if len(entry.finished) > 1 else ""),
+            "" if found is None else f"{found.difference:+.2f}",
+            "" if found is None or found.error is None else f"{found.error:.2f}",
+            str(len(entry.finished)),
+            "" if entry.changed else Markdown(_why(entry, last, varied)),
+        ])  # fmt: skip
     return "\n".join(table_lines(headers, cells, range(1, len(headers) - 1)))
 
 
-def _compared(result: Mapping[str, Any]) -> tuple[str, str]:
-    """Return the difference from the reported number and its error; empty if changed."""
-    found = result["agreement"]
-    if found is None:
-        return "", ""
-    error = "" if found.error is None else f"{found.error:.2f}"
-    return f"{found.difference:+.2f}", error
-
-
-def row_name(result: Mapping[str, Any]) -> str:
-    """Return the recipe of a result."""
-    return str(result["recipe"]["name"])
-
-
-def row_key(result: Mapping[str, Any]) -> tuple[str, str]:
-    """Return the recipe of a result, and the settings that differ from it."""
-    return row_name(result), changed_settings(decode_reproduction(result))
-
-
-def over_seeds(results: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Average the longest runs of one `row_key`; they are in `of_seeds`.
-
-    Of runs of one seed in several precisions, the run in the recipe's precision counts. The rest is
-    in `others`. A row of other data or settings has no reported number.
-    """
-    most = max(result["steps"] for result in results)
-    furthest = [result for result in results if result["steps"] == most]
-    pairs = [(decode_reproduction(result), result) for result in furthest]
-    counted = one_per_seed([record for record, _ in pairs])
-    kept = [next(result for record, result in pairs if record is one) for one in counted]
-    changed = changed_settings(counted[0])
-    ours = statistics.fmean(result["ours"] for result in kept)
-    return {
-        **kept[0],
-        "ours": ours,
-        "printed": None if changed else kept[0]["printed"],
-        "changed": changed,
-        "agreement": agreement(counted),
-        "runs": len(kept),
-        "seeds": " ".join(str(result["seed"]) for result in kept),
-        "each": [result["ours"] for result in kept],
-        "of_seeds": kept,
-        "others": [result for result in furthest if result not in kept],
-    }
-
-
-def _each(result: Mapping[str, Any]) -> str:
-    return listed([f"{ours:.2f}" for ours in result["each"]])
-
-
-def learned_from(result: Mapping[str, Any]) -> int | None:
+def learned_from(run: Reproduction) -> int | None:
     """Return the step at which validation accuracy exceeds the noise of its first value."""
-    curve = result["result"]["validation"]
-    sizes = result["task"].get("sizes") or {}
-    size = sizes.get("validation", result["task"]["options"].get("num_validation"))
-    first = curve[0]["accuracy"]
+    sizes = run.task.sizes or {}
+    size = sizes.get("validation", run.task.options.get("num_validation"))
+    first = run.result.validation[0]["accuracy"]
     noise = math.sqrt(first * (1 - first) / size)
-    return next((p["step"] for p in curve if p["accuracy"] - first > 4 * noise), None)
+    points = run.result.validation
+    return next((p["step"] for p in points if p["accuracy"] - first > 4 * noise), None)
 
 
-def _why(
-    result: Mapping[str, Any],
-    by_last_weights: Mapping[str, float],
-    varied: Mapping[str, Mapping[str, Any]],
-) -> str:
+def _why(entry: Entry, last: Measured, varied: Measured) -> str:
     """Name the seeds that learned nothing, or give reasons for a significant difference."""
     others = [
-        f"{r['ours']:.2f} in {r['result']['precision']} of seed {r['seed']}"
-        for r in result["others"]
+        f"{run.ours:.2f} in {run.result.precision} of seed {run.seed}"
+        for _, run in entry.runs
+        if not any(run is one for one in entry.finished)
     ]
-    idle = [r for r in result["of_seeds"] if learned_from(r) is None]
+    idle = [run for run in entry.finished if learned_from(run) is None]
     if idle:
         words = "never beat the majority-class baseline"
-        if len(idle) < result["runs"]:
-            seeds = listed([str(r["seed"]) for r in idle])
+        if len(idle) < len(entry.finished):
+            seeds = listed([str(run.seed) for run in idle])
             words = f"seed{'s' if len(idle) > 1 else ''} {seeds} {words}"
         return "; ".join([words, *others])
-    if not result["agreement"].is_beyond:
+    if not entry.agreement.is_beyond:
         return ""
-    curve = result["result"]["validation"]
-    best, last = max(curve, key=lambda point: point["accuracy"]), curve[-1]
+    curve = entry.finished[0].result.validation
+    best = max(curve, key=lambda point: point["accuracy"])
     words = f"validation chose the weights of step {best['step']:,}; the weights of the last step "
-    if row_name(result) in by_last_weights:
-        words += f"give {by_last_weights[row_name(result)]:.2f}"
+    if entry.recipe.name in last:
+        words += f"give {100 * last[entry.recipe.name]['last']['test']:.2f}"
     else:
-        lost = 100 * (best["accuracy"] - last["accuracy"])
+        lost = 100 * (best["accuracy"] - curve[-1]["accuracy"])
         words += f"are {lost:.2f} points worse by validation"
-    held_back = [
-        note for note in result["recipe"]["notes"] if note.startswith("a tenth of the training")
-    ]
-    settings = [_varied(varied[name])] if (name := row_name(result)) in varied else []
+    notes = entry.recipe.notes
+    held_back = [note for note in notes if note.startswith("a tenth of the training")]
+    settings = [_varied(varied[entry.recipe.name])] if entry.recipe.name in varied else []
     return "; ".join([words, *held_back, *settings, *others])
 
 
@@ -268,3 +231,112 @@ def _varied(row: Mapping[str, Any]) -> str:
     chosen, last = 100 * row["chosen"]["test"], 100 * row["last"]["test"]
     words = f"with {_VARIED[row['recipe']]} ({listed(settings)}) {chosen:.2f}"
     return f"{words}, with the weights of the last step {last:.2f}"
+
+
+def listops() -> Section:
+    """Compare full runs of mixers in the model of Dimension Mixer's Table 5."""
+    pattern = f"reproduce/{_LISTOPS.replace('/', '-')}*"
+    stored = [(result, run) for result, run in _stored(pattern) if not run.is_reduced]
+    entries = sorted(entries_of([run for _, run in stored]), key=lambda entry: -mean_of(entry).ours)
+    best = entries[0]
+    behind = [
+        _mixer(entry)
+        for entry in entries
+        if mean_of(best).ours - mean_of(entry).ours > 2 * math.hypot(_error(best), _error(entry))
+    ]
+    above = float(newest("plateau-*").content["left_above"])
+    starts_of = {
+        _mixer(entry): [_left_at(run, above) for run in entry.finished] for entry in entries
+    }
+    starts = [start for of in starts_of.values() for start in of if start is not None]
+    train = best.recipe.train
+    text = (
+        f"{_who_learned(starts_of)}. The other runs beat the majority-class baseline at steps "
+        f"{min(starts):,} to {max(starts):,}. {_mixer(best)} reaches {mean_of(best).ours:.2f} %; "
+        f"{listed(behind) or 'no mixer'} are worse by more than two standard errors of the "
+        "difference. ListOps has up to 2,000 tokens here; the model is that of Dimension Mixer's "
+        f"Table 5, trained for {train.max_steps:,} steps of {train.batch_size} samples. "
+        "Rings are reported values; bars are two standard errors."
+    )
+    drawn, table, cells = [], [], []
+    for entry in entries:
+        mean, error, seeds = mean_of(entry), _error(entry), starts_of[_mixer(entry)]
+        marks = [Mark(mean.ours, "main", mean.ours - 2 * error, mean.ours + 2 * error)]
+        if mean.printed is not None:
+            marks.append(Mark(mean.printed, "other"))
+        drawn.append(Row(_mixer(entry), tuple(marks), f"{mean.ours:.2f}"))
+        table.append({
+            "recipe": entry.recipe.name,
+            "mixer": _mixer_name(entry),
+            "ours": mean.ours,
+            "standard_error": error,
+            "printed": "" if mean.printed is None else mean.printed,
+            "seeds": _seeds(entry),
+            "parameters": mean.parameters,
+            "learned_from_step": " ".join(str(start or "never") for start in seeds),
+            "made_on": _made_on(entry),
+        })  # fmt: skip
+        cells.append([
+            _mixer(entry, mixer_card(_mixer_name(entry)).title),
+            f"{mean.ours:.2f}",
+            "" if mean.printed is None else f"{mean.printed:.2f}",
+            str(len(entry.finished)),
+            f"{mean.parameters:,}",
+            _made_on(entry),
+        ])  # fmt: skip
+    headers = ("Mixer", "Reproduced, %", "Reported, %", "Seeds", "Parameters", "Hardware")
+    return Section(
+        "ListOps of full length",
+        text,
+        "host",
+        dots("Test accuracy on ListOps of full length, %", drawn),
+        table,
+        [result for result, _ in stored],
+        _commands([run for _, run in stored]),
+        below="\n".join(table_lines(headers, cells, range(1, len(headers)))),
+    )
+
+
+def _left_at(run: Reproduction, above: float) -> int | None:
+    """Return the step of the first evaluation above the majority-class baseline, or None."""
+    return next((p["step"] for p in run.result.validation if p["accuracy"] > above), None)
+
+
+def _who_learned(starts_of: Mapping[str, Sequence[int | None]]) -> str:
+    """Name the mixers that never beat the majority-class baseline, or not with every seed."""
+    idle = [mixer for mixer, starts in starts_of.items() if not any(starts)]
+    words = f"By validation accuracy, {listed(idle) or 'no mixer'} learned nothing"
+    partly = [
+        f"{mixer} only in {sum(map(bool, starts))} of {len(starts)} seeds"
+        for mixer, starts in starts_of.items()
+        if any(starts) and not all(starts)
+    ]
+    return f"{words}, {listed(partly)}" if partly else words
+
+
+def _mixer_name(entry: Entry) -> str:
+    return str(entry.recipe.model_settings["mixer"])
+
+
+def _mixer(entry: Entry, title: str = "") -> str:
+    """Return the mixer, and the row of the paper if it has another name than the mixer."""
+    name = _mixer_name(entry)
+    own = entry.recipe.name.removeprefix(_LISTOPS) == name
+    return (title or name) + ("" if own else f", as {entry.recipe.row.rstrip('.')}")
+
+
+def _made_on(entry: Entry) -> str:
+    """Return the machines and precisions of a row's seeds."""
+    machines = {}
+    for run in entry.finished:
+        precision = run.result.precision
+        gpu = run.environment.hardware.gpu
+        machines[f"{gpu or 'CPU'}, {'float32' if precision == 'no' else precision}"] = None
+    return "; ".join(machines)
+
+
+def _error(entry: Entry) -> float:
+    """Return the standard error of a mean: of test samples or of seeds, the larger of both."""
+    samples, each = standard_error(mean_of(entry)) or 0.0, entry.values
+    seeds = statistics.stdev(each) / math.sqrt(len(each)) if len(each) > 1 else 0.0
+    return max(samples, seeds)

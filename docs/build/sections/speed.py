@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from blocks.common import newest_benchmark, passes_by_tokens
 from charts import Curve, curves
-from paths import listed
-from sections.common import Section
+from common import Section, listed, newest_benchmark, passes_by_tokens
 from store import newest
 
 from rifflemix.lab.bench import decode
@@ -70,7 +68,6 @@ def decoding() -> Section:
     """Show the speed of a decoding step after a long context."""
     result = newest("decode-*")
     content = result.content
-    rows = [row for row in content["rows"] if row["passes"]]
     table = [
         {
             "layer": row["name"],
@@ -80,7 +77,8 @@ def decoding() -> Section:
             "x_softmax_in_place": row["passes"]["step"]["ratios"].get(decode.IN_PLACE, ""),
             "state_bytes": row["extra"]["state_bytes"],
         }
-        for row in rows
+        for row in content["rows"]
+        if row["passes"]
     ]
     rates = {
         name: tuple(
@@ -88,14 +86,13 @@ def decoding() -> Section:
         )
         for name in (decode.IN_PLACE, "csp", "sliceformer", "tssa", "linear", "local")
     }
-    softmax = rates[decode.IN_PLACE]
-    (near, _), (far, slowest) = softmax[0], softmax[-1]
+    (near, first), *_, (far, slowest) = rates[decode.IN_PLACE]
     words = [
         f"{name} {points[-1][1] / slowest:,.0f}x"
         for name, points in rates.items()
         if name != decode.IN_PLACE
     ]
-    least = min(points[0][1] / softmax[0][1] for points in rates.values())
+    least = min(points[0][1] / first for points in rates.values())
     text = (
         f"After {far:,} tokens, a layer decodes faster than softmax attention: {listed(words)}. "
         f"After {near:,} tokens, the slowest layer has {least:.2g} times the speed of softmax "

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from pathlib import Path
 from typing import Any
@@ -13,15 +12,15 @@ from claims_modules import claims_module
 from rifflemix.lab.analysis import list_analyses
 
 base, script = claims_module("claims.base"), claims_module("run_claims")
-writer, files = claims_module("claims.page"), claims_module("claims.files")
-CLAIMS = script.CLAIMS
+writer, listed = claims_module("claims.page"), claims_module("claims.claims")
+CLAIMS = listed.claims()
 EVIDENCE = list(script.EVIDENCE.values())
-MEASURED = [evidence for evidence in EVIDENCE if files.stored(evidence.name) is not None]
+MEASURED = [evidence for evidence in EVIDENCE if base.stored(evidence.name) is not None]
 
 
 def test_claims_of_five_papers_have_one_of_the_verdicts() -> None:
     assert len({claim.paper for claim in CLAIMS}) == 5
-    verdicts = {base.judged(claim).verdict for claim in CLAIMS}
+    verdicts = {base.judged(claim.evidence, claim.judge).verdict for claim in CLAIMS}
     assert verdicts <= set(base.VERDICTS)
     assert base.FAILS in verdicts
     assert base.DEPENDS in verdicts
@@ -30,13 +29,14 @@ def test_claims_of_five_papers_have_one_of_the_verdicts() -> None:
 def test_a_claim_without_a_run_has_no_verdict(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(files, "NUMBERS", tmp_path / "claims.csv")
+    monkeypatch.setattr(base, "NUMBERS", tmp_path / "claims.csv")
     for claim in CLAIMS:
-        assert base.judged(claim).verdict == base.NOT_RUN
+        assert base.judged(claim.evidence, claim.judge).verdict == base.NOT_RUN
 
 
 def test_claims_keep_their_numbers() -> None:
-    numbers = {number: claim.text for number, claim in enumerate(CLAIMS, start=1)}
+    numbers = {claim.number: claim.text for claim in CLAIMS}
+    assert sorted(numbers) == sorted(listed.JUDGED) == list(range(1, len(CLAIMS) + 1))
     assert "all ones" in numbers[1]
     assert "decay more slowly" in numbers[2]
     assert "shifting alone" in numbers[3]
@@ -47,22 +47,21 @@ def test_claims_keep_their_numbers() -> None:
 
 def test_spectra_are_judged_before_the_output_projection() -> None:
     for number in (2, 3, 13):
-        claim = CLAIMS[number - 1]
-        shows = base.judged(claim).shows
+        shows = base.judged(*listed.JUDGED[number]).shows
         assert shows.startswith("before the output projection")
         assert all(measure in shows for measure in ("ffective rank", "table rank", "s2/s1"))
 
 
 @pytest.mark.parametrize("evidence", MEASURED, ids=lambda evidence: evidence.name)
 def test_files_come_from_the_command_that_the_page_names(evidence: Any) -> None:
-    found = files.stored(evidence.name)
-    assert found["title"]
+    found = base.stored(evidence.name)
     command = found["environment"]["command"]
     if isinstance(evidence, base.Analysis):
         assert evidence.kind in list_analyses()
         plugin = "docs/build/claims/models.py"  # it was in docs/ when the analyses ran
         assert command.replace("docs/claims_models.py", plugin) == evidence.command
         assert found["data"]
+        assert found["title"]
     else:
         assert re.search(rf"run_claims\.py .*\b{evidence.name}\b", command)
     if isinstance(evidence, base.Runs):
@@ -73,13 +72,13 @@ def test_files_come_from_the_command_that_the_page_names(evidence: Any) -> None:
 
 def test_no_file_is_left_over() -> None:
     needed = {evidence.name for evidence in EVIDENCE}
-    assert {path.stem for path in files.PICTURES.iterdir()} == set(files.SHOWN) <= needed
-    unfinished = {name + files.UNFINISHED for name in needed - files.names()}
-    assert files.names() <= needed | unfinished | {"accuracy"}
+    assert {path.stem for path in base.PICTURES.iterdir()} == set(base.SHOWN) <= needed
+    unfinished = {name + base.UNFINISHED for name in needed - base.names()}
+    assert base.names() <= needed | unfinished | {"accuracy"}
 
 
 def test_measurements_survive_storage(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(files, "NUMBERS", tmp_path / "data" / "claims.csv")
+    monkeypatch.setattr(base, "NUMBERS", tmp_path / "data" / "claims.csv")
     content = {
         "title": 'A, "b"\nc',
         "data": {
@@ -89,16 +88,15 @@ def test_measurements_survive_storage(monkeypatch: pytest.MonkeyPatch, tmp_path:
             "plugins": {"a/b.py": "c"},
         },
     }
-    (tmp_path / "one.json").write_text(json.dumps(content), encoding="utf-8")
-    files.keep_file(tmp_path / "one.json")
-    files.keep("two", {"data": {}})
-    assert files.stored("one") == content
-    assert files.stored("two") == {"data": {}}
-    assert files.stored("three") is None
+    base.keep("one", content)
+    base.keep("two", {"data": {}})
+    assert base.stored("one") == content
+    assert base.stored("two") == {"data": {}}
+    assert base.stored("three") is None
 
 
 def test_a_claim_that_is_not_run_is_in_the_missing_command() -> None:
-    page = writer.files()[writer.PAGE]
+    missing = writer.missing(writer.PAGE, [])
     for claim in CLAIMS:
-        if files.stored(claim.evidence.name) is None:
-            assert claim.evidence.name in page
+        if base.stored(claim.evidence.name) is None:
+            assert claim.evidence.name in missing

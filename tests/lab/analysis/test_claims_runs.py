@@ -20,7 +20,7 @@ from small_recipes import QUICK, small
 
 base, judges = claims_module("claims.base"), claims_module("claims.judges_runs")
 runs, script = claims_module("claims.runs"), claims_module("run_claims")
-files = claims_module("claims.files")
+listed = claims_module("claims.claims")
 HOLDS, PART, FAILS, UNDECIDED = base.HOLDS, base.PART, base.FAILS, base.UNDECIDED
 
 
@@ -115,7 +115,7 @@ def test_the_size_of_the_runs_is_next_to_the_numbers() -> None:
 
 def test_claims_of_trainings_compare_rows_that_exist() -> None:
     """Check that a judge finds every row that it names in the data of its claim."""
-    trained = [c for c in script.CLAIMS if isinstance(c.evidence, base.Runs)]
+    trained = [c for c in listed.claims() if isinstance(c.evidence, base.Runs)]
     assert len(trained) == 14
     for claim in trained:
         found = data("%", 0.1, **dict.fromkeys(claim.evidence.rows, 50.0))
@@ -141,11 +141,9 @@ def small_rows(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
     (tmp_path / "data").mkdir()
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(runs, "get_recipe", lambda name: made[name])
-    monkeypatch.setattr(files, "NUMBERS", tmp_path / "claims.csv")
+    monkeypatch.setattr(base, "NUMBERS", tmp_path / "claims.csv")
     monkeypatch.setattr(script, "PICTURES", tmp_path)
-    evidence = base.Runs(
-        "small", "Two rows", {"dense": "softmax", "sparse": "csp"}, 4, 8, 0.5, seeds=(0, 1)
-    )
+    evidence = base.Runs("small", {"dense": "softmax", "sparse": "csp"}, 4, 8, 0.5, seeds=(0, 1))
     monkeypatch.setattr(script, "EVIDENCE", {"small": evidence})
     return evidence
 
@@ -153,7 +151,7 @@ def small_rows(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
 @pytest.mark.slow
 def test_rows_are_trained_kept_and_judged(small_rows: Any, tmp_path: Path) -> None:
     assert script.main(["small"]) == 0
-    stored = files.stored("small")
+    stored = base.stored("small")
     size = stored["data"]["size"]
     assert (size["steps"], size["steps_of_the_paper"], size["scale"]) == (4, 8, 0.5)
     assert list(stored["data"]["rows"]) == ["dense", "sparse"]
@@ -172,9 +170,9 @@ def test_a_stopped_training_continues(
     with monkeypatch.context() as stopped:
         stopped.setattr(runs.StopRequest, "__call__", lambda self: True)
         assert script.main(["small"]) == 130
-    assert files.stored("small") is None, "no verdict without a whole run"
+    assert base.stored("small") is None, "no verdict without a whole run"
     assert script.main(["small"]) == 0
-    assert files.stored("small") is not None
+    assert base.stored("small") is not None
 
 
 @pytest.mark.slow
@@ -197,8 +195,8 @@ def test_another_checkout_trains_only_missing_runs(
     assert trained[2:] == [
         ("csp/small-softmax", 1), ("csp/small-softmax", 1), ("csp/small-csp", 1)
     ]  # fmt: skip
-    assert files.names() == {"small"}
-    rows = files.stored("small")["data"]["rows"]
+    assert base.names() == {"small"}
+    rows = base.stored("small")["data"]["rows"]
     assert [list(row["test"]) for row in rows.values()] == [["0", "1"], ["0", "1"]]
     assert rows["dense"]["wall_seconds"] > 0
 
@@ -216,7 +214,7 @@ def test_a_row_that_diverges_is_kept_without_a_value(
 
     monkeypatch.setattr(runs, "run_reproduction", run)
     assert script.main(["small"]) == 0
-    rows = files.stored("small")["data"]["rows"]
+    rows = base.stored("small")["data"]["rows"]
     assert list(rows["sparse"]["test"]) == ["0"]
     assert rows["sparse"]["diverged"] == [1]
     assert list(rows["dense"]["test"]) == ["0", "1"]
@@ -230,11 +228,11 @@ def test_unknown_evidence_is_reported(capsys: pytest.CaptureFixture[str]) -> Non
 def test_a_command_that_fails_leaves_no_file(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(files, "NUMBERS", tmp_path / "claims.csv")
+    monkeypatch.setattr(base, "NUMBERS", tmp_path / "claims.csv")
     monkeypatch.setattr(script, "PICTURES", tmp_path)
     failed = subprocess.CompletedProcess([], 2)
     monkeypatch.setattr(subprocess, "run", lambda *words, **options: failed)
     wrong = base.Analysis("nothing", "spectrum", "nowhere")
     with pytest.raises(InputError, match="command"):
         script.measure(wrong)
-    assert files.stored("nothing") is None
+    assert base.stored("nothing") is None

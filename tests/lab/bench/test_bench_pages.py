@@ -17,7 +17,7 @@ from rifflemix.lab.decode import decode
 from rifflemix.lab.report.units import format_duration
 
 store = load_script("benchmarks/store.py")
-bench = load_script("docs/build/blocks/bench.py")
+bench = load_script("docs/build/blocks/speed.py")
 PAGES = {page.name: page for page in (REPOSITORY / "docs").glob("*.md")}
 
 
