@@ -29,7 +29,9 @@ LAYOUTS: dict[str, dict[str, Any]] = {
     "padded": {"key_padding_mask": MASK[None].to(DEVICE)},
     "packed": {"cu_seqlens": torch.tensor(OFFSETS, device=DEVICE)},
 }
-CASES = [(variant, [*LAYOUTS][i % 3]) for i, variant in enumerate(VARIANTS)]
+CASES = [
+    (variant, [*LAYOUTS][i % 3]) for i, variant in enumerate((*VARIANTS, "scalar decay and erase"))
+]
 
 
 def drawn(variant: str, *sizes: Any, sequences: int = 0, **options: Any) -> dict[str, Any]:

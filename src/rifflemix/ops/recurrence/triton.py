@@ -8,7 +8,6 @@ from itertools import pairwise
 from typing import NamedTuple
 
 import torch
-import triton
 from torch import Tensor
 
 from rifflemix.ops.recurrence import triton_gradient_kernels as gradient_kernels
@@ -54,7 +53,8 @@ class _Layout(NamedTuple):
         chunk_list = chunk_bounds(length, 1, offsets, CHUNK)
         chunks = chunk_list[-1]
         if offsets is not None:
-            firsts, ends = [], []
+            firsts: list[int] = []
+            ends: list[int] = []
             for start, end in pairwise(offsets):
                 firsts += range(start, end, CHUNK)
                 ends += [end] * -(-(end - start) // CHUNK)
@@ -73,7 +73,7 @@ class _Layout(NamedTuple):
 
 
 def _side(count: int) -> int:
-    return max(_LEAST_SIDE, triton.next_power_of_2(count))
+    return max(_LEAST_SIDE, 1 << (int(count) - 1).bit_length())
 
 
 def _rows(x: Tensor | None) -> Tensor | None:

@@ -91,7 +91,9 @@ def chunk_gradients(
     slope_q, slope_k = tl.zeros((SIZE, KEYS), tl.float32), tl.zeros((SIZE, KEYS), tl.float32)
     slope_whole = tl.zeros((KEYS,), tl.float32)
     if b is not None:
-        a_tile, b_tile, by_k, inverse = load_removal(a, b, k_tile, log_decay, row, exists, keys)
+        a_tile, b_tile, by_a, by_k, inverse = load_removal(
+            a, b, k_tile, log_decay, row, exists, keys
+        )
         read_a = read_k if a is None else products(q_tile, a_tile, log_decay)
         slope_bk, slope_b = tl.zeros_like(slope_qk), tl.zeros_like(slope_q)
         if a is not None:
@@ -145,6 +147,14 @@ def chunk_gradients(
         slope_decay = sums(at <= column, _features(slope_since, DECAYS))
         slope_decay += sums(at > column, _features(slope_until, DECAYS))
         slope_decay += _features((slope_whole * whole)[None, :], DECAYS)
+        if DECAYS == 1:
+            between = slope_qk * read_k
+            if b is not None:
+                between += slope_bk * by_k
+                if a is not None:
+                    between += slope_qa * read_a + slope_ba * by_a
+            between = tl.where(at > column, dot((at <= column).to(tl.float32), between), 0.0)
+            slope_decay += tl.sum(between, 1, keep_dims=True)
         store(grad_log_decay, slope_decay, row, exists, decays, 0)
 
 
@@ -154,7 +164,10 @@ def add_pair_gradients(
     heads, length, num_chunks, keys, decays,
     SIZE: tl.constexpr, KEYS: tl.constexpr, DECAYS: tl.constexpr,
 ):  # fmt: skip
-    """Add the gradients through the inner products of later and earlier tokens of each chunk."""
+    """Add the gradients through the inner products of later and earlier tokens of each chunk.
+
+    If a head has one decay, `chunk_gradients` has computed its gradient.
+    """
     row, exists = chunk_tokens(places, heads, length, num_chunks, SIZE)
     has_decay: tl.constexpr = log_decay is not None
     log_decay = load_decay(log_decay, row, exists, decays, SIZE, DECAYS)
@@ -162,7 +175,7 @@ def add_pair_gradients(
     right_tile = load(right, row, exists, keys, 0, KEYS)
     slope_left = load(grad_left, row, exists, keys, 0, KEYS)
     slope_right = load(grad_right, row, exists, keys, 0, KEYS)
-    if has_decay:
+    if has_decay and DECAYS != 1:
         slope_decay = load(grad_log_decay, row, exists, decays, 0, DECAYS)
     matrix_row, matrix_exists = state_rows(SIZE, SIZE)
     slope = load(slopes, matrix_row, matrix_exists, SIZE, 0, SIZE)
@@ -174,18 +187,12 @@ def add_pair_gradients(
         more_right = dot(tl.trans(part), left_tile * since) * until
         slope_left += more_left
         slope_right += more_right
-        if has_decay:
-            if DECAYS == 1:
-                between = part * dot(left_tile, tl.trans(right_tile))
-                between = dot((at <= column).to(tl.float32), between)
-                between = tl.where(at > column, between, 0.0)
-                slope_decay += tl.sum(between, 1, keep_dims=True)
-            else:
-                near = ((2 * (at ^ column) + 1) >> level) == 0
-                slope_decay += sums(near & (at <= column), left_tile * more_left)
-                slope_decay += sums(near & (at > column), right_tile * more_right)
+        if has_decay and DECAYS != 1:
+            near = ((2 * (at ^ column) + 1) >> level) == 0
+            slope_decay += sums(near & (at <= column), left_tile * more_left)
+            slope_decay += sums(near & (at > column), right_tile * more_right)
     tl.debug_barrier()  # another thread may write what this thread reads
     store(grad_left, slope_left, row, exists, keys, 0)
     store(grad_right, slope_right, row, exists, keys, 0)
-    if has_decay:
+    if has_decay and DECAYS != 1:
         store(grad_log_decay, slope_decay, row, exists, decays, 0)

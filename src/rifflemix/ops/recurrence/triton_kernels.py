@@ -160,12 +160,12 @@ def invert(matrix):
 
 @triton.jit
 def load_removal(a, b, k_tile, log_decay, row, exists, keys):
-    """Load a and b; compute the products of b with earlier k, and the inverse for earlier a."""
+    """Load a and b; compute the products of b with earlier a and k, and the inverse."""
     b_tile = load(b, row, exists, keys, 0, k_tile.shape[1])
     a_tile = k_tile if a is None else load(a, row, exists, keys, 0, k_tile.shape[1])
     by_a = earlier(products(b_tile, a_tile, log_decay))
     by_k = by_a if a is None else earlier(products(b_tile, k_tile, log_decay))
-    return a_tile, b_tile, by_k, invert(by_a)
+    return a_tile, b_tile, by_a, by_k, invert(by_a)
 
 
 @triton.jit
@@ -203,7 +203,7 @@ def sum_chunks(
     if b is None:
         store_diagonal(matrices, whole, keys, KEYS)
     else:
-        a_tile, b_tile, by_k, inverse = load_removal(a, b, k_tile, log_decay, row, exists, keys)
+        a_tile, b_tile, _, by_k, inverse = load_removal(a, b, k_tile, log_decay, row, exists, keys)
         store_matrix(matrices, a_tile, b_tile, inverse, since, until, whole, keys)
         a_ends = tl.trans(a_tile * until)
     for first in range(0, values, VALUES):
@@ -269,7 +269,7 @@ def read_chunks(
     k_tile = load(k, row, exists, keys, 0, KEYS)
     read_k = products(q_tile, k_tile, log_decay)
     if b is not None:
-        a_tile, b_tile, by_k, inverse = load_removal(a, b, k_tile, log_decay, row, exists, keys)
+        a_tile, b_tile, _, by_k, inverse = load_removal(a, b, k_tile, log_decay, row, exists, keys)
         read_a = read_k if a is None else products(q_tile, a_tile, log_decay)
         b_tile *= since
     q_tile *= since
