@@ -136,3 +136,13 @@ def test_damaged_fasta_files_are_refused_with_their_line(tmp_path, content, matc
     path.write_text(content)
     with pytest.raises(InputError, match=match):
         rm.Task.from_csv(path, input="sequence", label="class")
+
+
+def test_token_ids_of_a_table_are_whole_numbers(tmp_path):
+    task = rm.Task.from_arrays(np.arange(80).reshape(40, 2), CLASSES)
+    path = tmp_path / "new.csv"
+    path.write_text("a,b\n1,2\n3,2.5\n")
+    with pytest.raises(InputError, match=r"line 3: .*whole"):
+        read_inputs(task.inputs, path, "a,b")
+    path.write_text("a,b\n1,2\n3,4\n")
+    assert read_inputs(task.inputs, path, "a,b").values.tolist() == [[1, 2], [3, 4]]

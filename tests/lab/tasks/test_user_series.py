@@ -181,6 +181,12 @@ def test_empty_cells_of_a_table_can_be_marked(ending, tmp_path):
     assert given[1].tolist() == [[1.0, 0.0], [0.5, 0.0]]
 
 
+def test_inputs_without_an_order_or_a_path_are_refused():
+    for wrong in ([""], ["a text"], set("ab")):
+        with pytest.raises(InputError, match=r"^inputs: "):
+            task_of(missing="mask").inputs.encode(wrong)
+
+
 def test_a_run_keeps_the_scale_and_the_frames(tmp_path):
     task = task_of(normalize=True, frame=3, hop=2)
     rm.compare(task, ["tssa"], out=tmp_path / "run", max_steps=2, dim=8, num_layers=1, threads=1)

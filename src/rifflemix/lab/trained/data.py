@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from rifflemix.errors import InputError, bad_argument, unknown_name
 from rifflemix.files import user_path, write_bytes
@@ -163,7 +164,7 @@ def _table(spec: InputSpec | None, data: Path, column: str | None) -> RawInputs:
         has_gaps = isinstance(spec, FrameInputs) and spec.missing == "mask"
         values = _numbers(data, lines, rows, names, has_gaps=has_gaps)
         if isinstance(spec, SequenceInputs) and spec.of == "tokens":
-            values = values.astype(np.int64)
+            values = _whole(data, lines, values)
     elif isinstance(spec, PixelInputs):
         values = [data.parent / str(row[0]) for row in rows]
     else:
@@ -210,6 +211,15 @@ def _numbers(
         for name, column in zip(names, columns, strict=True)
     ]
     return np.array(numbers).T
+
+
+def _whole(data: Path, lines: Sequence[int], values: NDArray[np.float64]) -> NDArray[np.int64]:
+    """Convert numbers (rows, columns) to integers, or raise at a fraction."""
+    wrong = np.flatnonzero((values != np.round(values)).any(axis=1))
+    if len(wrong):
+        where = place_of(data, lines[int(wrong[0])])
+        raise InputError(f"{where}: expected whole numbers, the ids of tokens, got a fraction")
+    return values.astype(np.int64)
 
 
 def _series(spec: SeriesInputs, data: Path, names: Sequence[str]) -> RawInputs:

@@ -82,10 +82,10 @@ def listed(raw: Any, what: str) -> list[Any]:
         what: Plural noun for one kind of input, such as "texts".
 
     Raises:
-        InputError: `raw` is a single input, or has no inputs.
+        InputError: `raw` is a single input, has no order, or has no inputs.
     """
     values = as_numpy(raw)
-    is_single = isinstance(values, str | bytes | dict) or not hasattr(values, "__len__")
+    is_single = isinstance(values, str | bytes | dict | set) or not hasattr(values, "__len__")
     if is_single or getattr(values, "ndim", 1) == 0:
         raise bad_argument(NAME, f"a list of {what}", shown(raw))
     if len(values) == 0:
