@@ -477,3 +477,22 @@ def test_tensors_that_hold_no_samples(values: torch.Tensor) -> None:
         rm.Task.from_arrays(values, np.arange(40) % 2)
     with pytest.raises(rm.InputError, match="expected"):
         rm.Task.from_arrays(np.zeros((40, 3)), values)
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        np.arange(256).repeat(2).astype(np.int8),
+        np.uint64(2**63) + np.arange(512, dtype=np.uint64) % 9,
+        -(2**62) + np.arange(512) % 9,
+        10**14 * (np.arange(512) % 9),
+    ],
+)
+def test_integers_of_any_range_are_classes(values: Any) -> None:
+    task = rm.Task.from_arrays(np.arange(1024).reshape(512, 2), values)
+    split = task.split("train")
+    rows = [int(split[i][0][0]) // 2 for i in range(len(split))]
+    assert [task.classes[split[i][1]] for i in range(len(split))] == [
+        str(values[row]) for row in rows
+    ]
+    assert task.classes == tuple(map(str, sorted(set(values.tolist()))))

@@ -358,8 +358,21 @@ def _classes(values: NDArray[Any]) -> Labels:
                 f"{values[row]} for sample {row}",
             )  # fmt: skip
         values = values.astype(np.int64)
+    return _labels_of(*_numbered(values))
+
+
+def _numbered(values: NDArray[Any]) -> tuple[list[Any], NDArray[np.int64]]:
+    """Return the different values in order, and the place of each value among them."""
+    if values.dtype.kind in "iu" and len(values):
+        low, high = int(values.min()), int(values.max())
+        if high - low < len(values):  # counting is faster than sorting
+            wide = values if values.dtype.kind == "u" else values.astype(np.int64)
+            offsets = (wide - wide.dtype.type(low)).astype(np.int64)
+            occurs = np.bincount(offsets) > 0
+            place = np.cumsum(occurs) - 1
+            return [low + offset for offset in np.flatnonzero(occurs).tolist()], place[offsets]
     found, numbers = np.unique(values, return_inverse=True)
-    return _labels_of(found.tolist(), numbers.astype(np.int64).reshape(-1))
+    return found.tolist(), numbers.astype(np.int64).reshape(-1)
 
 
 def _labels_of(found: Sequence[Any], numbers: NDArray[np.int64]) -> Labels:
