@@ -33,7 +33,7 @@ def _row(entry: Mapping[str, Any]) -> Sequence[str]:
         reported = f"{int(reported):,}"
     return (
         code(entry["name"]),
-        entry["title"],
+        Markdown(entry["title"]),
         entry["paper"].split(",")[0],
         "depends on its settings" if count is None else f"{count:,}",
         f"{reported}, {entry['printed_in']}" if reported else "",
