@@ -32,7 +32,7 @@ _SETTINGS = (
 _SHEET = ((32, "curv_contour_length_9", 9, 2), (32, _LONGEST, 9, 2), (128, _LONGEST, 5, 1))
 
 
-def _strip(size: int, preset: str, columns: int, scale: int) -> NDArray[np.uint8]:
+def strip(size: int, preset: str, columns: int, scale: int) -> NDArray[np.uint8]:
     """Draw a row of images with joined discs above a row with separate discs."""
     images, labels = PathfinderMaker(scenes_of(size, {"preset": preset}), 0, 0)(0, 8 * columns)
     rows = [
@@ -44,7 +44,7 @@ def _strip(size: int, preset: str, columns: int, scale: int) -> NDArray[np.uint8
 
 def files() -> dict[Path, bytes]:
     """Draw the PNG file of the page."""
-    strips = [_strip(*of) for of in _SHEET]
+    strips = [strip(*of) for of in _SHEET]
     width = max(strip.shape[1] for strip in strips)
     right = [np.pad(s, ((0, 4), (0, width - s.shape[1])), constant_values=_GRAY) for s in strips]
     content = io.BytesIO()

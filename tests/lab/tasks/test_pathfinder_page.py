@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from document_scripts import REPOSITORY, load_script
 
 writer = load_script("docs/build/blocks/pathfinder.py")
@@ -13,6 +15,6 @@ def test_every_table_is_on_the_page() -> None:
 
 
 def test_pictures_show_both_classes() -> None:
-    joined, apart = writer.pictures_of(32, "curv_contour_length_9", 2)
+    joined, apart = np.split(writer.strip(32, "curv_contour_length_9", 2, 1), 2)
     assert joined.shape == apart.shape == (34, 68)
     assert (joined != apart).any()
