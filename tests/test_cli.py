@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 
 from command_line import Cli, Outcome
-from rifflemix.cli.interrupt import StopRequest
 from rifflemix.cli.options import parse_mixer_options, parse_mixers, parse_names, parse_value
+from rifflemix.cli.output import StopRequest
 from rifflemix.errors import InputError
 from rifflemix.lab.comparison import CompareConfig, default_budget
 from rifflemix.lab.tasks import list_tasks

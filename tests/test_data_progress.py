@@ -8,14 +8,14 @@ import time
 import pytest
 from rich.console import Console
 
-from rifflemix.cli import data
-from rifflemix.cli.data import DataProgress
+from rifflemix.cli import output
+from rifflemix.cli.output import DataProgress
 
 
 @pytest.fixture(autouse=True)
 def _short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(data, "_SECONDS_TO_FIRST_LINE", 0.1)
-    monkeypatch.setattr(data, "_SECONDS_BETWEEN_LINES", 0.1)
+    monkeypatch.setattr(output, "_SECONDS_TO_FIRST_LINE", 0.1)
+    monkeypatch.setattr(output, "_SECONDS_BETWEEN_LINES", 0.1)
 
 
 def console(*, is_terminal: bool) -> tuple[Console, io.StringIO]:
@@ -44,7 +44,7 @@ def test_slow_preparation_prints_lines_where_there_is_no_terminal() -> None:
 
 
 def test_quick_preparation_prints_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(data, "_SECONDS_TO_FIRST_LINE", 60.0)
+    monkeypatch.setattr(output, "_SECONDS_TO_FIRST_LINE", 60.0)
     screen, text = console(is_terminal=False)
     start = time.monotonic()
     with DataProgress(screen) as progress:

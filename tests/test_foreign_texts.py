@@ -13,9 +13,8 @@ from rich.console import Console
 
 from command_line import Cli
 from rifflemix.cli.output import DescriptionColumn, plain_table, show, tell
-from rifflemix.lab.report.live import LiveTable, status_line
+from rifflemix.lab.report.live import LiveTable, status_line, text_table
 from rifflemix.lab.report.page import render
-from rifflemix.lab.report.terminal import text_table
 from rifflemix.lab.runs.status import RunStatus
 from small_recipes import QUICK, made_up, small
 

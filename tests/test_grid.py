@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from rifflemix.errors import InputError
-from rifflemix.lab.runs.results import check_grid, grid_points, point_label, ranked_points
+from rifflemix.lab.runs.status import check_grid, grid_points, point_label, ranked_points
 
 
 def test_points_are_all_combinations_in_order() -> None:

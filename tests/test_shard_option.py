@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from command_line import Cli
-from rifflemix.cli.costs import share_seconds
 from rifflemix.cli.options import one_or_many, parse_seeds, parse_shard
+from rifflemix.cli.workers import share_seconds
 from rifflemix.errors import InputError
 from rifflemix.lab.experiments import PlannedRun, Shard
 

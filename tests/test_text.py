@@ -119,7 +119,7 @@ def test_a_table_without_rows_is_its_head() -> None:
 def test_plots_read_no_formula() -> None:
     from matplotlib.figure import Figure
 
-    from rifflemix.lab.report.figure import figure_png
+    from rifflemix.lab.report.page import figure_png
 
     figure = Figure()
     axes = figure.subplots()

@@ -13,9 +13,9 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
 from store import Result, load, names
 
+from rifflemix.json_values import decode
 from rifflemix.lab.comparison.records import Results
 from rifflemix.lab.comparison.rows import Table
-from rifflemix.lab.decode import decode
 
 BUILD = Path(__file__).resolve().parent
 DOCS, ROOT = BUILD.parent, BUILD.parents[1]

@@ -24,8 +24,7 @@ from claims.base import ACCURACY, NOT_RUN, PICTURES, SHOWN, Analysis, Evidence, 
 from claims.claims import DIGITS, EVIDENCE, MNIST
 from claims.runs import train
 
-from rifflemix.cli.interrupt import EXIT_BAD_INPUT, EXIT_INTERRUPTED
-from rifflemix.errors import InputError, unknown_name
+from rifflemix.errors import EXIT_BAD_INPUT, EXIT_INTERRUPTED, InputError, unknown_name
 from rifflemix.files import read_json
 from rifflemix.lab.runs.environment import environment
 

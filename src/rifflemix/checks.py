@@ -13,13 +13,8 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from rifflemix.compat import (
-    has_values,
-    leaves_package,
-    sizes_are_tensors,
-    values_can_be_read,
-)
-from rifflemix.errors import InputError, bad_argument
+from rifflemix.compat import has_values, leaves_package, sizes_are_tensors, values_can_be_read
+from rifflemix.errors import bad_argument
 
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 """Dtypes that operators support. Narrower dtypes of torch are for storage only."""
@@ -282,26 +277,6 @@ def _as_float(value: Any) -> float:
 def autocast_enabled(device_type: str) -> bool:
     """Return whether autocast is available and enabled for a device type."""
     return torch.amp.is_autocast_available(device_type) and torch.is_autocast_enabled(device_type)
-
-
-__all__ = [
-    "InputError",
-    "autocast_enabled",
-    "check_bool",
-    "check_divides",
-    "check_floating",
-    "check_integer",
-    "check_integers",
-    "check_layer",
-    "check_like",
-    "check_offsets",
-    "check_padding_mask",
-    "check_positive",
-    "check_probability",
-    "check_tokens",
-    "is_number",
-    "shown",
-]
 
 
 def check_room(name: str, position: Tensor, max_length: int | None, kind: str) -> None:

@@ -15,11 +15,12 @@ import torch
 from torch import Tensor, nn
 from torch._C._autograd import DeviceType
 from torch.autograd import forward_ad
-from torch.nn.modules.batchnorm import _BatchNorm as BatchNorm
 from torch.profiler import profile
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode as TorchDispatchMode
 
 _F = TypeVar("_F", bound=Callable[..., Any])
+
+BatchNorm = torch.nn.modules.batchnorm._BatchNorm
 
 _dynamo_traces: Callable[[], bool] = torch.compiler.is_dynamo_compiling
 in_function_transform: Callable[[], bool] = torch._C._are_functorch_transforms_active
@@ -458,43 +459,3 @@ def evaluation_mode(model: Any) -> Iterator[None]:
     finally:
         for module, was_training in modes:
             module.training = was_training
-
-
-__all__ = [
-    "BatchNorm",
-    "OperatorWatch",
-    "TorchDispatchMode",
-    "UnknownShape",
-    "all_gather",
-    "all_reduce",
-    "all_to_all",
-    "as_constant",
-    "as_operand",
-    "attention_on_cpu",
-    "constant_for_compiler",
-    "evaluation_mode",
-    "first_fsdp_holds",
-    "fsdp_holds",
-    "fsdp_processes",
-    "fused_attention_inputs",
-    "fused_attention_node",
-    "has_differentiable_collectives",
-    "has_plain_autograd",
-    "has_values",
-    "in_function_transform",
-    "is_batch",
-    "is_known",
-    "leaves_package",
-    "memory_changes",
-    "outside_graphs",
-    "running_count",
-    "runs_on_gpu",
-    "sent_bytes",
-    "shapes_only",
-    "stable_order",
-    "statically_known_true",
-    "storage_key",
-    "take_first",
-    "values_can_be_read",
-    "widest_float",
-]

@@ -13,6 +13,10 @@ _LONGEST = 500  # characters of a value that a message quotes
 _MOST_NAMES = 150  # names that a message lists; recipes and table columns can be more
 
 
+EXIT_FAILED, EXIT_BAD_INPUT, EXIT_INTERRUPTED = 1, 2, 130
+"""Exit codes of the command line."""
+
+
 class InputError(ValueError):
     """A bad argument, file or setting.
 

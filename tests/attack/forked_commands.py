@@ -215,7 +215,7 @@ def _prepare() -> None:
     from rifflemix.lab.comparison.pages import plot
     from rifflemix.lab.comparison.suites import catalog
     from rifflemix.lab.recipes import registry
-    from rifflemix.lab.reproduction import sweep_plot, tables
+    from rifflemix.lab.reproduction import sweep_records, tables
     from rifflemix.lab.runs import environment
     from rifflemix.lab.tasks.data_io import shards
     from small_recipes import QUICK, small
@@ -228,7 +228,7 @@ def _prepare() -> None:
     rifflemix.lab.reproduction.run.matmul_flops_per_second = lambda *_: 1e12
     tables.list_recipes = lambda: ["test/digits"]
     environment._git = lambda: (None, None)
-    for module in (plot, runner, sweep_plot):
+    for module in (plot, runner, sweep_records):
         module.figure_png = lambda figure: b"a picture"
     registry._RECIPES["test/digits"] = lambda: small(train=QUICK)
     pieces = catalog.SuiteTask("digits", {"patch_size": 4}, {"max_steps": 2, "batch_size": 8})

@@ -29,7 +29,7 @@ from rifflemix.lab.tasks.data_io.safe_readers import (
     read_npz,
 )
 from rifflemix.lab.tasks.graphs.smiles import read_csv
-from rifflemix.lab.tasks.pathfinder.files import read_gray_png
+from rifflemix.lab.tasks.synthetic.pathfinder_files import read_gray_png
 from rifflemix.models import from_pretrained
 
 ROWS = [[f"word {n} and {n * 7 % 5}", n % 2] for n in range(40)]

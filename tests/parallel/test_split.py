@@ -24,9 +24,9 @@ from command_line import Cli
 from fsdp_on_cpu import shard_training
 from processes import Processes
 from rifflemix.files import read_tensors
-from rifflemix.lab.decode import encode
+from rifflemix.json_values import encode
 from rifflemix.lab.reproduction import ReproduceOptions, plan_reproduction, run_reproduction
-from rifflemix.lab.runs.split import check_split, split_model
+from rifflemix.lab.runs.build_for_task import check_split, split_model
 from rifflemix.lab.train import engine
 from rifflemix.lab.train.engine import Engine
 from small_recipes import QUICK, small

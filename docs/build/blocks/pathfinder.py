@@ -13,12 +13,7 @@ from numpy.typing import NDArray
 from PIL import Image
 from store import load, names, newest
 
-from rifflemix.lab.tasks.pathfinder.pathfinder import (
-    CURRICULUM,
-    PRESETS,
-    PathfinderMaker,
-    scenes_of,
-)
+from rifflemix.lab.tasks.synthetic.pathfinder import CURRICULUM, PRESETS, PathfinderMaker, scenes_of
 from rifflemix.text import table_lines
 
 _PAGE = DOCS / "pathfinder.md"

@@ -14,9 +14,7 @@ from typing import Any
 
 from claims.base import UNFINISHED, Runs, keep, stored
 
-from rifflemix.cli.data import DataProgress
-from rifflemix.cli.interrupt import StopRequest
-from rifflemix.cli.output import progress_console
+from rifflemix.cli.output import DataProgress, StopRequest, progress_console
 from rifflemix.errors import RunFailed
 from rifflemix.lab.recipes import Recipe, get_recipe
 from rifflemix.lab.report.live import live_progress

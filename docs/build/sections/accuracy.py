@@ -11,13 +11,13 @@ from charts import Mark, Row, dots
 from common import Section, listed, results_of, table_of
 from store import FOLDER, Result, load, names, newest
 
+from rifflemix.json_values import encode
 from rifflemix.lab.comparison.decisions import Decisions
 from rifflemix.lab.comparison.merging import merged_results
 from rifflemix.lab.comparison.rows import Row as Compared
 from rifflemix.lab.comparison.rows import Table
 from rifflemix.lab.comparison.suites.catalog import get_suite
 from rifflemix.lab.comparison.suites.report import Overall, SuiteReport
-from rifflemix.lab.decode import encode
 from rifflemix.lab.report.units import format_duration
 from rifflemix.text import bold, bullet_lines, table_lines
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from rifflemix.cli.interrupt import EXIT_BAD_INPUT
-from rifflemix.errors import InputError, require_packages
+from rifflemix.errors import EXIT_BAD_INPUT, InputError, require_packages
 
 
 def main() -> int:

@@ -7,9 +7,8 @@ from typing import Annotated
 
 import typer
 
-from rifflemix.cli.data import DataProgress
 from rifflemix.cli.options import parse_model_settings, parse_names
-from rifflemix.cli.output import print_json, progress_console, show
+from rifflemix.cli.output import DataProgress, print_json, progress_console, show
 from rifflemix.errors import bad_argument
 from rifflemix.lab.runs.options import DataDir, Json, Option, Seed, Threads
 

@@ -11,11 +11,19 @@ from typing import Annotated, Any
 
 import typer
 
-from rifflemix.cli import analyze, bench, compare, data, listing, reproduce, train, trained, work
+from rifflemix.cli import analyze, bench, compare, listing, reproduce, trained, work
 from rifflemix.cli.commands import Commands
-from rifflemix.cli.interrupt import EXIT_BAD_INPUT, EXIT_FAILED, EXIT_INTERRUPTED
 from rifflemix.cli.output import checked_output, complain
-from rifflemix.errors import InputError, InputWarning, RunFailed, bad_argument, is_out_of_memory
+from rifflemix.errors import (
+    EXIT_BAD_INPUT,
+    EXIT_FAILED,
+    EXIT_INTERRUPTED,
+    InputError,
+    InputWarning,
+    RunFailed,
+    bad_argument,
+    is_out_of_memory,
+)
 from rifflemix.plugins import first_line, in_a_line, plugin_place
 from rifflemix.version import VERSION
 
@@ -52,7 +60,7 @@ def _options(
 
 app.command(epilog=compare.EPILOG)(compare.compare)
 app.command(epilog=compare.MERGE_EPILOG)(compare.merge)
-app.command(epilog=train.EPILOG)(train.train)
+app.command(epilog=compare.TRAIN_EPILOG)(compare.train)
 app.command(epilog=reproduce.EPILOG)(reproduce.reproduce)
 app.command(epilog=reproduce.SWEEP_EPILOG)(reproduce.sweep)
 app.command(epilog=work.EPILOG)(work.work)
@@ -64,7 +72,7 @@ app.command(epilog=trained.EXPORT_EPILOG)(trained.export)
 app.command(epilog=trained.CONVERT_EPILOG)(trained.convert)
 app.command(epilog=listing.DOCTOR_EPILOG)(listing.doctor)
 app.add_typer(listing.app, name="list")
-app.add_typer(data.app, name="data")
+app.add_typer(listing.data_app, name="data")
 app.add_typer(bench.app, name="bench")
 
 

@@ -15,19 +15,18 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeElapsedColumn
 
 from rifflemix.cli.commands import Commands
-from rifflemix.cli.interrupt import EXIT_INTERRUPTED, StopRequest
 from rifflemix.cli.options import parse_names, parse_threads
 from rifflemix.cli.output import (
     DescriptionColumn,
+    StopRequest,
     plain_table,
     print_json,
     progress_console,
     show,
     tell,
 )
-from rifflemix.errors import bad_argument, require_packages
-from rifflemix.lab.runs.options import Device, Json, Option, Threads
-from rifflemix.lab.runs.processes import is_main_process
+from rifflemix.errors import EXIT_INTERRUPTED, bad_argument, require_packages
+from rifflemix.lab.runs.options import Device, Json, Option, Threads, is_main_process
 
 if TYPE_CHECKING:
     from rifflemix.lab.bench.rows import Shape

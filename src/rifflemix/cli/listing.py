@@ -1,4 +1,4 @@
-"""rifflemix list: mixers, models, tasks, recipes and analyses. rifflemix doctor: check packages."""
+"""rifflemix list: mixers, models, tasks, recipes and analyses. rifflemix data. rifflemix doctor."""
 
 from __future__ import annotations
 
@@ -9,10 +9,18 @@ import typer
 from rich.text import Text
 
 from rifflemix.cli.commands import Commands
-from rifflemix.cli.costs import SORTS, show_costs
-from rifflemix.cli.output import output_width, plain_table, print_json, show
+from rifflemix.cli.options import parse_task_options
+from rifflemix.cli.output import (
+    DataProgress,
+    output_width,
+    plain_table,
+    print_json,
+    progress_console,
+    show,
+)
+from rifflemix.cli.workers import SORTS, show_costs
 from rifflemix.errors import bad_argument
-from rifflemix.lab.runs.options import DataDir, Device, Json, Option, Threads
+from rifflemix.lab.runs.options import DataDir, Device, Json, Option, TaskOptions, Threads
 from rifflemix.text import terminal_lines
 
 DOCTOR_EPILOG = "Examples:  rifflemix doctor   |   rifflemix doctor --data-dir data --json"
@@ -234,3 +242,58 @@ def _cell(value: Any) -> str:
 
 def _options(options: dict[str, Any]) -> str:
     return ", ".join(f"{key}={value}" for key, value in options.items()) or "none"
+
+
+data_app = Commands(help="Find and prepare data.")
+
+
+@data_app.command("list", epilog="Examples:  rifflemix data list --data-dir data")
+def list_data(data_dir: DataDir | None = None, json: Json = False) -> None:
+    """List for every task whether its data is available, with path, source and license."""
+    from rifflemix.lab.tasks import task_card, task_status, usable_tasks
+
+    entries = [
+        {
+            "name": name,
+            "available": (status := task_status(name, data_dir)).available,
+            "detail": status.detail,
+            "source": task_card(name).source,
+            "licence": task_card(name).licence,
+        }
+        for name in usable_tasks()
+    ]
+    if json:
+        print_json(entries)
+        return
+    rows = [
+        (e["name"], "yes" if e["available"] else "no", e["detail"], e["source"], e["licence"])
+        for e in entries
+    ]
+    show(plain_table(("Task", "Available", "Found", "Source", "Licence"), rows))
+
+
+@data_app.command(
+    epilog="Examples:  rifflemix data prepare image --data-dir data   |   "
+    "rifflemix data prepare pathfinder32 --max-samples 20000"
+)
+def prepare(
+    task: Annotated[str, typer.Argument(help="Task; see `rifflemix list tasks`.")],
+    data_dir: DataDir | None = None,
+    task_option: TaskOptions | None = None,
+    max_samples: Annotated[
+        int | None, Option("Largest number of samples per split; all if unset.")
+    ] = None,
+    json: Json = False,
+) -> None:
+    """Read, verify, decode or generate the data of a task. Later commands then start at once."""
+    from rifflemix.lab.tasks import prepare_task
+
+    options = parse_task_options(task_option, task)
+    if max_samples is not None:
+        options["max_samples"] = max_samples
+    with DataProgress(progress_console()) as progress:
+        folder = prepare_task(task, data_dir=data_dir, progress=progress, **options)
+    if json:
+        print_json({"task": task, "folder": None if folder is None else str(folder)})
+        return
+    show(f"{task}: ready" + ("" if folder is None else f" in {folder}"))

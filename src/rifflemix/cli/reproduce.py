@@ -10,21 +10,28 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from rifflemix.cli.costs import recipe_forecasts, show_forecasts
-from rifflemix.cli.data import DataProgress
-from rifflemix.cli.interrupt import EXIT_INTERRUPTED, StopRequest
 from rifflemix.cli.options import one_or_many, parse_grid, parse_names, parse_seeds
-from rifflemix.cli.output import plain_table, print_json, progress_console, show, tell
+from rifflemix.cli.output import (
+    DataProgress,
+    StopRequest,
+    plain_table,
+    print_json,
+    progress_console,
+    show,
+    tell,
+)
 from rifflemix.cli.workers import (
     check_workers,
     has_gpus,
+    recipe_forecasts,
     shard_of,
+    show_forecasts,
     tell_rest,
     thread_default,
     train_with_workers,
     worker_count,
 )
-from rifflemix.errors import RunFailed, bad_argument
+from rifflemix.errors import EXIT_INTERRUPTED, RunFailed, bad_argument
 from rifflemix.lab.runs.options import (
     BatchSize,
     DataDir,
@@ -38,8 +45,8 @@ from rifflemix.lab.runs.options import (
     ReproduceOptions,
     Threads,
     WorkerOptions,
+    is_main_process,
 )
-from rifflemix.lab.runs.processes import is_main_process
 
 if TYPE_CHECKING:
     from rifflemix.lab.reproduction import ReproducePlan, Reproduction
@@ -89,7 +96,7 @@ def reproduce(
     """
     time_is_up = _time_limit(budget)
     check_workers(pool)
-    from rifflemix.lab.decode import encode
+    from rifflemix.json_values import encode
     from rifflemix.lab.reproduction import collect_reproduction, experiment_of, open_reproductions
     from rifflemix.lab.tasks import PreparationStopped
 
@@ -244,7 +251,7 @@ def sweep(
     json: Json = False,
 ) -> None:
     """Train a recipe once for each value and seed, and write a table and a curve."""
-    from rifflemix.lab.decode import encode
+    from rifflemix.json_values import encode
     from rifflemix.lab.recipes import get_recipe
     from rifflemix.lab.reproduction.sweep import collect_sweep, plan_sweep, sweep_defaults
     from rifflemix.lab.runs.environment import gpus_elsewhere

@@ -7,21 +7,21 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rifflemix.cli.costs import compare_forecasts, show_forecasts
-from rifflemix.cli.data import DataProgress
 from rifflemix.cli.options import compare_config, parse_mixers, parse_names, parse_seeds
-from rifflemix.cli.output import print_json, progress_console, show, tell
+from rifflemix.cli.output import DataProgress, print_json, progress_console, show, tell
 from rifflemix.cli.workers import (
+    compare_forecasts,
     has_gpus,
     kept_options,
     run_with_live_table,
+    show_forecasts,
     tell_rest,
     thread_default,
     train_with_workers,
     worker_count,
 )
 from rifflemix.errors import bad_argument
-from rifflemix.lab.report.terminal import plain, text_table
+from rifflemix.lab.report.live import plain, text_table
 from rifflemix.lab.runs.options import RunOptions, WorkerOptions
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ def compare_suite(
     )
     from rifflemix.lab.comparison.choices import chosen_mixers, chosen_seeds
     from rifflemix.lab.runs.environment import gpus_elsewhere
-    from rifflemix.lab.runs.processes import is_main_process
+    from rifflemix.lab.runs.options import is_main_process
 
     chosen = get_suite(suite)
     run = replace(run, threads=thread_default(pool, run.threads, out))
@@ -129,7 +129,7 @@ def compare_suite(
 def _print_estimate(plan: SuitePlan) -> None:
     from rifflemix.lab.comparison.estimate import suite_seconds
     from rifflemix.lab.report.units import format_duration
-    from rifflemix.lab.runs.processes import is_one_of_many
+    from rifflemix.lab.runs.options import is_one_of_many
 
     if is_one_of_many():
         return
@@ -156,7 +156,7 @@ def _check_others(given: Mapping[str, Any], suite: str) -> None:
 
 def show_suite(results: SuiteResults, report: SuiteReport, out: Path, as_json: bool) -> None:
     """Print the ranks, scores and answers of a suite, or results.json."""
-    from rifflemix.lab.decode import encode
+    from rifflemix.json_values import encode
 
     if as_json:
         print_json(encode(results))

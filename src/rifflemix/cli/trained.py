@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from rifflemix.cli.commands import parse_path
-from rifflemix.cli.interrupt import EXIT_INTERRUPTED, StopRequest
-from rifflemix.cli.output import plain_table, print_json, progress_console, show, tell
-from rifflemix.errors import InputError, bad_argument, require_packages
+from rifflemix.cli.output import StopRequest, plain_table, print_json, progress_console, show, tell
+from rifflemix.errors import EXIT_INTERRUPTED, InputError, bad_argument, require_packages
 from rifflemix.lab.runs.options import Device, Json, Mixer, Option, Out, RunSeed, Seed
 
 if TYPE_CHECKING:
@@ -253,8 +252,8 @@ def convert(
 ) -> None:
     """Convert a trained model to another mixer, and report error and speed."""
     from rifflemix.lab.conversion import convert as convert_model
+    from rifflemix.lab.conversion.api import held_out, load_text_model, read_texts
     from rifflemix.lab.conversion.stages import STAGES
-    from rifflemix.lab.conversion.texts import held_out, load_text_model, read_texts
     from rifflemix.lab.report.live import live_progress
     from rifflemix.lab.runs.environment import check_device, resolve_device
 

@@ -14,10 +14,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from rifflemix.cli.commands import parse_path
-from rifflemix.cli.data import DataProgress
-from rifflemix.cli.interrupt import EXIT_INTERRUPTED, StopRequest
-from rifflemix.cli.output import progress_console, show, tell
-from rifflemix.errors import InputError, InputWarning, bad_argument
+from rifflemix.cli.output import DataProgress, StopRequest, progress_console, show, tell
+from rifflemix.errors import EXIT_INTERRUPTED, InputError, InputWarning, bad_argument
 from rifflemix.lab.runs.options import DataDir
 
 if TYPE_CHECKING:
@@ -213,7 +211,7 @@ def is_complete(folder: Path) -> bool:
     """Check, without the data, whether a folder has the results and the records of all its runs."""
     from rifflemix.files import read_json
     from rifflemix.lab.comparison.plan import RESULTS_FILE
-    from rifflemix.lab.experiments.records import RECORD_FILE
+    from rifflemix.lab.experiments.plan import RECORD_FILE
 
     path = folder / RESULTS_FILE
     results = read_json(path) if path.is_file() else {}

@@ -16,7 +16,7 @@ from rifflemix.lab.analysis.kinds.collapse import ALONE, NORM, SKIP, WHOLE, coll
 from rifflemix.lab.analysis.kinds.pattern import reach_after, reach_of
 from rifflemix.lab.analysis.kinds.permutation import layer_permutations, order_change
 from rifflemix.lab.analysis.kinds.spectrum import layer_spectra
-from rifflemix.lab.report.figure import figure_png
+from rifflemix.lab.report.page import figure_png
 from rifflemix.mixers import MixerCard, TokenMixer
 from rifflemix.mixers.csp import CSP
 from rifflemix.ops.permutation.arguments import Permuted

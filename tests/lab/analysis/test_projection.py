@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 import rifflemix as rm
 from rifflemix.lab.analysis import Call, trace
-from rifflemix.lab.analysis.kinds.projection import before_projection
+from rifflemix.lab.analysis.kinds.spectrum import before_projection
 from rifflemix.lab.analysis.trace import undisturbed
 
 C, H, N = 8, 2, 6

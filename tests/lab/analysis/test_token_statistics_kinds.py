@@ -15,10 +15,9 @@ from torch import Tensor, nn
 import rifflemix as rm
 from rifflemix.errors import InputError, RunFailed
 from rifflemix.lab.analysis import Subject, analyze, own_subject, trace
-from rifflemix.lab.analysis.drawing import COLOURS
+from rifflemix.lab.analysis.drawing import COLOURS, as_grid, image_of, text_of
 from rifflemix.lab.analysis.kinds.cls_attention import class_attention
 from rifflemix.lab.analysis.kinds.coherence import coherence_of
-from rifflemix.lab.analysis.kinds.images import as_grid, image_of, text_of
 from rifflemix.lab.analysis.kinds.membership import layer_memberships
 from rifflemix.lab.analysis.kinds.rate import bound_in, layer_rates, nearest_orthonormal, rate_in
 from rifflemix.lab.analysis.trace import undisturbed

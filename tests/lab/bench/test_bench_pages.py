@@ -10,10 +10,10 @@ import fake_bench
 import pytest
 
 from document_scripts import REPOSITORY, load_script
+from rifflemix.json_values import decode
 from rifflemix.lab.bench.rows import LAYER, PEER
 from rifflemix.lab.comparison.records import Results
 from rifflemix.lab.comparison.rows import Table
-from rifflemix.lab.decode import decode
 from rifflemix.lab.report.units import format_duration
 
 store = load_script("benchmarks/store.py")

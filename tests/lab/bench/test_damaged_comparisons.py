@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from rifflemix.errors import InputError
+from rifflemix.json_values import encode
 from rifflemix.lab.comparison import (
     CompareConfig,
     Comparison,
@@ -22,7 +23,6 @@ from rifflemix.lab.comparison import (
     run_comparison,
     train_config,
 )
-from rifflemix.lab.decode import encode
 
 
 def start(out: Path) -> dict[str, Any]:

@@ -6,11 +6,11 @@ import random
 from collections.abc import Sequence
 from typing import Any
 
+from rifflemix.json_values import decode, encode
 from rifflemix.lab.comparison import ComparePlan, run_comparison
 from rifflemix.lab.comparison.records import Results
 from rifflemix.lab.comparison.rows import Table
-from rifflemix.lab.decode import decode, encode
-from rifflemix.lab.runs.results import summarise
+from rifflemix.lab.runs.status import summarise
 
 NAMES = ("softmax", "csp", "sliceformer", "tssa", "butterfly", "sinkhorn")
 ENVIRONMENT = {

@@ -22,8 +22,7 @@ from rifflemix.lab.comparison import (
     training_memory,
 )
 from rifflemix.lab.runs.folder import check_folder
-from rifflemix.lab.runs.results import summarise
-from rifflemix.lab.runs.status import RunStatus
+from rifflemix.lab.runs.status import RunStatus, summarise
 from rifflemix.lab.tasks import list_tasks, load_task
 from rifflemix.mixers import TokenMixer
 

@@ -12,7 +12,7 @@ from rifflemix.lab.comparison import CompareConfig, check_model, default_budget,
 from rifflemix.lab.tasks import Task, load_task
 from rifflemix.lab.tasks.core.base import SPLITS
 from rifflemix.lab.tasks.data_io.files import Array
-from rifflemix.lab.tasks.images.pixel_inputs import PixelInputs, PixelScale
+from rifflemix.lab.tasks.images.image_files import PixelInputs, PixelScale
 from rifflemix.lab.tasks.images.pixels import PixelSplit, WholeImages
 
 

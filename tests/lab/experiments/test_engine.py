@@ -21,7 +21,7 @@ from rifflemix import files
 from rifflemix.errors import InputError
 from rifflemix.files import read_tensors
 from rifflemix.lab.experiments import Caller, OneRun, PlannedRun, RunStore, attempts, carry_out
-from rifflemix.lab.experiments.records import read_record, write_record
+from rifflemix.lab.experiments.plan import read_record, write_record
 from rifflemix.lab.train import train
 from rifflemix.locks import FolderInUse
 

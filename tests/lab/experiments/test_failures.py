@@ -15,7 +15,7 @@ from toy_experiment import Toy, ToyTrainer, engine
 
 from rifflemix.errors import InputError
 from rifflemix.lab.experiments import Caller, PlannedRun, Role, carry_out
-from rifflemix.lab.experiments.records import TRIES, History, Neighbors
+from rifflemix.lab.experiments.plan import TRIES, History, Neighbors
 
 WORKER = Caller(role=Role(is_worker=True))
 

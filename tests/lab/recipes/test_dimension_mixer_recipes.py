@@ -8,9 +8,9 @@ import pytest
 
 from rifflemix.lab.recipes import get_recipe, list_recipes
 from rifflemix.lab.tasks import load_task
-from rifflemix.lab.tasks.images import cifar, image
+from rifflemix.lab.tasks.images import cifar
 from rifflemix.lab.tasks.images.pixels import scale_of
-from rifflemix.lab.tasks.pathfinder.pathfinder import CURRICULUM
+from rifflemix.lab.tasks.synthetic.pathfinder import CURRICULUM
 
 STEPS = ("32", "64", "128-d5-g1", "128-d5-g2", "128-d14", "128-d20", "128")
 
@@ -48,8 +48,8 @@ STATISTICS = {
     "cifar100": ((0.5071, 0.4865, 0.4409), (0.2009, 0.1984, 0.2023)),
 }
 SCALES = {
-    "image": (image._SCALES["rgb"], image._PER_IMAGE),
-    "cifar100": (cifar._SCALE, cifar._PER_IMAGE),
+    "image": (cifar._SCALES["rgb"], cifar._PER_IMAGE_10),
+    "cifar100": (cifar._SCALE_100, cifar._PER_IMAGE_100),
 }
 
 

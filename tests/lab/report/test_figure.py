@@ -6,7 +6,7 @@ import numpy as np
 from matplotlib.figure import Figure
 from PIL import Image
 
-from rifflemix.lab.report.figure import figure_png
+from rifflemix.lab.report.page import figure_png
 
 
 def drawn() -> bytes:

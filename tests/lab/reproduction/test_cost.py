@@ -221,7 +221,7 @@ def test_one_model_is_built_for_a_row_that_is_new(monkeypatch: pytest.MonkeyPatc
 
 
 def test_the_seconds_of_a_long_step_have_no_exponent() -> None:
-    from rifflemix.cli.costs import _row
+    from rifflemix.cli.workers import _row
 
     numbers = dict.fromkeys(("steps", "tokens", "tokens_in_all", "flops_in_all", "peak_bytes"), 1)
     for seconds, text in ((113.4, "113 s"), (2.334, "2.33 s"), (0.01234, "0.0123 s")):

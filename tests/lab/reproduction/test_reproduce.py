@@ -18,7 +18,7 @@ from torch import Tensor
 
 from rifflemix.errors import InputError
 from rifflemix.files import read_tensors, write_json
-from rifflemix.lab.decode import encode
+from rifflemix.json_values import encode
 from rifflemix.lab.experiments import only_run
 from rifflemix.lab.recipes import Recipe, get_recipe, registry
 from rifflemix.lab.reproduction import (

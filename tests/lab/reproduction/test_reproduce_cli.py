@@ -16,10 +16,10 @@ import pytest
 
 import rifflemix.cli
 from command_line import Cli, Outcome
-from rifflemix.lab.decode import encode
+from rifflemix.json_values import encode
 from rifflemix.lab.recipes import Recipe, list_recipes, registry
 from rifflemix.lab.reproduction import Reproduction
-from rifflemix.lab.tasks.listops import listops
+from rifflemix.lab.tasks.synthetic import listops
 from small_recipes import QUICK, small
 
 pytestmark = pytest.mark.usefixtures("no_matmul_timing")

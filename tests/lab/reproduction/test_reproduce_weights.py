@@ -13,7 +13,7 @@ import pytest
 from command_line import Cli
 from rifflemix.errors import InputError
 from rifflemix.files import read_tensors
-from rifflemix.lab.decode import encode
+from rifflemix.json_values import encode
 from rifflemix.lab.recipes import Recipe, get_recipe, registry
 from rifflemix.lab.reproduction import (
     ReproduceOptions,

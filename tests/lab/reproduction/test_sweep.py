@@ -14,7 +14,7 @@ import pytest
 import rifflemix as rm
 import rifflemix.cli
 from rifflemix.cli.options import parse_grid
-from rifflemix.lab.decode import encode
+from rifflemix.json_values import encode
 from rifflemix.lab.reproduction.sweep import collect_sweep, plan_sweep, run_sweep, sweep_defaults
 from rifflemix.lab.reproduction.sweep_records import sweep_notes
 from rifflemix.lab.runs.options import ReproduceOptions

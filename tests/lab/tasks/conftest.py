@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from rifflemix.lab.tasks.data_io.hub import Remote
+from rifflemix.lab.tasks.data_io.file_task import Remote
 
 
 @pytest.fixture(autouse=True)
@@ -49,7 +49,7 @@ def put_on_hub(monkeypatch: pytest.MonkeyPatch) -> Callable[[str, Any], list[str
             assert all(Path(path).read_bytes() == b"content" for path in data_files.values())
             return {name: splits[name] for name in data_files}
 
-        monkeypatch.setattr("rifflemix.lab.tasks.data_io.hub.download", download)
+        monkeypatch.setattr("rifflemix.lab.tasks.data_io.file_task.download", download)
         monkeypatch.setitem(sys.modules, "datasets", SimpleNamespace(load_dataset=load_dataset))
         return fetched
 

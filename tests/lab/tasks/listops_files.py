@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from rifflemix.lab.tasks import Task
-from rifflemix.lab.tasks.listops.grammar import END, OPERATOR, TOKENS
-from rifflemix.lab.tasks.listops.listops import FILES
+from rifflemix.lab.tasks.synthetic.grammar import END, OPERATOR, TOKENS
+from rifflemix.lab.tasks.synthetic.listops import FILES
 
 
 def write_tsv(task: Task, folder: Path) -> None:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from rifflemix.lab.tasks.core.random_words import Streams
-from rifflemix.lab.tasks.pathfinder.contours import draw_scenes
-from rifflemix.lab.tasks.pathfinder.pathfinder import scenes_of
-from rifflemix.lab.tasks.pathfinder.scene import Pictures, Scene
+from rifflemix.lab.tasks.core.generated import Streams
+from rifflemix.lab.tasks.synthetic.contours import draw_scenes
+from rifflemix.lab.tasks.synthetic.pathfinder import scenes_of
+from rifflemix.lab.tasks.synthetic.scene import Pictures, Scene
 
 
 def scene_of(size: int, options: dict[str, object]) -> Scene:

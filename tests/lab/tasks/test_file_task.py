@@ -24,8 +24,8 @@ from rifflemix.lab.tasks import (
 from rifflemix.lab.tasks.core.base import Progress, Request, check_integer
 from rifflemix.lab.tasks.data_io.file_task import FileTask, Form, Options, Paths
 from rifflemix.lab.tasks.data_io.files import Array, Arrays, Source
-from rifflemix.lab.tasks.data_io.ragged import RaggedSplit, ragged_rows, to_ragged_parts
 from rifflemix.lab.tasks.data_io.safe_readers import read_lines
+from rifflemix.lab.tasks.data_io.splits import RaggedSplit, ragged_rows, to_ragged_parts
 
 FILES = {part: f"words.{part}" for part in ("train", "validation", "test")}
 WHOLE = "words.all"

@@ -27,9 +27,9 @@ import pytest
 
 from rifflemix.errors import InputError
 from rifflemix.lab.tasks import load_task
-from rifflemix.lab.tasks.data_io import hub, safe_readers
+from rifflemix.lab.tasks.data_io import file_task, safe_readers
+from rifflemix.lab.tasks.data_io.file_task import Remote
 from rifflemix.lab.tasks.data_io.files import check_ids, load_arrays, store_arrays
-from rifflemix.lab.tasks.data_io.hub import Remote
 from rifflemix.lab.tasks.data_io.safe_readers import (
     read_bytes,
     read_idx,
@@ -38,7 +38,7 @@ from rifflemix.lab.tasks.data_io.safe_readers import (
     read_npz,
 )
 from rifflemix.lab.tasks.graphs.smiles import read_csv
-from rifflemix.lab.tasks.pathfinder.files import read_gray_png
+from rifflemix.lab.tasks.synthetic.pathfinder_files import read_gray_png
 
 # CSV.
 
@@ -294,13 +294,13 @@ BROKEN = {
 def test_downloads(
     answer: Answer, served: Callable[[Answer], str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(hub, "_MOST_BYTES", 4000)
-    monkeypatch.setattr(hub, "_BLOCK", 1000)
+    monkeypatch.setattr(file_task, "_MOST_BYTES", 4000)
+    monkeypatch.setattr(file_task, "_BLOCK", 1000)
     for name in ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"):
         monkeypatch.delenv(name, raising=False)
     remote = Remote(served(answer), "0" * 64)
     with pytest.raises(InputError, match=r"^why: .*http://127\.0\.0\.1:"):
-        hub.download(remote, lambda *_: None, lambda why: InputError(f"why: {why}"))
+        file_task.download(remote, lambda *_: None, lambda why: InputError(f"why: {why}"))
 
 
 def test_the_library_raises_what_is_caught() -> None:

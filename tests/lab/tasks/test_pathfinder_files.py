@@ -16,7 +16,7 @@ from PIL import Image
 from rifflemix.errors import InputError
 from rifflemix.lab.tasks import load_task, prepare_task, task_status
 from rifflemix.lab.tasks.data_io import safe_readers
-from rifflemix.lab.tasks.pathfinder import files as reader
+from rifflemix.lab.tasks.synthetic import pathfinder_files as reader
 
 PRESET = "curv_contour_length_14"
 COUNT = 30

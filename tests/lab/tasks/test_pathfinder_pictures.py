@@ -10,11 +10,10 @@ import numpy as np
 import pytest
 from pathfinder_scenes import drawn, scene_of
 
-from rifflemix.lab.tasks.core.random_words import Streams, mix
-from rifflemix.lab.tasks.pathfinder.contours import _discs_are_clear
-from rifflemix.lab.tasks.pathfinder.drawing import draw_images
-from rifflemix.lab.tasks.pathfinder.pathfinder import PathfinderMaker, scenes_of
-from rifflemix.lab.tasks.pathfinder.scene import Pictures, Scene
+from rifflemix.lab.tasks.core.generated import Streams, mix
+from rifflemix.lab.tasks.synthetic.contours import _discs_are_clear
+from rifflemix.lab.tasks.synthetic.pathfinder import PathfinderMaker, scenes_of
+from rifflemix.lab.tasks.synthetic.scene import Pictures, Scene, draw_images
 
 
 def contours(pictures: Pictures, scene: Scene, image: int) -> list[np.ndarray]:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from rifflemix.lab.tasks.core.split_scores import ratio_deviation, ratio_moments
+from rifflemix.lab.tasks.core.kinds import ratio_deviation, ratio_moments
 
 
 def means_of(right: torch.Tensor, parts: torch.Tensor) -> dict[str, float]:

@@ -8,9 +8,8 @@ import torch
 from sklearn import metrics
 
 import rifflemix as rm
-from rifflemix.lab.tasks.core.multilabel import MultilabelTask
-from rifflemix.lab.tasks.core.numbers import NumberTask
-from rifflemix.lab.tasks.core.split_scores import class_scores, confusion, multilabel_scores
+from rifflemix.lab.tasks.core.kinds import class_scores, confusion, multilabel_scores
+from rifflemix.lab.tasks.core.numbers import MultilabelTask, NumberTask
 from rifflemix.lab.tasks.core.token_labels import UNCOUNTED, TokenLabelTask
 
 RANDOM = np.random.default_rng(0)

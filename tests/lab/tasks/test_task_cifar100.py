@@ -25,7 +25,7 @@ def planes(monkeypatch: pytest.MonkeyPatch) -> Planes:
     """Build coarse labels, fine labels and images (M, 3, 32, 32)."""
     counts = {"train": 30, "test": 6}
     files = {part: {f"{part}.bin": count} for part, count in counts.items()}
-    monkeypatch.setattr(cifar, "_BINARY", replace(cifar._BINARY, files=files))
+    monkeypatch.setattr(cifar, "_BINARY_100", replace(cifar._BINARY_100, files=files))
     rng = np.random.default_rng(0)
     made = {
         part: (
@@ -106,7 +106,7 @@ def test_whole_images(load: Callable[..., Task], planes: Planes) -> None:
         "validation": (fine[27:], images[27:]),
         "test": planes["test"][1:],
     }
-    scale = cifar._SCALE
+    scale = cifar._SCALE_100
     mean, std = (np.array(v).reshape(3, 1, 1) for v in (scale.mean, scale.std))
     for name, (labels, pixels) in splits.items():
         split = task.split(name)

@@ -54,7 +54,7 @@ def test_patches_hold_the_same_pixels(patch_size: int) -> None:
     assert (task.max_length, task.num_features) == (64 // patch_size**2, patch_size**2)
     assert task.vocab_size is None
     image = tokens[7][0].reshape(8, 8) / 16
-    patches = task.split("train")[7][0] * digits._SCALE.std[0] + digits._SCALE.mean[0]
+    patches = task.split("train")[7][0] * digits._DIGITS_SCALE.std[0] + digits._DIGITS_SCALE.mean[0]
     across = 8 // patch_size
     for position in range(task.max_length):
         top, left = position // across * patch_size, position % across * patch_size
@@ -75,7 +75,7 @@ def test_a_damaged_file_is_refused(
 ) -> None:
     path = tmp_path / "digits.npz"
     if damage == "changed":
-        path.write_bytes(digits._FILE.read_bytes()[:-1] + b"\xff")
-    monkeypatch.setattr(digits, "_FILE", path)
+        path.write_bytes(digits._DIGITS_FILE.read_bytes()[:-1] + b"\xff")
+    monkeypatch.setattr(digits, "_DIGITS_FILE", path)
     with pytest.raises(InputError, match=r"digits\.npz"):
         load_task("digits")

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from listops_files import to_source
 
-from rifflemix.lab.tasks.listops import grammar
-from rifflemix.lab.tasks.listops.grammar import DIGIT, END, OPERATOR, TOKENS, Expressions, Grammar
+from rifflemix.lab.tasks.synthetic import grammar
+from rifflemix.lab.tasks.synthetic.grammar import DIGIT, END, OPERATOR, TOKENS, Expressions, Grammar
 
 ANY_LENGTH = Grammar(min_length=0, max_length=10**6, max_depth=4, max_args=5)
 

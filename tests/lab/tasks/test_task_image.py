@@ -18,7 +18,7 @@ import torch
 from rifflemix.errors import InputError
 from rifflemix.lab.tasks import Task, load_task, prepare_task, task_status
 from rifflemix.lab.tasks.core.base import SPLITS
-from rifflemix.lab.tasks.images import image
+from rifflemix.lab.tasks.images import cifar
 
 PER_BATCH = 6
 Planes = dict[str, tuple[np.ndarray, np.ndarray]]
@@ -27,8 +27,9 @@ Planes = dict[str, tuple[np.ndarray, np.ndarray]]
 @pytest.fixture
 def planes(monkeypatch: pytest.MonkeyPatch) -> Planes:
     """Build images (M, 3, 32, 32) and labels of a tiny CIFAR-10."""
-    files = {part: dict.fromkeys(names, PER_BATCH) for part, names in image._BINARY.files.items()}
-    monkeypatch.setattr(image, "_BINARY", replace(image._BINARY, files=files))
+    binary = cifar._BINARY_10
+    files = {part: dict.fromkeys(names, PER_BATCH) for part, names in binary.files.items()}
+    monkeypatch.setattr(cifar, "_BINARY_10", replace(binary, files=files))
     rng = np.random.default_rng(0)
     return {
         part: (
@@ -157,7 +158,7 @@ def test_color_patches(load: Callable[..., Task], planes: Planes) -> None:
     task = load(patch_size=8, color="rgb")
     assert (task.input_kind, task.num_features, task.max_length) == ("vectors", 192, 16)
     vectors, _ = task.split("test")[1]
-    scale = image._SCALES["rgb"]
+    scale = cifar._SCALES["rgb"]
     pixels = planes["test"][0][1].transpose(1, 2, 0) / 255
     expected = (pixels - np.array(scale.mean)) / np.array(scale.std)
     # Patch 6 is in the second row of patches, third column.
@@ -214,7 +215,7 @@ def test_gray_archive(data: Path, planes: Planes, write_npz_xz: Callable[..., No
 def test_color_archive_is_undone_in_pieces(
     data: Path, planes: Planes, write_npz_xz: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(image, "_PIECE", 7)
+    monkeypatch.setattr(cifar, "_PIECE", 7)
     write_npz_xz(data / "cifar10_rgb.npz.xz", **differences(planes))
     task = load_task("image", data_dir=data, color="rgb", layout="image")
     assert "172" in task.data_source
@@ -380,8 +381,8 @@ def test_real_gray_archive(shared_data: Path) -> None:
         "train": 45000, "validation": 5000, "test": 10000
     }  # fmt: skip
     pixels = gray.split("train").images.values.astype(np.float64) / 255
-    assert pixels.mean() == pytest.approx(image._SCALES["gray"].mean[0], abs=1e-4)
-    assert pixels.std() == pytest.approx(image._SCALES["gray"].std[0], abs=1e-4)
+    assert pixels.mean() == pytest.approx(cifar._SCALES["gray"].mean[0], abs=1e-4)
+    assert pixels.std() == pytest.approx(cifar._SCALES["gray"].std[0], abs=1e-4)
 
 
 REAL_RGB = "f0813c5ffc4d87f2f23bf5dd74c399a317fc7f67b9ec92ebd14d2d7159ba2753"
@@ -401,7 +402,7 @@ def test_real_color_archive(shared_data: Path, tmp_path: Path) -> None:
         assert pixels.shape == (count, 32, 32, 3)
         assert np.bincount(labels).tolist() == [count // 10] * 10
         assert np.array_equal(labels, gray.split(name).labels.values)
-        assert np.array_equal(image._colored(pixels, "gray"), gray.split(name).images.values)
+        assert np.array_equal(cifar._colored(pixels, "gray"), gray.split(name).images.values)
     pixels = color.split("train").images.values.reshape(50_000, 1024, 3)
     mean, square, within = np.zeros(3), np.zeros(3), np.zeros(3)
     for start in range(0, 50_000, 5000):
@@ -412,7 +413,7 @@ def test_real_color_archive(shared_data: Path, tmp_path: Path) -> None:
         # As in torch: divided by 1,023, not 1,024.
         deviations = np.sqrt((squares - means**2) * (1024 / 1023))
         within += deviations.mean(axis=0, dtype=np.float64) / 10
-    scale, per_image = image._SCALES["rgb"], image._PER_IMAGE
+    scale, per_image = cifar._SCALES["rgb"], cifar._PER_IMAGE_10
     assert mean == pytest.approx(scale.mean, abs=6e-5)
     assert np.sqrt(square - mean**2) == pytest.approx(scale.std, abs=6e-5)
     assert mean == pytest.approx(per_image.mean, abs=6e-5)

@@ -20,8 +20,8 @@ from torch import Tensor
 
 from rifflemix.errors import InputError
 from rifflemix.lab.tasks import load_task, prepare_task, task_status
+from rifflemix.lab.tasks.data_io.file_task import Remote, download
 from rifflemix.lab.tasks.data_io.files import Array
-from rifflemix.lab.tasks.data_io.hub import Remote, download
 from rifflemix.lab.tasks.text.language import Shakespeare, WikiText
 from rifflemix.lab.tasks.text.next_token import UNCOUNTED, NextTokenTask, WindowSplit
 from rifflemix.lab.tasks.text.vocabulary import Vocabulary, build_vocabulary

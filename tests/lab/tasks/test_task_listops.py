@@ -13,9 +13,9 @@ from listops_files import write_tsv
 from rifflemix.errors import InputError
 from rifflemix.lab.tasks import Task, load_task, prepare_task, task_status
 from rifflemix.lab.tasks.core.base import SPLITS
-from rifflemix.lab.tasks.listops import listops
-from rifflemix.lab.tasks.listops.grammar import TOKENS, evaluate
-from rifflemix.lab.tasks.listops.listops import FILES
+from rifflemix.lab.tasks.synthetic import listops
+from rifflemix.lab.tasks.synthetic.grammar import TOKENS, evaluate
+from rifflemix.lab.tasks.synthetic.listops import FILES
 
 SHORT = {"min_length": 3, "max_length": 40, "num_train": 60, "num_validation": 20, "num_test": 20}
 

@@ -14,7 +14,7 @@ import torch
 
 from rifflemix.errors import InputError
 from rifflemix.lab.tasks import load_task, prepare_task, task_status
-from rifflemix.lab.tasks.text.lm1b import LM1B
+from rifflemix.lab.tasks.text.corpora import LM1B
 from rifflemix.lab.tasks.text.next_token import NextTokenTask
 
 RELEASE = "1-billion-word-language-modeling-benchmark-r13output"

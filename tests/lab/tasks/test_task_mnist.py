@@ -15,7 +15,7 @@ import torch
 
 from rifflemix.errors import InputError
 from rifflemix.lab.tasks import load_task
-from rifflemix.lab.tasks.images import mnist
+from rifflemix.lab.tasks.images import digits
 
 Pairs = dict[str, tuple[np.ndarray, np.ndarray]]
 
@@ -39,7 +39,7 @@ def write_idx(folder: Path, pairs: Pairs, zipped: bool = False) -> None:
             head = bytes([0, 0, 8, array.ndim])
             head += b"".join(size.to_bytes(4, "big") for size in array.shape)
             content = head + array.tobytes()
-            path = folder / (mnist._IDX[name] + (".gz" if zipped else ""))
+            path = folder / (digits._IDX[name] + (".gz" if zipped else ""))
             path.write_bytes(gzip.compress(content) if zipped else content)
 
 
@@ -126,7 +126,7 @@ def test_fetching_fails_in_one_sentence(monkeypatch: pytest.MonkeyPatch, cache: 
         patch.setattr("urllib.request.urlopen", urlopen)
         with pytest.raises(InputError, match=r"parquet.*no route.*--data-dir"):
             load_task("mnist")
-    monkeypatch.setattr("rifflemix.lab.tasks.data_io.hub.download", lambda *_: b"")
+    monkeypatch.setattr("rifflemix.lab.tasks.data_io.file_task.download", lambda *_: b"")
     with pytest.raises(InputError, match="ylecun/mnist") as raised:
         load_task("mnist")
     assert "\n" not in str(raised.value)
@@ -144,6 +144,6 @@ def test_real_archive(shared_data: Path) -> None:
     task = load_task("mnist", data_dir=shared_data)
     assert len(task.split("train")) == 54000
     pixels = task.split("train").images.values / 255
-    assert pixels.mean() == pytest.approx(mnist._SCALE.mean[0], abs=1e-4)
-    assert pixels.std() == pytest.approx(mnist._SCALE.std[0], abs=1e-4)
+    assert pixels.mean() == pytest.approx(digits._MNIST_SCALE.mean[0], abs=1e-4)
+    assert pixels.std() == pytest.approx(digits._MNIST_SCALE.std[0], abs=1e-4)
     assert [task.split("test")[index][1] for index in range(5)] == [7, 2, 1, 0, 4]

@@ -12,16 +12,16 @@ from pathfinder_scenes import drawn, scene_of
 
 from rifflemix.errors import InputError
 from rifflemix.lab.tasks import load_task, prepare_task, task_card
-from rifflemix.lab.tasks.core.random_words import Streams
+from rifflemix.lab.tasks.core.generated import Streams
 from rifflemix.lab.tasks.data_io import shards
-from rifflemix.lab.tasks.pathfinder import pathfinder
-from rifflemix.lab.tasks.pathfinder.pathfinder import (
+from rifflemix.lab.tasks.synthetic import pathfinder
+from rifflemix.lab.tasks.synthetic.pathfinder import (
     CURRICULUM,
     PRESETS,
     PathfinderMaker,
     scenes_of,
 )
-from rifflemix.lab.tasks.pathfinder.scene import Scene
+from rifflemix.lab.tasks.synthetic.scene import Scene
 
 TINY = {"num_train": 6, "num_validation": 3, "num_test": 3}
 SIZES = {"pathfinder32": 32, "pathfinder64": 64, "pathfinder128": 128, "pathx": 128}
@@ -270,7 +270,7 @@ def test_bad_options(options: dict[str, object], message: str) -> None:
 
 
 def test_what_does_not_fit_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rifflemix.lab.tasks.pathfinder.contours._ROUNDS", 3)
+    monkeypatch.setattr("rifflemix.lab.tasks.synthetic.contours._ROUNDS", 3)
     with pytest.raises(InputError, match="32 x 32 pixels"):
         load_task("pathfinder32", contour_length=60, **TINY)
 

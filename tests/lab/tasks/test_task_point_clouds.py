@@ -11,7 +11,7 @@ import torch
 
 import rifflemix as rm
 from rifflemix.lab.tasks import Task, load_task
-from rifflemix.lab.tasks.synthetic.point_clouds import BODIES, CLASSES, _posed
+from rifflemix.lab.tasks.synthetic.examples import BODIES, CLASSES, _posed
 
 SMALL = {"num_points": 40, "num_train": 32, "num_validation": 16, "num_test": 16}
 

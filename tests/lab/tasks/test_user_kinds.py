@@ -17,7 +17,7 @@ from rifflemix.errors import InputWarning
 from rifflemix.lab.tasks import card_of, load_task
 from rifflemix.lab.tasks.core.forecasts import ForecastTask
 from rifflemix.lab.tasks.core.kinds import KINDS
-from rifflemix.lab.tasks.core.references import HasReference
+from rifflemix.lab.tasks.core.recorded import HasReference
 from rifflemix.lab.tasks.core.token_labels import MaskedTokenTask
 
 RANDOM = np.random.default_rng(0)

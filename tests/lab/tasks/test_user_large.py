@@ -9,8 +9,8 @@ import pytest
 import rifflemix as rm
 from rifflemix.errors import InputError
 from rifflemix.lab.tasks.core.base import PreparationStopped
-from rifflemix.lab.tasks.core.duplicates import duplicates_across_splits
 from rifflemix.lab.tasks.data_io import columns
+from rifflemix.lab.tasks.data_io.splits import duplicates_across_splits
 from rifflemix.lab.tasks.user_data import hub, prepared, tables
 
 pyarrow = pytest.importorskip("pyarrow", reason="needs pyarrow")

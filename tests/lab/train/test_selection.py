@@ -14,8 +14,7 @@ from toy_training import ToyModel, ToyTask
 from rifflemix.errors import InputError
 from rifflemix.lab.tasks import Task, load_task
 from rifflemix.lab.train import TrainConfig, TrainResult, seed_everything, train
-from rifflemix.lab.train.observed import scores_splits
-from rifflemix.lab.train.targets import class_weights, training_loss
+from rifflemix.lab.train.targets import class_weights, scores_splits, training_loss
 
 STEPS = {"max_steps": 60, "batch_size": 10, "eval_every": 3, "lr": 0.05, "log_every": 4}
 

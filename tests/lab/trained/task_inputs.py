@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from rifflemix.lab.tasks import Task
-from rifflemix.lab.tasks.listops.grammar import TOKENS
+from rifflemix.lab.tasks.synthetic.grammar import TOKENS
 
 CHARACTERS = "abcdefgh"
 TEXTS = [f"The {c}{d} FILM, isn't {d} <br /> so {c}?" for c in CHARACTERS for d in CHARACTERS[:3]]

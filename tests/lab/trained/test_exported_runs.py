@@ -15,8 +15,7 @@ from trained_runs import images, ragged, tasks, texts, train_into, vectors
 import rifflemix as rm
 from rifflemix.errors import InputError
 from rifflemix.lab.tasks.data_io.files import Array
-from rifflemix.lab.tasks.text.next_token import NextTokenTask, WindowSplit
-from rifflemix.lab.tasks.text.prompts import PromptInputs
+from rifflemix.lab.tasks.text.next_token import NextTokenTask, PromptInputs, WindowSplit
 from rifflemix.lab.tasks.text.vocabulary import build_vocabulary
 from rifflemix.lab.trained.export import export_model
 from rifflemix.mixers import list_mixers, mixer_card

@@ -17,7 +17,7 @@ import rifflemix as rm
 from rifflemix.errors import InputError
 from rifflemix.lab.tasks import load_task
 from rifflemix.lab.tasks.images.image_bytes import START
-from rifflemix.lab.tasks.text.prompts import ByteInputs
+from rifflemix.lab.tasks.text.next_token import ByteInputs
 
 TEXT = "the cat sat on the mat\nthe dog sat\n"
 PROMPTS = ["the cat", "the", "dog sat on"]

@@ -1,16 +1,25 @@
-"""Shared style of all figures: 1200 pixels wide, few colors, gray for the rest."""
+"""Shared style of all figures (1200 pixels wide, few colors), and samples that are images."""
 
 from __future__ import annotations
 
 import math
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, TypeVar
 
 import matplotlib.style
+import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
+from numpy.typing import NDArray
+from torch import Tensor
 
-from rifflemix.lab.analysis.finding import as_array
+from rifflemix.errors import InputError
+from rifflemix.lab.analysis.finding import Subject, as_array
+from rifflemix.lab.tasks import card_of
+from rifflemix.lab.tasks.text.next_token import NextTokenTask
+
+T = TypeVar("T")
 
 # Okabe and Ito's palette without its yellow; safe for the common kinds of color blindness.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#444444")
@@ -65,16 +74,17 @@ def picture(axes: Axes, values: Any, *, title: str = "", **options: Any) -> Any:
     return shown
 
 
-def chosen_layers(count: int, most: int) -> list[int]:
-    """Choose at most `most` of `count` layers, evenly spaced.
+def chosen_layers(layers: Sequence[T], most: int) -> Sequence[T]:
+    """Choose at most `most` layers, evenly spaced.
 
     The first and the last layer are included. A single layer is the middle one.
     """
-    if count <= most:
-        return list(range(count))
+    if len(layers) <= most:
+        return layers
     if most == 1:
-        return [count // 2]
-    return sorted({round(step * (count - 1) / (most - 1)) for step in range(most)})
+        return [layers[len(layers) // 2]]
+    places = {round(step * (len(layers) - 1) / (most - 1)) for step in range(most)}
+    return [layers[place] for place in sorted(places)]
 
 
 def line_style(number: int) -> dict[str, Any]:
@@ -102,3 +112,82 @@ def from_zero(axes: Axes) -> None:
 def legend(axes: Axes) -> None:
     """Add a legend in the corner with the most space."""
     axes.legend(fontsize=9, frameon=False)
+
+
+def inputs_of(batch: Any) -> Tensor:
+    """Return the first tensor of a batch.
+
+    The batch has any form that `trace` accepts.
+    """
+    if isinstance(batch, Tensor):
+        return batch
+    if isinstance(batch, tuple | list):
+        return inputs_of(batch[0])
+    return inputs_of(batch["inputs"] if "inputs" in batch else next(iter(batch.values())))
+
+
+def has_images(subject: Subject) -> bool:
+    """Check whether the samples of a subject are images.
+
+    The inputs are whole images or tokens.
+    """
+    inputs = inputs_of(subject.batches[0])
+    if inputs.dim() == 4:
+        return True
+    return subject.task is not None and bool(card_of(subject.task).is_image)
+
+
+def check_images(subject: Subject, what: str) -> None:
+    """Raise InputError if the samples are not images."""
+    if not has_images(subject):
+        got = "other data" if subject.task is None else f"task {subject.task.name}"
+        raise InputError(f"{subject.label}: expected images for {what}, got {got}")
+
+
+def image_of(subject: Subject, sample: int) -> NDArray[np.float64]:
+    """Return a sample of the first batch, scaled from 0 to 1.
+
+    The shape is (height, width) or (height, width, 3).
+    """
+    x = inputs_of(subject.batches[0])[sample].detach().cpu().double()
+    if x.dim() == 3:  # a whole image, channels first
+        shown = x.permute(1, 2, 0) if x.shape[0] == 3 else x.mean(0)
+    else:
+        tokens = x if x.dim() == 1 else x.mean(-1)
+        side = math.isqrt(len(tokens))
+        shown = tokens[: side * side].view(side, side)
+    low, high = shown.min(), shown.max()
+    scaled: NDArray[np.float64] = ((shown - low) / (high - low).clamp_min(1e-12)).numpy()
+    return scaled
+
+
+def as_grid(values: Tensor) -> Tensor:
+    """Reshape (..., N) values of tokens to (..., S, S).
+
+    A leading class token is dropped.
+
+    Raises:
+        InputError: N is neither S^2 nor S^2 + 1.
+    """
+    count = values.shape[-1]
+    for spare in (0, 1):
+        side = math.isqrt(count - spare)
+        if side * side == count - spare and side:
+            grid: Tensor = values[..., spare:].unflatten(-1, (side, side))
+            return grid
+    raise InputError(f"expected the tokens of a square image, got {count} of them")
+
+
+def text_of(subject: Subject, sample: int, most: int) -> list[str] | None:
+    """Return the first characters or ids of a sample of ids.
+
+    Returns None for other inputs.
+    """
+    x = inputs_of(subject.batches[0])[sample]
+    if x.is_floating_point() or x.dim() != 1:
+        return None
+    ids = x[:most].tolist()
+    if subject.task is None or subject.task.options.get("level") != "byte":
+        return [str(i) for i in ids]
+    zero = 0 if isinstance(subject.task, NextTokenTask) else 1  # other byte tasks use 0 for padding
+    return [chr(i - zero) if 32 <= i - zero < 127 else " " for i in ids]

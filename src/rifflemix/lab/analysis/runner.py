@@ -27,8 +27,7 @@ from rifflemix.json_values import check_json
 from rifflemix.lab.analysis.finding import Finding, Subject, Tick, View, silent
 from rifflemix.lab.analysis.registry import get_analysis, list_analyses
 from rifflemix.lab.analysis.subjects import find_subjects, own_subject
-from rifflemix.lab.report.figure import figure_png
-from rifflemix.lab.report.page import render
+from rifflemix.lab.report.page import figure_png, render
 from rifflemix.lab.runs.environment import environment
 from rifflemix.lab.runs.folder import check_folder
 

@@ -14,8 +14,8 @@ from torch import nn
 
 from rifflemix.errors import InputError, bad_argument, unknown_name
 from rifflemix.files import damaged_run, read_json, user_path
+from rifflemix.json_values import decode
 from rifflemix.lab.analysis.finding import Subject, SweepPoint, View
-from rifflemix.lab.decode import decode
 from rifflemix.lab.experiments import only_run
 from rifflemix.lab.runs.folder import (
     StoredRun,
@@ -24,7 +24,7 @@ from rifflemix.lab.runs.folder import (
     load_weights,
     read_run,
 )
-from rifflemix.lab.runs.results import Summary
+from rifflemix.lab.runs.status import Summary
 from rifflemix.lab.tasks import Task
 from rifflemix.lab.train.run_folder import RunFolder
 from rifflemix.lab.train.seeds import seed_everything
@@ -281,8 +281,10 @@ def find_subjects(target: Any, view: View | None = None) -> list[Subject]:
     view = view or View()
     path = user_path("target", target) if isinstance(target, str | Path) else None
     if path is not None and path.is_dir():
-        for name, value in _of_presets_alone(view).items():
-            raise bad_argument(name, "none with a run, because the run has its own", value)
+        for name in ("mixers", "settings", "tokens"):  # options of presets
+            value = getattr(view, name)
+            if value not in (getattr(View, name), {}):
+                raise bad_argument(name, "none with a run, because the run has its own", value)
         return run_subjects(path, view)
     if view.task is not None or view.data is not None:
         raise bad_argument("target", "a run's folder with user data", str(target))
@@ -291,16 +293,6 @@ def find_subjects(target: Any, view: View | None = None) -> list[Subject]:
     if isinstance(target, str) and not ("/" in target or "\\" in target):
         raise unknown_name("model or folder", target, list_models())
     raise bad_argument("target", "a run's folder or the name of a model", f"{target}, no folder")
-
-
-def _of_presets_alone(view: View) -> dict[str, Any]:
-    """Return options of a view that apply only to presets.
-
-    Options with default values are left out.
-    """
-    own = {"mixers": view.mixers, "settings": view.settings or {}, "tokens": view.tokens}
-    unset = {"mixers": (), "settings": {}, "tokens": View.tokens}
-    return {name: value for name, value in own.items() if value != unset[name]}
 
 
 def own_subject(

@@ -39,7 +39,7 @@ from rifflemix.lab.bench.rows import (
 from rifflemix.lab.bench.runner import Hooks, Settings, forward_and_backward
 from rifflemix.lab.bench.traffic import Sizes, Traffic, expected_bytes
 from rifflemix.lab.runs.measure import Call, Probe, probe, seconds_of
-from rifflemix.lab.runs.processes import count_processes, is_one_of_many
+from rifflemix.lab.runs.options import count_processes, is_one_of_many
 from rifflemix.mixers import TokenMixer, create_mixer, mixer_card
 from rifflemix.parallel import SHARDED_MIXERS, shard_sequence, shard_tokens
 

@@ -18,7 +18,7 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator, StrMetho
 from rifflemix.lab.bench.layers import BASELINE, FLOOR
 from rifflemix.lab.bench.rows import AXES, PEER, Key, shown_name
 from rifflemix.lab.bench.tables import PASS_TITLES, axis_of, crossover_text, key_of, machine
-from rifflemix.lab.report.figure import figure_png
+from rifflemix.lab.report.page import figure_png
 
 # Okabe and Ito's palette without its yellow, safe for the common kinds of color blindness. Further
 # layers get darker and lighter shades with other markers, and every curve has a label.

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from rifflemix.checks import check_integer
 from rifflemix.errors import InputError, bad_argument, check_choice, require_packages
 from rifflemix.files import user_path
+from rifflemix.json_values import encode
 from rifflemix.lab.comparison.choices import check_settings, chosen_mixers, chosen_seeds, resolve
 from rifflemix.lab.comparison.pages.files import html_fragment, write_comparison_files
 from rifflemix.lab.comparison.pages.notes import comparison_notes, done_so_far
@@ -24,10 +25,8 @@ from rifflemix.lab.comparison.results import title_of
 from rifflemix.lab.comparison.rows import SPLITS, Table
 from rifflemix.lab.comparison.run import run_comparison
 from rifflemix.lab.comparison.sharing import live_console, share_comparison
-from rifflemix.lab.decode import encode
 from rifflemix.lab.runs.environment import stored_threads
-from rifflemix.lab.runs.options import MOST_WORKERS
-from rifflemix.lab.runs.processes import is_main_process, is_one_of_many
+from rifflemix.lab.runs.options import MOST_WORKERS, is_main_process, is_one_of_many
 from rifflemix.lab.runs.status import check_tracker
 from rifflemix.lab.tasks import Task, card_of, load_task
 
@@ -118,7 +117,7 @@ class Comparison:
             InputError: `against` is unknown, or the task has test sequences of one length only.
         """
         require_packages("a plot", "compare", "matplotlib", "scipy")
-        from rifflemix.lab.comparison.pages.ability_plots import length_figure, state_figure
+        from rifflemix.lab.comparison.pages.files import length_figure, state_figure
         from rifflemix.lab.comparison.pages.plot import comparison_figure
         from rifflemix.lab.comparison.pages.table import all_lengths
 

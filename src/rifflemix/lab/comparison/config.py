@@ -14,7 +14,7 @@ from rifflemix.lab.comparison.trials import Rung, plan_rungs
 from rifflemix.lab.runs.build_for_task import outside_code
 from rifflemix.lab.runs.environment import check_device, default_threads
 from rifflemix.lab.runs.options import ContextParallel, Dim, Heads, Layers, Threads, check_options
-from rifflemix.lab.runs.results import Grid, Point, check_grid, grid_points, point_label
+from rifflemix.lab.runs.status import Grid, Point, check_grid, grid_points, point_label
 from rifflemix.lab.tasks import Budget, Task, TaskCard, task_card
 from rifflemix.lab.train.config import TrainConfig, free_settings
 from rifflemix.mixers import HEADLINE, list_mixers, mixer_card, usable_mixers

@@ -10,7 +10,7 @@ from typing import Any
 
 from rifflemix.errors import InputError, bad_argument
 from rifflemix.files import claimed_folder, first_difference, user_path, write_bytes, write_json
-from rifflemix.json_values import content_hash
+from rifflemix.json_values import content_hash, encode
 from rifflemix.lab.comparison.api import Comparison
 from rifflemix.lab.comparison.pages.files import comparison_files
 from rifflemix.lab.comparison.pages.notes import done_so_far
@@ -28,11 +28,10 @@ from rifflemix.lab.comparison.records import (
 )
 from rifflemix.lab.comparison.results import cost_of, with_scores, with_tuning
 from rifflemix.lab.comparison.rows import Table
-from rifflemix.lab.decode import encode
 from rifflemix.lab.runs.build_for_task import code_by_name
 from rifflemix.lab.runs.environment import this_environment
 from rifflemix.lab.runs.folder import check_folder
-from rifflemix.lab.runs.results import Point
+from rifflemix.lab.runs.status import Point
 from rifflemix.lab.train.config import TrainConfig, free_settings
 
 FORMAT = "rifflemix.merge/1"

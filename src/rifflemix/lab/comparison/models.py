@@ -14,15 +14,16 @@ from rifflemix.errors import InputError, bad_argument
 from rifflemix.lab.comparison.config import CompareConfig
 from rifflemix.lab.runs.build_for_task import (
     check_batch_size,
+    check_split,
     first_batch,
     fit_model,
     output_settings,
     pair_settings,
+    split_model,
     task_settings,
     try_out,
 )
 from rifflemix.lab.runs.measure import peak_memory
-from rifflemix.lab.runs.split import check_split, split_model
 from rifflemix.lab.tasks import Task, card_of
 from rifflemix.lab.train.data import micro_batch_size
 from rifflemix.lab.train.engine import Engine

@@ -15,12 +15,12 @@ from rifflemix.lab.comparison.config import CompareConfig
 from rifflemix.lab.comparison.models import check_model
 from rifflemix.lab.comparison.trials import Trial, Trials
 from rifflemix.lab.experiments import PlannedRun, Records, RunRecord
+from rifflemix.lab.runs.build_for_task import check_processes
 from rifflemix.lab.runs.folder import check_folder
-from rifflemix.lab.runs.processes import count_processes
-from rifflemix.lab.runs.results import Point
-from rifflemix.lab.runs.split import check_processes
+from rifflemix.lab.runs.options import count_processes
+from rifflemix.lab.runs.status import Point
 from rifflemix.lab.tasks import Progress, Task, card_of, list_tasks, load_task
-from rifflemix.lab.tasks.core.references import AnswersBlindly
+from rifflemix.lab.tasks.core.recorded import AnswersBlindly
 from rifflemix.lab.train.config import free_settings
 from rifflemix.lab.train.engine import check_batch
 from rifflemix.lab.train.targets import check_targets, judged_by

@@ -10,13 +10,12 @@ from typing import Any, TypeVar
 
 from rifflemix.errors import InputError, RunFailed, bad_argument
 from rifflemix.files import read_json
-from rifflemix.json_values import check_seal, content_hash
+from rifflemix.json_values import ABSENT, check_seal, content_hash, decode, encode
 from rifflemix.lab.comparison.config import FORMAT
 from rifflemix.lab.comparison.plan import RUNS_ARE_KEPT
-from rifflemix.lab.comparison.trials import Rung
-from rifflemix.lab.decode import ABSENT, decode, encode
+from rifflemix.lab.comparison.trials import EarlyStops
 from rifflemix.lab.runs.environment import Environment
-from rifflemix.lab.runs.results import Point, Protocol, Summary
+from rifflemix.lab.runs.status import Point, Protocol, Summary
 from rifflemix.lab.train.run_folder import Metrics
 
 
@@ -99,18 +98,6 @@ class FailedRun:
     error: str
     settings: Point | None = field(default=None, metadata=ABSENT)
     wall_seconds: float | None = field(default=None, metadata=ABSENT)
-
-
-@dataclass(frozen=True, kw_only=True)
-class EarlyStops:
-    """The rule that stopped trials: successive halving.
-
-    Attributes:
-        rungs, score: rungs in order, and the score in words that ranks settings at a rung.
-    """
-
-    rungs: list[Rung]
-    score: str
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,7 +13,6 @@ from rifflemix.lab.comparison.config import FORMAT, CompareConfig
 from rifflemix.lab.comparison.plan import ComparePlan, FinishedRuns, read_speeds
 from rifflemix.lab.comparison.records import (
     ChosenMetric,
-    EarlyStops,
     FailedRun,
     MixerSummary,
     MixerTuning,
@@ -25,14 +24,14 @@ from rifflemix.lab.comparison.records import (
     of_mixer,
     with_checksum,
 )
-from rifflemix.lab.comparison.trials import SCORE, Trials
+from rifflemix.lab.comparison.trials import SCORE, EarlyStops, Trials
 from rifflemix.lab.experiments import Records, RunRecord, newest_environment
 from rifflemix.lab.runs.environment import this_environment
-from rifflemix.lab.runs.results import Point, Summary, point_label, protocol, summarise
+from rifflemix.lab.runs.status import Point, Summary, point_label, protocol, summarise
 from rifflemix.lab.tasks import Task, card_of
 from rifflemix.lab.tasks.core.base import SPLITS
-from rifflemix.lab.tasks.core.references import AnswersBlindly, HasReference
-from rifflemix.lab.tasks.core.split_scores import MOST_SHOWN
+from rifflemix.lab.tasks.core.kinds import MOST_SHOWN
+from rifflemix.lab.tasks.core.recorded import AnswersBlindly, HasReference
 from rifflemix.mixers import mixer_card
 
 

@@ -12,7 +12,7 @@ from rifflemix.lab.comparison.decisions import BASELINE, Decision, Decisions
 from rifflemix.lab.comparison.plan import folds_of, overlap_of_folds
 from rifflemix.lab.comparison.records import MixerSummary, Results, RunEntry, TaskSummary, of_mixer
 from rifflemix.lab.comparison.statistics import Score, pooled_spread, seed_spread
-from rifflemix.lab.runs.results import Point, Summary
+from rifflemix.lab.runs.status import Point, Summary
 
 SPLITS = ("test", "validation")
 

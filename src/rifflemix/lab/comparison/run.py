@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from rifflemix.files import write_bytes
+from rifflemix.json_values import encode
 from rifflemix.lab.comparison.choices import TOML_FILE, config_text
 from rifflemix.lab.comparison.config import CompareConfig, trial_label
 from rifflemix.lab.comparison.estimate import Estimate, TimeLeft, estimate_comparison
@@ -15,7 +16,6 @@ from rifflemix.lab.comparison.models import build_model, training_memory
 from rifflemix.lab.comparison.plan import RESULTS_FILE, ComparePlan
 from rifflemix.lab.comparison.records import Results
 from rifflemix.lab.comparison.results import assemble
-from rifflemix.lab.decode import encode
 from rifflemix.lab.experiments import (
     ALL_RUNS,
     ALONE,
@@ -28,8 +28,8 @@ from rifflemix.lab.experiments import (
     carry_out,
     write_summary,
 )
+from rifflemix.lab.runs.build_for_task import split_model
 from rifflemix.lab.runs.environment import using_threads
-from rifflemix.lab.runs.split import split_model
 from rifflemix.lab.runs.status import (
     OnStatus,
     RunStatus,

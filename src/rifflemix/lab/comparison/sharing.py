@@ -28,8 +28,8 @@ from rifflemix.lab.experiments import (
     share_runs,
     write_launch,
 )
-from rifflemix.lab.runs.environment import using_threads
-from rifflemix.lab.runs.processes import fast_garbage_collection, is_main_process
+from rifflemix.lab.runs.environment import fast_garbage_collection, using_threads
+from rifflemix.lab.runs.options import is_main_process
 from rifflemix.lab.runs.status import OnStatus, RunStatus, ShouldStop, never
 from rifflemix.lab.tasks import Task
 from rifflemix.mixers import mixer_classes

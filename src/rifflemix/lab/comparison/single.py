@@ -10,12 +10,11 @@ from typing import Any
 import torch
 
 from rifflemix.errors import bad_argument
-from rifflemix.json_values import content_hash
+from rifflemix.json_values import ABSENT, content_hash, encode
 from rifflemix.lab.comparison.config import CompareConfig
 from rifflemix.lab.comparison.models import check_model, training_memory
 from rifflemix.lab.comparison.plan import RESULTS_FILE, folds_of
 from rifflemix.lab.comparison.run import train_mixer
-from rifflemix.lab.decode import ABSENT, encode
 from rifflemix.lab.experiments import (
     Caller,
     OneRun,
@@ -28,9 +27,16 @@ from rifflemix.lab.experiments import (
 )
 from rifflemix.lab.runs.environment import Environment, using_threads
 from rifflemix.lab.runs.folder import check_folder
-from rifflemix.lab.runs.processes import count_processes
-from rifflemix.lab.runs.results import Protocol, protocol
-from rifflemix.lab.runs.status import OnStatus, ShouldStop, Tracker, check_tracker, never
+from rifflemix.lab.runs.options import count_processes
+from rifflemix.lab.runs.status import (
+    OnStatus,
+    Protocol,
+    ShouldStop,
+    Tracker,
+    check_tracker,
+    never,
+    protocol,
+)
 from rifflemix.lab.tasks import Progress, Task, load_task
 from rifflemix.lab.train import TrainResult
 from rifflemix.lab.train.config import free_settings

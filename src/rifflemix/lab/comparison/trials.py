@@ -12,7 +12,7 @@ from functools import cached_property
 
 from rifflemix.errors import bad_argument
 from rifflemix.lab.experiments import PlannedRun, Records
-from rifflemix.lab.runs.results import Point, ranked_points
+from rifflemix.lab.runs.status import Point, ranked_points
 from rifflemix.lab.train.config import TrainConfig
 
 SCORE = "mean over seeds of the best {metric} on the validation split so far"
@@ -29,6 +29,18 @@ class Rung:
 
     step: int
     kept: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class EarlyStops:
+    """The rule that stopped trials: successive halving.
+
+    Attributes:
+        rungs, score: rungs in order, and the score in words that ranks settings at a rung.
+    """
+
+    rungs: list[Rung]
+    score: str
 
 
 def plan_rungs(settings: int, train: TrainConfig) -> tuple[Rung, ...]:

@@ -12,12 +12,11 @@ import torch
 from torch import nn
 
 from rifflemix.files import damaged_run, read_json, write_json
-from rifflemix.json_values import check_seal, sealed
+from rifflemix.json_values import check_seal, decode, sealed
 from rifflemix.lab.bench.swap import ORIGINAL, SwapRow, device_of, measure_models
 from rifflemix.lab.conversion.outputs import Budget, Objective, Samples, assess, choose_layers
 from rifflemix.lab.conversion.report import ConversionReport, LayerResult, StageResult
 from rifflemix.lab.conversion.stages import StageTask, stage_model
-from rifflemix.lab.decode import decode
 from rifflemix.lab.runs.status import OnStatus, RunStatus, ShouldStop, StatusFeed
 from rifflemix.lab.train import TrainConfig, TrainResult, train
 from rifflemix.models.base import call_model

@@ -5,14 +5,12 @@ from rifflemix.lab.experiments.plan import (
     ALL_RUNS,
     ONLY_RUN,
     Experiment,
+    Neighbors,
     OneRun,
     PlannedRun,
     Records,
-    Shard,
-)
-from rifflemix.lab.experiments.records import (
-    Neighbors,
     RunRecord,
+    Shard,
     Utilisation,
     newest_environment,
     write_summary,

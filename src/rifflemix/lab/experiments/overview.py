@@ -16,16 +16,16 @@ from statistics import fmean
 
 from rifflemix.errors import InputError
 from rifflemix.files import read_json
-from rifflemix.lab.decode import decode
+from rifflemix.json_values import decode
 from rifflemix.lab.experiments.plan import (
     ALL_RUNS,
     Experiment,
     PlannedRun,
     PlansInStages,
     Records,
+    RunRecord,
     Shard,
 )
-from rifflemix.lab.experiments.records import RunRecord
 from rifflemix.lab.experiments.store import RunStore
 from rifflemix.lab.runs.status import RunStatus
 

@@ -206,7 +206,7 @@ _SECONDS_BETWEEN_LOOKS = 0.5
 class Display(Protocol):
     """Shows the state of an experiment."""
 
-    def update(self, overview: Overview) -> None:
+    def update(self, overview: Overview, /) -> None:
         """Show the state."""
         ...
 

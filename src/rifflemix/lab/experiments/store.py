@@ -22,9 +22,12 @@ from rifflemix.files import (
     write_atomically,
 )
 from rifflemix.lab.experiments.attempts import Attempt, claim_attempt, newest, remove_attempts
-from rifflemix.lab.experiments.plan import ONLY_RUN, Experiment, PlannedRun, Records
-from rifflemix.lab.experiments.records import (
+from rifflemix.lab.experiments.plan import (
+    ONLY_RUN,
     RECORD_FILE,
+    Experiment,
+    PlannedRun,
+    Records,
     RunRecord,
     forget,
     read_record,

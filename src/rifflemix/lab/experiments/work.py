@@ -15,15 +15,17 @@ from rifflemix.lab.experiments.plan import (
     ALL_RUNS,
     ONLY_RUN,
     Experiment,
+    History,
+    Neighbors,
     PlannedRun,
     Records,
+    RunRecord,
     Shard,
+    Utilisation,
     unfinished,
 )
-from rifflemix.lab.experiments.records import History, Neighbors, RunRecord, Utilisation
 from rifflemix.lab.experiments.store import RunStore
-from rifflemix.lab.runs.environment import Environment, this_environment
-from rifflemix.lab.runs.processes import fast_garbage_collection
+from rifflemix.lab.runs.environment import Environment, fast_garbage_collection, this_environment
 from rifflemix.lab.runs.status import ShouldStop, never
 from rifflemix.lab.train import TrainingDiverged, TrainResult
 from rifflemix.lab.train.engine import Engine

@@ -22,7 +22,7 @@ from typing import Any
 
 from rifflemix.errors import InputError, RunFailed
 from rifflemix.files import make_folder, read_json, write_json
-from rifflemix.lab.decode import decode
+from rifflemix.json_values import decode
 from rifflemix.lab.experiments.overview import STATUSES, status_path
 from rifflemix.lab.experiments.plan import ALL_RUNS, Shard
 from rifflemix.plugins import plugin_paths

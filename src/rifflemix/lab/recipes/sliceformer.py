@@ -9,7 +9,7 @@ from typing import Any
 
 from rifflemix.lab.recipes import csp, lra
 from rifflemix.lab.recipes.base import Recipe
-from rifflemix.lab.recipes.images import DATA, vit_row
+from rifflemix.lab.recipes.csp import DATA, vit_row
 from rifflemix.lab.train import TrainConfig
 from rifflemix.models import model_settings
 

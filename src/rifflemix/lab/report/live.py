@@ -1,47 +1,83 @@
-"""Progress displays: a live table on a terminal or in a notebook, plain lines elsewhere."""
+"""Plain texts and tables for rich, and progress displays: live tables or plain lines."""
 
 from __future__ import annotations
 
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from html import escape
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, Protocol, Self
+from typing import TYPE_CHECKING, Any, Protocol, Self, TypeVar
 
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.live import Live
 from rich.table import Table
+from rich.text import Text
 
-from rifflemix.lab.report.terminal import plain, text_table
 from rifflemix.lab.report.units import MISSING, format_duration, format_metric, format_rate
+from rifflemix.text import terminal_text
 
 if TYPE_CHECKING:
     from rifflemix.lab.experiments import Overview, WorkerStatus
     from rifflemix.lab.runs.status import RunStatus
+
+
+def plain(value: object, *, is_bold: bool = False) -> Text:
+    """Create a rich text of one line."""
+    return Text(terminal_text(value), style="bold" if is_bold else "")
+
+
+def text_table(
+    headers: Sequence[object],
+    rows: Iterable[Iterable[object | Text]],
+    *,
+    title: object = "",
+    right: Iterable[int] = (),
+    whole: Iterable[int] = (),
+) -> Table:
+    """Create a table of texts.
+
+    Args:
+        headers: titles of the columns.
+        rows: cells; a `Text` keeps its style.
+        title: title above the table.
+        right: indices of right-aligned columns.
+        whole: indices of columns that are never wrapped.
+    """
+    table = Table(box=SIMPLE_HEAD, title=plain(title) if title else None)
+    for index, header in enumerate(headers):
+        table.add_column(
+            plain(header),
+            justify="right" if index in right else "left",
+            overflow="fold",
+            no_wrap=index in whole,
+        )
+    for row in rows:
+        table.add_row(*(cell if isinstance(cell, Text) else plain(cell) for cell in row))
+    return table
+
 
 _SECONDS_BETWEEN_LINES = 10.0
 _SECONDS_BETWEEN_TABLES = 0.5
 _HEADERS = ("Mixer", "Seed", "Status", "Step", "Loss", "Validation", "Steps/s", "ETA")
 
 
-class LiveProgress(Protocol):
-    """Interface of both displays."""
+_State = TypeVar("_State", contravariant=True)
+
+
+class Display(Protocol[_State]):
+    """Interface of all displays."""
 
     def __enter__(self) -> Self:
         """Start the display."""
         ...
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         """Stop the display."""
         ...
 
-    def update(self, status: RunStatus) -> None:
-        """Show the status of a run."""
+    def update(self, state: _State, /) -> None:
+        """Show the status of a run, or the state of an experiment."""
         ...
 
     def note(self, text: str) -> None:
@@ -51,7 +87,7 @@ class LiveProgress(Protocol):
 
 def live_progress(
     console: Console, titles: Mapping[str, str], seeds: Sequence[int]
-) -> LiveProgress:
+) -> Display[RunStatus]:
     """Create a live table on a terminal or in a notebook, or plain lines elsewhere.
 
     Args:
@@ -88,12 +124,19 @@ class _MixerLines:
         return (
             f"{self._seeds.index(status.seed) + 1}/{len(self._seeds)}",
             f"{status.state} {status.trial}".strip(),
-            f"{status.step}/{status.max_steps}",
-            MISSING if status.loss is None else f"{status.loss:.3f}",
-            MISSING if status.score is None else format_metric(status.metric, status.score),
-            MISSING if status.steps_per_second is None else format_rate(status.steps_per_second),
+            *_numbers(status),
             remaining(status),
         )
+
+
+def _numbers(run: RunStatus) -> tuple[str, ...]:
+    """Return the cells Step, Loss, Validation and Steps/s."""
+    return (
+        f"{run.step}/{run.max_steps}",
+        MISSING if run.loss is None else f"{run.loss:.3f}",
+        MISSING if run.score is None else format_metric(run.metric, run.score),
+        MISSING if run.steps_per_second is None else format_rate(run.steps_per_second),
+    )
 
 
 class _NotebookOutput:
@@ -152,28 +195,35 @@ class NotebookTable(_NotebookOutput, _MixerLines):
         return self._html(_HEADERS, self._lines(), left_in_all(self._in_all))
 
 
-class LiveTable(_MixerLines):
-    """Table on a terminal, redrawn four times per second."""
+class _OnTerminal(ABC):
+    """Table on a terminal, redrawn several times per second."""
 
-    def __init__(self, console: Console, titles: Mapping[str, str], seeds: Sequence[int]) -> None:
-        super().__init__(titles, seeds)
-        self._live = Live(console=console, get_renderable=self._table, refresh_per_second=4)
+    def __init__(self, console: Console, per_second: int) -> None:
+        self._live = Live(
+            console=console, get_renderable=self._table, refresh_per_second=per_second
+        )
 
     def __enter__(self) -> Self:
         self._live.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._live.stop()
 
     def note(self, text: str) -> None:
         """Print above the table."""
         self._live.console.print(plain(text))
+
+    @abstractmethod
+    def _table(self) -> Table: ...
+
+
+class LiveTable(_OnTerminal, _MixerLines):
+    """Table of the mixers on a terminal, redrawn four times per second."""
+
+    def __init__(self, console: Console, titles: Mapping[str, str], seeds: Sequence[int]) -> None:
+        _MixerLines.__init__(self, titles, seeds)
+        _OnTerminal.__init__(self, console, 4)
 
     def _table(self) -> Table:
         table = text_table(_HEADERS, self._lines(), right=(1, 3, 4, 5, 6, 7))
@@ -181,24 +231,30 @@ class LiveTable(_MixerLines):
         return table
 
 
-class PlainLines:
-    """Display that prints a line every ten seconds and when a run changes its state."""
+class _Lines:
+    """Display that prints lines."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
-        self._last_key: tuple[str, ...] | None = None
         self._last_time = 0.0
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         pass
+
+    def note(self, text: str) -> None:
+        """Print a line."""
+        self._console.print(plain(text), soft_wrap=True)
+
+
+class PlainLines(_Lines):
+    """Display that prints a line every ten seconds and when a run changes its state."""
+
+    def __init__(self, console: Console) -> None:
+        super().__init__(console)
+        self._last_key: tuple[str, ...] | None = None
 
     def update(self, status: RunStatus) -> None:
         """Print the status, but at most every ten seconds per state."""
@@ -208,10 +264,6 @@ class PlainLines:
             return
         self._last_key, self._last_time = key, now
         self.note(status_line(status))
-
-    def note(self, text: str) -> None:
-        """Print a line."""
-        self._console.print(plain(text), soft_wrap=True)
 
 
 def status_line(status: RunStatus) -> str:
@@ -248,54 +300,23 @@ def remaining(status: RunStatus) -> str:
 _WORKER_HEADERS = ("Worker", "Run", "Status", "Step", "Loss", "Validation", "Steps/s")
 
 
-class WorkersDisplay(Protocol):
-    """Interface of both displays."""
-
-    def __enter__(self) -> Self:
-        """Start the display."""
-        ...
-
-    def __exit__(self, *_: object) -> None:
-        """Stop the display."""
-        ...
-
-    def update(self, overview: Overview) -> None:
-        """Show the state of the experiment."""
-        ...
-
-    def note(self, text: str) -> None:
-        """Show a line of text."""
-        ...
-
-
-def workers_display(console: Console) -> WorkersDisplay:
+def workers_display(console: Console) -> Display[Overview]:
     """Create a live table on a terminal or in a notebook, or plain lines elsewhere."""
     if console.is_jupyter:
         return NotebookWorkers()
     return _LiveWorkers(console) if console.is_terminal else _WorkerLines(console)
 
 
-class _LiveWorkers:
+class _LiveWorkers(_OnTerminal):
     """Table with one line per worker, redrawn twice per second."""
 
     def __init__(self, console: Console) -> None:
         self._overview: Overview | None = None
-        self._live = Live(console=console, get_renderable=self._table, refresh_per_second=2)
-
-    def __enter__(self) -> Self:
-        self._live.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._live.stop()
+        super().__init__(console, 2)
 
     def update(self, overview: Overview) -> None:
         """Show the state of the experiment."""
         self._overview = overview
-
-    def note(self, text: str) -> None:
-        """Print above the table."""
-        self._live.console.print(plain(text))
 
     def _table(self) -> Table:
         overview = self._overview
@@ -324,19 +345,12 @@ class NotebookWorkers(_NotebookOutput):
         return self._html(_WORKER_HEADERS, rows, summary_line(self._overview))
 
 
-class _WorkerLines:
+class _WorkerLines(_Lines):
     """Display that prints all workers every ten seconds, and each finished run."""
 
     def __init__(self, console: Console) -> None:
-        self._console = console
+        super().__init__(console)
         self._done = -1
-        self._last_time = 0.0
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        pass
 
     def update(self, overview: Overview) -> None:
         """Print the state when a run has finished, but at most every ten seconds otherwise."""
@@ -348,10 +362,6 @@ class _WorkerLines:
         self.note(summary_line(overview))
         for worker in overview.workers:
             self.note(f"  {_name(worker)}: {status_line(worker.run)}")
-
-    def note(self, text: str) -> None:
-        """Print a line."""
-        self._console.print(plain(text), soft_wrap=True)
 
 
 def summary_line(overview: Overview) -> str:
@@ -376,8 +386,5 @@ def _cells(worker: WorkerStatus) -> tuple[str, ...]:
         _name(worker),
         f"{run.mixer} seed {run.seed} {run.trial}".strip(),
         run.state,
-        f"{run.step}/{run.max_steps}",
-        MISSING if run.loss is None else f"{run.loss:.3f}",
-        MISSING if run.score is None else format_metric(run.metric, run.score),
-        MISSING if run.steps_per_second is None else format_rate(run.steps_per_second),
+        *_numbers(run),
     )

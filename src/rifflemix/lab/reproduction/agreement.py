@@ -11,7 +11,7 @@ from typing import Any
 
 from rifflemix.lab.recipes import (
     Recipe,
-    dimension_mixer_lra,
+    dimension_mixer,
     get_recipe,
     list_recipes,
     mega,
@@ -111,7 +111,7 @@ _TABLES: dict[tuple[str, str], Mapping[str, Average]] = {
     (sliceformer.PAPER, "Table II"): _SLICEFORMER_TABLE_2,
     (tost_lra.PAPER, "Table 3"): _TOST_TABLE_3,
     (tost_lra.PAPER, "Table 4"): _TOST_TABLE_4,
-    (dimension_mixer_lra.PAPER, "Table 5"): _DIMENSION_MIXER_TABLE_5,
+    (dimension_mixer.PAPER, "Table 5"): _DIMENSION_MIXER_TABLE_5,
 }
 
 

@@ -17,12 +17,16 @@ from rifflemix.files import read_json, read_tensors
 from rifflemix.lab.experiments import only_run
 from rifflemix.lab.recipes import Recipe
 from rifflemix.lab.reproduction.records import Origin
-from rifflemix.lab.runs.build_for_task import check_batch_size, fit_model, try_out
+from rifflemix.lab.runs.build_for_task import (
+    check_batch_size,
+    check_processes,
+    check_split,
+    fit_model,
+    try_out,
+)
 from rifflemix.lab.runs.environment import check_device, default_threads, resolve_device
 from rifflemix.lab.runs.folder import check_folder
-from rifflemix.lab.runs.options import MOST_THREADS, PRECISIONS, ReproduceOptions
-from rifflemix.lab.runs.processes import count_processes
-from rifflemix.lab.runs.split import check_processes, check_split
+from rifflemix.lab.runs.options import MOST_THREADS, PRECISIONS, ReproduceOptions, count_processes
 from rifflemix.lab.tasks import Progress, Task, load_task, task_card
 from rifflemix.lab.train.engine import check_batch
 from rifflemix.lab.train.run_folder import RunFolder, Weights

@@ -9,12 +9,11 @@ from typing import Any
 
 from rifflemix.errors import InputError
 from rifflemix.files import read_json, user_path
-from rifflemix.json_values import check_seal
-from rifflemix.lab.decode import ABSENT, decode
+from rifflemix.json_values import ABSENT, check_seal, decode
 from rifflemix.lab.experiments import Utilisation
 from rifflemix.lab.recipes import Recipe
 from rifflemix.lab.runs.environment import Environment
-from rifflemix.lab.runs.results import Protocol
+from rifflemix.lab.runs.status import Protocol
 from rifflemix.lab.train import TrainConfig, TrainResult
 from rifflemix.lab.train.run_folder import Metrics
 

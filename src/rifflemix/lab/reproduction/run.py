@@ -12,8 +12,7 @@ from typing import Any
 
 import torch
 
-from rifflemix.json_values import content_hash
-from rifflemix.lab.decode import encode
+from rifflemix.json_values import content_hash, encode
 from rifflemix.lab.experiments import (
     ALONE,
     ONLY_RUN,
@@ -35,12 +34,19 @@ from rifflemix.lab.recipes import Recipe
 from rifflemix.lab.reproduction.cost import flops_of
 from rifflemix.lab.reproduction.plan import ReproducePlan, build_model
 from rifflemix.lab.reproduction.records import FORMAT, RESULTS_FILE, Reproduction, TaskData
+from rifflemix.lab.runs.build_for_task import split_model
 from rifflemix.lab.runs.environment import using_threads
 from rifflemix.lab.runs.measure import seconds_of
-from rifflemix.lab.runs.processes import count_processes
-from rifflemix.lab.runs.results import point_label, protocol
-from rifflemix.lab.runs.split import split_model
-from rifflemix.lab.runs.status import OnStatus, ShouldStop, StatusFeed, never, silent
+from rifflemix.lab.runs.options import count_processes
+from rifflemix.lab.runs.status import (
+    OnStatus,
+    ShouldStop,
+    StatusFeed,
+    never,
+    point_label,
+    protocol,
+    silent,
+)
 from rifflemix.lab.tasks import Task
 from rifflemix.lab.tasks.core.base import SPLITS, Batch
 from rifflemix.lab.train import TrainConfig, TrainResult, train

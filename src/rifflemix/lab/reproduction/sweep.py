@@ -11,8 +11,7 @@ from typing import Any
 
 from rifflemix.errors import InputError, bad_argument, require_packages, unknown_name
 from rifflemix.files import check_same_settings, write_bytes
-from rifflemix.json_values import content_hash
-from rifflemix.lab.decode import encode
+from rifflemix.json_values import content_hash, encode
 from rifflemix.lab.experiments import (
     ALONE,
     Caller,
@@ -39,19 +38,20 @@ from rifflemix.lab.reproduction.sweep_records import (
 )
 from rifflemix.lab.runs.environment import stored_threads, this_environment, using_threads
 from rifflemix.lab.runs.folder import check_folder
-from rifflemix.lab.runs.options import ReproduceOptions
-from rifflemix.lab.runs.processes import is_one_of_many
-from rifflemix.lab.runs.results import (
+from rifflemix.lab.runs.options import ReproduceOptions, is_one_of_many
+from rifflemix.lab.runs.status import (
     Grid,
+    OnStatus,
     Point,
+    ShouldStop,
     Summary,
     check_grid,
     grid_points,
+    never,
     point_label,
     protocol,
     summarise,
 )
-from rifflemix.lab.runs.status import OnStatus, ShouldStop, never
 from rifflemix.lab.tasks import Progress, Task, load_task
 from rifflemix.lab.train import TrainConfig, TrainingDiverged
 from rifflemix.lab.train.config import free_settings
@@ -298,7 +298,7 @@ class _SweepTrainer(RecipeTrainer):
 
 
 def _write(plan: SweepPlan, results: SweepResults) -> SweepResults:
-    from rifflemix.lab.reproduction.sweep_plot import sweep_plot
+    from rifflemix.lab.reproduction.sweep_records import sweep_plot
 
     write_summary(plan.out / RESULTS_FILE, encode(results))
     write_bytes(plan.out / "table.md", sweep_markdown(results).encode())

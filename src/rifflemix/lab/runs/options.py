@@ -1,10 +1,11 @@
-"""Declarations of run options: help text, command-line names and bounds.
+"""Declarations of run options: help text, names and bounds; the processes of torchrun.
 
 The command line builds its options from these declarations. Configurations use them for checks.
 """
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, get_args, get_type_hints
@@ -257,3 +258,18 @@ def check_options(config: Any) -> None:
     """Raise InputError unless every attribute is within its declared bounds."""
     for name, option in declared_options(type(config)).items():
         option.check(name, getattr(config, name))
+
+
+def is_main_process() -> bool:
+    """Return whether this process has rank 0 and writes files and messages."""
+    return os.environ.get("RANK", "0") == "0"
+
+
+def is_one_of_many() -> bool:
+    """Return whether torchrun started more than one process."""
+    return count_processes() > 1
+
+
+def count_processes() -> int:
+    """Return the number of processes that torchrun started, including this process."""
+    return int(os.environ.get("WORLD_SIZE", "1"))

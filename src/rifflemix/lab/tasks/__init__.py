@@ -1,8 +1,7 @@
 """Tasks: generate, download, verify, cache and collate data. Independent of models."""
 
 from rifflemix.lab.tasks.core.base import Batch, PreparationStopped, Progress, Sample, Split, Task
-from rifflemix.lab.tasks.core.card import Budget, TaskCard, TaskStatus
-from rifflemix.lab.tasks.core.shapes import Shapes
+from rifflemix.lab.tasks.core.card import Budget, Shapes, TaskCard, TaskStatus
 from rifflemix.lab.tasks.registry import (
     card_of,
     list_tasks,

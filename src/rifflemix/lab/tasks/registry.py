@@ -6,25 +6,23 @@ Third-party tasks come from `register_task` and from the entry points `rifflemix
 from __future__ import annotations
 
 import inspect
-import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar, cast, get_args
+from typing import Any, TypeVar, cast
 
-from rifflemix.errors import InputError, bad_argument, check_choice, unknown_name, unregistered_name
+from rifflemix.errors import InputError, bad_argument, unknown_name, unregistered_name
 from rifflemix.files import make_folder, user_path
 from rifflemix.lab.tasks.core.base import Progress, Request, Task, TaskBuilder, check_integer
-from rifflemix.lab.tasks.core.card import TaskCard, TaskStatus
-from rifflemix.lab.tasks.core.first_samples import FirstSamples
+from rifflemix.lab.tasks.core.card import TaskCard, TaskStatus, check_card
 from rifflemix.lab.tasks.core.generated import FunctionTask
-from rifflemix.lab.tasks.core.kinds import Output
+from rifflemix.lab.tasks.data_io.splits import first_samples
 from rifflemix.lab.tasks.graphs.molecules import ESOL, FREESOLV, PCQM4M
-from rifflemix.lab.tasks.images.cifar import Cifar100
-from rifflemix.lab.tasks.images.digits import Digits
-from rifflemix.lab.tasks.images.folder_tasks import (
+from rifflemix.lab.tasks.images.cifar import Cifar100, Image
+from rifflemix.lab.tasks.images.digits import Digits, Mnist
+from rifflemix.lab.tasks.images.image_bytes import ImageBytes
+from rifflemix.lab.tasks.images.image_folder import (
     DOGS_VS_CATS,
     FLOWERS,
     IMAGE_FOLDER,
@@ -32,29 +30,31 @@ from rifflemix.lab.tasks.images.folder_tasks import (
     PETS,
     TINY_IMAGENET,
 )
-from rifflemix.lab.tasks.images.image import Image
-from rifflemix.lab.tasks.images.image_bytes import ImageBytes
-from rifflemix.lab.tasks.images.mnist import Mnist
-from rifflemix.lab.tasks.listops.listops import ListOps
-from rifflemix.lab.tasks.pathfinder.pathfinder import Pathfinder
-from rifflemix.lab.tasks.recall.associative import (
+from rifflemix.lab.tasks.synthetic.associative import (
     FuzzyRecall,
     InContextRecall,
     MultiQueryRecall,
     NoisyRecall,
 )
-from rifflemix.lab.tasks.recall.copying import Copying, Induction, Needle, SelectiveCopying
-from rifflemix.lab.tasks.recall.memory import Compression, Memorization, StateTracking
-from rifflemix.lab.tasks.synthetic.examples import EXAMPLES
-from rifflemix.lab.tasks.synthetic.point_clouds import PointClouds
+from rifflemix.lab.tasks.synthetic.copying import (
+    Compression,
+    Copying,
+    Induction,
+    Memorization,
+    Needle,
+    SelectiveCopying,
+    StateTracking,
+)
+from rifflemix.lab.tasks.synthetic.examples import EXAMPLES, PointClouds
+from rifflemix.lab.tasks.synthetic.listops import ListOps
+from rifflemix.lab.tasks.synthetic.pathfinder import Pathfinder
 from rifflemix.lab.tasks.synthetic.sorting import Sorting
+from rifflemix.lab.tasks.text.corpora import LM1B, Segmentation
 from rifflemix.lab.tasks.text.language import PennTreebank, Shakespeare, WikiText
-from rifflemix.lab.tasks.text.lm1b import LM1B
 from rifflemix.lab.tasks.text.nli import SNLI, MultiNLI, Sick
 from rifflemix.lab.tasks.text.openwebtext import OpenWebText
 from rifflemix.lab.tasks.text.passages import Passages
 from rifflemix.lab.tasks.text.retrieval import Retrieval
-from rifflemix.lab.tasks.text.segmentation import Segmentation
 from rifflemix.lab.tasks.text.sst import SST
 from rifflemix.lab.tasks.text.text import Text
 from rifflemix.lab.tasks.user_data.builders import USER_FILES
@@ -149,7 +149,7 @@ def register_task(task: _Given) -> _Given:
     """
     builder = _builder_of(task)
     card = builder.card
-    _check_card(card)
+    check_card(card, _SHARED_OPTIONS)
     check_new_name("task", card.name, builder, _TASKS)
     _TASKS[card.name] = builder
     _ENTRY_POINTS.registered()
@@ -309,25 +309,7 @@ def task_status(name: str, data_dir: Path | str | None = None) -> TaskStatus:
 def _load(builder: TaskBuilder, request: Request) -> Task:
     with _looking():
         task = builder.load(request)
-    if request.max_samples is None:
-        return task
-    return _first_samples(task, request.max_samples)
-
-
-def _first_samples(task: Task, most: int) -> Task:
-    """Keep the first samples of each split, also of each fold."""
-    first, make_fold = partial(FirstSamples, most=most), task.make_fold
-    return replace(
-        task,
-        options={**task.options, "max_samples": most},
-        splits={name: first(split) for name, split in task.splits.items()},
-        further_tests={name: first(split) for name, split in task.further_tests.items()},
-        make_fold=None if make_fold is None else partial(_first_of_fold, make_fold, most),
-    )
-
-
-def _first_of_fold(make_fold: Callable[[int], Task], most: int, fold: int) -> Task:
-    return _first_samples(make_fold(fold), most)
+    return task if request.max_samples is None else first_samples(task, request.max_samples)
 
 
 def _builder(name: str) -> TaskBuilder:
@@ -356,26 +338,6 @@ def _builder_of(task: Any) -> TaskBuilder:
             f"card of {type(task).__name__}", "a TaskCard", repr(getattr(task, "card", None))
         )
     return cast(TaskBuilder, task)
-
-
-def _check_card(card: TaskCard) -> None:
-    """Raise unless the card is complete and JSON can store its options."""
-    for entry in ("title", "source", "licence", "description", "backbone", "image_backbone"):
-        value = getattr(card, entry)
-        if not isinstance(value, str) or not value:
-            raise bad_argument(f"card of task {card.name}, {entry}", "a text", repr(value))
-    check_choice(f"card of task {card.name}, output", card.output, get_args(Output))
-    try:
-        json.dumps(dict(card.options), allow_nan=False)
-    except (TypeError, ValueError) as error:
-        raise bad_argument(
-            f"card of task {card.name}, options", "values that JSON has", error
-        ) from None
-    for name in card.options:
-        if name in _SHARED_OPTIONS:
-            raise bad_argument(
-                f"card of task {card.name}, options", f"none called {name}", "it", "all have it"
-            )
 
 
 def _request(

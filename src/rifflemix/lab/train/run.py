@@ -14,7 +14,7 @@ from rifflemix.files import damaged_run, write_json
 from rifflemix.json_values import sealed
 from rifflemix.lab.train.config import TrainConfig
 from rifflemix.lab.train.engine import Engine
-from rifflemix.lab.train.evaluate import evaluate
+from rifflemix.lab.train.evaluate import Updates, evaluate
 from rifflemix.lab.train.optim import allocate_state, decay_groups
 from rifflemix.lab.train.protocols import TrainableTask
 from rifflemix.lab.train.run_folder import (
@@ -28,7 +28,6 @@ from rifflemix.lab.train.run_folder import (
 )
 from rifflemix.lab.train.seeds import derive_seed
 from rifflemix.lab.train.state import RunState
-from rifflemix.lab.train.updates import Updates
 
 OnEvent = Callable[[TrainEvent], None]
 

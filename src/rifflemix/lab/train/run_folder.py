@@ -24,8 +24,7 @@ from rifflemix.files import (
     reported,
     user_path,
 )
-from rifflemix.json_values import check_json, parse_json
-from rifflemix.lab.decode import decode
+from rifflemix.json_values import check_json, decode, parse_json
 from rifflemix.lab.train.config import TrainConfig, free_settings
 from rifflemix.lab.train.protocols import TrainableTask
 

@@ -14,19 +14,16 @@ from numpy.typing import NDArray
 
 from rifflemix.errors import InputError, bad_argument, unknown_name
 from rifflemix.files import user_path, write_bytes
-from rifflemix.lab.tasks.core.arrays import bad_input, plain_array
+from rifflemix.lab.tasks.core.arrays import SequenceInputs, bad_input, plain_array
+from rifflemix.lab.tasks.core.card import InputSpec
 from rifflemix.lab.tasks.core.forecasts import SeriesInputs
 from rifflemix.lab.tasks.core.kinds import FORECAST
-from rifflemix.lab.tasks.core.sequences import SequenceInputs
-from rifflemix.lab.tasks.core.shapes import InputSpec
+from rifflemix.lab.tasks.data_io.columns import RECORDINGS, is_recording, is_sound, read_cell
 from rifflemix.lab.tasks.data_io.files import reading
-from rifflemix.lab.tasks.data_io.recordings import ENDINGS as RECORDINGS
-from rifflemix.lab.tasks.data_io.recordings import is_recording, is_sound, read_cell
 from rifflemix.lab.tasks.data_io.safe_readers import read_npz, read_text_lines
+from rifflemix.lab.tasks.images.image_files import PixelInputs
 from rifflemix.lab.tasks.images.image_listing import image_files
-from rifflemix.lab.tasks.images.pixel_inputs import PixelInputs
-from rifflemix.lab.tasks.synthetic.symbols import SymbolInputs
-from rifflemix.lab.tasks.text.prompts import ByteInputs
+from rifflemix.lab.tasks.text.next_token import ByteInputs, SymbolInputs
 from rifflemix.lab.tasks.user_data.folders import tables_of
 from rifflemix.lab.tasks.user_data.rows import (
     ENDINGS,

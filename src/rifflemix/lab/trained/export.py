@@ -14,8 +14,8 @@ from torch import Tensor, nn
 
 from rifflemix.errors import InputError, bad_argument, require_packages
 from rifflemix.files import make_folder, reported, write_bytes
+from rifflemix.lab.tasks.core.card import Shapes, TaskRecord
 from rifflemix.lab.tasks.core.kinds import TOKEN_OUTPUTS
-from rifflemix.lab.tasks.core.shapes import Shapes, TaskRecord
 from rifflemix.lab.tasks.graphs.graphs import GraphShapes
 from rifflemix.lab.train.evaluate import run_model
 from rifflemix.lab.trained.predict import Batch

@@ -13,8 +13,7 @@ from typing import Any
 from rifflemix.checks import check_integer
 from rifflemix.errors import InputError, bad_argument, require_packages, unknown_name
 from rifflemix.files import damaged_run, read_json, read_tensors, user_path
-from rifflemix.json_values import check_seal, parse_json
-from rifflemix.lab.decode import decode
+from rifflemix.json_values import check_seal, decode, parse_json
 from rifflemix.lab.experiments import only_run
 from rifflemix.lab.runs.folder import (
     StoredRun,
@@ -24,15 +23,14 @@ from rifflemix.lab.runs.folder import (
     load_stored_task,
     read_run,
 )
+from rifflemix.lab.tasks.core.arrays import SequenceInputs
+from rifflemix.lab.tasks.core.card import RECORD_FORMAT, InputSpec, TaskRecord
 from rifflemix.lab.tasks.core.forecasts import SeriesInputs
-from rifflemix.lab.tasks.core.sequences import SequenceInputs
-from rifflemix.lab.tasks.core.shapes import RECORD_FORMAT, InputSpec, TaskRecord
 from rifflemix.lab.tasks.graphs.graphs import MoleculeInputs
-from rifflemix.lab.tasks.images.pixel_inputs import PixelInputs
-from rifflemix.lab.tasks.listops.grammar import ExpressionInputs
-from rifflemix.lab.tasks.synthetic.symbols import SymbolInputs
+from rifflemix.lab.tasks.images.image_files import PixelInputs
+from rifflemix.lab.tasks.synthetic.grammar import ExpressionInputs
 from rifflemix.lab.tasks.text.encoder import TextInputs
-from rifflemix.lab.tasks.text.prompts import ByteInputs, MaskedInputs, PromptInputs
+from rifflemix.lab.tasks.text.next_token import ByteInputs, MaskedInputs, PromptInputs, SymbolInputs
 from rifflemix.lab.tasks.user_data.splits import FrameInputs
 from rifflemix.lab.tasks.user_data.tokenizing import WordInputs
 from rifflemix.lab.train.run_folder import RunFolder

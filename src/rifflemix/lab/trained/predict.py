@@ -14,8 +14,8 @@ from torch import Tensor
 from rifflemix.checks import check_integer
 from rifflemix.compat import evaluation_mode
 from rifflemix.errors import InputError, bad_argument
+from rifflemix.lab.tasks.core.card import InputSpec, TaskRecord
 from rifflemix.lab.tasks.core.recorded import stack_sequences
-from rifflemix.lab.tasks.core.shapes import InputSpec, TaskRecord
 from rifflemix.lab.tasks.graphs.graphs import stack_graphs
 from rifflemix.lab.train.evaluate import model_options, run_model
 from rifflemix.models import Model, continue_prompts

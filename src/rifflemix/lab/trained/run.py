@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from rifflemix.errors import InputError
 from rifflemix.files import user_path
-from rifflemix.lab.tasks.core.shapes import InputSpec, TaskRecord
+from rifflemix.lab.tasks.core.card import InputSpec, TaskRecord
 from rifflemix.lab.trained.export import export_model, save_for_transformers
 from rifflemix.lab.trained.predict import generate, predict, probabilities, stack_inputs
 from rifflemix.models import Model

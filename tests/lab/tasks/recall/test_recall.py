@@ -15,7 +15,7 @@ import rifflemix as rm
 from rifflemix.errors import InputError
 from rifflemix.lab.tasks import load_task
 from rifflemix.lab.tasks.core.base import Task
-from rifflemix.lab.tasks.recall.associative import distinct, weighted_distinct
+from rifflemix.lab.tasks.synthetic.associative import distinct, weighted_distinct
 
 SIZES = {"num_train": 40, "num_validation": 30, "num_test": 30}
 NAMES = (

@@ -11,7 +11,14 @@ from matplotlib.figure import Figure
 from torch import Tensor, nn
 
 from rifflemix.errors import InputError
-from rifflemix.lab.analysis.drawing import chosen_layers, new_figure, picture
+from rifflemix.lab.analysis.drawing import (
+    as_grid,
+    check_images,
+    chosen_layers,
+    image_of,
+    new_figure,
+    picture,
+)
 from rifflemix.lab.analysis.finding import (
     Column,
     Finding,
@@ -22,7 +29,6 @@ from rifflemix.lab.analysis.finding import (
     progress,
     silent,
 )
-from rifflemix.lab.analysis.kinds.images import as_grid, check_images, image_of
 from rifflemix.lab.analysis.kinds.measures import entropy
 from rifflemix.lab.analysis.maps import matrix_of
 from rifflemix.lab.analysis.trace import MIXERS, Call, trace, undisturbed
@@ -148,9 +154,9 @@ def _figure(subjects: dict[str, Subject], found: dict[str, list[LayerAttention]]
     The columns are the image and each head.
     """
     rows = [
-        (label, layers[number], sample)
+        (label, layer, sample)
         for label, layers in found.items()
-        for number in chosen_layers(len(layers), _LAYERS if len(found) == 1 else 1)
+        for layer in chosen_layers(layers, _LAYERS if len(found) == 1 else 1)
         for sample in range(min(_SAMPLES, len(layers[0].first)))
     ]
     heads = min(8, max(layers[0].first.shape[1] for layers in found.values()))

@@ -153,9 +153,9 @@ def _sentence(label: str, layers: Sequence[LayerCoherence]) -> str:
 
 def _figure(found: dict[str, list[LayerCoherence]]) -> Figure:
     drawn = [
-        (label, layers[number])
+        (label, layer)
         for label, layers in found.items()
-        for number in chosen_layers(len(layers), _LAYERS)
+        for layer in chosen_layers(layers, _LAYERS)
     ]
     figure, axes = panels(len(drawn), height=3.3 if len(drawn) > 1 else 6.0)
     shown = None

@@ -9,9 +9,8 @@ from typing import Any
 from matplotlib.figure import Figure
 from torch import Tensor, nn
 
-from rifflemix.lab.analysis.drawing import COLOURS, GREY, panels, tidy
+from rifflemix.lab.analysis.drawing import COLOURS, GREY, inputs_of, panels, tidy
 from rifflemix.lab.analysis.finding import Finding, Subject, Tick, silent
-from rifflemix.lab.analysis.kinds.images import inputs_of
 from rifflemix.lab.analysis.trace import run_batch, undisturbed
 from rifflemix.models.base import without_fast_path
 from rifflemix.models.macs import multiply_accumulates

@@ -16,7 +16,18 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from rifflemix.errors import InputError, RunFailed
-from rifflemix.lab.analysis.drawing import COLOURS, GREY, chosen_layers, new_figure, picture
+from rifflemix.lab.analysis.drawing import (
+    COLOURS,
+    GREY,
+    as_grid,
+    chosen_layers,
+    has_images,
+    image_of,
+    inputs_of,
+    new_figure,
+    picture,
+    text_of,
+)
 from rifflemix.lab.analysis.finding import (
     Column,
     Finding,
@@ -27,7 +38,6 @@ from rifflemix.lab.analysis.finding import (
     progress,
     silent,
 )
-from rifflemix.lab.analysis.kinds.images import as_grid, has_images, image_of, inputs_of, text_of
 from rifflemix.lab.analysis.kinds.measures import entropy
 from rifflemix.lab.analysis.trace import Call, trace, undisturbed
 from rifflemix.mixers.tssa import TSSA
@@ -170,18 +180,18 @@ def _images(subject: Subject, layers: Sequence[LayerMembership]) -> Figure:
     The columns are the image and each head.
     """
     heads = min(layers[0].first.shape[1], 8)
-    chosen = chosen_layers(len(layers), _LAYERS)
+    chosen = chosen_layers(list(enumerate(layers, 1)), _LAYERS)
     samples = range(min(_SAMPLES, len(layers[0].first)))
     size = 9.6 / (heads + 1)
     figure = new_figure(len(samples) * len(chosen) * (size + 0.22) + 0.6)
     grid = figure.subplots(len(samples) * len(chosen), heads + 1, squeeze=False)
     shown = None
-    drawn = torch.stack([layers[number].first[s] for number in chosen for s in samples])
+    drawn = torch.stack([layer.first[s] for _, layer in chosen for s in samples])
     low, high = float(drawn.min()), float(drawn.max())
-    for row, (sample, number) in enumerate((s, n) for s in samples for n in chosen):
+    for row, (sample, (number, layer)) in enumerate((s, n) for s in samples for n in chosen):
         picture(grid[row, 0], image_of(subject, sample), cmap="gray")
-        grid[row, 0].set_ylabel(f"image {sample + 1}\nlayer {number + 1}", fontsize=9)
-        maps = as_grid(layers[number].first[sample])
+        grid[row, 0].set_ylabel(f"image {sample + 1}\nlayer {number}", fontsize=9)
+        maps = as_grid(layer.first[sample])
         for head in range(heads):
             title = f"head {head + 1}" if row == 0 else ""
             shown = picture(grid[row, 1 + head], maps[head], title=title, vmin=low, vmax=high)
@@ -199,7 +209,7 @@ def _texts(subject: Subject, layers: Sequence[LayerMembership]) -> Figure:
     if not fitting:
         got = layers[0].first.shape[2]
         raise InputError(f"{subject.label}: expected a token for each of {count} ids, got {got}")
-    chosen = [fitting[number] for number in chosen_layers(len(fitting), _LAYERS)]
+    chosen = chosen_layers(fitting, _LAYERS)
     characters = text_of(subject, 0, _CHARACTERS) or []
     likeliest = [_likeliest(layer.first[0, :, -count:][:, : len(characters)]) for layer in chosen]
     heads = layers[0].first.shape[1]

@@ -200,9 +200,9 @@ def _sentence(label: str, layers: Sequence[LayerPermutations]) -> str:
 def _figure(found: dict[str, list[LayerPermutations]]) -> Figure:
     """Draw map, permuted values and displacements, one row per chosen layer."""
     drawn = [
-        (label, layers[number])
+        (label, layer)
         for label, layers in found.items()
-        for number in chosen_layers(len(layers), _SHOWN_LAYERS if len(found) == 1 else 1)
+        for layer in chosen_layers(layers, _SHOWN_LAYERS if len(found) == 1 else 1)
     ]
     figure = new_figure(2.8 * len(drawn) + 0.2)
     grid = figure.subplots(len(drawn), 3, squeeze=False, width_ratios=(1, 1.4, 1.6))

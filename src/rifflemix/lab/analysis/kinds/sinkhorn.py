@@ -330,8 +330,7 @@ _MOST_SHOWN = 4
 
 def _figure(found: dict[str, Sorting], points: Sequence[SweepPoint]) -> Figure:
     """Draw matrices of a few models, two curves, and sweep results."""
-    labels = list(found)
-    shown = [labels[number] for number in chosen_layers(len(labels), _MOST_SHOWN)]
+    shown = chosen_layers(list(found), _MOST_SHOWN)
     heights = [1.0] * len(shown) + [1.8] * bool(found) + [1.8] * bool(points)
     figure = new_figure(1.9 * sum(heights))
     grid = figure.add_gridspec(len(heights), 6, height_ratios=heights)

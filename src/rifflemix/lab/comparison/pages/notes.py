@@ -18,7 +18,7 @@ from rifflemix.lab.report.units import (
     metric_value,
 )
 from rifflemix.lab.tasks.core.base import SPLITS
-from rifflemix.lab.tasks.core.split_scores import IMBALANCED
+from rifflemix.lab.tasks.core.kinds import IMBALANCED
 
 _BLIND_ANSWER = "always giving the commonest answer"
 _ERRORS_OF_NUMBERS = ("rmse", "mae", "mse", "r2", "mase")

@@ -15,7 +15,7 @@ from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormat
 
 from rifflemix.lab.comparison.decisions import BASELINE
 from rifflemix.lab.comparison.rows import Row, Table
-from rifflemix.lab.report.figure import figure_png
+from rifflemix.lab.report.page import figure_png
 from rifflemix.lab.report.units import SHARES, metric_title, metric_value
 from rifflemix.text import plot_text
 

@@ -9,7 +9,7 @@ from rifflemix.checks import is_number
 from rifflemix.lab.comparison.records import MixerTuning, Results, Tried, Tuning
 from rifflemix.lab.comparison.statistics import Score
 from rifflemix.lab.report.units import MISSING, format_duration, metric_title
-from rifflemix.lab.runs.results import Point
+from rifflemix.lab.runs.status import Point
 from rifflemix.text import bold, markdown_text, table_lines
 
 _HOW_TO_READ = (

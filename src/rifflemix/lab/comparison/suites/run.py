@@ -10,6 +10,7 @@ from typing import Any
 
 from rifflemix.errors import InputError, bad_argument
 from rifflemix.files import check_same_settings, read_json, user_path, write_bytes, write_json
+from rifflemix.json_values import decode, encode
 from rifflemix.lab.comparison.api import Comparison, compare_plan
 from rifflemix.lab.comparison.choices import check_settings, chosen_mixers, chosen_seeds, resolve
 from rifflemix.lab.comparison.config import CompareConfig
@@ -19,11 +20,10 @@ from rifflemix.lab.comparison.records import Results
 from rifflemix.lab.comparison.rows import Table
 from rifflemix.lab.comparison.suites.catalog import Suite, get_suite
 from rifflemix.lab.comparison.suites.report import Overall, SuiteReport
-from rifflemix.lab.decode import decode, encode
 from rifflemix.lab.experiments import held_folder
 from rifflemix.lab.runs.environment import Environment, this_environment
 from rifflemix.lab.runs.folder import check_folder
-from rifflemix.lab.runs.processes import is_main_process
+from rifflemix.lab.runs.options import is_main_process
 from rifflemix.lab.runs.status import OnStatus, ShouldStop, never
 from rifflemix.lab.tasks import Progress, Task, load_task, task_card, task_status
 

@@ -19,15 +19,14 @@ from torch import Tensor
 from torch.nn import functional
 
 from rifflemix.errors import bad_argument, check_choice
-from rifflemix.lab.tasks.core.card import TaskCard, TaskStatus
+from rifflemix.lab.tasks.core.card import InputKind, InputSpec, TaskCard, TaskStatus
 from rifflemix.lab.tasks.core.from_user_data import FromUserData
-from rifflemix.lab.tasks.core.recorded import ChoosesMetric
-from rifflemix.lab.tasks.core.shapes import InputKind, InputSpec
-from rifflemix.lab.tasks.core.split_scores import (
+from rifflemix.lab.tasks.core.kinds import (
     MOST_SHOWN,
     class_scores,
     confusion,
 )
+from rifflemix.lab.tasks.core.recorded import ChoosesMetric
 
 SPLITS = ("train", "validation", "test")
 

@@ -1,10 +1,18 @@
-"""Kinds of tasks: target, output, loss, metrics and prediction of each kind, in one record."""
+"""Kinds of tasks, metrics of a whole split, and standard errors of ratios."""
 
 from __future__ import annotations
 
+import math
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from rifflemix.errors import require_packages
 
 Output = Literal["classes", "labels", "number", "tokens", "next_token", "sequence"]
 """Format of a model's output.
@@ -159,3 +167,131 @@ KINDS: Mapping[str, Kind] = {
     )
 }
 """Kinds of user data by name."""
+
+
+MOST_CLASSES = 1000
+"""Largest number of classes with AUROC and average precision. Both sort every class."""
+
+IMBALANCED = 0.8
+"""Smallest share of the most frequent class that is reported."""
+
+MOST_SHOWN = 50
+"""Largest number of classes with a confusion matrix, and with the metrics "f1:NAME"."""
+
+OF_CLASS = "f1:"
+"""Start of the name of a metric of one class."""
+
+Bools = NDArray[np.bool_]
+Floats = NDArray[np.floating[Any]]
+Ints = NDArray[np.int64]
+
+
+def class_scores(labels: Ints, probabilities: Floats) -> dict[str, float]:
+    """Compute metrics of one class per sample.
+
+    "f1_macro" is the mean F1 over all true or predicted classes. "auroc" and "average_precision"
+    compare a class with the others, and are means over the classes of the split. With two classes
+    they are metrics of the second class. Metrics of a split with one class are left out.
+
+    Args:
+        labels: (M,) true classes.
+        probabilities: (M, K).
+    """
+    found = predicted_scores(labels, probabilities.argmax(axis=1))
+    number = probabilities.shape[1]
+    if number > MOST_CLASSES:
+        return found
+    columns = np.array([1]) if number == 2 else np.arange(number)
+    truths = labels[:, None] == columns
+    return found | _ranking(truths, probabilities[:, columns])
+
+
+def predicted_scores(labels: Ints, predicted: Ints) -> dict[str, float]:
+    """Compute "balanced_accuracy" and "f1_macro" of predicted classes (M,).
+
+    "balanced_accuracy" is the mean recall of the classes of the split.
+    """
+    metrics = _library()
+    with warnings.catch_warnings():
+        # scikit-learn warns about predicted classes that the split does not contain.
+        warnings.simplefilter("ignore")
+        return {
+            "balanced_accuracy": float(metrics.balanced_accuracy_score(labels, predicted)),
+            "f1_macro": float(
+                metrics.f1_score(labels, predicted, average="macro", zero_division=0)
+            ),
+        }
+
+
+def multilabel_scores(truths: Bools, probabilities: Floats) -> dict[str, float]:
+    """Compute metrics of label sets (M, K).
+
+    "f1_macro" is the mean F1 over all labels. "auroc" and "average_precision" are means over the
+    labels that some but not all samples have.
+    """
+    f1 = _library().f1_score(truths, probabilities > 0.5, average="macro", zero_division=0)
+    return {"f1_macro": float(f1), **_ranking(truths, probabilities)}
+
+
+def f1_of_class(truths: Bools, predicted: Bools) -> float:
+    """Compute the F1 of one class, of true and predicted samples (M,)."""
+    return float(_library().f1_score(truths, predicted, zero_division=0))
+
+
+def confusion(labels: Ints, predicted: Ints, number: int) -> list[list[int]]:
+    """Count samples by true class (rows) and predicted class (columns)."""
+    counts = np.bincount(labels * number + predicted, minlength=number**2)
+    rows: list[list[int]] = counts.reshape(number, number).tolist()
+    return rows
+
+
+def _ranking(truths: Bools, scores: Floats) -> dict[str, float]:
+    """Compute mean AUROC and average precision over the columns with both truths."""
+    metrics = _library()
+    both = truths.any(axis=0) & ~truths.all(axis=0)
+    if not both.any():
+        return {}
+    pairs = [(truths[:, column], scores[:, column]) for column in np.flatnonzero(both)]
+    return {
+        "auroc": float(np.mean([metrics.roc_auc_score(*pair) for pair in pairs])),
+        "average_precision": float(
+            np.mean([metrics.average_precision_score(*pair) for pair in pairs])
+        ),
+    }
+
+
+def _library() -> Any:
+    require_packages("metrics of whole splits", "compare", "sklearn")
+    import sklearn.metrics
+
+    return sklearn.metrics
+
+
+def ratio_moments(right: Tensor, parts: Tensor) -> dict[str, tuple[float, int]]:
+    """Compute the moments for `ratio_deviation`.
+
+    Args:
+        right: (B,) number of correct parts of each sample.
+        parts: (B,) number of parts of each sample.
+    """
+    hits, sizes = right.double(), parts.double()
+    sums = {
+        "_parts": sizes,
+        "_right_square": hits.square(),
+        "_right_parts": hits * sizes,
+        "_parts_square": sizes.square(),
+    }
+    return {name: (float(values.sum().item()), len(sizes)) for name, values in sums.items()}
+
+
+def ratio_deviation(share: float, means: Mapping[str, float]) -> float | None:
+    """Compute the standard error of a share times sqrt(number of samples).
+
+    Return None without moments. Samples are drawn together with all their parts. The error is the
+    linearized error of a ratio of two sums (Cochran 1977, Sampling Techniques, chapter 6).
+    """
+    if not means.get("_parts"):
+        return None
+    square = means["_right_square"] - 2 * share * means["_right_parts"]
+    square += share**2 * means["_parts_square"]
+    return math.sqrt(max(square, 0.0)) / means["_parts"]

@@ -1,20 +1,27 @@
-"""Base classes of tasks for what predictions need, and for the metric that selects a model."""
+"""Base classes of tasks for what predictions need, their metric, and references for the table."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Protocol, Self, runtime_checkable
 
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
 from rifflemix.errors import unknown_name
-from rifflemix.lab.tasks.core.kinds import CLASSIFICATION, TOKEN_OUTPUTS, Kind, Output
-from rifflemix.lab.tasks.core.sequences import SequenceInputs
-from rifflemix.lab.tasks.core.shapes import InputKind, InputSpec, Shapes, TaskRecord, spec_values
-from rifflemix.lab.tasks.core.split_scores import MOST_SHOWN, OF_CLASS, f1_of_class
+from rifflemix.lab.tasks.core.arrays import SequenceInputs
+from rifflemix.lab.tasks.core.card import InputKind, InputSpec, Shapes, TaskRecord, spec_values
+from rifflemix.lab.tasks.core.kinds import (
+    CLASSIFICATION,
+    MOST_SHOWN,
+    OF_CLASS,
+    TOKEN_OUTPUTS,
+    Kind,
+    Output,
+    f1_of_class,
+)
 
 
 class Recorded:
@@ -171,3 +178,31 @@ class ChoosesMetric(Recorded):
             return {}
         of = self.class_names.index(self.metric.removeprefix(OF_CLASS))
         return {self.metric: f1_of_class(labels == of, predicted == of)}
+
+
+@runtime_checkable
+class AnswersBlindly(Protocol):
+    """Task with a known accuracy for a predictor that ignores the inputs."""
+
+    @property
+    def blind_answer(self) -> str:
+        """The prediction, as a clause: "repeating the token before"."""
+        ...
+
+    def blind_accuracy(self, split: str) -> float:
+        """Return the accuracy of this prediction on a split."""
+        ...
+
+
+@runtime_checkable
+class HasReference(Protocol):
+    """Task with the scores of a simple prediction, for the table."""
+
+    @property
+    def reference_answer(self) -> str:
+        """The prediction, as a clause: "repeating the last season"."""
+        ...
+
+    def reference_scores(self, split: str) -> Mapping[str, float]:
+        """Return the metrics of this prediction on "validation" or "test"."""
+        ...

@@ -15,9 +15,12 @@ from torch.nn.utils.rnn import pad_sequence
 
 from rifflemix.errors import bad_argument
 from rifflemix.lab.tasks.core.base import Batch, Sample, Task
-from rifflemix.lab.tasks.core.kinds import MASKED_TOKEN, SEQ2SEQ, TOKENS, Kind
-from rifflemix.lab.tasks.core.split_scores import (
+from rifflemix.lab.tasks.core.kinds import (
+    MASKED_TOKEN,
     MOST_SHOWN,
+    SEQ2SEQ,
+    TOKENS,
+    Kind,
     confusion,
     predicted_scores,
     ratio_deviation,

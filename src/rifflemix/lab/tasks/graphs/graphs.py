@@ -16,8 +16,8 @@ from torch.nn import functional
 from rifflemix.errors import InputError
 from rifflemix.lab.tasks.core.arrays import bad_input, texts
 from rifflemix.lab.tasks.core.base import Batch, Sample
+from rifflemix.lab.tasks.core.card import Shapes
 from rifflemix.lab.tasks.core.numbers import NumberTask
-from rifflemix.lab.tasks.core.shapes import Shapes
 from rifflemix.lab.tasks.data_io.files import Array
 from rifflemix.lab.tasks.graphs.smiles import (
     ATOM_FEATURES,

@@ -1,4 +1,4 @@
-"""CIFAR-100 as whole color images or patch vectors, and the binary version of CIFAR."""
+"""CIFAR-100, CIFAR-10 (task image of the Long Range Arena), and their binary version."""
 
 from __future__ import annotations
 
@@ -11,14 +11,27 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from rifflemix.errors import check_choice
 from rifflemix.lab.tasks.core.base import Progress, Request, Task, check_one_of
-from rifflemix.lab.tasks.core.card import TaskCard
-from rifflemix.lab.tasks.data_io.file_task import FileTask, Form, Options, Paths
+from rifflemix.lab.tasks.core.card import Budget, TaskCard
+from rifflemix.lab.tasks.data_io.file_task import (
+    FileTask,
+    Form,
+    HubData,
+    Options,
+    Paths,
+    hub_source,
+)
 from rifflemix.lab.tasks.data_io.files import Array, Arrays, Source, damaged, reading
-from rifflemix.lab.tasks.data_io.hub import HubData, hub_source
-from rifflemix.lab.tasks.data_io.safe_readers import read_tar_members
-from rifflemix.lab.tasks.images.parts import carved_task, check_parts, hub_parts
-from rifflemix.lab.tasks.images.pixel_inputs import PixelScale
+from rifflemix.lab.tasks.data_io.safe_readers import read_npz, read_tar_members
+from rifflemix.lab.tasks.images.image_files import PixelScale
+from rifflemix.lab.tasks.images.parts import (
+    PARTS,
+    carved_task,
+    check_parts,
+    decode_npz_parts,
+    hub_parts,
+)
 from rifflemix.lab.tasks.images.pixels import check_layout, pixel_shapes, scale_of
 
 Finish = Callable[[Mapping[str, tuple[NDArray[np.uint8], NDArray[np.uint8]]], str], Arrays]
@@ -120,7 +133,7 @@ def holds_pickles(data_dir: Path, *names: str) -> str:
     return ""
 
 
-_HUB = HubData(
+_HUB_100 = HubData(
     "uoft-cs/cifar100",
     "aadb3af77e9048adbea6b47c21a81e47dd092ae5",
     "cifar100",
@@ -129,14 +142,14 @@ _HUB = HubData(
         "test": "98776c529bb146a9c791229df74a5cf076be9b43d82dbbd334b6a7788d73dc68",
     },
 )
-_BINARY = BinaryVersion(
+_BINARY_100 = BinaryVersion(
     "CIFAR-100",
     "cifar-100-binary",
     "cifar-100-binary.tar.gz",
     {"train": {"train.bin": 50_000}, "test": {"test.bin": 10_000}},
     label_bytes=2,
 )
-_CLASSES = (
+_CLASSES_100 = (
     "apple", "aquarium_fish", "baby", "bear", "beaver", "bed", "bee", "beetle", "bicycle",
     "bottle", "bowl", "boy", "bridge", "bus", "butterfly", "camel", "can", "castle",
     "caterpillar", "cattle", "chair", "chimpanzee", "clock", "cloud", "cockroach", "couch",
@@ -150,11 +163,11 @@ _CLASSES = (
     "television", "tiger", "tractor", "train", "trout", "tulip", "turtle", "wardrobe", "whale",
     "willow_tree", "wolf", "woman", "worm",
 )  # fmt: skip
-_SHAPE = (32, 32, 3)
+_SHAPE_100 = (32, 32, 3)
 # Pixel mean and standard deviation of the 50,000 training images.
-_SCALE = PixelScale(top=255, mean=(0.5071, 0.4867, 0.4408), std=(0.2675, 0.2565, 0.2761))
+_SCALE_100 = PixelScale(top=255, mean=(0.5071, 0.4867, 0.4408), std=(0.2675, 0.2565, 0.2761))
 # Mean, and average standard deviation within an image, from the code of Dimension Mixer.
-_PER_IMAGE = PixelScale(top=255, mean=(0.5071, 0.4865, 0.4409), std=(0.2009, 0.1984, 0.2023))
+_PER_IMAGE_100 = PixelScale(top=255, mean=(0.5071, 0.4865, 0.4409), std=(0.2009, 0.1984, 0.2023))
 
 
 class Cifar100(FileTask):
@@ -174,37 +187,205 @@ class Cifar100(FileTask):
         needs_data=True,
         is_image=True,
         options={"patch_size": 1, "layout": "image", "augment": "none", "statistics": "data"},
-        shapes=partial(pixel_shapes, classes=len(_CLASSES), channels=3, side=32),
+        shapes=partial(pixel_shapes, classes=len(_CLASSES_100), channels=3, side=32),
     )
 
-    get_it = f"{_BINARY.archive} from https://www.cs.toronto.edu/~kriz/cifar.html"
+    get_it = f"{_BINARY_100.archive} from https://www.cs.toronto.edu/~kriz/cifar.html"
 
     def check(self, options: Options) -> None:
         check_one_of(options, "patch_size", (1, 2, 4, 8, 16))
         check_layout(options)
-        scale_of(options, _SCALE, _PER_IMAGE)
+        scale_of(options, _SCALE_100, _PER_IMAGE_100)
 
     def forms(self, options: Options) -> Sequence[Form]:
         """List the binary version, unpacked and packed."""
-        return _BINARY.forms(_fine, (_BINARY.folder,))
+        return _BINARY_100.forms(_fine, (_BINARY_100.folder,))
 
     def why_not(self, data_dir: Path, options: Options) -> str:
         return holds_pickles(data_dir, "cifar-100-python")
 
     def remote_source(self, options: Options) -> Source:
-        return hub_source(_HUB, _decode_hub, partial(self.missing, options))
+        return hub_source(_HUB_100, _decode_hub_100, partial(self.missing, options))
 
     def build(self, request: Request, source: Source, arrays: Mapping[str, Array]) -> Task:
-        scale = scale_of(request.options, _SCALE, _PER_IMAGE)
-        return carved_task(self.card, request.options, arrays, scale, source.description, _CLASSES)
+        scale = scale_of(request.options, _SCALE_100, _PER_IMAGE_100)
+        return carved_task(self.card, request, source, arrays, scale, _CLASSES_100)
 
 
 def _fine(parts: Mapping[str, tuple[NDArray[Any], NDArray[Any]]], name: str) -> Arrays:
     """Select the fine labels, the second of the two label columns."""
     chosen = {part: (images, labels[:, 1]) for part, (images, labels) in parts.items()}
-    return check_parts(name, chosen, _SHAPE, len(_CLASSES))
+    return check_parts(name, chosen, _SHAPE_100, len(_CLASSES_100))
 
 
-def _decode_hub(splits: Any, progress: Progress) -> Arrays:
+def _decode_hub_100(splits: Any, progress: Progress) -> Arrays:
     parts = hub_parts(splits, "CIFAR-100", "img", "fine_label", progress)
-    return check_parts(_HUB.repository, parts, _SHAPE, len(_CLASSES))
+    return check_parts(_HUB_100.repository, parts, _SHAPE_100, len(_CLASSES_100))
+
+
+_GRAY = "cifar10_gray.npz.xz"
+_RGB = "cifar10_rgb.npz.xz"
+_APPROXIMATE = "172 of its 60,000 images are JPEG approximations"
+_HUB_10 = HubData(
+    "uoft-cs/cifar10",
+    "0b2714987fa478483af9968de7c934580d0bb9a2",
+    "plain_text",
+    {
+        "train": "8428b53a88a11ac374111006708df51469e315a22ac6d66470afd9c78d2ae883",
+        "test": "841389e6f2d64f28bf17310e430aebac20ec3ba611a3c5e231dc93c645ce84de",
+    },
+)
+_BINARY_10 = BinaryVersion(
+    "CIFAR-10",
+    "cifar-10-batches-bin",
+    "cifar-10-binary.tar.gz",
+    {
+        "train": {f"data_batch_{number}.bin": 10_000 for number in range(1, 6)},
+        "test": {"test_batch.bin": 10_000},
+    },
+    label_bytes=1,
+)
+_SHAPES = {"gray": (32, 32), "rgb": (32, 32, 3)}
+# Pixel mean and standard deviation of the 50,000 training images.
+_SCALES = {
+    "gray": PixelScale(top=255, mean=(0.4809,), std=(0.2392,)),
+    "rgb": PixelScale(top=255, mean=(0.4914, 0.4822, 0.4465), std=(0.2470, 0.2435, 0.2616)),
+}
+# Average standard deviation within an image, as in much released code.
+_PER_IMAGE_10 = PixelScale(top=255, mean=(0.4914, 0.4822, 0.4465), std=(0.2023, 0.1994, 0.2010))
+_CLASSES_10 = (
+    "airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck",
+)  # fmt: skip
+# Number of images to convert at a time.
+_PIECE = 5000
+
+
+class Image(FileTask):
+    """CIFAR-10 from its binary version, .npz.xz archives or the Hugging Face hub."""
+
+    card = TaskCard(
+        name="image",
+        title="CIFAR-10",
+        source="Krizhevsky, Learning Multiple Layers of Features from Tiny Images (2009)",
+        licence="none stated",
+        description=(
+            "60,000 32x32 images, 10 classes. Gray with patch_size 1: 1,024 tokens with 256 "
+            "levels, the Long Range Arena's Image task; patch_size 2 to 16, or color rgb: patches "
+            "as vectors; layout image: whole images. Gray is ITU-R 601 luma, "
+            "(19595 R + 38470 G + 7471 B + 32768) >> 16. Color is divided by the standard "
+            "deviation of all pixels, or with statistics per_image by that within an image, on "
+            "average, as much released code has it; statistics imagenet: mean and deviation of "
+            "ImageNet's images, for weights that were trained on those."
+        ),
+        needs_data=True,
+        is_image=True,
+        options={
+            "patch_size": 1,
+            "color": "gray",
+            "layout": "sequence",
+            "augment": "none",
+            "statistics": "data",
+        },
+        budget=Budget(evaluations=2),
+        shapes=partial(pixel_shapes, classes=10, channels=3, side=32),
+    )
+
+    get_it = f"{_BINARY_10.archive} from https://www.cs.toronto.edu/~kriz/cifar.html"
+
+    def check(self, options: Options) -> None:
+        check_one_of(options, "patch_size", (1, 2, 4, 8, 16))
+        check_choice("color", options["color"], _SCALES)
+        check_layout(options)
+        _scale(options)
+
+    def key(self, options: Options) -> tuple[object, ...]:
+        return (options["color"],)
+
+    def forms(self, options: Options) -> Sequence[Form]:
+        """List the binary version, unpacked or packed, and the .npz.xz archives.
+
+        The gray archive is listed only for gray images.
+        """
+        color = str(options["color"])
+        binary = _BINARY_10.forms(partial(_colored_parts, color), (_BINARY_10.folder, "."))
+        gray = Form(_GRAY, {"all": _GRAY}, _decode_gray, note=_APPROXIMATE)
+        rgb = Form(_RGB, {"all": _RGB}, partial(_decode_rgb, color), note=_APPROXIMATE)
+        return (*binary, rgb) if color == "rgb" else (*binary, gray, rgb)
+
+    def why_not(self, data_dir: Path, options: Options) -> str:
+        if options["color"] == "rgb" and (data_dir / _GRAY).is_file():
+            gray = f"{_GRAY} there has no color, and {_RGB} is missing"
+        else:
+            gray = ""
+        return holds_pickles(data_dir, "cifar-10-batches-py", "cifar-10-python") or gray
+
+    def remote_source(self, options: Options) -> Source:
+        color = str(options["color"])
+        explain = partial(self.missing, options)
+        return hub_source(_HUB_10, partial(_decode_hub_10, color), explain, color)
+
+    def build(self, request: Request, source: Source, arrays: Mapping[str, Array]) -> Task:
+        scale = _scale(request.options)
+        return carved_task(self.card, request, source, arrays, scale, _CLASSES_10)
+
+
+def _scale(options: Options) -> PixelScale:
+    color = str(options["color"])
+    return scale_of(options, _SCALES[color], _PER_IMAGE_10 if color == "rgb" else None)
+
+
+def _colored_parts(
+    color: str, parts: Mapping[str, tuple[NDArray[np.uint8], NDArray[Any]]], name: str
+) -> Arrays:
+    colored = {
+        part: (_colored(images, color), y.reshape(-1)) for part, (images, y) in parts.items()
+    }
+    return check_parts(name, colored, _SHAPES[color])
+
+
+def _decode_gray(paths: Paths, progress: Progress) -> Arrays:
+    progress(f"decoding {_GRAY}", 0, None)
+    return decode_npz_parts(paths["all"], _SHAPES["gray"])
+
+
+def _decode_rgb(color: str, paths: Paths, progress: Progress) -> Arrays:
+    """Decode images stored as differences along plane, row and column.
+
+    The differences are modulo 256.
+    """
+    path = paths["all"]
+    progress(f"decoding {path.name}", 0, None)
+    content = read_npz(path)
+    stored = {part: (content.get(f"{part}_x_diff"), content.get(f"{part}_y")) for part in PARTS}
+    differences = check_parts(str(path), stored, (3, 32, 32))
+    parts: dict[str, tuple[object, object]] = {}
+    for part in PARTS:
+        every = differences[f"{part}_images"]
+        images = np.empty((len(every), *_SHAPES[color]), dtype=np.uint8)
+        for start in range(0, len(every), _PIECE):
+            planes = every[start : start + _PIECE]
+            for axis in (1, 2, 3):
+                planes = planes.cumsum(axis, dtype=np.uint8)
+            images[start : start + _PIECE] = _colored(channels_last(planes), color)
+        parts[part] = images, differences[f"{part}_labels"]
+    return check_parts(str(path), parts, _SHAPES[color])
+
+
+def _decode_hub_10(color: str, splits: Any, progress: Progress) -> Arrays:
+    parts = hub_parts(splits, "CIFAR-10", "img", "label", progress)
+    return _colored_parts(color, parts, _HUB_10.repository)
+
+
+def _colored(images: NDArray[np.uint8], color: str) -> NDArray[np.uint8]:
+    """Convert RGB images to `color`.
+
+    Gray is (M, 32, 32) ITU-R 601 luma with rounding.
+    """
+    if color == "rgb":
+        return images
+    # Convert in pieces: four-byte copies of the whole set need over 700 MB.
+    gray = np.empty(images.shape[:3], dtype=np.uint8)
+    for start in range(0, len(images), _PIECE):
+        red, green, blue = np.moveaxis(images[start : start + _PIECE].astype(np.uint32), -1, 0)
+        gray[start : start + _PIECE] = (19595 * red + 38470 * green + 7471 * blue + 32768) >> 16
+    return gray

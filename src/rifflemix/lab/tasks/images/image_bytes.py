@@ -13,14 +13,12 @@ from numpy.typing import NDArray
 
 from rifflemix.errors import check_choice
 from rifflemix.lab.tasks.core.base import SPLITS, Request, Sample, Split, Task
-from rifflemix.lab.tasks.core.card import TaskCard
-from rifflemix.lab.tasks.core.shapes import BYTE_IDS, Shapes
+from rifflemix.lab.tasks.core.card import BYTE_IDS, Shapes, TaskCard
 from rifflemix.lab.tasks.data_io.file_task import Options
 from rifflemix.lab.tasks.data_io.files import Array, Source
-from rifflemix.lab.tasks.images.image import Image
+from rifflemix.lab.tasks.images.cifar import Image
 from rifflemix.lab.tasks.images.pixels import ImageStack, PixelSplit
-from rifflemix.lab.tasks.text.next_token import NextTokenTask
-from rifflemix.lab.tasks.text.prompts import ByteInputs
+from rifflemix.lab.tasks.text.next_token import ByteInputs, NextTokenTask
 from rifflemix.lab.tasks.text.vocabulary import Vocabulary
 
 START = 256

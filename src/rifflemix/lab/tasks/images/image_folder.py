@@ -1,10 +1,11 @@
-"""A task that reads labeled images from folders."""
+"""Tasks over folders of labeled images: your own folders and published data sets."""
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,16 +15,23 @@ from numpy.typing import NDArray
 from rifflemix.errors import InputError, InputWarning, bad_argument, check_choice
 from rifflemix.lab.tasks.core.base import SPLITS, Request, Task, check_integer, check_number
 from rifflemix.lab.tasks.core.card import TaskCard, TaskStatus
-from rifflemix.lab.tasks.core.duplicates import duplicates_across_splits
 from rifflemix.lab.tasks.data_io.files import Array, absent, cache_root, missing_data
 from rifflemix.lab.tasks.data_io.shards import check_room, prepare_stack
-from rifflemix.lab.tasks.images.image_files import FileMaker
-from rifflemix.lab.tasks.images.image_listing import Entry, Listing, in_a_note
-from rifflemix.lab.tasks.images.pixel_inputs import PixelScale
+from rifflemix.lab.tasks.data_io.splits import duplicates_across_splits
+from rifflemix.lab.tasks.images import imagenet_layouts, oxford_layouts
+from rifflemix.lab.tasks.images.image_files import FileMaker, PixelScale
+from rifflemix.lab.tasks.images.image_listing import (
+    Entry,
+    Listing,
+    folder_listing,
+    has_folder,
+    in_a_note,
+)
 from rifflemix.lab.tasks.images.pixels import (
     IMAGENET_SCALE,
     ImageStack,
     check_layout,
+    pixel_shapes,
     pixel_task,
 )
 
@@ -74,7 +82,7 @@ class ImageFolder:
             for name in reversed(SPLITS)
         }
         doubles = duplicates_across_splits(
-            {name: _hashes(*split) for name, split in splits.items()}
+            {name: map(hash, images.content(rows)) for name, (images, _, rows) in splits.items()}
         )
         for told in filter(None, (listing.left_out, doubles)):
             warnings.warn(f"task {self.card.name}: {told}", InputWarning, stacklevel=4)
@@ -181,10 +189,6 @@ def _told(listing: Listing) -> str:
     return "; ".join(filter(None, (found, listing.left_out)))
 
 
-def _hashes(images: ImageStack, _: Array, rows: NDArray[np.int64]) -> Iterator[int]:
-    return (hash(content) for content in images.content(rows))
-
-
 def _why_not(data_dir: Path | None) -> str:
     if data_dir is None:
         return ""
@@ -194,3 +198,196 @@ def _why_not(data_dir: Path | None) -> str:
         if path.name.lower().endswith((".zip", ".tar", ".tar.gz", ".tgz"))
     )
     return f"{packed[0]} there is packed; unpack it" if packed else ""
+
+
+_PREPROCESSING = (
+    "The middle square of each image is resized to size x size (bicubic); of validation and test "
+    "images crop_share of it. Whole images with layout image, else patches of patch_size as "
+    "vectors; color gray with patch_size 1: pixels as tokens."
+)
+
+
+class _ImageNet(ImageFolder):
+    """ImageNet with the optional ReaL labels of its validation images."""
+
+    def _options(self, request: Request) -> dict[str, Any]:
+        if (further := request.options["further_tests"]) not in ("", "real"):
+            raise bad_argument("further_tests", "real, or nothing", repr(further))
+        return super()._options(request)
+
+    def _with_further_tests(
+        self, task: Task, request: Request, listing: Listing, tested: Sequence[Entry]
+    ) -> Task:
+        if not request.options["further_tests"] or request.data_dir is None:
+            return task
+        real = imagenet_layouts.real_test(
+            task.split("test"),
+            [entry.path for entry in tested],
+            [request.data_dir, listing.root],
+            task.num_classes,
+        )
+        return replace(task, further_tests={"real": real})
+
+
+def _card(
+    name: str,
+    title: str,
+    about: str,
+    source: str,
+    licence: str,
+    *,
+    classes: int | None,
+    patch_size: int = 16,
+    **options: Any,
+) -> TaskCard:
+    """Describe a task. Its classes are None if only the data determines them."""
+    return TaskCard(
+        name=name,
+        title=title,
+        source=source,
+        licence=licence,
+        description=f"{about} {_PREPROCESSING}",
+        needs_data=True,
+        is_image=True,
+        options={
+            "size": 224,
+            "patch_size": None,
+            "color": "rgb",
+            "layout": "sequence",
+            "augment": "none",
+            "crop_share": 1.0,
+            **options,
+        },
+        shapes=None
+        if classes is None
+        else partial(pixel_shapes, classes=classes, channels=3, side=224, patch_size=patch_size),
+    )
+
+
+IMAGE_FOLDER = ImageFolder(
+    _card(
+        "image_folder",
+        "Image folder",
+        "Any images in folders of their classes: train/CLASS/*, val/CLASS/*, test/CLASS/*; without "
+        "test, val is the test split; without both, a tenth of each class is for each.",
+        "your own images",
+        "your own",
+        classes=None,
+    ),
+    folder_listing,
+    has_folder,
+    ("train/CLASS/", "val/CLASS/", "test/CLASS/", "or only CLASS/"),
+    "images, sorted into a folder for each class",
+    patch_size=16,
+)
+
+
+IMAGENET = _ImageNet(
+    _card(
+        "imagenet",
+        "ImageNet-1k",
+        "1.28 million images of 1,000 classes; test is the published validation set of 50,000, "
+        "with further_tests real also with its ReaL labels.",
+        "Deng et al. (2009), Russakovsky et al. (2015), ILSVRC 2012",
+        "non-commercial research, see image-net.org",
+        classes=1000,
+        crop_share=0.875,
+        further_tests="",
+    ),
+    imagenet_layouts.imagenet_listing,
+    imagenet_layouts.has_imagenet,
+    (
+        "train/nXXXXXXXX/",
+        "val/nXXXXXXXX/",
+        f"or a flat val/ with {imagenet_layouts.SOLUTION} or {imagenet_layouts.ANNOTATIONS}/",
+        "or all this in ILSVRC/Data/CLS-LOC/",
+    ),
+    "ILSVRC 2012 from https://image-net.org",
+    patch_size=16,
+)
+
+
+TINY_IMAGENET = ImageFolder(
+    _card(
+        "tiny_imagenet",
+        "Tiny-ImageNet",
+        "110,000 images of 64x64 pixels, 200 classes; test is the published validation set of "
+        "10,000.",
+        "Le and Yang (2015)",
+        "non-commercial research, see image-net.org",
+        classes=200,
+        patch_size=4,
+        size=64,
+    ),
+    imagenet_layouts.tiny_listing,
+    imagenet_layouts.has_tiny,
+    ("tiny-imagenet-200/train/", f"tiny-imagenet-200/val/{imagenet_layouts.TINY_LABELS}"),
+    "tiny-imagenet-200.zip from http://cs231n.stanford.edu/tiny-imagenet-200.zip, unpacked",
+    patch_size=4,
+)
+
+
+DOGS_VS_CATS = ImageFolder(
+    _card(
+        "dogs_vs_cats",
+        "Dogs vs. Cats",
+        "25,000 photographs, label 0 cat and 1 dog; a tenth of each class is for validation and "
+        "a tenth for test, because the published test images have no labels.",
+        "Elson et al. (2007), Asirra; the Kaggle competition of 2013",
+        "see https://www.kaggle.com/c/dogs-vs-cats",
+        classes=2,
+    ),
+    imagenet_layouts.dogs_listing,
+    imagenet_layouts.has_dogs,
+    ("train/cat.0.jpg", "train/dog.0.jpg", "..."),
+    "train.zip from https://www.kaggle.com/c/dogs-vs-cats/data, unpacked",
+    patch_size=16,
+)
+
+
+FLOWERS = ImageFolder(
+    _card(
+        "flowers102",
+        "Oxford Flowers-102",
+        "8,189 photographs of 102 flowers, in the published splits: 1,020 for training, 1,020 for "
+        "validation and 6,149 for test.",
+        "Nilsback and Zisserman (2008)",
+        "see https://www.robots.ox.ac.uk/~vgg/data/flowers/102",
+        classes=102,
+    ),
+    oxford_layouts.flowers_listing,
+    oxford_layouts.has_flowers,
+    (
+        "jpg/image_00001.jpg",
+        "...",
+        oxford_layouts.FLOWER_LABELS,
+        oxford_layouts.FLOWER_SPLITS,
+        "or all this in flowers-102/",
+    ),
+    f"102flowers.tgz, {oxford_layouts.FLOWER_LABELS} and {oxford_layouts.FLOWER_SPLITS} from "
+    "https://www.robots.ox.ac.uk/~vgg/data/flowers/102, unpacked",
+    patch_size=16,
+)
+
+
+PETS = ImageFolder(
+    _card(
+        "oxford_pets",
+        "Oxford-IIIT Pet",
+        "7,349 photographs of 37 breeds of cats and dogs; test is the published list of 3,669.",
+        "Parkhi et al. (2012)",
+        "CC BY-SA 4.0",
+        classes=37,
+    ),
+    oxford_layouts.pets_listing,
+    oxford_layouts.has_pets,
+    (
+        "images/Abyssinian_1.jpg",
+        "...",
+        *oxford_layouts.PET_LISTS.values(),
+        "or all this in oxford-iiit-pet/",
+    ),
+    "images.tar.gz and annotations.tar.gz from https://www.robots.ox.ac.uk/~vgg/data/pets, "
+    "unpacked",
+    patch_size=16,
+)

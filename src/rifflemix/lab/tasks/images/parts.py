@@ -10,11 +10,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rifflemix.errors import InputError
-from rifflemix.lab.tasks.core.base import Progress, Task
+from rifflemix.lab.tasks.core.base import Progress, Request, Task
 from rifflemix.lab.tasks.core.card import TaskCard
-from rifflemix.lab.tasks.data_io.files import Array, Arrays, check_ids
+from rifflemix.lab.tasks.data_io.files import Array, Arrays, Source, check_ids
 from rifflemix.lab.tasks.data_io.safe_readers import read_npz
-from rifflemix.lab.tasks.images.pixel_inputs import PixelScale
+from rifflemix.lab.tasks.images.image_files import PixelScale
 from rifflemix.lab.tasks.images.pixels import pixel_task
 
 PARTS = ("train", "test")
@@ -23,10 +23,10 @@ PARTS = ("train", "test")
 
 def carved_task(
     card: TaskCard,
-    options: Mapping[str, Any],
+    request: Request,
+    source: Source,
     arrays: Mapping[str, Array],
     scale: PixelScale,
-    data_source: str,
     classes: Sequence[str],
 ) -> Task:
     """Create a task from arrays of `check_parts`.
@@ -36,13 +36,13 @@ def carved_task(
     stack = (arrays["train_images"], arrays["train_labels"])
     held_out = (arrays["test_images"], arrays["test_labels"])
     for labels in (stack[1], held_out[1]):
-        folder = labels.path.parent if labels.path else Path(data_source)
+        folder = labels.path.parent if labels.path else Path(source.description)
         check_ids(folder, "labels", labels.values, len(classes))
     rows = np.arange(len(stack[1].values), dtype=np.int64)
     first = len(rows) - len(rows) // 10
     return pixel_task(
         card,
-        options,
+        request.options,
         {
             "train": (*stack, rows[:first]),
             "validation": (*stack, rows[first:]),
@@ -53,7 +53,7 @@ def carved_task(
             "validation is the last 10 % of the training images in file order (the Long Range "
             "Arena takes as many, from an order of its own)"
         ),
-        data_source=data_source,
+        data_source=source.description,
         classes=classes,
     )
 

@@ -16,11 +16,10 @@ from torch import Tensor
 
 from rifflemix.errors import InputError, bad_argument, check_choice
 from rifflemix.lab.tasks.core.base import Batch, Sample, Task, is_hit
-from rifflemix.lab.tasks.core.card import TaskCard
-from rifflemix.lab.tasks.core.shapes import Shapes
+from rifflemix.lab.tasks.core.card import Shapes, TaskCard
 from rifflemix.lab.tasks.data_io.files import Array
 from rifflemix.lab.tasks.images.crops import crop_flip, mix_images, resized_crop_flip
-from rifflemix.lab.tasks.images.pixel_inputs import PixelInputs, PixelScale
+from rifflemix.lab.tasks.images.image_files import PixelInputs, PixelScale
 
 LAYOUTS = ("sequence", "image")
 AUGMENTATIONS = ("none", "crop_flip", "resized_crop_flip", "rand_augment", "deit")

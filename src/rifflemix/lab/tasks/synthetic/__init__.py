@@ -1,1 +1,1 @@
-"""Tasks with generated data: sequence sorting and point clouds."""
+"""Tasks with generated data: sorting, point clouds, ListOps, Pathfinder and recall."""

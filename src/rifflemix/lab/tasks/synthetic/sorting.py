@@ -14,12 +14,10 @@ from torch import Tensor
 
 from rifflemix.errors import bad_argument
 from rifflemix.lab.tasks.core.base import SPLITS, Batch, Request, Sample, Task, check_integer
-from rifflemix.lab.tasks.core.card import Budget, TaskCard
-from rifflemix.lab.tasks.core.generated import GeneratedTask
-from rifflemix.lab.tasks.core.random_words import Streams
-from rifflemix.lab.tasks.core.shapes import Shapes
+from rifflemix.lab.tasks.core.card import Budget, Shapes, TaskCard
+from rifflemix.lab.tasks.core.generated import GeneratedTask, Streams
 from rifflemix.lab.tasks.core.token_labels import UNCOUNTED, SequenceTask
-from rifflemix.lab.tasks.synthetic.symbols import END, FIRST_SYMBOL, PAD, SymbolInputs, add_end
+from rifflemix.lab.tasks.text.next_token import END, FIRST_SYMBOL, PAD, SymbolInputs, add_end
 
 _ROWS_AT_ONCE = 4096
 

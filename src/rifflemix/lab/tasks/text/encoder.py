@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from rifflemix.errors import bad_argument, check_choice
 from rifflemix.lab.tasks.core.arrays import Truncate, check_length, cut, pairs, texts
-from rifflemix.lab.tasks.core.shapes import BYTE_IDS
+from rifflemix.lab.tasks.core.card import BYTE_IDS
 from rifflemix.lab.tasks.data_io.files import Array, Arrays
 from rifflemix.lab.tasks.text.vocabulary import bpe_vocabulary, read_tokenizer, train_merges
 

@@ -13,9 +13,17 @@ import numpy as np
 
 from rifflemix.errors import InputError, bad_argument
 from rifflemix.lab.tasks.core.base import SPLITS, Progress, Request, Task, check_integer
-from rifflemix.lab.tasks.core.card import Budget, TaskCard
-from rifflemix.lab.tasks.core.shapes import Shapes, known_ids
-from rifflemix.lab.tasks.data_io.file_task import FileTask, Form, Options, Paths
+from rifflemix.lab.tasks.core.card import Budget, Shapes, TaskCard, known_ids
+from rifflemix.lab.tasks.data_io.file_task import (
+    FileTask,
+    Form,
+    HubData,
+    Options,
+    Paths,
+    Remote,
+    download,
+    hub_source,
+)
 from rifflemix.lab.tasks.data_io.files import (
     Array,
     Arrays,
@@ -25,10 +33,8 @@ from rifflemix.lab.tasks.data_io.files import (
     source_folder,
     stat_key,
 )
-from rifflemix.lab.tasks.data_io.hub import HubData, Remote, download, hub_source
 from rifflemix.lab.tasks.data_io.safe_readers import read_bytes
-from rifflemix.lab.tasks.text.next_token import NextTokenTask, WindowSplit
-from rifflemix.lab.tasks.text.prompts import PromptInputs
+from rifflemix.lab.tasks.text.next_token import NextTokenTask, PromptInputs, WindowSplit
 from rifflemix.lab.tasks.text.vocabulary import Vocabulary, build_vocabulary
 
 _BUDGET = Budget(dim=128, num_layers=4, max_steps=2000, batch_size=16, lr=2e-3)

@@ -27,7 +27,7 @@ from rifflemix.lab.tasks.core.base import (
 from rifflemix.lab.tasks.core.card import TaskCard
 from rifflemix.lab.tasks.data_io.file_task import Form, Options, Paths
 from rifflemix.lab.tasks.data_io.files import Array, Arrays, Source, check_ids, source_folder
-from rifflemix.lab.tasks.data_io.ragged import RaggedRows, ragged_rows
+from rifflemix.lab.tasks.data_io.splits import RaggedRows, ragged_rows
 from rifflemix.lab.tasks.text.encoder import (
     RESERVED,
     TextEncoder,
@@ -80,7 +80,8 @@ class Passages(Retrieval):
 
         def words_of(form: Form) -> Form:
             def read(paths: Paths, progress: Progress) -> Arrays:
-                papers = list(ragged_rows(_wrapped(form.read(paths, progress))))
+                arrays = form.read(paths, progress)
+                papers = list(ragged_rows({name: Array(arrays[name]) for name in arrays}))
                 progress("counting words", 0, None)
                 return encode_papers(papers, options["vocab_size"], options["skip_common"])
 
@@ -276,7 +277,3 @@ def _draw(
     within = random.permuted(within, axis=1)
     starts[labels == 1] = within[labels == 1]
     return PassageSplit(papers, chosen, starts, labels, max_length)
-
-
-def _wrapped(arrays: Arrays) -> dict[str, Array]:
-    return {name: Array(values) for name, values in arrays.items()}

@@ -22,8 +22,7 @@ from rifflemix.lab.tasks.core.base import (
     check_integer,
     content_order,
 )
-from rifflemix.lab.tasks.core.card import TaskCard
-from rifflemix.lab.tasks.core.shapes import BYTE_IDS, Shapes
+from rifflemix.lab.tasks.core.card import BYTE_IDS, Shapes, TaskCard
 from rifflemix.lab.tasks.data_io.file_task import FileTask, Form, Options, Paths
 from rifflemix.lab.tasks.data_io.files import (
     Array,
@@ -34,8 +33,8 @@ from rifflemix.lab.tasks.data_io.files import (
     reading,
     source_folder,
 )
-from rifflemix.lab.tasks.data_io.ragged import RaggedRows, ragged_rows, to_ragged
 from rifflemix.lab.tasks.data_io.safe_readers import read_lines
+from rifflemix.lab.tasks.data_io.splits import RaggedRows, ragged_rows, to_ragged
 from rifflemix.lab.tasks.text.encoder import TextEncoder, TextInputs
 
 _TSV = {

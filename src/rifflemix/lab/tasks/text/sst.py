@@ -7,8 +7,7 @@ from pathlib import Path
 
 from rifflemix.errors import InputError, check_choice
 from rifflemix.lab.tasks.core.base import SPLITS, content_order
-from rifflemix.lab.tasks.core.card import TaskCard, TaskStatus
-from rifflemix.lab.tasks.core.shapes import Shapes
+from rifflemix.lab.tasks.core.card import Shapes, TaskCard, TaskStatus
 from rifflemix.lab.tasks.data_io.file_task import Options
 from rifflemix.lab.tasks.data_io.files import absent, damaged
 from rifflemix.lab.tasks.data_io.safe_readers import read_text_lines

@@ -15,9 +15,15 @@ from numpy.typing import NDArray
 from rifflemix.errors import InputError, bad_argument, check_choice
 from rifflemix.json_values import parse_json
 from rifflemix.lab.tasks.core.base import Progress, Request, Task, check_integer, content_order
-from rifflemix.lab.tasks.core.card import Budget, TaskCard
-from rifflemix.lab.tasks.core.shapes import Shapes
-from rifflemix.lab.tasks.data_io.file_task import FileTask, Form, Options, Paths
+from rifflemix.lab.tasks.core.card import Budget, Shapes, TaskCard
+from rifflemix.lab.tasks.data_io.file_task import (
+    FileTask,
+    Form,
+    HubData,
+    Options,
+    Paths,
+    hub_source,
+)
 from rifflemix.lab.tasks.data_io.files import (
     Array,
     Arrays,
@@ -29,9 +35,8 @@ from rifflemix.lab.tasks.data_io.files import (
     source_folder,
     stat_key,
 )
-from rifflemix.lab.tasks.data_io.hub import HubData, hub_source
-from rifflemix.lab.tasks.data_io.ragged import RaggedRows, RaggedSplit, ragged_rows, to_ragged_parts
 from rifflemix.lab.tasks.data_io.safe_readers import read_lines, read_tar_members
+from rifflemix.lab.tasks.data_io.splits import RaggedRows, RaggedSplit, ragged_rows, to_ragged_parts
 from rifflemix.lab.tasks.text.encoder import (
     LEAST_SUBWORDS,
     LEVELS,
@@ -204,7 +209,8 @@ class Text(FileTask):
                 check_ids(folder, "tokens", part.tokens.values, len(encoder))
         return Task(
             name=self.card.name,
-            options=_recorded(request.options),
+            # Runs of earlier versions have no option `validation`.
+            options={n: v for n, v in request.options.items() if (n, v) != ("validation", True)},
             input_kind="tokens",
             vocab_size=len(encoder),
             num_features=None,
@@ -221,11 +227,6 @@ class Text(FileTask):
             inputs=TextInputs(encoder, max_length),
             classes=("negative", "positive"),
         )
-
-
-def _recorded(options: Options) -> dict[str, Any]:
-    """Return the options without `validation=True`, so that runs of earlier versions continue."""
-    return {name: value for name, value in options.items() if (name, value) != ("validation", True)}
 
 
 def _carve(train: RaggedRows, *, validates: bool) -> tuple[NDArray[np.int64], NDArray[np.int64]]:

@@ -15,13 +15,11 @@ from rifflemix.errors import InputError, InputWarning, bad_argument, unknown_nam
 from rifflemix.files import user_path
 from rifflemix.lab.tasks.core.base import Request, Task
 from rifflemix.lab.tasks.core.kinds import CLASSIFICATION, FORECAST
+from rifflemix.lab.tasks.data_io.columns import RECORDINGS, is_recording
 from rifflemix.lab.tasks.data_io.files import Arrays
-from rifflemix.lab.tasks.data_io.recordings import ENDINGS as RECORDINGS
-from rifflemix.lab.tasks.data_io.recordings import is_recording
 from rifflemix.lab.tasks.data_io.safe_readers import read_npz
-from rifflemix.lab.tasks.images.folder_layout import find_parts
-from rifflemix.lab.tasks.images.folder_tasks import IMAGE_FOLDER
-from rifflemix.lab.tasks.images.image_listing import class_folders, visible
+from rifflemix.lab.tasks.images.image_folder import IMAGE_FOLDER
+from rifflemix.lab.tasks.images.image_listing import class_folders, find_parts, visible
 from rifflemix.lab.tasks.user_data.choose_kind import AUTO, UNLABELLED, Origin
 from rifflemix.lab.tasks.user_data.parts import NAMES, Part, from_parts
 from rifflemix.lab.tasks.user_data.rows import ENDINGS, ending

@@ -15,8 +15,7 @@ from rifflemix.errors import InputError, bad_argument, unknown_name
 from rifflemix.lab.tasks.core.arrays import plain_array
 from rifflemix.lab.tasks.core.base import Task
 from rifflemix.lab.tasks.core.kinds import FORECAST
-from rifflemix.lab.tasks.data_io.columns import MOST_IN_MEMORY, DatasetColumn
-from rifflemix.lab.tasks.data_io.recordings import Recording, read_cell
+from rifflemix.lab.tasks.data_io.columns import MOST_IN_MEMORY, DatasetColumn, Recording, read_cell
 from rifflemix.lab.tasks.user_data.choose_kind import Origin
 from rifflemix.lab.tasks.user_data.parts import Part, from_parts, split_name
 from rifflemix.lab.tasks.user_data.tables import ON_DISK, LabelTable, input_columns, wanted_columns

@@ -11,15 +11,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rifflemix.errors import InputWarning, bad_argument
-from rifflemix.lab.tasks.core.arrays import plain_array
+from rifflemix.lab.tasks.core.arrays import SequenceInputs, plain_array
 from rifflemix.lab.tasks.core.base import SPLITS, Task
-from rifflemix.lab.tasks.core.card import TaskCard
-from rifflemix.lab.tasks.core.kinds import CLASSIFICATION, MULTILABEL, REGRESSION, TOKENS
-from rifflemix.lab.tasks.core.multilabel import MultilabelTask
-from rifflemix.lab.tasks.core.numbers import NumberTask
-from rifflemix.lab.tasks.core.sequences import SequenceInputs
-from rifflemix.lab.tasks.core.shapes import InputSpec
-from rifflemix.lab.tasks.core.split_scores import IMBALANCED
+from rifflemix.lab.tasks.core.card import InputSpec, TaskCard
+from rifflemix.lab.tasks.core.kinds import (
+    CLASSIFICATION,
+    IMBALANCED,
+    MULTILABEL,
+    REGRESSION,
+    TOKENS,
+)
+from rifflemix.lab.tasks.core.numbers import MultilabelTask, NumberTask
 from rifflemix.lab.tasks.core.token_labels import UNCOUNTED, TokenLabelTask
 from rifflemix.lab.tasks.data_io.columns import Column
 from rifflemix.lab.tasks.images.pixels import WholeImages

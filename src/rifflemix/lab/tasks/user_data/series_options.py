@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from rifflemix.checks import check_bool, check_integer
 from rifflemix.errors import bad_argument, check_choice
 from rifflemix.lab.tasks.core.base import SPLITS
-from rifflemix.lab.tasks.data_io.recordings import (
+from rifflemix.lab.tasks.data_io.columns import (
     Recording,
     is_recording,
     read_recording,

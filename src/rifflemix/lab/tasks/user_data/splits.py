@@ -24,14 +24,14 @@ from rifflemix.lab.tasks.core.arrays import (
     plain_array,
 )
 from rifflemix.lab.tasks.core.base import SPLITS, Sample
-from rifflemix.lab.tasks.data_io.recordings import (
-    ENDINGS,
+from rifflemix.lab.tasks.data_io.columns import (
+    RECORDINGS,
     Recording,
     check_alike,
     is_recording,
     read_recording,
 )
-from rifflemix.lab.tasks.images.pixel_inputs import PixelInputs, PixelScale
+from rifflemix.lab.tasks.images.image_files import PixelInputs, PixelScale
 from rifflemix.lab.tasks.user_data.labels import Labels
 from rifflemix.lab.tasks.user_data.samples import Samples
 from rifflemix.lab.tasks.user_data.splitting import Division
@@ -101,7 +101,7 @@ class FrameInputs:
 
     def _values(self, row: Any, number: int) -> Floats:
         if isinstance(row, str) and not is_recording(row):
-            raise bad_input(f"numbers or a path ({', '.join(ENDINGS)})", shown(row), number)
+            raise bad_input(f"numbers or a path ({', '.join(RECORDINGS)})", shown(row), number)
         if isinstance(row, str | Path | Recording):
             recording = row if isinstance(row, Recording) else read_recording(Path(row))
             name = f"input {number}" if isinstance(row, Recording) else row

@@ -16,8 +16,8 @@ from rifflemix.checks import is_number, shown
 from rifflemix.errors import InputError, InputWarning, bad_argument, check_choice
 from rifflemix.lab.tasks.core.arrays import as_numpy, plain_array
 from rifflemix.lab.tasks.core.base import SPLITS
-from rifflemix.lab.tasks.core.duplicates import duplicates_across_splits
 from rifflemix.lab.tasks.data_io.columns import MOST_IN_MEMORY, Column
+from rifflemix.lab.tasks.data_io.splits import duplicates_across_splits
 from rifflemix.lab.tasks.user_data.folds import Rows, SplitPlan
 from rifflemix.lab.tasks.user_data.labels import Labels
 

@@ -25,9 +25,15 @@ from rifflemix.lab.tasks.core.kinds import (
     TOKENS,
 )
 from rifflemix.lab.tasks.data_io import columns
-from rifflemix.lab.tasks.data_io.columns import MOST_IN_MEMORY, ArrowFile, FileColumn
+from rifflemix.lab.tasks.data_io.columns import (
+    MOST_IN_MEMORY,
+    ArrowFile,
+    FileColumn,
+    is_recording,
+    is_sound,
+    read_cell,
+)
 from rifflemix.lab.tasks.data_io.files import reading
-from rifflemix.lab.tasks.data_io.recordings import is_recording, is_sound, read_cell
 from rifflemix.lab.tasks.user_data.arrays import from_arrays
 from rifflemix.lab.tasks.user_data.choose_kind import AUTO, Origin
 from rifflemix.lab.tasks.user_data.labels import split_cell

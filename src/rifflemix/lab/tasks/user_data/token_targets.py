@@ -15,19 +15,24 @@ from torch import Tensor
 
 from rifflemix.checks import shown
 from rifflemix.errors import InputWarning, bad_argument
-from rifflemix.lab.tasks.core.arrays import as_numpy, cut, plain_array
+from rifflemix.lab.tasks.core.arrays import SequenceInputs, as_numpy, cut, plain_array
 from rifflemix.lab.tasks.core.base import SPLITS, Sample, Task
 from rifflemix.lab.tasks.core.kinds import NEXT_TOKEN, SEQ2SEQ, Kind
-from rifflemix.lab.tasks.core.sequences import SequenceInputs
 from rifflemix.lab.tasks.core.token_labels import (
     UNCOUNTED,
     MaskedTokenTask,
     SequenceTask,
     mask_tokens,
 )
-from rifflemix.lab.tasks.synthetic.symbols import FIRST_SYMBOL, PAD, SymbolInputs, add_end
-from rifflemix.lab.tasks.text.next_token import NextTokenTask
-from rifflemix.lab.tasks.text.prompts import MaskedInputs, PromptInputs
+from rifflemix.lab.tasks.text.next_token import (
+    FIRST_SYMBOL,
+    PAD,
+    MaskedInputs,
+    NextTokenTask,
+    PromptInputs,
+    SymbolInputs,
+    add_end,
+)
 from rifflemix.lab.tasks.text.vocabulary import StoredVocabulary, Vocabulary
 from rifflemix.lab.tasks.user_data.choose_kind import Origin
 from rifflemix.lab.tasks.user_data.labels import without_labels

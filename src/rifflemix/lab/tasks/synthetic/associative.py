@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from rifflemix.errors import bad_argument
 from rifflemix.lab.tasks.core.base import check_integer
 from rifflemix.lab.tasks.core.token_labels import UNCOUNTED
-from rifflemix.lab.tasks.recall.base import (
+from rifflemix.lab.tasks.synthetic.recall import (
     Drawing,
     Ints,
     Options,
@@ -76,8 +76,7 @@ class MultiQueryRecall(RecallTask):
         },
     )
 
-    def vocabulary(self, options: Options) -> int:
-        return check_integer(options, "vocab_size", 4, 1 << 20)
+    fewest_ids = 4
 
     def check(self, options: Options, length: int) -> None:
         keys = self.vocabulary(options) // 2 - 1
@@ -134,8 +133,7 @@ class InContextRecall(RecallTask):
         {"vocab_size": 16, "length": 128},
     )
 
-    def vocabulary(self, options: Options) -> int:
-        return check_integer(options, "vocab_size", 4, 1 << 20)
+    fewest_ids = 4
 
     def check(self, options: Options, length: int) -> None:
         noise = options.get("noise_vocab_size", 0)

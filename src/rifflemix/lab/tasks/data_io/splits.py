@@ -1,16 +1,17 @@
-"""Sequences of different lengths, stored end to end and read in place."""
+"""Splits: sequences stored end to end, first samples, and inputs that several splits contain."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from rifflemix.lab.tasks.core.base import Sample
+from rifflemix.lab.tasks.core.base import SPLITS, Sample, Split, Task
 from rifflemix.lab.tasks.data_io.files import Array, Arrays
 
 
@@ -126,3 +127,78 @@ def to_ragged_parts(parts: Mapping[str, Iterable[tuple[bytes, int]]]) -> Arrays:
 def ragged_rows(arrays: Mapping[str, Array], prefix: str = "") -> RaggedRows:
     """Wrap arrays of `to_ragged`, or of a `to_ragged_parts` part with `prefix` "part_"."""
     return RaggedRows(*(arrays[f"{prefix}{name}"] for name in ("tokens", "ends", "labels")))
+
+
+@dataclass(frozen=True, eq=False)
+class FirstSamples:
+    """First `most` samples of a split, or a complete shorter split."""
+
+    split: Split
+    most: int
+
+    def __len__(self) -> int:
+        return min(len(self.split), self.most)
+
+    def __getitem__(self, index: int) -> Sample:
+        return self.split[range(len(self))[index]]
+
+    def digest(self) -> bytes:
+        """Hash the whole split and the number of samples in use."""
+        return hashlib.blake2b(self.split.digest() + b"%d" % len(self), digest_size=16).digest()
+
+
+def first_samples(task: Task, most: int) -> Task:
+    """Keep the first samples of each split, also of each fold."""
+    first, make_fold = partial(FirstSamples, most=most), task.make_fold
+    return replace(
+        task,
+        options={**task.options, "max_samples": most},
+        splits={name: first(split) for name, split in task.splits.items()},
+        further_tests={name: first(split) for name, split in task.further_tests.items()},
+        make_fold=None if make_fold is None else partial(_first_of_fold, make_fold, most),
+    )
+
+
+def _first_of_fold(make_fold: Callable[[int], Task], most: int, fold: int) -> Task:
+    return first_samples(make_fold(fold), most)
+
+
+_MOST_BITS = 26  # a table of 64 MB
+
+
+def duplicates_across_splits(hashes: Mapping[str, Iterable[int] | NDArray[np.int64]]) -> str:
+    """Report how many inputs each split shares with earlier splits.
+
+    Return an empty text if no inputs are shared.
+
+    Args:
+        hashes: Hashes of the inputs of each split.
+    """
+    seen = np.empty(0, dtype=np.int64)
+    found = []
+    for name in SPLITS:
+        given = hashes[name]
+        here = given if isinstance(given, np.ndarray) else np.fromiter(given, dtype=np.int64)
+        count = _count_known(here, seen)
+        if count:
+            found.append(f"{count:,} of {name}")
+        seen = np.concatenate((seen, here))
+    if not found:
+        return ""
+    return f"inputs that an earlier split holds too: {' and '.join(found)}"
+
+
+def _count_known(here: NDArray[np.int64], seen: NDArray[np.int64]) -> int:
+    """Count the entries of `here` that are in `seen`. np.isin is slower for millions of entries."""
+    if not len(here) or not len(seen):
+        return 0
+    # A table of the lowest bits excludes most entries faster than a search.
+    mask = (1 << min((8 * len(here)).bit_length(), _MOST_BITS)) - 1
+    is_possible = np.zeros(mask + 1, dtype=bool)
+    is_possible[here & mask] = True
+    possible = seen[is_possible[seen & mask]]
+    ordered = np.sort(here)
+    places = np.minimum(np.searchsorted(ordered, possible), len(ordered) - 1)
+    known = np.zeros(len(ordered), dtype=bool)
+    known[places[ordered[places] == possible]] = True  # the first of equal entries
+    return int(known[np.searchsorted(ordered, ordered)].sum())

@@ -13,8 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rifflemix.errors import InputError
-from rifflemix.lab.tasks.core.random_words import Streams
-from rifflemix.lab.tasks.pathfinder.scene import TURN, Floats, Pictures, Scene
+from rifflemix.lab.tasks.core.generated import Streams
+from rifflemix.lab.tasks.synthetic.scene import TURN, Floats, Pictures, Scene
 
 Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]

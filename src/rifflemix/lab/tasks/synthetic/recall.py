@@ -1,4 +1,4 @@
-"""Base of generated tasks: options, splits from separate streams, test splits of other lengths."""
+"""Base of recall tasks: options, splits from separate streams, test splits of other lengths."""
 
 from __future__ import annotations
 
@@ -13,12 +13,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from rifflemix.errors import bad_argument
+from rifflemix.lab.tasks.core.arrays import SequenceInputs
 from rifflemix.lab.tasks.core.base import SPLITS, Request, Split, Task, check_integer
-from rifflemix.lab.tasks.core.card import Budget, TaskCard
+from rifflemix.lab.tasks.core.card import Budget, Shapes, TaskCard
 from rifflemix.lab.tasks.core.generated import GeneratedTask
 from rifflemix.lab.tasks.core.kinds import TOKENS, Kind
-from rifflemix.lab.tasks.core.sequences import SequenceInputs
-from rifflemix.lab.tasks.core.shapes import Shapes
 from rifflemix.lab.tasks.core.token_labels import UNCOUNTED, TokenLabelTask
 
 _ROWS = 1024  # samples that are drawn together
@@ -86,24 +85,27 @@ OPTIONS: Options = {
     "num_validation": 1_000,
     "num_test": 3_000,
 }
-"""Options of all tasks of this folder."""
+"""Options of all recall tasks."""
 
 
 class RecallTask(GeneratedTask):
     """Task with generated sequences and a known answer at each scored token.
 
-    Subclasses define the card and the methods `vocabulary` and `draw`.
+    Subclasses define the card and the method `draw`.
     """
 
     predicts_next: ClassVar[bool] = True
     """With causal=True, models predict each token from the tokens before it."""
+
+    fewest_ids: ClassVar[int] = 3
+    """Smallest value of option "vocab_size"."""
 
     def __init__(self) -> None:
         self.card = replace(self.card, shapes=self.shapes)
 
     def vocabulary(self, options: Options) -> int:
         """Return the number of token ids."""
-        raise NotImplementedError
+        return check_integer(options, "vocab_size", self.fewest_ids, 1 << 20)
 
     def check(self, options: Options, length: int) -> None:
         """Raise InputError if an option is out of range for sequences of this length."""
@@ -182,7 +184,7 @@ def recall_card(
     description: str,
     options: Options,
 ) -> TaskCard:
-    """Describe a task of this folder."""
+    """Describe a recall task."""
     return TaskCard(
         name=name,
         title=title,

@@ -19,9 +19,8 @@ from rifflemix.lab.tasks.core.base import (
     Task,
     check_integer,
 )
-from rifflemix.lab.tasks.core.card import Budget, TaskCard, TaskStatus
+from rifflemix.lab.tasks.core.card import Budget, Shapes, TaskCard, TaskStatus
 from rifflemix.lab.tasks.core.generated import GeneratedTask, refuse_generator_options
-from rifflemix.lab.tasks.core.shapes import Shapes
 from rifflemix.lab.tasks.data_io.file_task import Form, Paths, find_source
 from rifflemix.lab.tasks.data_io.files import (
     Arrays,
@@ -32,15 +31,15 @@ from rifflemix.lab.tasks.data_io.files import (
     load_source,
     source_folder,
 )
-from rifflemix.lab.tasks.data_io.ragged import (
+from rifflemix.lab.tasks.data_io.safe_readers import read_lines
+from rifflemix.lab.tasks.data_io.splits import (
     RaggedRows,
     RaggedSplit,
     ragged_rows,
     to_ragged,
     to_ragged_parts,
 )
-from rifflemix.lab.tasks.data_io.safe_readers import read_lines
-from rifflemix.lab.tasks.listops.grammar import (
+from rifflemix.lab.tasks.synthetic.grammar import (
     TOKENS,
     ExpressionInputs,
     Grammar,

@@ -1,24 +1,27 @@
-"""One Billion Word Benchmark, read shard by shard in its published format."""
+"""One Billion Word Benchmark, and word segmentation of the Penn Treebank."""
 
 from __future__ import annotations
 
 import re
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from rifflemix.errors import InputError, check_choice
-from rifflemix.lab.tasks.core.base import SPLITS, Progress, check_integer
-from rifflemix.lab.tasks.core.card import TaskCard
-from rifflemix.lab.tasks.data_io.file_task import Options
-from rifflemix.lab.tasks.data_io.files import Arrays, Source, damaged, stat_key
-from rifflemix.lab.tasks.data_io.safe_readers import read_text_lines
-from rifflemix.lab.tasks.text.language import Language, pack_vocabulary, window_shapes
+from rifflemix.errors import InputError, InputWarning, check_choice
+from rifflemix.lab.tasks.core.base import SPLITS, Progress, Request, Task, check_integer
+from rifflemix.lab.tasks.core.card import Budget, TaskCard
+from rifflemix.lab.tasks.core.kinds import TOKENS
+from rifflemix.lab.tasks.data_io.file_task import FileTask, Form, Options, Paths
+from rifflemix.lab.tasks.data_io.files import Array, Arrays, Source, damaged, stat_key
+from rifflemix.lab.tasks.data_io.safe_readers import read_bytes, read_text_lines
+from rifflemix.lab.tasks.text.language import Language, PennTreebank, pack_vocabulary, window_shapes
 from rifflemix.lab.tasks.text.vocabulary import Vocabulary, build_vocabulary
+from rifflemix.lab.tasks.user_data.arrays import from_arrays_once
 
 _RELEASE = "1-billion-word-language-modeling-benchmark-r13output"
 _TRAINING = "training-monolingual.tokenized.shuffled"
@@ -161,7 +164,9 @@ def _there(path: Path) -> Path:
 
 def _encode(files: _Files, options: Mapping[str, Any], progress: Progress) -> Arrays:
     """Encode every split and return its tokens and the vocabulary."""
-    known = None if files.known_words is None else _words_of(files.known_words)
+    known = None
+    if files.known_words is not None:
+        known = frozenset(line.strip() for _, line in read_text_lines(files.known_words))
     sample = islice(
         (line for path in files.train for line in _sentences(path, known)), _VOCABULARY_SENTENCES
     )
@@ -204,5 +209,72 @@ def _sentences(path: Path, known: frozenset[str] | None) -> Iterator[str]:
             yield f"{' '.join(words)}\n"
 
 
-def _words_of(path: Path) -> frozenset[str]:
-    return frozenset(line.strip() for _, line in read_text_lines(path))
+_RARE_WORD = "<unk>"
+_ONE_CHARACTER = "?"  # the text itself has no question marks
+
+
+class Segmentation(FileTask):
+    """Sentences without spaces. The class of a character marks the start of a word."""
+
+    card = TaskCard(
+        name="ptb_segmentation",
+        title="PTB word segmentation",
+        source=PennTreebank.card.source,
+        licence=PennTreebank.card.licence,
+        description="Sentences of task ptb without spaces, one token per character. The class of a "
+        "character is start or inside, for its place in a word. Rare words of the corpus are one "
+        "character. Sentences are cut to max_length characters.",
+        needs_data=True,
+        options={"max_length": 128, "num_train": 10_000},
+        output=TOKENS.output,
+        backbone=TOKENS.backbone,
+        budget=Budget(max_steps=500, lr=3e-3),
+    )
+    get_it = PennTreebank.get_it
+
+    def check(self, options: Options) -> None:
+        check_integer(options, "max_length", 8)
+        check_integer(options, "num_train", 100)
+
+    def forms(self, options: Options) -> Sequence[Form]:
+        files = PennTreebank.files
+        name = ", ".join(f"{{{part}}}" for part in files)
+        return (
+            Form(name, files, lambda paths, _: _read(paths), (".", PennTreebank.folder),
+                 ("", ".xz")),
+        )  # fmt: skip
+
+    def build(self, request: Request, source: Source, arrays: Mapping[str, Array]) -> Task:
+        """Create the task from the first training sentences, and all other sentences."""
+        options = request.options
+        characters: list[list[str]] = []
+        classes: list[list[str]] = []
+        names: list[str] = []
+        for split in SPLITS:
+            lines = arrays[split].values.tobytes().decode().splitlines()
+            kept = [line for line in lines if line.strip()]
+            kept = kept[: options["num_train"]] if split == "train" else kept
+            for line in kept:
+                words = line.replace(_RARE_WORD, _ONE_CHARACTER).split()
+                starts = [c for word in words for c in ("start", *["inside"] * (len(word) - 1))]
+                characters.append(list("".join(words))[: options["max_length"]])
+                classes.append(starts[: options["max_length"]])
+            names += [split] * len(kept)
+        with warnings.catch_warnings():
+            # Short sentences occur in several splits of the corpus.
+            warnings.simplefilter("ignore", InputWarning)
+            task = from_arrays_once(characters, classes, kind=TOKENS.name, split=names)
+        return replace(
+            task,
+            name=self.card.name,
+            options=dict(options),
+            data_source=source.description,
+            split_note="the splits of the corpus" + "".join(task.split_note.partition(";")[1:]),
+            card=None,
+        )
+
+
+def _read(paths: Paths) -> Arrays:
+    return {
+        name: np.frombuffer(read_bytes(path), dtype=np.uint8).copy() for name, path in paths.items()
+    }

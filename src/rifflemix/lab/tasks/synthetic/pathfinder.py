@@ -19,23 +19,52 @@ from rifflemix.errors import bad_argument, check_choice
 from rifflemix.lab.tasks.core.base import (
     SPLITS,
     Request,
+    Sample,
     Task,
     check_integer,
     check_number,
     check_one_of,
 )
 from rifflemix.lab.tasks.core.card import TaskCard, TaskStatus
-from rifflemix.lab.tasks.core.generated import GeneratedTask, refuse_generator_options
-from rifflemix.lab.tasks.core.random_words import Streams
+from rifflemix.lab.tasks.core.generated import GeneratedTask, Streams, refuse_generator_options
 from rifflemix.lab.tasks.data_io.files import cache_root
 from rifflemix.lab.tasks.data_io.shards import ShardedImages, check_room, prepare_shards
-from rifflemix.lab.tasks.images.pixel_inputs import PixelInputs, PixelScale
+from rifflemix.lab.tasks.images.image_files import PixelInputs, PixelScale
 from rifflemix.lab.tasks.images.pixels import pixel_shapes
-from rifflemix.lab.tasks.pathfinder.contours import draw_scenes
-from rifflemix.lab.tasks.pathfinder.drawing import draw_images
-from rifflemix.lab.tasks.pathfinder.files import find_release, load_release
-from rifflemix.lab.tasks.pathfinder.patches import PATCH_SIZES, PatchedImages
-from rifflemix.lab.tasks.pathfinder.scene import Scene
+from rifflemix.lab.tasks.synthetic.contours import draw_scenes
+from rifflemix.lab.tasks.synthetic.pathfinder_files import find_release, load_release
+from rifflemix.lab.tasks.synthetic.scene import Scene, draw_images
+
+PATCH_SIZES = (1, 2, 4, 8, 16)
+
+
+@dataclass(frozen=True, eq=False)
+class PatchedImages:
+    """Split with patch vectors instead of pixel tokens.
+
+    Attributes:
+        images: split with pixels as tokens.
+        inputs: conversion of the pixels to patches.
+    """
+
+    images: ShardedImages
+    inputs: PixelInputs
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def __getitem__(self, index: int) -> Sample:
+        """Return the patches of an image, and its label.
+
+        The patches are (N, patch_size**2) float32 in row order, with black 0 and white 1.
+        """
+        pixels, label = self.images[index]
+        shape = (1, self.inputs.height, self.inputs.width)
+        return self.inputs.convert(pixels.numpy().reshape(shape))[0], label
+
+    def digest(self) -> bytes:
+        return self.images.digest()
+
 
 PRESETS = {"curv_baseline": 6, "curv_contour_length_9": 9, "curv_contour_length_14": 14}
 """Dashes per long contour in the three sets of the Long Range Arena, easy to hard."""
@@ -204,7 +233,9 @@ class Pathfinder(GeneratedTask):
                 else "validation is a split of its own, drawn apart from training and test"
             ),
             data_source=source,
-            splits=splits if patch_size == 1 else _patched(splits, inputs),
+            splits=splits
+            if patch_size == 1
+            else {name: PatchedImages(split, inputs) for name, split in splits.items()},
             inputs=inputs,
             classes=("apart", "joined"),
         )
@@ -251,10 +282,6 @@ class Pathfinder(GeneratedTask):
             / f"pathfinder{self.size}"
             / f"generated-v{_VERSION}-seed{seed}-contour{scenes[0].contour_length}-{values}"
         )
-
-
-def _patched(splits: Mapping[str, ShardedImages], inputs: PixelInputs) -> dict[str, PatchedImages]:
-    return {name: PatchedImages(split, inputs) for name, split in splits.items()}
 
 
 def scenes_of(size: int, options: Mapping[str, Any]) -> tuple[Scene, ...]:

@@ -1,1 +1,0 @@
-"""Nested list operations, generated or read from files."""

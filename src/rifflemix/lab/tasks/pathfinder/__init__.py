@@ -1,1 +1,0 @@
-"""Pathfinder tasks: images of dashed contours, generated or read from files."""

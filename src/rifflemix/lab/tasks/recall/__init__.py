@@ -1,1 +1,0 @@
-"""Generated tasks with known answers: recall, copying, state tracking."""
