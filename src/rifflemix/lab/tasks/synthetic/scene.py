@@ -11,7 +11,6 @@ from numpy.typing import NDArray
 
 Floats = NDArray[np.float32]
 
-
 # Directions are integer parts of a turn. A table gives the same vectors on every CPU.
 TURN = 4096
 
@@ -93,8 +92,6 @@ class Pictures(NamedTuple):
     discs: Floats
     labels: NDArray[np.uint8]
 
-
-Floats = NDArray[np.float32]
 
 _PIXELS_AT_ONCE = 1 << 22
 
