@@ -25,10 +25,10 @@ def with_triton(names: tuple[str, ...], q: Tensor) -> tuple[str, ...]:
 
 def check_limits(q: Tensor) -> None:
     """Check that the kernels support queries (B, H, N, D)."""
-    triton_support.check_device(q)
     most = _max_keys(q)
     if q.shape[3] > most:
         raise bad_argument("q", f"at most {most} features", q.shape[3])
+    triton_support.check_device(q)
 
 
 def _max_keys(q: Tensor) -> int:
