@@ -230,7 +230,7 @@ def test_long_texts_of_words_are_refused_instead_of_cut():
 def test_long_pairs_are_cut_and_reported(truncate):
     sources = [f"{n:02} {'x' * (n % 4)}" for n in range(40)]
     targets = [text[:2] + "y" * (text == sources[7]) * 9 for text in sources]
-    with pytest.warns(InputWarning, match="20 of 40 sources and 1 of 40 targets"):
+    with pytest.warns(InputWarning, match=r"20 of 40.* 1 of 40"):
         task = rm.Task.from_arrays(
             sources, targets, kind="seq2seq", split=SPLIT, max_length=4, truncate=truncate
         )
