@@ -10,7 +10,8 @@ from fake_comparison import comparison, table_of
 
 import rifflemix as rm
 from rifflemix.errors import InputError
-from rifflemix.lab.comparison.pages.files import comparison_files, length_figure, state_figure
+from rifflemix.lab.comparison.pages.ability_plots import length_figure, state_figure
+from rifflemix.lab.comparison.pages.files import comparison_files
 from rifflemix.lab.comparison.pages.table import (
     all_lengths,
     length_cells,

@@ -117,7 +117,7 @@ class Comparison:
             InputError: `against` is unknown, or the task has test sequences of one length only.
         """
         require_packages("a plot", "compare", "matplotlib", "scipy")
-        from rifflemix.lab.comparison.pages.files import length_figure, state_figure
+        from rifflemix.lab.comparison.pages.ability_plots import length_figure, state_figure
         from rifflemix.lab.comparison.pages.plot import comparison_figure
         from rifflemix.lab.comparison.pages.table import all_lengths
 

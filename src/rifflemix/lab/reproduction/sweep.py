@@ -298,7 +298,7 @@ class _SweepTrainer(RecipeTrainer):
 
 
 def _write(plan: SweepPlan, results: SweepResults) -> SweepResults:
-    from rifflemix.lab.reproduction.sweep_records import sweep_plot
+    from rifflemix.lab.reproduction.sweep_plot import sweep_plot
 
     write_summary(plan.out / RESULTS_FILE, encode(results))
     write_bytes(plan.out / "table.md", sweep_markdown(results).encode())
