@@ -250,8 +250,10 @@ def test_dense_attention_in_both_models_costs_the_same() -> None:
         return models.model_of(row, dim=16, num_layers=1, num_heads=2)
 
     found = models.butterfly_cost(dense, batch=1)
-    assert models.cheaper_when_long(found).verdict == FAILS
-    assert all(row["dense_over_butterfly"]["bytes"] == 1.0 for row in found["tokens"].values())
+    for row in found["tokens"].values():
+        ratio = row["dense_over_butterfly"]
+        assert ratio["bytes"] == 1.0
+        assert 0.3 < ratio["seconds"] < 3  # other processes change the time of a step
 
 
 def test_other_parameters_than_the_printed_ones_are_named() -> None:
