@@ -26,8 +26,7 @@ from rifflemix.lab.runs.options import RunOptions, WorkerOptions
 
 if TYPE_CHECKING:
     from rifflemix.lab.comparison import ComparePlan, Results, SuitePlan
-    from rifflemix.lab.comparison.suites.report import SuiteReport
-    from rifflemix.lab.comparison.suites.run import SuiteResults
+    from rifflemix.lab.comparison.suites.report import SuiteReport, SuiteResults
     from rifflemix.lab.runs.status import RunStatus
 
 _OWN = ("model", "task_option", "data", "input", "label")

@@ -11,10 +11,9 @@ from rifflemix.lab.comparison.api import Comparison
 from rifflemix.lab.comparison.merging import Merged, different_folders, merge_settings
 from rifflemix.lab.comparison.plan import RESULTS_FILE
 from rifflemix.lab.comparison.suites.catalog import Suite, get_suite
-from rifflemix.lab.comparison.suites.report import SuiteReport
+from rifflemix.lab.comparison.suites.report import SuiteReport, SuiteResults
 from rifflemix.lab.comparison.suites.run import (
     SuiteComparison,
-    SuiteResults,
     read_suite,
     suite_results,
     write_suite_files,

@@ -28,6 +28,7 @@ from rifflemix.lab.comparison.rows import (
 )
 from rifflemix.lab.report.page import render
 from rifflemix.lab.report.units import MISSING, format_duration, format_percent, metric_title
+from rifflemix.lab.runs.environment import Environment
 from rifflemix.text import bold, bullet_lines, link, markdown_text, table_lines
 
 Tables = Mapping[str, Table]
@@ -95,6 +96,43 @@ class Overall:
     behind: tuple[str, ...]
     speed: float | None
     memory: float | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class TaskStatus:
+    """Progress of a task of a suite, and its file of results."""
+
+    results: str
+    status: str
+    runs_done: int
+    runs_planned: int
+    wall_seconds: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class SuiteResults:
+    """Content of results.json of a suite.
+
+    Attributes:
+        suite, title: of the suite.
+        status: "complete", or "partial" after a stop.
+        command, environment: of the newest call.
+        tasks_planned: all tasks.
+        tasks: the tasks that were begun.
+        answers: recommendations in sentences.
+        mixers: every mixer over all tasks.
+    """
+
+    format: str
+    suite: str
+    title: str
+    status: str
+    command: str
+    environment: Environment
+    tasks_planned: list[str]
+    tasks: dict[str, TaskStatus]
+    answers: list[str]
+    mixers: list[Overall]
 
 
 def overall(tables: Tables) -> list[Overall]:

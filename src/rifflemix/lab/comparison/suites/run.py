@@ -19,9 +19,9 @@ from rifflemix.lab.comparison.plan import RESULTS_FILE, RUNS_ARE_KEPT, ComparePl
 from rifflemix.lab.comparison.records import Results
 from rifflemix.lab.comparison.rows import Table
 from rifflemix.lab.comparison.suites.catalog import Suite, get_suite
-from rifflemix.lab.comparison.suites.report import Overall, SuiteReport
+from rifflemix.lab.comparison.suites.report import SuiteReport, SuiteResults, TaskStatus
 from rifflemix.lab.experiments import held_folder
-from rifflemix.lab.runs.environment import Environment, this_environment
+from rifflemix.lab.runs.environment import this_environment
 from rifflemix.lab.runs.folder import check_folder
 from rifflemix.lab.runs.options import is_main_process
 from rifflemix.lab.runs.status import OnStatus, ShouldStop, never
@@ -57,43 +57,6 @@ class SuitePlan:
     suite: Suite
     plans: Mapping[str, ComparePlan]
     out: Path
-
-
-@dataclass(frozen=True, kw_only=True)
-class TaskStatus:
-    """Progress of a task of a suite, and its file of results."""
-
-    results: str
-    status: str
-    runs_done: int
-    runs_planned: int
-    wall_seconds: float
-
-
-@dataclass(frozen=True, kw_only=True)
-class SuiteResults:
-    """Content of results.json of a suite.
-
-    Attributes:
-        suite, title: of the suite.
-        status: "complete", or "partial" after a stop.
-        command, environment: of the newest call.
-        tasks_planned: all tasks.
-        tasks: the tasks that were begun.
-        answers: recommendations in sentences.
-        mixers: every mixer over all tasks.
-    """
-
-    format: str
-    suite: str
-    title: str
-    status: str
-    command: str
-    environment: Environment
-    tasks_planned: list[str]
-    tasks: dict[str, TaskStatus]
-    answers: list[str]
-    mixers: list[Overall]
 
 
 @dataclass(frozen=True)
