@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import atexit
+import gc
 import os
 import sys
 import warnings
@@ -26,6 +28,9 @@ from rifflemix.errors import (
 )
 from rifflemix.plugins import first_line, in_a_line, plugin_place
 from rifflemix.version import VERSION
+
+# Without this, Python searches torch's objects for garbage when the process ends: 2 s.
+atexit.register(gc.freeze)
 
 # Newer versions of typer contain click and older ones depend on it. This finds click's base class
 # of usage errors in both.
