@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import tomllib
+from collections import Counter
+from pathlib import Path
+
 import pytest
 
+import rifflemix.lab.recipes
 from rifflemix.lab.recipes import Recipe, get_recipe, list_recipes
 
 RECIPES = [get_recipe(name) for name in list_recipes()]
@@ -15,6 +20,15 @@ def notes_with(recipe: Recipe, words: str) -> bool:
 
 def names_with(start: str, words: str) -> set[str]:
     return {r.name for r in RECIPES if r.name.startswith(start) and notes_with(r, words)}
+
+
+def test_every_note_of_the_file_is_shown_once_in_some_recipe() -> None:
+    file = Path(rifflemix.lab.recipes.__file__).with_name("notes.toml")
+    shown = Counter(note for recipe in RECIPES for note in set(recipe.notes))
+    for pattern, notes in tomllib.loads(file.read_text(encoding="utf-8")).items():
+        for note in notes:
+            assert "\\1" in note or shown[note], pattern
+    assert not [r.name for r in RECIPES if len(set(r.notes)) < len(r.notes)]
 
 
 def test_adamw_is_noted_where_the_csp_paper_prints_adam_with_decay() -> None:

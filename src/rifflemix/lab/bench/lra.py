@@ -103,5 +103,5 @@ def _model(name: str, shape: Shape) -> nn.Module:
             "padding_id": None,
         }
     else:
-        settings, _ = lra.row_settings(name, "text")
+        settings = lra.row_settings(name, "text")
     return create_model(_MODEL, **settings, num_classes=CLASSES, max_length=shape.tokens)

@@ -39,7 +39,8 @@ class Recipe:
         model_settings: settings that differ from the preset; vocabulary, classes and lengths
             come from the task.
         train: training configuration.
-        notes: differences from the paper's run, with reasons.
+        notes: differences from the paper's run, with reasons. The registry reads the notes of the
+            built-in recipes from notes.toml.
         width: factor that `scaled` applied to the widths.
         new_head: whether the head of the model is new. The paper's run starts from weights
             (`--start-from`) that were trained on other classes.

@@ -1,7 +1,7 @@
 """Recipes of results that the CSP paper's Table 4 quotes: S4, S5, CCNN, ETSMLP and SPADE.
 
-Sizes and training come from the paper or the released commands of each model. The notes of a
-recipe list the settings that are not published.
+Sizes and training come from the paper or the released commands of each model. `notes.toml` has
+the settings that are not published.
 """
 
 from __future__ import annotations
@@ -110,86 +110,13 @@ _ETSMLP: dict[str, tuple[int, int, int, str]] = {
     "pathx": (6, 128, 256, "batch"),
 }
 
-_S4_NOTES = (
-    "hyper-parameters as the S4 paper is known to print them, not checked against its text; old "
-    "released configurations differ in the batch of ListOps, the epochs of Retrieval, and the norm "
-    "and epochs of Image",
-    "the numbers are from the first release: it is unidirectional and lowers the rate on plateaus; "
-    "rifflemix uses a cosine schedule",
-    "the release has a diagonal plus low-rank state space with rate 0.001, and decays all other "
-    "parameters; rifflemix has a diagonal one (S4D-Lin) with the common rate, and decays matrices",
-)
-_S4_STEPS = (
-    "initial step sizes are 0.001 to 0.1; the released configurations of this task use 0.0001"
-)
-_S5_NOTES = (
-    "settings of the released commands; the paper's Table 11 differs in places; warm-up for one "
-    "epoch (none on Text), then a cosine schedule; in the release the cosine ends one epoch "
-    "earlier",
-    "all parameters have one rate, and matrices decay; in the release, the rate of {} is {} "
-    "without decay, and all other parameters decay",
-    "the release has no norm after the last layer, and its dropout drops whole channels, also in "
-    "the gate; its scans and norms include padding, rifflemix masks it; embeddings are initialized "
-    "with standard deviation 1, in the release with 1 / sqrt(ids)",
-    "C is initialized as the orthonormal basis times normal numbers with standard deviation "
-    "1 / sqrt(state size), {}; initial step sizes are 0.001 to 0.1{}",
-)
-_S5_APART = {
-    "listops": ("the eigenvalues and steps", "0.001"),
-    "text": ("the eigenvalues and B", "0.001"),
-    "retrieval": ("the eigenvalues and B", "0.001"),
-    "image": ("the eigenvalues and steps", "0.001"),
-    "pathfinder": ("the eigenvalues, steps and B", "0.0009"),
-    "pathx": ("the eigenvalues, steps and (decayed) B", "0.0006"),
-}
-_S5_SMALLER = "in the release smaller by sqrt(channels)"
-_S5_STARTS = {
-    "listops": (_S5_SMALLER, ""),
-    "text": (_S5_SMALLER, ""),
-    "image": (_S5_SMALLER, ""),
-    "pathx": (
-        "in the release as normal numbers with standard deviation sqrt(1/2)",
-        ", in the release 0.0001",
-    ),
-}
-_S5_GATED = (
-    "the gate multiplies the GELU of the state space; in the release, the state space itself"
-)
-_S5_STATISTICS = "the norms of the release use a momentum of 0.95 for running statistics"
-_CCNN_NOTES = (
-    "the numbers and settings are from the released command of CCNN-6,380; causal as in the "
-    "release; warm-up for ten epochs, then a cosine schedule",
-    "the release drops whole channels on Image and Pathfinder, rifflemix drops single entries; the "
-    "release cuts a kernel if its window is below 0.1, rifflemix does not; on ListOps the release "
-    "sets a tenth of the rate for the windows, but this setting has no effect",
-    "the release starts with a long convolution of the inputs, a norm and a GELU, and initializes "
-    "its last layer by He's rule; rifflemix starts with an embedding and uses torch's rule",
-)
-_ETSMLP_NOTES = (
-    "the table does not name the variant: rifflemix assumes ETSMLP-Gate, with the sizes of the "
-    "released architecture",
-    "initial moduli of the smoothing are 0.1 to 0.9 and phases 0 to pi on all tasks; the release "
-    "sets them for each task",
-    "the release initializes all linear layers and embeddings with standard deviation 0.02, "
-    "normalizes the embedding and has no bias in the last layer; rifflemix uses Glorot's rule and "
-    "does not normalize the embedding",
-)
-_ETSMLP_UNKNOWN = (
-    "only the ListOps command is released (rate 0.01, decay 0.01, no dropout); batch size, updates "
-    "and schedule follow MEGA's command, because the release is based on MEGA's code; no dropout"
-)
-_SPADE_NOTES = (
-    "SPADE's settings on these tasks are not published: layers, channels and training follow "
-    "MEGA's row; the window of 128 tokens and the sinusoidal positions are our choice",
-)
-
 
 def table4(task: str, row: str) -> Recipe:
     """Build a quoted entry of Table 4."""
     title, task_name, options = lra.TASKS[task]
     if row in _IN_MEGAS_CODE:
         options = {**options, **lra.MEGA_TASK_OPTIONS.get(task, {})}
-    model, settings, train, notes = _MAKERS[row](task)
+    model, settings, train = _MAKERS[row](task)
     return Recipe(
         name=f"csp/table4-{task}-{row}",
         paper=mega.PAPER,
@@ -201,48 +128,28 @@ def table4(task: str, row: str) -> Recipe:
         model=model,
         model_settings=settings,
         train=train,
-        notes=("quoted by the paper, not run for it", *notes),
     )
 
 
-_Parts = tuple[str, dict[str, Any], TrainConfig, tuple[str, ...]]
+_Parts = tuple[str, dict[str, Any], TrainConfig]
 
 
 def _s4_row(task: str) -> _Parts:
-    size = _S4[task]
-    settings, train = _stack(task, "s4", size)
-    notes = (
-        *_S4_NOTES,
-        *((lra.S4_DROPOUT,) if size.dropout else ()),
-        *((_S4_STEPS,) if task == "pathx" else ()),
-    )
-    return "mixer_stack", {**settings, "causal": True}, train, notes
+    settings, train = _stack(task, "s4", _S4[task])
+    return "mixer_stack", {**settings, "causal": True}, train
 
 
 def _s5_row(task: str) -> _Parts:
     settings, train = _stack(task, "s5", _S5[task])
     if task == "retrieval":
         settings["head_activation"] = "gelu"
-    commands, rates, host, starts = _S5_NOTES
-    notes = [
-        commands,
-        rates.format(*_S5_APART[task]),
-        host,
-        starts.format(*_S5_STARTS.get(task, ("as there", ""))),
-    ]
-    if task in ("listops", "text"):
-        notes.append(_S5_GATED)
-    if task not in ("pathfinder", "pathx"):
-        notes.append(_S5_STATISTICS)
-    return "mixer_stack", settings, train, tuple(notes)
+    return "mixer_stack", settings, train
 
 
 def _ccnn_row(task: str) -> _Parts:
     settings, train = _stack(task, "long_conv", _CCNN[task])
     settings["residual_dropout"] = 0.0  # only one dropout, between the mixer's projections
-    batch = ("the release trains on an unknown number of processes with 25 samples each; here 25",)
-    notes = (*_CCNN_NOTES, *(batch if task == "text" else ()))
-    return "mixer_stack", {**settings, "causal": True}, train, notes
+    return "mixer_stack", {**settings, "causal": True}, train
 
 
 def _etsmlp_row(task: str) -> _Parts:
@@ -261,8 +168,8 @@ def _etsmlp_row(task: str) -> _Parts:
     train = mega.training(task)
     if task == "listops":
         own = TrainConfig.from_dict({**train.to_dict(), "lr": 0.01, "accumulation": 2})
-        return "mixer_stack", settings, own, _ETSMLP_NOTES
-    return "mixer_stack", settings, train, (*_ETSMLP_NOTES, _ETSMLP_UNKNOWN)
+        return "mixer_stack", settings, own
+    return "mixer_stack", settings, train
 
 
 def _spade_row(task: str) -> _Parts:
@@ -276,7 +183,7 @@ def _spade_row(task: str) -> _Parts:
         "dropout": of_mega["dropout"],
         "positions": "sinusoid",
     }
-    return "encoder", settings, mega.training(task), _SPADE_NOTES
+    return "encoder", settings, mega.training(task)
 
 
 _MAKERS: dict[str, Callable[[str], _Parts]] = {

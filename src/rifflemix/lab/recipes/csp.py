@@ -28,7 +28,6 @@ class Data:
         model: registry name of the preset.
         train: training configuration.
         settings: model settings that all models of the column share.
-        notes: notes on data and training.
     """
 
     title: str
@@ -38,10 +37,6 @@ class Data:
     train: TrainConfig
     settings: Mapping[str, Any] = field(
         default_factory=lambda: {"dropout": 0.1, "embedding_dropout": 0.1}
-    )
-    notes: tuple[str, ...] = (
-        "a tenth of the training images choose the model; the paper trains on all of them, and its "
-        "code keeps the epoch that is best on the test split",
     )
 
 
@@ -82,12 +77,6 @@ DATA: dict[str, Data] = {
         {"layout": "image", "augment": "resized_crop_flip"},
         "vit_imagenet",
         _train(1_281_167, batch=256, epochs=300, optimizer="adamw", lr=5e-4),
-        notes=(
-            "the release has no ImageNet configuration: heads, MLP and biases of Q, K and V follow "
-            "from the reported number of parameters; random resized crops and mirror images are "
-            "our choice; the paper reports no warm-up and no weight decay",
-            "a part of the training images chooses the model; the published validation set tests",
-        ),
     ),
     "dogs": Data(
         "Dogs vs. Cats",
@@ -103,13 +92,6 @@ DATA: dict[str, Data] = {
             milestones=(250 * _DOGS_EPOCH,),
         ),
         settings={},
-        notes=(
-            "the release trains on four fifths of the labelled images and measures on the others; "
-            "here eight tenths train, and a tenth each validates and tests",
-            "random resized crops and mirror images in training, as released; the release also "
-            "evaluates on such crops, does not normalize pixels, and squeezes each photograph "
-            "into a square; rifflemix keeps the middle square",
-        ),
     ),
     "tiny": Data(
         "Tiny-ImageNet",
@@ -117,25 +99,16 @@ DATA: dict[str, Data] = {
         {"layout": "image", "size": 224, **_CROP_FLIP},
         "vit_tiny_imagenet",
         _train(100_000),
-        notes=(
-            "the training is not published: images of 224 pixels follow from the reported number "
-            "of parameters (DeiT-S); training and augmentation follow CIFAR",
-            "the reported numbers of parameters include a head of 1,000 classes; the data has 200",
-            "a part of the training images chooses the model; the published validation set tests",
-        ),
     ),
 }
 
 
-def vit_row(
-    data: str, *, settings: Mapping[str, Any], notes: tuple[str, ...] = (), **where: Any
-) -> Recipe:
+def vit_row(data: str, *, settings: Mapping[str, Any], **where: Any) -> Recipe:
     """Build the recipe of a ViT on one of `DATA`.
 
     Args:
         data: key of `DATA`.
         settings: model settings, including the mixer.
-        notes: further notes, appended to the notes of the data.
         where: name, paper, table, row and reported number; also column and metric, unless the
             number is Top-1 on the data.
     """
@@ -146,7 +119,6 @@ def vit_row(
         model=of.model,
         model_settings={**settings, **of.settings},
         train=of.train,
-        notes=(*of.notes, *notes),
         **{"column": of.title, **where},
     )
 
@@ -170,32 +142,6 @@ _IMAGE_ROWS: dict[str, _ImageRow] = {
 }
 _IMAGE_COLUMNS = ("cifar10", "cifar100", "imagenet")
 _IMAGE_METRICS = ("accuracy", "top5_accuracy")
-_AS_RELEASED_NOTE = (
-    "sorted ascending and shifted as released; the paper's formulas sort by the first channel and "
-    "shift channel c by c ceil(N / C)"
-)
-_IMAGE_NOTES: dict[str, tuple[str, ...]] = {
-    "sort": (
-        "sorted ascending, all tokens in one group, as in Sliceformer; on ImageNet the printed "
-        "accuracy is Sliceformer's",
-        "for CIFAR the paper prints no number of groups; csp/table3-COLUMN-group_sort has the "
-        "groups of Table 5",
-    ),
-    "group_sort": (
-        "sorted ascending in pairs, without shifts: the groups that Table 5 prints for CSP",
-        "the paper prints no number of groups for this row; csp/table3-COLUMN-sort has one group",
-    ),
-    "csp": (_AS_RELEASED_NOTE,),
-    "shift": (
-        "steps 0, 0, 1, 2 ... modulo N as the released code makes them with windows of one token: "
-        "N different ones, as Table 1 counts; its formula starts 0, 1, 2",
-    ),
-    "csp_wide": (
-        _AS_RELEASED_NOTE,
-        "the paper widens the channels of the layer and prints the counts of the ViT with MHA; "
-        "twice the width within CSP gives them",
-    ),
-}
 # Table 1: one shift step for each of eight heads, equation (3).
 _HEAD_SHIFT: dict[str, Any] = {
     "shift": "head", "heads": 8, "group_size": 1, "order": "ascending"
@@ -218,14 +164,8 @@ TRANSFORMERS: dict[str, str] = {
     "cosformer": "Cosformer",
 }
 _FIVE = ("listops", "text", "retrieval", "image", "pathfinder")
-# Tasks on which the paper's model and ascending Sliceformer have the same settings.
-_SLICEFORMERS = ("listops", "text")
 # Table 6: sizes and training settings of the paper's model.
 _CSP_SIZES: dict[str, tuple[int, int]] = {"image": (128, 4), "pathfinder": (64, 6)}
-_SIZE_NOTES: dict[str, str] = {
-    "image": "447,370 parameters; the Transformer of this table has 248,458",
-    "pathfinder": "121,474 parameters; the Transformer of this table has 26,530",
-}
 _CSP_TRAIN: dict[str, dict[str, Any]] = {
     "listops": {},
     "text": {},
@@ -262,7 +202,6 @@ def table3(column: str, row: str, metric: str) -> Recipe:
         table="Table 3",
         row=words,
         settings={"mixer": mixer, "mixer_options": options},
-        notes=_IMAGE_NOTES.get(row, ()),
     )
 
 
@@ -272,7 +211,6 @@ def _image_row(
     metric: str,
     *,
     settings: dict[str, Any],
-    notes: tuple[str, ...] = (),
     **where: Any,
 ) -> Recipe:
     """Build an entry of Table 1 or 3.
@@ -280,13 +218,11 @@ def _image_row(
     Top-1 and Top-5 are metrics of the same run.
     """
     if metric == "top5_accuracy":
-        notes = (*notes, f"the same run as {name}")
         where |= {"column": f"{DATA[column].title}, Top-5"}
         name += "-top5"
     return vit_row(
         column,
         settings={**settings, "pool": "mean"},
-        notes=notes,
         name=name,
         paper=PAPER,
         metric=metric,
@@ -296,7 +232,6 @@ def _image_row(
 
 def table4_transformer(task: str, mixer: str) -> Recipe:
     """Build an entry of Table 4, first group: a JAX-code Transformer."""
-    settings, notes = lra.row_settings(mixer, task)
     title, task_name, _ = lra.TASKS[task]
     return Recipe(
         name=f"csp/table4-{task}-{mixer}",
@@ -307,26 +242,8 @@ def table4_transformer(task: str, mixer: str) -> Recipe:
         task=task_name,
         task_options=lra.row_task_options(mixer, task),
         model=f"lra_{task}",
-        model_settings=settings,
+        model_settings=lra.row_settings(mixer, task),
         train=replace(lra.BASE[task], **lra.row_training(mixer, task)),
-        notes=notes,
-    )
-
-
-def _csp_notes(task: str) -> tuple[str, ...]:
-    same = f"the paper repeats the number of sliceformer/table2-{task}-ascending"
-    sorted_too = "padding is sorted with the rest, as released"
-    decay = (lra.DECOUPLED_DECAY,) if lra.BASE[task].weight_decay else ()
-    if task in _SLICEFORMERS:
-        return f"{same}: model and training are the same", sorted_too, *decay
-    return (
-        f"{same}, but its Table 6 has other settings: this recipe uses them",
-        *decay,
-        "Table 6 has no MLP width, dropout or warm-up: the MLP ratio, dropout and warm-up follow "
-        "the Transformer of the released reference codebase",
-        *((_SIZE_NOTES[task],) if task in _SIZE_NOTES else ()),
-        *(lra.RETRIEVAL_NOTES if task == "retrieval" else ()),
-        sorted_too,
     )
 
 
@@ -362,7 +279,6 @@ def table4_csp(task: str) -> Recipe:
         model=f"lra_{task}",
         model_settings=settings,
         train=replace(lra.BASE[task], **_CSP_TRAIN[task]),
-        notes=_csp_notes(task),
     )
 
 

@@ -15,10 +15,6 @@ from rifflemix.models import model_card
 
 PAPER = "Sapkota and Bhattarai, Dimension Mixer"
 
-_ONE_CYCLE = (
-    "the paper prints warm-up and linear decay; one cycle from a 25th of the rate, with a beta1 "
-    "that moves from 0.95 to 0.85 and back, is in the released host"
-)
 # Table 5: name, mixer options.
 _LRA: dict[str, tuple[str, dict[str, Any]]] = {
     "softmax": ("Standard", {}),
@@ -45,22 +41,6 @@ _LRA_TASKS = ("listops", "text", "retrieval", "image", "pathfinder")
 _LRA_IMAGES = ("image", "pathfinder")
 # Mixers with attention dropout in the released code: softmax, and butterfly built from softmax.
 _DROPS_WEIGHTS = ("softmax", "flash", "butterfly")
-_LRA_NOTES: dict[str, tuple[str, ...]] = {
-    "flash": (
-        "quoted from FlashAttention; exact attention as in the row Standard, with torch's fused "
-        "kernels if the device supports them",
-    ),
-    "reformer": ("the code draws new rotations at every call, ours stay",),
-    "performer": (
-        "as in the code, queries and keys are scaled twice, and padding, as zero keys, counts in "
-        "the sum of the weights",
-    ),
-    "linformer": ("the code's projection is one for all layers, ours one for each",),
-    "nystromformer": ("the paper does not print the number of landmarks; the code has 32 to 256",),
-    "butterfly": (
-        "no code is released for this table: blocks of sqrt(N) in the quoted rows' host",
-    ),
-}
 
 # Further recipes for Table 5: mixers of other papers in the host model of the table.
 _LRA_BESIDE: dict[str, str] = {
@@ -81,9 +61,6 @@ _CURRICULUM: dict[str, tuple[int, str]] = {
     "128-d20": (128, "128, contour 14, 20 distractors, gaps 2 and 3"),
     "128": (128, "128, contour 14"),
 }
-_CHAIN_NOTE = (
-    "the paper starts each row of the table from the weights of the row above: --start-from"
-)
 
 
 def table5(task: str, mixer: str) -> Recipe:
@@ -107,7 +84,6 @@ def table5(task: str, mixer: str) -> Recipe:
         model="encoder",
         model_settings=settings,
         train=lra.NYSTROM_TRAIN[task],
-        notes=(*lra.nystrom_notes(task), _ONE_CYCLE, *_LRA_NOTES.get(mixer, ())),
     )
 
 
@@ -119,10 +95,6 @@ def table5_all_pixels(task: str, mixer: str) -> Recipe:
         name=f"{hidden.name}-all-pixels",
         row=f"{hidden.row}, black pixels seen",
         model_settings={**hidden.model_settings, "padding_id": None},
-        notes=(
-            f"no row of the paper: {hidden.name} with the black pixels that its host hides",
-            *_LRA_NOTES.get(mixer, ()),
-        ),
     )
 
 
@@ -138,10 +110,6 @@ def table5_beside(task: str, mixer: str) -> Recipe:
             "mixer": mixer,
             "attention_dropout": 0.0,
         },
-        notes=(
-            f"no row of the paper: {mixer} as it is by default, in the host of its rows",
-            *lra.nystrom_notes(task),
-        ),
     )
 
 
@@ -192,10 +160,6 @@ def table6(step: str) -> Recipe:
             schedule="cosine",
             eval_every=1_248,
         ),
-        notes=(
-            _CHAIN_NOTE,
-            "batch size and updates follow Pathfinder in Table 5; the paper does not report them",
-        ),
     )
 
 
@@ -215,17 +179,6 @@ TABLES_5_AND_6: tuple[Callable[[], Recipe], ...] = (
 
 _CLASSES = {"cifar10": 10, "cifar100": 100}
 _BATCH = {"cifar10": 64, "cifar100": 128}
-_SPLIT_NOTE = "a tenth of the training images choose the model; the paper trains on all of them"
-_BEST_OF_3 = "the printed number is the best of 3 runs"
-_BATCH_NOTE = "batches of 64 as in Table 4 on CIFAR-10; the paper prints no batch for Table 3"
-_TABLE_4_NOTE = (
-    "trained as Table 4, the source of the baseline; the paper prints no training for Table 9"
-)
-_RESNET_NOTE = (
-    "SGD with a rate of 0.1, a decay of 5e-4, batches of 64 and 200 epochs as in the released "
-    "code; the paper prints no training for Figure 7"
-)
-_CROP_NOTE = "training images are cropped and mirrored as for Table 4; the paper does not state it"
 
 # Table 3: preset and name.
 _MIXERS = {
@@ -292,7 +245,6 @@ def _on_images(data: str, **fields: Any) -> Recipe:
         column=of.title,
         task=of.task,
         task_options={**of.options, "statistics": "per_image"},
-        notes=(_SPLIT_NOTE, *fields.pop("notes", ())),
         **fields,
     )
 
@@ -306,7 +258,6 @@ def table3(mlp: str, expansion: int) -> Recipe:
         row=f"{_MIXERS[mlp]}, expansion {expansion}",
         model=f"mlp_mixer_{mlp}_e{expansion}",
         train=_images("cifar10", epochs=200, lr=1e-3),
-        notes=("the printed number is the mean of 8 seeds", _BATCH_NOTE, _CROP_NOTE),
     )
 
 
@@ -335,7 +286,6 @@ def table7(data: str, kind: str, layers: int) -> Recipe:
         model=f"patch_only_{data}_l{layers}" if is_own else f"mlp_mixer_{kind}_l{layers}",
         model_settings={} if is_own else {"num_classes": _CLASSES[data]},
         train=_images(data, epochs=200, lr=1e-3),
-        notes=(_BEST_OF_3, _CROP_NOTE),
     )
 
 
@@ -353,7 +303,7 @@ def table9(layers: int, patch: int, kind: str) -> Recipe:
         model=model,
         model_settings={"mixer": "softmax"} if is_baseline else {},
         train=_images("cifar10", epochs=300, lr=1e-4),
-        notes=(_BEST_OF_3, _TABLE_4_NOTE, *((note,) if note else ())),
+        notes=(note,) if note else (),
     )
 
 
@@ -373,7 +323,6 @@ def figure7(name: str) -> Recipe:
             weight_decay=5e-4,
             decay_all=True,
         ),
-        notes=("a figure: no numbers are printed", "best of 3 runs there", _RESNET_NOTE),
     )
 
 

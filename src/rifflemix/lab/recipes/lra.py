@@ -25,31 +25,6 @@ JAX_TASK_OPTIONS: dict[str, dict[str, Any]] = {"text": {"max_length": 1000}}
 MEGA_TASK_OPTIONS: dict[str, dict[str, Any]] = {"text": {"max_length": 4000}}
 """Task options of MEGA's code, with reviews truncated to 4,000 bytes."""
 
-HIDDEN_PIXELS = (
-    "token 0 is padding on every task of the released code, so that black pixels are hidden; "
-    "model setting padding_id=None lets them be seen"
-)
-"""Note on images in the host models of the Long Range Arena."""
-
-RETRIEVAL_NOTES = (
-    "5,000 steps end within the 8,000 of warm-up, as released",
-    "the model reads a class token; the JAX code's models for pairs have no class token and read "
-    "the first byte, and its get_model cannot build them",
-)
-"""Notes on Retrieval in the JAX code."""
-
-DECOUPLED_DECAY = (
-    "the paper prints Adam with weight decay; the released optimizer decouples the decay from the "
-    "gradient, as AdamW does"
-)
-"""Note on results that are trained with AdamW although the paper reports Adam."""
-
-S4_DROPOUT = (
-    "the release's dropout takes whole channels, before the last map of a layer too; here single "
-    "entries, after that map alone"
-)
-"""Note on results of S4 with dropout."""
-
 # Adam as in flax: decoupled weight decay on every parameter, including biases and norms.
 _FLAX: dict[str, Any] = {
     "optimizer": "adamw",
@@ -123,18 +98,6 @@ _NYSTROM_LENGTHS = {
     "image": 1024,
     "pathfinder": 1024,
 }
-_NYSTROM_NOTES: dict[str, tuple[str, ...]] = {
-    "text": (
-        "the release cuts reviews at 1,000 tokens; this recipe cuts at 4,000, as in the paper",
-    ),
-    "image": (HIDDEN_PIXELS,),
-    "pathfinder": (HIDDEN_PIXELS,),
-}
-
-
-def nystrom_notes(task: str) -> tuple[str, ...]:
-    """Return notes on the inputs and the number format in Nystromformer's code."""
-    return (*_NYSTROM_NOTES.get(task, ()), "float16 by autocast in the released code, float32 here")
 
 
 def nystrom_settings(task: str) -> dict[str, Any]:
@@ -246,51 +209,6 @@ _ROW_TASK_OPTIONS: dict[tuple[str, str], dict[str, Any]] = {
 # Mixers without a mask in the JAX code: padding is treated like other tokens.
 _NO_MASK = ("linear", "linformer", "performer", "reformer")
 _NO_MASK_ROWS = (*((mixer, task) for mixer in _NO_MASK for task in TASKS), ("synthesizer", "text"))
-_MASK_NOTE = "the released code gives this mixer no mask: padding, and black pixels, are tokens"
-_ROW_NOTES: dict[str, tuple[str, ...]] = {
-    "local": ("the code's blocks are tokens a stride apart, ours neighbours",),
-    "reformer": (
-        "the code hashes once into 10 buckets, scales by sqrt(D), leaves keys as long as they are "
-        "and has no output map; ours is the paper's",
-    ),
-    "synthesizer": ("a padded query of the code takes the mean of all values, ours nothing",),
-    "sinkhorn": (
-        "in the code, blocks consist of tokens at a stride, the sum over blocks undoes the "
-        "sorting, and padding is not moved; rifflemix sorts blocks of adjacent valid tokens",
-    ),
-    "sinkformer": ("the code's normalisation is commented out; ours has 3 half-steps",),
-    "cosformer": ("no code is released for this row: the paper's operator, padding kept out",),
-    "bigbird": ("the random blocks are drawn by another rule than the code's",),
-    "sparse_transformer": (
-        "blocks of 50 tokens with 10 summary columns, as the code's get_model sets them; its layer "
-        "alone has 128 and 32",
-    ),
-    "longformer": ("the code's window reaches a token further ahead than back, ours back",),
-}
-_NO_CLASS_TOKEN = (
-    "the benchmark's configuration requires a class token, but its code has none for this model: "
-    "the recipe uses the mean, as Sliceformer's configuration of Text does"
-)
-_ROW_TASK_NOTES: dict[tuple[str, str], tuple[str, ...]] = {
-    ("sinkformer", "listops"): ("the code cuts expressions at 1,000 tokens, rifflemix does not",),
-    ("sinkformer", "retrieval"): ("documents are cut at 1,000 bytes, as released",),
-    ("performer", "listops"): (
-        "the code draws a new projection in every call, rifflemix draws it once",
-    ),
-    ("linformer", "text"): (
-        "32 projected tokens as in the released configuration; the released script ignores this "
-        "setting and uses 16",
-    ),
-    ("synthesizer", "text"): (
-        "factorized, with rank 32 and without dot product, as in the released configuration; the "
-        "released script ignores these settings: its model is random, with dot product",
-    ),
-    ("performer", "pathfinder"): (
-        "sizes of Sliceformer's release; the benchmark's own code has 4 layers of 32 channels",
-    ),
-    ("sinkhorn", "text"): (_NO_CLASS_TOKEN,),
-    ("sinkhorn", "image"): (_NO_CLASS_TOKEN,),
-}
 
 
 def row_options(mixer: str, task: str) -> dict[str, Any]:
@@ -303,22 +221,12 @@ def row_task_options(mixer: str, task: str) -> dict[str, Any]:
     return {**JAX_TASK_OPTIONS.get(task, {}), **_ROW_TASK_OPTIONS.get((mixer, task), {})}
 
 
-def row_settings(mixer: str, task: str) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """Return settings of the `lra_{task}` preset for one mixer, and notes.
-
-    Returns:
-        The settings, and notes on differences from the JAX code that no setting can remove.
-    """
+def row_settings(mixer: str, task: str) -> dict[str, Any]:
+    """Return settings of the `lra_{task}` preset for one mixer."""
     options = row_options(mixer, task)
     settings: dict[str, Any] = {"mixer": mixer}
-    notes = (*_ROW_NOTES.get(mixer, ()), *_ROW_TASK_NOTES.get((mixer, task), ()))
-    if task == "retrieval":
-        notes = (*RETRIEVAL_NOTES, *notes)
     if (mixer, task) in _NO_MASK_ROWS:
         settings |= {"padding": "unmasked", "padding_id": None}
-        notes = (_MASK_NOTE, *notes)
-    elif task in SIZES:
-        notes = (HIDDEN_PIXELS, *notes)
     size = SIZES.get(task, {}).get(mixer)
     if size is not None:
         settings |= {
@@ -332,13 +240,11 @@ def row_settings(mixer: str, task: str) -> tuple[dict[str, Any], tuple[str, ...]
         }
         if "inner_dim" in mixer_options(mixer):
             options["inner_dim"] = size.inner
-        elif size.inner != size.dim and mixer != "reformer":  # the code has no such width
-            notes = (*notes, f"the code's attention is {size.inner} wide inside, ours {size.dim}")
     if mixer == "sinkhorn" and task != "retrieval":  # a separate model: mean, linear layer
         settings |= {"pool": _MEAN, "head_hidden": []}
     if options:
         settings["mixer_options"] = options
-    return settings, notes
+    return settings
 
 
 def row_training(mixer: str, task: str) -> dict[str, Any]:

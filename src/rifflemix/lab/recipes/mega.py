@@ -49,46 +49,6 @@ _CSP: dict[str, _Run] = {
     "pathfinder": _Run(128, 1, 250_000, 50_000, 3e-2, 0.01),
     "pathx": _Run(480, 8, 125_000, 25_000, 1e-2, 0.01),
 }
-_CSP_NOTES: dict[str, tuple[str, ...]] = {
-    "text": (
-        "50 samples per update, in 2 parts of 25: Table 7 has 25, but 50 epochs in 25,000 updates "
-        "need 50",
-    ),
-    "retrieval": (
-        "updates as in the paper's table: 40 epochs of batches of 8 x 8 are 91,960 updates; the "
-        "released script also plans its decay for 91,960 updates, but stops at 20,000 (8.7 epochs)",
-    ),
-    "image": (
-        "shift steps as printed, (c - 1) ceil(N / C): multiples of 4 up to 1,020; the released "
-        "code steps by 2, up to 636",
-        "values 320 wide, as in the released code and in MEGA; Table 7 prints 1,024",
-    ),
-    "pathfinder": (
-        "batch by the printed epochs: 200 in the released script's 250,000 updates take 128 "
-        "samples an update, two processes of its 64; on one process they would be 100 epochs",
-    ),
-    "pathx": (
-        "batch by the released script: 60 in 8 pieces, 375 epochs of 125,000 updates; the printed "
-        "100 epochs fit neither that nor batches of 60 (46.9), but MEGA's own batch of 128",
-    ),
-}
-
-
-# Reach of the released moving average to each side, in tokens.
-_REACH = {"listops": 1_024, "text": 1_024, "retrieval": 1_024, "pathx": 4_096}
-
-
-def _host_notes(task: str, is_own: bool) -> tuple[str, ...]:
-    """Return notes on differences of the released host model from rifflemix."""
-    reach = (
-        f"the released moving average ends {_REACH[task]:,} tokens away, ours nowhere"
-        if task in _REACH
-        else ""
-    )
-    warmup = "" if is_own or task != "pathx" else "MEGA's command leaves warm-up open: CSP's"
-    return tuple(filter(None, (reach, warmup)))
-
-
 # Task of the model without a sort; it keeps the reported shift of its preset.
 _SHIFT_ONLY = "image"
 
@@ -105,10 +65,7 @@ def table4(task: str, row: str) -> Recipe:
     """Build an entry of Table 4, second group, with MEGA's layers."""
     title, task_name, options = lra.TASKS[task]
     model, is_own = f"{row}_lra_{task}", row == "mega_csp"
-    quoted = ("quoted from MEGA's paper: settings of MEGA's released command",)
     is_released = is_own and task != _SHIFT_ONLY
-    released = ("sorted ascending and shifted as released",) if is_released else ()
-    own = (*released, *_CSP_NOTES.get(task, ()), lra.DECOUPLED_DECAY)
     return Recipe(
         name=f"csp/table4-{task}-{row}",
         paper=PAPER,
@@ -119,7 +76,6 @@ def table4(task: str, row: str) -> Recipe:
         task_options={**options, **lra.MEGA_TASK_OPTIONS.get(task, {})},
         model=model,
         model_settings={"mixer_options": _as_released(model)} if is_released else {},
-        notes=(*(own if is_own else quoted), *_host_notes(task, is_own)),
         train=_config(task, _CSP[task] if is_own else _OWN[task]),
     )
 

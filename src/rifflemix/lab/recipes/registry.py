@@ -1,9 +1,11 @@
-"""Registry of all recipes, and the numbers that the papers report."""
+"""Registry of all recipes, with the numbers that the papers report and the notes of notes.toml."""
 
 from __future__ import annotations
 
 import csv
 import functools
+import re
+import tomllib
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -92,7 +94,7 @@ def usable_recipes() -> list[str]:
 
 
 def get_recipe(name: str) -> Recipe:
-    """Return a recipe by name, with the number that its paper reports.
+    """Return a recipe by name, with the number that its paper reports and with its notes.
 
     Raises:
         InputError: the name is unknown; the message suggests the nearest name.
@@ -108,7 +110,8 @@ def get_recipe(name: str) -> Recipe:
     recipe = _RECIPES[name]()
     paper = name.partition("/")[0]
     place = (paper, recipe.table, recipe.row, recipe.column, recipe.metric)
-    return replace(recipe, printed=_reported().get(place, recipe.printed))
+    printed = _reported().get(place, recipe.printed)
+    return replace(recipe, printed=printed, notes=(*_notes_of(name), *recipe.notes))
 
 
 @functools.cache
@@ -119,3 +122,15 @@ def _reported() -> dict[_Place, float]:
             (e["paper"], e["table"], e["row"], e["column"], e["metric"]): float(e["number"])
             for e in csv.DictReader(file)
         }
+
+
+def _notes_of(name: str) -> list[str]:
+    """Return the notes of notes.toml on a recipe."""
+    matches = ((pattern.fullmatch(name), notes) for pattern, notes in _notes())
+    return [match.expand(note) for match, notes in matches if match for note in notes]
+
+
+@functools.cache
+def _notes() -> list[tuple[re.Pattern[str], list[str]]]:
+    text = Path(__file__).with_name("notes.toml").read_text(encoding="utf-8")
+    return [(re.compile(pattern), notes) for pattern, notes in tomllib.loads(text).items()]

@@ -18,7 +18,6 @@ from rifflemix.lab.recipes.sinkhorn_language import (
     sinkhorn_blocks,
     sparse_blocks,
     transformer_base_training,
-    tuning,
 )
 
 # Table 1: name, mixing.
@@ -55,7 +54,6 @@ class _Classified:
         steps: number of updates.
         eval_every: updates between evaluations.
         model: registry name of the preset.
-        notes: differences from Tensor2Tensor.
     """
 
     column: str
@@ -66,20 +64,9 @@ class _Classified:
     classes: int = 2
     steps: int = 15_000
     eval_every: int = 250
-    notes: tuple[str, ...] = ()
 
 
-_SUBWORDS = "subwords by byte pair encoding, not by Tensor2Tensor's own rule"
-_BYTES = "no end token behind the characters"
 _JOINED_LONG = {"joined": True, "level": "subword", "max_length": 512}
-_GLUE = (
-    "trained on 64,285 of GLUE's 67,349 phrases; the others would give away the 316 validation "
-    "sentences",
-    "tested on GLUE's 872 development sentences, as in Tensor2Tensor",
-)
-_NO_VALIDATION = (
-    "trained on all 25,000 reviews, as in Tensor2Tensor; with weights best, 10 % of them validate"
-)
 _PAIRS: dict[str, _Classified] = {
     "snli": _Classified(
         "SNLI",
@@ -90,10 +77,6 @@ _PAIRS: dict[str, _Classified] = {
         3,
         500_000,
         5_000,
-        (
-            "tested on the test split; Tensor2Tensor evaluates on the development split",
-            f"32,768 {_SUBWORDS}",
-        ),
     ),
     "mnli": _Classified(
         "MNLI",
@@ -104,11 +87,6 @@ _PAIRS: dict[str, _Classified] = {
         3,
         500_000,
         5_000,
-        (
-            "tested on both development sets, as in Tensor2Tensor",
-            "one in 40 training pairs validates",
-            f"32,768 {_SUBWORDS}",
-        ),
     ),
     "sick": _Classified(
         "SICK (not SNLI, MNLI)",
@@ -117,11 +95,6 @@ _PAIRS: dict[str, _Classified] = {
         110,
         "sinkhorn_sortcut_nli",
         3,
-        notes=(
-            "the paper's SNLI and MNLI are larger: no printed number is comparable",
-            "15,000 updates; the paper's larger data takes 500,000",
-            f"4,346 {_SUBWORDS}",
-        ),
     ),
 }
 _SENTIMENT: dict[str, _Classified] = {
@@ -131,7 +104,6 @@ _SENTIMENT: dict[str, _Classified] = {
         {"level": "subword", "max_length": 512, "vocab_size": 2**13, "validation": False},
         13,
         "sinkhorn_sortcut_imdb",
-        notes=(_NO_VALIDATION, f"8,192 {_SUBWORDS}"),
     ),
     "imdb-char": _Classified(
         "IMDb, characters",
@@ -139,7 +111,6 @@ _SENTIMENT: dict[str, _Classified] = {
         {"max_length": 2048, "validation": False},
         3,
         "sinkhorn_sortcut_imdb_char",
-        notes=(_NO_VALIDATION, _BYTES),
     ),
     "sst-word": _Classified(
         "SST, words",
@@ -147,7 +118,6 @@ _SENTIMENT: dict[str, _Classified] = {
         {"labels": "glue", "level": "subword", "max_length": 512},
         280,
         "sinkhorn_sortcut_imdb",
-        notes=(*_GLUE, f"16,384 {_SUBWORDS}"),
     ),
     "sst-char": _Classified(
         "SST, characters",
@@ -155,7 +125,6 @@ _SENTIMENT: dict[str, _Classified] = {
         {"labels": "glue", "level": "byte", "max_length": 2048},
         72,
         "sinkhorn_sortcut_imdb_char",
-        notes=(*_GLUE, _BYTES),
     ),
 }
 
@@ -170,20 +139,9 @@ _PIXELS: dict[str, tuple[str, Mixing]] = {
 
 _TOKENS = 4_096  # tokens per batch in Tensor2Tensor
 _DIM = 128  # width of transformer_tiny
-_TEACHER_FORCED = (
-    "Tensor2Tensor's edit distance: of the likeliest tokens, given the right ones before each; it "
-    "includes tokens behind the end of a sequence, in batches of similar lengths"
-)
-_FREE_RUNNING = "of what the model writes by itself; the paper does not print it"
 _COPYING = (
     "an untrained model has a lower edit distance than every printed one, because its tied "
     "embeddings repeat the token before"
-)
-_DEVELOPMENT = "10,000 test sequences, as in Tensor2Tensor; 1,000 in the paper"
-_TRUNCATED = "longer texts are cut; Tensor2Tensor drops them from training"
-_PADDING = (
-    "padding counts in the mean over the positions, as in Tensor2Tensor, so an output depends a "
-    "little on its batch; the attention adds nothing at padding here, the feed-forward layers do"
 )
 
 
@@ -205,11 +163,6 @@ def table1(row: str, metric: str) -> Recipe:
         "sort": ("EM", "exact_match"),
         "edit": ("Edit distance", "tail_edit_distance"),
         "written": ("Edit distance, free-running", "free_running_edit_distance"),
-    }[metric]
-    own_notes = {
-        "sort": (),
-        "edit": (f"the same run as sinkhorn/table1-sort-{row}", _TEACHER_FORCED),
-        "written": (f"the same training as sinkhorn/table1-sort-{row}", _FREE_RUNNING),
     }[metric]
     test = {"num_test": 10_000}
     return Recipe(
@@ -236,7 +189,6 @@ def table1(row: str, metric: str) -> Recipe:
             token_batches=(_TOKENS, 256),
             label_smoothing=_smoothing(514),
         ),
-        notes=(*own_notes, _DEVELOPMENT, *tuning(mixing)),
         weights="last",
         not_comparable=_COPYING if metric == "edit" else "",
     )
@@ -258,11 +210,6 @@ def table5(row: str) -> Recipe:
         model="sinkhorn_pixel_cifar10",
         model_settings={"mixer": mixer, "mixer_options": options},
         train=transformer_base_training(512, max_steps=500_000, batch_size=1),
-        notes=(
-            "the first number follows a start token, one more than the paper's 256",
-            '"bytes per dimension" are taken for bits',
-            *tuning(mixing),
-        ),
     )
 
 
@@ -305,7 +252,6 @@ def _classifier(table: str, name: str, data: _Classified, row: str) -> Recipe:
             label_smoothing=_smoothing(data.classes),
             eval_every=data.eval_every,
         ),
-        notes=(*data.notes, _PADDING, _TRUNCATED, *tuning(mixing)),
         weights="last",
     )
 

@@ -19,11 +19,6 @@ PAPER = "Tay et al., Sparse Sinkhorn Attention"
 Mixing = tuple[str, dict[str, Any]]
 """Name and options of a mixer."""
 
-TUNED = (
-    "the paper tunes the temperature over 0.25, 0.5, 0.75, 1 and the iterations over 2, 5, 10, 20, "
-    "but does not state the values of each row: here 0.75 and 5, the best in Figures 3 and 4"
-)
-
 
 def sinkhorn_blocks(block: int, **options: Any) -> Mixing:
     """Return Sinkhorn attention with blocks of `block` tokens."""
@@ -42,11 +37,6 @@ def sparse_blocks(block: int) -> Mixing:
 
 
 DENSE: Mixing = ("softmax", {"bias": False, "out_bias": False})
-
-
-def tuning(mixing: Mixing) -> tuple[str, ...]:
-    """Return the note on tuned settings for Sinkhorn attention, else no notes."""
-    return (TUNED,) if mixing[0] == "sinkhorn" else ()
 
 
 def transformer_base_training(dim: int, **changes: Any) -> TrainConfig:
@@ -133,35 +123,17 @@ class _Corpus:
     options: dict[str, Any]
     metric: str
     is_printed: bool
-    notes: tuple[str, ...] = ()
 
 
-_NOT_LM1B = "the paper trains on LM1B: no printed number is comparable"
-_PACKED = (
-    "Tensor2Tensor keeps the sentences in a window apart; here a window is running text",
-    "words outside the published list of 793,471 are UNK where vocab-2016-09-10.txt is at hand",
-)
-_SUBWORDS = "32,768 subwords by byte pair encoding, not by Tensor2Tensor's own rule"
-_TPUS = (
-    "16 TPU cores of 4,096 tokens make an update; activations are bfloat16 there",
-    "torch's Adafactor: its rate is at most 1 / sqrt(step), and it takes the sorting network's "
-    "weights head by head",
-)
-_STRIDE = (
-    "a stride of 64 with 8 summary positions as in Table 2; section 5.2 prints a block length of "
-    "128 for characters, perhaps for this row too"
-)
-_MIXTURE = "the paper does not state the block size of this table's mixture: 32 here"
 _CORPORA: dict[bool, tuple[_Corpus, _Corpus]] = {  # per character -> paper's corpus, small corpus
     False: (
-        _Corpus("lm1b", "LM1B", {}, "word_perplexity", True, (*_PACKED, _SUBWORDS)),
+        _Corpus("lm1b", "LM1B", {}, "word_perplexity", True),
         _Corpus(
             "ptb",
             "Penn Treebank (not LM1B)",
             {"level": "word", "max_length": 256},
             "perplexity",
             False,
-            (_NOT_LM1B,),
         ),
     ),
     True: (
@@ -171,7 +143,6 @@ _CORPORA: dict[bool, tuple[_Corpus, _Corpus]] = {  # per character -> paper's co
             {"level": "byte", "max_length": 1024},
             "bits_per_byte",
             True,
-            (*_PACKED, 'characters are bytes; "bytes per char" are taken for bits'),
         ),
         _Corpus(
             "shakespeare",
@@ -179,7 +150,6 @@ _CORPORA: dict[bool, tuple[_Corpus, _Corpus]] = {  # per character -> paper's co
             {"level": "byte", "max_length": 1024},
             "bits_per_byte",
             False,
-            (_NOT_LM1B,),
         ),
     ),
 }
@@ -208,14 +178,6 @@ def _recipe(
         model=f"sinkhorn_{'char' if by_character else 'lm'}_{size}",
         model_settings={"mixer": mixer, "mixer_options": options},
         train=lmx_training(batch_size=64 if by_character else 256),
-        notes=(
-            f"{size} sizes",
-            *corpus.notes,
-            *_TPUS,
-            *((_MIXTURE,) if "mixture" in options and not by_character else ()),
-            *((_STRIDE,) if mixer == "sparse_transformer" and by_character else ()),
-            *tuning(mixing),
-        ),
     )
 
 
@@ -231,29 +193,17 @@ def _of_two_sizes(table: int, row: str, size: str, corpus: _Corpus) -> Recipe:
 
 def table3(parameters: str) -> Recipe:
     """Build an entry of Table 3 that is also in Table 2."""
-    row, note = {
-        "450M": ("b64", "the same run as sinkhorn/table2-lm1b-big-b64, 430 M in Table 2"),
-        "1.9B": (
-            "mixture",
-            "the same run as sinkhorn/table2-lm1b-big-mixture: Table 2 reports this number for the "
-            "big mixture with 430 M parameters, and the paper describes no model with 1.9 B",
-        ),
-    }[parameters]
+    row = {"450M": "b64", "1.9B": "mixture"}[parameters]
     corpus = _CORPORA[False][0]
     name = f"table3-lm1b-{parameters.lower()}"
     words = f"Sinkhorn Transformer, {parameters}"
-    made = _recipe(name, "Table 3", words, _WORDS[row][1], corpus, "big")
-    return replace(made, notes=(note, *made.notes))
+    return _recipe(name, "Table 3", words, _WORDS[row][1], corpus, "big")
 
 
 def table8(row: str, corpus: _Corpus) -> Recipe:
     """Build an entry of Table 8."""
     words, mixing = _ABLATION[row]
-    made = _recipe(f"table8-{corpus.task}-{row}", "Table 8", words, mixing, corpus)
-    if row != "no-sinkhorn":
-        return made
-    note = "the sort matrix is s(F1(X)): with exponentials instead it overflows"
-    return replace(made, notes=(note, *made.notes[:-1]))
+    return _recipe(f"table8-{corpus.task}-{row}", "Table 8", words, mixing, corpus)
 
 
 def _figure(number: int, setting: str, value: float, corpus: _Corpus) -> Recipe:
@@ -261,10 +211,7 @@ def _figure(number: int, setting: str, value: float, corpus: _Corpus) -> Recipe:
     mixing = sinkhorn_blocks(32, **{setting: value})
     words = f"{'tau' if number == 3 else 'k'} = {value}"
     name = f"figure{number}-{corpus.task}-{'tau' if number == 3 else 'k'}{value}"
-    made = _recipe(name, f"Figure {number}", words, mixing, corpus)
-    other = "5 iterations" if number == 3 else "temperature 0.75"
-    note = f"Sinkhorn Transformer (32) with {other}; the paper does not state this setting"
-    return replace(made, notes=(note, *made.notes[:-1]))
+    return _recipe(name, f"Figure {number}", words, mixing, corpus)
 
 
 _ON_WORDS, _ON_CHARACTERS = _CORPORA[False], _CORPORA[True]

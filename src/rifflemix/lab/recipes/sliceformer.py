@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -15,6 +15,7 @@ from rifflemix.models import model_settings
 
 PAPER = "Yuan and Xu, Sliceformer"
 
+_Row = tuple[str, Mapping[str, Any]]
 _VARIANTS = {
     "max_exchange": "Sliceformer, max-exchange",
     "interleave": "Sliceformer, order-interleave",
@@ -39,122 +40,38 @@ _TRAIN: dict[str, dict[str, Any]] = {
 }
 _DROPOUT = {"image": 0.2}
 _POSITIONS = {"pathfinder": {"positions": "learned"}}
-_NOTES: dict[str, tuple[str, ...]] = {
-    "retrieval": lra.RETRIEVAL_NOTES,
-}
-
-
-@dataclass(frozen=True)
-class _Row:
-    """Model of Table IV, V or VI.
-
-    Attributes:
-        words: name in the table.
-        settings: model settings.
-        notes: notes of the recipe.
-    """
-
-    words: str
-    settings: Mapping[str, Any]
-    notes: tuple[str, ...] = ()
 
 
 def _sort(variant: str, **options: Any) -> dict[str, Any]:
     return {"mixer": "sliceformer", "mixer_options": {"variant": variant, **options}}
 
 
-_TWO_ROWS = "certain: the table prints two rows named Sliceformer without their variants"
-_ORDER = "their order follows Table II: interleave, then ascending"
-_IMAGES_INFERRED = (
-    f"{_TWO_ROWS}; by section 4.3 both models trained on CIFAR-10 have sorted columns",
-    f"inferred: the two rows are interleave and ascending, the variants that sort; {_ORDER}",
-    "the released log of CIFAR names interleave next to max-exchange. Max-exchange does not sort, "
-    "so its row has no printed number",
-)
-_REVIEWS_INFERRED = (
-    f"{_TWO_ROWS}; max-exchange is the active operator of the code released for this table",
-    "inferred: the other row is ascending; their order follows Table II: max-exchange, then "
-    "ascending",
-)
-_MOLECULES_INFERRED = (
-    f"{_TWO_ROWS}; the code released for this table adds an ascending sort, has interleave as a "
-    "comment, and has no max-exchange in any commit",
-    f"inferred: the two rows are interleave and ascending; {_ORDER}",
-)
+# Tables IV, V and VI: name, model settings.
 _IMAGE_ROWS: dict[str, _Row] = {
-    "vit": _Row("ViT", {"mixer": "softmax"}),
-    "max_exchange": _Row(
-        "Sliceformer, max-exchange", _sort("max_exchange"), notes=_IMAGES_INFERRED
-    ),
-    "interleave": _Row(
-        "Sliceformer, order-interleave",
-        _sort("interleave", reverse=True),
-        (
-            *_IMAGES_INFERRED,
-            "columns descend in runs within each head, the finest runs in the first layer, as in "
-            "the released vision code",
-        ),
-    ),
-    "ascending": _Row(
-        "Sliceformer, ascending",
-        _sort("ascending"),
-        _IMAGES_INFERRED,
-    ),
+    "vit": ("ViT", {"mixer": "softmax"}),
+    "max_exchange": ("Sliceformer, max-exchange", _sort("max_exchange")),
+    "interleave": ("Sliceformer, order-interleave", _sort("interleave", reverse=True)),
+    "ascending": ("Sliceformer, ascending", _sort("ascending")),
 }
 _IMAGE_COLUMNS = ("dogs", "mnist", "cifar10", "cifar100", "tiny")
 # Patch size on CIFAR-10: 4 in the released configuration, 2 by the reported parameter counts.
-_CIFAR10_PATCHES: dict[int, str] = {
-    4: "patches of 4 as in the released configuration: 9.52 M parameters with attention and 6.38 M "
-    "with sorting; the reported 9.60 M and 6.46 M need patches of 2 (table4-cifar10-p2-...)",
-    2: "patches of 2, because the reported 9.60 M and 6.46 M parameters need them; the released "
-    "configuration has patches of 4 (table4-cifar10-...)",
-}
-
-_LOGGED = (
-    "100 epochs as in the released configuration; its log also has runs of 300 epochs of this "
-    "data, and the paper leaves open which runs it prints"
-)
-
-# Table V.
+_CIFAR10_PATCHES = (4, 2)
 _REVIEWS: dict[str, _Row] = {
-    "transformer": _Row(
-        "Transformer",
-        {"mixer": "softmax"},
-        ("the released softmax is multiplied by N; here it is not",),
-    ),
-    "max_exchange": _Row(
-        "Sliceformer, max-exchange",
-        _sort("max_exchange", bias=True),
-        _REVIEWS_INFERRED,
-    ),
-    "ascending": _Row("Sliceformer, ascending", _sort("ascending", bias=True), _REVIEWS_INFERRED),
+    "transformer": ("Transformer", {"mixer": "softmax"}),
+    "max_exchange": ("Sliceformer, max-exchange", _sort("max_exchange", bias=True)),
+    "ascending": ("Sliceformer, ascending", _sort("ascending", bias=True)),
 }
-# Table VI.
-_NODES_ALONE = "the release sorts the padding of a batch with the nodes; here only nodes are sorted"
 _MOLECULES: dict[str, _Row] = {
-    "graphormer": _Row("Graphormer", {}),
-    "interleave": _Row(
+    "graphormer": ("Graphormer", {}),
+    "interleave": (
         "Sliceformer, order-interleave",
         {"mixer_options": {"variant": "interleave"}},
-        (_NODES_ALONE, *_MOLECULES_INFERRED),
     ),
-    "ascending": _Row(
-        "Sliceformer, ascending",
-        {"mixer_options": {"variant": "ascending"}},
-        (_NODES_ALONE, *_MOLECULES_INFERRED),
-    ),
+    "ascending": ("Sliceformer, ascending", {"mixer_options": {"variant": "ascending"}}),
 }
 
 # Long Range Arena tasks with different sizes of the released Sliceformer and the Transformer.
 MATCHED_TASKS = ("image", "pathfinder")
-_SIZE_NOTES: dict[str, str] = {
-    "image": "released sizes: 343,370 parameters, the Transformer of this table has 248,458",
-    "pathfinder": "released sizes: 2,160,322 parameters, the Transformer of this table has 26,530",
-}
-_SIZE_CLAIM = (
-    "the paper claims equal depth and width, and fewer parameters than the Transformer; {} "
-    "compares at equal size"
-)
 
 
 def table2(task: str, variant: str) -> Recipe:
@@ -189,18 +106,7 @@ def table2(task: str, variant: str) -> Recipe:
             **_POSITIONS.get(task, {}),
         },
         train=replace(lra.BASE[task], **_TRAIN[task]),
-        notes=(
-            "padding is sorted with the rest, as released",
-            *_size_notes(task),
-            *_NOTES.get(task, ()),
-        ),
     )
-
-
-def _size_notes(task: str) -> tuple[str, ...]:
-    if task not in MATCHED_TASKS:
-        return ()
-    return (_SIZE_NOTES[task], _SIZE_CLAIM.format(_matched_name(task, "softmax")))
 
 
 def _matched_name(task: str, mixer: str) -> str:
@@ -235,7 +141,6 @@ def table2_matched(task: str, mixer: str) -> Recipe:
             "mixer": "softmax" if mixer == "softmax" else "sliceformer",
             "mixer_options": options,
         },
-        notes=(f"no row of the paper: {host.name} with another mixer",),
     )
 
 
@@ -250,16 +155,13 @@ def table4(column: str, row: str, patch: int | None = None) -> Recipe:
 
     `patch` selects the patch size on CIFAR-10, 4 or 2.
     """
-    of = _IMAGE_ROWS[row]
-    settings, notes = of.settings, of.notes
+    words, settings = _IMAGE_ROWS[row]
     if row == "interleave":
         heads = model_settings(DATA[column].model)["num_heads"]
         settings = {**settings, "mixer_options": {**settings["mixer_options"], "heads": heads}}
-    if row != "vit" and column.startswith("cifar"):
-        notes = (_LOGGED, *notes)
     where: dict[str, Any] = {"name": f"sliceformer/table4-{column}-{row}"}
     if patch is not None:
-        settings, notes = {**settings, "patch_size": patch}, (_CIFAR10_PATCHES[patch], *notes)
+        settings = {**settings, "patch_size": patch}
     if patch == 2:
         where = {
             "name": f"sliceformer/table4-{column}-p2-{row}",
@@ -268,29 +170,28 @@ def table4(column: str, row: str, patch: int | None = None) -> Recipe:
     return vit_row(
         column,
         settings={**settings, "pool": "cls"},
-        notes=notes,
         paper=PAPER,
         table="Table IV",
-        row=of.words,
+        row=words,
         **where,
     )
 
 
 def table5(row: str) -> Recipe:
     """Build an entry of Table V: movie reviews, 512 words, 30 epochs."""
-    of = _REVIEWS[row]
+    words, settings = _REVIEWS[row]
     batch, epochs, reviews = 128, 30, 22_500
     epoch = reviews // batch
     return Recipe(
         name=f"sliceformer/table5-imdb-{row}",
         paper=PAPER,
         table="Table V",
-        row=of.words,
+        row=words,
         column="IMDB",
         task="text",
         task_options={"level": "word", "max_length": 512, "vocab_size": 16_000},
         model="imdb_classifier",
-        model_settings=of.settings,
+        model_settings=settings,
         train=TrainConfig(
             max_steps=epochs * epoch,
             batch_size=batch,
@@ -300,35 +201,23 @@ def table5(row: str) -> Recipe:
             milestones=(11 * epoch,),
             eval_every=epoch,
         ),
-        notes=(
-            "the release trains on 40,000 of all 50,000 reviews, drawn at random, and measures on "
-            "the others; here the published halves, a tenth of the training reviews validates",
-            "a tenth of the rate from the 12th epoch on, as released",
-            "the release reads pieces of a SentencePiece model that it does not contain; here they "
-            "are words in lower case",
-            "the release overwrites the sinusoidal positions with normal numbers; rifflemix does "
-            "not",
-            "the release applies softmax in the model and again in the loss, and its maximum over "
-            "the tokens includes padding; rifflemix does neither",
-            *of.notes,
-        ),
     )
 
 
 def table6(row: str) -> Recipe:
     """Build an entry of Table VI: HOMO-LUMO gap, 1 M updates."""
-    of = _MOLECULES[row]
+    words, settings = _MOLECULES[row]
     return Recipe(
         name=f"sliceformer/table6-pcqm4m-{row}",
         paper=PAPER,
         table="Table VI",
-        row=of.words,
+        row=words,
         column="PCQM4M-LSC",
         metric="mae",
         unit="eV",
         task="pcqm4m",
         model="graphormer_pcqm4m" if row == "graphormer" else "sliceformer_graph_pcqm4m",
-        model_settings=of.settings,
+        model_settings=settings,
         train=TrainConfig(
             max_steps=1_000_000,
             batch_size=256,
@@ -341,15 +230,6 @@ def table6(row: str) -> Recipe:
             clip_norm=5.0,
             eval_every=10_000,
             precision="bf16",
-        ),
-        notes=(
-            "the paper does not state warm-up, schedule and weight decay: they follow the released "
-            "code, with bfloat16 instead of float16",
-            "256 samples per update, as in the release's list of commands; its script has two "
-            "processes with 256 each",
-            "the targets have mean 0 and standard deviation 1; the release uses the gap itself",
-            "our own splits: the targets of the published test split are hidden",
-            *of.notes,
         ),
     )
 

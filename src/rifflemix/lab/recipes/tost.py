@@ -31,21 +31,6 @@ _SCHEDULES: dict[str, tuple[int, int, int]] = {
     "tost_lm_medium": (600_000, 480, 16),
     "tost_lm_large": (600_000, 480, 24),
 }
-_LANGUAGE_NOTES = (
-    "one run gives the whole row: the other texts are read without training on them",
-    "windows of train.bin are adjacent and drawn without replacement; nanoGPT, the basis of the "
-    "paper's code, draws windows at random positions",
-    "the end of train.bin chooses the weights, and all of val.bin is the test of OpenWebText",
-    "the paper does not state the files of Lambada, WikiText and PTB: this recipe uses the test "
-    "passages of LAMBADA with an end-of-document token after each, and the test texts of "
-    "WikiText-2 and of the Penn Treebank unchanged",
-)
-_GPT2_NOTE = (
-    "updates and batch size of the released configuration; the paper's text has 600,000 updates of "
-    "480 samples for all rows"
-)
-_DECAY_NOTE = "weight decay 0.01, as released; the paper's text has 0.1"
-
 # Table 2: preset -> name.
 _IMAGES: dict[str, str] = {
     "tost_tiny_16": "ToST-T",
@@ -83,30 +68,6 @@ _ABLATION: dict[str, tuple[str, dict[str, Any]]] = {
         {"feed_forward": "ista", "mixer_options": {"normalize": False}},
     ),
 }
-_TUNED_NOTES = (
-    "the paper starts from its ImageNet weights: load_official, save_pretrained, --start-from; "
-    "the head is new",
-    "200 epochs as in the released command; it sets no stochastic depth, and neither does this "
-    "recipe",
-    "the paper follows the pipeline of Yu et al. (2024): crops, RandAugment (2 operations of "
-    "magnitude 14), ImageNet's pixel normalization and decay 0.01 are from their code, with "
-    "float32 instead of float16 autocast",
-)
-_TENTH_NOTE = (
-    "that code keeps the weights that are best on the test split; here a tenth of the training "
-    "images choose"
-)
-_VALIDATION_NOTE = (
-    "that code keeps the weights that are best on the test split; here the published validation "
-    "images choose, on which neither trains"
-)
-_LATE_RESIZING_NOTE = (
-    "that code crops and changes images at 224 pixels; here that comes before the resizing"
-)
-_SQUARE_NOTE = (
-    "that code crops whole photographs, and squeezes test photographs into a square; rifflemix "
-    "uses the middle square, 224 pixels wide"
-)
 
 
 def table2(data: str, model: str) -> Recipe:
@@ -141,25 +102,10 @@ def table2(data: str, model: str) -> Recipe:
             eval_every=epoch,
         ),
         new_head=True,
-        notes=(
-            *_TUNED_NOTES,
-            _VALIDATION_NOTE if data == "flowers102" else _TENTH_NOTE,
-            _LATE_RESIZING_NOTE if is_small else _SQUARE_NOTE,
-        ),
     )
 
 
 _IMAGENET_EPOCH = 1_281_167 // 2048
-_IMAGENET_NOTES = (
-    "the release crops whole photographs; here crops are of the middle square that the task keeps, "
-    "224 pixels wide",
-    "an epoch of the release has three crops of a third of the images (repeated augmentation); "
-    "here an epoch has every image once",
-    "the release's cosine begins with the warm-up, ours after it, and its rates come an epoch "
-    "late: they differ by a fifth of the peak within the warm-up, by at most 0.8 % after it",
-    "float16 by autocast in the release, float32 here",
-    "a part of the training images chooses the model; the published validation set tests",
-)
 
 
 def table2_imagenet(model: str, *, real: bool = False) -> Recipe:
@@ -194,7 +140,6 @@ def table2_imagenet(model: str, *, real: bool = False) -> Recipe:
             cutmix=1.0,
             eval_every=_IMAGENET_EPOCH,
         ),
-        notes=_IMAGENET_NOTES,
     )
 
 
@@ -226,11 +171,6 @@ def table4(text: str, model: str) -> Recipe:
             warmup_steps=2_000,
             clip_norm=1.0,
             eval_every=2_000,
-        ),
-        notes=(
-            *_LANGUAGE_NOTES,
-            *((_GPT2_NOTE,) if model == "gpt2_base" else ()),
-            *((_DECAY_NOTE,) if model == "tost_lm_base" else ()),
         ),
     )
 
@@ -266,13 +206,6 @@ def table8(row: str) -> Recipe:
             warmup_steps=5 * _CIFAR_EPOCH,
             warmup_init=1e-6,
             eval_every=_CIFAR_EPOCH,
-        ),
-        notes=(
-            "the paper only states 400 epochs of CIFAR-10: size (ToST-T), patches of 4 and the "
-            "rate of its fine-tuning are our choice",
-            "nor does it print the augmentation: training images are cropped and mirrored, without "
-            "the mixing, erasing and RandAugment of its ImageNet training",
-            "a tenth of the training images choose the model",
         ),
     )
 

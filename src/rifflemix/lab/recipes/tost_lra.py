@@ -95,29 +95,6 @@ _S4: dict[str, tuple[int, float, float, int, int, int]] = {
     "pathfinder": (64, 4e-3, 0.03, 500_000, 500_000, 2_500),
 }
 
-_UNRELEASED = "the paper's code for this table is not released: its host is rebuilt from Table 7"
-_GENERATED = "without the released images, the recipe trains on images of rifflemix's generator"
-_ONE_CYCLE = (
-    "Table 7 prints a linear schedule; one cycle from a 25th of the rate, with a beta1 that moves "
-    "from 0.95 to 0.85 and back, is inferred from the released Skyformer host"
-)
-_OWN_NOTES = (
-    _UNRELEASED,
-    "Table 7's pre-norm is encoder_normalize_before of MEGA's codebase: a LayerNorm after the "
-    "embedding, and post-norm blocks; -as_printed has pre-norm blocks",
-    "attention dropout equals Table 7's only dropout; the paper does not state it",
-)
-_READING: dict[str, str] = {
-    "listops": "the MEGA host ties all layers on this task",
-    "image": "the MEGA host takes pixels as levels and reads them by their mean",
-}
-_CLASS_TOKEN = (
-    "the class token is read, the host's default; MEGA's own commands read the mean: pool=mean"
-)
-
-_S4_LAST = "the released configuration reads the last token of this task, here the mean is read"
-_ONE_LAYER = "Luna's command for this task has one layer; the six, tied, are the registered ones"
-
 
 def _mega_host(task: str, mixer: str, size: _Size) -> dict[str, Any]:
     layers, dim, heads, mlp, head = size
@@ -165,13 +142,10 @@ def own(task: str) -> Recipe:
     """Build a ToST entry with released host model and Table 7's settings."""
     if task == "pathfinder":
         settings: dict[str, Any] = {**lra.nystrom_settings(task), "mixer": "tssa"}
-        host = "Skyformer's codebase with pre-norm, as released; Table 7 has post-norm: -as_printed"
-        notes: tuple[str, ...] = (_UNRELEASED, host, *_skyformer_notes(task))
     else:
         dropout = 0.0 if task == "image" else 0.1
         host_settings = _mega_host(task, "tssa", _SIZES[task])
         settings = {**host_settings, "dropout": dropout, "head_dropout": dropout}
-        notes = (*_OWN_NOTES, *_host_notes(task))
     return _row(
         task,
         "tssa",
@@ -179,7 +153,6 @@ def own(task: str) -> Recipe:
         task_options=_mega_options(task),
         model_settings=settings,
         train=_OWN_TRAIN[task],
-        notes=notes,
     )
 
 
@@ -187,20 +160,13 @@ def own_as_printed(task: str) -> Recipe:
     """Build an entry like `own` with the norm order of Table 7."""
     row = own(task)
     change: dict[str, Any] = {"norm": "pre", "norm_embedding": False}
-    words = "pre-norm blocks, as in Table 7; the released codebase has post-norm blocks"
     if task == "pathfinder":
         change = {"norm": "post"}
-        words = "post-norm blocks, as in Table 7; the released codebase has pre-norm blocks"
     return replace(
         row,
         name=f"{row.name}-as_printed",
         row="ToST, norms as printed",
         model_settings={**row.model_settings, **change},
-        notes=(
-            _UNRELEASED,
-            words,
-            *(_skyformer_notes(task) if task == "pathfinder" else _host_notes(task)),
-        ),
     )
 
 
@@ -228,13 +194,6 @@ def mega_transformer(task: str) -> Recipe:
             schedule="inverse_sqrt",
             eval_every=max(250, updates // 50),
         ),
-        notes=(
-            "quoted: MEGA's own Transformer row, digit for digit, in its host and registered sizes",
-            "MEGA releases no command for this row: codebase, sizes and training follow the "
-            "commands of Luna, with float32 instead of float16",
-            *((_ONE_LAYER,) if task == "listops" else ()),
-            *_host_notes(task),
-        ),
     )
 
 
@@ -259,42 +218,19 @@ def s4(task: str) -> Recipe:
             warmup_steps=warmup,
             eval_every=max(500, updates // 100),
         ),
-        notes=(
-            "quoted from S4; sizes and training of its released configurations",
-            "the diagonal form (S4D-Lin) instead of S4-LegS, with one rate for all parameters: "
-            "the code trains the state matrices at 0.001, and decays all others",
-            *((lra.S4_DROPOUT,) if task == "image" else ()),
-            *((_S4_LAST, _GENERATED) if task == "pathfinder" else ()),
-        ),
     )
 
 
 def quoted(task: str, mixer: str) -> Recipe:
     """Build a JAX-code entry that Table 3 shares with CSP's Table 4."""
     same = csp.table4_transformer(task, mixer)
-    is_linear = mixer == "linear"
-    named_so = ("the row is named LinFormer, but has the numbers of the Linear Transformer",)
     return replace(
         same,
         name=f"tost/table3-{task}-{mixer}",
         paper=PAPER,
         table="Table 3",
         row=_QUOTED[mixer],
-        notes=(*same.notes, *(named_so if is_linear else ())),
     )
-
-
-def _host_notes(task: str) -> tuple[str, ...]:
-    reads_class = "pool" in _HOST[task] and _HOST[task]["pool"] == "cls"
-    return (
-        *((_READING[task],) if task in _READING else ()),
-        *((_CLASS_TOKEN,) if reads_class else ()),
-        *((_GENERATED,) if task == "pathfinder" else ()),
-    )
-
-
-def _skyformer_notes(task: str) -> tuple[str, ...]:
-    return (*lra.nystrom_notes(task), _ONE_CYCLE, _GENERATED)
 
 
 TABLE3: tuple[Callable[[], Recipe], ...] = (
