@@ -11,6 +11,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from textwrap import fill
 from xml.sax.saxutils import quoteattr
 
 import matplotlib as mpl
@@ -26,8 +27,8 @@ MIXER_COLORS = {
     "sliceformer": "#d55e00",
     "tssa": "#009e73",
     "butterfly": PINK,
-    "token_parallel": "#b07800",
-    "sinkhorn": "#3a8fc4",
+    "token_parallel": "#3a8fc4",
+    "sinkhorn": "#b07800",
 }
 """One color per mixer in all pictures; other mixers are gray and dashed."""
 DARK = {
@@ -47,13 +48,13 @@ DARK = {
     "#3a8fc4": "#9fd4f5",
 }
 """Color of the light form -> color of the dark form."""
-_WIDTH, _LINE = 7.8, 0.2  # inches
+_WIDTH, _LINE, _LETTERS = 5.0, 0.2, 52  # inches, inches, letters per line of a title
 STYLE = {
     "svg.fonttype": "none",
     "svg.hashsalt": "rifflemix",
     "font.family": "sans-serif",
     "font.sans-serif": ["DejaVu Sans"],
-    "font.size": 9,
+    "font.size": 10,
     "text.color": INK,
     "axes.labelcolor": INK,
     "axes.edgecolor": GRID,
@@ -98,7 +99,7 @@ class Curve:
 def dots(title: str, rows: Sequence[Row], rule: float | None = None) -> str:
     """Draw rows of marks over one scale, with a dashed line at `rule`."""
     with mpl.rc_context(STYLE):
-        figure, axes = _figure(title, 0.7 + _LINE * len(rows), left=0.3, right=0.76)
+        figure, axes = _figure(0.7 + _LINE * len(rows), 2.2)
         axes.grid(axis="x")
         axes.set_ylim(len(rows) - 0.5, -0.5)
         axes.set_yticks(range(len(rows)), [row.name for row in rows])
@@ -110,9 +111,9 @@ def dots(title: str, rows: Sequence[Row], rule: float | None = None) -> str:
             for mark in row.marks:
                 _mark(axes, mark, y)
             axes.annotate(row.words, (1, y), (8, 0), ("axes fraction", "data"), "offset points",
-                          va="center", size=8)  # fmt: skip
+                          va="center")  # fmt: skip
         texts = (f"{row.name}: {row.words}" for row in rows if row.marks)
-        return svg(figure, f"{title}. {'; '.join(texts)}.")
+        return _titled(figure, title, texts)
 
 
 def _mark(axes: Axes, mark: Mark, y: float) -> None:
@@ -134,14 +135,15 @@ def curves(
         decades: True for a logarithmic vertical scale. Otherwise it starts at 0.
     """
     with mpl.rc_context(STYLE):
-        figure, axes = _figure(title, 3.6, left=0.08, right=0.76)
+        figure, axes = _figure(3.2, 3.9)
         axes.set_xscale("log", base=2)
         values = sorted({x for curve in drawn for x, _ in curve.points})
         axes.set_xticks(values, [f"{x:,g}" for x in values])
-        axes.minorticks_off()
         axes.grid(axis="y")
         if decades:
             axes.set_yscale("log")
+            axes.yaxis.set_major_formatter("{x:,g}")
+        axes.minorticks_off()
         _draw(axes, drawn)
         if not decades:
             axes.set_ylim(0, None)
@@ -149,10 +151,10 @@ def curves(
             axes.axhline(rule, color=GRAY, linestyle="--", linewidth=1)
         axes.set_xlim(values[0], values[-1])
         texts = (f"{c.name}: {c.points[0][1]:.3g} to {c.points[-1][1]:.3g}" for c in drawn)
-        return svg(figure, f"{title}. {'; '.join(texts)}.")
+        return _titled(figure, title, texts)
 
 
-def _draw(axes: Axes, drawn: Sequence[Curve], size: float = 8.0) -> None:
+def _draw(axes: Axes, drawn: Sequence[Curve]) -> None:
     """Draw curves in the colors of their mixers, with labels at the right edge."""
     colors = [MIXER_COLORS.get(curve.name, GRAY) for curve in drawn]
     for curve, color in zip(drawn, colors, strict=True):
@@ -161,43 +163,42 @@ def _draw(axes: Axes, drawn: Sequence[Curve], size: float = 8.0) -> None:
         axes.plot(*zip(*curve.points, strict=True), style, color=color, linewidth=1.8)
     labeled = [(c, color) for c, color in zip(drawn, colors, strict=True) if not c.is_dashed]
     ends = [(curve.label or curve.name, *curve.points[-1]) for curve, _ in labeled]
-    _label(axes, ends, [color for _, color in labeled], at_edge=True, size=size)
+    _label(axes, ends, [color for _, color in labeled], at_edge=True)
 
 
-def panels(title: str, drawn: Mapping[str, Sequence[Curve]], y_label: str, at: float) -> str:
+def panels(title: str, drawn: Mapping[str, Sequence[Curve]], at: float) -> str:
     """Draw one panel of curves per heading, on logarithmic scales, with a line at x = `at`."""
-    with mpl.rc_context(STYLE | {"font.size": 10.5}):
-        figure = Figure((6.8, 3.4))
-        figure.suptitle(title, fontweight="bold", x=0.02, ha="left", y=1.04, size=10.5)
-        figure.subplots_adjust(0.08, 0.13, 0.86, 0.88, wspace=0.85)
+    with mpl.rc_context(STYLE):
+        figure = Figure((5.0, 3.1))
+        figure.subplots_adjust(0.08, 0.13, 0.82, 0.88, wspace=1.05)
         for axes, (heading, found) in zip(
             figure.subplots(1, len(drawn), squeeze=False)[0], drawn.items(), strict=True
         ):
-            axes.set_title(heading, loc="left", fontweight="bold", size=10)
+            axes.set_title(heading, x=-0.3, loc="left", fontweight="bold", size=10)
             axes.set_xscale("log", base=2)
             axes.set_yscale("log")
             values = sorted({x for curve in found for x, _ in curve.points})
-            shown = [x for x in values if math.log2(x / at) % 2 == 0]
+            gap = 2 if len(values) < 5 else 4  # doublings; labels of more lengths would touch
+            shown = [x for x in values if math.log2(x / at) % gap == 0]
             axes.set_xticks(shown, [f"{x:,g}" for x in shown])
             axes.minorticks_off()
             axes.spines[:].set_visible(False)
             axes.grid(axis="y")
             axes.set_axisbelow(True)
-            axes.yaxis.set_major_formatter("{x:g}")
+            axes.yaxis.set_major_formatter("{x:,g}")
             axes.axvline(at, color=GRAY, linestyle=":", linewidth=1)
             axes.set_xlabel("tokens")
-            axes.set_ylabel(y_label)
-            _draw(axes, found, size=10)
-        texts = (f"{heading}: {c.label}" for heading, found in drawn.items() for c in found)
-        return svg(figure, f"{title}. {'; '.join(texts)}.")
+            _draw(axes, found)
+        labels = (f"{heading}: {c.label}" for heading, found in drawn.items() for c in found)
+        return _titled(figure, title, [label.replace("\n", " ") for label in labels])
 
 
 def scatter(
     title: str, points: Sequence[tuple[str, float, float]], x_label: str, y_label: str
 ) -> str:
     """Draw a point (mixer, x, y) for each mixer, with its name; the vertical scale starts at 0."""
-    with mpl.rc_context(STYLE | {"font.size": 10.5}):
-        figure, axes = _figure(title, 3.0, left=0.09, right=0.8)
+    with mpl.rc_context(STYLE):
+        figure, axes = _figure(3.0, 4.0)
         axes.grid()
         most = max(x for _, x, _ in points)
         highest = max(y for *_, y in points)
@@ -207,19 +208,27 @@ def scatter(
             colors = [MIXER_COLORS.get(name, GRAY) for name, *_ in half]
             for (_, x, y), color in zip(half, colors, strict=True):
                 axes.plot(x, y, "o", color=color, markersize=9)
-            _label(axes, half, colors, at_edge=is_right, size=10.5)
+            _label(axes, half, colors, at_edge=is_right)
         texts = (f"{name}: {x:.1f}, {y:.1f}" for name, x, y in points)
-        return svg(figure, f"{title}. {x_label}, {y_label}: {'; '.join(texts)}.")
+        return _titled(figure, title, [f"{x_label}, {y_label}", *texts])
 
 
-def _figure(title: str, height: float, left: float, right: float) -> tuple[Figure, Axes]:
-    """Make a figure with one panel and a title."""
+def _titled(figure: Figure, title: str, texts: Iterable[str]) -> str:
+    """Return a figure as SVG, with a title above everything else; both are the alternative."""
+    figure.draw_without_rendering()
+    box, (width, height) = figure.get_tightbbox(), figure.get_size_inches()
+    figure.text(box.x0 / width, (box.y1 + 0.12) / height, fill(title, _LETTERS),
+                fontweight="bold")  # fmt: skip
+    return svg(figure, f"{title}. {'; '.join(texts)}.", 1.2)
+
+
+def _figure(height: float, inner: float) -> tuple[Figure, Axes]:
+    """Make a figure with one panel that is `inner` inches wide, without its labels."""
     figure = Figure((_WIDTH, height))
     axes = figure.subplots()
-    figure.subplots_adjust(left, 0.35 / height, right, 1 - 0.35 / height)
+    figure.subplots_adjust(0, 0.35 / height, inner / _WIDTH, 1 - 0.35 / height)
     axes.spines[:].set_visible(False)
     axes.set_axisbelow(True)
-    axes.set_title(title, loc="left", fontweight="bold")
     return figure, axes
 
 
@@ -229,20 +238,20 @@ def _label(
     colors: Iterable[str],
     *,
     at_edge: bool = False,
-    size: float = 8.0,
 ) -> None:
     """Write names next to points, or at the right edge, without overlaps."""
     axes.figure.draw_without_rendering()
     pixel = axes.transData.transform([(x, y) for _, x, y in points])
     scale = 72 / axes.figure.dpi
+    lines = max(name.count("\n") + 1 for name, *_ in points) if points else 1
     heights = apart({name: float(y) * scale for (name, *_), (_, y) in zip(points, pixel,
                                                                         strict=True)},
-                    gap=size + 3)  # fmt: skip
+                    gap=12.0 * lines + 1)  # fmt: skip
     edge = axes.transAxes.transform((1, 0))[0]
     for (name, x, y), (across, up), color in zip(points, pixel, colors, strict=True):
         offset = (scale * float(edge - across) + 12 if at_edge else 8, heights[name] - up * scale)
         line = {"arrowstyle": "-", "color": SILVER, "linewidth": 0.6, "shrinkB": 3}
-        axes.annotate(name, (x, y), offset, textcoords="offset points", size=size, color=color,
+        axes.annotate(name, (x, y), offset, textcoords="offset points", color=color,
                       va="center", arrowprops=line)  # fmt: skip
 
 
@@ -257,6 +266,10 @@ def apart(wanted: Mapping[str, float], gap: float = 11.0) -> dict[str, float]:
                 placed[below] -= missing / 2
                 placed[above] += missing / 2
     return placed
+
+
+def _rounded(found: re.Match[str]) -> str:
+    return found[0] if found[0].startswith(">") else f"{float(found[0]):.2f}"
 
 
 def svg(figure: Figure, alt: str, scale: float = 1.0) -> str:
@@ -285,5 +298,6 @@ def svg(figure: Figure, alt: str, scale: float = 1.0) -> str:
         r'="([\d.]+)pt"', lambda size: f'="{scale * float(size[1]):.0f}pt"', attributes
     )
     rest = re.sub(r"<!--.*?-->|\n\s+", "", rest)
-    rest = re.sub(r"\d+\.\d{3,}", lambda number: f"{float(number[0]):.2f}", rest)
+    # Round coordinates, but no text between tags.
+    rest = re.sub(r">[^<]*|\d+\.\d{3,}", _rounded, rest)
     return f'<svg {attributes} role="img" aria-label={quoteattr(alt)}>\n{style}{rest}'

@@ -54,7 +54,7 @@ def _text(axes: Axes, x: float, y: float, words: object, size: float = 8.5) -> N
 
 def _number(axes: Axes, x: float, y: float, number: object) -> None:
     """Write a token's number in black, in the light and the dark form."""
-    axes.text(x, y, str(number), size=7, ha="center", va="center_baseline", color="#000000",
+    axes.text(x, y, str(number), size=8, ha="center", va="center_baseline", color="#000000",
               fontweight="bold", gid="number")  # fmt: skip
 
 
@@ -358,7 +358,7 @@ def drawing(names: Sequence[str], columns: int, scale: float = 1.0) -> str:
 def files() -> dict[pathlib.Path, str]:
     """Return the drawings as SVG."""
     return {
-        ASSETS / "families.svg": drawing(list(PANELS), 3),
+        ASSETS / "families.svg": drawing(list(PANELS), 2),
         ASSETS / "families-narrow.svg": drawing(list(PANELS), 1),
         **{ASSETS / f"{name}.svg": drawing([name], 1, scale=1.6) for name in PANELS | DIAGRAMS},
     }

@@ -62,7 +62,7 @@ def picture() -> str:
 
     def curve(times: _Times, name: str, factors: str, *, is_dashed: bool = False) -> Curve:
         points = tuple((float(n), 1e3 * seconds) for n, seconds in times[name].items())
-        label = name if name == "softmax" else f"{name} {factors}"
+        label = name if name == "softmax" else f"{name}\n{factors}"
         return Curve(name, points, label, is_dashed)
 
     left = [curve(cpu, name, factor(speed_up(cpu, name))) for name in _SHOWN]
@@ -71,9 +71,9 @@ def picture() -> str:
         both = f"{factor(speed_up(gpu, name))}, {factor(speed_up(graph, name))}"
         right += [curve(gpu, name, both), curve(graph, name, both, is_dashed=True)]
     return panels(
-        "Training time of one layer; factors: times faster than softmax at 4,096 tokens",
-        {"CPU, 2 cores": left, "H200: from Python; dashed: CUDA graph": right},
-        "milliseconds", TOKENS,
+        "Milliseconds to train one layer for one step; factors: times faster than softmax at "
+        f"{TOKENS:,} tokens",
+        {"CPU, 2 cores": left, "H200 from Python;\ndashed: CUDA graph": right}, TOKENS,
     )  # fmt: skip
 
 

@@ -131,7 +131,7 @@ def every_mixer() -> Section:
         if of.is_shown:
             counts["less" if of.is_loss else "more"] += 1
         mark = Mark(mean, "main" if of.is_shown else "other", low, high)
-        drawn.append(Row(row.title, (mark,), f"{row.test} %"))
+        drawn.append(Row(row.name, (mark,), f"{row.test} %"))
         compared = {"above": mean, "above_low": low, "above_high": high, "above_p": p}
         table.append(_scores(row) | compared)
     table.append(_scores(without))

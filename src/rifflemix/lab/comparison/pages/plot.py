@@ -158,6 +158,8 @@ def _cheapest(candidates: list[Box], fixed: list[float], others: Sequence[Box | 
 _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 _BASELINE_COLOUR = "#444444"
 _DPI = 150
+# Size in inches: up to 8 mixers fit a small plot, with letters that a phone can show.
+_FEW, _SMALL, _LARGE = 8, (6.0, 4.6), (9.0, 5.6)
 _LOG_FROM_RATIO = 6.0
 _SMALLEST_DISK = 4.0  # smallest visible diameter of a disk, in points
 
@@ -189,9 +191,11 @@ def comparison_figure(table: Table) -> Figure:
     """
     points = _points(table)
     with matplotlib.style.context("default"):
-        figure = Figure(figsize=(9.0, 5.6), dpi=_DPI, layout="constrained")
+        figure = Figure(
+            figsize=_SMALL if len(points) <= _FEW else _LARGE, dpi=_DPI, layout="constrained"
+        )
         FigureCanvasAgg(figure)  # this measures the texts
-        axes, legend = figure.subplots(1, 2, width_ratios=(6, 1))
+        axes, legend = figure.subplots(1, 2, width_ratios=(5, 1))
         _set_titles(axes, table)
         if points:
             _draw(figure, axes, legend, points, table.metric)
@@ -250,7 +254,7 @@ def _draw(figure: Figure, axes: Axes, legend: Axes, points: Sequence[_Point], me
 
 def _area_per_byte(points: Sequence[_Point]) -> float:
     """Return the marker area per byte. More disks make the largest disk smaller."""
-    largest_diameter = 64.0 if len(points) <= 8 else max(30.0, 64.0 * math.sqrt(8 / len(points)))
+    largest_diameter = 48.0 if len(points) <= _FEW else max(30.0, 64.0 * math.sqrt(8 / len(points)))
     return largest_diameter**2 / max(point.memory for point in points)
 
 
@@ -315,7 +319,9 @@ def _draw_labels(
     frame = axes.get_window_extent()
     halo = [patheffects.withStroke(linewidth=2.5, foreground="white")]
     texts = [
-        axes.text(0, 0, point.label, fontsize=9, color="#111111", path_effects=halo, transform=None)
+        axes.text(
+            0, 0, point.label, fontsize=10, color="#111111", path_effects=halo, transform=None
+        )
         for point in points
     ]
     sizes = [(e.width + 4, e.height + 2) for e in (text.get_window_extent() for text in texts)]
@@ -373,7 +379,7 @@ def _draw_memory_legend(
 ) -> None:
     """Draw three disks of round sizes at the scale of the plot."""
     axes.axis("off")
-    axes.set_title("disk area =\npeak memory of\na training step", fontsize=8, loc="center")
+    axes.set_title("disk area =\npeak\nmemory of\na training\nstep", fontsize=9, loc="center")
     height = figure.get_figheight() * 72
     axes.set(xlim=(-1, 1), ylim=(-height, 0))
     top = -10.0
@@ -387,7 +393,7 @@ def _draw_memory_legend(
             edgecolor=_BASELINE_COLOUR,
             clip_on=False,
         )
-        axes.text(0, top - diameter - 14, label, ha="center", va="center", fontsize=8)
+        axes.text(0, top - diameter - 14, label, ha="center", va="center", fontsize=9)
         top -= diameter + 34
 
 
