@@ -12,8 +12,8 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 
 import rifflemix as rm
-from rifflemix.compat import fsdp_processes
 from rifflemix.nn.layers import ClassToken
+from rifflemix.parallel.compat import fsdp_processes
 from rifflemix.parallel.shards import Shards
 
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
-from rifflemix.compat import BatchNorm, all_gather, fsdp_holds
+from rifflemix.compat import BatchNorm
 from rifflemix.errors import InputError, bad_argument
 from rifflemix.mixers import TokenMixer
 from rifflemix.mixers.baselines.average import AveragePooling
@@ -34,6 +34,7 @@ from rifflemix.nn.layers import ClassToken, DropPath
 from rifflemix.nn.pooling import Pooling
 from rifflemix.nn.positions import PositionEmbedding, SinusoidalPositions
 from rifflemix.parallel import layers
+from rifflemix.parallel.compat import all_gather, fsdp_holds
 from rifflemix.parallel.layers import ShardedEncoder, ShardedGPT, ShardedViT
 from rifflemix.parallel.mesh import average_gradients, check_gradients, sequence_group
 from rifflemix.parallel.mixers import (

@@ -10,13 +10,13 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from rifflemix.checks import check_integer, check_padding_mask, shown
-from rifflemix.compat import (
+from rifflemix.errors import InputError, bad_argument
+from rifflemix.parallel.compat import (
     all_reduce,
     first_fsdp_holds,
     fsdp_processes,
     has_differentiable_collectives,
 )
-from rifflemix.errors import InputError, bad_argument
 from rifflemix.parallel.shards import SequenceGroup
 
 

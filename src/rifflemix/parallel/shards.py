@@ -16,10 +16,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from rifflemix.compat import all_gather, all_reduce, all_to_all
 from rifflemix.errors import bad_argument
 from rifflemix.mixers import TokenMixer
 from rifflemix.mixers.packed import Segments
+from rifflemix.parallel.compat import all_gather, all_reduce, all_to_all
 
 
 @dataclass(frozen=True)

@@ -10,11 +10,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from rifflemix.compat import OperatorWatch, sent_bytes
+from rifflemix.compat import OperatorWatch
 from rifflemix.mixers import TokenMixer
 from rifflemix.mixers.csp import CSP
 from rifflemix.mixers.permutation_mixer import PermutationMixer
 from rifflemix.mixers.sinkhorn import Sinkhorn
+from rifflemix.parallel.compat import sent_bytes
 from rifflemix.parallel.permutations import plan_local_groups
 from rifflemix.parallel.shards import Shards
 
