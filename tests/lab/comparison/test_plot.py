@@ -93,7 +93,7 @@ def test_disk_area_is_proportional_to_memory() -> None:
     scale = _area_per_byte(points)
     largest, smallest = max(p.memory for p in points), min(p.memory for p in points)
     assert largest * scale == pytest.approx(48.0**2)
-    assert smallest * scale == pytest.approx(64.0**2 * smallest / largest)
+    assert smallest * scale == pytest.approx(48.0**2 * smallest / largest)
 
 
 def test_colours_do_not_depend_on_what_has_finished() -> None:
