@@ -27,7 +27,7 @@ from rifflemix.lab.comparison import (
 )
 from rifflemix.lab.comparison.choices import resolve
 from rifflemix.lab.comparison.rows import Ranking, Row, mean_ratio, mean_standing, ranking, unbeaten
-from rifflemix.lab.comparison.suites.catalog import PEERS, Suite, SuiteTask
+from rifflemix.lab.comparison.suites.catalog import Suite, SuiteTask
 from rifflemix.lab.comparison.suites.report import SuiteReport
 from rifflemix.lab.runs.status import RunStatus
 from rifflemix.lab.tasks import task_card
@@ -269,9 +269,10 @@ def test_every_task_of_a_suite_resolves_with_the_same_rates_for_all_mixers() -> 
 def test_the_small_suite_has_the_headline_and_the_best_baselines_by_validation() -> None:
     results = load_script("benchmarks/store.py").load(PEERS_CHOSEN_BY).content
     runs = [run for run in results["runs"] if run["mixer"] not in HEADLINE]
-    best = sorted(runs, key=lambda run: -run["validation"]["accuracy"])[: len(PEERS)]
-    assert {run["mixer"] for run in best} == set(PEERS)
-    assert get_suite("lra-small").mixers == HEADLINE + PEERS
+    best = sorted(runs, key=lambda run: -run["validation"]["accuracy"])[:8]
+    mixers = get_suite("lra-small").mixers
+    assert mixers[: len(HEADLINE)] == HEADLINE
+    assert {run["mixer"] for run in best} == set(mixers[len(HEADLINE) :])
     smoke = get_suite("lra-small-smoke")
     for name, task in get_suite("lra-small").tasks.items():
         half = {**task.settings, "max_steps": task.settings["max_steps"] // 2}
