@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from test_compare import measured
-from test_suite import SMALL, TINY
+from test_suite_runs import SMALL, TINY
 
 import rifflemix as rm
 from command_line import Cli
