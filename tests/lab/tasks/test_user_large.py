@@ -75,6 +75,22 @@ def test_a_tokenizer_of_prepared_texts_is_learned_once(tmp_path, large, tokenize
     assert contents(again) == contents(first)
 
 
+@pytest.mark.filterwarnings("ignore:.*earlier split:rifflemix.errors.InputWarning")
+def test_splits_are_drawn_once(tmp_path, large, monkeypatch):
+    labels = [f"class {n % 3}" for n in range(COUNT)]
+    path = write(tmp_path / "rows.parquet", text=TEXTS, label=labels, other=CLASSES)
+    first = rm.Task.from_csv(path, **WANTED)
+    changes = [{"seed": 1}, {"split": (0.5, 0.3, 0.2)}, {"label": "other"}, {"folds": 3, "fold": 0}]
+    others = [rm.Task.from_csv(path, **{**WANTED, **change}) for change in changes]
+    monkeypatch.setattr(prepared, "divide", None)
+    again = rm.Task.from_csv(path, **WANTED)
+    assert contents(again) == contents(first)
+    assert (again.classes, again.split_note) == (first.classes, first.split_note)
+    assert others[2].classes == ("0", "1", "2")
+    for other in others[:2] + others[3:]:
+        assert contents(other) != contents(first)
+
+
 def test_vectors_and_token_ids_stay_on_disk_too(tmp_path, large):
     vectors = [[[0.5 * n, 1.0]] * (1 + n % 3) for n in range(COUNT)]
     ids = [[n % 7, 3] for n in range(COUNT)]

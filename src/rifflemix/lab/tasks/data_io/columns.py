@@ -136,6 +136,8 @@ def _values(column: Any) -> NDArray[Any]:
         coded = column.dictionary_encode()
         texts = np.array(coded.dictionary.to_pylist(), dtype=object)
         return np.asarray(texts[coded.indices.to_numpy()])
+    if pyarrow.types.is_integer(column.type) or pyarrow.types.is_floating(column.type):
+        return np.from_dlpack(column)  # to_numpy imports pandas
     return np.asarray(column.to_numpy(zero_copy_only=False))
 
 

@@ -27,25 +27,19 @@ from rifflemix.lab.tasks.data_io.columns import Column
 from rifflemix.lab.tasks.images.pixels import WholeImages
 from rifflemix.lab.tasks.text.encoder import TextEncoder, TextInputs
 from rifflemix.lab.tasks.user_data.choose_kind import Choice, Origin
-from rifflemix.lab.tasks.user_data.labels import (
-    Labels,
-    check_token_counts,
-    cut_to_lengths,
-    read_labels,
-)
-from rifflemix.lab.tasks.user_data.prepared import prepared_samples
+from rifflemix.lab.tasks.user_data.labels import Labels, check_token_counts, cut_to_lengths
+from rifflemix.lab.tasks.user_data.prepared import labels_and_splits, prepared_samples
 from rifflemix.lab.tasks.user_data.samples import (
     MOST_TOKENS,
     Reading,
     Samples,
     TextsOf,
-    count_samples,
     read_samples,
     sample_hashes,
 )
 from rifflemix.lab.tasks.user_data.series_options import SeriesOptions, cut_count, series_shape
 from rifflemix.lab.tasks.user_data.splits import ImageOptions, UserSplit, image_shape, patch_size
-from rifflemix.lab.tasks.user_data.splitting import Division, Given, divide
+from rifflemix.lab.tasks.user_data.splitting import Division, Given
 from rifflemix.lab.tasks.user_data.tokenizing import (
     TextOptions,
     WordInputs,
@@ -94,12 +88,10 @@ def labelled_task(
     origin: Origin,
 ) -> Task:
     """Create a task from samples with labels."""
-    kind, count = choice.kind, count_samples(given.x)
-    y = given.y
+    kind, y = choice.kind, given.y
     if kind is TOKENS and given.lengths is not None:
         y = cut_to_lengths(y, plain_array(given.lengths))
-    labels = read_labels(y, count, kind)
-    division = divide(given.split, labels, given.groups, seed)
+    labels, division = labels_and_splits(replace(given, y=y), kind, seed)
     words = read_words(given.x) if kind is TOKENS else None
     if words is None:
         samples, encoder = _read(given, division, texts, series), None

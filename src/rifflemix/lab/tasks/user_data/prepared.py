@@ -1,9 +1,10 @@
-"""Samples of large data sets: encoded once into files, and mapped into memory."""
+"""Samples, labels and splits of large data sets: stored in files, and mapped into memory."""
 
 from __future__ import annotations
 
 import hashlib
 import os
+import pickle
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -19,11 +20,20 @@ from rifflemix.errors import InputError, bad_argument
 from rifflemix.files import make_folder, read_json, write_json
 from rifflemix.json_values import check_json
 from rifflemix.lab.tasks.core.arrays import cut
-from rifflemix.lab.tasks.core.base import PreparationStopped, Progress
+from rifflemix.lab.tasks.core.base import SPLITS, PreparationStopped, Progress
+from rifflemix.lab.tasks.core.kinds import Kind
 from rifflemix.lab.tasks.data_io.columns import Column
-from rifflemix.lab.tasks.data_io.files import cache_root, cached_arrays, cannot_keep
+from rifflemix.lab.tasks.data_io.files import Arrays, cache_root, cached_arrays, cannot_keep
 from rifflemix.lab.tasks.text.encoder import TextEncoder
-from rifflemix.lab.tasks.user_data.samples import MOST_IDS, Reading, Samples, check_sequence
+from rifflemix.lab.tasks.user_data.labels import Labels, read_labels
+from rifflemix.lab.tasks.user_data.samples import (
+    MOST_IDS,
+    Reading,
+    Samples,
+    check_sequence,
+    count_samples,
+)
+from rifflemix.lab.tasks.user_data.splitting import Division, Given, divide
 from rifflemix.locks import locked
 
 _STATE, _DONE = "state.json", "done.json"
@@ -272,3 +282,38 @@ class _Writer:
 def _hash(row: NDArray[Any]) -> int:
     digest = hashlib.blake2b(row.tobytes(), digest_size=8).digest()
     return int.from_bytes(digest, "little", signed=True)
+
+
+def labels_and_splits(given: Given, kind: Kind, seed: int) -> tuple[Labels, Division]:
+    """Read the labels and divide the samples.
+
+    Labels and splits of samples on disk are stored in the cache, and mapped into memory.
+    """
+    if not isinstance(given.x, Column):
+        return _made(given, kind, seed)
+
+    def arrays() -> Arrays:
+        labels, division = _made(given, kind, seed)
+        texts = {"classes": np.array(labels.classes, dtype=str), "note": np.array(division.note)}
+        return {"labels": labels.values, **texts, **division.rows}
+
+    folder = cache_root() / "user_data" / f"splits-{_key(given, kind, seed)}"
+    found = {name: array.values for name, array in cached_arrays(folder, arrays).items()}
+    labels = Labels(kind, found["labels"], tuple(found["classes"].tolist()))
+    return labels, Division({name: found[name] for name in SPLITS}, str(found["note"]))
+
+
+def _made(given: Given, kind: Kind, seed: int) -> tuple[Labels, Division]:
+    labels = read_labels(given.y, count_samples(given.x), kind)
+    return labels, divide(given.split, labels, given.groups, seed)
+
+
+def _key(given: Given, kind: Kind, seed: int) -> str:
+    """Hash everything that the labels and splits depend on."""
+    buffers: list[pickle.PickleBuffer] = []
+    wanted = given.x.key, given.y, given.groups, given.split, kind.name, seed
+    head = pickle.dumps(wanted, protocol=5, buffer_callback=buffers.append)
+    total = hashlib.blake2b(head, digest_size=12)
+    for buffer in buffers:
+        total.update(buffer.raw())
+    return total.hexdigest()
