@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
+import csv
+import functools
 import json
 import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
-from rifflemix.lab.recipes import (
-    Recipe,
-    dimension_mixer,
-    get_recipe,
-    list_recipes,
-    mega,
-    sliceformer,
-    tost_lra,
-)
+from rifflemix.lab.recipes import Recipe, get_recipe, list_recipes
 from rifflemix.lab.report.units import is_share
 from rifflemix.lab.reproduction.records import Reproduction
 from rifflemix.lab.tasks import list_tasks, task_card
@@ -45,79 +40,25 @@ class Average:
         return (sum(counted) + self.failed * _CHANCE) / (len(counted) + self.failed)
 
 
-_TRANSFORMERS: dict[str, Average] = {
-    "Transformer": Average(54.39),
-    "LocalAttention": Average(46.06),
-    "LinearTrans": Average(50.55),
-    "Reformer": Average(50.67),
-    "Sinkformer": Average(51.18),
-    "SparseTrans": Average(51.24),
-    "SinkhornTrans": Average(51.29),
-    "Linformer": Average(51.36),
-    "Performer": Average(51.41),
-    "Synthesizer": Average(52.88),
-    "Longformer": Average(53.46),
-    "BigBird": Average(55.01),
-    "Cosformer": Average(55.23),
-}
-_CSP_TABLE_4: dict[str, Average] = {
-    **_TRANSFORMERS,
-    "Transformer using CSP": Average(58.91),
-    "CCNN": Average(68.02, failed=2),
-    "ETSMLP": Average(83.09),
-    "S4": Average(80.48),
-    "S5": Average(87.46),
-    "SPADE": Average(86.19),
-    "MEGA": Average(88.21),
-    "MEGA-chunk": Average(85.66),
-    "MEGA using CSP": Average(85.89),
-}
-_SLICEFORMER_TABLE_2: dict[str, Average] = {
-    **_TRANSFORMERS,
-    "Sliceformer, max-exchange": Average(54.96),
-    "Sliceformer, order-interleave": Average(58.28),
-    "Sliceformer, ascending": Average(58.91),
-}
-# The averages of the first four rows count Path-X, which the table does not show, as chance.
-_TOST_TABLE_3: dict[str, Average] = {
-    "Reformer": Average(50.56, failed=1),
-    "BigBird": Average(54.17, failed=1),
-    "LinFormer": Average(50.46, failed=1),
-    "Performer": Average(51.18, failed=1),
-    "Transformer": Average(59.24),
-    "ToST": Average(59.90),
-    "S4": Average(84.03),
-}
-_TOST_TABLE_4: dict[str, Average] = {
-    "GPT2-Base": Average(4.26),
-    "ToST-Base": Average(4.84),
-    "ToST-Medium": Average(4.32),
-    "ToST-Large": Average(4.02),
-}
-_DIMENSION_MIXER_TABLE_5: dict[str, Average] = {
-    row: Average(printed, without=("Path-X",))
-    for row, printed in {
-        "Standard": 58.77,
-        "Flash-Attn.": 59.8,
-        "Reformer": 55.04,
-        "Linformer": 55.59,
-        "Performer": 53.63,
-        "Nystromformer": 58.95,
-        "Butterfly": 59.75,
-    }.items()
-}
-_TABLES: dict[tuple[str, str], Mapping[str, Average]] = {
-    (mega.PAPER, "Table 4"): _CSP_TABLE_4,
-    (sliceformer.PAPER, "Table II"): _SLICEFORMER_TABLE_2,
-    (tost_lra.PAPER, "Table 3"): _TOST_TABLE_3,
-    (tost_lra.PAPER, "Table 4"): _TOST_TABLE_4,
-    (dimension_mixer.PAPER, "Table 5"): _DIMENSION_MIXER_TABLE_5,
-}
+@functools.cache
+def _averages() -> dict[tuple[str, str], dict[str, Average]]:
+    """Read row -> average by paper and table.
+
+    The first four rows of ToST's Table 3 count Path-X as chance, although the table leaves it out.
+    """
+    found: dict[tuple[str, str], dict[str, Average]] = {}
+    file = Path(__file__).parent / "files" / "averages.csv"
+    with file.open(encoding="utf-8", newline="") as text:
+        for line in csv.DictReader(text):
+            without = tuple(filter(None, line["without"].split(";")))
+            average = Average(float(line["average"]), int(line["failed"] or 0), without)
+            found.setdefault((line["paper"], line["table"]), {})[line["row"]] = average
+    return found
 
 
 def printed_averages(paper: str, table: str) -> Mapping[str, Average]:
     """Return row -> average for a table of a paper."""
-    return _TABLES.get((paper, table), {})
+    return _averages().get((paper, table), {})
 
 
 OTHER_DATA = "other data"
