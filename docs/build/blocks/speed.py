@@ -13,8 +13,9 @@ from store import Result, newest
 
 from rifflemix.lab.bench.rows import PEER, BenchTable
 from rifflemix.lab.bench.tables import PASS_TITLES, bench_notes, bench_tables
+from rifflemix.lab.report.units import format_bytes
 from rifflemix.mixers import HEADLINE, list_mixers
-from rifflemix.text import bold, table_lines
+from rifflemix.text import bold, code, table_lines
 
 TOKENS = 4096
 _SHOWN = ("softmax", "csp", "tssa", "butterfly")
@@ -148,6 +149,43 @@ def _headline(content: Mapping[str, Any]) -> dict[str, Any]:
     return {**content, "rows": rows} | ({"growth": growth} if "growth" in content else {})
 
 
+def streaming(page: Path, _: list[str]) -> str:
+    """Write training time, growth, decoding time and state of causal layers."""
+    timed, decoded = newest_benchmark("causal/scaling"), newest("decode-*")
+    steps = {row["name"]: row for row in decoded.content["rows"]}  # the longest context is the last
+    growth = {
+        entry["name"]: entry["fit"]
+        for entry in timed.content["growth"]
+        if entry["pass"] == "forward_backward"
+    }
+    lengths, context = timed.content["settings"]["tokens"], decoded.content["settings"]["contexts"]
+    lines = []
+    for name in timed.content["settings"]["mixers"]:
+        passes = passes_by_tokens(timed.content, name)
+        step, fit = steps[name], growth[name]
+        lines.append([
+            code(name),
+            *(_milliseconds(passes[tokens]["forward_backward"]) for tokens in lengths),
+            f"{fit['exponent']:.2f} ± {fit['standard_error']:.2f}",
+            _milliseconds(step["passes"]["step"]),
+            format_bytes(step["extra"]["state_bytes"]),
+        ])  # fmt: skip
+    training = [f"Training, N={tokens:,}, ms" for tokens in lengths]
+    headers = ["", *training, "Growth", f"Decoding, N={context[-1]:,}, ms", "State"]
+    note = (
+        f"Layers of {timed.content['settings']['dim']} channels on one CPU core. Growth is the "
+        "exponent of N in the training time, ± its standard error. Decoding is the time of one "
+        f"more token. {bench_notes(timed.content)[0]}. From {cite(page, timed)} and "
+        f"{cite(page, decoded)}."
+    )
+    return "\n".join([*table_lines(headers, lines, range(1, len(headers))), "", note])
+
+
+def _milliseconds(passes: Mapping[str, float]) -> str:
+    value = 1e3 * passes["p50"]
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+
+
 # Times of kernels and layers on a GPU.
 
 
@@ -229,6 +267,7 @@ def _machine(environment: Mapping[str, Any]) -> str:
 WRITERS = {
     "speed-up": summary,
     "results": results,
+    "streaming": streaming,
     "device-times": device_times,
     "layer-times": layer_times,
     "from-python": from_python,
