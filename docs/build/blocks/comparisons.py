@@ -105,8 +105,8 @@ def _packed_table(content: dict[str, Any], kind: str) -> str:
     for phase in ("forward", "training"):
         headers += [f"{phase}, packed, ms", "padded", "equal lengths"]
     caption = (
-        f"{kind}, {sum(lengths):,} in all, {len(set(lengths))} different lengths; "
-        f"padding would leave {100 * share:.0f} % of a batch filled:"
+        f"{kind}, {sum(lengths):,} in all, {len(set(lengths))} different lengths. "
+        f"Padding would leave {100 * share:.0f} % of a batch filled."
     )
     rows = [[Markdown(name), *cells] for name, cells in lines.items()]
     return "\n".join([caption, "", *table_lines(headers, rows, range(1, len(headers)))])

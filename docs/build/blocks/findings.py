@@ -108,12 +108,11 @@ def choose(page: Path, _: list[str]) -> str:
     headers = ["mixer", "CPU speed-up", "H200 speed-up, from Python", "H200 speed-up, CUDA graph",
                "CPU training memory", "state, causal", "ListOps-2,000", "CIFAR-10"]  # fmt: skip
     note = (
-        f"Speed-up of training one layer over softmax attention at {TOKENS:,} tokens (higher is "
-        f"better); memory relative to softmax attention at {TOKENS:,} tokens (lower is better); "
-        "an empty cell was not measured. "
-        "State: numbers per sequence that a causal layer of 64 channels and 4 heads stores after "
-        f"{TOKENS:,} tokens. Test accuracies: on CIFAR-10 a model without mixing reaches "
-        f"{100 * images['identity']:.1f} %. "
+        f"Speed-up and memory: training of one layer at {TOKENS:,} tokens, relative to softmax "
+        "attention. Speed-up: higher is better; memory: lower is better. An empty cell was not "
+        "measured. State: numbers per sequence that a causal layer of 64 channels and 4 heads "
+        f"stores after {TOKENS:,} tokens. ListOps-2,000 and CIFAR-10: test accuracies. On "
+        f"CIFAR-10 a model without mixing reaches {100 * images['identity']:.1f} %. "
         f"{_source(page, 'speed', 'memory', 'host', 'every-mixer')}"
     )
     drawn = f"![{alt}]({link(page, ASSETS / 'accuracy-speed.svg')})"

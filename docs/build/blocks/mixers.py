@@ -89,8 +89,8 @@ def measured(page: Path, names: list[str]) -> str:
     ]
     headers = ["tokens N", "forward, ms", "training, ms", "training memory, MiB"]
     lines = [
-        f"One layer of {settings['dim']} channels and {settings['heads']} heads on a CPU; in "
-        "brackets, the relative time or memory (softmax attention is 1x, lower is better):",
+        f"One layer of {settings['dim']} channels and {settings['heads']} heads on a CPU. In "
+        "brackets: time or memory relative to softmax attention (lower is better).",
         "",
         *table_lines(headers, rows, range(4)),
         "",
