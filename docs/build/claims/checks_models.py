@@ -12,6 +12,7 @@ from claims.base import FAILS, HOLDS, UNDECIDED, Data, Judgement, judgement, lis
 from claims.checks import Make, noise
 from common import DATA
 from numpy.typing import NDArray
+from sklearn.metrics import roc_auc_score
 from store import csv_lines
 from torch import Tensor, nn
 
@@ -284,13 +285,9 @@ def group_difference(likeliest: NDArray[np.int64], ink: NDArray[np.bool_], heads
 
 def roc_areas(maps: NDArray[np.float64], ink: NDArray[np.bool_]) -> NDArray[np.float64]:
     """Area under the ROC curve of each map (B, patches): 0.5 by chance, 1 for a perfect map."""
-    areas = []
-    for weights, inked in zip(maps, ink, strict=True):
-        if inked.all() or not inked.any():
-            continue
-        front, back = weights[inked][:, None], weights[~inked][None, :]
-        areas.append((front > back).mean() + 0.5 * (front == back).mean())
-    return np.array(areas)
+    has_both = ink.any(1) & ~ink.all(1)
+    pairs = zip(ink[has_both], maps[has_both], strict=True)
+    return np.array([roc_auc_score(inked, weights) for inked, weights in pairs])
 
 
 def foreground_has_a_head(data: Data) -> Judgement:
