@@ -227,7 +227,7 @@ def test_at_chance_nothing_is_bold_and_a_sentence_says_so() -> None:
 
 
 @pytest.mark.parametrize("is_old", [True, False])
-def test_without_the_commonest_answer_guessing_is_the_least_it_can_be(is_old: bool) -> None:
+def test_without_a_majority_share_the_baseline_is_guessing(is_old: bool) -> None:
     results = at_chance(num_classes=4, majority_share=None)
     if is_old:
         del results["task"]["majority_share"]

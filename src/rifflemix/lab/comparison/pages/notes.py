@@ -20,7 +20,7 @@ from rifflemix.lab.report.units import (
 from rifflemix.lab.tasks.core.base import SPLITS
 from rifflemix.lab.tasks.core.kinds import IMBALANCED
 
-_BLIND_ANSWER = "always giving the commonest answer"
+_BLIND_ANSWER = "the majority-class baseline"
 _ERRORS_OF_NUMBERS = ("rmse", "mae", "mse", "r2", "mase")
 """The metrics of tasks that ask for numbers instead of a class."""
 
@@ -106,7 +106,7 @@ def softmax_note(table: Table) -> str:
     """Name the mixers that softmax attention beats, by column."""
     softmax = table.baseline
     if softmax is None or softmax.test is None:
-        return f"{BASELINE} has no finished run here, so nothing is said relative to it."
+        return f"{BASELINE} has no finished run here, so there is no comparison with it."
     others = [row for row in table.rows if row is not softmax and row.test is not None]
     failed = [run.mixer for run in table.results.failed_runs]
     contests = {
