@@ -150,32 +150,24 @@ def _headline(content: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def streaming(page: Path, _: list[str]) -> str:
-    """Write training time, growth, decoding time and state of causal layers."""
+    """Write training time, decoding time and state of causal layers."""
     timed, decoded = newest_benchmark("causal/scaling"), newest("decode-*")
     steps = {row["name"]: row for row in decoded.content["rows"]}  # the longest context is the last
-    growth = {
-        entry["name"]: entry["fit"]
-        for entry in timed.content["growth"]
-        if entry["pass"] == "forward_backward"
-    }
     lengths, context = timed.content["settings"]["tokens"], decoded.content["settings"]["contexts"]
     lines = []
     for name in timed.content["settings"]["mixers"]:
-        passes = passes_by_tokens(timed.content, name)
-        step, fit = steps[name], growth[name]
+        passes, step = passes_by_tokens(timed.content, name), steps[name]
         lines.append([
             code(name),
             *(_milliseconds(passes[tokens]["forward_backward"]) for tokens in lengths),
-            f"{fit['exponent']:.2f} ± {fit['standard_error']:.2f}",
             _milliseconds(step["passes"]["step"]),
             format_bytes(step["extra"]["state_bytes"]),
         ])  # fmt: skip
     training = [f"Training, N={tokens:,}, ms" for tokens in lengths]
-    headers = ["", *training, "Growth", f"Decoding, N={context[-1]:,}, ms", "State"]
+    headers = ["", *training, f"Decoding, N={context[-1]:,}, ms", "State"]
     note = (
-        f"Layers of {timed.content['settings']['dim']} channels on one CPU core. Growth is the "
-        "exponent of N in the training time, ± its standard error. Decoding is the time of one "
-        f"more token. {bench_notes(timed.content)[0]}. From {cite(page, timed)} and "
+        f"Layers of {timed.content['settings']['dim']} channels on one CPU core. Decoding is the "
+        f"time of one more token. {bench_notes(timed.content)[0]}. From {cite(page, timed)} and "
         f"{cite(page, decoded)}."
     )
     return "\n".join([*table_lines(headers, lines, range(1, len(headers))), "", note])

@@ -86,7 +86,7 @@ ABLATION = Runs(
         row: f"tost/table8-cifar10-{row}"
         for row in ("normalized-mlp", "normalized-ista", "plain-mlp", "plain-ista")
     },
-    steps=2000,
+    steps=600,
     batch_size=64,
     scale=0.25,
 )
