@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import functools
 import gc
 import importlib.metadata
 import os
@@ -203,6 +204,7 @@ def describe_hardware(environment: dict[str, Any]) -> str:
     return hardware.gpu or hardware.describe_cpu()
 
 
+@functools.cache
 def _version(name: str) -> str | None:
     if name == "torch":
         return str(torch.__version__)
