@@ -55,13 +55,13 @@ class Passages(Retrieval):
         source="papers of the ACL Anthology, as task retrieval has them; paired here",
         licence="CC BY (ACL Anthology)",
         description=(
-            "Pairs of passages of max_length words. Label 1: both passages are from one paper and do "
-            "not overlap (half of the pairs). Words are in lower case and have at least three "
-            "letters. The skip_common most frequent words of the training papers are left out. The "
-            "other words have ids from 2 on by their frequency in the training papers, and unknown "
-            "words have the id 1. One paper in ten is for validation, and one in ten for the test. "
-            "Papers that share a fifth of their text are in the same split, and never a pair with "
-            "label 0. The files are those of task retrieval, without its own pairs."
+            "Pairs of passages of max_length words. Label 1: both passages are from one paper and "
+            "do not overlap (half of the pairs). Words are in lower case and have at least three "
+            "letters. The skip_common most frequent words of the training papers are left out. "
+            "The other words have ids from 2 on by their frequency in the training papers, and "
+            "unknown words have the id 1. One paper in ten is for validation, and one in ten for "
+            "the test. Papers that share a fifth of their text are in the same split, and never a "
+            "pair with label 0. The files are those of task retrieval, without its own pairs."
         ),
         needs_data=True,
         options={"max_length": 128, "vocab_size": 4096, "skip_common": 150, **_COUNTS},
