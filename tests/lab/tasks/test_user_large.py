@@ -91,6 +91,23 @@ def test_splits_are_drawn_once(tmp_path, large, monkeypatch):
         assert contents(other) != contents(first)
 
 
+@pytest.mark.filterwarnings("ignore:.*earlier split:rifflemix.errors.InputWarning")
+def test_names_of_classes_are_stored_exactly(tmp_path, large):
+    path = write(tmp_path / "rows.parquet", text=TEXTS, label=["a", "a\0"] * (COUNT // 2))
+    for _ in range(2):  # drawn, then read from the cache
+        assert rm.Task.from_csv(path, **WANTED).classes == ("a", "a\0")
+
+
+@pytest.mark.filterwarnings("ignore:.*earlier split:rifflemix.errors.InputWarning")
+def test_several_labels_per_sample_are_read_into_memory(tmp_path, large):
+    datasets = pytest.importorskip("datasets", reason="needs datasets")
+    labels = [["a"] if n % 2 else ["b", "a"] for n in range(COUNT)]
+    path = write(tmp_path / "rows.parquet", text=TEXTS, label=labels)
+    data = datasets.Dataset.from_dict({"text": TEXTS, "label": labels})
+    for task in (rm.Task.from_csv(path, **WANTED), rm.Task.from_datasets(data, **WANTED)):
+        assert (task.of_kind.name, task.classes) == ("multilabel", ("a", "b"))
+
+
 def test_vectors_and_token_ids_stay_on_disk_too(tmp_path, large):
     vectors = [[[0.5 * n, 1.0]] * (1 + n % 3) for n in range(COUNT)]
     ids = [[n % 7, 3] for n in range(COUNT)]

@@ -73,9 +73,11 @@ class ArrowFile:
 
     def has_fields(self, name: str) -> bool:
         """Return whether the cells of a column have several fields, as audio of `datasets` has."""
-        return bool(self._schema.field(name).type.num_fields) and not hasattr(
-            self._schema.field(name).type, "value_type"
-        )
+        return self.is_nested(name) and not hasattr(self._schema.field(name).type, "value_type")
+
+    def is_nested(self, name: str) -> bool:
+        """Return whether the cells of a column have several values."""
+        return bool(self._schema.field(name).type.num_fields)
 
     def check(self, wanted: Sequence[str]) -> None:
         """Raise if a column is missing."""

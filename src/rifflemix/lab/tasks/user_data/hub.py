@@ -106,7 +106,7 @@ def _part(
     is_plain = isinstance(input, str) and isinstance(label, str)
     is_sound = isinstance(input, str) and _is_sound(part, input)
     is_large = is_plain and not is_sound and kind in ON_DISK and len(part) > MOST_IN_MEMORY
-    if is_large and not _is_image(part[0][input]):
+    if is_large and not _is_image(part[0][input]) and not isinstance(part[0][label], list):
         groups, times = (None if n is None else _column(part, n) for n in (group, time))
         inputs = DatasetColumn(part, str(input))
         return Part(inputs, _column(part, str(label)), groups=groups, times=times)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import pickle
 import time
@@ -18,7 +19,7 @@ from numpy.typing import NDArray
 
 from rifflemix.errors import InputError, bad_argument
 from rifflemix.files import make_folder, read_json, write_json
-from rifflemix.json_values import check_json
+from rifflemix.json_values import check_json, parse_json
 from rifflemix.lab.tasks.core.arrays import cut
 from rifflemix.lab.tasks.core.base import SPLITS, PreparationStopped, Progress
 from rifflemix.lab.tasks.core.kinds import Kind
@@ -294,12 +295,13 @@ def labels_and_splits(given: Given, kind: Kind, seed: int) -> tuple[Labels, Divi
 
     def arrays() -> Arrays:
         labels, division = _made(given, kind, seed)
-        texts = {"classes": np.array(labels.classes, dtype=str), "note": np.array(division.note)}
+        # NumPy drops zeros at the end of a text; JSON escapes them.
+        texts = {"classes": np.array(json.dumps(labels.classes)), "note": np.array(division.note)}
         return {"labels": labels.values, **texts, **division.rows}
 
     folder = cache_root() / "user_data" / f"splits-{_key(given, kind, seed)}"
     found = {name: array.values for name, array in cached_arrays(folder, arrays).items()}
-    labels = Labels(kind, found["labels"], tuple(found["classes"].tolist()))
+    labels = Labels(kind, found["labels"], tuple(parse_json(str(found["classes"]))))
     return labels, Division({name: found[name] for name in SPLITS}, str(found["note"]))
 
 

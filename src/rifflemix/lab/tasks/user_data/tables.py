@@ -246,7 +246,7 @@ def large_part(
     if len(table) <= MOST_IN_MEMORY or not isinstance(input, str) or not isinstance(label, str):
         return None
     table.check([name for name in (input, label, group, time) if name is not None])
-    if table.has_fields(input):  # recordings
+    if table.has_fields(input) or table.is_nested(label):  # recordings, several labels
         return None
     groups, times = (None if name is None else table.values(name) for name in (group, time))
     x, y = FileColumn(file, input), table.values(label)
