@@ -206,7 +206,12 @@ def conversion() -> Section:
         f"Each step has {content['batch_size']} pairs. The sentences have 10 words on average. "
         "Each dot is a seed; the dashed line is the original before training."
     )
+    script, arm = "python benchmarks/", "--arms 'layers, outputs with labels'"
+    commands = [
+        "make trained-models",
+        f"{script}conversion.py --data data --work runs/conversion --mixers csp butterfly {arm}",
+        f"{script}{content['command']}",
+    ]
     return Section("Converting a trained sentence encoder", text, "conversion",
                    dots("Spearman correlation", drawn, before), rows, [result],
-                   ["make trained-models",
-                    "python benchmarks/conversion.py --data shared/data"])  # fmt: skip
+                   commands)  # fmt: skip
