@@ -166,28 +166,39 @@ def _draw(axes: Axes, drawn: Sequence[Curve]) -> None:
     _label(axes, ends, [color for _, color in labeled], at_edge=True)
 
 
-def panels(title: str, drawn: Mapping[str, Sequence[Curve]], at: float) -> str:
-    """Draw one panel of curves per heading, on logarithmic scales, with a line at x = `at`."""
+def panels(
+    title: str, drawn: Mapping[str, Sequence[Curve]], x_label: str, at: float | None = None
+) -> str:
+    """Draw one panel of curves per heading, over a logarithmic vertical scale.
+
+    With `at`, the horizontal scale is logarithmic, too, with a line at x = `at`. Otherwise the
+    panels share the vertical scale.
+    """
     with mpl.rc_context(STYLE):
         figure = Figure((5.0, 3.1))
         figure.subplots_adjust(0.08, 0.13, 0.82, 0.88, wspace=1.05)
         for axes, (heading, found) in zip(
-            figure.subplots(1, len(drawn), squeeze=False)[0], drawn.items(), strict=True
+            figure.subplots(1, len(drawn), squeeze=False, sharey=at is None)[0],
+            drawn.items(),
+            strict=True,
         ):
             axes.set_title(heading, x=-0.3, loc="left", fontweight="bold", size=10)
-            axes.set_xscale("log", base=2)
             axes.set_yscale("log")
             values = sorted({x for curve in found for x, _ in curve.points})
-            gap = 2 if len(values) < 5 else 4  # doublings; labels of more lengths would touch
-            shown = [x for x in values if math.log2(x / at) % gap == 0]
-            axes.set_xticks(shown, [f"{x:,g}" for x in shown])
+            if at is not None:
+                axes.set_xscale("log", base=2)
+                gap = 2 if len(values) < 5 else 4  # doublings; labels of more lengths would touch
+                values = [x for x in values if math.log2(x / at) % gap == 0]
+                axes.axvline(at, color=GRAY, linestyle=":", linewidth=1)
+            else:
+                values = [values[0], values[len(values) // 2], values[-1]]
+            axes.set_xticks(values, [f"{x:,g}" for x in values])
             axes.minorticks_off()
             axes.spines[:].set_visible(False)
             axes.grid(axis="y")
             axes.set_axisbelow(True)
             axes.yaxis.set_major_formatter("{x:,g}")
-            axes.axvline(at, color=GRAY, linestyle=":", linewidth=1)
-            axes.set_xlabel("tokens")
+            axes.set_xlabel(x_label)
             _draw(axes, found)
         labels = (f"{heading}: {c.label}" for heading, found in drawn.items() for c in found)
         return _titled(figure, title, [label.replace("\n", " ") for label in labels])

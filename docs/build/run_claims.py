@@ -6,21 +6,20 @@
 
 Run it in the root of the repository. Data files are in the folder `data`, models and finished runs
 in `runs`. Trainings show their progress. Ctrl-C stops them, and the same command continues.
-Measurements are stored in docs/data/claims.csv, pictures in docs/assets/claims. Each finished
-training is stored at once, so that the same command in another checkout trains the rest.
+Measurements are stored in docs/data/claims.csv. Each finished training is stored at once, so that
+the same command in another checkout trains the rest.
 """
 
 from __future__ import annotations
 
 import shlex
-import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from claims.base import ACCURACY, NOT_RUN, PICTURES, SHOWN, Analysis, Evidence, Runs, keep, stored
+from claims.base import ACCURACY, NOT_RUN, Analysis, Evidence, Runs, keep, stored
 from claims.claims import DIGITS, EVIDENCE, MNIST
 from claims.runs import train
 
@@ -82,15 +81,12 @@ def _commands(*commands: str) -> bool:
 
 
 def _analyzed(evidence: Analysis) -> dict[str, Any]:
-    """Read the numbers of an analysis, and copy the picture if the page shows it."""
+    """Read the numbers of an analysis."""
     out = Path(evidence.out)
     found: dict[str, Any] = read_json(out / f"{evidence.kind}.json")
     for layers in found["data"].get("models", {}).values():
         for layer in layers if isinstance(layers, list) else ():
-            layer.pop("displacements", None)  # the picture has them
-    if evidence.name in SHOWN:
-        PICTURES.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(out / f"{evidence.kind}.png", PICTURES / f"{evidence.name}.png")
+            layer.pop("displacements", None)  # only the picture of the analysis needs them
     for command, name in ((DIGITS, "digits"), (MNIST, "mnist")):
         if command in evidence.trained:
             runs = read_json(RUNS / name / "results.json")["runs"]

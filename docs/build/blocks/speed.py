@@ -74,7 +74,7 @@ def picture() -> str:
     return panels(
         "Milliseconds to train one layer for one step; factors: times faster than softmax at "
         f"{TOKENS:,} tokens",
-        {"CPU, 2 cores": left, "H200 from Python;\ndashed: CUDA graph": right}, TOKENS,
+        {"CPU, 2 cores": left, "H200 from Python;\ndashed: CUDA graph": right}, "tokens", TOKENS,
     )  # fmt: skip
 
 

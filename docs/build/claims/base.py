@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from common import ASSETS, DATA
+from common import DATA
 from store import csv_lines, csv_text
 
 HOLDS, PART, FAILS = "holds", "holds in part", "does not hold here"
@@ -22,10 +22,8 @@ UNDECIDED = "within the noise"
 NOT_RUN = "not run yet"
 VERDICTS = (HOLDS, FAILS, PART, DEPENDS, UNDECIDED, NOT_RUN)
 
-NUMBERS, PICTURES = DATA / "claims.csv", ASSETS / "claims"
+NUMBERS = DATA / "claims.csv"
 ACCURACY = "accuracy"
-SHOWN = ("deep-collapse",)
-"""Measurements with a picture on the page."""
 UNFINISHED = "-unfinished"
 """Suffix of the finished runs of evidence that has further runs to train."""
 _STEP = "/"

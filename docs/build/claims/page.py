@@ -6,11 +6,12 @@ import re
 from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
+from charts import Curve, panels
 from claims.base import (
     ACCURACY,
     NOT_RUN,
-    PICTURES,
     VERDICTS,
     Evidence,
     Judgement,
@@ -19,8 +20,10 @@ from claims.base import (
     stored,
 )  # fmt: skip
 from claims.claims import DIGITS, JUDGED, MNIST, PAGE, Claim, claims
-from common import link
+from common import ASSETS, link, listed
 
+COLLAPSE = ASSETS / "collapse.svg"
+_STACKS = {"no skip connections": "with norm", "skip connections": "with norm and skip"}
 _ROW = re.compile(r'(\| <a id="(\d+)">\S+ \| .*? \| .*? \|) .*')
 
 
@@ -63,7 +66,8 @@ def _size(evidence: Evidence) -> str:
 def files() -> dict[Path, str]:
     """Return the page with new measurements and verdicts."""
     text = PAGE.read_text(encoding="utf-8")
-    return {PAGE: _ROW.sub(lambda row: f"{row[1]} {verdict_cells(int(row[2]))} |", text)}
+    page = _ROW.sub(lambda row: f"{row[1]} {verdict_cells(int(row[2]))} |", text)
+    return {PAGE: page, COLLAPSE: collapse()}
 
 
 def count(page: Path, _: list[str]) -> str:
@@ -81,14 +85,39 @@ def models(page: Path, _: list[str]) -> str:
     return f"```\n{DIGITS}\n{MNIST}\n```\n\nThey reach {'; '.join(runs)} (validation accuracy)."
 
 
-def picture(page: Path, names: list[str]) -> str:
-    """Write the picture of an analysis with its caption: NAME."""
-    (name,) = names
-    found = stored(name)
+def collapse() -> str:
+    """Draw the effective rank of tokens over depth, with and without skip connections."""
+    models = _deep()
+    drawn = {
+        heading: [
+            Curve(name, tuple((float(depth), rank) for depth, rank in enumerate(ranks)))
+            for name in models
+            for ranks in [models[name]["stacks"][stack]["effective"]]
+        ]
+        for heading, stack in _STACKS.items()
+    }
+    return panels("Effective rank of the tokens after each layer", drawn, "layers")
+
+
+def _deep() -> dict[str, Any]:
+    found = stored("deep-collapse")
     assert found is not None
-    claim = next(claim for claim in claims() if claim.evidence.name == name)
-    alt = f"{found['title']}: {judged(claim.evidence, claim.judge).shows}"
-    return f"![{alt}]({link(page, PICTURES / f'{name}.png')})\n\n{found['caption']}"
+    models: dict[str, Any] = found["data"]["models"]
+    return models
+
+
+def picture(page: Path, _: list[str]) -> str:
+    """Write the picture of the collapse with its finding as the text alternative."""
+    last = [
+        listed([f"{name} {of['stacks'][stack]['effective'][-1]:.1f}"
+                for name, of in _deep().items()])
+        for stack in _STACKS.values()
+    ]  # fmt: skip
+    alt = (
+        f"Effective rank after 24 layers: without skip connections {last[0]}, "
+        f"with skip connections {last[1]}."
+    )
+    return f"![{alt}]({link(page, COLLAPSE)})"
 
 
 def missing(page: Path, _: list[str]) -> str:
@@ -101,6 +130,6 @@ def missing(page: Path, _: list[str]) -> str:
 WRITERS = {
     "claims-count": count,
     "claims-models": models,
-    "claims-picture": picture,
+    "collapse": picture,
     "claims-missing": missing,
 }

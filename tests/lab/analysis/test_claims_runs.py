@@ -142,7 +142,6 @@ def small_rows(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(runs, "get_recipe", lambda name: made[name])
     monkeypatch.setattr(base, "NUMBERS", tmp_path / "claims.csv")
-    monkeypatch.setattr(script, "PICTURES", tmp_path)
     evidence = base.Runs("small", {"dense": "softmax", "sparse": "csp"}, 4, 8, 0.5, seeds=(0, 1))
     monkeypatch.setattr(script, "EVIDENCE", {"small": evidence})
     return evidence
@@ -229,7 +228,6 @@ def test_a_command_that_fails_leaves_no_file(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(base, "NUMBERS", tmp_path / "claims.csv")
-    monkeypatch.setattr(script, "PICTURES", tmp_path)
     failed = subprocess.CompletedProcess([], 2)
     monkeypatch.setattr(subprocess, "run", lambda *words, **options: failed)
     wrong = base.Analysis("nothing", "spectrum", "nowhere")
