@@ -246,6 +246,14 @@ CALLS: dict[str, Callable[[], Arguments]] = {
         "num_layers": 1,
         "device": torch.device("cpu"),
     },
+    "short_convolution": lambda: {
+        "x": x(),
+        "weight": rand(2, C),
+        "bias": rand(C),
+        "first": -1,
+        "length": N,
+    },
+    "short_convolution_weights": lambda: {"x": x(), "grad": rand(B, 5, C), "first": 1, "taps": 3},
     "circular_convolve": lambda: {"x": x(), "kernel": rand(C, 2 * N)},
     "circular_correlate": lambda: {"x": x(), "y": rand(B, N, C), "period": 2 * N},
 }
@@ -355,6 +363,12 @@ SPECIAL: dict[str, dict[str, Arguments]] = {
         "no features": {name: rand(B, H, 70, 0) for name in "qkab"},
         "16 bits": {"q": rand(B, H, 70, C).half()},
     },
+    "short_convolution": {
+        "a negative length": {"length": -1},
+        "no factors": {"weight": rand(0, C)},
+        "narrow factors": {"weight": rand(2, C).half()},
+    },
+    "short_convolution_weights": {"no taps": {"taps": 0}, "negative taps": {"taps": -1}},
     "dropout": {
         "integers": {"x": x().int()},
         "8 bits": {"x": x().to(torch.float8_e4m3fn)},

@@ -29,6 +29,7 @@ from rifflemix.ops import (
     sinkhorn_attention,
     token_statistics,
 )
+from rifflemix.ops.convolution.backends import short_convolution
 from rifflemix.ops.gradients import second_order_gradients
 
 Run = Callable[[Tensor, Tensor], Tensor]
@@ -126,6 +127,7 @@ BY_KERNELS: dict[str, Callable[[Tensor], Tensor]] = {
         *[x[:, None]] * 3, x[:, None, :3, :3], 2, backend="cpu"
     ),
     "block_mlp": lambda x: block_mlp(x, [BlockMap(x[0, :2, :2, None].exp())], backend="cpu"),
+    "short_convolution": lambda x: short_convolution(x, x[0, :3], x[1, 0], -2, 6, "cpu"),
     "linear_recurrence": lambda x: linear_recurrence(
         *[x[:, None]] * 3, log_decay=-x.square()[:, None], beta=x[:, None, :, 0], backend="cpu"
     ),

@@ -11,6 +11,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from rifflemix import ops
+from rifflemix.ops.convolution.backends import short_convolution
 
 B, H, N, C, SIZE = 2, 2, 12, 8, 4
 STEPS = list(range(C))
@@ -64,6 +65,9 @@ CALLS: dict[str, Callable[[Inputs], Any]] = {
     ),
     "linear_recurrence": lambda i: ops.linear_recurrence(
         *[i["q"]] * 3, log_decay=-i["q"], beta=i["q"][..., 0] / 8, key_padding_mask=i["mask"]
+    ),
+    "short_convolution": lambda i: short_convolution(
+        i["x"], i["x"][0, :4], i["x"][0, 0], -3, i["x"].shape[1]
     ),
     "sinkhorn": lambda i: ops.sinkhorn(i["scores"], 3),
     "gumbel_sinkhorn": lambda i: ops.gumbel_sinkhorn(i["scores"], 3, noise=i["noise"]),

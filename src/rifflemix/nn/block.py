@@ -13,6 +13,7 @@ from rifflemix.checks import check_bool, check_integer
 from rifflemix.compat import stable_order
 from rifflemix.errors import bad_argument, check_choice
 from rifflemix.nn.layers import Dropout, DropPath, LayerScale
+from rifflemix.ops.convolution.backends import short_convolution
 
 
 class ShortConvolution(nn.Module):
@@ -98,16 +99,16 @@ class ShortConvolution(nn.Module):
         return y, x.gather(1, index.unsqueeze(-1).expand(-1, -1, self.dim))
 
     def _convolve(self, x: Tensor, sequence: Tensor | None) -> Tensor:
+        if sequence is None:
+            oldest = 1 - self.size - self.first
+            return short_convolution(x, self.weight.flip(0), self.bias, oldest, x.shape[1])
         y = self.bias.expand_as(x)
         for weight, back in zip(
             self.weight, range(self.first, self.first + self.size), strict=True
         ):
-            moved = _shifted(x, back)
-            if sequence is not None and back:
-                # -1 is in no sequence, so tokens outside the row count as another sequence.
-                same = _shifted(sequence + 1, back) == sequence + 1
-                moved = torch.where(same, moved, 0.0)
-            y = torch.addcmul(y, moved, weight)
+            # -1 is in no sequence, so tokens outside the row count as another sequence.
+            same = _shifted(sequence + 1, back) == sequence + 1
+            y = torch.addcmul(y, torch.where(same, _shifted(x, back), 0.0), weight)
         return y
 
     def extra_repr(self) -> str:

@@ -16,7 +16,7 @@ from rifflemix.errors import InputError
 _LOG = logging.getLogger("rifflemix")
 _FOLDER = Path(__file__).parent
 _LIBRARY = "_kernels.so"  # same name in setup.py
-_INTERFACE = 13  # RIFFLEMIX_INTERFACE of kernels.h
+_INTERFACE = 14  # RIFFLEMIX_INTERFACE of kernels.h
 _BUILD_LOG = "_kernels_build.txt"  # same name in setup.py
 # By default, pip would reinstall the package without kernels from its cache.
 _AGAIN = (

@@ -18,7 +18,7 @@
 
 // Increase this number whenever an exported function is added or changed. The loader rejects a
 // library with another number, for example an old build in a development checkout.
-#define RIFFLEMIX_INTERFACE 13
+#define RIFFLEMIX_INTERFACE 14
 
 #define RIFFLEMIX_EXPORT extern "C" __attribute__((visibility("default")))
 

@@ -47,7 +47,7 @@ struct Problem {
 
 template <class A>
 struct Gradients {
-  Rows<A> q, k, v, decay, a, b;  // zeros at the start
+  Rows<A> q, k, v, decay, a, b;  // no values yet
   A *first, *last;               // the first and the last may be null
 };
 
@@ -90,11 +90,33 @@ struct Block {
 #pragma GCC unroll 4
     for (int i = 0; i < kVectors; ++i) of[i] *= factor;
   }
-  RIFFLEMIX_INLINE A dot(const Block& x) const {
+  // Products of the columns, added up to one vector.
+  RIFFLEMIX_INLINE V products(const Block& x) const {
     V sum = of[0] * x.of[0];
 #pragma GCC unroll 4
     for (int i = 1; i < kVectors; ++i) sum += of[i] * x.of[i];
-    return sum_lanes<A, kBytes>(sum);
+    return sum;
+  }
+};
+
+// Products of two states along the columns, for as many keys as a vector has lanes.
+template <class A, class B>
+struct Products {
+  static constexpr int kBytes = B::kOf * sizeof(A);
+  typename B::V rows[B::kOf];
+
+  RIFFLEMIX_INLINE void set(int64_t key, const B& x, const B& y) { rows[key] = x.products(y); }
+  // Adds a sum for each of the first `count` keys to `out`.
+  RIFFLEMIX_INLINE void add_to(A* out, int64_t count) {
+    for (int64_t i = count; i < B::kOf; ++i) rows[i] = typename B::V{};
+    A sums[B::kOf];
+    store_as(sums, sum_rows<A, kBytes>(rows));
+    for (int64_t i = 0; i < count; ++i) out[i] += sums[i];
+  }
+  // Adds the sum over the first `count` keys to `out`.
+  RIFFLEMIX_INLINE void add_all_to(A* out, int64_t count) {
+    for (int64_t i = 1; i < count; ++i) rows[0] += rows[i];
+    *out += sum_lanes<A, kBytes>(rows[0]);
   }
 };
 
@@ -226,8 +248,9 @@ struct Memory {
         removed(width_ * kInner) {}
 };
 
-// Adds the gradients of a token. `before` and `after` are the states around it. `grad` is the
-// gradient of the state after the token and becomes that of the state before it.
+// Adds the gradients of a token, to zero in the first block of columns. `before` and `after` are the
+// states around it. `grad` is the gradient of the state after the token and becomes that of the
+// state before it.
 template <Removal kRemoval, class B, class A>
 RIFFLEMIX_INLINE void retreat(const Problem<A>& p, const Gradients<A>& g, const Task<A>& task,
                               int64_t n, const A* before, const A* after, const A* removed,
@@ -247,45 +270,72 @@ RIFFLEMIX_INLINE void retreat(const Problem<A>& p, const Gradients<A>& g, const 
   if constexpr (kRemoval == kDelta) written.add(A(-1), u);
   A* grad_a = kRemoval == kErase ? g.a.at(task.batch, task.head, n) : nullptr;
   A* grad_b = kRemoval == kNone ? nullptr : g.b.at(task.batch, task.head, n);
-  for (int64_t d = 0; d < p.sizes.keys; ++d) {
-    B s, now;
-    s.read(grad + d * B::kWidth);
-    s.add(token.q[d], y);
-    now.read(after + d * B::kWidth);
-    grad_q[d] += now.dot(y);
-    grad_k[d] += s.dot(written);
-    along_k.add(token.k[d], s);
-    if constexpr (kRemoval == kErase) {
-      grad_a[d] -= s.dot(u);
-      along_u.add(-token.a[d], s);
+  if (task.column == 0) {
+    const int64_t keys = p.sizes.keys;
+    for (A* row : {grad_q, grad_k, grad_a, grad_b}) {
+      if (row != nullptr) std::fill(row, row + keys, A(0));
     }
-    if constexpr (kRemoval == kNone) {
-      if (grad_decay != nullptr) {
-        now.read(before + d * B::kWidth);
-        grad_decay[d * g.decay.feature] += s.dot(now);
-        s.scale(token.decay[d * token.decay_step]);
+    if (grad_decay != nullptr) {
+      std::fill(grad_decay, grad_decay + (g.decay.feature == 0 ? 1 : keys), A(0));
+    }
+  }
+  const int64_t keys = p.sizes.keys;
+  const bool one_decay = grad_decay != nullptr && g.decay.feature == 0;
+  Products<A, B> of_q, of_k, of_a, of_b, of_decay;
+  for (int64_t first = 0; first < keys; first += B::kOf) {
+    const int64_t some = std::min<int64_t>(B::kOf, keys - first);
+    for (int64_t i = 0; i < some; ++i) {
+      const int64_t d = first + i;
+      B s, now;
+      s.read(grad + d * B::kWidth);
+      s.add(token.q[d], y);
+      now.read(after + d * B::kWidth);
+      of_q.set(i, now, y);
+      of_k.set(i, s, written);
+      along_k.add(token.k[d], s);
+      if constexpr (kRemoval == kErase) {
+        of_a.rows[i] = -s.products(u);
+        along_u.add(-token.a[d], s);
       }
+      if constexpr (kRemoval == kNone) {
+        if (grad_decay != nullptr) {
+          now.read(before + d * B::kWidth);
+          of_decay.set(i, s, now);
+          s.scale(token.decay[d * token.decay_step]);
+        }
+      }
+      s.write(grad + d * B::kWidth);
     }
-    s.write(grad + d * B::kWidth);
+    of_q.add_to(grad_q + first, some);
+    of_k.add_to(grad_k + first, some);
+    if constexpr (kRemoval == kErase) of_a.add_to(grad_a + first, some);
+    if constexpr (kRemoval == kNone) {
+      if (one_decay) of_decay.add_all_to(grad_decay, some);
+      else if (grad_decay != nullptr) of_decay.add_to(grad_decay + first, some);
+    }
   }
   if constexpr (kRemoval == kDelta) along_u.add(A(-1), along_k);
   if constexpr (kRemoval != kNone) {
-    for (int64_t d = 0; d < p.sizes.keys; ++d) {
-      const A decay = token.decay[d * token.decay_step];
-      B s, then;
-      s.read(grad + d * B::kWidth);
-      s.add(token.b[d], along_u);
-      then.read(before + d * B::kWidth);
-      grad_b[d] += decay * then.dot(along_u);
-      if (grad_decay != nullptr) grad_decay[d * g.decay.feature] += s.dot(then);
-      s.scale(decay);
-      s.write(grad + d * B::kWidth);
+    for (int64_t first = 0; first < keys; first += B::kOf) {
+      const int64_t some = std::min<int64_t>(B::kOf, keys - first);
+      for (int64_t i = 0; i < some; ++i) {
+        const int64_t d = first + i;
+        const A decay = token.decay[d * token.decay_step];
+        B s, then;
+        s.read(grad + d * B::kWidth);
+        s.add(token.b[d], along_u);
+        then.read(before + d * B::kWidth);
+        of_b.rows[i] = decay * then.products(along_u);
+        if (grad_decay != nullptr) of_decay.set(i, s, then);
+        s.scale(decay);
+        s.write(grad + d * B::kWidth);
+      }
+      of_b.add_to(grad_b + first, some);
+      if (one_decay) of_decay.add_all_to(grad_decay, some);
+      else if (grad_decay != nullptr) of_decay.add_to(grad_decay + first, some);
     }
   }
-  B sum;
-  sum.read(grad_v, task.count);
-  sum.add(A(1), along_k);
-  sum.write(grad_v, task.count);
+  along_k.write(grad_v, task.count);
 }
 
 template <Removal kRemoval, class B, class A>

@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <cstring>
 #include <new>
+#include <utility>
 #include <vector>
 
 #include "kernels.h"
@@ -123,6 +124,41 @@ RIFFLEMIX_INLINE A sum_lanes(Vector<A, kBytes> v) {
     for (int i = 0; i < half; ++i) lanes[i] += lanes[i + half];
   }
   return lanes[0];
+}
+
+// Adds the lanes of `first` that are `Distance` apart, and those of `second`. The lanes with bit
+// `Distance` contain the sums of `second`.
+template <int Distance, class Integers, class V, std::size_t... Lane>
+RIFFLEMIX_INLINE V add_lanes(V first, V second, std::index_sequence<Lane...>) {
+  constexpr int size = sizeof...(Lane);
+#if defined(__clang__)
+  return __builtin_shufflevector(first, second,
+                                 (Lane & Distance ? int(Lane) - Distance + size : int(Lane))...) +
+         __builtin_shufflevector(first, second,
+                                 (Lane & Distance ? int(Lane) + size : int(Lane) + Distance)...);
+#else
+  return __builtin_shuffle(
+             first, second, Integers{(Lane & Distance ? int(Lane) - Distance + size : int(Lane))...}) +
+         __builtin_shuffle(
+             first, second, Integers{(Lane & Distance ? int(Lane) + size : int(Lane) + Distance)...});
+#endif
+}
+
+// Returns the sum of the lanes of rows[i] in lane i, and overwrites the rows. This takes a third of
+// the instructions of `sum_lanes` for each row.
+template <class A, int kBytes, int Distance = 1>
+RIFFLEMIX_INLINE Vector<A, kBytes> sum_rows(Vector<A, kBytes>* rows) {
+  constexpr int size = kBytes / sizeof(A);
+  if constexpr (Distance < size) {
+    using Integers = typename VectorOf<A, kBytes>::Integers;
+#pragma GCC unroll 16
+    for (int i = 0; i < size; i += 2 * Distance) {
+      rows[i] = add_lanes<Distance, Integers>(rows[i], rows[i + Distance],
+                                              std::make_index_sequence<size>());
+    }
+    return sum_rows<A, kBytes, 2 * Distance>(rows);
+  }
+  return rows[0];
 }
 
 template <class A>

@@ -113,15 +113,13 @@ def _run_backward(
     gradients: SevenTensors,
 ) -> None:
     q, k, v, log_decay, a, b, _ = terms
-    *of_tokens, of_first = gradients
-    for gradient in of_tokens:
-        gradient.zero_()
+    *of_tokens, of_first = (gradient if gradient.numel() else None for gradient in gradients)
     decay = None if log_decay is None else log_decay.exp()
     rows = _with_adjacent_features(q, k, v, decay, a, b, grad_y)
     last = None if grad_last is None else grad_last.contiguous()
     _call("backward", [*rows, *of_tokens], [saved, of_first, last], offsets)
     if decay is not None:
-        of_tokens[3].mul_(decay)
+        gradients[3].mul_(decay)
 
 
 _forward, _backward = define_operators(

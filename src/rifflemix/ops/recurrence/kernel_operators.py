@@ -7,6 +7,7 @@ computes second-order gradients.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
+from functools import partial
 from itertools import accumulate, pairwise
 from typing import Any
 
@@ -117,11 +118,12 @@ def define_operators(
         return _empty_tokens(v), _empty_states(q, v, offsets), saved
 
     def empty_gradients(
-        q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor | None, *others: Any
+        *terms: Any,
     ) -> SevenTensors:
-        decays = q if log_decay is None else log_decay
-        tokens = tuple(_empty_tokens(x) for x in (q, q, v, decays, q, q))
-        return (*tokens, _empty_states(q, v, others[-1]))  # type: ignore[return-value]
+        q, _, v, _, _, _, *_, offsets = terms
+        absent = partial(q.new_empty, 0)
+        tokens = (absent() if x is None else _empty_tokens(x) for x in terms[:6])
+        return (*tokens, _empty_states(q, v, offsets))  # type: ignore[return-value]
 
     @define(
         f"{name}_backward",
@@ -143,8 +145,11 @@ def define_operators(
         grad_last: Tensor | None,
         offsets: Sequence[int] | None,
     ) -> SevenTensors:
-        """Compute the gradients of q, k, v, log_decay, a, b and the first states."""
-        gradients = empty_gradients(q, k, v, log_decay, offsets)
+        """Compute the gradients of q, k, v, log_decay, a, b and the first states.
+
+        The gradients of absent tensors have no values.
+        """
+        gradients = empty_gradients(q, k, v, log_decay, a, b, offsets)
         terms = Terms(q, k, v, log_decay, a, b, None)
         backward(terms, offsets, saved.contiguous(), grad_y, grad_last, gradients)
         return gradients

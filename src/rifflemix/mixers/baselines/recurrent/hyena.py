@@ -90,7 +90,8 @@ class Hyena(TokenMixer):
     ) -> None:
         super().__init__(dim, **shared)
         self.in_proj = nn.Linear(self.dim, 3 * self.dim)
-        self.short = ShortConvolution(3 * self.dim, _SHORT, bias=True)
+        ahead = 0 if self.causal else 1
+        self.short = ShortConvolution(3 * self.dim, _SHORT, bias=True, ahead=ahead)
         self.kernel = HyenaKernel(
             self.dim,
             directions=1 if self.causal else 2,
@@ -110,7 +111,7 @@ class Hyena(TokenMixer):
         projected = self.in_proj(x)
         if mask is not None and not self.causal:
             projected = projected.masked_fill(mask.unsqueeze(-1), 0.0)
-        q, product = self._gated(self._short(projected))
+        q, product = self._gated(self.short(projected))
         if mask is not None:
             product = product.masked_fill(mask.unsqueeze(-1), 0.0)
         kernels = self.kernel(x.shape[1])
@@ -118,10 +119,6 @@ class Hyena(TokenMixer):
         tokens = wide(product)
         y = fft_convolution(tokens, forward, backward, backward_from="present")
         return self._read(q, y, tokens), projected, product
-
-    def _short(self, projected: Tensor) -> Tensor:
-        y: Tensor = self.short(projected if self.causal else F.pad(projected, (0, 0, 0, 1)))
-        return y if self.causal else y[:, 1:]
 
     def _gated(self, projected: Tensor) -> tuple[Tensor, Tensor]:
         q, k, v = projected.chunk(3, -1)

@@ -13,11 +13,12 @@ from rifflemix.mixers._convolution.long_convolution import wide
 from rifflemix.mixers.base import TokenMixer
 from rifflemix.mixers.packed import Segments
 from rifflemix.mixers.padding import fill_valid_tokens, mix_valid_tokens, take_tokens
+from rifflemix.ops.convolution.backends import short_convolution
 from rifflemix.ops.recurrence.backends import linear_recurrence
 
 
 class ShortConvolution(nn.Module):
-    """y[n] = bias + sum over i < kernel_size of weight[kernel_size - 1 - i] x[n - i].
+    """y[n] = bias + sum over i < kernel_size of weight[kernel_size - 1 - i] x[n + ahead - i].
 
     The parameters have the names, shapes and initial values of `torch.nn.Conv1d`.
 
@@ -25,11 +26,13 @@ class ShortConvolution(nn.Module):
         channels: number of channels, each with its own kernel.
         kernel_size: taps of a kernel.
         bias: add a bias to each channel.
+        ahead: number of later tokens that an output reads.
     """
 
-    def __init__(self, channels: int, kernel_size: int, *, bias: bool) -> None:
+    def __init__(self, channels: int, kernel_size: int, *, bias: bool, ahead: int = 0) -> None:
         super().__init__()
         self.kernel_size = kernel_size
+        self.ahead = ahead
         bound = 1.0 / math.sqrt(kernel_size)
         start = torch.empty(channels, 1, kernel_size).uniform_(-bound, bound)
         self.weight = nn.Parameter(start)
@@ -37,13 +40,11 @@ class ShortConvolution(nn.Module):
 
     def forward(self, x: Tensor, past: Tensor | None = None) -> Tensor:
         """Convolve tokens (B, N, C); `past` contains the kernel_size - 1 tokens before them."""
-        length = x.shape[1]
-        x = extended(x, past, self.kernel_size - 1)
-        weight = self.weight.to(x.dtype)
-        y = x[:, :length] * weight[:, 0, 0]
-        for tap in range(1, self.kernel_size):
-            y = torch.addcmul(y, x[:, tap : tap + length], weight[:, 0, tap])
-        return y if self.bias is None else y + self.bias.to(x.dtype)
+        length, before = x.shape[1], self.kernel_size - 1
+        first = self.ahead - before
+        if past is not None:
+            x, first = extended(x, past, before), self.ahead
+        return short_convolution(x, self.weight.squeeze(1).mT, self.bias, first, length)
 
     def start(self, batch_size: int, device: Any, dtype: Any) -> Tensor:
         """Return zeros in place of the tokens before a stream: (B, kernel_size - 1, C)."""
