@@ -7,7 +7,6 @@ computes second-order gradients.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from functools import partial
 from itertools import accumulate, pairwise
 from typing import Any
 
@@ -118,12 +117,11 @@ def define_operators(
         return _empty_tokens(v), _empty_states(q, v, offsets), saved
 
     def empty_gradients(
-        *terms: Any,
+        q: Tensor, k: Tensor, v: Tensor, log_decay: Any, a: Any, b: Any, *others: Any
     ) -> SevenTensors:
-        q, _, v, _, _, _, *_, offsets = terms
-        absent = partial(q.new_empty, 0)
-        tokens = (absent() if x is None else _empty_tokens(x) for x in terms[:6])
-        return (*tokens, _empty_states(q, v, offsets))  # type: ignore[return-value]
+        terms = (q, k, v, log_decay, a, b)
+        tokens = (q.new_empty(0) if x is None else _empty_tokens(x) for x in terms)
+        return (*tokens, _empty_states(q, v, others[-1]))  # type: ignore[return-value]
 
     @define(
         f"{name}_backward",
