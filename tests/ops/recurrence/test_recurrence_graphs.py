@@ -76,7 +76,7 @@ def test_one_graph_of_the_kernels_serves_all_lengths(variant: str) -> None:
     """Check lengths above 64: torch compiles a second graph for a single chunk."""
     torch.compiler.reset()
     call = Call(backend="cpu")
-    counting = torch._dynamo.testing.CompileCounterWithBackend("aot_eager")
+    counting = CompileCounterWithBackend("aot_eager")
     compiled = torch.compile(call, fullgraph=True, dynamic=True, backend=counting)
     for length in (70, 100, 150):
         require_same(compiled, call, variant, length)
