@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from recurrence_variants import recurrence, tensors, with_tensors
+from torch._dynamo.testing import CompileCounterWithBackend
 
 from rifflemix.ops import linear_recurrence
 from rifflemix.ops.recurrence import cpu
