@@ -14,7 +14,7 @@ from torch import Tensor
 from rifflemix.errors import InputError
 from rifflemix.ops import linear_recurrence, triton_support
 from rifflemix.ops.dispatch import PLAIN
-from rifflemix.ops.recurrence.triton_limits import check_limits, with_triton
+from rifflemix.ops.recurrence.common import check_limits, with_triton
 
 sys.path.append(str(Path(__file__).parents[1]))
 from triton_device import DEVICE, INTERPRETED, on_gpu, require_kernels

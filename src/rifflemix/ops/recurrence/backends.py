@@ -15,8 +15,7 @@ from rifflemix.ops.dispatch import PLAIN, Family
 from rifflemix.ops.native import note_slow_call
 from rifflemix.ops.precision import without_autocast
 from rifflemix.ops.recurrence import cpu, eager, reference
-from rifflemix.ops.recurrence.common import Erase
-from rifflemix.ops.recurrence.triton_limits import with_triton
+from rifflemix.ops.recurrence.common import Erase, with_triton
 from rifflemix.ops.triton_support import INTERPRETED
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from rifflemix.ops.recurrence import triton_gradient_kernels as gradient_kernels
 from rifflemix.ops.recurrence import triton_kernels as kernels
-from rifflemix.ops.recurrence.common import Terms
+from rifflemix.ops.recurrence.common import GPU_CHUNK, Terms, check_limits
 from rifflemix.ops.recurrence.kernel_operators import (
     SevenTensors,
     chunk_bounds,
@@ -20,7 +20,6 @@ from rifflemix.ops.recurrence.kernel_operators import (
     define_operators,
     run,
 )
-from rifflemix.ops.recurrence.triton_limits import CHUNK, check_limits
 from rifflemix.ops.triton_support import launch
 
 # The sides of a matrix product are at least 16. A program keeps some columns of a state at a time.
@@ -50,18 +49,18 @@ class _Layout(NamedTuple):
         values = terms.v.shape[3]
         decays = 1 if terms.log_decay is None else terms.log_decay.shape[3]
         places = bounds = None
-        chunk_list = chunk_bounds(length, 1, offsets, CHUNK)
+        chunk_list = chunk_bounds(length, 1, offsets, GPU_CHUNK)
         chunks = chunk_list[-1]
         if offsets is not None:
             firsts: list[int] = []
             ends: list[int] = []
             for start, end in pairwise(offsets):
-                firsts += range(start, end, CHUNK)
-                ends += [end] * -(-(end - start) // CHUNK)
+                firsts += range(start, end, GPU_CHUNK)
+                ends += [end] * -(-(end - start) // GPU_CHUNK)
             numbers = torch.tensor([*firsts, *ends, *chunk_list], dtype=torch.int64)
             places, bounds = numbers.to(terms.q.device).split([2 * chunks, len(chunk_list)])
         tile = {
-            "SIZE": CHUNK,
+            "SIZE": GPU_CHUNK,
             "KEYS": _side(keys),
             "VALUES": min(_side(values), _MOST_VALUES),
             "DECAYS": 1 if decays == 1 else _side(keys),
@@ -149,7 +148,7 @@ def _run_backward(
         pairs.append((b, k, grad_b, grad_k))
         if a is not None:
             pairs += [(q, a, grad_q, grad_a), (b, a, grad_b, grad_a)]
-    slopes = [saved.new_empty((programs, CHUNK, CHUNK)) for _ in pairs]
+    slopes = [saved.new_empty((programs, GPU_CHUNK, GPU_CHUNK)) for _ in pairs]
     launch(
         gradient_kernels.chunk_gradients, programs, terms.q,
         q, k, v, log_decay, a, b, grad, places, saved, grad_states, *of_tokens,
@@ -169,7 +168,7 @@ _forward, _backward = define_operators(
     "triton_linear_recurrence",
     _run_forward,
     _run_backward,
-    chunk_size=CHUNK,
+    chunk_size=GPU_CHUNK,
     dtypes=(torch.float32,),
 )
 

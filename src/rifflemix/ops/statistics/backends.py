@@ -13,8 +13,7 @@ from rifflemix.ops.dispatch import PLAIN, Family
 from rifflemix.ops.dropout.backends import dropout
 from rifflemix.ops.native import note_slow_call
 from rifflemix.ops.statistics import cpu, eager, reference
-from rifflemix.ops.statistics.common import StatisticsState
-from rifflemix.ops.statistics.triton_limits import with_triton
+from rifflemix.ops.statistics.common import StatisticsState, with_triton
 from rifflemix.ops.triton_support import INTERPRETED
 
 

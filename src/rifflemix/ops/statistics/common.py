@@ -11,6 +11,7 @@ from torch import Tensor
 from rifflemix.checks import check_dense, check_float_dtype, check_tokens
 from rifflemix.compat import has_values, take_first, values_can_be_read, widest_float
 from rifflemix.errors import bad_argument
+from rifflemix.ops import triton_support
 
 # Floors of the denominators. They are part of the definition and affect results near them.
 NORM_FLOOR = 1e-12  # for the norm of a feature column over the tokens
@@ -225,3 +226,24 @@ def _check_tensor(
 def _check_not_empty(name: str, x: Tensor, layout: str) -> None:
     if 0 in x.shape[1:]:
         raise bad_argument(name, f"at least one of each in shape {layout}", tuple(x.shape))
+
+
+GPU_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+"""Dtypes of the tokens that the GPU kernels support."""
+# One program of a GPU kernel needs registers for all features of a token.
+_MAX_CHANNELS = 4096
+
+
+def with_triton(names: tuple[str, ...], w: Tensor) -> tuple[str, ...]:
+    """Add "triton" to the backends if its kernels support `w`."""
+    if w.dtype not in GPU_DTYPES:
+        return names
+    return triton_support.with_triton(names, w, w.shape[1] * w.shape[3] <= _MAX_CHANNELS)
+
+
+def check_limits(w: Tensor) -> None:
+    """Check that the GPU kernels support the tokens `w` (B, H, N, D)."""
+    triton_support.check_device(w)
+    channels = w.shape[1] * w.shape[3]
+    if channels > _MAX_CHANNELS:
+        raise bad_argument("w", f"at most {_MAX_CHANNELS:,} features of all heads", channels)

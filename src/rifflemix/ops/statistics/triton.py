@@ -15,7 +15,7 @@ from torch import Tensor
 from rifflemix.ops.define import define
 from rifflemix.ops.statistics import eager
 from rifflemix.ops.statistics import triton_kernels as kernels
-from rifflemix.ops.statistics.common import COUNT_OFFSET, NORM_FLOOR
+from rifflemix.ops.statistics.common import COUNT_OFFSET, GPU_DTYPES, NORM_FLOOR, check_limits
 from rifflemix.ops.statistics.triton_causal import causal_token_statistics
 from rifflemix.ops.statistics.triton_common import (
     empty_tokens,
@@ -28,7 +28,6 @@ from rifflemix.ops.statistics.triton_common import (
     token_layout,
     with_whole_rows,
 )
-from rifflemix.ops.statistics.triton_limits import DTYPES, check_limits
 from rifflemix.ops.triton_support import ROUNDED, launch
 
 __all__ = ["causal_token_statistics", "token_statistics"]
@@ -74,7 +73,7 @@ def _check_backward(
     shapes="w: B H N D, temperature: H float32, mask: B N bool, pi: B N H float32, "
     "member_sums: B H SUMS float32, energy: ENERGY... float32, grad: B H N D, "
     "grad_pi: B N H float32",
-    dtypes=DTYPES,
+    dtypes=GPU_DTYPES,
     check=_check_backward,
     like=lambda w, temperature, *_: (empty_tokens(w), temperature.new_empty(temperature.shape)),
 )
@@ -156,7 +155,7 @@ def _formula(
     schema="(Tensor w, Tensor temperature, Tensor? mask, bool normalize) -> "
     "(Tensor, Tensor, Tensor, Tensor)",
     shapes="w: B H N D, temperature: H float32, mask: B N bool",
-    dtypes=DTYPES,
+    dtypes=GPU_DTYPES,
     like=_empty_outputs,
     outputs="y pi | member_sums energy",
     saves="w temperature mask normalize pi member_sums energy",

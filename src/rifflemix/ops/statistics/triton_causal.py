@@ -19,8 +19,10 @@ from rifflemix.ops.statistics import triton_causal_kernels as kernels
 from rifflemix.ops.statistics.common import (
     COUNT_OFFSET,
     ENERGY_FLOOR,
+    GPU_DTYPES,
     StatisticsState,
     bias_per_token,
+    check_limits,
     end_position,
 )
 from rifflemix.ops.statistics.triton_common import (
@@ -31,7 +33,6 @@ from rifflemix.ops.statistics.triton_common import (
     sums_layout,
     with_whole_rows,
 )
-from rifflemix.ops.statistics.triton_limits import DTYPES, check_limits
 from rifflemix.ops.triton_support import launch
 
 # Tokens per chunk. The running sums before a chunk need as much memory as four bfloat16 tokens.
@@ -102,7 +103,7 @@ def _further_sizes(w: Tensor, *_: Any) -> dict[str, int]:
     shapes="w: B H N D, temperature: H float32, mask: B N bool, pi: B N H float32, "
     "energy_before: B H ENDS D float32, before: B H ENDS SUMS float32, grad: B H N D, "
     "grad_pi: B N H float32, grad_energy: B H D float64, grad_member_sums: B H SUMS float64",
-    dtypes=DTYPES,
+    dtypes=GPU_DTYPES,
     check=_further_sizes,
     like=_empty_gradients,
 )
@@ -230,7 +231,7 @@ def _formula(
     "Tensor? mask) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
     shapes="w: B H N D, temperature: H float32, bias: B N H float32, energy: B H D float64, "
     "member_sums: B H SUMS float64, mask: B N bool",
-    dtypes=DTYPES,
+    dtypes=GPU_DTYPES,
     check=_further_sizes,
     like=_empty_outputs,
     outputs="y pi last_energy last_member_sums | scores energy_before before",
