@@ -51,10 +51,8 @@ FORMATS: Mapping[str, Format] = {
         "accuracy", ("mixers", "runs", "failed_runs", "tuning.trials", "tuning.failed_trials")
     ),
     "rifflemix.suite/1": Format("accuracy", ("mixers",)),
-    "rifflemix.distil/1": Format("accuracy"),
     "rifflemix.conversion-study/1": Format("conversion"),
     "rifflemix.tssa-lengths/1": Format("accuracy"),
-    "rifflemix.pathfinder-cnn/2": Format("accuracy", ("results",), 1),
     "rifflemix.reproduce/1": Format("reproduced", ("",), 2),
     "rifflemix.sweep/1": Format("reproduced", ("runs", "failed_runs"), 2),
     "rifflemix.bench/2": Format("speed", ("rows", "growth")),

@@ -8,12 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
-from common import ASSETS, cite, link, table_of
+from common import cite, table_of
 from store import load, names, newest
 
 from rifflemix.lab.bench import describe_hardware
 from rifflemix.lab.comparison.pages.notes import comparison_notes
-from rifflemix.lab.comparison.pages.plot import comparison_plot
 from rifflemix.lab.comparison.pages.table import markdown_body
 from rifflemix.lab.report.units import format_duration
 from rifflemix.text import Markdown, code, table_lines
@@ -25,16 +24,9 @@ def demo(page: Path, _: list[str]) -> str:
     """Write the newest demo."""
     result = newest("demo/*")
     table = table_of(result.name)
-    words = (
-        f"{row.title} {100 * row.test.mean:.0f} % at {row.steps_per_second:.0f} steps per second"
-        for row in table.rows
-        if row.test is not None
-    )
-    alt = f"Accuracy against speed: {'; '.join(words)}."
     return (
         f"What `make demo` printed, from {cite(page, result)}:\n\n"
         f"{markdown_body(table, comparison_notes(table))}\n"
-        f"![{alt}]({link(page, ASSETS / 'demo.png')})\n\n"
         f"{_machines(page, result.content)}"
     )
 
@@ -58,11 +50,6 @@ def _waits(runs: Sequence[Mapping[str, Any]]) -> tuple[float, float]:
     ends = [datetime.fromisoformat(run["environment"]["time"]) for run in runs]
     first: float = runs[0]["wall_seconds"]
     return first, first + (ends[-1] - ends[0]).total_seconds()
-
-
-def demo_plot() -> bytes:
-    """Draw the newest demo."""
-    return comparison_plot(table_of(newest("demo/*").name))
 
 
 def scores(page: Path, results: list[str]) -> str:
@@ -112,32 +99,6 @@ def _packed_table(content: dict[str, Any], kind: str) -> str:
     return "\n".join([caption, "", *table_lines(headers, rows, range(1, len(headers)))])
 
 
-def distil(page: Path, _: list[str]) -> str:
-    """Write the accuracy of a model before and after its attention is replaced."""
-    result = newest("distil-*")
-    content, more = result.content, result.content["more_steps"]
-    columns = {
-        "original": "before",
-        "swapped": "after the swap",
-        "distilled": f"{more} steps of distil",
-        "distilled, fine-tuned": f"{more} of distil, {more} of fine-tuning",
-        "fine-tuned": f"{2 * more} of fine-tuning",
-    }
-    frame = pd.DataFrame(content["rows"])
-    lines = [
-        [mixer, *(_spread(rows[column], 1) for column in columns)]
-        for mixer, rows in frame.groupby("mixer", sort=False)
-    ]
-    note = (
-        f"Test accuracy on the digits in %, mean ± standard deviation of {frame['seed'].nunique()} "
-        f"seeds; an encoder of torch.nn, 2 layers of 64 channels, 16 tokens, {content['steps']} "
-        "steps of training before. `python benchmarks/distil.py` wrote "
-        f"{cite(page, result)}."
-    )
-    table = table_lines(["mixer", *columns.values()], lines, range(1, len(columns) + 1))
-    return "\n".join([*table, "", note])
-
-
 def lengths(page: Path, _: list[str]) -> str:
     """Write the bits per byte of language models on longer texts than in training."""
     result = newest("tssa-lengths-*")
@@ -169,6 +130,5 @@ WRITERS = {
     "demo": demo,
     "scores": scores,
     "packed": packed,
-    "distil": distil,
     "lengths": lengths,
 }

@@ -1,4 +1,4 @@
-"""Plots of speed, of accuracy against speed, and of the demo."""
+"""Plots of speed, and of accuracy against speed."""
 
 from __future__ import annotations
 
@@ -6,13 +6,12 @@ from pathlib import Path
 
 from common import ASSETS
 
-from blocks import comparisons, findings, speed
+from blocks import findings, speed
 
 
-def files() -> dict[Path, str | bytes]:
+def files() -> dict[Path, str]:
     """Draw the plots."""
     return {
         ASSETS / "speed.svg": speed.picture(),
         ASSETS / "accuracy-speed.svg": findings.picture(),
-        ASSETS / "demo.png": comparisons.demo_plot(),
     }
