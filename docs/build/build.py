@@ -12,7 +12,7 @@ Targets:
     cli           docs/cli.md
     drawings      drawings of the mixer families
     pathfinder    pictures of docs/pathfinder.md
-    plots         plots of speed, of accuracy against speed, and of the demo
+    plots         plots of speed, and of accuracy against speed
     recall        plot of docs/recall.md
     results       docs/results.md and docs/result-files.md, their pictures and tables
     try           docs/try.html
@@ -21,7 +21,6 @@ Slow targets:
     costs         costs of training steps; NAME: parts of recipe names to count again
     notebooks     outputs of docs/notebooks; NAME: notebooks
     recall-data   docs/data/recall.csv; NAME: results folder of a suite of recall tasks
-    renormalized  the table of equations (33) and (34) in docs/tssa-memberships.md
 """
 
 from __future__ import annotations
@@ -45,7 +44,7 @@ TARGETS = {
     "results": "sections.page",
     "try": "try_page",
 }
-SLOW = ("costs", "notebooks", "recall-data", "renormalized")
+SLOW = ("costs", "notebooks", "recall-data")
 
 
 def files_of(target: str) -> dict[Path, bytes]:

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 import rifflemix as rm
-from document_scripts import load_script
 from rifflemix.ops import causal_token_statistics
 from rifflemix.ops.statistics.backends import renormalized_token_statistics
 from rifflemix.ops.statistics.common import renewal_counts
@@ -142,15 +141,6 @@ def test_compiles_and_exports(every: int | str) -> None:
     torch.testing.assert_close(compiled(x), mixer(x))
     exported = torch.export.export(mixer, (x,), {"key_padding_mask": mask}).module()
     torch.testing.assert_close(exported(x, key_padding_mask=mask), mixer(x, key_padding_mask=mask))
-
-
-def test_the_page_has_what_its_script_measures() -> None:
-    script = load_script("docs/build/renormalized.py")
-    drift, error = script.measured(127, "wandering", 32.0, 16)
-    row = f"wandering,32.0,16,127,{drift:.4g},{error:.4g}"
-    assert row in script.ROWS.read_text(encoding="utf-8").splitlines()
-    cell = f"| wandering | 32 | 16 | {100 * drift:.2g} %, {100 * error:.2g} % |"
-    assert cell in script.PAGE.read_text(encoding="utf-8")
 
 
 def test_dropout_drops_in_training() -> None:
