@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import importlib
 import math
-import re
 import statistics
 from collections import defaultdict
 from dataclasses import replace
@@ -140,25 +139,21 @@ def test_rows_in_full_are_shown_with_the_mean_of_their_seeds(files: dict[Path, s
     for name, elsewhere in others.items():  # add seeds that were run in another precision only
         seeds_of = {result["seed"] for result in runs[name]}
         runs[name] += [result for result in elsewhere if result["seed"] not in seeds_of]
-    assert shown.keys() == runs.keys()
-    for name, (printed, ours, difference, error, seeds, *why) in shown.items():
+    comparable = {
+        name for name, of in runs.items() if not changed_settings(decode_reproduction(of[0]))
+    }
+    assert shown.keys() == comparable
+    for name, (printed, ours, difference, error, seeds, *_) in shown.items():
         mean = statistics.fmean(result["ours"] for result in runs[name])
         assert ours.split(" ")[0] == f"{mean:.2f}"
         assert float(seeds) == len(runs[name])
-        if changed_settings(decode_reproduction(runs[name][0])):
-            assert not any((printed, difference, error, *why))
-            continue
         reported = runs[name][0]["printed"]
         both = math.hypot(standard_error(runs[name], mean), standard_error(runs[name], reported))
         assert printed == f"{reported:.2f}"
         assert difference == f"{mean - reported:+.2f}"
         assert error == f"{both:.2f}"
-        if abs(mean - reported) > 2 * both:
-            assert why != [""]
-    nystromformer = shown["dimension_mixer/table5-listops-nystromformer"]
-    assert re.search(r"\bseed 0\b.*\b17\.85 in bf16\b.*\bseed 0\b", nystromformer[-1])
-    performer = shown["dimension_mixer/table5-listops-performer"]
-    assert "seeds 0 and 1 " in performer[-1]
+    assert shown["dimension_mixer/table5-listops-nystromformer"][-1] == "0"
+    assert shown["dimension_mixer/table5-listops-performer"][-1] == "0 and 1"
 
 
 def standard_error(runs: list[dict[str, Any]], percent: float) -> float:
@@ -185,7 +180,7 @@ def test_rows_of_other_settings_do_not_count_as_reproduced(monkeypatch: pytest.M
     for line in changed:
         assert line["changed"]
         assert (line["printed"], line["standard_error"]) == ("", "")
-        assert f"`{line['recipe']}`, {line['changed']}" in answer.below
+        assert line["recipe"] not in answer.below
     assert answer.text.startswith(f"Of {len(full) - len(changed)} ")
 
 

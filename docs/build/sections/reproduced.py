@@ -26,12 +26,7 @@ from rifflemix.lab.reproduction.tables import Entry
 from rifflemix.mixers.registry import mixer_card
 from rifflemix.text import Markdown, code, table_lines
 
-# Settings of a sweep that its recipe does not have.
-_VARIED = {
-    "sinkhorn/table6-imdb-word-b16": "Tensor2Tensor's labels, mean over tokens and embeddings"
-}
 _LISTOPS = "dimension_mixer/table5-listops-"
-Measured = Mapping[str, Mapping[str, Any]]
 
 
 def entries_of(records: Sequence[Reproduction]) -> list[Entry]:
@@ -76,28 +71,17 @@ def printed() -> Section:
         if run.printed is not None and not run.recipe.not_comparable
     ]
     entries = entries_of([run for _, run in stored])
-    last_weights, sweeps = (
-        [load(name) for name in names(pattern)] for pattern in ("last-weights-*", "sweep-*")
-    )
-    measured = [row for result in last_weights for row in result.content["rows"]]
-    last = {row["recipe"]: row for row in measured if "settings" not in row}
-    varied = {row["recipe"]: row for row in measured if "settings" in row}
-    of_weights = [
-        f"{of['command']}  # in benchmarks/ at commit {of['git_commit'][:12]}"
-        for of in (result.content["environment"] for result in last_weights)
-    ]
     shown = [entry for entry in entries if entry.agreement and not mean_of(entry).is_reduced]
     return Section(
         "Reproduced values",
         _summary(entries),
         "printed",
         dots("Reproduced minus reported value, points", list(map(_difference, shown)), rule=0.0),
-        [_csv_line(entry, last) for entry in entries],
-        [*(result for result, _ in stored), *last_weights, *sweeps],
-        [*_commands([run for _, run in stored]), *of_weights,
-         *(result.content["command"] for result in sweeps)],
-        below=_table(entries, last, varied),
-    )  # fmt: skip
+        list(map(_csv_line, entries)),
+        [result for result, _ in stored],
+        _commands([run for _, run in stored]),
+        below=_table(shown),
+    )
 
 
 def _summary(entries: Sequence[Entry]) -> str:
@@ -113,8 +97,8 @@ def _summary(entries: Sequence[Entry]) -> str:
         f"part. {_counted(whole)}"
         "The errors count the test samples of both numbers. "
         f"{f'Only one error is known of {listed(one_sided)}. ' if one_sided else ''}"
-        "The table gives reasons for larger differences. Bars are two standard errors. `rifflemix "
-        "report` writes the papers' tables with the runs of your folders."
+        "Bars are two standard errors. `rifflemix report` writes the papers' tables with the runs "
+        "of your folders."
     )
 
 
@@ -142,9 +126,9 @@ def _difference(entry: Entry) -> Row:
     return Row(entry.recipe.name.partition("/")[2], (mark,), f"{value:+.2f}")
 
 
-def _csv_line(entry: Entry, last: Measured) -> dict[str, Any]:
+def _csv_line(entry: Entry) -> dict[str, Any]:
     """Return a line of the CSV file; a reduced or changed run has no errors."""
-    found, mean, of_weights = entry.agreement, mean_of(entry), last.get(entry.recipe.name)
+    found, mean = entry.agreement, mean_of(entry)
     errors: tuple[float | None, ...] = (None, None, None)
     if found is not None:
         errors = count_test_samples(mean), found.reproduced_error, found.reported_error
@@ -153,31 +137,26 @@ def _csv_line(entry: Entry, last: Measured) -> dict[str, Any]:
         "recipe": entry.recipe.name, "printed": mean.printed, "ours": mean.ours, "unit": mean.unit,
         "steps": mean.steps, "steps_planned": mean.steps_planned, "is_reduced": mean.is_reduced,
         "changed": entry.changed, "seeds": _seeds(entry), **dict(zip(columns, errors, strict=True)),
-        "last_weights": 100 * of_weights["last"]["test"] if of_weights else None,
     }  # fmt: skip
     return {key: "" if value is None else value for key, value in row.items()}
 
 
-def _table(entries: Sequence[Entry], last: Measured, varied: Measured) -> str:
-    """Write a table of the full rows."""
-    headers = (
-        "Recipe, run in full", "Reported", "Reproduced", "Difference", "Standard error of both",
-        "Seeds", "Reason",
-    )  # fmt: skip
+def _table(entries: Sequence[Entry]) -> str:
+    """Write a table of the comparable rows."""
+    headers = ("Recipe", "Reported", "Reproduced", "Difference", "Standard error of both", "Seeds",
+               "Seeds that learned nothing")  # fmt: skip
     cells = []
     for entry in entries:
-        found, mean = entry.agreement, mean_of(entry)
-        if mean.is_reduced:
-            continue
+        found, mean, count = entry.agreement, mean_of(entry), len(entry.finished)
         each = listed([f"{ours:.2f}" for ours in entry.values])
         cells.append([
-            Markdown(", ".join(filter(None, [code(entry.recipe.name), entry.changed]))),
-            "" if entry.changed else f"{mean.printed:.2f}",
-            f"{mean.ours:.2f}" + (f" ({each})" if len(entry.finished) > 1 else ""),
-            "" if found is None else f"{found.difference:+.2f}",
-            "" if found is None or found.error is None else f"{found.error:.2f}",
-            str(len(entry.finished)),
-            "" if entry.changed else Markdown(_why(entry, last, varied)),
+            Markdown(code(entry.recipe.name)),
+            f"{mean.printed:.2f}",
+            f"{mean.ours:.2f}" + (f" ({each})" if count > 1 else ""),
+            f"{found.difference:+.2f}",
+            "" if found.error is None else f"{found.error:.2f}",
+            str(count),
+            listed([str(run.seed) for run in entry.finished if learned_from(run) is None]),
         ])  # fmt: skip
     return "\n".join(table_lines(headers, cells, range(1, len(headers) - 1)))
 
@@ -190,47 +169,6 @@ def learned_from(run: Reproduction) -> int | None:
     noise = math.sqrt(first * (1 - first) / size)
     points = run.result.validation
     return next((p["step"] for p in points if p["accuracy"] - first > 4 * noise), None)
-
-
-def _why(entry: Entry, last: Measured, varied: Measured) -> str:
-    """Name the seeds that learned nothing, or give reasons for a significant difference."""
-    others = [
-        f"{run.ours:.2f} in {run.result.precision} of seed {run.seed}"
-        for _, run in entry.runs
-        if not any(run is one for one in entry.finished)
-    ]
-    idle = [run for run in entry.finished if learned_from(run) is None]
-    if idle:
-        words = "never beat the majority-class baseline"
-        if len(idle) < len(entry.finished):
-            seeds = listed([str(run.seed) for run in idle])
-            words = f"seed{'s' if len(idle) > 1 else ''} {seeds} {words}"
-        return "; ".join([words, *others])
-    if not entry.agreement.is_beyond:
-        return ""
-    curve = entry.finished[0].result.validation
-    best = max(curve, key=lambda point: point["accuracy"])
-    words = f"validation chose the weights of step {best['step']:,}; the weights of the last step "
-    if entry.recipe.name in last:
-        words += f"give {100 * last[entry.recipe.name]['last']['test']:.2f}"
-    else:
-        lost = 100 * (best["accuracy"] - curve[-1]["accuracy"])
-        words += f"are {lost:.2f} points worse by validation"
-    notes = entry.recipe.notes
-    held_back = [note for note in notes if note.startswith("a tenth of the training")]
-    settings = [_varied(varied[entry.recipe.name])] if entry.recipe.name in varied else []
-    return "; ".join([words, *held_back, *settings, *others])
-
-
-def _varied(row: Mapping[str, Any]) -> str:
-    """Return the results of a recipe with other settings."""
-    settings = [
-        f"`{name}={value:.3g}`" if isinstance(value, float) else f"`{name}={value}`"
-        for name, value in row["settings"].items()
-    ]
-    chosen, last = 100 * row["chosen"]["test"], 100 * row["last"]["test"]
-    words = f"with {_VARIED[row['recipe']]} ({listed(settings)}) {chosen:.2f}"
-    return f"{words}, with the weights of the last step {last:.2f}"
 
 
 def listops() -> Section:
@@ -293,7 +231,7 @@ def listops() -> Section:
         table,
         [result for result, _ in stored],
         _commands([run for _, run in stored]),
-        below="\n".join(table_lines(headers, cells, range(1, len(headers)))),
+        below="\n".join(table_lines(headers, cells, range(1, len(headers) - 1))),
     )
 
 
