@@ -135,7 +135,7 @@ def curves(
         decades: True for a logarithmic vertical scale. Otherwise it starts at 0.
     """
     with mpl.rc_context(STYLE):
-        figure, axes = _figure(3.2, 3.9)
+        figure, axes = _figure(3.2, 3.7)
         axes.set_xscale("log", base=2)
         values = sorted({x for curve in drawn for x, _ in curve.points})
         axes.set_xticks(values, [f"{x:,g}" for x in values])
@@ -209,7 +209,7 @@ def scatter(
 ) -> str:
     """Draw a point (mixer, x, y) for each mixer, with its name; the vertical scale starts at 0."""
     with mpl.rc_context(STYLE):
-        figure, axes = _figure(3.0, 4.0)
+        figure, axes = _figure(3.0, 3.8)
         axes.grid()
         most = max(x for _, x, _ in points)
         highest = max(y for *_, y in points)
