@@ -58,6 +58,9 @@ def executed(source: Path) -> Any:
         extra_arguments=[f"--IPKernelApp.exec_lines={BEFORE.strip().splitlines()!r}"],
         resources={"metadata": {"path": str(FOLDER)}},
     ).execute()
+    for cell in notebook.cells:
+        if "outputs" in cell:  # without tables of progress
+            cell.outputs = [of for of in cell.outputs if "text/html" not in of.get("data", {})]
     notebook.metadata = {"kernelspec": KERNEL, "language_info": {"name": "python"}}
     nbformat.validate(notebook)
     return notebook
