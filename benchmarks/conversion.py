@@ -3,7 +3,7 @@
 all-MiniLM-L6-v2 (BERT, 6 layers) is judged by the Spearman correlation of the cosines of two
 sentences with their relatedness in SICK: 500 pairs choose settings, all 4,927 test pairs judge. The
 controls train for the same number of steps: the original trained on, and the new mixer from random
-weights.
+weights. In "tuned" trainings, half of the steps train the original before the conversion.
 
     make trained-models
     python benchmarks/conversion.py --data shared/data --work runs/conversion
@@ -44,6 +44,7 @@ from trained_models import unpacked
 
 PAIRS, RATE, LENGTHS, BOOTSTRAPS = 8, 5e-4, (128, 512), 2000
 # Training -> share of the steps in each stage, whether labels are used, softmax layers kept.
+# "tuned" trains the original on the labels before it is converted.
 ARMS: dict[str, tuple[dict[str, float], bool, int]] = {
     "layers, outputs with labels": ({"layers": 0.5, "outputs": 0.5}, True, 0),
     "fine-tune": ({"fine_tune": 1.0}, True, 0),
@@ -57,6 +58,8 @@ ARMS: dict[str, tuple[dict[str, float], bool, int]] = {
         {"layers": 0.25, "own_inputs": 0.25, "outputs": 0.25, "fine_tune": 0.25}, True, 0
     ),
     "hybrid": ({"layers": 0.5, "outputs": 0.5}, False, 3),
+    "tuned, layers, outputs": ({"tuned": 0.5, "layers": 0.25, "outputs": 0.25}, True, 0),
+    "tuned, hybrid": ({"tuned": 0.5, "layers": 0.25, "outputs": 0.25}, True, 3),
 }  # fmt: skip
 
 
@@ -170,7 +173,8 @@ class Study:
 
     def run(self, arm: str, mixer: str, seed: int) -> None:
         """Make one training, if it is not in the work folder."""
-        name = f"{arm.replace(', ', '+').replace(' ', '-')}-{mixer}-{seed}-{self.steps}"
+        steps = 0 if arm == "original" else self.steps
+        name = f"{arm.replace(', ', '+').replace(' ', '-')}-{mixer}-{seed}-{steps}"
         path = self.work / f"{name}.json"
         if path.exists():
             return
@@ -183,7 +187,7 @@ class Study:
             "arm": arm,
             "mixer": mixer,
             "seed": seed,
-            "steps": 0 if arm == "original" else self.steps,
+            "steps": steps,
             "seconds": seconds,
             "validation_spearman": spearman(
                 cosines(model, self.validation), self.validation.relatedness
@@ -192,7 +196,7 @@ class Study:
             **more,
         }
         if arm != "original":
-            base = np.load(self.work / f"original-softmax-0-{self.steps}.npy")
+            base = np.load(self.work / "original-softmax-0-0.npy")
             row["low"], row["high"] = interval(found, base, self.test.relatedness)
         write_json(path, row)
         shutil.rmtree(path.with_suffix(""), ignore_errors=True)
@@ -205,21 +209,27 @@ class Study:
         if arm == "original":
             return self.original, {}
         if arm not in ARMS:
-            return self._control(arm, mixer, seed, pairs, folder), {}
+            return self._control(arm, mixer, seed, pairs, self.steps, folder), {}
         shares, has_labels, kept = ARMS[arm]
+        steps = {name: round(self.steps * share) for name, share in shares.items()}
+        original: nn.Module = self.original
+        if "tuned" in steps:
+            tuned = steps.pop("tuned")
+            original = self._control("tuned", mixer, seed, pairs[:tuned], tuned, folder / "tuned")
+            pairs = pairs[tuned:]
         validation = batches(self.validation, 4, 0)
         report = rm.convert(
-            self.original,
+            original,
             mixer,
             pairs if has_labels else [inputs for inputs, _ in pairs],
             validation=validation if has_labels else [inputs for inputs, _ in validation],
             loss=relatedness_loss if has_labels else None,
-            steps={name: round(self.steps * share) for name, share in shares.items()},
+            steps=steps,
             keep=kept or None,
             make_inputs=lambda n: padded([[101, *[2000] * (n - 2), 102]]),
             lengths=LENGTHS,
             seed=seed,
-            out=folder,
+            out=folder / "conversion",
         )
         return report.model, {
             "training_seconds": sum(stage.seconds for stage in report.stages),
@@ -229,7 +239,7 @@ class Study:
         }
 
     def _control(
-        self, arm: str, mixer: str, seed: int, pairs: Sequence[Any], folder: Path
+        self, arm: str, mixer: str, seed: int, pairs: Sequence[Any], steps: int, folder: Path
     ) -> nn.Module:
         """Train the original, or a model of random weights, on the labels."""
         torch.manual_seed(seed)
@@ -245,10 +255,10 @@ class Study:
             return relatedness_loss(model(**inputs), wanted)
 
         config = TrainConfig(
-            max_steps=self.steps,
+            max_steps=steps,
             batch_size=1,
             lr=RATE if is_new else RATE / 10,
-            warmup_steps=self.steps // 10,
+            warmup_steps=steps // 10,
             clip_norm=1.0,
             seed=seed,
         )
@@ -266,7 +276,10 @@ def measure(
     mixers: tuple[str, ...] = ("linear", "tssa", "csp", "butterfly"),
     arms: tuple[str, ...] = (*ARMS, "from scratch"),
 ) -> Iterator[dict[str, Any]]:
-    """Make the trainings; each result contains every finished training of the work folder."""
+    """Make the trainings; each result contains every finished training of the work folder.
+
+    The folder may contain trainings of several numbers of steps.
+    """
     study = Study(data, work, steps)
     trainings = [("original", "softmax", 0)]
     for seed in range(seeds):  # a whole grid of one seed, then the next seed
@@ -274,8 +287,8 @@ def measure(
         trainings += product(arms, mixers, (seed,))
     for training in trainings:
         study.run(*training)
-        rows = [read_json(path) for path in sorted(work.glob(f"*-{steps}.json"))]
-        yield {"steps": steps, "batch_size": PAIRS, "rows": rows}
+        rows = [read_json(path) for path in sorted(work.glob("*.json"))]
+        yield {"batch_size": PAIRS, "rows": rows}
 
 
 if __name__ == "__main__":
