@@ -17,8 +17,11 @@ from rifflemix import ops
 from rifflemix.lab.runs.environment import using_threads
 from rifflemix.ops import native
 from rifflemix.ops.butterfly import cpu as block_maps
+from rifflemix.ops.convolution import cpu as convolution
+from rifflemix.ops.convolution.backends import short_convolution
 from rifflemix.ops.dropout import cpu as attention
 from rifflemix.ops.permutation import cpu_common as permutation
+from rifflemix.ops.recurrence import cpu as recurrence
 from rifflemix.ops.sinkhorn import cpu as sinkhorn
 from rifflemix.ops.statistics import cpu_common as statistics
 
@@ -125,6 +128,19 @@ def mapped() -> list[Tensor]:
     return gradients(ops.block_mlp(x, maps, backend="cpu"), x, w)
 
 
+def convolved() -> list[Tensor]:
+    torch.manual_seed(0)
+    inputs = [torch.randn(*shape).requires_grad_() for shape in ((2, 300, 96), (4, 96), (96,))]
+    return gradients(short_convolution(*inputs, -3, 300, "cpu"), *inputs)
+
+
+def recurred() -> list[Tensor]:
+    torch.manual_seed(0)
+    q, k, v = (torch.randn(2, 3, 100, 16).requires_grad_() for _ in range(3))
+    y = ops.linear_recurrence(q, k, v, log_decay=-q.square(), backend="cpu")
+    return gradients(y, q, k, v)
+
+
 CALLS: dict[str, Callable[[], list[Tensor]]] = {
     "sort": lambda: permuted(8, shifted=False),
     "shift and sort": lambda: permuted(8, shifted=True),
@@ -136,6 +152,8 @@ CALLS: dict[str, Callable[[], list[Tensor]]] = {
     "balancing": balanced,
     "sorted blocks": sorted_beside,
     "block maps": mapped,
+    "short convolution": convolved,
+    "recurrence": recurred,
 }
 
 
@@ -150,9 +168,8 @@ def test_every_allocation_may_fail(
     kernels = CDLL(str(library))
     kernels.fail_allocation.argtypes = [c_long]
     kernels.allocations_left.restype = c_long
-    monkeypatch.setattr(permutation, "_KERNELS", kernels)
-    monkeypatch.setattr(statistics, "_KERNELS", kernels)
-    monkeypatch.setattr(block_maps, "_KERNELS", kernels)
+    for module in (permutation, statistics, block_maps, convolution, recurrence):
+        monkeypatch.setattr(module, "_KERNELS", kernels)
     for module in (attention, sinkhorn):
         monkeypatch.setattr(module, "KERNELS", kernels)
     with using_threads(threads):
