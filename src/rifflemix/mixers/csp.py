@@ -73,7 +73,7 @@ class CSP(PermutationMixer):
         causal=True,
         streaming=True,
         packed=True,
-        by_position="its groups are neighbouring positions",
+        by_position="its groups are neighboring positions",
     )
     causal_class = CausalCSP
 

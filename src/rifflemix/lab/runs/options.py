@@ -133,9 +133,7 @@ class RunOptions:
     data_dir: DataDir | None = None
     data: Annotated[
         Path | None,
-        Option(
-            "Your own data, for tasks csv, jsonl, parquet, fasta, npz and folder.", metavar="PATH"
-        ),
+        Option("User data, for tasks csv, jsonl, parquet, fasta, npz and folder.", metavar="PATH"),
     ] = None
     input: Annotated[
         str | None, Option("Its column or array of inputs; several columns with commas.")

@@ -198,7 +198,7 @@ PRESETS = (
                 title=f"S4's model for {HOSTS[task][0]}, any mixer",
                 paper=_PAPER,
                 inputs=task_inputs(task),
-                note="sizes of the released configurations; the mixer is S4 in its diagonal form",
+                note="sizes of the released configurations; the mixer is diagonal S4 (S4D-Lin)",
             ),
             MixerClassifier,
             _settings(task),

@@ -193,13 +193,13 @@ _PRINTED = {
     ("cifar100", 2, 4): "1.773 M",
 }
 _AS_RUN = (
-    "as the paper's code ran: the output map is there for one head per group and missing for "
+    "as in the code of the paper: with an output projection for one head per group, without it for "
     "two, the reverse of the text, and weights sum to one over the queries"
 )
 # Table 9: title, options of the token-parallel mixer, note, and the reported counts by size.
 _VARIANTS: dict[str, tuple[str, dict[str, Any], str, dict[tuple[int, int], str]]] = {
     "no_wout": (
-        "dense attention without an output map",
+        "dense attention without an output projection",
         {"num_groups": 1, "use_wout": False},
         "",
         {(4, 8): "1.06 M", (4, 4): "0.552 M", (2, 4): "0.282 M"},
@@ -218,7 +218,7 @@ _VARIANTS: dict[str, tuple[str, dict[str, Any], str, dict[tuple[int, int], str]]
     ),
 }
 _MISPRINT = (
-    "8 output maps of 16,512 parameters less than the baseline's 1,148,042 are 1,015,946; "
+    "8 output projections of 16,512 parameters less than the baseline's 1,148,042 are 1,015,946; "
     "the paper prints 1.06 M"
 )
 
