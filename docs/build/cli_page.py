@@ -11,7 +11,7 @@ import typer
 from common import DOCS
 
 from rifflemix.cli.app import app
-from rifflemix.text import Markdown, code, table_lines
+from rifflemix.text import Markdown, code, markdown_text, table_lines
 
 _INTRODUCTION = """# Command line
 
@@ -39,10 +39,10 @@ def _commands(name: str, group: Any) -> Iterator[tuple[str, Any]]:
             yield f"{name} {key}", command
 
 
-def _text(text: str | None) -> str:
-    """Return the first paragraph of a help text, without markup."""
+def _text(text: str | None) -> Markdown:
+    """Return the first paragraph of a help text, without markup except for code."""
     first = (text or "").strip().partition("\n\n")[0]
-    return " ".join(re.sub(r"\[/?[a-z ]+\]", "", first).split())
+    return Markdown(markdown_text(re.sub(r"\[/?[a-z ]+\]", "", first)).replace("\\`", "`"))
 
 
 def _options(command: Any) -> list[str]:

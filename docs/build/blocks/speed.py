@@ -18,6 +18,7 @@ from rifflemix.mixers import HEADLINE, list_mixers
 from rifflemix.text import bold, code, table_lines
 
 TOKENS = 4096
+_LEFT_OUT = ("p20 to p80", "Samples/s", "Tokens/s", "In kernels, %")
 _SHOWN = ("softmax", "csp", "tssa", "butterfly")
 _PASSES = {"forward": "forward", "forward_backward": "forward and backward"}
 _Times = Mapping[str, Mapping[int, float]]
@@ -109,7 +110,9 @@ def results(page: Path, options: list[str]) -> str:
     """Write a short table of the newest result: BENCHMARK, DEVICE, TYPE."""
     result = newest_benchmark(*options)
     table = short_table(result.content)
-    lines = table_lines(table.headers, table.rows, range(1, len(table.headers)))
+    shown = [i for i, header in enumerate(table.headers) if header not in _LEFT_OUT]
+    headers, *rows = ([cells[i] for i in shown] for cells in (table.headers, *table.rows))
+    lines = table_lines(headers, rows, range(1, len(headers)))
     note = f"{bench_notes(result.content)[0]}. From {cite(page, result)}."
     return "\n".join([bold(table.title), "", *lines, "", note])
 

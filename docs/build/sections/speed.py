@@ -56,9 +56,10 @@ def memory() -> Section:
     text = (
         f"At {max(base):,} tokens {listed(less)} need less memory than softmax attention, and "
         f"{listed(more) or 'no mixer'} more. The gain is limited: PyTorch's fused attention stores "
-        "no N x N matrix, so its memory is also linear in N, except with dropout."
+        "no N x N matrix, so its memory is also linear in N, except with dropout. Relative memory: "
+        "1 is softmax attention, lower is better."
     )
-    headers = ["x softmax", *(f"N={tokens:,}" for tokens in base)]
+    headers = ["relative memory", *(f"N={tokens:,}" for tokens in base)]
     below = table_lines(headers, ratios, range(1, len(headers)))
     return Section("Training memory", text, "memory", "", table,
                    [result], [result.content["command"]], "\n".join(below))  # fmt: skip
