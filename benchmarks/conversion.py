@@ -6,7 +6,7 @@ controls train for the same number of steps: the original trained on, and the ne
 weights. In "tuned" trainings, half of the steps train the original before the conversion.
 
     make trained-models
-    python benchmarks/conversion.py --data shared/data --work runs/conversion
+    python benchmarks/conversion.py --data data --work runs/conversion
 
 The same command continues after a stop.
 """

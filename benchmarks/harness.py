@@ -29,7 +29,6 @@ def run(
     description: str | None,
     measure: Callable[..., Iterator[dict[str, Any]]],
     *,
-    version: int = 1,
     needs_gpu: bool = False,
 ) -> None:
     """Parse the command line, measure on one thread, and write NAME-DATE-TIME.json.
@@ -39,7 +38,6 @@ def run(
         description: text of --help.
         measure: yields the content of the result; later content replaces earlier content. Its
             parameters become options with the type of their defaults; a tuple is a list of values.
-        version: version of the format.
         needs_gpu: True if the script fails without a GPU.
     """
     parser = argparse.ArgumentParser(
@@ -66,7 +64,7 @@ def run(
     make_folder(out.parent if path else out)
     torch.set_num_threads(1)
     for content in measure(**options):
-        form = {"format": f"rifflemix.{name}/{version}", "environment": environment()}
+        form = {"format": f"rifflemix.{name}/1", "environment": environment()}
         if path is None:
             path = write_dated(out, name, form | content)
         else:

@@ -39,7 +39,7 @@ TARGETS = {
     "cli": "cli_page",
     "drawings": "drawings",
     "pathfinder": "blocks.pathfinder",
-    "plots": "blocks.plots",
+    "plots": "blocks.findings",
     "recall": "recall",
     "results": "sections.page",
     "try": "try_page",

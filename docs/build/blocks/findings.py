@@ -1,4 +1,4 @@
-"""Sentences and the table of docs/choose.md, from the CSV files in docs/data."""
+"""Sentences and the table of docs/choose.md, from the CSV files in docs/data; plots of speed."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import torch
 from charts import scatter
 from common import ASSETS, DATA, DOCS, link, listed, newest_benchmark, passes_by_tokens
 
+from blocks import speed
 from blocks.speed import TOKENS, all_times, factor, speed_up
 from rifflemix.mixers import HEADLINE, create_mixer, mixer_card
 from rifflemix.text import Markdown, code, table_lines
@@ -82,6 +83,11 @@ def picture() -> str:
         "training speed of a layer on a CPU, softmax attention = 1",
         "accuracy on ListOps, %",
     )
+
+
+def files() -> dict[Path, str]:
+    """Draw the plots of speed, and of accuracy against speed."""
+    return {ASSETS / "speed.svg": speed.picture(), ASSETS / "accuracy-speed.svg": picture()}
 
 
 def choose(page: Path, _: list[str]) -> str:

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from rifflemix.lab.tasks.synthetic.pathfinder import PRESETS, PathfinderMaker, scenes_of
+from rifflemix.text import Markdown, table_lines
 
 _SIZES, _GRAY = (32, 64, 128, 256), 90
 _LONGEST = "curv_contour_length_14"
@@ -57,18 +58,12 @@ def settings() -> str:
     ]  # fmt: skip
     rows += [[f"`{name}`", *(_values(each, name) for each in scenes[_LONGEST])]
              for name in _SETTINGS]  # fmt: skip
-    return _table(["", *(f"{size}x{size}" for size in _SIZES)], rows)
+    headers = ["setting", *(f"{size}x{size}" for size in _SIZES)]
+    return "\n".join(table_lines(headers, ([Markdown(name), *of] for name, *of in rows)))
 
 
 def _values(scenes: Iterable[Any], name: str) -> str:
     return " or ".join(dict.fromkeys(f"{getattr(scene, name):g}" for scene in scenes))
 
 
-def _table(headers: list[str], rows: list[list[str]]) -> str:
-    lines = [headers, ["---"] * len(headers), *rows]
-    return "\n".join(f"| {' | '.join(line)} |".replace("|  |", "| |") for line in lines)
-
-
-TABLES: Mapping[str, Callable[[], str]] = {
-    "settings": settings,
-}
+TABLES: Mapping[str, Callable[[], str]] = {"settings": settings}
