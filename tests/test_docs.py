@@ -142,8 +142,8 @@ def test_what_counts_as_a_dotted_name() -> None:
 
 TABLE = re.compile(r"(?:^\|.*\n)+", re.MULTILINE)
 WRITTEN = re.compile(
-    r"<!-- (results|comparison|demo|speed-up|limits|reproduced|choose|layer-times|from-python"
-    r"|device-times)\b.*?<!-- /\1 -->",
+    r"<!-- (results|comparison|demo|speed-up|limits|reproduced|choose|gpu-layers)\b"
+    r".*?<!-- /\1 -->",
     re.DOTALL,
 )
 MEASURED = re.compile(r"\d ?(?:%|ms\b|µs\b|steps/s|times\b|x (?:faster|slower|less|more))")

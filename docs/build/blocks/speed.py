@@ -9,7 +9,7 @@ from typing import Any
 
 from charts import Curve, panels
 from common import ASSETS, cite, link, newest_benchmark, passes_by_tokens
-from store import Result, newest
+from store import newest
 
 from rifflemix.lab.bench.rows import PEER, BenchTable
 from rifflemix.lab.bench.tables import PASS_TITLES, bench_notes, bench_tables
@@ -20,7 +20,6 @@ from rifflemix.text import bold, code, table_lines
 TOKENS = 4096
 _LEFT_OUT = ("p20 to p80", "Samples/s", "Tokens/s", "In kernels, %")
 _SHOWN = ("softmax", "csp", "tssa", "butterfly")
-_PASSES = {"forward": "forward", "forward_backward": "forward and backward"}
 _Times = Mapping[str, Mapping[int, float]]
 
 
@@ -181,89 +180,46 @@ def _milliseconds(passes: Mapping[str, float]) -> str:
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
-# Times of kernels and layers on a GPU.
+# Times of layers on a GPU.
 
 
-def device_times(page: Path, _: list[str]) -> str:
-    """Write the times of all kernels, by shape and type."""
-    result = newest("device-times-*")
-    tables: dict[str, list[list[str]]] = {}
-    for row in result.content["rows"]:
-        shape = " x ".join(f"{size:,}" for size in row["shape"])
-        cells = tables.setdefault(f"**{shape}, {row['dtype']}**", [])
-        if "median" in row:
-            share = "" if row["bandwidth"] is None else f"{100 * row['bandwidth']:.0f} %"
-            times = f"{1e6 * row['median']:.1f}", f"{row['x_copy']:.2f}"
-            cells.append([row["name"], *times, share])
-    headers = ("", "Microseconds", "x copy", "Share of a copy's bandwidth")
-    parts = []
-    for title, rows in tables.items():
-        parts += [title, "", *table_lines(headers, rows, range(1, 4)), ""]
-    machine = _machine(result.content["environment"])
-    return "\n".join([*parts, f"{machine}. From {cite(page, result)}."])
-
-
-def layer_times(page: Path, _: list[str]) -> str:
-    """Write the times of all layers, in microseconds and relative to softmax attention."""
-    result = newest("layer-times-*")
-    times = {
-        (row["name"], row["tokens"], kind): f"{1e6 * of['median']:.0f} ({of['x_softmax']:.2f})"
-        for row in result.content["rows"]
-        for kind in _PASSES
-        if (of := row.get(kind))
-    }
-    return _layers(page, result, result.content, times, "us")
-
-
-def from_python(page: Path, _: list[str]) -> str:
-    """Write the times of layers called from Python, in milliseconds and relative to softmax."""
-    result = newest_benchmark("scaling", "cuda", "bfloat16")
+def gpu_layers(page: Path, options: list[str]) -> str:
+    """Write the times of layers from Python and in CUDA graphs, next to each other: PASS."""
+    (kind,) = options
+    timed, captured = newest_benchmark("scaling", "cuda", "bfloat16"), newest("layer-times-*")
     seconds = {
-        (row["name"], row["shape"]["tokens"], kind): row["passes"][kind]["p50"]
-        for row in result.content["rows"]
-        for kind in _PASSES
+        ("Python", row["shape"]["tokens"], row["name"]): row["passes"][kind]["p50"]
+        for row in timed.content["rows"]
         if row["kind"] != PEER
+    } | {
+        ("graph", row["tokens"], row["name"]): row[kind]["median"]
+        for row in captured.content["rows"]
+        if kind in row
     }
-    times = {
-        (name, *of): f"{1e3 * p50:.3g} ({p50 / seconds['softmax', *of]:.2f})"
-        for (name, *of), p50 in seconds.items()
-    }
-    settings = result.content["settings"]
-    return _layers(page, result, {**settings, "channels": settings["dim"]}, times, "ms")
-
-
-def _layers(
-    page: Path,
-    result: Result,
-    sizes: Mapping[str, Any],
-    times: Mapping[tuple[str, int, str], str],
-    unit: str,
-) -> str:
-    """Write a table of times by layer, tokens and pass."""
-    names, lengths, _ = (list(dict.fromkeys(keys)) for keys in zip(*times, strict=True))
-    columns = [(length, kind) for length in lengths for kind in _PASSES]
-    cells = [[name, *(times.get((name, *of), "") for of in columns)] for name in names]
-    headers = [f"{unit} (x softmax)", *(f"N={n:,}, {_PASSES[kind]}" for n, kind in columns)]
-    source = (
+    columns = sorted({key[:2] for key in seconds}, key=lambda key: (key[1], key[0] == "graph"))
+    rows = [
+        [name, *(_relative(seconds.get((*of, name)), seconds[*of, "softmax"]) for of in columns)]
+        for name in dict.fromkeys(row["name"] for row in captured.content["rows"])
+    ]
+    headers = ["ms (x softmax)", *(f"N={tokens:,}, {way}" for way, tokens in columns)]
+    sizes, environment = captured.content, timed.content["environment"]
+    note = (
         f"{sizes['batch']} sequences, {sizes['channels']} channels, {sizes['heads']} heads, "
-        f"{sizes['dtype']}; {_machine(result.content['environment'])}. From {cite(page, result)}."
+        f"{sizes['dtype']}; {environment['hardware']['gpu']}, torch "
+        f"{environment['libraries']['torch']}, {environment['time'][:10]}. From "
+        f"{cite(page, timed)} and {cite(page, captured)}. An empty cell was not measured."
     )
-    return "\n".join([*table_lines(headers, cells, range(1, len(headers))), "", source])
+    title = bold("Forward" if kind == "forward" else "Forward and backward")
+    return "\n".join([title, "", *table_lines(headers, rows, range(1, len(headers))), "", note])
 
 
-def _machine(environment: Mapping[str, Any]) -> str:
-    libraries = environment["libraries"]
-    return (
-        f"{environment['hardware']['gpu']}, torch {libraries['torch']}, Triton "
-        f"{libraries['triton']}, {environment['time'][:10]}"
-    )
+def _relative(seconds: float | None, softmax: float) -> str:
+    return "" if seconds is None else f"{1e3 * seconds:.3g} ({seconds / softmax:.2f})"
 
 
 WRITERS = {
     "speed-up": summary,
     "results": results,
     "streaming": streaming,
-    "device-times": device_times,
-    "layer-times": layer_times,
-    "from-python": from_python,
+    "gpu-layers": gpu_layers,
 }
