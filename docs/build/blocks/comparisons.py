@@ -12,7 +12,6 @@ from common import cite, table_of
 from store import load, names, newest
 
 from rifflemix.lab.bench import describe_hardware
-from rifflemix.lab.comparison.pages.notes import comparison_notes
 from rifflemix.lab.comparison.pages.table import markdown_body
 from rifflemix.lab.report.units import format_duration
 from rifflemix.text import Markdown, code, table_lines
@@ -25,8 +24,8 @@ def demo(page: Path, _: list[str]) -> str:
     result = newest("demo/*")
     table = table_of(result.name)
     return (
-        f"What `make demo` printed, from {cite(page, result)}:\n\n"
-        f"{markdown_body(table, comparison_notes(table))}\n"
+        f"The table of `make demo`, from {cite(page, result)}:\n\n"
+        f"{markdown_body(table, ())}"
         f"{_machines(page, result.content)}"
     )
 
