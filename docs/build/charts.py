@@ -96,10 +96,10 @@ class Curve:
     is_dashed: bool = False
 
 
-def dots(title: str, rows: Sequence[Row], rule: float | None = None) -> str:
-    """Draw rows of marks over one scale, with a dashed line at `rule`."""
+def dots(title: str, rows: Sequence[Row], rule: float | None = None, inner: float = 2.2) -> str:
+    """Draw rows of marks over a scale of `inner` inches, with a dashed line at `rule`."""
     with mpl.rc_context(STYLE):
-        figure, axes = _figure(0.7 + _LINE * len(rows), 2.2)
+        figure, axes = _figure(0.7 + _LINE * len(rows), inner)
         axes.grid(axis="x")
         axes.set_ylim(len(rows) - 0.5, -0.5)
         axes.set_yticks(range(len(rows)), [row.name for row in rows])

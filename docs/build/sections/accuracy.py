@@ -216,7 +216,7 @@ def conversion() -> Section:
         f"{script}{content['command']}",
     ]
     return Section("Converting a trained sentence encoder", text, "conversion",
-                   dots("Spearman correlation", _drawn(scores), before), rows, [result],
+                   dots("Spearman correlation", _drawn(scores), before, 1.4), rows, [result],
                    commands)  # fmt: skip
 
 
