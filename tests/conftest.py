@@ -28,6 +28,10 @@ for _kind in (torch.cuda, torch.xpu, torch.mtia):
     if not _kind.is_available():
         vars(_kind)["manual_seed_all"] = lambda seed: None
 
+# A flush to disk matters only for a power failure and takes milliseconds. Tests that check the
+# flushes replace this function.
+os.fsync = lambda fd: None
+
 REPOSITORY = Path(__file__).resolve().parents[1]
 GOLDEN = Path(__file__).resolve().parent / "golden"
 SHARED = Path(os.environ.get("RIFFLEMIX_SHARED", REPOSITORY.parent / "shared"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import shutil
 import subprocess
@@ -13,7 +14,12 @@ import pytest
 import torch
 
 from rifflemix.lab.bench import median, median_seconds, peak_memory
-from rifflemix.lab.runs.environment import describe_hardware, environment
+from rifflemix.lab.runs import environment as environment_module
+from rifflemix.lab.runs.environment import (
+    describe_hardware,
+    environment,
+    fast_garbage_collection,
+)
 
 CPU = torch.device("cpu")
 MEBI = 2**20
@@ -81,6 +87,7 @@ def test_the_commit_is_that_of_the_package_wherever_it_is_called(
         return subprocess.run(command, cwd=root, check=True, capture_output=True, text=True).stdout
 
     def found() -> tuple[str | None, bool | None]:
+        environment_module._checkout.cache_clear()  # the answer of another process
         now = environment()
         return now["git_commit"], now["git_dirty"]
 
@@ -102,6 +109,7 @@ def test_variables_of_git_do_not_change_the_commit(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def found() -> tuple[str | None, bool | None]:
+        environment_module._checkout.cache_clear()
         now = environment()
         return now["git_commit"], now["git_dirty"]
 
@@ -134,6 +142,7 @@ def test_the_command_is_as_a_reader_types_it(
 
 
 CALLS = """
+import gc
 import os
 import torch
 from torch import nn
@@ -161,3 +170,29 @@ def test_measurements_write_nothing_to_stderr(level: str | None) -> None:
         [sys.executable, "-c", CALLS], env=environment, capture_output=True, text=True, timeout=240
     )
     assert (done.returncode, done.stdout, done.stderr) == (0, f"{level}\n", "")
+
+
+def test_objects_that_the_caller_froze_stay_frozen(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[str] = []
+    frozen = 0
+
+    def freeze() -> None:
+        nonlocal frozen
+        frozen += 1
+        calls.append("freeze")
+
+    def unfreeze() -> None:
+        nonlocal frozen
+        frozen = 0
+        calls.append("unfreeze")
+
+    monkeypatch.setattr(gc, "freeze", freeze)
+    monkeypatch.setattr(gc, "unfreeze", unfreeze)
+    monkeypatch.setattr(gc, "get_freeze_count", lambda: frozen)
+    with fast_garbage_collection(), fast_garbage_collection():
+        pass
+    assert calls == ["freeze", "freeze", "unfreeze"]
+    freeze()
+    with fast_garbage_collection():
+        pass
+    assert frozen == 2

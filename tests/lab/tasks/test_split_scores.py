@@ -37,8 +37,8 @@ def test_class_metrics_equal_scikit_learn(classes: int, ties: bool) -> None:
     else:
         area = metrics.roc_auc_score(labels, found, multi_class="ovr")
         precision = metrics.average_precision_score(np.eye(classes)[labels], found)
-    assert scores["auroc"] == CLOSE(area, abs=1e-6)
-    assert scores["average_precision"] == CLOSE(precision, abs=1e-6)
+    assert scores["auroc"] == CLOSE(area, abs=1e-12)
+    assert scores["average_precision"] == CLOSE(precision, abs=1e-12)
 
 
 def test_classes_that_are_missing_in_a_split_do_not_change_the_means() -> None:

@@ -216,7 +216,11 @@ def _version(name: str) -> str | None:
 
 def _git() -> tuple[str | None, bool | None]:
     """Return the commit of this checkout, and whether its sources were modified."""
-    root = Path(__file__).resolve().parents[4]
+    return _checkout(Path(__file__).resolve().parents[4])
+
+
+@functools.cache  # a process runs the sources that it imported, not later ones
+def _checkout(root: Path) -> tuple[str | None, bool | None]:
     if not (root / ".git").exists():
         return None, None
     try:
@@ -258,11 +262,13 @@ def fast_garbage_collection() -> Iterator[None]:
 
     accelerate collects garbage after each training. This takes 0.13 seconds with the objects of
     torch. A short training takes 2 seconds. The first runs import more, so enter a context before
-    each run and exit all of them after the last.
+    each run and exit all of them after the last. Objects that the caller froze stay frozen.
     """
+    has_frozen = gc.get_freeze_count() > 0
     gc.collect()
     gc.freeze()
     try:
         yield
     finally:
-        gc.unfreeze()
+        if not has_frozen:
+            gc.unfreeze()
