@@ -63,7 +63,8 @@ def convert(
 ) -> ConversionReport:
     """Convert a trained model to another mixer in stages; the model itself does not change.
 
-    The stages train a copy of the model, in this order:
+    The converted model learns from the original, so fine-tune the original for your task first. The
+    stages train a copy of it, in this order:
 
     - "layers": each mixer learns the outputs of its attention, on the inputs of the original.
     - "own_inputs": the same, on the inputs that the converted model computes.
