@@ -114,7 +114,7 @@ BUTTERFLY = Runs(
 PARALLEL = Runs(
     "dimension-table9",
     {row: f"dimension_mixer/table9-p4-l4-{row}" for row in ("baseline", "no_wout", "tp2", "tp1")},
-    steps=2000,
+    steps=500,
     batch_size=64,
     scale=0.5,
 )
