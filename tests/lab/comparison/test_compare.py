@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -64,6 +65,13 @@ def measured(results: dict[str, Any]) -> list[dict[str, Any]]:
 def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
     out = tmp_path_factory.mktemp("compare") / "deep" / "out"
     return out, start(out, seeds=(0, 1))
+
+
+@pytest.fixture(scope="module")
+def one_mixer(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("one") / "out"
+    start(out, mixers=("tssa",), seeds=(0, 1))
+    return out
 
 
 def test_results_hold_what_a_result_file_must(finished: tuple[Path, dict[str, Any]]) -> None:
@@ -410,20 +418,21 @@ def test_a_folder_whose_name_is_not_text() -> None:
 
 
 @pytest.mark.parametrize("damage", ["", "{", '{"format": "rifflemix.run/1"}', "a digit"])
-def test_a_damaged_record_is_named(damage: str, tmp_path: Path) -> None:
-    plan = plan_comparison(settings(mixers=("tssa",), seeds=(0, 1)), tmp_path)
-    results_of_plan(plan)
-    path = tmp_path / "tssa" / "seed0" / "record.json"
+def test_a_damaged_record_is_named(damage: str, one_mixer: Path, tmp_path: Path) -> None:
+    out = shutil.copytree(one_mixer, tmp_path / "out")
+    plan = plan_comparison(settings(mixers=("tssa",), seeds=(0, 1)), out)
+    path = out / "tssa" / "seed0" / "record.json"
     whole = path.read_text()
     path.write_text(whole.replace('"seed": 0', '"seed": 1') if damage == "a digit" else damage)
     with pytest.raises(InputError, match=r"record\.json"):
         results_of_plan(plan)
 
 
-def test_a_lost_or_changed_summary_is_derived_again(tmp_path: Path) -> None:
-    plan = plan_comparison(settings(mixers=("tssa",), seeds=(0, 1)), tmp_path)
+def test_a_lost_or_changed_summary_is_derived_again(one_mixer: Path, tmp_path: Path) -> None:
+    out = shutil.copytree(one_mixer, tmp_path / "out")
+    plan = plan_comparison(settings(mixers=("tssa",), seeds=(0, 1)), out)
     results = results_of_plan(plan)
-    path = tmp_path / "results.json"
+    path = out / "results.json"
     path.write_text(path.read_text().replace('"seed": 0', '"seed": 7'))
     assert results_of_plan(plan) == results
     path.unlink()

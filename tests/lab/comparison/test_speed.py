@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -28,14 +29,25 @@ def crowd(number: int) -> Callable[[Neighbors], None]:
     return lambda neighbors: setattr(neighbors, "most", number)
 
 
-@pytest.fixture
-def shared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ComparePlan:
+@pytest.fixture(scope="module")
+def crowded(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Make a comparison next to another training."""
+    out = tmp_path_factory.mktemp("crowded") / "out"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Neighbors, "count", crowd(1))
+        patch.setattr("rifflemix.lab.comparison.run.training_memory", lambda *_: 1_000)
+        rm.compare("digits", ["identity", "softmax"], out=out, **TINY)
+    return out
+
+
+@pytest.fixture
+def shared(crowded: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ComparePlan:
+    """Copy the comparison and keep the other training running."""
     monkeypatch.setattr(sharing, "_SECONDS", 0.01)
     monkeypatch.setattr(sharing, "_STEPS", 3)
     monkeypatch.setattr(Neighbors, "count", crowd(1))
-    rm.compare("digits", ["identity", "softmax"], out=tmp_path, **TINY)
-    return reopen_comparison(tmp_path, read_json(tmp_path / "config.json"))
+    out = shutil.copytree(crowded, tmp_path / "out")
+    return reopen_comparison(out, read_json(out / "config.json"))
 
 
 def test_a_shared_speed_is_marked_and_decides_nothing(shared: ComparePlan) -> None:
