@@ -247,31 +247,17 @@ def confusion(labels: Ints, predicted: Ints, number: int) -> list[list[int]]:
 
 def _ranking(truths: Bools, scores: Floats) -> dict[str, float]:
     """Compute mean AUROC and average precision over the columns with both truths."""
+    metrics = _library()
     both = truths.any(axis=0) & ~truths.all(axis=0)
     if not both.any():
         return {}
-    pairs = [_areas(truths[:, column], scores[:, column]) for column in np.flatnonzero(both)]
-    areas, precisions = zip(*pairs, strict=True)
-    return {"auroc": float(np.mean(areas)), "average_precision": float(np.mean(precisions))}
-
-
-def _areas(truth: Bools, score: Floats) -> tuple[float, float]:
-    """Compute AUROC and average precision of one column.
-
-    The values equal those of scikit-learn. Its checks of the arguments take 20 times as long.
-    """
-    order = np.argsort(score, kind="stable")[::-1]
-    score = score[order]
-    last = np.append(np.flatnonzero(np.diff(score)), len(score) - 1)  # of equal scores
-    hits = np.cumsum(truth[order], dtype=np.float64)[last]
-    misses = 1.0 + last - hits
-    recall = hits / hits[-1]
-    precision = float(np.sum((np.diff(recall, prepend=0.0) * (hits / (hits + misses)))[::-1]))
-    corner = np.ones(len(last), dtype=bool)
-    corner[1:-1] = (np.diff(hits, 2) != 0) | (np.diff(misses, 2) != 0)
-    y = np.append(0.0, recall[corner])
-    x = np.append(0.0, (misses / misses[-1])[corner])
-    return float(np.sum(np.diff(x) * (y[1:] + y[:-1]) / 2.0)), precision
+    pairs = [(truths[:, column], scores[:, column]) for column in np.flatnonzero(both)]
+    return {
+        "auroc": float(np.mean([metrics.roc_auc_score(*pair) for pair in pairs])),
+        "average_precision": float(
+            np.mean([metrics.average_precision_score(*pair) for pair in pairs])
+        ),
+    }
 
 
 def _library() -> Any:
