@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from pathlib import Path
 
@@ -30,6 +31,7 @@ TABLES = {
 }
 
 
+@functools.cache
 def rows_of(paper: str, table: str) -> list[Recipe]:
     recipes = map(get_recipe, list_recipes())
     return [recipe for recipe in recipes if (recipe.paper, recipe.table) == (paper, table)]

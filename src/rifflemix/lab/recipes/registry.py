@@ -124,10 +124,11 @@ def _reported() -> dict[_Place, float]:
         }
 
 
-def _notes_of(name: str) -> list[str]:
+@functools.cache
+def _notes_of(name: str) -> tuple[str, ...]:
     """Return the notes of notes.toml on a recipe."""
     matches = ((pattern.fullmatch(name), notes) for pattern, notes in _notes())
-    return [match.expand(note) for match, notes in matches if match for note in notes]
+    return tuple(match.expand(note) for match, notes in matches if match for note in notes)
 
 
 @functools.cache
