@@ -251,11 +251,14 @@ def _ranking(truths: Bools, scores: Floats) -> dict[str, float]:
     both = truths.any(axis=0) & ~truths.all(axis=0)
     if not both.any():
         return {}
-    pairs = [(truths[:, column], scores[:, column]) for column in np.flatnonzero(both)]
+    truths, scores = truths[:, both], scores[:, both]
+    if truths.shape[1] == 1:
+        truths, scores = truths[:, 0], scores[:, 0]
+    # A call for all columns takes half the time of a call for each column.
     return {
-        "auroc": float(np.mean([metrics.roc_auc_score(*pair) for pair in pairs])),
+        "auroc": float(np.mean(metrics.roc_auc_score(truths, scores, average=None))),
         "average_precision": float(
-            np.mean([metrics.average_precision_score(*pair) for pair in pairs])
+            np.mean(metrics.average_precision_score(truths, scores, average=None))
         ),
     }
 
