@@ -100,8 +100,9 @@ def cpu_seconds() -> float:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    files = {path for path in {item.path for item in items} if HERE in path.parents}
     for item in items:
-        if HERE in item.path.parents:
+        if item.path in files:
             item.add_marker(pytest.mark.slow)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import warnings
 from collections.abc import Callable
@@ -223,6 +224,7 @@ def transformers_hosts() -> list[Host]:
     ]
 
 
+@functools.cache
 def all_hosts() -> list[Host]:
     """Return the hosts of all installed libraries."""
     found = list(HOSTS)
