@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from rifflemix.compat import widest_float
-from rifflemix.ops.recurrence.chunks import join
+from rifflemix.ops.recurrence.triangular import join
 
 # exp(-800) is 0 even in float64. A finite bound keeps differences of logarithms defined.
 _LEAST_LOG = -800.0

@@ -20,9 +20,10 @@ import torch
 from torch import Tensor
 
 from rifflemix.compat import as_constant, is_known, leaves_package
-from rifflemix.ops.recurrence.chunks import Chunks, inverse
+from rifflemix.ops.recurrence.chunks import Chunks
 from rifflemix.ops.recurrence.common import Erase, Terms
 from rifflemix.ops.recurrence.decayed import Decay
+from rifflemix.ops.recurrence.triangular import inverse
 
 
 def linear_recurrence(
