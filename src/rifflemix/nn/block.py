@@ -67,10 +67,14 @@ class ShortConvolution(nn.Module):
             key_padding_mask: (B, N) bool, True = padding. Outputs at padded positions are finite.
             cu_seqlens: offsets of the sequences in a packed batch (1, N, C).
         """
+        if cu_seqlens is not None:
+            places, length = self._apart(x, cu_seqlens)
+            apart = x.new_zeros(1, length, x.shape[2]).index_copy(1, places, x)
+            return self._convolve(apart).index_select(1, places)
         if key_padding_mask is None:
-            return self._convolve(x, None if cu_seqlens is None else _sequence_of(x, cu_seqlens))
+            return self._convolve(x)
         moved, order = _valid_first(x, key_padding_mask)
-        y = self._convolve(moved, None)
+        y = self._convolve(moved)
         return y.gather(1, order.argsort(1).unsqueeze(-1).expand_as(y))
 
     def init_state(self, batch_size: int, *, device: torch.device, dtype: torch.dtype) -> Tensor:
@@ -98,37 +102,21 @@ class ShortConvolution(nn.Module):
         index = lengths.unsqueeze(1) + torch.arange(kept, device=x.device)
         return y, x.gather(1, index.unsqueeze(-1).expand(-1, -1, self.dim))
 
-    def _convolve(self, x: Tensor, sequence: Tensor | None) -> Tensor:
-        if sequence is None:
-            oldest = 1 - self.size - self.first
-            return short_convolution(x, self.weight.flip(0), self.bias, oldest, x.shape[1])
-        y = self.bias.expand_as(x)
-        for weight, back in zip(
-            self.weight, range(self.first, self.first + self.size), strict=True
-        ):
-            # -1 is in no sequence, so tokens outside the row count as another sequence.
-            same = _shifted(sequence + 1, back) == sequence + 1
-            y = torch.addcmul(y, torch.where(same, _shifted(x, back), 0.0), weight)
-        return y
+    def _convolve(self, x: Tensor) -> Tensor:
+        oldest = 1 - self.size - self.first
+        return short_convolution(x, self.weight.flip(0), self.bias, oldest, x.shape[1])
+
+    def _apart(self, x: Tensor, cu_seqlens: Tensor) -> tuple[Tensor, int]:
+        """Return the positions of packed tokens with zeros between the sequences, and the length.
+
+        With size - 1 zeros, no output reads two sequences.
+        """
+        places, gap = torch.arange(x.shape[1], device=x.device), self.size - 1
+        sequence = torch.bucketize(places, cu_seqlens[1:].to(x.device), right=True)
+        return places + gap * sequence, x.shape[1] + gap * (len(cu_seqlens) - 2)
 
     def extra_repr(self) -> str:
         return f"dim={self.dim}, size={self.size}, causal={self.causal}"
-
-
-def _shifted(x: Tensor, back: int) -> Tensor:
-    """Return x[:, n - back] at n for (B, N, C), zero outside the sequence."""
-    if back == 0:
-        return x
-    if back > 0:
-        return F.pad(x, (0, 0, back, 0))[:, : x.shape[1]]
-    return F.pad(x, (0, 0, 0, -back))[:, -back:]
-
-
-def _sequence_of(x: Tensor, cu_seqlens: Tensor) -> Tensor:
-    """Number the sequence of each token of a packed batch, (1, N, 1)."""
-    places = torch.arange(x.shape[1], device=x.device)
-    ends = cu_seqlens[1:].to(x.device)
-    return torch.bucketize(places, ends, right=True).view(1, -1, 1)
 
 
 def _valid_first(x: Tensor, key_padding_mask: Tensor) -> tuple[Tensor, Tensor]:
