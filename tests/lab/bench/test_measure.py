@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import os
 import shutil
 import subprocess
@@ -15,11 +14,7 @@ import torch
 
 from rifflemix.lab.bench import median, median_seconds, peak_memory
 from rifflemix.lab.runs import environment as environment_module
-from rifflemix.lab.runs.environment import (
-    describe_hardware,
-    environment,
-    fast_garbage_collection,
-)
+from rifflemix.lab.runs.environment import describe_hardware, environment
 
 CPU = torch.device("cpu")
 MEBI = 2**20
@@ -170,29 +165,3 @@ def test_measurements_write_nothing_to_stderr(level: str | None) -> None:
         [sys.executable, "-c", CALLS], env=environment, capture_output=True, text=True, timeout=240
     )
     assert (done.returncode, done.stdout, done.stderr) == (0, f"{level}\n", "")
-
-
-def test_objects_that_the_caller_froze_stay_frozen(monkeypatch: pytest.MonkeyPatch) -> None:
-    calls: list[str] = []
-    frozen = 0
-
-    def freeze() -> None:
-        nonlocal frozen
-        frozen += 1
-        calls.append("freeze")
-
-    def unfreeze() -> None:
-        nonlocal frozen
-        frozen = 0
-        calls.append("unfreeze")
-
-    monkeypatch.setattr(gc, "freeze", freeze)
-    monkeypatch.setattr(gc, "unfreeze", unfreeze)
-    monkeypatch.setattr(gc, "get_freeze_count", lambda: frozen)
-    with fast_garbage_collection(), fast_garbage_collection():
-        pass
-    assert calls == ["freeze", "freeze", "unfreeze"]
-    freeze()
-    with fast_garbage_collection():
-        pass
-    assert frozen == 2

@@ -256,26 +256,17 @@ def _memory_bytes() -> int | None:
         return None
 
 
-_contexts = 0  # open contexts of fast_garbage_collection
-
-
 @contextmanager
 def fast_garbage_collection() -> Iterator[None]:
     """Exclude the objects that exist now from garbage collection inside the context.
 
     accelerate collects garbage after each training. This takes 0.13 seconds with the objects of
     torch. A short training takes 2 seconds. The first runs import more, so enter a context before
-    each run and exit all of them after the last. Objects that the caller froze stay frozen.
+    each run and exit all of them after the last.
     """
-    global _contexts
-    # Counting the frozen objects takes 0.05 seconds, so only the outermost context counts them.
-    keeps_frozen = _contexts > 0 or gc.get_freeze_count() > 0
     gc.collect()
     gc.freeze()
-    _contexts += 1
     try:
         yield
     finally:
-        _contexts -= 1
-        if not keeps_frozen:
-            gc.unfreeze()
+        gc.unfreeze()
