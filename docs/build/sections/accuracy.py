@@ -228,7 +228,7 @@ def _losses(scores: Scores, trained: dict[int, dict[int, float]]) -> str:
             continue
         lost = [trained[steps][seed] - score for seed, score in of_seeds.items()]
         low, high = f"{min(lost):.3f}", f"{max(lost):.3f}"
-        ends = low if len(lost) == 1 else f"{low} to {high}"
+        ends = low if low == high else f"{low} to {high}"
         words.append(f"`{mixer}` in {CONVERTED[arm]} loses {ends}")
     return "; ".join(words)
 
