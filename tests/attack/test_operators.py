@@ -23,6 +23,7 @@ from rifflemix import ops
 from rifflemix.errors import InputError
 from rifflemix.lab.runs.environment import using_threads
 from rifflemix.mixers._convolution.long_convolution import circular_convolve, circular_correlate
+from rifflemix.ops.convolution.backends import short_convolution
 from rifflemix.ops.native import library
 from rifflemix.ops.permutation import reference as permutation_reference
 
@@ -237,6 +238,30 @@ def test_circular_convolutions(attack: Any) -> None:
     attack.each(CASES, case)
 
 
+def test_short_convolutions(attack: Any) -> None:
+    """The registered convolution over a few tokens and its gradients equal explicit sums."""
+
+    def case(draw: random.Random) -> None:
+        batch, tokens, channels = draw.randint(1, 3), size(draw, 40), size(draw, 9)
+        taps, outputs, first = draw.randint(1, 6), size(draw, 40), draw.randint(-50, 50)
+        x, weight, bias = (
+            numbers(draw, shape, torch.float64).requires_grad_()
+            for shape in ((batch, tokens, channels), (taps, channels), (channels,))
+        )
+        grad = numbers(draw, (batch, outputs, channels), torch.float64)
+        n, m = torch.arange(outputs)[:, None], torch.arange(tokens)
+        read = torch.stack([m - n - first == tap for tap in range(taps)]).double()
+        expected = torch.einsum("inm,ic,bmc->bnc", read, weight, x) + bias
+        with using_threads(draw.choice((1, 2, 3))):
+            found = short_convolution(x, weight, bias, first, outputs)
+            found_gradients = torch.autograd.grad(found, (x, weight, bias), grad)
+        gradients = torch.autograd.grad(expected, (x, weight, bias), grad)
+        torch.testing.assert_close(found, expected, atol=1e-10, rtol=1e-9)
+        torch.testing.assert_close(found_gradients, gradients, atol=1e-10, rtol=1e-9)
+
+    attack.each(CASES, case)
+
+
 # Completeness.
 
 PLAIN = {
@@ -251,6 +276,8 @@ REGISTERED = {
     "circular_convolve": "test_circular_convolutions",
     "circular_correlate": "test_circular_convolutions",
     "power_shift_steps": "test_shift_steps",
+    "short_convolution": "test_short_convolutions",
+    "short_convolution_weights": "test_short_convolutions",
 }
 
 

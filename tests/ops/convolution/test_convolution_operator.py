@@ -66,12 +66,12 @@ def test_causal_convolution_of_torch(backend: str, length: int, channels: int, t
     torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
 
 
-@needs_kernels
+@pytest.mark.parametrize("backend", FAST)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
-def test_kernels_round_once(dtype: torch.dtype) -> None:
+def test_backends_round_once(dtype: torch.dtype, backend: str) -> None:
     """The factors stay wide, the sums are wide, and only the result has the dtype of the tokens."""
     x, weight, bias = arguments(2, 70, 37, 4, dtype=dtype)
-    found = with_gradients(x, weight, bias, -3, 70, "cpu")
+    found = with_gradients(x, weight, bias, -3, 70, backend)
     assert [t.dtype for t in found] == [dtype, dtype, torch.float32, torch.float32]
     grad = torch.linspace(-1, 1, found[0].numel(), dtype=dtype).view(2, 70, 37).double()
     exact = [t.double().requires_grad_() for t in (x, weight, bias)]
