@@ -47,45 +47,20 @@ def judgement(shows: str, holds: bool, part: bool = False) -> Judgement:
     return Judgement(HOLDS if holds else PART if part else FAILS, shows)
 
 
+def with_settings(judge: Callable[..., Judgement]) -> Callable[..., Judge]:
+    """Return a function from settings to a judge; `judge` accepts the data, then the settings."""
+    return lambda *settings, **options: lambda data: judge(data, *settings, **options)
+
+
 def listed(values: Sequence[float], form: str = "", by: float = 1, unit: str = "") -> str:
     """Format numbers as a list, after multiplication by a factor."""
     return ", ".join(f"{by * value:{form}}{unit}" for value in values)
 
 
 @dataclass(frozen=True)
-class Analysis:
-    """A run of `rifflemix analyze`.
+class Evidence:
+    """A measurement by a script of this folder."""
 
-    Attributes:
-        look: folder of the analysis below runs/looks.
-        kind: kind of analysis.
-        options: target and options of the command.
-        trained: commands that train the target first.
-    """
-
-    look: str
-    kind: str
-    options: str
-    trained: Sequence[str] = ()
-
-    @property
-    def name(self) -> str:
-        """Name of the measurement."""
-        return f"{self.look}-{self.kind}"
-
-    @property
-    def out(self) -> str:
-        """Folder that the command writes to."""
-        return f"runs/looks/{self.look}"
-
-    @property
-    def command(self) -> str:
-        """The command that measures."""
-        return f"rifflemix analyze {self.kind} {self.options} --threads 1 --out {self.out}"
-
-
-@dataclass(frozen=True)
-class _Script:
     name: str
 
     @property
@@ -95,7 +70,32 @@ class _Script:
 
 
 @dataclass(frozen=True)
-class Check(_Script):
+class Analysis(Evidence):
+    """A run of `rifflemix analyze`, named "FOLDER-KIND".
+
+    Attributes:
+        options: target and options of the command.
+        trained: commands that train the target first.
+    """
+
+    options: str
+    trained: Sequence[str] = ()
+
+    @property
+    def parts(self) -> tuple[str, str]:
+        """Folder that the command writes to, and kind of analysis."""
+        folder, _, kind = self.name.partition("-")
+        return f"runs/looks/{folder}", kind
+
+    @property
+    def command(self) -> str:
+        """The command that measures."""
+        out, kind = self.parts
+        return f"rifflemix analyze {kind} {self.options} --threads 1 --out {out}"
+
+
+@dataclass(frozen=True)
+class Check(Evidence):
     """A function that measures within seconds, and the commands that train its models first."""
 
     measure: Callable[[], Data]
@@ -103,7 +103,7 @@ class Check(_Script):
 
 
 @dataclass(frozen=True)
-class Runs(_Script):
+class Runs(Evidence):
     """Rows of a table or figure, trained at a reduced size with several seeds.
 
     Attributes:
@@ -121,9 +121,6 @@ class Runs(_Script):
     seeds: Sequence[int] = (0, 1, 2)
 
 
-Evidence = Analysis | Check | Runs
-
-
 def judged(evidence: Evidence, judge: Judge) -> Judgement:
     """Judge a claim by the measurement of its evidence, if it was run."""
     found = stored(evidence.name)
@@ -132,16 +129,12 @@ def judged(evidence: Evidence, judge: Judge) -> Judgement:
 
 def stored(name: str) -> dict[str, Any] | None:
     """Read the measurement of some evidence; None if it has not been run."""
-    return _stored(NUMBERS).get(name)
-
-
-def names() -> set[str]:
-    """List the measurements."""
-    return set(_stored(NUMBERS))
+    return measurements(NUMBERS).get(name)
 
 
 @functools.cache
-def _stored(path: Path) -> dict[str, dict[str, Any]]:
+def measurements(path: Path) -> dict[str, dict[str, Any]]:
+    """Read all measurements by name."""
     found: dict[str, dict[str, Any]] = {}
     for line in csv_lines(path):
         content = found.setdefault(line["evidence"], {})
@@ -154,7 +147,7 @@ def _stored(path: Path) -> dict[str, dict[str, Any]]:
 
 def keep(name: str, content: Mapping[str, Any]) -> None:
     """Store the measurement of some evidence, in place of an earlier or unfinished one."""
-    contents = {**_stored(NUMBERS), name: dict(content)}
+    contents = {**measurements(NUMBERS), name: dict(content)}
     contents.pop(name + UNFINISHED, None)
     lines = [
         {"evidence": evidence, "key": key, "value": json.dumps(value, ensure_ascii=False)}
@@ -163,7 +156,7 @@ def keep(name: str, content: Mapping[str, Any]) -> None:
     ]
     NUMBERS.parent.mkdir(exist_ok=True)
     NUMBERS.write_text(csv_text(lines), encoding="utf-8")
-    _stored.cache_clear()
+    measurements.cache_clear()
 
 
 def _leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:

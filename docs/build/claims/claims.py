@@ -1,23 +1,14 @@
-"""The claims of docs/claims.md with their evidence and judges.
-
-The page has the number, the text and the paper of each claim. A claim keeps its number.
-"""
+"""Evidence and judge of each claim of docs/claims.md. A claim keeps its number."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import partial
 
 import claims.checks as check
 import claims.checks_models as models
 import claims.judges as judge
-import claims.judges_runs as runs
 from claims.base import Analysis, Check, Evidence, Judge, Runs
-from common import DOCS
-
-PAGE = DOCS / "claims.md"
 
 DIGITS = (
     "rifflemix compare --task digits "
@@ -33,32 +24,25 @@ MNIST = (
     "--seeds 1 --threads 1 --keep-weights --out runs/mnist"
 )
 SPECTRUM, PERMUTATION, SPREAD, SORTING = (
-    Analysis("digits", kind, "runs/digits --samples 16", (DIGITS,))
+    Analysis(f"digits-{kind}", "runs/digits --samples 16", (DIGITS,))
     for kind in ("spectrum", "permutation", "softmax-spread", "sinkhorn")
 )
 _MNIST = "runs/mnist --plugin docs/build/claims/models.py --data-dir data --samples 16"
 RATE, COHERENCE, *MORE = (
-    Analysis("mnist", kind, _MNIST, (MNIST,))
+    Analysis(f"mnist-{kind}", _MNIST, (MNIST,))
     for kind in ("rate", "coherence", "membership", "cls-attention")
 )
 """`MORE` has evidence in claims.csv that no claim needs."""
-FRESH = Analysis(
-    "fresh",
-    "collapse",
-    "encoder --mixers softmax,sliceformer,csp,tssa --set dim=128 --set num_layers=6 --samples 8",
-)
-DEEP = Analysis(
-    "deep",
-    "collapse",
-    "encoder --mixers softmax,sliceformer,csp --set dim=64 --set num_layers=24 --samples 4",
-)
-PATTERN = Analysis(
-    "pattern",
-    "pattern",
-    "encoder --mixers butterfly,token_parallel,csp --set dim=32 --set num_layers=3 --samples 1",
+FRESH, DEEP, PATTERN = (
+    Analysis(name, f"encoder --mixers {mixers} {size} --samples {count}")
+    for name, mixers, size, count in (
+        ("fresh-collapse", "softmax,sliceformer,csp,tssa", "--set dim=128 --set num_layers=6", 8),
+        ("deep-collapse", "softmax,sliceformer,csp", "--set dim=64 --set num_layers=24", 4),
+        ("pattern-pattern", "butterfly,token_parallel,csp", "--set dim=32 --set num_layers=3", 1),
+    )
 )
 MACS = {
-    model: Analysis(model, "macs", f"{model} --samples 1")
+    model: Analysis(f"{model}-macs", f"{model} --samples 1")
     for model in (
         "mlp_mixer_dense_e1", "mlp_mixer_butterfly_linear_e1", "mlp_mixer_butterfly_mlp_e1",
         "mlp_mixer_c1_l7", "patch_only_cifar10_l7",
@@ -147,7 +131,7 @@ SORTING_NETWORK = _language(
 )
 
 NORM, SKIP, ALONE = "with norm", "with norm and skip", "mixers alone"
-better, comparable = runs.is_better, runs.is_comparable
+better, comparable = judge.is_better, judge.is_comparable
 
 JUDGED: Mapping[int, tuple[Evidence, Judge]] = {
     1: (SPECTRUM, judge.all_ones),
@@ -200,7 +184,7 @@ JUDGED: Mapping[int, tuple[Evidence, Judge]] = {
     49: (BUTTERFLY, better(("butterfly-p4", "random-p4"), ("butterfly-p2", "random-p2"))),
     50: (BUTTERFLY, better(("random-p4", "dense-p4"), ("random-p2", "dense-p2"), need=1)),
     51: (PARALLEL, comparable(*((row, "baseline") for row in ("no_wout", "tp2", "tp1")))),
-    52: (RESNETS, runs.splitting_does_not_help(DENSE_NETS, SPLIT_NETS)),
+    52: (RESNETS, judge.splitting_does_not_help(DENSE_NETS, SPLIT_NETS)),
     53: (TEMPERATURE, better(("tau 0.75", "tau 0.25"), ("tau 1", "tau 0.25"))),
     54: (TEMPERATURE, better(*(("tau 0.75", f"tau {t}") for t in ("0.25", "0.5", "1")))),
     55: (ITERATIONS, better(*((f"k = {k}", f"k = {other}")
@@ -211,34 +195,3 @@ JUDGED: Mapping[int, tuple[Evidence, Judge]] = {
     59: (BUTTERFLY_COST, models.cheaper_when_long),
 }  # fmt: skip
 EVIDENCE = {of.name: of for of in (*(evidence for evidence, _ in JUDGED.values()), *MORE)}
-
-
-@dataclass(frozen=True)
-class Claim:
-    """One claim of a paper, from the page.
-
-    Attributes:
-        number: number of the claim.
-        paper: title of the paper.
-        text: the claim, and the section that makes it.
-        evidence: the measurement here.
-        judge: function from the evidence's data to the judgement.
-    """
-
-    number: int
-    paper: str
-    text: str
-    evidence: Evidence
-    judge: Judge
-
-
-def claims() -> list[Claim]:
-    """Read the claims from the page, sorted by paper."""
-    found, paper = [], ""
-    for line in PAGE.read_text(encoding="utf-8").splitlines():
-        if line.startswith("## "):
-            paper = line.removeprefix("## ")
-        elif match := re.match(r'\| <a id="(\d+)">\S+ \| (.*?) \| ', line):
-            number = int(match[1])
-            found.append(Claim(number, paper, match[2], *JUDGED[number]))
-    return found

@@ -1,13 +1,27 @@
-"""Judges of claims that analyses test."""
+"""Judges of claims that analyses and trainings test."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
-from claims.base import DEPENDS, FAILS, HOLDS, PART, Data, Judge, Judgement, judgement, listed
+from claims.base import (
+    DEPENDS,
+    FAILS,
+    HOLDS,
+    PART,
+    UNDECIDED,
+    Data,
+    Judgement,
+    judgement,
+    listed,
+    with_settings,
+)
+
+from rifflemix.lab.comparison.statistics import LEVEL, Difference, holm, paired_difference
 
 MEASURES = {
     "effective_rank": "effective rank",
@@ -46,27 +60,23 @@ def all_ones(data: Data) -> Judgement:
     return judgement(shows, abs(least - 1) < 1e-9 and abs(most - 1) < 1e-9)
 
 
-def slower_decay(label: str, place: str = "before_projection") -> Judge:
-    """Make a judge that compares the spectra of a model and of softmax attention.
+@with_settings
+def slower_decay(data: Data, label: str, place: str = "before_projection") -> Judgement:
+    """Compare the spectra of a model and of softmax attention.
 
     The verdict of a measure is "holds" if the model is above softmax in every layer, "does not
     hold here" if it is above in no layer, and "holds in part" otherwise.
     """
-
-    def judge(data: Data) -> Judgement:
-        pairs = list(zip(of(data, label), of(data, "softmax"), strict=True))
-        verdicts, texts = [], []
-        for key, name in MEASURES.items():
-            values = [(ours[place][key], softmax[place][key]) for ours, softmax in pairs]
-            wins = sum(ours > softmax for ours, softmax in values)
-            verdicts.append(HOLDS if wins == len(values) else PART if wins else FAILS)
-            each = "; ".join(f"{ours:.3g} and {softmax:.3g}" for ours, softmax in values)
-            texts.append(f"{name} {each}")
-        measures = ". ".join(texts).replace("stable", "Stable")
-        where = place.replace("_", " the output ")
-        return Judgement(agreed(verdicts), f"{where}, {label} and softmax by layer: {measures}")
-
-    return judge
+    pairs = list(zip(of(data, label), of(data, "softmax"), strict=True))
+    verdicts, texts = [], []
+    for key, name in MEASURES.items():
+        values = [(ours[place][key], softmax[place][key]) for ours, softmax in pairs]
+        wins = sum(ours > softmax for ours, softmax in values)
+        verdicts.append(HOLDS if wins == len(values) else PART if wins else FAILS)
+        texts.append(f"{name} {'; '.join(f'{a:.3g} and {b:.3g}' for a, b in values)}")
+    measures = ". ".join(texts).replace("stable", "Stable")
+    where = place.replace("_", " the output ")
+    return Judgement(agreed(verdicts), f"{where}, {label} and softmax by layer: {measures}")
 
 
 def theorem_1(data: Data) -> Judgement:
@@ -83,30 +93,27 @@ def theorem_1(data: Data) -> Judgement:
     return judgement(shows, max(ratios) <= 1 + 1e-9 and change <= 1e-9)
 
 
-def collapses(expected: str, kept: str, stacks: tuple[str, str]) -> Judge:
-    """Make a judge: one stack collapses and the other does not, by each measure.
+@with_settings
+def collapses(data: Data, expected: str, kept: str, stacks: tuple[str, str]) -> Judgement:
+    """Judge whether one stack collapses and the other does not, by each measure.
 
     Args:
+        data: the measurement.
         expected: model that should collapse.
         kept: model that should not.
         stacks: the stack of each.
     """
-
-    def judge(data: Data) -> Judgement:
-        lost, own = of(data, expected)["stacks"][stacks[0]], of(data, kept)["stacks"][stacks[1]]
-        verdicts, texts = [], []
-        for key, (name, level, digits) in LEVELS.items():
-            ours, theirs = own[key][-1], lost[key][-1]
-            both = ours > level >= theirs
-            verdicts.append(HOLDS if both else PART if ours > level else FAILS)
-            values = f"{ours:.{digits}f} and {theirs:.{digits}f}"
-            texts.append(f"{name} {values}, collapsed up to {level}")
-        names = f"{kept} and {expected}"
-        if kept == expected:
-            names = f"{kept} {stacks[1]} and {expected} {stacks[0]} alone"
-        return Judgement(agreed(verdicts), f"{names}: {'; '.join(texts)}")
-
-    return judge
+    lost, own = of(data, expected)["stacks"][stacks[0]], of(data, kept)["stacks"][stacks[1]]
+    verdicts, texts = [], []
+    for key, (name, level, digits) in LEVELS.items():
+        ours, theirs = own[key][-1], lost[key][-1]
+        verdicts.append(FAILS if ours <= level else HOLDS if theirs <= level else PART)
+        values = f"{ours:.{digits}f} and {theirs:.{digits}f}"
+        texts.append(f"{name} {values}, collapsed up to {level}")
+    names = f"{kept} and {expected}"
+    if kept == expected:
+        names = f"{kept} {stacks[1]} and {expected} {stacks[0]} alone"
+    return Judgement(agreed(verdicts), f"{names}: {'; '.join(texts)}")
 
 
 def low_risk(data: Data) -> Judgement:
@@ -212,37 +219,29 @@ def incoherent(data: Data) -> Judgement:
     return judgement(shows, between < 1.25 * random, between < 2 * random)
 
 
-def connected(label: str, after: int, share_before: float) -> Judge:
-    """Make a judge: all pairs of tokens are connected after some layers, and not before.
+@with_settings
+def connected(data: Data, label: str, after: int, share_before: float) -> Judgement:
+    """Judge whether all pairs of tokens are connected after some layers, and not before.
 
     Args:
+        data: the measurement.
         label: model.
         after: layers that must connect all pairs.
         share_before: largest share of pairs that fewer layers may connect.
     """
-
-    def judge(data: Data) -> Judgement:
-        shares = of(data, label)["connected_share"]
-        each = listed(shares, ".0f", 100, " %")
-        before = max(shares[: after - 1], default=0.0)
-        return judgement(
-            f"pairs of tokens connected after 1, 2, 3 layers: {each}",
-            shares[after - 1] == 1.0 and before <= share_before,
-        )
-
-    return judge
+    shares = of(data, label)["connected_share"]
+    shows = f"pairs of tokens connected after 1, 2, 3 layers: {listed(shares, '.0f', 100, ' %')}"
+    before = max(shares[: after - 1], default=0.0)
+    return judgement(shows, shares[after - 1] == 1.0 and before <= share_before)
 
 
-def printed_macs(name: str) -> Judge:
-    """Make a judge: the counted multiply-accumulates are the printed ones."""
-
-    def judge(data: Data) -> Judgement:
-        found = of(data, name)
-        millions, printed = found["macs"] / 1e6, found["printed_macs_millions"]
-        shows = f"{millions:.2f} M multiply-accumulates, {found['parameters']:,} parameters"
-        return judgement(shows, abs(millions / printed - 1) < 0.005)
-
-    return judge
+@with_settings
+def printed_macs(data: Data, name: str) -> Judgement:
+    """Judge whether the counted multiply-accumulates are the printed ones."""
+    found = of(data, name)
+    millions, printed = found["macs"] / 1e6, found["printed_macs_millions"]
+    shows = f"{millions:.2f} M multiply-accumulates, {found['parameters']:,} parameters"
+    return judgement(shows, abs(millions / printed - 1) < 0.005)
 
 
 def balanced(data: Data) -> Judgement:
@@ -264,3 +263,130 @@ def harder(data: Data) -> Judgement:
     ordered = [softness[t] for t in sorted(softness, key=float)]
     rises = all(b > a + 1e-6 for a, b in pairwise(ordered))
     return judgement(f"entropy of a row over the largest, by temperature: {each}", rises)
+
+
+# Trainings with several seeds. Differences are paired over seeds, with the error of the test set
+# and Holm's correction, as in `rifflemix compare`.
+
+MARGIN = 2.0
+"""Points of accuracy that "comparable" allows; the papers' own losses are 1.5 or less."""
+
+
+def size_of(data: Data) -> str:
+    """Describe the size of the runs next to the paper's."""
+    size = data["size"]
+    parts = [f"{size['steps']:,} of {size['steps_of_the_paper']:,} steps"]
+    if size["scale"] != 1:
+        parts.insert(0, f"{100 * size['scale']:g} % of the width")
+    if size["batch_size"] != size["batch_size_of_the_paper"]:
+        parts.append(f"batches of {size['batch_size']} (paper: {size['batch_size_of_the_paper']})")
+    return f"{', '.join(parts)}, {len(size['seeds'])} seeds"
+
+
+def _scores(data: Data, row: str) -> dict[int, float]:
+    return {int(seed): float(value) for seed, value in data["rows"][row]["test"].items()}
+
+
+def advantage(data: Data, better: str, worse: str) -> Difference | None:
+    """Compare two rows: positive if the first one is better, in the unit of the table.
+
+    Accuracies have the error of the finite test set, too.
+
+    Returns:
+        None if fewer than two seeds of both rows are finished, since the others diverged.
+    """
+    ours, theirs = (_scores(data, row) for row in (better, worse))
+    if not ours or not theirs:
+        return None
+    if data["rows"][better]["unit"] != "%":  # lower is better
+        return paired_difference(theirs, ours, 0.0)
+    shares = [np.mean(list(scores.values())) / 100 for scores in (ours, theirs)]
+    variance = sum(share * (1 - share) for share in shares) / data["size"]["test_samples"]
+    return paired_difference(ours, theirs, 100 * math.sqrt(variance))
+
+
+def verdict_of(differences: Sequence[Difference | None], need: int | None = None) -> str:
+    """Judge whether differences are positive.
+
+    Args:
+        differences: one for each comparison; None if too few runs are finished.
+        need: comparisons that suffice; all if None.
+
+    Returns:
+        HOLDS if enough are significantly positive, PART if some are. Otherwise FAILS if one is
+        significantly negative, and UNDECIDED if no difference is significant.
+    """
+    known = [difference for difference in differences if difference is not None]
+    corrected = holm([difference.probability for difference in known])
+    means = [d.mean for d, p in zip(known, corrected, strict=True) if p < LEVEL]
+    ahead = sum(mean > 0 for mean in means)
+    if ahead:
+        return HOLDS if ahead >= (need or len(differences)) else PART
+    return FAILS if any(mean < 0 for mean in means) else UNDECIDED
+
+
+@with_settings
+def is_better(data: Data, *pairs: tuple[str, str], need: int | None = None) -> Judgement:
+    """Judge whether the first row of each pair is better than the second."""
+    found = {f"{a} over {b}": advantage(data, a, b) for a, b in pairs}
+    return Judgement(verdict_of(list(found.values()), need), _shows(data, found))
+
+
+@with_settings
+def is_comparable(data: Data, *pairs: tuple[str, str]) -> Judgement:
+    """Judge whether the first row of each pair is at most `MARGIN` points below the second."""
+    found = {f"{a} minus {b}": advantage(data, a, b) for a, b in pairs}
+    verdicts = {_above(d, -MARGIN) for d in found.values()}
+    mixed = PART if HOLDS in verdicts else UNDECIDED
+    verdict = verdicts.pop() if len(verdicts) == 1 else mixed
+    shows = f"{_shows(data, found)}; comparable means at most {MARGIN:g} points less"
+    return Judgement(verdict, shows)
+
+
+def _above(difference: Difference | None, bound: float) -> str:
+    """Judge whether a whole interval is above or below a bound."""
+    if difference is None:
+        return UNDECIDED
+    return HOLDS if difference.low > bound else FAILS if difference.high < bound else UNDECIDED
+
+
+@with_settings
+def splitting_does_not_help(data: Data, dense: Sequence[str], split: Sequence[str]) -> Judgement:
+    """Judge whether networks with split channels are no better than dense ones of equal size.
+
+    The accuracy of a dense network of the same size is read from the line through the dense
+    networks, over the logarithm of the number of parameters. One point is the margin.
+    """
+    scores = {row: _scores(data, row) for row in (*dense, *split)}
+    size = {row: np.log(data["rows"][row]["parameters"]) for row in scores}
+    excess = {}  # of the split networks, by seed
+    for seed in set.intersection(*(set(of) for of in scores.values())):
+        line = np.polyfit([size[row] for row in dense], [scores[r][seed] for r in dense], 1)
+        gaps = [scores[row][seed] - np.polyval(line, size[row]) for row in split]
+        excess[seed] = float(np.mean(gaps))
+    found = paired_difference(excess, dict.fromkeys(excess, 0.0))
+    shows = _shows(data, {"split networks minus dense ones of equal size, points:": found})
+    opposite = {HOLDS: FAILS, FAILS: HOLDS, UNDECIDED: UNDECIDED}
+    return Judgement(opposite[_above(found, 1.0)], shows)
+
+
+def _shows(data: Data, found: Mapping[str, Difference | None]) -> str:
+    """Write the size of the runs, the mean of each row, and differences with intervals."""
+    rows = data["rows"]
+    unit = next(iter(rows.values()))["unit"]
+    means = ", ".join(f"{name} {_mean(row)}" for name, row in rows.items())
+    word = "accuracy in %" if unit == "%" else unit
+    intervals = (
+        f"{name} {d.mean:+.2f} [{d.low:+.2f}, {d.high:+.2f}]"
+        if d
+        else f"{name} unknown, too few finished runs"
+        for name, d in found.items()
+    )
+    return f"at {size_of(data)}: test {word} {means}; {'; '.join(intervals)}"
+
+
+def _mean(row: Data) -> str:
+    """Write the mean of a row over its finished runs, and the number that diverged."""
+    values, lost = list(row["test"].values()), len(row["diverged"])
+    mean = f"{np.mean(values):.2f}" if values else "unknown"
+    return f"{mean} ({lost} diverged)" if lost else mean

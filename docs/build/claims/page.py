@@ -5,31 +5,43 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from charts import Curve, panels
-from claims.base import (
-    ACCURACY,
-    NOT_RUN,
-    VERDICTS,
-    Evidence,
-    Judgement,
-    Runs,
-    judged,
-    stored,
-)  # fmt: skip
-from claims.claims import DIGITS, JUDGED, MNIST, PAGE, Claim, claims
-from common import ASSETS, link, listed
+from claims.base import ACCURACY, NOT_RUN, VERDICTS, Evidence, Judgement, Runs, judged, stored
+from claims.claims import DIGITS, JUDGED, MNIST
+from common import ASSETS, DOCS, link, listed
 
-COLLAPSE = ASSETS / "collapse.svg"
+PAGE, COLLAPSE = DOCS / "claims.md", ASSETS / "collapse.svg"
 _STACKS = {"no skip connections": "with norm", "skip connections": "with norm and skip"}
-_ROW = re.compile(r'(\| <a id="(\d+)">\S+ \| .*? \| .*? \|) .*')
+_ROW = re.compile(r'(\| <a id="(\d+)">\S+ \| (.*?) \| .*? \|) .*')
 
 
-def by_paper() -> list[tuple[Claim, Judgement]]:
-    """Judge all claims, sorted by paper."""
-    return [(claim, judged(claim.evidence, claim.judge)) for claim in claims()]
+@dataclass(frozen=True)
+class Claim:
+    """One claim of the page; the text has the section of the paper that makes it."""
+
+    number: int
+    paper: str
+    text: str
+
+    @property
+    def found(self) -> Judgement:
+        """Verdict, and the numbers that it follows from."""
+        return judged(*JUDGED[self.number])
+
+
+def claims() -> list[Claim]:
+    """Read the claims from the page, sorted by paper."""
+    found, paper = [], ""
+    for line in PAGE.read_text(encoding="utf-8").splitlines():
+        if line.startswith("## "):
+            paper = line.removeprefix("## ")
+        elif match := _ROW.match(line):
+            found.append(Claim(int(match[2]), paper, match[3]))
+    return found
 
 
 def summary(verdicts: Iterable[str]) -> str:
@@ -72,7 +84,7 @@ def files() -> dict[Path, str]:
 
 def count(page: Path, _: list[str]) -> str:
     """Count the verdicts of all claims."""
-    verdicts = [found.verdict for _, found in by_paper()]
+    verdicts = [claim.found.verdict for claim in claims()]
     return f"Of {len(verdicts)} claims: {summary(verdicts)}."
 
 
@@ -85,44 +97,42 @@ def models(page: Path, _: list[str]) -> str:
     return f"```\n{DIGITS}\n{MNIST}\n```\n\nThey reach {'; '.join(runs)} (validation accuracy)."
 
 
+def _ranks() -> dict[str, dict[str, list[float]]]:
+    """Return the effective rank over depth, by stack and mixer."""
+    found: Any = stored("deep-collapse")
+    models = found["data"]["models"]
+    return {
+        heading: {name: of["stacks"][stack]["effective"] for name, of in models.items()}
+        for heading, stack in _STACKS.items()
+    }
+
+
 def collapse() -> str:
     """Draw the effective rank of tokens over depth, with and without skip connections."""
-    models = _deep()
     drawn = {
-        heading: [
-            Curve(name, tuple((float(depth), rank) for depth, rank in enumerate(ranks)))
-            for name in models
-            for ranks in [models[name]["stacks"][stack]["effective"]]
-        ]
-        for heading, stack in _STACKS.items()
+        heading: [Curve(name, tuple(enumerate(ranks))) for name, ranks in by_mixer.items()]
+        for heading, by_mixer in _ranks().items()
     }
     return panels("Effective rank of the tokens after each layer", drawn, "layers")
 
 
-def _deep() -> dict[str, Any]:
-    found = stored("deep-collapse")
-    assert found is not None
-    models: dict[str, Any] = found["data"]["models"]
-    return models
-
-
 def picture(page: Path, _: list[str]) -> str:
     """Write the picture of the collapse with its finding as the text alternative."""
-    last = [
-        listed([f"{name} {of['stacks'][stack]['effective'][-1]:.1f}"
-                for name, of in _deep().items()])
-        for stack in _STACKS.values()
-    ]  # fmt: skip
+    without, skips = (
+        listed([f"{name} {ranks[-1]:.1f}" for name, ranks in by_mixer.items()])
+        for by_mixer in _ranks().values()
+    )
     alt = (
-        f"Effective rank after 24 layers: without skip connections {last[0]}, "
-        f"with skip connections {last[1]}."
+        f"Effective rank after 24 layers: without skip connections {without}, "
+        f"with skip connections {skips}."
     )
     return f"![{alt}]({link(page, COLLAPSE)})"
 
 
 def missing(page: Path, _: list[str]) -> str:
     """Write the command that measures missing evidence."""
-    names = dict.fromkeys(c.evidence.name for c in claims() if stored(c.evidence.name) is None)
+    evidence = [JUDGED[claim.number][0].name for claim in claims()]
+    names = dict.fromkeys(name for name in evidence if stored(name) is None)
     command = f"```\npython docs/build/run_claims.py {' '.join(names)}\n```"
     return command if names else "No measurement is missing."
 

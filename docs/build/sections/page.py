@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from claims.base import VERDICTS
-from claims.page import by_paper, summary
+from claims.page import claims, summary
 from common import ASSETS, DATA, DOCS, Section, link
 from sections import accuracy, reproduced, speed
 from store import csv_text
@@ -18,27 +19,28 @@ PAGE = DOCS / "results.md"
 FILES = DOCS / "result-files.md"
 
 
-def claims() -> Section:
+def verdicts() -> Section:
     """Count the verdicts of docs/claims.md by paper."""
-    judged = by_paper()
-    counts: dict[str, dict[str, int]] = {}
-    for claim, found in judged:
-        counts.setdefault(claim.paper, dict.fromkeys(VERDICTS, 0))[found.verdict] += 1
-    verdicts = summary(found.verdict for _, found in judged)
-    shown = [verdict for verdict in VERDICTS if any(of[verdict] for of in counts.values())]
-    rows = [[paper, *(str(of[verdict] or "") for verdict in shown)] for paper, of in counts.items()]
+    table = [
+        {"claim": of.number, "paper": of.paper, "says": of.text, "verdict": of.found.verdict}
+        for of in claims()
+    ]
+    counts = Counter((line["paper"], line["verdict"]) for line in table)
+    found = [line["verdict"] for line in table]
+    headers = ["Paper", *(verdict for verdict in VERDICTS if verdict in found)]
+    rows = [
+        [paper, *(counts[paper, verdict] or "" for verdict in headers[1:])]
+        for paper in dict.fromkeys(line["paper"] for line in table)
+    ]
     return Section(
         "Claims",
-        f"Of {len(judged)} claims on small models, {verdicts}: [all claims](claims.md).",
+        f"Of {len(table)} claims on small models, {summary(found)}: [all claims](claims.md).",
         "verdicts",
         "",
-        [
-            {"claim": c.number, "paper": c.paper, "says": c.text, "verdict": found.verdict}
-            for c, found in judged
-        ],
+        table,
         [],
         ["python docs/build/build.py claims"],
-        below="\n".join(table_lines(["Paper", *shown], rows, range(1, len(shown) + 1))),
+        below="\n".join(table_lines(headers, rows, range(1, len(headers)))),
     )
 
 
@@ -47,7 +49,7 @@ QUESTIONS = {
     "Which mixer?": (accuracy.which_mixer, accuracy.every_mixer),
     "How fast?": (speed.speed, speed.decoding),
     "How much memory?": (speed.memory,),
-    "Do reported values reproduce?": (reproduced.printed, claims),
+    "Do reported values reproduce?": (reproduced.printed, verdicts),
     "What does a converted model lose?": (accuracy.conversion,),
     "Where do mixers fail?": (reproduced.listops,),
 }

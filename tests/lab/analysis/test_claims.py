@@ -13,14 +13,14 @@ from rifflemix.lab.analysis import list_analyses
 
 base, script = claims_module("claims.base"), claims_module("run_claims")
 writer, listed = claims_module("claims.page"), claims_module("claims.claims")
-CLAIMS = listed.claims()
+CLAIMS = writer.claims()
 EVIDENCE = list(script.EVIDENCE.values())
 MEASURED = [evidence for evidence in EVIDENCE if base.stored(evidence.name) is not None]
 
 
 def test_claims_of_five_papers_have_one_of_the_verdicts() -> None:
     assert len({claim.paper for claim in CLAIMS}) == 5
-    verdicts = {base.judged(claim.evidence, claim.judge).verdict for claim in CLAIMS}
+    verdicts = {claim.found.verdict for claim in CLAIMS}
     assert verdicts <= set(base.VERDICTS)
     assert base.FAILS in verdicts
     assert base.DEPENDS in verdicts
@@ -31,7 +31,7 @@ def test_a_claim_without_a_run_has_no_verdict(
 ) -> None:
     monkeypatch.setattr(base, "NUMBERS", tmp_path / "claims.csv")
     for claim in CLAIMS:
-        assert base.judged(claim.evidence, claim.judge).verdict == base.NOT_RUN
+        assert claim.found.verdict == base.NOT_RUN
 
 
 def test_claims_keep_their_numbers() -> None:
@@ -57,7 +57,7 @@ def test_files_come_from_the_command_that_the_page_names(evidence: Any) -> None:
     found = base.stored(evidence.name)
     command = found["environment"]["command"]
     if isinstance(evidence, base.Analysis):
-        assert evidence.kind in list_analyses()
+        assert evidence.parts[1] in list_analyses()
         plugin = "docs/build/claims/models.py"  # it was in docs/ when the analyses ran
         assert command.replace("docs/claims_models.py", plugin) == evidence.command
         assert found["data"]
@@ -72,8 +72,9 @@ def test_files_come_from_the_command_that_the_page_names(evidence: Any) -> None:
 
 def test_no_file_is_left_over() -> None:
     needed = {evidence.name for evidence in EVIDENCE}
-    unfinished = {name + base.UNFINISHED for name in needed - base.names()}
-    assert base.names() <= needed | unfinished | {"accuracy"}
+    found = base.measurements(base.NUMBERS).keys()
+    unfinished = {name + base.UNFINISHED for name in needed - found}
+    assert found <= needed | unfinished | {"accuracy"}
 
 
 def test_measurements_survive_storage(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -96,6 +97,5 @@ def test_measurements_survive_storage(monkeypatch: pytest.MonkeyPatch, tmp_path:
 
 def test_a_claim_that_is_not_run_is_in_the_missing_command() -> None:
     missing = writer.missing(writer.PAGE, [])
-    for claim in CLAIMS:
-        if base.stored(claim.evidence.name) is None:
-            assert claim.evidence.name in missing
+    for evidence, _ in listed.JUDGED.values():
+        assert (evidence.name in missing) == (base.stored(evidence.name) is None)

@@ -18,8 +18,8 @@ from rifflemix.errors import InputError
 from rifflemix.lab.train import TrainingDiverged
 from small_recipes import QUICK, small
 
-base, judges = claims_module("claims.base"), claims_module("claims.judges_runs")
-runs, script = claims_module("claims.runs"), claims_module("run_claims")
+base, judges = claims_module("claims.base"), claims_module("claims.judges")
+script = claims_module("run_claims")
 listed = claims_module("claims.claims")
 HOLDS, PART, FAILS, UNDECIDED = base.HOLDS, base.PART, base.FAILS, base.UNDECIDED
 
@@ -115,16 +115,14 @@ def test_the_size_of_the_runs_is_next_to_the_numbers() -> None:
 
 def test_claims_of_trainings_compare_rows_that_exist() -> None:
     """Check that a judge finds every row that it names in the data of its claim."""
-    trained = [c for c in listed.claims() if isinstance(c.evidence, base.Runs)]
+    trained = [of for of in listed.JUDGED.values() if isinstance(of[0], base.Runs)]
     assert len(trained) == 14
-    for claim in trained:
-        found = data("%", 0.1, **dict.fromkeys(claim.evidence.rows, 50.0))
+    for evidence, judge in trained:
+        found = data("%", 0.1, **dict.fromkeys(evidence.rows, 50.0))
         for number, row in enumerate(found["rows"].values(), start=1):
             row["parameters"] = 1000 * number
-        assert claim.judge(found).verdict in base.VERDICTS
-        assert all(
-            name in rifflemix.lab.recipes.list_recipes() for name in claim.evidence.rows.values()
-        )
+        assert judge(found).verdict in base.VERDICTS
+        assert all(name in rifflemix.lab.recipes.list_recipes() for name in evidence.rows.values())
 
 
 @pytest.fixture
@@ -140,7 +138,7 @@ def small_rows(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
     }
     (tmp_path / "data").mkdir()
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(runs, "get_recipe", lambda name: made[name])
+    monkeypatch.setattr(script, "get_recipe", lambda name: made[name])
     monkeypatch.setattr(base, "NUMBERS", tmp_path / "claims.csv")
     evidence = base.Runs("small", {"dense": "softmax", "sparse": "csp"}, 4, 8, 0.5, seeds=(0, 1))
     monkeypatch.setattr(script, "EVIDENCE", {"small": evidence})
@@ -167,7 +165,7 @@ def test_a_stopped_training_continues(
     small_rows: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as stopped:
-        stopped.setattr(runs.StopRequest, "__call__", lambda self: True)
+        stopped.setattr(script.StopRequest, "__call__", lambda self: True)
         assert script.main(["small"]) == 130
     assert base.stored("small") is None, "no verdict without a whole run"
     assert script.main(["small"]) == 0
@@ -178,7 +176,7 @@ def test_a_stopped_training_continues(
 def test_another_checkout_trains_only_missing_runs(
     small_rows: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    right, trained = runs.run_reproduction, []
+    right, trained = script.run_reproduction, []
 
     def run(plan: Any, **options: Any) -> Any:
         trained.append((plan.recipe.name, plan.seed))
@@ -186,7 +184,7 @@ def test_another_checkout_trains_only_missing_runs(
             options["should_stop"] = lambda: True
         return right(plan, **options)
 
-    monkeypatch.setattr(runs, "run_reproduction", run)
+    monkeypatch.setattr(script, "run_reproduction", run)
     assert script.main(["small"]) == 130
     shutil.rmtree(tmp_path / "runs")
     assert script.main(["small"]) == 0
@@ -194,7 +192,7 @@ def test_another_checkout_trains_only_missing_runs(
     assert trained[2:] == [
         ("csp/small-softmax", 1), ("csp/small-softmax", 1), ("csp/small-csp", 1)
     ]  # fmt: skip
-    assert base.names() == {"small"}
+    assert base.measurements(base.NUMBERS).keys() == {"small"}
     rows = base.stored("small")["data"]["rows"]
     assert [list(row["test"]) for row in rows.values()] == [["0", "1"], ["0", "1"]]
     assert rows["dense"]["wall_seconds"] > 0
@@ -204,14 +202,14 @@ def test_another_checkout_trains_only_missing_runs(
 def test_a_row_that_diverges_is_kept_without_a_value(
     small_rows: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    right = runs.run_reproduction
+    right = script.run_reproduction
 
     def run(plan: Any, **options: Any) -> Any:
         if plan.recipe.name.endswith("csp") and plan.seed == 1:
             raise TrainingDiverged("the loss is not finite")
         return right(plan, **options)
 
-    monkeypatch.setattr(runs, "run_reproduction", run)
+    monkeypatch.setattr(script, "run_reproduction", run)
     assert script.main(["small"]) == 0
     rows = base.stored("small")["data"]["rows"]
     assert list(rows["sparse"]["test"]) == ["0"]
@@ -230,7 +228,7 @@ def test_a_command_that_fails_leaves_no_file(
     monkeypatch.setattr(base, "NUMBERS", tmp_path / "claims.csv")
     failed = subprocess.CompletedProcess([], 2)
     monkeypatch.setattr(subprocess, "run", lambda *words, **options: failed)
-    wrong = base.Analysis("nothing", "spectrum", "nowhere")
+    wrong = base.Analysis("nothing-spectrum", "nowhere")
     with pytest.raises(InputError, match="command"):
         script.measure(wrong)
-    assert base.stored("nothing") is None
+    assert base.stored("nothing-spectrum") is None
