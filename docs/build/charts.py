@@ -96,24 +96,24 @@ class Curve:
     is_dashed: bool = False
 
 
+@mpl.rc_context(STYLE)
 def dots(title: str, rows: Sequence[Row], rule: float | None = None, inner: float = 2.2) -> str:
     """Draw rows of marks over a scale of `inner` inches, with a dashed line at `rule`."""
-    with mpl.rc_context(STYLE):
-        figure, axes = _figure(0.7 + _LINE * len(rows), inner)
-        axes.grid(axis="x")
-        axes.set_ylim(len(rows) - 0.5, -0.5)
-        axes.set_yticks(range(len(rows)), [row.name for row in rows])
-        axes.tick_params(left=False, bottom=False)
-        if rule is not None:
-            axes.axvline(rule, color=GRAY, linestyle="--", linewidth=1)
-        for y, (row, label) in enumerate(zip(rows, axes.get_yticklabels(), strict=True)):
-            label.set_fontweight("normal" if row.marks else "bold")
-            for mark in row.marks:
-                _mark(axes, mark, y)
-            axes.annotate(row.words, (1, y), (8, 0), ("axes fraction", "data"), "offset points",
-                          va="center")  # fmt: skip
-        texts = (f"{row.name}: {row.words}" for row in rows if row.marks)
-        return _titled(figure, title, texts)
+    figure, axes = _figure(0.7 + _LINE * len(rows), inner)
+    axes.grid(axis="x")
+    axes.set_ylim(len(rows) - 0.5, -0.5)
+    axes.set_yticks(range(len(rows)), [row.name for row in rows])
+    axes.tick_params(left=False, bottom=False)
+    if rule is not None:
+        axes.axvline(rule, color=GRAY, linestyle="--", linewidth=1)
+    for y, (row, label) in enumerate(zip(rows, axes.get_yticklabels(), strict=True)):
+        label.set_fontweight("normal" if row.marks else "bold")
+        for mark in row.marks:
+            _mark(axes, mark, y)
+        axes.annotate(row.words, (1, y), (8, 0), ("axes fraction", "data"), "offset points",
+                      va="center")  # fmt: skip
+    texts = (f"{row.name}: {row.words}" for row in rows if row.marks)
+    return _titled(figure, title, texts)
 
 
 def _mark(axes: Axes, mark: Mark, y: float) -> None:
@@ -123,6 +123,7 @@ def _mark(axes: Axes, mark: Mark, y: float) -> None:
     axes.plot(mark.value, y, "o", color=color, markerfacecolor=face, markersize=6, zorder=3)
 
 
+@mpl.rc_context(STYLE)
 def curves(
     title: str, drawn: Sequence[Curve], rule: float | None = None, *, decades: bool = False
 ) -> str:
@@ -134,24 +135,23 @@ def curves(
         rule: height of a dashed line.
         decades: True for a logarithmic vertical scale. Otherwise it starts at 0.
     """
-    with mpl.rc_context(STYLE):
-        figure, axes = _figure(3.2, 3.7)
-        axes.set_xscale("log", base=2)
-        values = sorted({x for curve in drawn for x, _ in curve.points})
-        axes.set_xticks(values, [f"{x:,g}" for x in values])
-        axes.grid(axis="y")
-        if decades:
-            axes.set_yscale("log")
-            axes.yaxis.set_major_formatter("{x:,g}")
-        axes.minorticks_off()
-        _draw(axes, drawn)
-        if not decades:
-            axes.set_ylim(0, None)
-        if rule is not None:
-            axes.axhline(rule, color=GRAY, linestyle="--", linewidth=1)
-        axes.set_xlim(values[0], values[-1])
-        texts = (f"{c.name}: {c.points[0][1]:.3g} to {c.points[-1][1]:.3g}" for c in drawn)
-        return _titled(figure, title, texts)
+    figure, axes = _figure(3.2, 3.7)
+    axes.set_xscale("log", base=2)
+    values = sorted({x for curve in drawn for x, _ in curve.points})
+    axes.set_xticks(values, [f"{x:,g}" for x in values])
+    axes.grid(axis="y")
+    if decades:
+        axes.set_yscale("log")
+        axes.yaxis.set_major_formatter("{x:,g}")
+    axes.minorticks_off()
+    _draw(axes, drawn)
+    if not decades:
+        axes.set_ylim(0, None)
+    if rule is not None:
+        axes.axhline(rule, color=GRAY, linestyle="--", linewidth=1)
+    axes.set_xlim(values[0], values[-1])
+    texts = (f"{c.name}: {c.points[0][1]:.3g} to {c.points[-1][1]:.3g}" for c in drawn)
+    return _titled(figure, title, texts)
 
 
 def _draw(axes: Axes, drawn: Sequence[Curve]) -> None:
@@ -166,6 +166,7 @@ def _draw(axes: Axes, drawn: Sequence[Curve]) -> None:
     _label(axes, ends, [color for _, color in labeled], at_edge=True)
 
 
+@mpl.rc_context(STYLE)
 def panels(
     title: str, drawn: Mapping[str, Sequence[Curve]], x_label: str, at: float | None = None
 ) -> str:
@@ -174,54 +175,53 @@ def panels(
     With `at`, the horizontal scale is logarithmic, too, with a line at x = `at`. Otherwise the
     panels share the vertical scale.
     """
-    with mpl.rc_context(STYLE):
-        figure = Figure((5.0, 3.1))
-        figure.subplots_adjust(0.08, 0.13, 0.82, 0.88, wspace=1.05)
-        for axes, (heading, found) in zip(
-            figure.subplots(1, len(drawn), squeeze=False, sharey=at is None)[0],
-            drawn.items(),
-            strict=True,
-        ):
-            axes.set_title(heading, x=-0.3, loc="left", fontweight="bold", size=10)
-            axes.set_yscale("log")
-            values = sorted({x for curve in found for x, _ in curve.points})
-            if at is not None:
-                axes.set_xscale("log", base=2)
-                gap = 2 if len(values) < 5 else 4  # doublings; labels of more lengths would touch
-                values = [x for x in values if math.log2(x / at) % gap == 0]
-                axes.axvline(at, color=GRAY, linestyle=":", linewidth=1)
-            else:
-                values = [values[0], values[len(values) // 2], values[-1]]
-            axes.set_xticks(values, [f"{x:,g}" for x in values])
-            axes.minorticks_off()
-            axes.spines[:].set_visible(False)
-            axes.grid(axis="y")
-            axes.set_axisbelow(True)
-            axes.yaxis.set_major_formatter("{x:,g}")
-            axes.set_xlabel(x_label)
-            _draw(axes, found)
-        labels = (f"{heading}: {c.label}" for heading, found in drawn.items() for c in found)
-        return _titled(figure, title, [label.replace("\n", " ") for label in labels])
+    figure = Figure((5.0, 3.1))
+    figure.subplots_adjust(0.08, 0.13, 0.82, 0.88, wspace=1.05)
+    for axes, (heading, found) in zip(
+        figure.subplots(1, len(drawn), squeeze=False, sharey=at is None)[0],
+        drawn.items(),
+        strict=True,
+    ):
+        axes.set_title(heading, x=-0.3, loc="left", fontweight="bold", size=10)
+        axes.set_yscale("log")
+        values = sorted({x for curve in found for x, _ in curve.points})
+        if at is not None:
+            axes.set_xscale("log", base=2)
+            gap = 2 if len(values) < 5 else 4  # doublings; labels of more lengths would touch
+            values = [x for x in values if math.log2(x / at) % gap == 0]
+            axes.axvline(at, color=GRAY, linestyle=":", linewidth=1)
+        else:
+            values = [values[0], values[len(values) // 2], values[-1]]
+        axes.set_xticks(values, [f"{x:,g}" for x in values])
+        axes.minorticks_off()
+        axes.spines[:].set_visible(False)
+        axes.grid(axis="y")
+        axes.set_axisbelow(True)
+        axes.yaxis.set_major_formatter("{x:,g}")
+        axes.set_xlabel(x_label)
+        _draw(axes, found)
+    labels = (f"{heading}: {c.label}" for heading, found in drawn.items() for c in found)
+    return _titled(figure, title, [label.replace("\n", " ") for label in labels])
 
 
+@mpl.rc_context(STYLE)
 def scatter(
     title: str, points: Sequence[tuple[str, float, float]], x_label: str, y_label: str
 ) -> str:
     """Draw a point (mixer, x, y) for each mixer, with its name; the vertical scale starts at 0."""
-    with mpl.rc_context(STYLE):
-        figure, axes = _figure(3.0, 3.8)
-        axes.grid()
-        most = max(x for _, x, _ in points)
-        highest = max(y for *_, y in points)
-        axes.set(xlim=(0, 1.1 * most), ylim=(0, 1.25 * highest), xlabel=x_label, ylabel=y_label)
-        for is_right in (False, True):
-            half = [point for point in points if (point[1] > most / 2) == is_right]
-            colors = [MIXER_COLORS.get(name, GRAY) for name, *_ in half]
-            for (_, x, y), color in zip(half, colors, strict=True):
-                axes.plot(x, y, "o", color=color, markersize=9)
-            _label(axes, half, colors, at_edge=is_right)
-        texts = (f"{name}: {x:.1f}, {y:.1f}" for name, x, y in points)
-        return _titled(figure, title, [f"{x_label}, {y_label}", *texts])
+    figure, axes = _figure(3.0, 3.8)
+    axes.grid()
+    most = max(x for _, x, _ in points)
+    highest = max(y for *_, y in points)
+    axes.set(xlim=(0, 1.1 * most), ylim=(0, 1.25 * highest), xlabel=x_label, ylabel=y_label)
+    for is_right in (False, True):
+        half = [point for point in points if (point[1] > most / 2) == is_right]
+        colors = [MIXER_COLORS.get(name, GRAY) for name, *_ in half]
+        for (_, x, y), color in zip(half, colors, strict=True):
+            axes.plot(x, y, "o", color=color, markersize=9)
+        _label(axes, half, colors, at_edge=is_right)
+    texts = (f"{name}: {x:.1f}, {y:.1f}" for name, x, y in points)
+    return _titled(figure, title, [f"{x_label}, {y_label}", *texts])
 
 
 def _titled(figure: Figure, title: str, texts: Iterable[str]) -> str:

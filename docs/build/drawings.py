@@ -7,7 +7,7 @@ Okabe and Ito, and a number repeats each color.
 from __future__ import annotations
 
 import pathlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import product
 
@@ -39,7 +39,24 @@ class Panel:
     words: str
     draw: Callable[[Axes], None]
     alt: str
-    height: float = 210  # points
+    height: float  # points
+
+
+PANELS: dict[str, Panel] = {}
+FAMILIES = ("csp", "sliceformer", "tssa", "butterfly", "sinkhorn", "softmax")
+
+
+def panel(
+    title: str, words: str, height: float = 210
+) -> Callable[[Callable[[Axes], None]], Callable[[Axes], None]]:
+    """Register a drawing under the name of its function; its docstring is the alternative."""
+
+    def register(draw: Callable[[Axes], None]) -> Callable[[Axes], None]:
+        alt = " ".join((draw.__doc__ or "").split())
+        PANELS[draw.__name__] = Panel(title, words, draw, alt, height)
+        return draw
+
+    return register
 
 
 def _tokens() -> Tensor:
@@ -48,8 +65,8 @@ def _tokens() -> Tensor:
     return 0.1 + 0.9 * torch.rand(1, TOKENS, CHANNELS, generator=draws)
 
 
-def _text(axes: Axes, x: float, y: float, words: object, size: float = 8.5) -> None:
-    axes.text(x, y, str(words), size=size, ha="center", va="center")
+def _text(axes: Axes, x: float, y: float, words: str) -> None:
+    axes.text(x, y, words, size=8.5, ha="center", va="center")
 
 
 def _number(axes: Axes, x: float, y: float, number: object) -> None:
@@ -90,7 +107,11 @@ def _own(values: Tensor) -> Tensor:
     return torch.arange(len(values))[:, None].expand_as(values)
 
 
-def _csp(axes: Axes) -> None:
+@panel("CSP: shift, then sort groups", "each channel moves by its own step")
+def csp(axes: Axes) -> None:
+    """Eight tokens of four channels. Each channel is shifted in a circle by its own step;
+    then the values of each pair of neighbors are put into the order of the first channel.
+    """
     x = _tokens()
     steps = rm.ops.shift_steps("linear", TOKENS, CHANNELS)
     shifted, first = rm.ops.circular_shift(x, steps, return_indices=True)
@@ -105,7 +126,11 @@ def _csp(axes: Axes) -> None:
         axes.plot([205, 209 + CHANNELS * _CELL_WIDTH], [height] * 2, color=GRAY, linewidth=1.5)
 
 
-def _sliceformer(axes: Axes) -> None:
+@panel("Sliceformer: sort", "every channel, over all tokens")
+def sliceformer(axes: Axes) -> None:
+    """Eight tokens of four channels. Every channel is sorted by its values over all tokens,
+    so that a new token has values of several old tokens.
+    """
     x = _tokens()
     y, index = rm.ops.group_sort(x, order="ascending", return_indices=True)
     _grid(axes, 40, x[0], _own(x[0]), "tokens")
@@ -113,7 +138,12 @@ def _sliceformer(axes: Axes) -> None:
     _grid(axes, 178, y[0], index[0], "channels sorted")
 
 
-def _tssa(axes: Axes) -> None:
+@panel("TSSA: token statistics", "tokens exchange sums only")
+def tssa(axes: Axes) -> None:
+    """Eight tokens of four channels. Two heads share every token; each value stays in its
+    place and is scaled by its head's share and second moment over the tokens. The minus
+    sign of the output is left out.
+    """
     heads, x = 2, _tokens()
     w = x.unflatten(2, (heads, -1)).transpose(1, 2)
     y, membership = rm.ops.token_statistics(w, torch.ones(heads), return_membership=True)
@@ -142,8 +172,11 @@ def _ways(axes: Axes, ends: tuple[float, float], heights: Sequence[float],
         axes.plot(ends, [heights[a], heights[b]], color=color, linewidth=width, zorder=1)
 
 
-def _butterfly(axes: Axes) -> None:
-    """Draw the groups of two layers and the tokens that token 4 reaches."""
+@panel("Butterfly: groups with strides", "small groups; two layers reach all tokens")
+def butterfly(axes: Axes) -> None:
+    """Nine tokens in groups of three. In the first layer the groups are neighbors, in the
+    second they are three apart: token 4 has then reached every token.
+    """
     length, places = BLOCK**2, (50.0, 145.0, 240.0)
     heights = [_TOP + 2 + 14 * n for n in range(length)]
     reached = {length // 2}
@@ -162,8 +195,11 @@ def _butterfly(axes: Axes) -> None:
             _node(axes, place, heights[n], n, ringed=n in marked)
 
 
-def _sinkhorn(axes: Axes) -> None:
-    """Draw four blocks, the balanced matrix that sorts them, and the attended blocks."""
+@panel("Sinkhorn: sort blocks, softly", "attend to the own and one sorted block")
+def sinkhorn(axes: Axes) -> None:
+    """Eight tokens in four blocks. A balanced matrix sorts the blocks; each block attends
+    to itself and to the block that the matrix sorts next to it.
+    """
     draws = torch.Generator().manual_seed(3)
     scores = torch.randn(4, 4, generator=draws)
     matrix = rm.ops.gumbel_sinkhorn(scores, 8, temperature=0.25)
@@ -189,8 +225,11 @@ def _box(axes: Axes, x: float, y: float, block: int, words: str, opacity: float 
     _number(axes, x + width / 2, y + height / 2, words)
 
 
-def _softmax(axes: Axes) -> None:
-    """Draw a line between every two tokens; its width is the weight."""
+@panel("Softmax: the baseline", "every token with every other: N x N")
+def softmax(axes: Axes) -> None:
+    """Eight tokens before and after. Every new token is a weighted sum of all old tokens,
+    with one weight for each of the 64 pairs.
+    """
     x = _tokens()[0]
     weights = torch.softmax(4 * x @ x.T, dim=-1)
     heights = [_TOP + 4 + 16 * n for n in range(TOKENS)]
@@ -200,53 +239,6 @@ def _softmax(axes: Axes) -> None:
         _text(axes, place, _TOP + 131, words)
         for n in range(TOKENS):
             _node(axes, place, heights[n], n, ringed=n == 4 and words == "mixed")
-
-
-PANELS: Mapping[str, Panel] = {
-    "csp": Panel(
-        "CSP: shift, then sort groups",
-        "each channel moves by its own step",
-        _csp,
-        "Eight tokens of four channels. Each channel is shifted in a circle by its own step; then "
-        "the values of each pair of neighbors are put into the order of the first channel.",
-    ),
-    "sliceformer": Panel(
-        "Sliceformer: sort",
-        "every channel, over all tokens",
-        _sliceformer,
-        "Eight tokens of four channels. Every channel is sorted by its values over all tokens, so "
-        "that a new token has values of several old tokens.",
-    ),
-    "tssa": Panel(
-        "TSSA: token statistics",
-        "tokens exchange sums only",
-        _tssa,
-        "Eight tokens of four channels. Two heads share every token; each value stays in its "
-        "place and is scaled by its head's share and second moment over the tokens. The minus "
-        "sign of the output is left out.",
-    ),
-    "butterfly": Panel(
-        "Butterfly: groups with strides",
-        "small groups; two layers reach all tokens",
-        _butterfly,
-        "Nine tokens in groups of three. In the first layer the groups are neighbors, in the "
-        "second they are three apart: token 4 has then reached every token.",
-    ),
-    "sinkhorn": Panel(
-        "Sinkhorn: sort blocks, softly",
-        "attend to the own and one sorted block",
-        _sinkhorn,
-        "Eight tokens in four blocks. A balanced matrix sorts the blocks; "
-        "each block attends to itself and to the block that the matrix sorts next to it.",
-    ),
-    "softmax": Panel(
-        "Softmax: the baseline",
-        "every token with every other: N x N",
-        _softmax,
-        "Eight tokens before and after. Every new token is a weighted sum of all old tokens, with "
-        "one weight for each of the 64 pairs.",
-    ),
-}
 
 
 _ROW, _BOX = 28, 17  # points
@@ -269,8 +261,16 @@ def _stack(axes: Axes, x: float, width: float, words: Sequence[str], mixer: str)
             axes.annotate("", *ends, arrowprops={"arrowstyle": "->", "color": GRAY})
 
 
-def _block(axes: Axes) -> None:
-    """Draw a block of a transformer, with skip connections and a word on each branch."""
+@panel(
+    "A mixer in a transformer block",
+    "it takes the place of the attention",
+    _TOP + len(_BLOCK) * _ROW,
+)
+def block(axes: Axes) -> None:
+    """Tokens pass a norm, the token mixer and a sum with the skip connection, then a norm,
+    an MLP and another sum. Only the mixer moves values between tokens; all other parts
+    process each token alone.
+    """
     _stack(axes, 75, 120, _BLOCK, "token mixer")
     for first, last, words in ((0, 3, "between\ntokens"), (3, 6, "each token\nalone")):
         top, bottom = (_TOP + row * _ROW + _BOX / 2 for row in (first, last))
@@ -289,8 +289,15 @@ def _sizes(model: nn.Module, words: str) -> list[str]:
     return [f"{name}: {count:,}" for name, count in found.items()]
 
 
-def _swap(axes: Axes) -> None:
-    """Draw a layer of torch.nn before and after `replace_attention`, with counts."""
+@panel(
+    'replace_attention(model, "tssa")',
+    "one of 4 layers, before and after; 1,024 tokens",
+    _TOP + 6 * _ROW + 8,
+)
+def swap(axes: Axes) -> None:
+    """A layer before and after. The attention is replaced by a mixer with fewer parameters
+    and fewer products; the norms, the MLP and the skip connections stay.
+    """
     layer = nn.TransformerEncoderLayer(64, 4, 128, batch_first=True)
     model = nn.TransformerEncoder(layer, num_layers=4, enable_nested_tensor=False)
     before = _sizes(model, "attention")
@@ -305,30 +312,9 @@ def _swap(axes: Axes) -> None:
         axes.text(x + 62, _TOP + 5 * _ROW + 8, words, ha="center", va="center", size=8)
 
 
-DIAGRAMS: Mapping[str, Panel] = {
-    "block": Panel(
-        "A mixer in a transformer block",
-        "it takes the place of the attention",
-        _block,
-        "Tokens pass a norm, the token mixer and a sum with the skip connection, then a norm, an "
-        "MLP and another sum. Only the mixer moves values between tokens; all other parts "
-        "process each token alone.",
-        _TOP + len(_BLOCK) * _ROW,
-    ),
-    "swap": Panel(
-        'replace_attention(model, "tssa")',
-        "one of 4 layers, before and after; 1,024 tokens",
-        _swap,
-        "A layer before and after. The attention is replaced by a mixer with fewer parameters "
-        "and fewer products; the norms, the MLP and the skip connections stay.",
-        _TOP + 6 * _ROW + 8,
-    ),
-}
-
-
 def figure_of(names: Sequence[str], columns: int) -> Figure:
     """Draw panels side by side."""
-    panels = [(PANELS | DIAGRAMS)[name] for name in names]
+    panels = [PANELS[name] for name in names]
     rows, high = -(-len(names) // columns), max(panel.height for panel in panels)
     width, height = _GAP + columns * (_WIDTH + _GAP), _GAP + rows * (high + _GAP)
     figure = Figure((width / 72, height / 72))
@@ -336,10 +322,8 @@ def figure_of(names: Sequence[str], columns: int) -> Figure:
         row, column = divmod(place, columns)
         left, top = _GAP + column * (_WIDTH + _GAP), _GAP + row * (high + _GAP)
         bottom = height - top - high
-        axes = figure.add_axes(
-            (left / width, bottom / height, _WIDTH / width, high / height), facecolor=PANEL
-        )
-        axes.set(xlim=(0, _WIDTH), ylim=(high, 0), xticks=[], yticks=[])
+        axes = figure.add_axes((left / width, bottom / height, _WIDTH / width, high / height))
+        axes.set(xlim=(0, _WIDTH), ylim=(high, 0), xticks=[], yticks=[], facecolor=PANEL)
         axes.spines[:].set_color(GRID)
         axes.text(12, 19, panel.title, size=11, fontweight="bold", va="center")
         axes.text(12, 39, panel.words, va="center")
@@ -347,18 +331,18 @@ def figure_of(names: Sequence[str], columns: int) -> Figure:
     return figure
 
 
+@mpl.rc_context(STYLE)
 def drawing(names: Sequence[str], columns: int, scale: float = 1.0) -> str:
     """Draw panels as SVG."""
-    panels = [(PANELS | DIAGRAMS)[name] for name in names]
+    panels = [PANELS[name] for name in names]
     alt = " ".join(f"{panel.title}. {panel.alt}" for panel in panels)
-    with mpl.rc_context(STYLE):
-        return svg(figure_of(names, columns), alt, scale)
+    return svg(figure_of(names, columns), alt, scale)
 
 
 def files() -> dict[pathlib.Path, str]:
     """Return the drawings as SVG."""
     return {
-        ASSETS / "families.svg": drawing(list(PANELS), 2),
-        ASSETS / "families-narrow.svg": drawing(list(PANELS), 1),
-        **{ASSETS / f"{name}.svg": drawing([name], 1, scale=1.6) for name in PANELS | DIAGRAMS},
+        ASSETS / "families.svg": drawing(FAMILIES, 2),
+        ASSETS / "families-narrow.svg": drawing(FAMILIES, 1),
+        **{ASSETS / f"{name}.svg": drawing([name], 1, scale=1.6) for name in PANELS},
     }
