@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import groupby
 from pathlib import Path
@@ -29,12 +29,11 @@ from rifflemix.text import Markdown, code, table_lines
 _LISTOPS = "dimension_mixer/table5-listops-"
 
 
-def entries_of(records: Sequence[Reproduction]) -> list[Entry]:
-    """Group the longest runs by recipe, data and settings."""
+def entries_of(runs: Sequence[Reproduction]) -> list[Entry]:
+    """Group the longest runs by recipe, data and settings, from runs in the order of `_key`."""
     found = []
-    for _, group in groupby(sorted(records, key=_key), _key):
-        runs = list(group)
-        longest = [run for run in runs if run.steps == max(one.steps for one in runs)]
+    for group in (list(group) for _, group in groupby(runs, _key)):
+        longest = [run for run in group if run.steps == max(one.steps for one in group)]
         found.append(Entry(longest[0].recipe, tuple((Path(), run) for run in longest)))
     return found
 
@@ -50,27 +49,22 @@ def mean_of(entry: Entry) -> Reproduction:
     return replace(first, ours=statistics.fmean(entry.values), printed=printed)
 
 
-def _seeds(entry: Entry) -> str:
-    return " ".join(str(run.seed) for run in entry.finished)
-
-
-def _stored(pattern: str) -> list[tuple[Result, Reproduction]]:
-    results = map(load, sorted(names(pattern)))
-    return [(result, decode_reproduction(result.content)) for result in results]
-
-
-def _commands(records: Sequence[Reproduction]) -> list[str]:
-    return [record.command for record in sorted(records, key=_key)]
+def _stored(
+    pattern: str, is_used: Callable[[Reproduction], bool]
+) -> tuple[list[Result], list[Entry], list[str]]:
+    """Return the results that are used, their entries, and the commands of the runs."""
+    found = {name: load(name) for name in sorted(names(pattern))}
+    runs = {name: decode_reproduction(result.content) for name, result in found.items()}
+    runs = {name: run for name, run in runs.items() if is_used(run)}
+    by_recipe = sorted(runs.values(), key=_key)
+    return [found[name] for name in runs], entries_of(by_recipe), [run.command for run in by_recipe]
 
 
 def printed() -> Section:
     """Compare the runs with the papers' tables."""
-    stored = [
-        (result, run)
-        for result, run in _stored("reproduce/*")
-        if run.printed is not None and not run.recipe.not_comparable
-    ]
-    entries = entries_of([run for _, run in stored])
+    results, entries, commands = _stored(
+        "reproduce/*", lambda run: run.printed is not None and not run.recipe.not_comparable
+    )
     shown = [entry for entry in entries if entry.agreement and not mean_of(entry).is_reduced]
     return Section(
         "Reproduced values",
@@ -78,8 +72,8 @@ def printed() -> Section:
         "printed",
         dots("Reproduced minus reported value, points", list(map(_difference, shown)), rule=0.0),
         list(map(_csv_line, entries)),
-        [result for result, _ in stored],
-        _commands([run for _, run in stored]),
+        results,
+        commands,
         below=_table(shown),
     )
 
@@ -104,18 +98,18 @@ def _summary(entries: Sequence[Entry]) -> str:
 
 def _counted(whole: Sequence[Entry]) -> str:
     """Count the rows in full, and those that have other data or settings than their recipe."""
-    full = sum(not entry.changed for entry in whole)
-    if full == len(whole):
-        return f"{full} recipes were run in full. "
-    data = sum(entry.changed == OTHER_DATA for entry in whole)
+    changes = [entry.changed for entry in whole if entry.changed]
+    if not changes:
+        return f"{len(whole)} recipes were run in full. "
+    data = changes.count(OTHER_DATA)
     reasons = [
         f"{count} used other {what} than the recipe has now"
-        for count, what in ((data, "data"), (len(whole) - full - data, "settings"))
+        for count, what in ((data, "data"), (len(changes) - data, "settings"))
         if count
     ]
     return (
-        f"{len(whole)} recipes were run in full, and {full} of these are comparable: "
-        f"{listed(reasons)}. "
+        f"{len(whole)} recipes were run in full, and {len(whole) - len(changes)} of these are "
+        f"comparable: {listed(reasons)}. "
     )
 
 
@@ -129,14 +123,13 @@ def _difference(entry: Entry) -> Row:
 def _csv_line(entry: Entry) -> dict[str, Any]:
     """Return a line of the CSV file; a reduced or changed run has no errors."""
     found, mean = entry.agreement, mean_of(entry)
-    errors: tuple[float | None, ...] = (None, None, None)
-    if found is not None:
-        errors = count_test_samples(mean), found.reproduced_error, found.reported_error
-    columns = ("test_samples", "standard_error", "standard_error_printed")
     row = {
         "recipe": entry.recipe.name, "printed": mean.printed, "ours": mean.ours, "unit": mean.unit,
         "steps": mean.steps, "steps_planned": mean.steps_planned, "is_reduced": mean.is_reduced,
-        "changed": entry.changed, "seeds": _seeds(entry), **dict(zip(columns, errors, strict=True)),
+        "changed": entry.changed, "seeds": " ".join(str(run.seed) for run in entry.finished),
+        "test_samples": found and count_test_samples(mean),
+        "standard_error": found and found.reproduced_error,
+        "standard_error_printed": found and found.reported_error,
     }  # fmt: skip
     return {key: "" if value is None else value for key, value in row.items()}
 
@@ -166,39 +159,25 @@ def learned_from(run: Reproduction) -> int | None:
     sizes = run.task.sizes or {}
     size = sizes.get("validation", run.task.options.get("num_validation"))
     first = run.result.validation[0]["accuracy"]
-    noise = math.sqrt(first * (1 - first) / size)
-    points = run.result.validation
-    return next((p["step"] for p in points if p["accuracy"] - first > 4 * noise), None)
+    return _left_at(run, first + 4 * math.sqrt(first * (1 - first) / size))
+
+
+def _left_at(run: Reproduction, above: float) -> int | None:
+    """Return the step of the first evaluation above an accuracy, or None."""
+    return next((p["step"] for p in run.result.validation if p["accuracy"] > above), None)
 
 
 def listops() -> Section:
     """Compare full runs of mixers in the model of Dimension Mixer's Table 5."""
-    pattern = f"reproduce/{_LISTOPS.replace('/', '-')}*"
-    stored = [(result, run) for result, run in _stored(pattern) if not run.is_reduced]
-    entries = sorted(entries_of([run for _, run in stored]), key=lambda entry: -mean_of(entry).ours)
-    best = entries[0]
-    behind = [
-        _mixer(entry)
-        for entry in entries
-        if mean_of(best).ours - mean_of(entry).ours > 2 * math.hypot(_error(best), _error(entry))
-    ]
-    above = float(newest("plateau-*").content["left_above"])
-    starts_of = {
-        _mixer(entry): [_left_at(run, above) for run in entry.finished] for entry in entries
-    }
-    starts = [start for of in starts_of.values() for start in of if start is not None]
-    train = best.recipe.train
-    text = (
-        f"{_who_learned(starts_of)}. The other runs beat the majority-class baseline at steps "
-        f"{min(starts):,} to {max(starts):,}. {_mixer(best)} reaches {mean_of(best).ours:.2f} %; "
-        f"{listed(behind) or 'no mixer'} are worse by more than two standard errors of the "
-        "difference. ListOps has up to 2,000 tokens here; the model is that of Dimension Mixer's "
-        f"Table 5, trained for {train.max_steps:,} steps of {train.batch_size} samples. "
-        "Rings are reported values; bars are two standard errors."
+    results, entries, commands = _stored(
+        f"reproduce/{_LISTOPS.replace('/', '-')}*", lambda run: not run.is_reduced
     )
-    drawn, table, cells = [], [], []
+    entries = sorted(entries, key=lambda entry: -mean_of(entry).ours)
+    above = float(newest("plateau-*").content["left_above"])
+    drawn, table, cells, starts_of = [], [], [], {}
     for entry in entries:
-        mean, error, seeds = mean_of(entry), _error(entry), starts_of[_mixer(entry)]
+        mean, error = mean_of(entry), _error(entry)
+        seeds = starts_of[_mixer(entry)] = [_left_at(run, above) for run in entry.finished]
         marks = [Mark(mean.ours, "main", mean.ours - 2 * error, mean.ours + 2 * error)]
         if mean.printed is not None:
             marks.append(Mark(mean.printed, "other"))
@@ -209,7 +188,7 @@ def listops() -> Section:
             "ours": mean.ours,
             "standard_error": error,
             "printed": "" if mean.printed is None else mean.printed,
-            "seeds": _seeds(entry),
+            "seeds": " ".join(str(run.seed) for run in entry.finished),
             "parameters": mean.parameters,
             "learned_from_step": " ".join(str(start or "never") for start in seeds),
             "made_on": _made_on(entry),
@@ -218,38 +197,50 @@ def listops() -> Section:
             _mixer(entry, mixer_card(_mixer_name(entry)).title),
             f"{mean.ours:.2f}",
             "" if mean.printed is None else f"{mean.printed:.2f}",
-            str(len(entry.finished)),
+            len(entry.finished),
             f"{mean.parameters:,}",
             _made_on(entry),
         ])  # fmt: skip
     headers = ("Mixer", "Reproduced, %", "Reported, %", "Seeds", "Parameters", "Hardware")
     return Section(
         "ListOps of full length",
-        text,
+        _what_listops_shows(entries, starts_of),
         "host",
         dots("Test accuracy on ListOps of full length, %", drawn),
         table,
-        [result for result, _ in stored],
-        _commands([run for _, run in stored]),
+        results,
+        commands,
         below="\n".join(table_lines(headers, cells, range(1, len(headers) - 1))),
     )
 
 
-def _left_at(run: Reproduction, above: float) -> int | None:
-    """Return the step of the first evaluation above the majority-class baseline, or None."""
-    return next((p["step"] for p in run.result.validation if p["accuracy"] > above), None)
-
-
-def _who_learned(starts_of: Mapping[str, Sequence[int | None]]) -> str:
-    """Name the mixers that never beat the majority-class baseline, or not with every seed."""
-    idle = [mixer for mixer, starts in starts_of.items() if not any(starts)]
-    words = f"By validation accuracy, {listed(idle) or 'no mixer'} learned nothing"
-    partly = [
-        f"{mixer} only in {sum(map(bool, starts))} of {len(starts)} seeds"
-        for mixer, starts in starts_of.items()
-        if any(starts) and not all(starts)
+def _what_listops_shows(
+    entries: Sequence[Entry], starts_of: Mapping[str, Sequence[int | None]]
+) -> str:
+    """Name the mixers that beat the majority-class baseline, or only with some seeds."""
+    best, starts = entries[0], [start for of in starts_of.values() for start in of if start]
+    behind = [
+        _mixer(entry)
+        for entry in entries
+        if mean_of(best).ours - mean_of(entry).ours > 2 * math.hypot(_error(best), _error(entry))
     ]
-    return f"{words}, {listed(partly)}" if partly else words
+    idle = [mixer for mixer, of in starts_of.items() if not any(of)]
+    partly = [
+        f"{mixer} only in {sum(map(bool, of))} of {len(of)} seeds"
+        for mixer, of in starts_of.items()
+        if any(of) and not all(of)
+    ]
+    nothing = [f"{listed(idle) or 'no mixer'} learned nothing", *filter(None, [listed(partly)])]
+    train = best.recipe.train
+    return (
+        f"By validation accuracy, {', '.join(nothing)}. "
+        "The other runs beat the majority-class baseline at steps "
+        f"{min(starts):,} to {max(starts):,}. {_mixer(best)} reaches {mean_of(best).ours:.2f} %; "
+        f"{listed(behind) or 'no mixer'} are worse by more than two standard errors of the "
+        "difference. ListOps has up to 2,000 tokens here; the model is that of Dimension Mixer's "
+        f"Table 5, trained for {train.max_steps:,} steps of {train.batch_size} samples. "
+        "Rings are reported values; bars are two standard errors."
+    )
 
 
 def _mixer_name(entry: Entry) -> str:
