@@ -17,11 +17,9 @@ from torch import Tensor
 from rifflemix.files import make_folder, write_json
 from rifflemix.lab.bench.rows import write_dated
 from rifflemix.lab.runs.environment import environment
-from rifflemix.lab.runs.measure import median
 
 Call = Callable[[], object]
 Rows = list[dict[str, Any]]
-_CALLS, _REPEATS = 10, 15
 
 
 def run(
@@ -82,48 +80,3 @@ def gradients(leaves: Iterable[Tensor], call: Callable[[], Tensor]) -> Call:
     leaves = [leaf.requires_grad_() for leaf in leaves]
     grad = torch.randn_like(call().detach())
     return lambda: torch.autograd.grad(call(), leaves, grad)
-
-
-def graph_times(call: Call, captured: bool = True) -> dict[str, Any]:
-    """Time a call on the GPU; return `seconds` and `median`, or `error` if the device refuses it.
-
-    Each time is the mean of several calls.
-
-    Args:
-        call: the call.
-        captured: replay the calls from a CUDA graph, without the time of Python and launching.
-    """
-    try:
-        seconds = _graph_seconds(call, captured)
-    except Exception as error:  # of a kernel or of its capture
-        return {"error": str(error).splitlines()[0][:200]}
-    return {"seconds": seconds, "median": median(seconds)}
-
-
-def _graph_seconds(call: Call, captured: bool) -> list[float]:
-    stream = torch.cuda.Stream()
-    with torch.cuda.stream(stream):
-        for _ in range(3):
-            call()
-    torch.cuda.synchronize()
-
-    def several() -> None:
-        for _ in range(_CALLS):
-            call()
-
-    replay: Call = several
-    if captured:
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, stream=stream):
-            several()
-        replay = graph.replay
-    replay()
-    found = []
-    for _ in range(_REPEATS):
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        start.record()
-        replay()
-        end.record()
-        torch.cuda.synchronize()
-        found.append(start.elapsed_time(end) / 1000 / _CALLS)
-    return found
