@@ -9,7 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from rifflemix.mixers.baselines.recurrent.based import Based, taylor_features
+from rifflemix.mixers._attention.taylor import taylor_features
+from rifflemix.mixers.baselines.recurrent.based import Based
 
 DIM, HEADS, FEATURES, WINDOW = 6, 2, 4, 3
 
@@ -44,7 +45,7 @@ def literal(mixer: Based, x: Tensor) -> Tensor:
     return mixer.proj(torch.cat(heads, -1))
 
 
-@pytest.mark.parametrize("length", [1, 2, 13])
+@pytest.mark.parametrize("length", [1, 2, 13, 64, 150])
 @pytest.mark.parametrize("causal", [False, True], ids=["both", "causal"])
 def test_equals_explicit_weights(causal: bool, length: int) -> None:
     mixer, x = made(causal=causal), tokens(length)
@@ -55,7 +56,7 @@ def test_equals_explicit_weights(causal: bool, length: int) -> None:
 def test_features_multiply_to_the_taylor_polynomial() -> None:
     x, y = torch.randn(2, 5, 16, dtype=torch.float64)
     s = (x * y).sum(-1) / 4.0
-    product = (taylor_features(x) * taylor_features(y)).sum(-1)
+    product = (taylor_features(x.mT) * taylor_features(y.mT)).sum(-2)
     torch.testing.assert_close(product, 1 + s + s**2 / 2)
 
 

@@ -1,4 +1,4 @@
-"""Memory-saving feature maps: values and gradients against the plain formulas."""
+"""Functions with their own backward pass: values and gradients against the plain formulas."""
 
 from __future__ import annotations
 
@@ -7,7 +7,11 @@ import torch
 from torch import Tensor
 
 from rifflemix.lab.runs.measure import peak_memory
-from rifflemix.mixers._attention.autograd_functions import elu_plus_one, random_features
+from rifflemix.mixers._attention.autograd_functions import (
+    elu_plus_one,
+    random_features,
+    sums_before,
+)
 
 OFFSET = 0.3  # large: the gradient of the largest product depends on the offset alone
 
@@ -52,6 +56,15 @@ def test_elu_plus_one() -> None:
     away = x.detach()[1:].requires_grad_()  # away from 0, since there is no second derivative at 0
     assert torch.autograd.gradcheck(elu_plus_one, away)
     assert torch.autograd.gradgradcheck(elu_plus_one, away)
+
+
+@pytest.mark.parametrize("chunks", [1, 2, 7])
+def test_sums_before(chunks: int) -> None:
+    x = torch.randn(2, 3, chunks, 4, 2, dtype=torch.float64, requires_grad=True)
+    earlier = torch.ones(chunks, chunks, dtype=torch.float64).tril(-1)
+    torch.testing.assert_close(sums_before(x), torch.einsum("gh,abhrs->abgrs", earlier, x))
+    assert torch.autograd.gradcheck(sums_before, x, check_batched_grad=True)
+    assert torch.autograd.gradgradcheck(sums_before, x)
 
 
 def test_one_tensor_of_features_is_kept() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -141,6 +142,46 @@ class _Scaled(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
         scale, y = ctx.saved_tensors
         return grad * scale, (grad * y).sum(-1, keepdim=True) / scale
+
+
+def sums_before(x: Tensor) -> Tensor:
+    """Sum the chunks before each chunk: (B, H, chunks, R, S), in the same dtype."""
+    if not fuses_features():
+        return _cumulative_before(x)
+    sums: Tensor = _SumsBefore.apply(x, False)  # type: ignore[no-untyped-call]
+    return sums
+
+
+def _cumulative_before(x: Tensor) -> Tensor:
+    return F.pad(x.cumsum(2), (0, 0, 0, 0, 1, 0))[:, :, :-1]
+
+
+class _SumsBefore(torch.autograd.Function):
+    """Read and write every chunk once; a cumulative sum and its gradient are many copies.
+
+    The gradient is the same sum in the other direction.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, backwards: bool) -> Tensor:
+        ctx.backwards = backwards
+        sums = torch.empty_like(x, memory_format=torch.contiguous_format)
+        order = range(x.shape[2])[:: -1 if backwards else 1]
+        sums[:, :, order[0]] = 0.0
+        for last, this in pairwise(order):
+            torch.add(sums[:, :, last], x[:, :, last], out=sums[:, :, this])
+        return sums
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        if not is_batch(grad):
+            sums: Tensor = _SumsBefore.apply(  # type: ignore[no-untyped-call]
+                grad, not ctx.backwards
+            )
+            return sums, None
+        if ctx.backwards:
+            return _cumulative_before(grad), None
+        return _cumulative_before(grad.flip(2)).flip(2), None
 
 
 def _times(new: Tensor, grad: Tensor) -> Tensor:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from rifflemix.checks import autocast_enabled
 from rifflemix.compat import widest_float
-from rifflemix.mixers._attention.autograd_functions import scaled
+from rifflemix.mixers._attention.autograd_functions import scaled, sums_before
 from rifflemix.mixers._attention.multi_head import MultiHeadMixer
 from rifflemix.mixers.token_groups import group_size, join_groups, split_groups
 from rifflemix.ops.precision import sum_of_products, without_autocast
@@ -148,18 +148,12 @@ def _causal(q: Tensor, k: Tensor, v: Tensor, epsilon: float | None, chunk_size: 
     # Zero features at the end reach only the outputs that `join_groups` removes.
     q, k, v = (split_groups(t, chunk, -2) for t in (q, k, v))
     weights = (q @ k.mT).tril()
-    y = q @ _sum_before(k.mT @ v).to(q.dtype) + weights @ v
+    y = q @ sums_before((k.mT @ v).to(_wide(k))).to(q.dtype) + weights @ v
     if epsilon is not None:
-        norms = _sum_before(k.sum(-2, keepdim=True, dtype=_wide(k)))
+        norms = sums_before(k.sum(-2, keepdim=True, dtype=_wide(k)))
         total = (q * norms).sum(-1, keepdim=True)
         y = _divided(y, total + weights.sum(-1, keepdim=True, dtype=_wide(k)), epsilon)
     return join_groups(y, length, 2)
-
-
-def _sum_before(chunks: Tensor) -> Tensor:
-    """Sum the chunks (B, H, chunks, R, S) before each chunk, in at least float32."""
-    running = chunks.cumsum(2, dtype=_wide(chunks))
-    return F.pad(running, (0, 0, 0, 0, 1, 0))[:, :, :-1]
 
 
 def _divided(y: Tensor, total: Tensor, epsilon: float) -> Tensor:

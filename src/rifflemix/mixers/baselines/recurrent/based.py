@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any, ClassVar
 
 import torch
@@ -10,16 +9,18 @@ from torch import Tensor, nn
 
 from rifflemix.checks import check_integer
 from rifflemix.compat import widest_float
-from rifflemix.mixers._attention.linear import linear_attention
 from rifflemix.mixers._attention.multi_head import ValidTokensFirst, short_block_size
+from rifflemix.mixers._attention.taylor import (
+    num_taylor_features,
+    taylor_attention,
+    taylor_features,
+    taylor_sums,
+)
 from rifflemix.mixers._attention.window import window_attention
 from rifflemix.mixers.cards import MixerCard
 from rifflemix.mixers.packed import Segments
 from rifflemix.mixers.padding import newest_in_slots, take_tokens
 from rifflemix.ops.dropout.backends import dropout_attention
-from rifflemix.ops.precision import sum_of_products, without_autocast
-
-_EPSILON = 1e-12
 
 
 class Based(ValidTokensFirst):
@@ -93,7 +94,7 @@ class Based(ValidTokensFirst):
     def _mixed(
         self, x: Tensor, mask: Tensor | None
     ) -> tuple[Tensor, tuple[Tensor, Tensor, Tensor]]:
-        """Return the outputs, and the features of the keys, the keys and the values."""
+        """Return the outputs, and the keys of the linear attention, the keys and the values."""
         q, k, v = self.split(self.qkv(x))
         near = window_attention(
             q,
@@ -104,23 +105,19 @@ class Based(ValidTokensFirst):
             key_padding_mask=mask,
             dropout=self.dropout_now,
         )
-        queries, keys = self._features(x)
-        if mask is not None:
-            keys = keys.masked_fill(mask[:, None, :, None], 0.0)
-        values = v.to(keys.dtype)
-        far = linear_attention(queries, keys, values, epsilon=_EPSILON, causal=self.causal)
+        queries, keys = self._small_queries_and_keys(x)
+        far = taylor_attention(queries, keys, v, mask, causal=self.causal)
         return self._join(near + far.to(near.dtype)), (keys, k, v)
 
-    def _features(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Compute the Taylor features of the queries and keys, (B, H, N, M)."""
+    def _small_queries_and_keys(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Compute the queries and keys of the linear attention, (B, H, N, d)."""
         qk = self.taylor_qk(x).unflatten(-1, (2, self.num_heads, self.feature_dim))
         q, k = qk.transpose(1, 3).unbind(2)
-        return taylor_features(q), taylor_features(k)
+        return q, k
 
     def start_stream(self, batch_size: int, device: Any, dtype: Any) -> dict[str, Tensor]:
         wide = widest_float(device)
-        d = self.feature_dim
-        shape = (batch_size, self.num_heads, 1 + d + d * (d + 1) // 2)
+        shape = (batch_size, self.num_heads, num_taylor_features(self.feature_dim))
         return {
             "sums": torch.zeros(*shape, self.head_dim, device=device, dtype=wide),
             "norms": torch.zeros(shape, device=device, dtype=wide),
@@ -139,10 +136,13 @@ class Based(ValidTokensFirst):
         near = dropout_attention(
             q, keys, values, mask=slots <= position, dropout_p=self.dropout_now
         )
-        queries, features = (t.squeeze(2).to(state["sums"].dtype) for t in self._features(x))
+        queries, features = (
+            taylor_features(t.to(state["sums"].dtype).mT).squeeze(-1)
+            for t in self._small_queries_and_keys(x)
+        )
         sums = torch.addcmul(state["sums"], features.unsqueeze(-1), v.to(features.dtype))
         norms = state["norms"] + features
-        total = (queries * norms).sum(-1, keepdim=True) + _EPSILON
+        total = (queries * norms).sum(-1, keepdim=True)
         far = (queries.unsqueeze(-2) @ sums).squeeze(-2) / total
         y = near.squeeze(2) + far.to(near.dtype)
         after = {"sums": sums, "norms": norms, "keys": keys, "values": values}
@@ -151,35 +151,16 @@ class Based(ValidTokensFirst):
     def fill_in_order(
         self, x: Tensor, key_padding_mask: Tensor | None
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        y, (features, k, v) = self._mixed(x, key_padding_mask)
+        y, (small, k, v) = self._mixed(x, key_padding_mask)
+        sums, norms = taylor_sums(small, v, key_padding_mask)
         slots = newest_in_slots(k, key_padding_mask, self.window, dim=2)
-        wide = torch.promote_types(v.dtype, torch.float32)
-        with without_autocast(v):
-            sums = sum_of_products(features.to(wide), v.to(wide))
-        widest = widest_float(v.device)
+        wide = widest_float(v.device)
         return y, {
-            "sums": sums.to(widest),
-            "norms": features.sum(-2, dtype=widest),
+            "sums": sums.to(wide),
+            "norms": norms.to(wide),
             "keys": take_tokens(k, slots, 2),
             "values": take_tokens(v, slots, 2),
         }
 
     def extra_repr(self) -> str:
         return f"{super().extra_repr()}, feature_dim={self.feature_dim}, window={self.window}"
-
-
-def taylor_features(x: Tensor) -> Tensor:
-    """Map x to features with dot products 1 + s + s^2 / 2, where s = x y / sqrt(d).
-
-    Args:
-        x: (..., d).
-
-    Returns:
-        (..., 1 + d + d (d + 1) / 2).
-    """
-    d = x.shape[-1]
-    first = x * d**-0.25
-    i, j = torch.triu_indices(d, d, device=x.device)
-    weight = torch.where(i == j, math.sqrt(0.5), 1.0).to(x.dtype)
-    second = first.index_select(-1, i) * first.index_select(-1, j) * weight
-    return torch.cat((torch.ones_like(x[..., :1]), first, second), -1)
