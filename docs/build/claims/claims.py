@@ -50,19 +50,9 @@ MACS = {
 }  # fmt: skip
 
 HEADS = Check("csp-heads", check.heads)
-TRANSPORT = Check("csp-transport", check.transport)
-ENTROPIC = Check("csp-entropic", check.entropic)
-REDUNDANT = Check("csp-shift", check.redundant_shift)
-CSP_SIZE = Check("csp-parameters", models.csp_parameters)
-EXCHANGE = Check("sliceformer-exchange", check.exchange)
-INVARIANCE = Check("sliceformer-vit", check.whole_vit)
 SLICE_SIZE = Check("sliceformer-parameters", models.sliceformer_parameters)
-STEP = Check("tost-step", models.tied_step)
+CSP_SIZE = Check("csp-parameters", models.csp_parameters)
 FOREGROUND = Check("mnist-foreground", models.foreground, (MNIST,))
-REPEATED = Check("butterfly-repeated", check.repeated_butterfly)
-DIMENSION_SIZE = Check("dimension-parameters", models.dimension_parameters)
-BUTTERFLY_COST = Check("dimension-cost", models.butterfly_cost)
-REACH = Check("sinkhorn-reach", models.sinkhorn_reach, (DIGITS,))
 
 ABLATION = Runs(
     "tost-table8",
@@ -147,7 +137,7 @@ JUDGED: Mapping[int, tuple[Evidence, Judge]] = {
     11: (PATTERN, judge.connected("csp", 2, 0.9)),
     12: (PERMUTATION, judge.order_free),
     13: (SPECTRUM, judge.slower_decay("sliceformer")),
-    14: (EXCHANGE, check.only_the_largest),
+    14: (Check("sliceformer-exchange", check.exchange), check.only_the_largest),
     15: (SPREAD, judge.noise_spread),
     16: (SPREAD, judge.indistinguishable),
     17: (SPREAD, judge.doubly_stochastic),
@@ -158,24 +148,24 @@ JUDGED: Mapping[int, tuple[Evidence, Judge]] = {
     22: (COHERENCE, judge.incoherent),
     23: (FOREGROUND, models.segments_better),
     24: (PATTERN, judge.connected("butterfly", 2, 0.125)),
-    25: (REPEATED, check.equal_strides_do_not_mix),
+    25: (Check("butterfly-repeated", check.repeated_butterfly), check.equal_strides_do_not_mix),
     26: (PATTERN, judge.connected("token_parallel", 1, 0.0)),
     **{27 + n: (of, judge.printed_macs(name)) for n, (name, of) in enumerate(MACS.items())},
     32: (SORTING, judge.balanced),
     33: (SORTING, judge.harder),
-    34: (REACH, models.quasi_global),
+    34: (Check("sinkhorn-reach", models.sinkhorn_reach, (DIGITS,)), models.quasi_global),
     35: (HEADS, check.pairs_add_maps),
-    36: (TRANSPORT, check.optimal),
-    37: (ENTROPIC, check.converges),
-    38: (REDUNDANT, check.shift_is_redundant),
+    36: (Check("csp-transport", check.transport), check.optimal),
+    37: (Check("csp-entropic", check.entropic), check.converges),
+    38: (Check("csp-shift", check.redundant_shift), check.shift_is_redundant),
     39: (CSP_SIZE, models.third_of_parameters),
     40: (CSP_SIZE, models.fewer_parameters),
-    41: (INVARIANCE, check.whole_model_is_invariant),
+    41: (Check("sliceformer-vit", check.whole_vit), check.whole_model_is_invariant),
     42: (SLICE_SIZE, models.fewer_than_baselines),
-    43: (STEP, models.step_lowers),
+    43: (Check("tost-step", models.tied_step), models.step_lowers),
     44: (ABLATION, better(("normalized-mlp", "plain-mlp"),
                              ("normalized-mlp", "normalized-ista"))),
-    45: (DIMENSION_SIZE, models.printed_parameters),
+    45: (Check("dimension-parameters", models.dimension_parameters), models.printed_parameters),
     46: (SPARSE_MLPS, better(("butterfly_mlp-e1", "butterfly_linear-e1"),
                                 ("butterfly_mlp-e2", "butterfly_linear-e2"))),
     47: (SPARSE_MLPS, comparable(*((f"butterfly_{kind}-e{e}", f"dense-e{e}")
@@ -192,6 +182,6 @@ JUDGED: Mapping[int, tuple[Evidence, Judge]] = {
     56: (SORTING_NETWORK, better(*(("linear", other) for other in ("relu-mlp", "mlp", "relu")))),
     57: (SORTING_NETWORK, better(("linear", "tied"))),
     58: (SORTING_NETWORK, better(("linear", "no-sinkhorn"))),
-    59: (BUTTERFLY_COST, models.cheaper_when_long),
+    59: (Check("dimension-cost", models.butterfly_cost), models.cheaper_when_long),
 }  # fmt: skip
 EVIDENCE = {of.name: of for of in (*(evidence for evidence, _ in JUDGED.values()), *MORE)}

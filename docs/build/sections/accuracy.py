@@ -39,27 +39,23 @@ def suite_tasks() -> dict[str, Result]:
 def which_mixer() -> Section:
     """Rank the mixers over the tasks of the suite."""
     whole, tasks = load(f"suites/{SUITE}"), suite_tasks()
-    contents = {name: result.content for name, result in tasks.items()}
     report = SuiteReport({name: table_of(result.name) for name, result in tasks.items()})
-    table = [_line(mixer, report) for mixer in report.mixers]
-    commands = [of["command"] for of in contents.values() if "merged" not in of]
+    contents = {name: result.content for name, result in tasks.items()}
+    parts = [of["command"] for of in contents.values() if "merged" not in of]
     return Section(
         "Small suite",
         "\n".join([*bullet_lines(report.answers), "", _how(whole.content, contents)]),
         "suite",
         "",
-        table,
+        [_line(mixer, report) for mixer in report.mixers],
         [whole, *tasks.values()],
-        commands or [of["command"] for of in contents.values()],
+        parts or [of["command"] for of in contents.values()],
         below=_table(report),
     )
 
 
 def _table(report: SuiteReport) -> str:
     """Write a table of accuracy, speed and memory, sorted by rank."""
-    ranked = sorted(
-        report.mixers, key=lambda mixer: mixer.standing.rank if mixer.standing else math.inf
-    )
     accuracy = next(part for part in report.parts if part.heading == "Accuracy, %")
     by_title = {title.text: cells for title, *cells in accuracy.rows}
     headers = ["Mixer", *(f"{name}, %" for name in report.tables), "Speed", "Memory"]
@@ -70,14 +66,12 @@ def _table(report: SuiteReport) -> str:
             f"{mixer.speed:.2f}x",
             f"{mixer.memory:.2f}x",
         ]
-        for mixer in ranked
+        for mixer in sorted(report.mixers, key=lambda mixer: mixer.standing.rank)
     ]
-    table = "\n".join(table_lines(headers, rows, range(1, len(headers))))
-    return f"{table}\n\n{_SCORES}"
+    return "\n".join([*table_lines(headers, rows, range(1, len(headers))), "", _SCORES])
 
 
 def _line(mixer: Overall, report: SuiteReport) -> dict[str, Any]:
-    assert mixer.standing is not None
     line: dict[str, Any] = {
         "mixer": mixer.name,
         "title": mixer.title,
@@ -97,15 +91,17 @@ def _how(whole: Mapping[str, Any], tasks: Mapping[str, Any]) -> str:
     """Describe the runs, and name the tasks of the suite that were not run."""
     trainings = sum(len(content["tuning"]["trials"]) for content in tasks.values())
     spent = math.fsum(task["wall_seconds"] for task in whole["tasks"].values())
-    left = [name for name in get_suite(SUITE).tasks if name not in tasks]
-    rest = f" Not run yet: {listed(left)}." if left else ""
-    apart = [name for name, content in tasks.items() if "merged" in content]
-    if apart:
-        rest += f" Run in parts and merged by `rifflemix merge`: {listed(apart)}."
+    rest = {
+        "Not run yet": [name for name in get_suite(SUITE).tasks if name not in tasks],
+        "Run in parts and merged by `rifflemix merge`": [
+            name for name, content in tasks.items() if "merged" in content
+        ],
+    }
     return (
         f"The table is sorted by mean rank; only significant differences count. {trainings} "
         f"trainings on one thread took {format_duration(spent)}. Speeds are approximate, since the "
-        f"machine also did other work.{rest}"
+        f"machine also did other work."
+        + "".join(f" {what}: {listed(names)}." for what, names in rest.items() if names)
     )
 
 
@@ -114,40 +110,35 @@ def every_mixer() -> Section:
     found = [suite_tasks()["image"], *map(load, sorted(names(f"{EVERY_MIXER}/*")))]
     merged = merged_results({Path(result.name): results_of(result) for result in found}, FOLDER)
     content = encode(merged)
-    rows = sorted(
-        (row for row in Table(merged).rows if row.test is not None),
-        key=lambda row: -row.test.mean if row.test else 0.0,
-    )
-    without = next(row for row in rows if row.name == WITHOUT_MIXING)
+    finished = [row for row in Table(merged).rows if row.test is not None]
+    rows = sorted(finished, key=lambda row: -row.test.mean)
+    (without,) = (row for row in rows if row.name == WITHOUT_MIXING)
     scores = {row.name: row.test for row in rows}
     decided = Decisions(scores, higher_is_better=True, baseline=WITHOUT_MIXING)
-    drawn, table, counts = [], [], {"more": 0, "less": 0}
+    drawn, table, is_loss = [], [], []
     for row in rows:
         if row is without:
             continue
         of = decided.from_baseline(row.name, WITHOUT_MIXING)
-        assert of is not None, f"{row.name} shares no two seeds with {without.name}"
-        difference, p = of.difference, of.probability
-        mean, low, high = (100 * v for v in (difference.mean, difference.low, difference.high))
+        mean, low, high = (100 * getattr(of.difference, key) for key in ("mean", "low", "high"))
         if of.is_shown:
-            counts["less" if of.is_loss else "more"] += 1
+            is_loss.append(of.is_loss)
         mark = Mark(mean, "main" if of.is_shown else "other", low, high)
         drawn.append(Row(row.name, (mark,), f"{row.test} %"))
-        compared = {"above": mean, "above_low": low, "above_high": high, "above_p": p}
-        table.append(_scores(row) | compared)
-    table.append(_scores(without))
+        compared = {"above": mean, "above_low": low, "above_high": high}
+        table.append(_scores(row) | compared | {"above_p": of.probability})
     task, rates = content["task"], len(content["tuning"]["grid"]["lr"])
     best = ", ".join(f"{row.title} ({row.test} %)" for row in rows[:3])
     text = (
         f"Of {len(drawn)} mixers on {task['title']}, N = {task['max_length']}, tuned, "
-        f"{counts['more']} are significantly better than a model without mixing and "
-        f"{counts['less']} significantly worse. A model without mixing reaches {without.test} %. "
-        f"The best mixers are {best}. Each mixer has the best of {rates} learning rates and "
-        f"{len(content['seeds'])} seeds."
+        f"{is_loss.count(False)} are significantly better than a model without mixing and "
+        f"{is_loss.count(True)} significantly worse. A model without mixing reaches "
+        f"{without.test} %. The best mixers are {best}. Each mixer has the best of {rates} "
+        f"learning rates and {len(content['seeds'])} seeds."
     )
     title = "Test accuracy above a model without mixing, points"
     return Section("Every mixer on CIFAR-10", text, EVERY_MIXER,
-                   dots(title, drawn, rule=0.0), table, found,
+                   dots(title, drawn, rule=0.0), [*table, _scores(without)], found,
                    [part["command"] for part in content["merged"]])  # fmt: skip
 
 
@@ -157,12 +148,8 @@ def _scores(row: Compared) -> dict[str, Any]:
     for split in ("test", "validation"):
         score = getattr(row, split)
         line |= {split: score.mean, f"{split}_std": "" if score.std is None else score.std}
-    return line | {
-        "seeds": row.test.n,
-        "steps_per_second": row.steps_per_second,
-        "peak_memory_bytes": row.peak_memory_bytes,
-        "parameters": row.parameters,
-    }
+    costs = ("steps_per_second", "peak_memory_bytes", "parameters")
+    return line | {"seeds": row.test.n, **{key: getattr(row, key) for key in costs}}
 
 
 Scores = dict[tuple[str, str, int], dict[int, float]]
