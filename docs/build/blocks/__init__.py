@@ -10,22 +10,18 @@ import claims.page
 import recall
 from common import DOCS, ROOT
 
-from blocks import comparisons, findings, mixers, models, pathfinder, speed
+from blocks import comparisons, findings, mixers, pathfinder, speed
 from rifflemix.mixers.registry import exports_markdown, mixers_markdown
 
 _BLOCK = re.compile(r"(<!-- ([a-z-]+)(?:: ([^>]*?))? -->\n)(.*?)(<!-- /\2 -->)", re.DOTALL)
-_TABLES: Mapping[str, Callable[[], str]] = {
-    "mixers": mixers_markdown,
-    "export": exports_markdown,
-    **pathfinder.TABLES,
-}
 WRITERS: Mapping[str, Callable[[Path, list[str]], str]] = {
-    **{name: lambda page, options, table=table: table() for name, table in _TABLES.items()},
+    "mixers": lambda *_: mixers_markdown(),
+    "export": lambda *_: exports_markdown(),
     **claims.page.WRITERS,
     **comparisons.WRITERS,
     **findings.WRITERS,
     **mixers.WRITERS,
-    **models.WRITERS,
+    **pathfinder.WRITERS,
     **recall.WRITERS,
     **speed.WRITERS,
 }

@@ -1,10 +1,12 @@
-"""Blocks about mixers: their cards, and their measurements next to softmax attention."""
+"""Blocks about mixers and models: cards, options, notes, and measurements next to softmax."""
 
 from __future__ import annotations
 
 import inspect
 import re
 from collections.abc import Iterable, Mapping
+from itertools import chain, groupby
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +15,10 @@ from common import DOCS, cite, link, listed, newest_benchmark, passes_by_tokens
 from rifflemix.lab.bench.tables import crossover_text
 from rifflemix.mixers.base import TokenMixer
 from rifflemix.mixers.registry import mixer_class, mixer_entries, mixer_options
+from rifflemix.models.registry import model_entries
 from rifflemix.text import Markdown, code, table_lines
 
-_PASSES = ("forward", "forward_backward")
+_YES = {True: "yes", False: "no"}
 
 
 def card(_: Path, names: Iterable[str]) -> str:
@@ -25,11 +28,11 @@ def card(_: Path, names: Iterable[str]) -> str:
     lines = {
         "paper": [entry["paper"] for entry in chosen],
         "cost of the mixing": [entry["complexity"] for entry in chosen],
-        "causal": [_yes(entry["causal"]) for entry in chosen],
-        "streaming": [_yes(entry["streaming"]) for entry in chosen],
-        "padding masks": [_yes(entry["padding"]) for entry in chosen],
+        "causal": [_YES[entry["causal"]] for entry in chosen],
+        "streaming": [_YES[entry["streaming"]] for entry in chosen],
+        "padding masks": [_YES[entry["padding"]] for entry in chosen],
         "padding before or between tokens": [_place_of_padding(entry) for entry in chosen],
-        "packed sequences": [_yes(entry["packed"]) for entry in chosen],
+        "packed sequences": [_YES[entry["packed"]] for entry in chosen],
         "outputs of permuted tokens": [_if_permuted(entry) for entry in chosen],
     }
     headers = ["", *(code(entry["name"]) for entry in chosen)]
@@ -88,49 +91,70 @@ def measured(page: Path, names: list[str]) -> str:
         for tokens, passes in passes_by_tokens(content, name).items()
     ]
     headers = ["tokens N", "forward, ms", "training, ms", "training memory, MiB"]
-    lines = [
+    crossovers = {
+        entry["pass"]: crossover_text(entry["crossover"])
+        for entry in content["growth"]
+        if (entry["kind"], entry["name"]) == ("layer", name) and name != "softmax"
+    }
+    crossing = (
+        "Crossover with softmax attention: forward at N = {forward}, training at N = "
+        "{forward_backward}.\n"
+    )
+    return (
         f"One layer of {settings['dim']} channels and {settings['heads']} heads on a CPU. In "
-        "brackets: time or memory relative to softmax attention (lower is better).",
-        "",
-        *table_lines(headers, rows, range(4)),
-        "",
-    ]
-    if name != "softmax":
-        lines.append(
-            "Crossover with softmax attention: forward at N = "
-            f"{crossover(content, name, 'forward')}, training at N = "
-            f"{crossover(content, name, 'forward_backward')}."
-        )
-    elsewhere = f"[Speed and memory]({link(page, DOCS / 'performance.md')}) has times on GPUs."
-    return "\n".join([*lines, f"From {cite(page, result)}. {elsewhere}"])
+        "brackets: time or memory relative to softmax attention (lower is better).\n\n"
+        + "\n".join(table_lines(headers, rows, range(4)))
+        + f"\n\n{crossing.format(**crossovers) if crossovers else ''}From {cite(page, result)}. "
+        f"[Speed and memory]({link(page, DOCS / 'performance.md')}) has times on GPUs."
+    )
 
 
 def _ratios(passes: Mapping[str, Any], softmax: Mapping[str, Any] | None) -> list[str]:
     """Format forward and training time and training memory, each with its ratio to softmax."""
-    measures = [(kind, "p50", 1e3) for kind in _PASSES]
-    measures.append(("forward_backward", "peak_memory_bytes", 1 / 2**20))
     cells = []
-    for kind, key, unit in measures:
+    for kind, key, unit in (
+        ("forward", "p50", 1e3),
+        ("forward_backward", "p50", 1e3),
+        ("forward_backward", "peak_memory_bytes", 1 / 2**20),
+    ):
         ours = passes[kind][key]
         ratio = f" ({ours / softmax[kind][key]:.2g}x)" if softmax else " (no softmax)"
         cells.append(f"{ours * unit:,.1f}{ratio}")
     return cells
 
 
-def crossover(content: Mapping[str, Any], name: str, kind: str) -> str:
-    """Return the length from which a layer is faster than softmax attention."""
-    if name == "softmax":
-        return ""
-    (entry,) = (
-        entry
-        for entry in content["growth"]
-        if (entry["kind"], entry["name"], entry["pass"]) == ("layer", name, kind)
-    )
-    return crossover_text(entry["crossover"])
+_MODEL_HEADERS = ("name", "model", "paper", "parameters", "reported", "difference")
 
 
-def _yes(can: bool) -> str:
-    return "yes" if can else "no"
+def models(*_: object) -> str:
+    """Write a table of models for each kind of input, and a table of notes."""
+    by_inputs: dict[str, list[dict[str, Any]]] = {}
+    for entry in model_entries():
+        by_inputs.setdefault(entry["inputs"], []).append(entry)
+    lines = []
+    for inputs, found in by_inputs.items():
+        table = table_lines(_MODEL_HEADERS, map(_model_cells, found), range(3, 6))
+        lines += [f"## Models for {inputs}", "", *table, ""]
+    noted = [entry for entry in chain(*by_inputs.values()) if entry["note"]]
+    notes = [
+        (Markdown(", ".join(code(entry["name"]) for entry in found)), note)
+        for note, found in groupby(noted, itemgetter("note"))
+    ]
+    return "\n".join([*lines, "## Notes", "", *table_lines(("models", "note"), notes)])
 
 
-WRITERS = {"card": card, "options": options, "measured": measured}
+def _model_cells(entry: Mapping[str, Any]) -> list[str]:
+    count, reported = entry["parameters"], entry["printed"]
+    if reported.isdigit():
+        reported = f"{int(reported):,}"
+    return [
+        code(entry["name"]),
+        Markdown(entry["title"]),
+        entry["paper"].split(",")[0],
+        "depends on its settings" if count is None else f"{count:,}",
+        f"{reported}, {entry['printed_in']}" if reported else "",
+        entry["difference"],
+    ]
+
+
+WRITERS = {"card": card, "options": options, "measured": measured, "models": models}

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from common import ASSETS
@@ -13,7 +11,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from rifflemix.lab.tasks.synthetic.pathfinder import PRESETS, PathfinderMaker, scenes_of
-from rifflemix.text import Markdown, table_lines
+from rifflemix.text import Markdown, code, table_lines
 
 _SIZES, _GRAY = (32, 64, 128, 256), 90
 _LONGEST = "curv_contour_length_14"
@@ -45,25 +43,22 @@ def files() -> dict[Path, bytes]:
     return {ASSETS / "pathfinder.png": content.getvalue()}
 
 
-def settings() -> str:
+def settings(*_: object) -> str:
     """Write the settings of each size, for all presets."""
     scenes = {
         preset: [scenes_of(size, {"preset": preset}) for size in _SIZES] for preset in PRESETS
     }
     rows = [
-        [f"dashes, `{preset}`", *(
+        [Markdown(f"dashes, `{preset}`"), *(
             f"2 x {s.contour_length}, {s.num_distractors} x {s.distractor_length}" for s, *_ in row
         )]
         for preset, row in scenes.items()
     ]  # fmt: skip
-    rows += [[f"`{name}`", *(_values(each, name) for each in scenes[_LONGEST])]
-             for name in _SETTINGS]  # fmt: skip
+    for name in _SETTINGS:
+        values = [[f"{getattr(scene, name):g}" for scene in each] for each in scenes[_LONGEST]]
+        rows.append([Markdown(code(name)), *(" or ".join(dict.fromkeys(of)) for of in values)])
     headers = ["setting", *(f"{size}x{size}" for size in _SIZES)]
-    return "\n".join(table_lines(headers, ([Markdown(name), *of] for name, *of in rows)))
+    return "\n".join(table_lines(headers, rows))
 
 
-def _values(scenes: Iterable[Any], name: str) -> str:
-    return " or ".join(dict.fromkeys(f"{getattr(scene, name):g}" for scene in scenes))
-
-
-TABLES: Mapping[str, Callable[[], str]] = {"settings": settings}
+WRITERS = {"settings": settings}

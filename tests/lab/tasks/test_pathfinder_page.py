@@ -11,7 +11,7 @@ writer = load_script("docs/build/blocks/pathfinder.py")
 
 def test_every_table_is_on_the_page() -> None:
     page = (REPOSITORY / "docs" / "pathfinder.md").read_text(encoding="utf-8")
-    assert all(page.count(f"<!-- {name} -->") == 1 for name in writer.TABLES)
+    assert all(page.count(f"<!-- {name} -->") == 1 for name in writer.WRITERS)
 
 
 def test_pictures_show_both_classes() -> None:
