@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import Any
 
 import pandas as pd
 from common import cite, table_of
@@ -20,35 +18,24 @@ _SAME = ("task", "model", "dim", "num_layers", "num_heads", "mixers", "seeds", "
 
 
 def demo(page: Path, _: list[str]) -> str:
-    """Write the newest demo."""
-    result = newest("demo/*")
-    table = table_of(result.name)
-    return (
-        f"The table of `make demo`, from {cite(page, result)}:\n\n"
-        f"{markdown_body(table, ())}"
-        f"{_machines(page, result.content)}"
-    )
-
-
-def _machines(page: Path, shown: Mapping[str, Any]) -> str:
-    """Write how long the demo takes on each machine."""
+    """Write the newest demo, and how long the demo takes on each machine."""
+    shown = newest("demo/*")
     rows = []
     for result in map(load, names("demo/*")):
-        content = result.content
-        if all(content["config"][key] == shown["config"][key] for key in _SAME):
-            waits = [format_duration(seconds) for seconds in _waits(content["runs"])]
-            machine = Markdown(describe_hardware(content["environment"]))
-            rows.append([machine, *waits, Markdown(cite(page, result))])
-    return "\n".join(
-        table_lines(["Machine", "First row", "Whole table", "File"], rows, range(1, 3))
+        content, runs = result.content, result.content["runs"]
+        if any(content["config"][key] != shown.content["config"][key] for key in _SAME):
+            continue
+        first = runs[0]["wall_seconds"]
+        start, end = (datetime.fromisoformat(runs[i]["environment"]["time"]) for i in (0, -1))
+        waits = map(format_duration, (first, first + (end - start).total_seconds()))
+        machine = Markdown(describe_hardware(content["environment"]))
+        rows.append([machine, *waits, Markdown(cite(page, result))])
+    headers = ["Machine", "First row", "Whole table", "File"]
+    return (
+        f"The table of `make demo`, from {cite(page, shown)}:\n\n"
+        + markdown_body(table_of(shown.name), ())
+        + "\n".join(table_lines(headers, rows, range(1, 3)))
     )
-
-
-def _waits(runs: Sequence[Mapping[str, Any]]) -> tuple[float, float]:
-    """Return the seconds from the start to the end of the first and of the last run."""
-    ends = [datetime.fromisoformat(run["environment"]["time"]) for run in runs]
-    first: float = runs[0]["wall_seconds"]
-    return first, first + (ends[-1] - ends[0]).total_seconds()
 
 
 def scores(page: Path, results: list[str]) -> str:
@@ -70,32 +57,28 @@ def packed(page: Path, _: list[str]) -> str:
     """Write the time of packed batches, and the relative time of padded and equal lengths."""
     result = newest("packed-*")
     content = result.content
-    tables = [_packed_table(content, kind) for kind in content["lengths"]]
-    source = (
-        f"One layer of {content['dim']} channels and {content['heads']} heads on "
-        f"{content['hardware']}; from {cite(page, result)}."
-    )
-    return "\n\n".join([*tables, source])
-
-
-def _packed_table(content: dict[str, Any], kind: str) -> str:
-    lengths = content["lengths"][kind]
-    share = sum(lengths) / (len(lengths) * max(lengths))
-    lines: dict[str, list[str]] = {}
-    for row in (row for row in content["rows"] if row["lengths"] == kind):
-        name = f"{code(row['mixer'])}{', causal' if row['causal'] else ''}"
-        own, *others = (row["seconds"][way] for way in ("packed", "padded", "equal"))
-        cells = (f"{1e3 * own:,.0f}", *(f"{seconds / own:.2g}x" for seconds in others))
-        lines.setdefault(name, []).extend(cells)
     headers = ["mixer"]
     for phase in ("forward", "training"):
         headers += [f"{phase}, packed, ms", "padded", "equal lengths"]
-    caption = (
-        f"{kind}, {sum(lengths):,} in all, {len(set(lengths))} different lengths. "
-        f"Padding would leave {100 * share:.0f} % of a batch filled."
+    parts = []
+    for kind, lengths in content["lengths"].items():
+        share = sum(lengths) / (len(lengths) * max(lengths))
+        lines: dict[str, list[str]] = {}
+        for row in (row for row in content["rows"] if row["lengths"] == kind):
+            name = Markdown(f"{code(row['mixer'])}{', causal' if row['causal'] else ''}")
+            own, *others = (row["seconds"][way] for way in ("packed", "padded", "equal"))
+            cells = (f"{1e3 * own:,.0f}", *(f"{seconds / own:.2g}x" for seconds in others))
+            lines.setdefault(name, [name]).extend(cells)
+        parts += [
+            f"{kind}, {sum(lengths):,} in all, {len(set(lengths))} different lengths. "
+            f"Padding would leave {100 * share:.0f} % of a batch filled.",
+            "\n".join(table_lines(headers, lines.values(), range(1, len(headers)))),
+        ]
+    parts.append(
+        f"One layer of {content['dim']} channels and {content['heads']} heads on "
+        f"{content['hardware']}; from {cite(page, result)}."
     )
-    rows = [[Markdown(name), *cells] for name, cells in lines.items()]
-    return "\n".join([caption, "", *table_lines(headers, rows, range(1, len(headers)))])
+    return "\n\n".join(parts)
 
 
 def lengths(page: Path, _: list[str]) -> str:
@@ -107,8 +90,9 @@ def lengths(page: Path, _: list[str]) -> str:
     for form, rows in frame.groupby("form", sort=False):
         for key, read in (("bits", "as trained"), ("bits_by_33", "(33)")):
             if (form, key) != ("(33)", "bits_by_33") and rows[key].notna().all():
-                bits = zip(*rows[key], strict=True)
-                lines.append([form, read, *(_spread(pd.Series(part), 3) for part in bits)])
+                bits = pd.DataFrame(list(rows[key]))
+                cells = (f"{m:.3f} ± {s:.3f}" for m, s in zip(bits.mean(), bits.std(), strict=True))
+                lines.append([form, read, *cells])
     bounds = zip((0, *ends), ends, strict=False)
     headers = ["trained with", "read with", *(f"bytes {a + 1:,} to {b:,}" for a, b in bounds)]
     note = (
@@ -121,13 +105,4 @@ def lengths(page: Path, _: list[str]) -> str:
     return "\n".join([*table_lines(headers, lines, range(2, len(headers))), "", note])
 
 
-def _spread(values: pd.Series, digits: int) -> str:
-    return f"{values.mean():.{digits}f} ± {values.std():.{digits}f}"
-
-
-WRITERS = {
-    "demo": demo,
-    "scores": scores,
-    "packed": packed,
-    "lengths": lengths,
-}
+WRITERS = {"demo": demo, "scores": scores, "packed": packed, "lengths": lengths}
