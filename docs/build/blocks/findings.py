@@ -10,8 +10,7 @@ import torch
 from charts import scatter
 from common import ASSETS, DATA, DOCS, link, listed, newest_benchmark, passes_by_tokens
 
-from blocks import speed
-from blocks.speed import TOKENS, all_times, factor, speed_up
+from blocks.speed import TOKENS, all_times, factor, picture, speed_up
 from rifflemix.mixers import HEADLINE, create_mixer, mixer_card
 from rifflemix.text import Markdown, code, table_lines
 
@@ -40,12 +39,12 @@ def limits(page: Path, _: list[str]) -> str:
     found = _listops()
     found = found.loc[[name for name in HEADLINE if name in found.index]]
     is_idle = found.learned_from_step.str.fullmatch("never( never)*")
-    idle, learned = found[is_idle].ours, found[~is_idle].ours
+    idle = found[is_idle].ours
+    learned = (f"`{name}` ({ours:.1f} %)" for name, ours in found[~is_idle].ours.items())
     return (
-        f"On ListOps with 2,000 tokens, {listed(list(map(code, idle.index)))} stay at the "
+        f"On ListOps with 2,000 tokens, {listed([code(name) for name in idle.index])} stay at the "
         f"majority class ({listed([f'{ours:.1f} %' for ours in idle])}). "
-        f"{listed([f'`{name}` ({ours:.1f} %)' for name, ours in learned.items()])} learn the task. "
-        f"{_source(page, 'host')}"
+        f"{listed(list(learned))} learn the task. {_source(page, 'host')}"
     )
 
 
@@ -75,19 +74,15 @@ def _trade() -> list[tuple[str, float, float]]:
     ]
 
 
-def picture() -> str:
-    """Draw accuracy against speed, at the length of ListOps."""
-    return scatter(
+def files() -> dict[Path, str]:
+    """Draw the plots of speed, and of accuracy against speed at the length of ListOps."""
+    trade = scatter(
         f"Accuracy against speed, {_LISTOPS_TOKENS:,} tokens",
         _trade(),
         "training speed of a layer on a CPU, softmax attention = 1",
         "accuracy on ListOps, %",
     )
-
-
-def files() -> dict[Path, str]:
-    """Draw the plots of speed, and of accuracy against speed."""
-    return {ASSETS / "speed.svg": speed.picture(), ASSETS / "accuracy-speed.svg": picture()}
+    return {ASSETS / "speed.svg": picture(), ASSETS / "accuracy-speed.svg": trade}
 
 
 def choose(page: Path, _: list[str]) -> str:

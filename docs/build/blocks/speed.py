@@ -26,25 +26,23 @@ _Times = Mapping[str, Mapping[int, float]]
 # Training time of one layer on a CPU and a GPU.
 
 
-def scaling_times(device: str, dtype: str) -> _Times:
-    """Return the seconds of a training pass by mixer and tokens, called from Python."""
-    content = newest_benchmark("scaling", device, dtype).content
-    return {
-        name: {
-            tokens: passes["forward_backward"]["p50"]
-            for tokens, passes in passes_by_tokens(content, name).items()
-        }
-        for name in content["settings"]["mixers"]
-    }
-
-
 @functools.cache
-def all_times() -> tuple[_Times, _Times, _Times]:
+def all_times() -> tuple[_Times, ...]:
     """Return the seconds on a CPU, on a GPU from Python, and on a GPU in a CUDA graph."""
     graph: dict[str, dict[int, float]] = {}
     for row in newest("layer-times-*").content["rows"]:
         graph.setdefault(row["name"], {})[row["tokens"]] = row["forward_backward"]["median"]
-    return scaling_times("cpu", "float32"), scaling_times("cuda", "bfloat16"), graph
+    from_python = []
+    for device in (("cpu", "float32"), ("cuda", "bfloat16")):
+        content = newest_benchmark("scaling", *device).content
+        from_python.append({
+            name: {
+                tokens: passes["forward_backward"]["p50"]
+                for tokens, passes in passes_by_tokens(content, name).items()
+            }
+            for name in content["settings"]["mixers"]
+        })  # fmt: skip
+    return *from_python, graph
 
 
 def speed_up(times: _Times, name: str, tokens: int = TOKENS) -> float:
@@ -80,19 +78,16 @@ def picture() -> str:
 
 def summary(page: Path, _: list[str]) -> str:
     """Write the picture, the speed-ups of training on a CPU and a GPU, and the limit on a GPU."""
-    cpu, gpu, graph = all_times()
+    gpu = all_times()[1]
     least, most = min(gpu["csp"]), max(gpu["csp"])
     others = [speed_up(gpu, name, least) for name in _SHOWN if name != "softmax"]
-    on_cpu, on_gpu, in_graph = (factor(speed_up(times, "csp")) for times in (cpu, gpu, graph))
+    on_cpu, on_gpu, in_graph = (factor(speed_up(times, "csp")) for times in all_times())
     timed, captured = newest_benchmark("scaling"), newest("layer-times-*")
     links = f"[CPU and H200]({link(page, timed.path)}), [CUDA graphs]({link(page, captured.path)})"
-    alt = (
-        f"Training time over tokens: softmax attention grows with the square of the length. At "
-        f"{TOKENS:,} tokens csp is {on_cpu} faster on a CPU, {on_gpu} on an H200, and {in_graph} "
-        "in a CUDA graph."
-    )
     return (
-        f"![{alt}]({link(page, ASSETS / 'speed.svg')})\n\n"
+        "![Training time over tokens: softmax attention grows with the square of the length. At "
+        f"{TOKENS:,} tokens csp is {on_cpu} faster on a CPU, {on_gpu} on an H200, and {in_graph} "
+        f"in a CUDA graph.]({link(page, ASSETS / 'speed.svg')})\n\n"
         f"At {TOKENS:,} tokens one `csp` layer trains **{on_cpu} faster** than PyTorch's fused "
         f"softmax attention on two CPU cores. On an H200 it trains **{on_gpu}** faster from Python "
         f"and **{in_graph}** faster in a CUDA graph; at {most:,} tokens it is "
