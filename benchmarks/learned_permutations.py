@@ -45,27 +45,20 @@ class LearnedReference(CSP):
     def mix(self, x: Tensor, key_padding_mask: Tensor | None) -> Tensor:
         """Project, permute, remove the scores, and project."""
         y = self.permute(self.value(x), key_padding_mask)[0].unflatten(2, (self.heads, -1))
-        score, values = y[..., 0], y[..., 1:]  # reference channels do not move
-        if torch.is_grad_enabled():
-            rank, slope = self._ranks_and_slopes(score, values, key_padding_mask)
-            values = values + slope * (rank - rank.detach()).unsqueeze(-1)
-        mixed: Tensor = self.proj(values.flatten(2))
+        mixed: Tensor = self.proj(y[..., 1:].flatten(2))
         return mixed
 
-    def _ranks_and_slopes(
-        self, score: Tensor, values: Tensor, mask: Tensor | None
-    ) -> tuple[Tensor, Tensor]:
-        """Return soft ranks (B, N, H), and the slopes of the values by rank (B, N, H, D)."""
-        length = score.shape[1]
-        size = min(self.groups.size_in(self.groups.reference_length or length), length)
-        missing = -length % size
-        padded = score.new_zeros(score.shape[:2], dtype=torch.bool) if mask is None else mask
-        padded = F.pad(padded, (0, missing), value=True)
-        score = F.pad(score, (0, 0, 0, missing))
-        groups = score.shape[1] // size
-        rank = soft_ranks(score, padded, groups, self.temperature)
-        slope = slopes(score, F.pad(values, (0, 0, 0, 0, 0, missing)), padded, groups)
-        return rank[:, :length], slope[:, :length]
+    def permute_groups(self, v: Tensor, mask: Tensor | None, layout: Any, with_index: bool) -> Any:
+        """Permute full groups; add zero, with the gradient of the ranks, to the values."""
+        y, index = super().permute_groups(v, mask, layout, with_index)
+        if torch.is_grad_enabled():
+            heads = y.unflatten(2, (self.heads, -1))
+            score, values = heads[..., 0], heads[..., 1:]  # reference channels do not move
+            padded = score.new_zeros(score.shape[:2], dtype=torch.bool) if mask is None else mask
+            rank = soft_ranks(score, padded, layout.groups, self.temperature)
+            slope = slopes(score, values, padded, layout.groups)
+            y = y + F.pad(slope * (rank - rank.detach()).unsqueeze(-1), (1, 0)).flatten(2)
+        return y, index
 
 
 def soft_ranks(score: Tensor, padded: Tensor, groups: int, temperature: float) -> Tensor:
