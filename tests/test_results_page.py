@@ -214,7 +214,7 @@ def test_names_and_words_of_rows_are_text() -> None:
     rows = [charts.Row("group"), charts.Row("a & b", (charts.Mark(2.0, "main", 1.0, 3.0),), "2.0")]
     for text in (
         charts.dots("title", rows, rule=0.0),
-        charts.curves("title", [charts.Curve("a & b", ((1.0, 2.0), (2.0, 4.0)))], rule=1.0),
+        charts.curves("title", [charts.Curve("a & b", ((1.0, 2.0), (2.0, 4.0)))]),
         charts.scatter("title", [("a & b", 1.0, 2.0)], "x", "y"),
     ):
         root = ElementTree.fromstring(text)

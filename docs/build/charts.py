@@ -124,16 +124,10 @@ def _mark(axes: Axes, mark: Mark, y: float) -> None:
 
 
 @mpl.rc_context(STYLE)
-def curves(
-    title: str, drawn: Sequence[Curve], rule: float | None = None, *, decades: bool = False
-) -> str:
+def curves(title: str, drawn: Sequence[Curve], *, decades: bool = False) -> str:
     """Draw curves over a logarithmic scale, each with its name at its end.
 
-    Args:
-        title: title of the chart.
-        drawn: one curve per mixer.
-        rule: height of a dashed line.
-        decades: True for a logarithmic vertical scale. Otherwise it starts at 0.
+    The vertical scale is logarithmic with `decades`. Otherwise it starts at 0.
     """
     figure, axes = _figure(3.2, 3.7)
     axes.set_xscale("log", base=2)
@@ -147,8 +141,6 @@ def curves(
     _draw(axes, drawn)
     if not decades:
         axes.set_ylim(0, None)
-    if rule is not None:
-        axes.axhline(rule, color=GRAY, linestyle="--", linewidth=1)
     axes.set_xlim(values[0], values[-1])
     texts = (f"{c.name}: {c.points[0][1]:.3g} to {c.points[-1][1]:.3g}" for c in drawn)
     return _titled(figure, title, texts)

@@ -25,7 +25,14 @@ def files() -> dict[Path, str]:
     group: Any = typer.main.get_command(app)
     parts = [_INTRODUCTION]
     for name, command in _commands("rifflemix", group):
-        parts += [f"\n## {name}\n", _text(command.help), *_options(command)]
+        parts += [f"\n## {name}\n", _text(command.help)]
+        rows = [
+            [Markdown(", ".join(map(code, param.opts or [param.name]))), _text(param.help)]
+            for param in command.params
+            if not param.hidden and param.name != "help"
+        ]
+        if rows:
+            parts += ["", *table_lines(["option", "meaning"], rows)]
     return {DOCS / "cli.md": "\n".join(parts).rstrip() + "\n"}
 
 
@@ -43,12 +50,3 @@ def _text(text: str | None) -> Markdown:
     """Return the first paragraph of a help text, without markup except for code."""
     first = (text or "").strip().partition("\n\n")[0]
     return Markdown(markdown_text(re.sub(r"\[/?[a-z ]+\]", "", first)).replace("\\`", "`"))
-
-
-def _options(command: Any) -> list[str]:
-    rows = [
-        [Markdown(", ".join(map(code, param.opts or [param.name]))), _text(param.help)]
-        for param in command.params
-        if not param.hidden and param.name != "help"
-    ]
-    return ["", *table_lines(["option", "meaning"], rows)] if rows else []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,6 @@ from rifflemix.lab.recipes import get_recipe
 from rifflemix.lab.reproduction.cost import shapes_of
 from rifflemix.lab.runs.build_for_task import fit_model
 from rifflemix.lab.runs.measure import peak_memory, processor_seconds
-from rifflemix.mixers.sinkhorn import Sinkhorn
 from rifflemix.plugins.loading import load_plugin
 
 FILES, RUNS = Path("data"), Path("runs")
@@ -101,14 +101,13 @@ def sliceformer_parameters() -> dict[str, Any]:
 
     Source: Sliceformer, section 4.1 and Table II, at the sizes of the released code.
     """
-    tasks = {
-        task: {
-            row: parameters_of(f"sliceformer/table2-{task}-{row}")
-            for row in ("ascending", *_BASELINES)
+    rows = ("ascending", *_BASELINES)
+    return {
+        "tasks": {
+            task: {row: parameters_of(f"sliceformer/table2-{task}-{row}") for row in rows}
+            for task in _LRA
         }
-        for task in _LRA
     }
-    return {"tasks": tasks}
 
 
 def fewer_than_baselines(data: Data) -> Judgement:
@@ -304,17 +303,14 @@ def foreground_has_a_head(data: Data) -> Judgement:
 
 def segments_better(data: Data) -> Judgement:
     """Judge the class token's maps as detectors of the foreground, paired over images."""
-    areas = data["areas"]
-    ours = dict(enumerate(areas["tssa"]))
-    differences = [
-        paired_difference(ours, dict(enumerate(areas[other]))) for other in ("xca", "softmax")
-    ]
-    each = ", ".join(f"{mixer} {np.mean(of):.3f}" for mixer, of in areas.items())
+    areas = {mixer: dict(enumerate(of)) for mixer, of in data["areas"].items()}
+    found = [paired_difference(areas["tssa"], areas[other]) for other in ("xca", "softmax")]
+    each = ", ".join(f"{mixer} {np.mean(of):.3f}" for mixer, of in data["areas"].items())
     shows = (
         "area under the ROC curve of the class token's map as a detector of foreground patches, "
         f"mean over {data['images']} images: {each}"
     )
-    known = [difference for difference in differences if difference is not None]
+    known = [difference for difference in found if difference is not None]
     if any(difference.high < 0 for difference in known):
         return Judgement(FAILS, shows)
     return Judgement(HOLDS if all(d.low > 0 for d in known) else UNDECIDED, shows)
@@ -334,22 +330,17 @@ def weight_outside(subject: Subject) -> dict[str, Any]:
     """Measure the weight outside a token's own block, and the blocks that it reaches."""
     outside: dict[str, list[float]] = {}
     reached: dict[str, list[float]] = {}
-    size = 0
-    for calls in trace(subject.model, subject.batches):
-        for call in calls:
-            matrix = matrix_of(call)
-            assert isinstance(call.module, Sinkhorn)
-            assert matrix is not None
-            size, length = call.module.block_size, call.x.shape[1]
-            block = torch.arange(length) // size
-            other = block[:, None] != block[None, :]
-            total = matrix.sum(-1)
-            share = ((matrix * other).sum(-1) / total).mean()
-            outside.setdefault(call.name, []).append(float(share))
-            # A block counts if it gets over a tenth of its share of equal weights.
-            sums = matrix.unflatten(-1, (-1, size)).sum(-1).amax(1) / total.amax(1).unsqueeze(-1)
-            share = (sums > 0.1 * size / length).double().mean()
-            reached.setdefault(call.name, []).append(float(share))
+    for call in chain(*trace(subject.model, subject.batches)):
+        matrix: Any = matrix_of(call)
+        size, length = call.module.block_size, call.x.shape[1]
+        block = torch.arange(length) // size
+        total = matrix.sum(-1)
+        share = (matrix * (block[:, None] != block)).sum(-1) / total
+        outside.setdefault(call.name, []).append(float(share.mean()))
+        # A block counts if it gets over a tenth of its share of equal weights.
+        sums = matrix.unflatten(-1, (-1, size)).sum(-1).amax(1) / total.amax(1).unsqueeze(-1)
+        is_reached = (sums > 0.1 * size / length).double()
+        reached.setdefault(call.name, []).append(float(is_reached.mean()))
     return {
         "block_size": size,
         "outside": [float(np.mean(of)) for of in outside.values()],
