@@ -93,3 +93,16 @@ def passes_by_tokens(content: Mapping[str, Any], name: str) -> dict[int, Any]:
         for row in content["rows"]
         if (row["kind"], row["name"], row["status"]) == ("layer", name, "measured")
     }
+
+
+def training(
+    content: Mapping[str, Any], measure: str, mixers: Sequence[str]
+) -> dict[str, dict[int, Any]]:
+    """Return {mixer: {tokens: measure of a training pass}}, such as "p50" in seconds."""
+    return {
+        name: {
+            tokens: passes["forward_backward"][measure]
+            for tokens, passes in passes_by_tokens(content, name).items()
+        }
+        for name in mixers
+    }

@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 import torch
 from charts import scatter
-from common import ASSETS, DATA, DOCS, link, listed, newest_benchmark, passes_by_tokens
+from common import ASSETS, DATA, DOCS, link, listed, newest_benchmark, training
 
 from blocks.speed import TOKENS, all_times, factor, picture, speed_up
 from rifflemix.mixers import HEADLINE, create_mixer, mixer_card
@@ -89,17 +89,13 @@ def choose(page: Path, _: list[str]) -> str:
     """Write speed, memory, state and accuracy of the headline mixers."""
     trade = (f"{name} {rate:.1f}x and {score:.0f} %" for name, rate, score in _trade())
     alt = f"Training speed and accuracy on ListOps: {', '.join(trade)}."
-    content = newest_benchmark("scaling").content
-    memory = {
-        name: passes_by_tokens(content, name)[TOKENS]["forward_backward"]["peak_memory_bytes"]
-        for name in HEADLINE
-    }
+    memory = training(newest_benchmark("scaling").content, "peak_memory_bytes", HEADLINE)
     listops, images = _listops().ours, table("every-mixer").set_index("mixer").test
     rows = [
         [
             _named(page, name),
             *(factor(speed_up(times, name)) if name in times else "" for times in all_times()),
-            f"{memory[name] / memory['softmax']:.2f}x",
+            f"{memory[name][TOKENS] / memory['softmax'][TOKENS]:.2f}x",
             _state(name),
             f"{listops[name]:.1f} %" if name in listops else "",
             f"{100 * images[name]:.1f} %",

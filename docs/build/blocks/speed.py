@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from charts import Curve, panels
-from common import ASSETS, cite, link, newest_benchmark, passes_by_tokens
+from common import ASSETS, cite, link, newest_benchmark, passes_by_tokens, training
 from store import newest
 
 from rifflemix.lab.bench.rows import PEER, BenchTable
@@ -20,6 +20,7 @@ from rifflemix.text import bold, code, table_lines
 TOKENS = 4096
 _LEFT_OUT = ("p20 to p80", "Samples/s", "Tokens/s", "In kernels, %")
 _SHOWN = ("softmax", "csp", "tssa", "butterfly")
+_ON_GPU = ("scaling", "cuda", "bfloat16")
 _Times = Mapping[str, Mapping[int, float]]
 
 
@@ -32,16 +33,8 @@ def all_times() -> tuple[_Times, ...]:
     graph: dict[str, dict[int, float]] = {}
     for row in newest("layer-times-*").content["rows"]:
         graph.setdefault(row["name"], {})[row["tokens"]] = row["forward_backward"]["median"]
-    from_python = []
-    for device in (("cpu", "float32"), ("cuda", "bfloat16")):
-        content = newest_benchmark("scaling", *device).content
-        from_python.append({
-            name: {
-                tokens: passes["forward_backward"]["p50"]
-                for tokens, passes in passes_by_tokens(content, name).items()
-            }
-            for name in content["settings"]["mixers"]
-        })  # fmt: skip
+    contents = (newest_benchmark("scaling").content, newest_benchmark(*_ON_GPU).content)
+    from_python = (training(of, "p50", of["settings"]["mixers"]) for of in contents)
     return *from_python, graph
 
 
@@ -181,7 +174,7 @@ def _milliseconds(passes: Mapping[str, float]) -> str:
 def gpu_layers(page: Path, options: list[str]) -> str:
     """Write the times of layers from Python and in CUDA graphs, next to each other: PASS."""
     (kind,) = options
-    timed, captured = newest_benchmark("scaling", "cuda", "bfloat16"), newest("layer-times-*")
+    timed, captured = newest_benchmark(*_ON_GPU), newest("layer-times-*")
     seconds = {
         ("Python", row["shape"]["tokens"], row["name"]): row["passes"][kind]["p50"]
         for row in timed.content["rows"]

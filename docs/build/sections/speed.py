@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from charts import Curve, curves
-from common import Section, listed, newest_benchmark, passes_by_tokens
+from common import Section, listed, newest_benchmark, passes_by_tokens, training
 from store import newest
 
 from rifflemix.lab.bench import decode
@@ -38,19 +38,19 @@ def speed() -> Section:
 def memory() -> Section:
     """Show the training memory of a layer relative to softmax attention."""
     result = newest_benchmark("scaling")
-    base = passes_by_tokens(result.content, "softmax")
-    ratios, last, table = [], {}, []
-    for name in HEADLINE:
-        cells = [code(name)]
-        for tokens, passes in passes_by_tokens(result.content, name).items():
-            peak = passes["forward_backward"]["peak_memory_bytes"]
-            line = {"mixer": name, "tokens": tokens, "training_memory_bytes": peak}
-            if tokens in base:
-                ratio = peak / base[tokens]["forward_backward"]["peak_memory_bytes"]
-                cells.append(f"{ratio:.2f}")
-                last[name] = line["x_softmax"] = ratio
-            table.append(line)
-        ratios.append(cells)
+    peaks = training(result.content, "peak_memory_bytes", HEADLINE)
+    base = peaks["softmax"]
+    ratios = {
+        name: {tokens: peak / base[tokens] for tokens, peak in of.items() if tokens in base}
+        for name, of in peaks.items()
+    }
+    table = [
+        {"mixer": name, "tokens": tokens, "training_memory_bytes": peak}
+        | ({"x_softmax": ratios[name][tokens]} if tokens in base else {})
+        for name, of in peaks.items()
+        for tokens, peak in of.items()
+    ]
+    last = {name: list(of.values())[-1] for name, of in ratios.items()}
     less = [name for name, ratio in last.items() if ratio < 1]
     more = [name for name, ratio in last.items() if ratio > 1]
     text = (
@@ -60,7 +60,8 @@ def memory() -> Section:
         "1 is softmax attention, lower is better."
     )
     headers = ["relative memory", *(f"N={tokens:,}" for tokens in base)]
-    below = table_lines(headers, ratios, range(1, len(headers)))
+    rows = [[code(name), *(f"{of:.2f}" for of in each.values())] for name, each in ratios.items()]
+    below = table_lines(headers, rows, range(1, len(headers)))
     return Section("Training memory", text, "memory", "", table,
                    [result], [result.content["command"]], "\n".join(below))  # fmt: skip
 
