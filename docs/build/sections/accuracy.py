@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from pathlib import Path
-from statistics import fmean
 from typing import Any
 
+import pandas as pd
 from charts import Mark, Row, dots
 from common import Section, listed, results_of, table_of
 from store import FOLDER, Result, load, names, newest
@@ -152,7 +152,6 @@ def _scores(row: Compared) -> dict[str, Any]:
     return line | {"seeds": row.test.n, **{key: getattr(row, key) for key in costs}}
 
 
-Scores = dict[tuple[str, str, int], dict[int, float]]
 TRAINED_ON = "original trained on"
 # Trainings in the text -> the layers that were converted.
 CONVERTED = {
@@ -170,23 +169,28 @@ def conversion() -> Section:
     rows = sorted(
         content["rows"], key=lambda row: (row["mixer"] != "softmax", row["mixer"], row["steps"])
     )
-    scores: Scores = {}  # (mixer, training, steps) -> score of each seed
-    for row in rows:
-        of_seeds = scores.setdefault((row["mixer"], row["arm"], row["steps"]), {})
-        of_seeds[row["seed"]] = row["test_spearman"]
-    before = scores["softmax", "original", 0][0]
-    trained = {steps: of for (_, arm, steps), of in scores.items() if arm == TRAINED_ON}
-    reached = [f"{fmean(of.values()):.3f} after {steps} steps" for steps, of in trained.items()]
-    scratch = [
-        score
-        for (_, arm, _), of in scores.items()
-        if arm == "from scratch"
-        for score in of.values()
-    ]
+    scores = pd.DataFrame(rows).set_index(["mixer", "arm", "steps", "seed"]).test_spearman
+    before = scores.xs("original", level="arm").iloc[0]
+    trained = scores.xs(TRAINED_ON, level="arm").droplevel("mixer")
+    means = trained.groupby("steps", sort=False).mean()
+    reached = [f"{mean:.3f} after {steps} steps" for steps, mean in means.items()]
+    scratch = scores.xs("from scratch", level="arm")
+    drawn, losses, seen = [], [], ""
+    for (mixer, arm, steps), of_seeds in scores.groupby(["mixer", "arm", "steps"], sort=False):
+        if mixer != seen:
+            drawn.append(Row("the original" if mixer == "softmax" else f"softmax to {mixer}"))
+            seen = mixer
+        seeds = f"{len(of_seeds)} seed{'s' * (len(of_seeds) > 1)}"
+        marks = tuple(map(Mark, of_seeds))
+        drawn.append(Row(f"{arm}, {steps} steps, {seeds}", marks, f"{of_seeds.mean():.3f}"))
+        if arm in CONVERTED:
+            lost = trained[steps] - of_seeds[mixer, arm, steps]
+            ends = dict.fromkeys((f"{lost.min():.3f}", f"{lost.max():.3f}"))
+            losses.append(f"`{mixer}` in {CONVERTED[arm]} loses {' to '.join(ends)}")
     text = (
         f"The original reaches a rank correlation of {before:.3f} with human judgments; trained "
         f"on, {' and '.join(reached)}. Against it after the same steps, "
-        f"{_losses(scores, trained)}. New mixers in a model of random weights reach "
+        f"{'; '.join(losses)}. New mixers in a model of random weights reach "
         f"{min(scratch):.3f} to {max(scratch):.3f}. The original is all-MiniLM-L6-v2 (6 layers, "
         "384 channels). The score is Spearman's correlation of cosines and relatedness on the "
         f"4,927 test pairs of SICK. Each step has {content['batch_size']} pairs. The sentences "
@@ -203,32 +207,5 @@ def conversion() -> Section:
         f"{script}{content['command']}",
     ]
     return Section("Converting a trained sentence encoder", text, "conversion",
-                   dots("Spearman correlation", _drawn(scores), before, 1.4), rows, [result],
+                   dots("Spearman correlation", drawn, before, 1.4), rows, [result],
                    commands)  # fmt: skip
-
-
-def _losses(scores: Scores, trained: dict[int, dict[int, float]]) -> str:
-    """Return a text: what the conversions lose against the original trained on."""
-    words = []
-    for (mixer, arm, steps), of_seeds in scores.items():
-        if arm not in CONVERTED:
-            continue
-        lost = [trained[steps][seed] - score for seed, score in of_seeds.items()]
-        low, high = f"{min(lost):.3f}", f"{max(lost):.3f}"
-        ends = low if low == high else f"{low} to {high}"
-        words.append(f"`{mixer}` in {CONVERTED[arm]} loses {ends}")
-    return "; ".join(words)
-
-
-def _drawn(scores: Scores) -> list[Row]:
-    """Return the lines of the picture: the trainings of each mixer."""
-    drawn, seen = [], ""
-    for (mixer, arm, steps), of_seeds in scores.items():
-        if mixer != seen:
-            drawn.append(Row("the original" if mixer == "softmax" else f"softmax to {mixer}"))
-            seen = mixer
-        mean = fmean(of_seeds.values())
-        marks = tuple(Mark(score, "main") for score in of_seeds.values())
-        seeds = f"{len(of_seeds)} seed{'s' * (len(of_seeds) > 1)}"
-        drawn.append(Row(f"{arm}, {steps} steps, {seeds}", marks, f"{mean:.3f}"))
-    return drawn
