@@ -179,7 +179,7 @@ def test_rows_of_other_settings_do_not_count_as_reproduced(monkeypatch: pytest.M
     assert len(changed) >= 18
     for line in changed:
         assert line["changed"]
-        assert (line["printed"], line["standard_error"]) == ("", "")
+        assert (line["printed"], line["standard_error"]) == (None, None)
         assert line["recipe"] not in answer.below
     assert answer.text.startswith(f"Of {len(full) - len(changed)} ")
 

@@ -109,18 +109,14 @@ def dots(title: str, rows: Sequence[Row], rule: float | None = None, inner: floa
     for y, (row, label) in enumerate(zip(rows, axes.get_yticklabels(), strict=True)):
         label.set_fontweight("normal" if row.marks else "bold")
         for mark in row.marks:
-            _mark(axes, mark, y)
+            color, face = (BLUE, BLUE) if mark.kind == "main" else (ORANGE, PAPER)
+            if mark.low is not None and mark.high is not None:
+                axes.plot([mark.low, mark.high], [y, y], color=color, linewidth=1.5)
+            axes.plot(mark.value, y, "o", color=color, markerfacecolor=face, markersize=6, zorder=3)
         axes.annotate(row.words, (1, y), (8, 0), ("axes fraction", "data"), "offset points",
                       va="center")  # fmt: skip
     texts = (f"{row.name}: {row.words}" for row in rows if row.marks)
     return _titled(figure, title, texts)
-
-
-def _mark(axes: Axes, mark: Mark, y: float) -> None:
-    color, face = (BLUE, BLUE) if mark.kind == "main" else (ORANGE, PAPER)
-    if mark.low is not None and mark.high is not None:
-        axes.plot([mark.low, mark.high], [y, y], color=color, linewidth=1.5)
-    axes.plot(mark.value, y, "o", color=color, markerfacecolor=face, markersize=6, zorder=3)
 
 
 @mpl.rc_context(STYLE)
@@ -271,10 +267,6 @@ def apart(wanted: Mapping[str, float], gap: float = 11.0) -> dict[str, float]:
     return placed
 
 
-def _rounded(found: re.Match[str]) -> str:
-    return found[0] if found[0].startswith(">") else f"{float(found[0]):.2f}"
-
-
 def svg(figure: Figure, alt: str, scale: float = 1.0) -> str:
     """Return a figure as SVG with a dark form and a text alternative.
 
@@ -302,5 +294,5 @@ def svg(figure: Figure, alt: str, scale: float = 1.0) -> str:
     )
     rest = re.sub(r"<!--.*?-->|\n\s+", "", rest)
     # Round coordinates, but no text between tags.
-    rest = re.sub(r">[^<]*|\d+\.\d{3,}", _rounded, rest)
+    rest = re.sub(r"(>[^<]*)|\d+\.\d{3,}", lambda found: found[1] or f"{float(found[0]):.2f}", rest)
     return f'<svg {attributes} role="img" aria-label={quoteattr(alt)}>\n{style}{rest}'

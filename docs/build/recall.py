@@ -92,13 +92,11 @@ def by_length() -> tuple[str, list[Curve]]:
     rows = read_table()
     longer = rows[rows.test_length != rows.length]
     task = (longer if len(longer) else rows).task.iloc[0]
-    means = rows[rows.task == task].groupby(["mixer", "test_length"], sort=False).accuracy.mean()
-    drawn = []
-    for mixer in rows.mixer.unique():
-        if mixer in means:
-            points = (100 * means[mixer]).sort_index()
-            drawn.append(Curve(mixer, tuple((float(n), mean) for n, mean in points.items())))
-    return task, drawn
+    rows = rows[rows.task == task].assign(percent=100 * rows.accuracy)
+    return task, [
+        Curve(mixer, tuple(of.groupby("test_length").percent.mean().items()))
+        for mixer, of in rows.groupby("mixer", sort=False)
+    ]
 
 
 def plot(page: Path, _: list[str]) -> str:

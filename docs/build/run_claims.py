@@ -148,7 +148,10 @@ def train(runs: Runs, out: Path, data_dir: Path) -> dict[str, Any] | None:
                 continue
             key = repr((recipe.task, sorted(recipe.task_options.items())))
             if key not in tasks:
-                tasks[key] = _load_task(recipe, data_dir)
+                with DataProgress(progress_console()) as bar:
+                    tasks[key] = load_task(
+                        recipe.task, data_dir=data_dir, progress=bar, **recipe.task_options
+                    )
             folder, options = out / row / f"seed{seed}", replace(shared, seed=seed)
             plan = plan_reproduction(recipe, folder, options, task=tasks[key])
             found["parameters"] = plan.parameters
@@ -165,11 +168,6 @@ def train(runs: Runs, out: Path, data_dir: Path) -> dict[str, Any] | None:
     if not any(found["test"] for found in data["rows"].values()):
         raise RunFailed(f"{runs.name}: expected a finished run, got diverged runs only")
     return {"data": data}
-
-
-def _load_task(recipe: Recipe, data_dir: Path) -> Task:
-    with DataProgress(progress_console()) as progress:
-        return load_task(recipe.task, data_dir=data_dir, progress=progress, **recipe.task_options)
 
 
 def _begun(runs: Runs, recipes: Mapping[str, Recipe]) -> dict[str, Any]:

@@ -83,7 +83,7 @@ def _line(mixer: Overall, report: SuiteReport) -> dict[str, Any]:
     }
     for name, table in report.tables.items():
         (score,) = (row.test for row in table.rows if row.name == mixer.name)
-        line |= {f"{name}_test": score.mean, f"{name}_std": "" if score.std is None else score.std}
+        line |= {f"{name}_test": score.mean, f"{name}_std": score.std}
     return line
 
 
@@ -147,7 +147,7 @@ def _scores(row: Compared) -> dict[str, Any]:
     line = {"result": EVERY_MIXER, "mixer": row.name, "title": row.title, "metric": row.metric}
     for split in ("test", "validation"):
         score = getattr(row, split)
-        line |= {split: score.mean, f"{split}_std": "" if score.std is None else score.std}
+        line |= {split: score.mean, f"{split}_std": score.std}
     costs = ("steps_per_second", "peak_memory_bytes", "parameters")
     return line | {"seeds": row.test.n, **{key: getattr(row, key) for key in costs}}
 

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
 
+import pandas as pd
 from claims.base import VERDICTS
 from claims.page import claims, summary
 from common import ASSETS, DATA, DOCS, Section, link
 from sections import accuracy, reproduced, speed
-from store import csv_text
 
 from rifflemix.text import table_lines
 
@@ -63,7 +61,9 @@ def files() -> dict[Path, str]:
         for section in (writer() for writer in writers):
             parts.append(_section(section))
             sources.append(_sources(section))
-            texts[DATA / f"{section.name}.csv"] = _csv(section.table)
+            texts[DATA / f"{section.name}.csv"] = pd.DataFrame(section.table).to_csv(
+                index=False, float_format="%.6g", lineterminator="\n"
+            )  # no measurement has more than six digits
             if section.picture.startswith("<"):
                 texts[ASSETS / f"{section.name}.svg"] = section.picture
     for page, found in ((PAGE, parts), (FILES, sources)):
@@ -87,11 +87,3 @@ def _sources(section: Section) -> str:
     commands = "\n".join(dict.fromkeys(section.commands))
     names = "\n".join(f"- [{of.name}]({link(FILES, of.path)})" for of in section.sources)
     return f"\n## {section.title}\n\n{names or '- [claims](claims.md)'}\n\n```\n{commands}\n```\n"
-
-
-def _csv(lines: Iterable[Mapping[str, Any]]) -> str:
-    """Format numbers in six digits: no measurement is more precise."""
-    return csv_text(
-        {key: f"{value:.6g}" if isinstance(value, float) else value for key, value in line.items()}
-        for line in lines
-    )

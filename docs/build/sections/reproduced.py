@@ -123,7 +123,7 @@ def _difference(entry: Entry) -> Row:
 def _csv_line(entry: Entry) -> dict[str, Any]:
     """Return a line of the CSV file; a reduced or changed run has no errors."""
     found, mean = entry.agreement, mean_of(entry)
-    row = {
+    return {
         "recipe": entry.recipe.name, "printed": mean.printed, "ours": mean.ours, "unit": mean.unit,
         "steps": mean.steps, "steps_planned": mean.steps_planned, "is_reduced": mean.is_reduced,
         "changed": entry.changed, "seeds": " ".join(str(run.seed) for run in entry.finished),
@@ -131,7 +131,6 @@ def _csv_line(entry: Entry) -> dict[str, Any]:
         "standard_error": found and found.reproduced_error,
         "standard_error_printed": found and found.reported_error,
     }  # fmt: skip
-    return {key: "" if value is None else value for key, value in row.items()}
 
 
 def _table(entries: Sequence[Entry]) -> str:
@@ -187,7 +186,7 @@ def listops() -> Section:
             "mixer": _mixer_name(entry),
             "ours": mean.ours,
             "standard_error": error,
-            "printed": "" if mean.printed is None else mean.printed,
+            "printed": mean.printed,
             "seeds": " ".join(str(run.seed) for run in entry.finished),
             "parameters": mean.parameters,
             "learned_from_step": " ".join(str(start or "never") for start in seeds),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pandas as pd
 from charts import Curve, curves
 from common import Section, listed, newest_benchmark, passes_by_tokens, training
 from store import newest
@@ -20,7 +21,7 @@ def speed() -> Section:
             "mixer": name,
             "tokens": tokens,
             **{f"{kind}_ms": 1e3 * passes[kind]["p50"] for kind in passes},
-            **{f"{kind}_x_softmax": passes[kind]["ratios"].get("softmax", "") for kind in passes},
+            **{f"{kind}_x_softmax": passes[kind]["ratios"].get("softmax") for kind in passes},
         }
         for name in HEADLINE
         for tokens, passes in passes_by_tokens(content, name).items()
@@ -45,14 +46,15 @@ def memory() -> Section:
         for name, of in peaks.items()
     }
     table = [
-        {"mixer": name, "tokens": tokens, "training_memory_bytes": peak}
-        | ({"x_softmax": ratios[name][tokens]} if tokens in base else {})
+        {
+            "mixer": name, "tokens": tokens, "training_memory_bytes": peak,
+            "x_softmax": ratios[name].get(tokens),
+        }
         for name, of in peaks.items()
         for tokens, peak in of.items()
-    ]
-    last = {name: list(of.values())[-1] for name, of in ratios.items()}
-    less = [name for name, ratio in last.items() if ratio < 1]
-    more = [name for name, ratio in last.items() if ratio > 1]
+    ]  # fmt: skip
+    less = [name for name, of in ratios.items() if list(of.values())[-1] < 1]
+    more = [name for name, of in ratios.items() if list(of.values())[-1] > 1]
     text = (
         f"At {max(base):,} tokens {listed(less)} need less memory than softmax attention, and "
         f"{listed(more) or 'no mixer'} more. The gain is limited: PyTorch's fused attention stores "
@@ -76,16 +78,15 @@ def decoding() -> Section:
             "context": row["shape"]["tokens"],
             "tokens_per_second": row["extra"]["tokens_per_second"],
             "ms": 1e3 * row["passes"]["step"]["p50"],
-            "x_softmax_in_place": row["passes"]["step"]["ratios"].get(decode.IN_PLACE, ""),
+            "x_softmax_in_place": row["passes"]["step"]["ratios"].get(decode.IN_PLACE),
             "state_bytes": row["extra"]["state_bytes"],
         }
         for row in content["rows"]
         if row["passes"]
     ]
+    by_layer = pd.DataFrame(table).groupby("layer")[["context", "tokens_per_second"]]
     rates = {
-        name: tuple(
-            (line["context"], line["tokens_per_second"]) for line in table if line["layer"] == name
-        )
+        name: tuple(by_layer.get_group(name).itertuples(index=False, name=None))
         for name in (decode.IN_PLACE, "csp", "sliceformer", "tssa", "linear", "local")
     }
     (near, first), *_, (far, slowest) = rates[decode.IN_PLACE]
