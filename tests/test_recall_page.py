@@ -29,9 +29,10 @@ def row(task: str, mixer: str, seed: int, length: int, accuracy: float) -> dict[
 ROWS = [
     row(task, mixer, seed, length, accuracy if length == 16 else accuracy / 2)
     for task, mixer, accuracies in (
-        ("copying", "softmax", (1.0, 0.96)),
-        ("copying", "csp", (0.99, 0.5)),
-        ("induction", "softmax", (0.94, 0.2)),
+        ("mqar", "softmax", (1.0, 0.96)),
+        ("mqar", "csp", (0.99, 0.5)),
+        ("mqar", "csp_hybrid", (1.0, 0.99)),
+        ("copying", "softmax", (0.94, 0.2)),
     )
     for seed, accuracy in enumerate(accuracies)
     for length in (16, 32)
@@ -40,13 +41,19 @@ ROWS = [
 
 def test_the_page_counts_solved_seeds(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(recall, "read_table", lambda: pd.DataFrame(ROWS))
-    page = recall.table(Path(), [])
-    assert "| Softmax | 2 of 2 (98.0) | 0 of 2 (57.0) | 64 |" in page
-    assert "| Csp | 1 of 2 (74.5) | - | 64 |" in page
-    assert "- Softmax solved copying; did not solve induction." in page
-    assert "- Csp solved in some seeds copying." in page
-    assert "up to 78 %" in page  # 1 - 0.05^(1/2)
-    assert all(text.startswith("<svg") for text in recall.files().values())
+    words = recall.sentences(Path(), [])
+    assert "solved in all seeds by `softmax` and `csp_hybrid`; in some seeds by `csp`." in words
+    assert "solved in no seed by `softmax`." in words
+    assert "`csp` on mqar from 74 to 100 %" in words
+    assert "up to 78 %" in words  # 1 - 0.05^(1/2)
+    pictures = {path.stem: text for path, text in recall.files().items()}
+    assert all(text.startswith("<svg") for text in pictures.values())
+    for cells in (
+        "mqar 98 (2/2), copying 57 (0/2), state 64",
+        "mqar 74 (1/2), copying -, state 64",
+    ):
+        assert cells in pictures["recall"]
+    assert "![2 of 3 mixers solve mqar" in recall.picture(Path("docs/recall.md"), ["recall"])
 
 
 def test_finished_runs_are_stored_and_read_again(

@@ -17,6 +17,7 @@ from xml.sax.saxutils import quoteattr
 import matplotlib as mpl
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
 
 PAPER, INK, GRID, GRAY = "#ffffff", "#222222", "#e4e4e4", "#666666"
 PANEL, CELL, FAINT = "#f6f8fa", "#dde3ea", "#c3cad2"
@@ -193,17 +194,54 @@ def panels(
 
 
 @mpl.rc_context(STYLE)
-def scatter(
-    title: str, points: Sequence[tuple[str, float, float]], x_label: str, y_label: str
+def heat(
+    title: str, columns: Sequence[str], rows: Mapping[str, Sequence[tuple[float, str]]]
 ) -> str:
-    """Draw a point (mixer, x, y) for each mixer, with its name; the vertical scale starts at 0."""
+    """Draw a cell for each (share from 0 to 1, words); a darker cell has a larger share."""
+    figure, axes = _figure(0.7 + 0.24 * len(rows), 0.95 * len(columns))
+    axes.set(xlim=(-0.5, len(columns) - 0.5), ylim=(len(rows) - 0.5, -0.5))
+    axes.set_xticks(range(len(columns)), columns)
+    axes.set_yticks(range(len(rows)), rows)
+    axes.tick_params(length=0, labeltop=True, labelbottom=False)
+    for y, cells in enumerate(rows.values()):
+        for x, (share, words) in enumerate(cells):
+            box = Rectangle((x - 0.48, y - 0.45), 0.96, 0.9, color=BLUE, alpha=0.55 * share)
+            axes.add_patch(box)
+            axes.text(x, y, words, ha="center", va="center")
+    texts = (
+        f"{name}: {', '.join(f'{c} {words}' for c, (_, words) in zip(columns, cells, strict=True))}"
+        for name, cells in rows.items()
+    )
+    return _titled(figure, title, texts)
+
+
+@mpl.rc_context(STYLE)
+def scatter(
+    title: str,
+    points: Sequence[tuple[str, float, float]],
+    x_label: str,
+    y_label: str,
+    *,
+    decades: bool = False,
+) -> str:
+    """Draw a point (mixer, x, y) for each mixer, with its name.
+
+    The scales start at 0, but the horizontal scale is logarithmic with `decades`.
+    """
     figure, axes = _figure(3.0, 3.8)
     axes.grid()
-    most = max(x for _, x, _ in points)
+    across = [x for _, x, _ in points]
+    low, most = min(across), max(across)
     highest = max(y for *_, y in points)
-    axes.set(xlim=(0, 1.1 * most), ylim=(0, 1.25 * highest), xlabel=x_label, ylabel=y_label)
+    limits = (low / 1.5, most * 1.5) if decades else (0, 1.1 * most)
+    middle = math.sqrt(low * most) if decades else most / 2
+    axes.set(xscale="log" if decades else "linear", xlim=limits, ylim=(0, 1.1 * highest),
+             xlabel=x_label, ylabel=y_label)  # fmt: skip
+    if decades:
+        axes.xaxis.set_major_formatter("{x:,g}")
+        axes.minorticks_off()
     for is_right in (False, True):
-        half = [point for point in points if (point[1] > most / 2) == is_right]
+        half = [point for point in points if (point[1] > middle) == is_right]
         colors = [MIXER_COLORS.get(name, GRAY) for name, *_ in half]
         for (_, x, y), color in zip(half, colors, strict=True):
             axes.plot(x, y, "o", color=color, markersize=9)

@@ -1,7 +1,7 @@
-"""The blocks and the plot of docs/recall.md, "What can each mixer do?".
+"""The blocks and pictures of docs/recall.md, "What can each mixer do?".
 
 python docs/build/build.py recall-data FOLDER   store the finished runs of a suite
-python docs/build/build.py recall blocks        write the plot and the page
+python docs/build/build.py recall blocks        write the pictures and the page
 """
 
 from __future__ import annotations
@@ -11,14 +11,24 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
-from charts import Curve, curves
+from charts import Curve, curves, heat, scatter
 from common import ASSETS, DATA, link, listed
 
 from rifflemix.lab.comparison.pages.table import all_lengths
 from rifflemix.lab.comparison.records import of_mixer, read_results
-from rifflemix.text import table_lines
+from rifflemix.text import code
 
-TABLE, PLOT = DATA / "recall.csv", ASSETS / "recall-lengths.svg"
+TABLE = DATA / "recall.csv"
+SHOWN = "mqar"
+"""Task of the plots against length and state."""
+MEANINGS = {
+    "copying": "repeat a string",
+    "in_context_recall": "recall a value by its key in every place",
+    "induction": "recall what followed a token",
+    "mqar": "recall several values by their keys",
+    "selective_copying": "repeat the tokens between blanks",
+    "state_tracking": "multiply in a group, at every position",
+}
 
 
 def main(words: Sequence[str]) -> int:
@@ -81,63 +91,98 @@ def summary() -> pd.DataFrame:
     )
 
 
-def files() -> dict[Path, str]:
-    """Return the plot."""
-    task, drawn = by_length()
-    return {PLOT: curves(f"Test accuracy on {task} in percent, against tokens", drawn)}
+def _cells() -> dict[str, dict[str, Any]]:
+    """Return the row of `summary` of each mixer and task."""
+    cells: dict[str, dict[str, Any]] = {}
+    for of in summary().itertuples():
+        cells.setdefault(of.mixer, {})[of.task] = of
+    return cells
 
 
-def by_length() -> tuple[str, list[Curve]]:
-    """Return the first task with several lengths, and the mean accuracy of each mixer."""
+def _heat() -> tuple[str, str]:
+    """Draw the accuracies and the solved seeds; return the title and the picture."""
+    found = summary()
+    tasks, rows = list(found.task.unique()), {}
+    for mixer, by_task in _cells().items():
+        state = max(of.state_size for of in by_task.values())
+        cells = [
+            (of.accuracy, f"{100 * of.accuracy:.0f} ({of.solved}/{of.seeds})") if of else (0.0, "-")
+            for of in map(by_task.get, tasks)
+        ]
+        rows[mixer] = [*cells, (0.0, f"{state:,}")]
+    solved = found[found.solved == found.seeds].groupby("task").mixer.nunique()
+    counts = [f"{solved.get(task, 0)} of {len(rows)} mixers solve {task}" for task in tasks]
+    title = f"{listed(counts)} in all seeds"
+    return title, heat(title, [*tasks, "state"], rows)
+
+
+def _lengths() -> tuple[str, str]:
+    """Draw the mean accuracies on `SHOWN` against the length; return the title and the picture."""
     rows = read_table()
-    longer = rows[rows.test_length != rows.length]
-    task = (longer if len(longer) else rows).task.iloc[0]
-    rows = rows[rows.task == task].assign(percent=100 * rows.accuracy)
-    return task, [
+    rows = rows[rows.task == SHOWN].assign(percent=100 * rows.accuracy)
+    drawn = [
         Curve(mixer, tuple(of.groupby("test_length").percent.mean().items()))
         for mixer, of in rows.groupby("mixer", sort=False)
     ]
+    longest = drawn[0].points[-1][0]
+    keeping = [curve.name for curve in drawn if curve.points[-1][1] >= 90]
+    title = (
+        f"Accuracy on {SHOWN} in percent, against tokens: {listed(keeping) or 'no mixer'} "
+        f"keep{'' if len(keeping) > 1 else 's'} 90 % up to {longest:,.0f}"
+    )
+    return title, curves(title, drawn)
 
 
-def plot(page: Path, _: list[str]) -> str:
-    """Write the plot of accuracy against length."""
-    task, drawn = by_length()
-    ends = [f"{c.name} from {c.points[0][1]:.0f} to {c.points[-1][1]:.0f} %" for c in drawn]
-    (short, _), (long, _) = drawn[0].points[0], drawn[0].points[-1]
-    alt = f"Accuracy on {task} from {short:,.0f} to {long:,.0f} tokens: {listed(ends)}."
-    return f"![{alt}]({link(page, PLOT)})"
-
-
-def table(page: Path, _: list[str]) -> str:
-    """Write the solved seeds of each mixer as a table, in words, and what they show."""
+def _states() -> tuple[str, str]:
+    """Draw the accuracies on `SHOWN` against the state; return the title and the picture."""
     found = summary()
-    tasks = list(found.task.unique())
-    cells, sentences = [], []
-    for title, rows in found.groupby("title", sort=False):
-        by_task = {of.task: of for of in rows.itertuples()}
-        counts = [
-            f"{of.solved} of {of.seeds} ({100 * of.accuracy:.1f})" if of else "-"
-            for of in map(by_task.get, tasks)
-        ]
-        cells.append([title, *counts, f"{rows.state_size.max():,}"])
+    found = found[found.task == SHOWN]
+    points = [(of.mixer, of.state_size, 100 * of.accuracy) for of in found.itertuples()]
+    rank = found.accuracy.rank().corr(found.state_size.rank())
+    title = f"Accuracy on {SHOWN} and state size: rank correlation {rank:.2f}"
+    labels = "numbers in the state, all layers", f"accuracy on {SHOWN}, %"
+    return title, scatter(title, points, *labels, decades=True)
+
+
+_PICTURES = {"recall": _heat, "recall-lengths": _lengths, "recall-states": _states}
+
+
+def files() -> dict[Path, str]:
+    """Return the pictures."""
+    return {ASSETS / f"{name}.svg": draw()[1] for name, draw in _PICTURES.items()}
+
+
+def picture(page: Path, words: list[str]) -> str:
+    """Write a picture with its title."""
+    (name,) = words
+    return f"![{_PICTURES[name]()[0]}.]({link(page, ASSETS / f'{name}.svg')})"
+
+
+def sentences(page: Path, _: list[str]) -> str:
+    """Write which mixers solved each task, and what the seeds can resolve."""
+    lines = []
+    for task, rows in summary().groupby("task", sort=False):
         every, none = rows.solved == rows.seeds, rows.solved == 0
-        parts = {"solved": every, "solved in some seeds": ~every & ~none, "did not solve": none}
-        words = [f"{verb} {listed(list(rows.task[of]))}" for verb, of in parts.items() if of.any()]
-        sentences.append(f"- {title} {'; '.join(words)}.")
-    few, least = found.seeds.min(), read_table().solved_at[0]
-    headers = ["Mixer", *tasks, "State, numbers"]
+        parts = {"in all seeds": every, "in some seeds": ~every & ~none, "in no seed": none}
+        words = [f"{how} by {listed(list(map(code, rows.mixer[of])))}"
+                 for how, of in parts.items() if of.any()]  # fmt: skip
+        lines.append(f"- **{task}** ({MEANINGS[str(task)]}) is solved {'; '.join(words)}.")
+    cells = _cells()
+    for name, by_task in cells.items():
+        hybrid = cells.get(f"{name}_hybrid", {})
+        changes = [
+            f"{task} from {100 * of.accuracy:.0f} to {100 * hybrid[task].accuracy:.0f} %"
+            for task, of in by_task.items()
+            if task in hybrid
+        ]
+        if changes:
+            lines.append(f"- Softmax in the second layer moves `{name}` on {listed(changes)}.")
+    few = summary().seeds.min()
+    most = 100 * (1 - 0.05 ** (1 / few))
     return "\n".join([
-        f"A seed solved a task if its test accuracy is at least {100 * least:.0f} %. In brackets: "
-        "mean test accuracy in percent. The state is the number of values that a stream stores per "
-        "sequence at the longest test length, in all layers.",
-        "",
-        *table_lines(headers, cells, range(1, len(headers))),
-        "",
-        *sentences,
-        "",
-        f"Every mixer has {few} seed{'s' if few > 1 else ''} per task or more. 0 of {few} solved "
-        f"seeds still allow a share of up to {100 * (1 - 0.05 ** (1 / few)):.0f} % (one-sided "
-        "95 % bound), so few seeds cannot tell such mixers apart.",
+        *lines,
+        f"- 0 of {few} solved seeds still allow a share of up to {most:.0f} % (one-sided 95 % "
+        "bound), so few seeds cannot tell such mixers apart.",
     ])  # fmt: skip
 
 
@@ -157,4 +202,4 @@ def commands(page: Path, _: list[str]) -> str:
     ])  # fmt: skip
 
 
-WRITERS = {"recall-table": table, "recall-plot": plot, "recall-commands": commands}
+WRITERS = {"recall-picture": picture, "recall-sentences": sentences, "recall-commands": commands}
