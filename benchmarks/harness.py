@@ -5,14 +5,13 @@ from __future__ import annotations
 import argparse
 import inspect
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 import torch
-from torch import Tensor
 
 from rifflemix.files import make_folder, write_json
 from rifflemix.lab.bench.rows import write_dated
@@ -68,15 +67,3 @@ def run(
         else:
             write_json(path, form | content)
     print(path)
-
-
-def inference(call: Call) -> Call:
-    """Return the call without gradients."""
-    return torch.no_grad()(call)
-
-
-def gradients(leaves: Iterable[Tensor], call: Callable[[], Tensor]) -> Call:
-    """Return a call that computes the gradients of some tensors."""
-    leaves = [leaf.requires_grad_() for leaf in leaves]
-    grad = torch.randn_like(call().detach())
-    return lambda: torch.autograd.grad(call(), leaves, grad)

@@ -9,12 +9,12 @@ python benchmarks/packed.py
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import accumulate, product
 from typing import Any
 
 import torch
-from harness import gradients, inference, run
+from harness import Call, run
 from torch import Tensor
 
 import rifflemix as rm
@@ -55,6 +55,13 @@ def ways(mixer: rm.TokenMixer, lengths: list[int]) -> dict[str, tuple[Tensor, Ca
     }
 
 
+def gradients(leaves: Iterable[Tensor], call: Callable[[], Tensor]) -> Call:
+    """Return a call that computes the gradients of some tensors."""
+    leaves = [leaf.requires_grad_() for leaf in leaves]
+    grad = torch.randn_like(call().detach())
+    return lambda: torch.autograd.grad(call(), leaves, grad)
+
+
 def rows_of(kind: str, name: str, causal: bool, repeats: int) -> Iterator[dict[str, Any]]:
     """Measure inference and training of a mixer."""
     lengths = draw_lengths(*LENGTHS[kind])
@@ -64,7 +71,9 @@ def rows_of(kind: str, name: str, causal: bool, repeats: int) -> Iterator[dict[s
     for phase in ("forward", "training"):
         mixer.train(phase == "training")
         timed = {
-            way: gradients([x, *mixer.parameters()], call) if mixer.training else inference(call)
+            way: gradients([x, *mixer.parameters()], call)
+            if mixer.training
+            else torch.no_grad()(call)
             for way, (x, call) in calls.items()
         }
         taken = median_seconds(timed, torch.device("cpu"), repeats=repeats, max_seconds=5.0)

@@ -72,13 +72,11 @@ class Result:
     Attributes:
         name: group and file name of the raw result, such as "suites/lra-small/text".
         path: CSV file with the rows.
-        time: time of the measurement, ISO 8601.
         content: the raw result without the numbers that are not stored.
     """
 
     name: str
     path: Path
-    time: str
     content: dict[str, Any]
 
 
@@ -105,7 +103,7 @@ def load(name: str) -> Result:
         KeyError: no result has this name.
     """
     header = {key: _value(cell) for key, cell in _lines_by_name(_SOURCES)[name][0].items()}
-    file, time = header.pop("table"), header.get("environment.time", "")
+    file = header.pop("table")
     content = _nested({k: v for k, v in header.items() if k not in ("result", "commit", "empty")})
     if {"environment", "command"} <= content.keys():
         content["environment"]["command"] = content["command"]
@@ -113,7 +111,7 @@ def load(name: str) -> Result:
         _put(content, record, [])
     for line in _lines_by_name(file).get(name, ()):
         _add(content, line)
-    return Result(name, FOLDER / f"{file}.csv", time, content)
+    return Result(name, FOLDER / f"{file}.csv", content)
 
 
 def _add(content: dict[str, Any], line: Line) -> None:

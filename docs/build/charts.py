@@ -21,7 +21,7 @@ from matplotlib.patches import Rectangle
 
 PAPER, INK, GRID, GRAY = "#ffffff", "#222222", "#e4e4e4", "#666666"
 PANEL, CELL, FAINT = "#f6f8fa", "#dde3ea", "#c3cad2"
-BLUE, ORANGE, YELLOW, PINK, SILVER = "#0072b2", "#b05000", "#f0c04a", "#cc79a7", "#bdbdbd"
+BLUE, ORANGE, PINK, SILVER = "#0072b2", "#b05000", "#cc79a7", "#bdbdbd"
 MIXER_COLORS = {
     "softmax": INK,
     "csp": BLUE,
