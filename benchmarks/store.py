@@ -104,26 +104,23 @@ def load(name: str) -> Result:
     """
     header = {key: _value(cell) for key, cell in _lines_by_name(_SOURCES)[name][0].items()}
     file = header.pop("table")
-    content = _nested({k: v for k, v in header.items() if k not in ("result", "commit", "empty")})
+    empty = {record: [] for record in header.pop("empty", ())}
+    content = _nested({k: v for k, v in header.items() if k not in ("result", "commit")} | empty)
     if {"environment", "command"} <= content.keys():
         content["environment"]["command"] = content["command"]
-    for record in header.get("empty", ()):
-        _put(content, record, [])
+    shared = {key: value for key, value in header.items() if key.startswith("environment.")}
     for line in _lines_by_name(file).get(name, ()):
-        _add(content, line)
+        _add(content, line, shared)
     return Result(name, FOLDER / f"{file}.csv", content)
 
 
-def _add(content: dict[str, Any], line: Line) -> None:
-    """Add the entry of a line to a document."""
+def _add(content: dict[str, Any], line: Line, shared: Leaves) -> None:
+    """Add the entry of a line to a document; its environment completes the shared one."""
     record = line.get("record", "")
-    entry = _nested({key: _value(cell) for key, cell in line.items() if cell and key not in _KEY})
-    if "environment" in entry and record:
-        environment = copy.deepcopy(content["environment"])
-        environment["command"] = _value(line.get("command", '""'))
-        for key, value in flat(entry["environment"], 2).items():
-            _put(environment, key, value)
-        entry["environment"] = environment
+    leaves = {key: _value(cell) for key, cell in line.items() if key not in _KEY}
+    if record and any(key.startswith("environment.") for key in leaves):
+        leaves = {**shared, "environment.command": _value(line.get("command", '""')), **leaves}
+    entry = _nested(leaves)
     curves = _curves_of(line["result"], entry.get("folder", ""))
     train, validation = (curves.get(name, []) for name in ("train", "validation"))
     if not record:
@@ -134,10 +131,8 @@ def _add(content: dict[str, Any], line: Line) -> None:
         return
     if "folder" in entry and "wall_seconds" in entry:
         entry |= {"validation_curve": validation, "train_curve": train}
-    *parents, last = record.split(".")
-    for key in parents:
-        content = content.setdefault(key, {})
-    content.setdefault(last, []).append(entry)
+    inner, last = _parent(content, record)
+    inner.setdefault(last, []).append(entry)
 
 
 def keep(name: str, content: Mapping[str, Any]) -> None:
@@ -242,15 +237,17 @@ def flat(value: Any, depth: int, path: str = "") -> Leaves:
 def _nested(leaves: Leaves) -> dict[str, Any]:
     content: dict[str, Any] = {}
     for path, value in leaves.items():
-        _put(content, path, value)
+        inner, last = _parent(content, path)
+        inner[last] = value
     return content
 
 
-def _put(content: dict[str, Any], path: str, value: Any) -> None:
+def _parent(content: dict[str, Any], path: str) -> tuple[dict[str, Any], str]:
+    """Return the object that contains an entry, and the key of the entry."""
     *parents, last = path.split(".")
     for key in parents:
         content = content.setdefault(key, {})
-    content[last] = value
+    return content, last
 
 
 # Learning curves.
