@@ -54,27 +54,21 @@ SLICE_SIZE = Check("sliceformer-parameters", models.sliceformer_parameters)
 CSP_SIZE = Check("csp-parameters", models.csp_parameters)
 FOREGROUND = Check("mnist-foreground", models.foreground, (MNIST,))
 
-ABLATION = Runs(
+
+def _rows(recipe: str, *rows: str) -> dict[str, str]:
+    return {row: recipe.format(row) for row in rows}
+
+
+_images = partial(Runs, batch_size=64)
+ABLATION = _images(
     "tost-table8",
-    {
-        row: f"tost/table8-cifar10-{row}"
-        for row in ("normalized-mlp", "normalized-ista", "plain-mlp", "plain-ista")
-    },
+    _rows("tost/table8-cifar10-{}", "normalized-mlp", "normalized-ista", "plain-mlp", "plain-ista"),
     steps=600,
-    batch_size=64,
     scale=0.25,
 )
-SPARSE_MLPS = Runs(
-    "dimension-table3",
-    {
-        f"{kind}-e{expansion}": f"dimension_mixer/table3-{kind}-e{expansion}"
-        for expansion in (1, 2)
-        for kind in ("dense", "butterfly_linear", "butterfly_mlp")
-    },
-    steps=1000,
-    batch_size=64,
-)
-BUTTERFLY = Runs(
+_SPARSE = (f"{of}-e{e}" for e in (1, 2) for of in ("dense", "butterfly_linear", "butterfly_mlp"))
+SPARSE_MLPS = _images("dimension-table3", _rows("dimension_mixer/table3-{}", *_SPARSE), steps=1000)
+BUTTERFLY = _images(
     "dimension-table8",
     {
         f"{kind}-p{patch}": f"dimension_mixer/table{table}-cifar10-p{patch}-l4-{kind}"
@@ -82,28 +76,17 @@ BUTTERFLY = Runs(
         for table, kind in ((4, "dense"), (4, "butterfly"), (8, "random"))
     },
     steps=2000,
-    batch_size=64,
     scale=0.5,
 )
-PARALLEL = Runs(
-    "dimension-table9",
-    {row: f"dimension_mixer/table9-p4-l4-{row}" for row in ("baseline", "no_wout", "tp2", "tp1")},
-    steps=500,
-    batch_size=64,
-    scale=0.5,
-)
+_PARALLEL = _rows("dimension_mixer/table9-p4-l4-{}", "baseline", "no_wout", "tp2", "tp1")
+PARALLEL = _images("dimension-table9", _PARALLEL, steps=500, scale=0.5)
 DENSE_NETS = ("dense_20_p16", "dense_20_p32", "dense_23_p32")
 SPLIT_NETS = (
     "conv_mix_20_p32", "block_mix_20_p32", "block_mix_17_p32", "block_mix_20_p64",
     "conv_mix_20_p64", "conv_mix_23_p64", "block_mix_23_p64",
 )  # fmt: skip
-RESNETS = Runs(
-    "dimension-figure7",
-    {row: f"dimension_mixer/figure7-{row}" for row in (*DENSE_NETS, *SPLIT_NETS)},
-    steps=500,
-    batch_size=64,
-    scale=0.5,
-)
+_NETS = _rows("dimension_mixer/figure7-{}", *DENSE_NETS, *SPLIT_NETS)
+RESNETS = _images("dimension-figure7", _NETS, steps=500, scale=0.5)
 _language = partial(Runs, steps=600, batch_size=8, scale=0.125)
 TEMPERATURE = _language(
     "sinkhorn-figure3",
@@ -112,13 +95,8 @@ TEMPERATURE = _language(
 ITERATIONS = _language(
     "sinkhorn-figure4", {f"k = {k}": f"sinkhorn/figure4-ptb-k{k}" for k in (2, 5, 10, 20)}
 )
-SORTING_NETWORK = _language(
-    "sinkhorn-table8",
-    {
-        row: f"sinkhorn/table8-ptb-{row}"
-        for row in ("relu-mlp", "mlp", "relu", "linear", "tied", "no-sinkhorn")
-    },
-)
+_NETWORKS = ("relu-mlp", "mlp", "relu", "linear", "tied", "no-sinkhorn")
+SORTING_NETWORK = _language("sinkhorn-table8", _rows("sinkhorn/table8-ptb-{}", *_NETWORKS))
 
 NORM, SKIP, ALONE = "with norm", "with norm and skip", "mixers alone"
 better, comparable = judge.is_better, judge.is_comparable
