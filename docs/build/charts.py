@@ -129,13 +129,10 @@ def curves(title: str, drawn: Sequence[Curve], *, decades: bool = False) -> str:
     figure, axes = _figure(3.2, 3.7)
     axes.set_xscale("log", base=2)
     values = sorted({x for curve in drawn for x, _ in curve.points})
-    axes.set_xticks(values, [f"{x:,g}" for x in values])
-    axes.grid(axis="y")
     if decades:
         axes.set_yscale("log")
         axes.yaxis.set_major_formatter("{x:,g}")
-    axes.minorticks_off()
-    _draw(axes, drawn)
+    _draw(axes, drawn, values)
     if not decades:
         axes.set_ylim(0, None)
     axes.set_xlim(values[0], values[-1])
@@ -143,8 +140,11 @@ def curves(title: str, drawn: Sequence[Curve], *, decades: bool = False) -> str:
     return _titled(figure, title, texts)
 
 
-def _draw(axes: Axes, drawn: Sequence[Curve]) -> None:
+def _draw(axes: Axes, drawn: Sequence[Curve], ticks: Sequence[float]) -> None:
     """Draw curves in the colors of their mixers, with labels at the right edge."""
+    axes.set_xticks(ticks, [f"{x:,g}" for x in ticks])
+    axes.minorticks_off()
+    axes.grid(axis="y")
     colors = [MIXER_COLORS.get(curve.name, GRAY) for curve in drawn]
     for curve, color in zip(drawn, colors, strict=True):
         is_dashed = curve.is_dashed or curve.name not in MIXER_COLORS
@@ -181,14 +181,11 @@ def panels(
             axes.axvline(at, color=GRAY, linestyle=":", linewidth=1)
         else:
             values = [values[0], values[len(values) // 2], values[-1]]
-        axes.set_xticks(values, [f"{x:,g}" for x in values])
-        axes.minorticks_off()
         axes.spines[:].set_visible(False)
-        axes.grid(axis="y")
         axes.set_axisbelow(True)
         axes.yaxis.set_major_formatter("{x:,g}")
         axes.set_xlabel(x_label)
-        _draw(axes, found)
+        _draw(axes, found, values)
     labels = (f"{heading}: {c.label}" for heading, found in drawn.items() for c in found)
     return _titled(figure, title, [label.replace("\n", " ") for label in labels])
 
