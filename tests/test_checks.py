@@ -24,7 +24,7 @@ from rifflemix.errors import InputError
 
 
 @pytest.mark.parametrize("value", [3, np.int64(3), np.uint8(3), np.array(3)], ids=repr)
-def test_integers_come_back_as_int(value: Any) -> None:
+def test_integers_are_returned_as_int(value: Any) -> None:
     number = check_integer("n", value, 3, 3)
     assert type(number) is int
     assert number == 3
@@ -44,7 +44,7 @@ NO_INTEGERS = {
 
 
 @pytest.mark.parametrize(("value", "got"), NO_INTEGERS.values(), ids=NO_INTEGERS)
-def test_what_is_no_integer(value: Any, got: str) -> None:
+def test_values_that_are_not_integers_are_refused(value: Any, got: str) -> None:
     with pytest.raises(InputError) as error:
         check_integer("n", value)
     assert re.fullmatch(f"n: expected .*, got {got}", str(error.value))
@@ -102,7 +102,7 @@ NO_LISTS = {
 
 
 @pytest.mark.parametrize("values", NO_LISTS.values(), ids=NO_LISTS)
-def test_what_is_no_list_of_integers(values: Any) -> None:
+def test_values_that_are_not_lists_of_integers_are_refused(values: Any) -> None:
     with pytest.raises(InputError, match=r"^n: .*, got "):
         check_integers("n", values)
 
@@ -121,24 +121,24 @@ def test_positive_numbers(value: Any) -> None:
     [0, -1.0, float("nan"), float("inf"), 2**1024, "1", None, True, torch.ones(()), 1j],
     ids=lambda value: repr(value)[:12],
 )
-def test_what_is_no_positive_number(value: Any) -> None:
+def test_values_that_are_not_positive_numbers_are_refused(value: Any) -> None:
     with pytest.raises(InputError, match=r"^t: .*\b0, got "):
         check_positive("t", value)
 
 
 @pytest.mark.parametrize("value", [1, 1.0, -0.1, float("nan"), "0", None, False], ids=repr)
-def test_what_is_no_probability(value: Any) -> None:
+def test_values_that_are_not_probabilities_are_refused(value: Any) -> None:
     with pytest.raises(InputError, match=r"^p: .*\[0, 1\), got "):
         check_probability("p", value)
 
 
 @pytest.mark.parametrize("value", [1, 0, "yes", None, np.True_], ids=repr)
-def test_what_is_no_bool(value: Any) -> None:
+def test_values_that_are_not_bools_are_refused(value: Any) -> None:
     with pytest.raises(InputError, match=r"^flag: .*True.*False"):
         check_bool("flag", value)
 
 
-def test_divisors_and_layers_come_back_as_int() -> None:
+def test_divisors_and_layers_are_returned_as_int() -> None:
     assert type(check_divides("d", np.int64(2), 6, "N")) is int
     assert [type(n) for n in check_layer(np.int64(0), np.int32(2))] == [int, int]
 

@@ -55,7 +55,7 @@ def is_one_line_error(outcome: Outcome) -> bool:
 # Help and lists.
 
 
-def test_help_is_quick_because_torch_stays_away() -> None:
+def test_help_does_not_import_torch() -> None:
     code = (
         "import sys, rifflemix.cli; sys.argv = ['rifflemix', '--help']; "
         "code = rifflemix.cli.main(); "
@@ -105,7 +105,7 @@ def test_lists_as_json_and_as_tables(
     assert all(name in table.out for name in names())
 
 
-def test_list_of_mixers_holds_cards_and_parameters(cli: Cli) -> None:
+def test_list_of_mixers_contains_cards_and_parameters(cli: Cli) -> None:
     softmax = json.loads(cli("list", "mixers", "--json").out)[0]
     assert softmax["parameters"] == 4 * 256 * 256 + 4 * 256
     assert softmax["parameters_at"]["dim"] == 256
@@ -179,7 +179,7 @@ def test_data_list_and_prepare(cli: Cli) -> None:
         ("bench ops --out /proc/nothing/x.json", "--out"),
     ],
 )
-def test_bad_input_is_one_line_and_leaves_nothing(
+def test_bad_input_prints_one_line_and_writes_no_files(
     arguments: str, words: str, cli: Cli, tmp_path: Path
 ) -> None:
     outcome = cli(*arguments.replace("OUT", str(tmp_path / "deep" / "out")).split())
@@ -206,7 +206,9 @@ def test_missing_data_names_the_flag(cli: Cli, tmp_path: Path) -> None:
         ("7", None, 7), ("text", None, "text"), ("null", None, None), ("[1]", (2,), [1]),
     ],
 )  # fmt: skip
-def test_texts_take_the_type_of_the_default(text: str, default: Any, value: Any) -> None:
+def test_option_texts_are_converted_to_the_type_of_the_default(
+    text: str, default: Any, value: Any
+) -> None:
     parsed = parse_value(text, default, "x")
     assert parsed == value
     assert type(parsed) is type(value)
@@ -215,7 +217,7 @@ def test_texts_take_the_type_of_the_default(text: str, default: Any, value: Any)
 @pytest.mark.parametrize(
     ("text", "default"), [("yes", True), ("1.5", 1), ("x", 1.0), ("1,2", (1,)), ("1", (1,))]
 )
-def test_texts_of_another_type_are_refused(text: str, default: Any) -> None:
+def test_option_texts_of_another_type_are_refused(text: str, default: Any) -> None:
     with pytest.raises(InputError, match="x:"):
         parse_value(text, default, "x")
 
@@ -336,7 +338,7 @@ def kill_in_training(kill: signal.Signals, out: Path) -> Outcome:
 
 
 @pytest.mark.slow
-def test_an_interrupted_compare_ends_in_good_order(tmp_path: Path) -> None:
+def test_interrupted_compare_exits_cleanly(tmp_path: Path) -> None:
     outcome = kill_in_training(signal.SIGINT, tmp_path / "out")
     assert outcome.code == 130, outcome.err
     assert "Softmax attention" in outcome.out
@@ -346,7 +348,7 @@ def test_an_interrupted_compare_ends_in_good_order(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kill", [signal.SIGINT, signal.SIGKILL], ids=lambda s: s.name)
-def test_a_killed_compare_goes_on_to_the_same_numbers(
+def test_killed_compare_resumes_to_the_same_numbers(
     kill: signal.Signals, cli: Cli, tmp_path: Path
 ) -> None:
     kill_in_training(kill, tmp_path / "killed")
@@ -360,7 +362,7 @@ def test_a_killed_compare_goes_on_to_the_same_numbers(
         assert [run[key] for run in killed] == [run[key] for run in straight]
 
 
-def test_interrupt_before_the_start_ends_cleanly(
+def test_interrupt_before_the_start_exits_cleanly(
     cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def interrupted(*_: object, **__: object) -> None:
@@ -384,7 +386,7 @@ def test_second_interrupt_stops_at_once() -> None:
     assert signal.getsignal(signal.SIGINT) is before
 
 
-def test_an_interrupt_in_the_midst_of_a_print() -> None:
+def test_interrupt_during_a_print() -> None:
     """Check that the handler waits for the current print."""
     said: list[str] = []
     printing = threading.Lock()

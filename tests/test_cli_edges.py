@@ -42,7 +42,7 @@ def main(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
 
 
 @pytest.mark.parametrize("command", ["merge a b --out c", "list mixers --plugin x.py"])
-def test_a_current_directory_that_is_gone(command: str, cli: Cli, tmp_path: Path) -> None:
+def test_deleted_current_directory_is_reported(command: str, cli: Cli, tmp_path: Path) -> None:
     gone, before = tmp_path / "gone", Path.cwd()
     gone.mkdir()
     os.chdir(gone)
@@ -79,7 +79,7 @@ def test_output_that_cannot_be_written(form: str) -> None:
 
 
 @pytest.mark.slow
-def test_a_reader_who_goes_away_is_no_error() -> None:
+def test_closed_output_pipe_is_not_an_error() -> None:
     done = run("list recipes --json | head -c 1")
     assert (done.returncode, done.stdout, done.stderr) == (0, "[", "")
 
@@ -90,13 +90,13 @@ def without_reader() -> int:
     return writer
 
 
-def test_nobody_has_to_read_a_table(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_table_output_may_be_closed(monkeypatch: pytest.MonkeyPatch) -> None:
     with open(without_reader(), "w") as gone:
         monkeypatch.setattr(sys, "stdout", gone)
         assert main(monkeypatch, "list", "mixers") == 0
 
 
-def test_nobody_has_to_read_the_progress(
+def test_progress_output_may_be_closed(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     with open(without_reader(), "w", buffering=1) as gone:
@@ -111,7 +111,7 @@ def test_nobody_has_to_read_the_progress(
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
-def test_a_sentence_that_cannot_be_written(
+def test_error_message_that_cannot_be_written(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     full = open("/dev/full", "w", buffering=1)  # noqa: SIM115 (closing it fails, too)
@@ -172,7 +172,7 @@ def test_threads_out_of_range(
 
 
 @pytest.mark.parametrize("option", ["--data-dir", "--data"])
-def test_names_that_no_result_could_quote(
+def test_paths_that_are_not_utf8_are_refused(
     option: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     old = os.fsdecode(os.fsencode(tmp_path) + b"/d\xe4ta")
@@ -209,7 +209,7 @@ def test_too_many_seeds_are_refused_at_once(text: str) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "x", ",", "1,x", "1.5", "9" * 5000])
-def test_seeds_that_are_none(text: str) -> None:
+def test_invalid_seeds_are_refused(text: str) -> None:
     with pytest.raises(InputError, match=r"--seeds: .*got '"):
         parse_seeds(text)
 
@@ -262,7 +262,7 @@ def test_runs_whose_paths_cannot_be_read(
     [("compare", *TINY, "--mixers", "identity"), ("train", *TINY, "--mixer", "identity")],
     ids=lambda words: words[0],
 )
-def test_a_tilde_that_the_shell_left(
+def test_tilde_in_paths_is_expanded(
     command: tuple[str, ...], monkeypatch: pytest.MonkeyPatch, tmp_path: Path,
     capfd: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
@@ -277,7 +277,7 @@ def test_a_tilde_that_the_shell_left(
 
 
 @pytest.mark.parametrize("what", ["data list", "list tasks"])
-def test_lists_of_folders_that_are_not_there(
+def test_missing_folders_in_a_list_are_refused(
     what: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     assert main(monkeypatch, *what.split(), "--data-dir", "/nowhere") == 2
@@ -311,7 +311,7 @@ def test_a_run_that_diverged(
     ],
     ids=["with a name", "without"],
 )
-def test_a_disk_that_fails_anywhere_is_one_sentence(
+def test_disk_errors_are_one_sentence(
     error: OSError, said: str, cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(*_: object) -> None:

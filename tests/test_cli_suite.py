@@ -30,7 +30,7 @@ def tiny(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("rifflemix.lab.comparison.run.training_memory", lambda *_: 1_000)
 
 
-def test_a_suite_stops_between_tasks_and_goes_on(
+def test_suite_stops_between_tasks_and_resumes(
     cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     out = tmp_path / "out"
@@ -72,7 +72,7 @@ def test_a_suite_stops_between_tasks_and_goes_on(
         ("--suite lra-small --tasks text,image", r"lra-small .*text \(.*image \("),
     ],
 )
-def test_what_is_wrong_is_one_line(
+def test_errors_are_one_line(
     cli: Cli, tmp_path: Path, arguments: str, message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("RIFFLEMIX_CACHE", str(tmp_path / "cache"))

@@ -36,7 +36,7 @@ def states() -> tuple[list[tuple[bool, bool]], Any]:
 
 
 @pytest.mark.parametrize("transform", ["vmap", "grad", "vjp"])
-def test_transforms_are_seen(transform: str, states: Any) -> None:
+def test_function_transforms_are_detected(transform: str, states: Any) -> None:
     seen, ask = states
     x = torch.randn(3)
     if transform == "vjp":
@@ -46,7 +46,7 @@ def test_transforms_are_seen(transform: str, states: Any) -> None:
     assert seen == [(True, False)]
 
 
-def test_forward_mode_is_seen(states: Any) -> None:
+def test_forward_mode_is_detected(states: Any) -> None:
     seen, ask = states
     x = torch.randn(3)
     ask(x)
@@ -95,7 +95,7 @@ def test_the_compiler_does_not_step_into_constants() -> None:
     assert vars(search) == vars(reference)
 
 
-def test_what_is_slow_to_import_waits_until_it_is_needed() -> None:
+def test_slow_imports_are_lazy() -> None:
     """Check lazy imports: compiler, symbols, distributed checkpoints and triton take seconds."""
     slow = ("torch._dynamo", "sympy", "torch.distributed.checkpoint", "triton", "matplotlib.pyplot")
     lab = ("recipes", "train", "experiments", "comparison", "reproduction", "bench")
@@ -140,7 +140,7 @@ def test_sinkhorn_attention_on_a_cpu_is_counted() -> None:
     assert counter.get_total_flops() == 7 * attended + 8 * sorting
 
 
-def test_operators_are_watched_where_tensors_have_no_values() -> None:
+def test_operators_are_recorded_without_tensor_values() -> None:
     seen = []
 
     class Watch(compat.OperatorWatch):
@@ -216,7 +216,7 @@ def test_autocast_of_any_device(device_type: str) -> None:
         assert autocast_enabled(device_type) == (device_type == "cpu")
 
 
-def test_modes_are_put_back_one_by_one() -> None:
+def test_training_modes_are_restored_per_module() -> None:
     model = nn.Sequential(nn.Dropout(), nn.Sequential(nn.Dropout()))
     model[1].training = False
     with compat.evaluation_mode(model):
@@ -224,7 +224,7 @@ def test_modes_are_put_back_one_by_one() -> None:
     assert [module.training for module in model.modules()] == [True, True, False, True]
 
 
-def test_to_empty_is_known_from_other_conversions() -> None:
+def test_to_empty_is_distinguished_from_other_conversions() -> None:
     seen: list[bool] = []
 
     class Watched(nn.Module):

@@ -62,6 +62,6 @@ def test_a_terminal_has_a_bar_and_no_lines() -> None:
     assert "decoding" in text.getvalue()
 
 
-def test_the_answer_is_whether_the_time_is_up() -> None:
+def test_progress_returns_whether_the_time_is_up() -> None:
     assert DataProgress(console(is_terminal=False)[0])("x", 0, None) is False
     assert DataProgress(console(is_terminal=False)[0], lambda: True)("x", 0, None) is True

@@ -85,7 +85,7 @@ def finding(name: str) -> Finding:
     return next(found for found in examine() if found.name == name)
 
 
-def test_what_it_looks_at() -> None:
+def test_findings_have_names_states_and_details() -> None:
     found = examine()
     assert len({finding.name for finding in found}) == len(found)
     assert {finding.state for finding in found} <= {OK, ABSENT, BROKEN}
@@ -242,7 +242,9 @@ def test_plugins_are_examined_without_an_import_here(
     assert "sound" not in sys.modules
 
 
-def test_a_cache_that_cannot_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cache_folder_that_cannot_be_created(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     before = finding("cache folder").detail
     assert before.startswith(str(tmp_path / "cache"))
     assert before != str(tmp_path / "cache")
@@ -283,7 +285,7 @@ def test_a_slow_call_warns_once(no_library: Path) -> None:
 
 
 @pytest.mark.skipif(shutil.which("g++") is None, reason="needs a compiler")
-def test_a_failed_build_keeps_what_the_compiler_said(tmp_path: Path) -> None:
+def test_failed_build_stores_the_message_of_the_compiler(tmp_path: Path) -> None:
     folder = tmp_path / "src" / "rifflemix" / "ops" / "native"
     folder.mkdir(parents=True)
     for package in (folder, *folder.parents[:2]):

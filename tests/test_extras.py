@@ -62,7 +62,7 @@ def test_every_subpackage_is_imported_without_extras() -> None:
     assert done.returncode == 0, done.stderr
 
 
-def test_the_command_line_without_its_packages() -> None:
+def test_command_line_without_its_packages_names_them() -> None:
     done = without(
         ("typer", "rich"), "import rifflemix.cli\nraise SystemExit(rifflemix.cli.main())"
     )
@@ -71,7 +71,7 @@ def test_the_command_line_without_its_packages() -> None:
     assert not done.stdout
 
 
-def test_the_sentence() -> None:
+def test_missing_packages_are_named_with_their_extra() -> None:
     require_packages("a test", "test", "sys", "pytest")
     packages = "no_such_a, no_such_b and no_such_c"
     with pytest.raises(InputError, match=rf"^a test .*{packages}\b.*'rifflemix\[test\]'$"):
@@ -88,7 +88,7 @@ COMPARE = r"'rifflemix\[compare\]'"
 
 
 @pytest.mark.usefixtures("no_extras")
-def test_what_compares_and_draws_says_what_it_needs(tmp_path: Path) -> None:
+def test_comparisons_and_plots_name_missing_extras(tmp_path: Path) -> None:
     packages = "accelerate, jinja2, matplotlib and rich"
     with pytest.raises(InputError, match=f"{packages}.*{COMPARE}"):
         plan_comparison(None, tmp_path / "run")  # type: ignore[arg-type]
@@ -104,7 +104,7 @@ def test_what_compares_and_draws_says_what_it_needs(tmp_path: Path) -> None:
         page.render("comparison.html")
 
 
-def test_the_plot_of_scaling_is_asked_for_before_hours_of_measuring(
+def test_missing_matplotlib_is_reported_before_scaling_is_measured(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib", None)
@@ -116,7 +116,7 @@ def test_the_plot_of_scaling_is_asked_for_before_hours_of_measuring(
     assert not list(tmp_path.iterdir())
 
 
-def test_what_is_always_installed() -> None:
+def test_packages_that_are_always_installed() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     names = [requirement.partition(">=")[0] for requirement in project["dependencies"]]
     assert names == ["torch", "numpy", "safetensors"]

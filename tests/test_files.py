@@ -89,7 +89,7 @@ def test_any_flipped_bit(tmp_path: Path, bit: int) -> None:
             read_tensors(path)
 
 
-def test_tensors_of_others(tmp_path: Path) -> None:
+def test_tensor_files_of_other_programs(tmp_path: Path) -> None:
     from safetensors.torch import save_file
 
     save_file({"a": torch.ones(2)}, tmp_path / "x.safetensors")
@@ -97,14 +97,14 @@ def test_tensors_of_others(tmp_path: Path) -> None:
         read_tensors(tmp_path / "x.safetensors")
 
 
-def test_missing(tmp_path: Path) -> None:
+def test_missing_files_are_named(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"x\.safetensors"):
         read_tensors(tmp_path / "x.safetensors")
     with pytest.raises(InputError, match=r"x\.json: No such file"):
         read_json(tmp_path / "x.json")
 
 
-def test_json(tmp_path: Path) -> None:
+def test_json_round_trip(tmp_path: Path) -> None:
     path = tmp_path / "x.json"
     write_json(path, {"a": [1, None]})
     assert read_json(path) == json.loads(path.read_text()) == {"a": [1, None]}
@@ -133,7 +133,7 @@ def test_failed_write_keeps_the_old_file(
     assert [path.name for path in tmp_path.iterdir()] == ["x.safetensors"]
 
 
-def test_a_write_is_on_disk_before_it_has_its_name(
+def test_file_is_flushed_before_it_is_renamed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     calls: list[str] = []
@@ -145,7 +145,7 @@ def test_a_write_is_on_disk_before_it_has_its_name(
 
 
 @pytest.mark.parametrize("under", ["file", "file/deeper"])
-def test_folder_under_a_file(tmp_path: Path, under: str) -> None:
+def test_folder_inside_a_file_is_refused(tmp_path: Path, under: str) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(InputError, match="/file"):
         make_folder(tmp_path / under)
@@ -156,7 +156,7 @@ def test_folder_under_a_file(tmp_path: Path, under: str) -> None:
     [MemoryError("no room"), RuntimeError("unable to mmap 9 bytes: Cannot allocate memory (12)")],
     ids=lambda error: type(error).__name__,
 )
-def test_little_memory_is_no_damage(
+def test_out_of_memory_is_not_reported_as_damage(
     error: Exception, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(*_: object, **__: object) -> None:
@@ -188,7 +188,7 @@ def failing_at(monkeypatch: pytest.MonkeyPatch, name: str, end: str) -> None:
     [("exists", "out"), ("is_dir", "out"), ("iterdir", "out"), ("exists", "config.json"),
      ("mkdir", "out")],
 )  # fmt: skip
-def test_a_disk_that_fails_while_a_folder_is_claimed(
+def test_disk_error_while_a_folder_is_claimed(
     method: str, end: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     out = tmp_path / "out"
@@ -206,7 +206,7 @@ def test_a_disk_that_fails_while_a_folder_is_claimed(
 
 
 @pytest.mark.parametrize("is_there", [False, True])
-def test_a_folder_that_cannot_be_claimed_keeps_the_files_of_others(
+def test_unclaimed_folder_keeps_other_files(
     is_there: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Check files of a process that claimed the folder and has finished."""
@@ -231,7 +231,7 @@ def test_files_with_the_longest_names(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", ["x" * 256, "new/" + "x" * 256, "a/" * 2100], ids=len)
-def test_names_that_no_file_can_have(path: str, tmp_path: Path) -> None:
+def test_invalid_file_names_are_refused(path: str, tmp_path: Path) -> None:
     check_new_path(tmp_path / "new" / ("x" * 250))
     with pytest.raises(OSError, match="name too long"):
         check_new_path(tmp_path / path)
@@ -242,7 +242,7 @@ def test_names_that_no_file_can_have(path: str, tmp_path: Path) -> None:
     ["~nosuchuser", "~nosuchuser/x", 5, None, "", "a\0b", "x" * 300, os.fsdecode(b"d\xe4ta")],
     ids=ascii,
 )
-def test_paths_that_stand_for_nothing(path: Any) -> None:
+def test_invalid_paths_are_refused(path: Any) -> None:
     with pytest.raises(InputError, match=r"^place: "):
         user_path("place", path)
 
@@ -259,7 +259,7 @@ def test_a_folder_that_cannot_be_listed(tmp_path: Path, monkeypatch: pytest.Monk
         check_folder(tmp_path)
 
 
-def test_a_pipe_is_no_file(tmp_path: Path) -> None:
+def test_pipe_is_refused_as_a_file(tmp_path: Path) -> None:
     """Check pipes: opening a pipe blocks until a process writes to it."""
     path = tmp_path / "x"
     os.mkfifo(path)
@@ -268,7 +268,7 @@ def test_a_pipe_is_no_file(tmp_path: Path) -> None:
             read(path)
 
 
-def test_a_text_larger_than_any_of_ours(tmp_path: Path) -> None:
+def test_text_file_over_the_size_limit_is_refused(tmp_path: Path) -> None:
     with (tmp_path / "x").open("wb") as file:
         file.truncate(1 << 40)
     with pytest.raises(InputError, match="268,435,456"):
@@ -316,5 +316,5 @@ def test_headers_of_types_that_torch_does_not_have(tmp_path: Path) -> None:
         ({"data": "x"}, {"data": "y"}, ("data", "x", "y")),
     ],
 )
-def test_first_difference(earlier: Any, now: Any, expected: Any) -> None:
+def test_first_difference_of_two_settings(earlier: Any, now: Any, expected: Any) -> None:
     assert first_difference(earlier, now) == expected

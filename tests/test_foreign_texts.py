@@ -110,7 +110,7 @@ def test_errors_and_warnings(tmp_path: Path, cli: Cli) -> None:
     assert ended.err.count("\n") == 1
 
 
-def test_values_of_pages_and_drawings_in_them() -> None:
+def test_values_in_pages_and_drawings_are_escaped() -> None:
     from rifflemix.lab.report.page import panels
 
     drawn = panels({HOSTILE: HOSTILE}, {HOSTILE: [[(0, 1.0), (1, 2.0)]]})

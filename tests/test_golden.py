@@ -38,15 +38,15 @@ def told_gradients(entry: str) -> int:
     return int(told[1]) if told is not None else 0
 
 
-def test_every_file_has_its_entry() -> None:
+def test_every_golden_file_has_an_entry() -> None:
     assert sorted(entries()) == FILES
 
 
-def test_they_stay_small() -> None:
+def test_golden_files_are_small() -> None:
     assert sum(path.stat().st_size for path in FOLDER.iterdir()) < MEBIBYTE
 
 
-def test_the_readme_tells_every_tensor(golden: Callable[[str], dict[str, np.ndarray]]) -> None:
+def test_readme_lists_every_tensor(golden: Callable[[str], dict[str, np.ndarray]]) -> None:
     for name, entry in entries().items():
         arrays, shapes = golden(name), told_shapes(entry)
         gradients = {key for key in arrays if key.startswith("gp.")}

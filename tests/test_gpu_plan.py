@@ -68,7 +68,7 @@ def test_a_finished_step_is_skipped_and_a_failed_step_is_not(tmp_path: Path) -> 
     assert sum("layer_times.py" in call for call in calls(tmp_path)) == 2
 
 
-def test_rows_are_called_again_with_the_time_that_is_left(tmp_path: Path) -> None:
+def test_rows_resume_with_the_remaining_time(tmp_path: Path) -> None:
     for _ in range(2):
         assert plan(tmp_path, "cifar", MINUTES="5", ROWS="3") == (0, ["cifar10: done"])
     first, second = (call for call in calls(tmp_path) if "reproduce" in call)

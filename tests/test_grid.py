@@ -42,7 +42,7 @@ def test_labels_can_be_folders(point: dict[str, Any], label: str) -> None:
         ({"a": range(40), "b": range(40)}, r"a, b: .*\b1,000\b.*got 1,600\b"),
     ],
 )
-def test_grids_that_are_refused(grid: dict[str, Any], words: str) -> None:
+def test_invalid_grids_are_refused(grid: dict[str, Any], words: str) -> None:
     with pytest.raises(InputError, match=words):
         check_grid(grid)
 

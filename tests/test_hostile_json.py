@@ -20,7 +20,7 @@ NO_JSON = {**DEEP, "surrogate": '{"\\ud800": 1}', "": ""}
 
 
 @pytest.mark.parametrize("text", NO_JSON.values(), ids=NO_JSON.keys())
-def test_what_is_no_json_of_ours(text: str, tmp_path: Path) -> None:
+def test_invalid_json_is_refused(text: str, tmp_path: Path) -> None:
     with pytest.raises(ValueError):  # noqa: PT011 (the parser's own words)
         parse_json(text)
     path = tmp_path / "x.json"
@@ -36,19 +36,19 @@ def test_json_as_deep_as_allowed() -> None:
 
 
 @pytest.mark.parametrize("text", DEEP.values(), ids=DEEP.keys())
-def test_an_option_is_then_a_text(text: str) -> None:
+def test_option_with_deeply_nested_json_is_a_text(text: str) -> None:
     assert parse_value(text, None, "--task-option x") == text
 
 
 @pytest.mark.parametrize("text", DEEP.values(), ids=DEEP.keys())
-def test_a_report_passes_over_such_a_file(text: str, tmp_path: Path) -> None:
+def test_report_skips_files_with_deeply_nested_json(text: str, tmp_path: Path) -> None:
     (tmp_path / "x.json").write_text(text)
     assert load_results([tmp_path]) == []
     with pytest.raises(InputError, match=r"x\.json\b.*`rifflemix reproduce`"):
         load_results([tmp_path / "x.json"])
 
 
-def test_a_saved_model_with_such_a_configuration(tmp_path: Path) -> None:
+def test_saved_model_with_a_deeply_nested_configuration_is_refused(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(DEEP["list"])
     with pytest.raises(InputError, match=r"config\.json\b.*JSON"):
         from_pretrained(tmp_path)

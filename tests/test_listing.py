@@ -21,7 +21,7 @@ def test_version(cli: Cli) -> None:
     assert cli("--version") == (0, f"rifflemix {rm.__version__}\n", "")
 
 
-def test_list_alone_names_what_there_is(cli: Cli) -> None:
+def test_list_without_arguments_lists_mixers_and_tasks(cli: Cli) -> None:
     code, out, _ = cli("list")
     assert code == 0
     assert all(name in out for name in [*rm.list_mixers(), *rm.tasks.list_tasks()])
@@ -36,7 +36,7 @@ def test_list_alone_names_what_there_is(cli: Cli) -> None:
     }
 
 
-def test_json_stands_after_the_list(cli: Cli) -> None:
+def test_json_option_must_follow_the_name_of_the_list(cli: Cli) -> None:
     code, out, err = cli("list", "--json", "mixers")
     assert (code, out) == (2, "")
     assert "list mixers --json" in err
@@ -69,14 +69,14 @@ def test_mixers_at_80_columns(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None
         assert re.search(rf": {', '.join(expected)}\. [^.]*--json, {limit}\.", limits)
 
 
-def test_papers_where_there_is_room(cli: Cli) -> None:
+def test_papers_are_listed_on_wide_terminals(cli: Cli) -> None:
     code, out, _ = cli("list", "mixers")
     assert code == 0
     assert "Token Statistics Transformer" in out
     assert "120" not in out
 
 
-def test_a_terminal_is_as_wide_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tables_use_the_width_of_the_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     class Terminal(io.StringIO):
         def isatty(self) -> bool:
             return True

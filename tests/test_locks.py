@@ -108,12 +108,12 @@ def leftover(tmp_path: Path) -> Path:
     return folder
 
 
-def test_the_next_write_deletes_what_a_killed_process_left(leftover: Path) -> None:
+def test_next_write_deletes_files_of_a_killed_process(leftover: Path) -> None:
     write_json(leftover.parent / "x.json", {})
     assert [path.name for path in leftover.parent.iterdir()] == ["x.json"]
 
 
-def test_temporary_folders_in_use_stay(tmp_path: Path) -> None:
+def test_temporary_folders_in_use_are_kept(tmp_path: Path) -> None:
     command = [sys.executable, "-c", KILLED_WRITER, str(tmp_path), "busy"]
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
     with subprocess.Popen(command, **pipes) as writer:  # type: ignore[call-overload]
@@ -141,7 +141,7 @@ def test_two_threads_of_a_process_share_a_folder(tmp_path: Path) -> None:
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("kind", ["file", "folder"])
-def test_files_of_others_stay(name: str, kind: str, tmp_path: Path) -> None:
+def test_files_of_other_programs_are_kept(name: str, kind: str, tmp_path: Path) -> None:
     path = tmp_path / name
     if kind == "folder":
         path.mkdir()
@@ -151,7 +151,7 @@ def test_files_of_others_stay(name: str, kind: str, tmp_path: Path) -> None:
     assert path.read_text() == "mine"
 
 
-def test_a_file_or_a_link_with_the_name_of_a_temporary_folder_stays(tmp_path: Path) -> None:
+def test_file_or_link_named_like_a_temporary_folder_is_kept(tmp_path: Path) -> None:
     target = tmp_path / "target"
     target.mkdir()
     (target / "file").write_text("mine")

@@ -87,7 +87,7 @@ def test_help_and_names_come_from_the_declaration(called: tuple[Commands, list[A
 
 
 @pytest.mark.parametrize(("coats", "is_good"), [(0, False), (1, True), (3, True), (4, False)])
-def test_bounds(coats: int, is_good: bool) -> None:
+def test_limits_of_options_are_checked(coats: int, is_good: bool) -> None:
     if is_good:
         check_options(Paint(coats=coats))
         return
@@ -141,7 +141,7 @@ def test_devices_of_workers_are_on_this_machine(
         assert worker_devices(options) == found
 
 
-def test_devices_that_are_there(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_available_devices(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
     monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
     for device in ("cpu", "cuda", "cuda:1"):

@@ -27,7 +27,7 @@ needs_git = pytest.mark.skipif(
 
 @needs_library
 @pytest.mark.skipif(shutil.which("nm") is None, reason="needs binutils")
-def test_the_library_knows_no_python() -> None:
+def test_native_library_does_not_link_python() -> None:
     command = ["nm", "--dynamic", str(LIBRARY)]
     said = subprocess.run(command, capture_output=True, text=True, check=True, timeout=240).stdout
     assert not re.findall(r"\bPy\w+", said)
@@ -61,7 +61,7 @@ def setup(sources: Path, *arguments: str, **environment: str) -> subprocess.Comp
 
 @slow
 @needs_git
-def test_an_sdist_holds_the_checkout(sources: Path, tmp_path: Path) -> None:
+def test_sdist_contains_the_checkout(sources: Path, tmp_path: Path) -> None:
     """Check tests, documentation, measurements and the files that `make` needs."""
     setup(sources, "sdist", "--dist-dir", str(tmp_path))
     (archive,) = tmp_path.iterdir()
@@ -131,7 +131,7 @@ LIBSTDCXX_TOO = GLIBC_ONLY + " 0x0080: Version: 1  File: libstdc++.so.6  Cnt: 1\
     ],
     ids=["glibc", "an older glibc", "more than glibc", "unknown", "no library"],
 )
-def test_the_tag_of_a_wheel_is_what_its_library_needs(
+def test_tag_of_a_wheel_has_the_glibc_of_its_library(
     said: str, stop: str, tag: str, sources: Path, tmp_path: Path
 ) -> None:
     built = wheel(sources, tmp_path, said, stop)

@@ -102,7 +102,7 @@ def test_wrong_files_are_refused_in_one_sentence(plugin: Path, text: str, messag
     load_plugin(plugin)  # after the correction
 
 
-def test_what_is_no_python_file_is_refused(tmp_path: Path, plugin: Path) -> None:
+def test_non_python_files_are_refused(tmp_path: Path, plugin: Path) -> None:
     for path in (tmp_path, tmp_path / "none.py", plugin.rename(tmp_path / "turn.txt")):
         with pytest.raises(rm.InputError, match=r"^plugin: .*NAME\.py, got "):
             load_plugin(path)
@@ -115,7 +115,7 @@ def test_what_is_no_python_file_is_refused(tmp_path: Path, plugin: Path) -> None
         (5, "got 5"),
     ],
 )
-def test_what_is_no_path_is_refused(path: Any, words: str) -> None:
+def test_non_paths_are_refused(path: Any, words: str) -> None:
     with pytest.raises(rm.InputError, match=f"^plugin: .*{words}"):
         load_plugin(path)
 
@@ -142,7 +142,7 @@ def test_every_command_has_the_option(cli: Any, plugin: Path) -> None:
     assert "gone.py" in err
 
 
-def test_what_a_file_prints_is_not_among_the_results(cli: Any, plugin: Path) -> None:
+def test_output_of_a_file_is_not_in_the_results(cli: Any, plugin: Path) -> None:
     plugin.write_text(plugin.read_text() + "\nprint('loaded')\n")
     code, out, err = cli("list", "--json", "--plugin", plugin)
     assert (code, "loaded" in err) == (0, True)
@@ -159,7 +159,7 @@ def mine(mixer: str = "softmax", dim: int = 8):
 """
 
 
-def test_the_code_of_what_a_run_uses_has_a_hash(plugin: Path, tmp_path: Path) -> None:
+def test_code_used_by_a_run_is_hashed(plugin: Path, tmp_path: Path) -> None:
     """Check models and mixers, hashed by file or by notebook cell."""
     assert outside_code(["softmax", "tssa"], ["encoder", "vit_mnist"]) == {}
     (tmp_path / "model.py").write_text(MODEL, encoding="utf-8")
@@ -197,7 +197,7 @@ USES = {  # what build() uses, and its definition with a number to change
 
 
 @pytest.mark.parametrize("use", USES)
-def test_the_hash_of_code_knows_what_it_uses(use: str) -> None:
+def test_code_hash_includes_used_code(use: str) -> None:
     """Check that a changed layer in another notebook cell changes the hash."""
     expression, definition = USES[use]
 
@@ -211,7 +211,7 @@ def test_the_hash_of_code_knows_what_it_uses(use: str) -> None:
 
 
 @pytest.mark.slow
-def test_a_comparison_with_a_file_holds_its_sha256(cli: Any, plugin: Path, tmp_path: Path) -> None:
+def test_comparison_with_a_file_stores_its_sha256(cli: Any, plugin: Path, tmp_path: Path) -> None:
     run = (
         *("compare", "--task", "halves", "--mixers", "turn,softmax", "--max-steps", 2),
         *("--batch-size", 8, "--dim", 8, "--layers", 1, "--heads", 2, "--threads", 1),
@@ -239,7 +239,7 @@ def test_a_comparison_with_a_file_holds_its_sha256(cli: Any, plugin: Path, tmp_p
     "command",
     ["list mixers", "train --task digits --mixer turn --out", "analyze macs encoder --out"],
 )
-def test_an_error_in_a_file_is_told_by_its_line(
+def test_error_in_a_file_is_reported_with_its_line(
     cli: Any, plugin: Path, tmp_path: Path, command: str
 ) -> None:
     plugin.write_text(PLUGIN.replace("self.proj, self.gain =", "raise ValueError('no')\n        #"))
@@ -273,7 +273,9 @@ def failing() -> rm.Task:
 
 
 @pytest.mark.parametrize("workers", [0, 1])
-def test_an_error_in_a_sample_is_told_by_its_line(cli: Any, tmp_path: Path, workers: int) -> None:
+def test_error_in_a_sample_is_reported_with_its_line(
+    cli: Any, tmp_path: Path, workers: int
+) -> None:
     plugin = tmp_path / "failing.py"
     plugin.write_text(FAILING, encoding="utf-8")
     code, _, err = cli(
@@ -286,7 +288,7 @@ def test_an_error_in_a_sample_is_told_by_its_line(cli: Any, tmp_path: Path, work
 
 
 @pytest.mark.slow
-def test_processes_started_from_here_know_the_file(plugin: Path) -> None:
+def test_child_processes_load_the_file(plugin: Path) -> None:
     load_plugin(plugin)
     pickled = pickle.dumps(mixers.mixer_class("turn"))
     code = (
@@ -313,7 +315,7 @@ def test_entry_points_are_listed_without_an_import(install: Any) -> None:
     assert len(load_task("halves", count=7).split("train")) == 7
 
 
-def test_a_broken_package_warns_once_and_stops_nothing(install: Any, cli: Any) -> None:
+def test_broken_package_warns_once(install: Any, cli: Any) -> None:
     install("broken", "import nothing_of_this_name", {"mixers": "gone = broken:Gone"})
     assert "gone" in rm.list_mixers()
     message = r"mixer 'gone'.*\bbroken\b.*ModuleNotFoundError"
@@ -355,7 +357,7 @@ def test_wrong_entry_points_name_their_package(
         rm.mixer_card("spin")
 
 
-def test_a_name_that_is_taken_is_left_out_with_a_warning(
+def test_duplicate_name_is_skipped_with_a_warning(
     install: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     install("rival", PLUGIN, {"mixers": "softmax = rival:Turn"})

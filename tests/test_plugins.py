@@ -108,7 +108,7 @@ def test_wrong_mixers_are_refused_in_one_sentence(wrong: Any, message: str) -> N
     assert rm.list_mixers() == before
 
 
-def test_a_class_defined_again_takes_its_own_place_and_no_other() -> None:
+def test_redefined_class_replaces_only_itself() -> None:
     def cell(gain: float) -> type[rm.TokenMixer]:
         class Again(Shift):
             card = replace(CARD, name="again")
@@ -214,7 +214,7 @@ def test_a_function_names_its_arrays() -> None:
         assert (card.name, card.title) == ("my_arrays", "My arrays")
 
 
-def test_a_function_gets_its_own_defaults_where_nothing_is_given(tmp_path: Path) -> None:
+def test_function_defaults_are_used_for_missing_options(tmp_path: Path) -> None:
     @rm.register_task
     def few(seed: int = 7, data_dir: str | Path = "digits") -> rm.Task:
         return load_task(Path(data_dir).name, max_samples=seed)
@@ -259,7 +259,7 @@ def test_wrong_tasks_are_refused_in_one_sentence(wrong: Any, message: str) -> No
         rm.register_task(wrong)
 
 
-def test_a_function_that_returns_no_task_is_told_so() -> None:
+def test_function_that_returns_no_task_is_refused() -> None:
     rm.register_task(lambda_named := _named(lambda: 3, "three"))
     assert lambda_named() == 3
     with pytest.raises(rm.InputError, match=r"three: .*Task, got 3"):
@@ -306,7 +306,7 @@ UNTRUE = {
 
 
 @pytest.mark.parametrize("kind", UNTRUE)
-def test_a_mixer_whose_scores_would_be_worthless_is_not_compared(kind: str, tmp_path: Path) -> None:
+def test_mixer_with_invalid_scores_is_not_compared(kind: str, tmp_path: Path) -> None:
     mix, message = UNTRUE[kind]
     _mixing(f"bad-{kind}", mix)
     out = tmp_path / "out"
@@ -316,7 +316,7 @@ def test_a_mixer_whose_scores_would_be_worthless_is_not_compared(kind: str, tmp_
 
 
 @pytest.mark.parametrize("reach", [-1, 1])
-def test_a_causal_mixer_that_looks_ahead_is_not_compared(reach: int) -> None:
+def test_causal_mixer_that_uses_later_tokens_is_not_compared(reach: int) -> None:
     def shifted(self: Any, x: Tensor, mask: Any) -> Tensor:
         return self.proj(x) + nn.functional.pad(x, (0, 0, reach, -reach))
 
@@ -361,7 +361,7 @@ class Pairs(rm.TokenMixer):
         return y
 
 
-def test_an_option_that_is_a_tuple_is_one_after_it_was_in_a_file(tmp_path: Path) -> None:
+def test_tuple_option_stays_a_tuple_after_storage(tmp_path: Path) -> None:
     rm.register_mixer(Pairs)
     settings: dict[str, Any] = {"dim": 16, "num_layers": 1, "max_steps": 1, "out": tmp_path / "out"}
     mixers = {"two": ("pairs", {"sizes": (1, np.int64(2))})}
@@ -371,7 +371,7 @@ def test_an_option_that_is_a_tuple_is_one_after_it_was_in_a_file(tmp_path: Path)
         rm.compare("digits", {"two": ("pairs", {"sizes": len})}, **settings)
 
 
-def test_a_class_that_is_defined_anew_does_not_go_on_with_the_runs_of_the_old_one(
+def test_redefined_class_does_not_resume_old_runs(
     tmp_path: Path,
 ) -> None:
     def define(gain: float) -> None:

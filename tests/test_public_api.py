@@ -45,7 +45,7 @@ def test_unknown_names_are_refused() -> None:
         ("attention", r"rifflemix\.create_mixer\('softmax', dim\)"),
     ],
 )
-def test_names_that_are_nearly_there(name: str, hint: str) -> None:
+def test_misspelt_names_suggest_the_nearest(name: str, hint: str) -> None:
     with pytest.raises(AttributeError, match=f"attribute {name!r}.*{hint}"):
         getattr(rm, name)
 
@@ -70,7 +70,9 @@ def test_modules_and_private_names_get_no_hint() -> None:
     ],
     ids=lambda value: "-".join(map(str, value.items())) if isinstance(value, dict) else "",
 )
-def test_names_that_others_have_for_the_same(arguments: dict[str, object], hint: str) -> None:
+def test_names_of_other_libraries_suggest_the_rifflemix_name(
+    arguments: dict[str, object], hint: str
+) -> None:
     with pytest.raises(rm.InputError, match=hint):
         rm.create_mixer(**{"name": "tssa", "dim": 8} | arguments)
 

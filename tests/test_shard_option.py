@@ -35,7 +35,7 @@ def test_seeds_are_a_number_or_a_list(text: str, seeds: tuple[int, ...]) -> None
     assert parse_seeds(text) == seeds
 
 
-def test_one_seed_excludes_a_list() -> None:
+def test_seed_and_list_of_seeds_exclude_each_other() -> None:
     assert parse_seeds(one_or_many(None, 7) or "") == (7,)
     assert one_or_many("3", None) == "3"
     with pytest.raises(InputError, match="--seed"):
@@ -43,7 +43,7 @@ def test_one_seed_excludes_a_list() -> None:
 
 
 @pytest.mark.parametrize("text", ["", "1", "0/2", "3/2", "1/0", "-1/2", "1/2/3", "a/b", "1/"])
-def test_a_shard_is_one_of_several(text: str) -> None:
+def test_shard_is_k_of_n(text: str) -> None:
     assert parse_shard("2/4") == (2, 4)
     with pytest.raises(InputError, match="--shard"):
         parse_shard(text)
@@ -72,7 +72,7 @@ def test_the_only_run_is_in_every_shard() -> None:
     assert Shard(2, 3).contains(toy([run]), run)
 
 
-def test_shards_of_one_folder_make_the_whole_table(cli: Cli, tmp_path: Path) -> None:
+def test_shards_in_one_folder_give_the_whole_table(cli: Cli, tmp_path: Path) -> None:
     whole, parts = tmp_path / "whole", tmp_path / "parts"
     assert cli(*COMPARE, "--out", whole).code == 0
     first = cli(*COMPARE, "--shard", "2/2", "--out", parts)
@@ -91,7 +91,7 @@ def test_shards_of_one_folder_make_the_whole_table(cli: Cli, tmp_path: Path) -> 
     assert tests[0] == tests[1]
 
 
-def test_a_dry_run_lists_the_runs_that_are_left(cli: Cli, tmp_path: Path) -> None:
+def test_dry_run_lists_the_remaining_runs(cli: Cli, tmp_path: Path) -> None:
     out = tmp_path / "out"
     command = (*COMPARE, "--seed", "5", "--workers", "2", "--out", out, "--dry-run")
     shown = cli(*command)

@@ -39,11 +39,11 @@ def test_an_unknown_reason_fails_the_run(tmp_path: Path) -> None:
     ("reason", "ci"), [("needs a CUDA GPU", "true"), ("no time today", "false")]
 )
 @pytest.mark.slow
-def test_a_listed_reason_and_other_places_pass(tmp_path: Path, reason: str, ci: str) -> None:
+def test_listed_reasons_and_skips_outside_tests_pass(tmp_path: Path, reason: str, ci: str) -> None:
     assert run(tmp_path, reason, ci=ci).returncode == pytest.ExitCode.OK
 
 
-def test_every_line_says_why() -> None:
+def test_every_allowed_skip_has_an_explanation() -> None:
     assert 0 < len(patterns(ALLOWED.read_text(encoding="utf-8").splitlines())) <= 10
     with pytest.raises(pytest.UsageError, match="'pattern # why', got 'later'"):
         patterns(["later"])

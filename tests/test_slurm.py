@@ -17,7 +17,7 @@ from slurm_cluster import slurm_cluster
 from test_work import LONG, same_bits, start, training, wait_for
 
 
-def test_the_file_names_options_of_sbatch(tmp_path: Path) -> None:
+def test_file_contains_options_of_sbatch(tmp_path: Path) -> None:
     path = tmp_path / "cluster.toml"
     path.write_text('workers = 8\npartition = "gpu"\ngpus_per_node = 1\nsetup = ["module load x"]')
     cluster = read_cluster(path)
@@ -39,7 +39,7 @@ def test_the_file_names_options_of_sbatch(tmp_path: Path) -> None:
         ("partition =", "TOML"),
     ],
 )
-def test_a_wrong_file_is_refused(text: str, message: str, tmp_path: Path) -> None:
+def test_invalid_file_is_refused(text: str, message: str, tmp_path: Path) -> None:
     path = tmp_path / "cluster.toml"
     path.write_text(text)
     with pytest.raises(InputError, match=message):
@@ -55,7 +55,7 @@ def test_runs_on_other_machines_may_use_gpus() -> None:
 
 
 @pytest.mark.parametrize("others", [("--workers", "2"), ("--devices", "0")])
-def test_workers_are_on_one_machine_or_on_the_cluster(
+def test_workers_run_on_one_machine_or_on_the_cluster(
     others: tuple[str, str], cli: Cli, tmp_path: Path
 ) -> None:
     outcome = cli(*LONG, *others, "--slurm", tmp_path / "a.toml", "--out", tmp_path / "out")
@@ -88,7 +88,7 @@ def jobs() -> list[str]:
 @pytest.mark.slow
 @pytest.mark.usefixtures("_cluster")
 @pytest.mark.parametrize("signal", ["canceled", "preempted"])
-def test_an_array_of_jobs_gives_the_same_bits(signal: str, tmp_path: Path, serial: Path) -> None:
+def test_array_of_jobs_gives_identical_results(signal: str, tmp_path: Path, serial: Path) -> None:
     file, out = tmp_path / "cluster.toml", tmp_path / "out"
     file.write_text('workers = 2\npartition = "main"\ntime = 30\n')
     command = start(*LONG, "--slurm", file, "--out", out)
@@ -111,7 +111,7 @@ def test_an_array_of_jobs_gives_the_same_bits(signal: str, tmp_path: Path, seria
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("_cluster")
-def test_slurm_names_what_is_wrong_with_a_job(cli: Cli, tmp_path: Path) -> None:
+def test_errors_of_slurm_are_reported(cli: Cli, tmp_path: Path) -> None:
     file = tmp_path / "cluster.toml"
     file.write_text('partition = "nowhere"\n')
     outcome = cli(*LONG, "--slurm", file, "--out", tmp_path / "out")

@@ -46,7 +46,7 @@ def test_terminal_text_is_one_line_without_control(text: str) -> None:
     assert not any(map(is_unsafe, str(InputError(text))))
 
 
-def test_all_characters() -> None:
+def test_no_unsafe_character_is_printed() -> None:
     text = "".join(map(chr, range(0x11_0000)))
     assert not [
         hex(ord(c)) for c in terminal_text(text) if is_unsafe(c) and c not in "\u200c\u200d"
@@ -116,7 +116,7 @@ def test_a_table_without_rows_is_its_head() -> None:
     assert table_lines(["Row", "Ours"], []) == ["| Row | Ours |", "| --- | --- |"]
 
 
-def test_plots_read_no_formula() -> None:
+def test_plots_do_not_parse_formulas() -> None:
     from matplotlib.figure import Figure
 
     from rifflemix.lab.report.page import figure_png

@@ -66,7 +66,7 @@ def steps(first: int, last: int) -> list[TrainEvent]:
     ]
 
 
-def test_losses_and_evaluations_are_told(recorders: list[Recorder]) -> None:
+def test_losses_and_evaluations_are_tracked(recorders: list[Recorder]) -> None:
     events = steps(1, 5)
     validation = TrainEvent("eval", 5, 5, split="validation", metrics={"accuracy": 0.5})
     done = TrainEvent("done", 5, 5, split="test", metrics={"accuracy": 0.4})
@@ -94,7 +94,7 @@ def test_losses_and_evaluations_are_told(recorders: list[Recorder]) -> None:
     ],
     ids=["step", "eval"],
 )
-def test_what_a_kill_left_beyond_the_checkpoint_is_hidden(
+def test_entries_after_the_last_checkpoint_are_hidden(
     event: TrainEvent, purged: int, recorders: list[Recorder]
 ) -> None:
     with tracked(Tracker("tensorboard", Path("out"), "a"), {}, log_every=1) as on_event:
@@ -102,9 +102,7 @@ def test_what_a_kill_left_beyond_the_checkpoint_is_hidden(
     assert recorders[0].options == {"purge_step": purged}
 
 
-def test_a_run_that_goes_on_is_the_same_run_of_wandb(
-    tmp_path: Path, recorders: list[Recorder]
-) -> None:
+def test_resumed_run_is_the_same_run_of_wandb(tmp_path: Path, recorders: list[Recorder]) -> None:
     for name in ("csp/seed0", "csp/seed0", "csp/seed1"):
         with tracked(Tracker("wandb", tmp_path, name), {"dim": 8}, log_every=1) as on_event:
             on_event(steps(1, 1)[0])
@@ -123,7 +121,7 @@ def test_without_events_or_tracker_nothing_starts(recorders: list[Recorder]) -> 
 
 
 @pytest.mark.parametrize("name", ["start", "log", "finish"])
-def test_a_full_disk_is_told_in_a_sentence(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+def test_full_disk_is_reported_in_one_sentence(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     def full(*_: object, **__: object) -> None:
         raise OSError(28, "No space left on device")
 
@@ -216,7 +214,7 @@ def test_wandb_itself_without_a_network(tmp_path: Path) -> None:
         ("wandb", "tracker wandb .*pip install wandb"),
     ],
 )
-def test_trackers_that_are_refused(
+def test_invalid_trackers_are_refused(
     command: str,
     tracker: str,
     words: str,

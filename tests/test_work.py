@@ -91,7 +91,7 @@ def results_below(out: Path) -> dict[str, Any]:
 
 @pytest.mark.usefixtures("_small")
 @pytest.mark.parametrize("kind", COMMANDS)
-def test_work_makes_the_runs_that_are_left(
+def test_work_makes_the_remaining_runs(
     kind: str, cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     command, missing = COMMANDS[kind]
@@ -143,7 +143,7 @@ def test_work_refuses_data_that_it_cannot_find(
     assert cli("work", tmp_path / "finished").code == 0
 
 
-def test_a_task_of_a_program_needs_that_program(cli: Cli, tmp_path: Path) -> None:
+def test_task_defined_in_a_program_needs_that_program(cli: Cli, tmp_path: Path) -> None:
     task = rm.Task.from_arrays(np.random.default_rng(0).normal(size=(60, 4, 2)), np.arange(60) % 2)
     tiny = {"max_steps": 1, "batch_size": 8, "dim": 8, "num_layers": 1, "num_heads": 2}
     rm.compare(task, ["identity"], out=tmp_path, threads=1, **tiny)
@@ -210,7 +210,7 @@ def same_bits(out: Path, other: Path) -> bool:
 
 
 @pytest.mark.slow
-def test_a_killed_worker_is_replaced_and_no_bit_changes(tmp_path: Path, serial: Path) -> None:
+def test_killed_worker_is_replaced_without_changing_results(tmp_path: Path, serial: Path) -> None:
     command = start(*LONG, "--workers", 2, "--out", tmp_path)
     victim = wait_for(lambda: training(tmp_path))[0]
     os.kill(victim, signal.SIGKILL)
@@ -266,7 +266,7 @@ def test_workers_end_with_the_command_that_started_them(tmp_path: Path, serial: 
 
 
 @pytest.mark.slow
-def test_a_stopped_worker_wakes_up_without_harm(tmp_path: Path, serial: Path) -> None:
+def test_suspended_worker_resumes_without_changing_results(tmp_path: Path, serial: Path) -> None:
     command = start(*LONG, "--workers", 2, "--out", tmp_path)
     victim = wait_for(lambda: training(tmp_path))[0]
     os.kill(victim, signal.SIGSTOP)

@@ -42,7 +42,7 @@ def test_a_folder_without_threads_gets_the_default(content: str, tmp_path: Path)
     assert default_threads(10, 10, "cpu", tmp_path) == 1
 
 
-def test_no_number_keeps_the_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_none_keeps_the_number_of_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     chosen: list[int] = []
     monkeypatch.setattr(torch, "set_num_threads", chosen.append)
     with using_threads(None):

@@ -20,7 +20,7 @@ STREAMS = [form for form in FORMS if form.card.streaming and form.causal]
 
 @pytest.mark.filterwarnings("ignore:There is a performance drop")  # from a loop over the batch
 @pytest.mark.parametrize("form", FORMS, ids=str)
-def test_a_batch_of_gradients_is_each_of_them(form: Form) -> None:
+def test_batched_gradients_equal_single_gradients(form: Form) -> None:
     mixer = form.build(dtype=torch.float32).eval()
     x = torch.randn(2, 11, DIM, requires_grad=True)
     y = mixer(x)
@@ -61,7 +61,7 @@ def test_gradients_of_each_sample(name: str, options: dict[str, Any]) -> None:
 @pytest.mark.filterwarnings("ignore:There is a performance drop")  # from a loop over the batch
 @pytest.mark.parametrize("form", STREAMS, ids=str)
 @torch.no_grad()
-def test_streams_are_mapped_as_those_of_an_ensemble(form: Form) -> None:
+def test_streams_of_an_ensemble_can_be_vmapped(form: Form) -> None:
     """Check ensembles of streams: their positions cannot be compared with `max_length`."""
     mixer = form.build()
     x = torch.randn(3, 9, DIM, dtype=torch.float64)

@@ -128,7 +128,7 @@ def test_all_layers_mix_all_tokens_and_fewer_do_not(
 
 @pytest.mark.parametrize("reverse", [False, True])
 @pytest.mark.parametrize("block", [None, 2, 3, 4, 6, 8])
-def test_one_pass_through_the_strides_cuts_no_token_off(block: int | None, reverse: bool) -> None:
+def test_one_pass_through_the_strides_connects_all_tokens(block: int | None, reverse: bool) -> None:
     """Check that one pass connects all tokens without using padded positions."""
     mixer = build(block_size=block, reverse=reverse)
     for length in (*range(1, 40), 63, 64, 65, 100, 127, 128, 130):
@@ -189,7 +189,7 @@ def test_strides_of_a_stack(max_length: int | None, length: int, strides: list[i
     assert build(max_length=max_length, reverse=True).strides(length) == strides[::-1]
 
 
-def test_strides_of_the_length_at_hand_can_be_asked_for() -> None:
+def test_strides_can_be_chosen_for_the_actual_length() -> None:
     mixer = build(max_length=64, layout="length")
     assert [mixer.strides(n) for n in (64, 20, 8, 1)] == [[1, 8], [1, 3], [1], [1]]
 
@@ -203,7 +203,7 @@ def connected(length: int, block: int, strides: list[int]) -> bool:
 
 @pytest.mark.parametrize("reverse", [False, True])
 @pytest.mark.parametrize("block", [None, 2, 3, 4, 6])
-def test_two_passes_through_max_lengths_strides_cut_no_shorter_sequence_off(
+def test_two_passes_of_max_length_strides_connect_shorter_sequences(
     block: int | None, reverse: bool
 ) -> None:
     """Check two passes, and one pass for the longest sequence.
@@ -221,7 +221,9 @@ def test_two_passes_through_max_lengths_strides_cut_no_shorter_sequence_off(
 
 @pytest.mark.parametrize("order", ["natural", "random"])
 @pytest.mark.parametrize("layer_index", [0, 1])
-def test_600_tokens_are_the_same_alone_and_beside_900(layer_index: int, order: str) -> None:
+def test_sequence_of_600_is_the_same_alone_and_in_a_batch_with_900(
+    layer_index: int, order: str
+) -> None:
     options = {"max_length": 1024, "layer_index": layer_index, "token_order": order}
     x = torch.randn(2, 900, 8, dtype=torch.float64)
     mask = torch.arange(900) >= torch.tensor([[600], [900]])
@@ -234,7 +236,7 @@ def test_600_tokens_are_the_same_alone_and_beside_900(layer_index: int, order: s
             assert (together - alone).abs().max() > 1e-2
 
 
-def test_lengths_over_the_square_of_the_block_take_more_layers() -> None:
+def test_lengths_over_the_square_of_the_block_need_more_layers() -> None:
     mixer = build(block_size=4)
     assert [len(mixer.strides(n)) for n in (4, 5, 16, 17, 64, 65)] == [1, 3, 2, 6, 3, 8]
 

@@ -48,7 +48,7 @@ def tokens(batch: int, length: int) -> Tensor:
     return torch.randn(batch, length, 8, dtype=torch.float64)
 
 
-def test_is_the_public_operators() -> None:
+def test_equals_the_public_operators() -> None:
     x = tokens(2, 40)
     steps = shift_steps("power", 32, 8, layer_index=1, num_layers=3)
     pairs = [0, 1] * 4
@@ -62,7 +62,7 @@ def test_is_the_public_operators() -> None:
 
 
 @forms
-def test_no_later_token_is_seen(options: dict[str, Any]) -> None:
+def test_no_output_depends_on_later_tokens(options: dict[str, Any]) -> None:
     """Check every position; the last position depends on some input."""
     mixer, x = build(**options), tokens(1, 23)
     y = mixer(x)
@@ -73,7 +73,7 @@ def test_no_later_token_is_seen(options: dict[str, Any]) -> None:
 
 
 @forms
-def test_padding_of_any_pattern_and_amount_reaches_nothing(options: dict[str, Any]) -> None:
+def test_padding_of_any_pattern_does_not_change_outputs(options: dict[str, Any]) -> None:
     mixer, x = build(**options), tokens(4, 19)
     mask = torch.rand(4, 19) < 0.4
     mask[0], mask[1] = torch.arange(19) < 6, torch.arange(19) >= 6
@@ -101,7 +101,7 @@ def test_steps_after_any_prompt(options: dict[str, Any]) -> None:
     torch.testing.assert_close(y_t, whole[:, 30], atol=1e-12, rtol=1e-12)
 
 
-def test_a_state_is_as_large_as_the_longest_reach() -> None:
+def test_state_size_is_the_longest_reach() -> None:
     mixer = build("csp", shift=[0, 3, 1, 9, 2, 0, 4, 7], group_size=3)
     for length in (1, 100):
         _, state = mixer.prefill(tokens(2, length))
@@ -111,7 +111,7 @@ def test_a_state_is_as_large_as_the_longest_reach() -> None:
         }
 
 
-def test_windows_are_no_permutation_to_draw() -> None:
+def test_causal_windows_are_not_a_permutation() -> None:
     x = tokens(1, 6)
     for name in ("csp", "sliceformer"):
         mixer = build(name)
@@ -158,7 +158,7 @@ def test_options_of_the_other_direction_are_named(
 
 
 @pytest.mark.parametrize("name", ["csp", "sliceformer"])
-def test_defaults_fit_one_token(name: str) -> None:
+def test_defaults_work_for_one_token(name: str) -> None:
     mixer = create_mixer(name, 8, causal=True, max_length=1)
     assert mixer(torch.randn(2, 1, 8)).shape == (2, 1, 8)
 

@@ -54,7 +54,7 @@ def is_tried(prop: Property, form: Form) -> bool:
         if prop.applies(form) and is_tried(prop, form)
     ],
 )
-def test_contract(form: Form, prop: Property) -> None:
+def test_mixer_fulfills_the_contract(form: Form, prop: Property) -> None:
     prop.check(form)
 
 
@@ -70,7 +70,7 @@ def test_compiles_with_the_default_backend(form: Form) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("form", [form for form in FORMS if form.card.name in GENERATED], ids=str)
-def test_every_element_of_the_gradients(form: Form) -> None:
+def test_every_element_of_the_gradients_is_correct(form: Form) -> None:
     gradients_equal_numerical_ones(form, every_element=True)
 
 
@@ -78,7 +78,7 @@ def test_every_element_of_the_gradients(form: Form) -> None:
 @settings(max_examples=15, deadline=None)
 @given(data=st.data())
 @pytest.mark.parametrize("form", FORMS, ids=str)
-def test_any_padding_reaches_nothing(form: Form, data: st.DataObject) -> None:
+def test_padding_anywhere_does_not_change_outputs(form: Form, data: st.DataObject) -> None:
     mixer = form.build()
     batch, length = data.draw(st.integers(1, 3)), data.draw(st.integers(1, 20))
     torch.manual_seed(data.draw(st.integers(0, 10_000)))
@@ -89,7 +89,7 @@ def test_any_padding_reaches_nothing(form: Form, data: st.DataObject) -> None:
 
 
 @pytest.mark.parametrize("form", FORMS, ids=str)
-def test_no_transform_is_refused(form: Form) -> None:
+def test_all_function_transforms_are_supported(form: Form) -> None:
     mixer = form.build(8, num_heads=2)
     with sdpa_kernel(SDPBackend.MATH):
         for derivative in (forward_derivative, functional_gradient):

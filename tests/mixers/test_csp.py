@@ -103,7 +103,7 @@ def test_released_reference_sort_with_gradients(golden) -> None:
     torch.testing.assert_close(mixer.proj.bias.grad, vectors["gp.to_out.0.bias"], **close)
 
 
-def test_is_the_public_operators() -> None:
+def test_equals_the_public_operators() -> None:
     x = torch.randn(2, 12, 16, dtype=torch.float64)
     steps = shift_steps("power", 12, 16, layer_index=1, num_layers=3)
     expected = channel_permute(x, steps, 4)
@@ -142,7 +142,7 @@ def test_reference_channels_stay_unshifted() -> None:
 
 
 @pytest.mark.parametrize("name", [name for name in BUILDS if name != "one group"])
-def test_a_sample_is_the_same_alone_and_beside_a_longer_one(name: str) -> None:
+def test_sample_is_the_same_alone_and_in_a_batch_with_a_longer_one(name: str) -> None:
     x = torch.randn(2, 47, 16, dtype=torch.float64)
     mask = torch.arange(47) >= torch.tensor([[30], [47]])
     mixer = build(**BUILDS[name], max_length=50)
@@ -222,7 +222,7 @@ def test_parameters_keep_their_order(name: str, causal: bool) -> None:
     assert list(mixer.state_dict()) == ["proj.weight", "proj.bias", "value.weight"]
 
 
-def test_shared_heads_change_nothing() -> None:
+def test_shared_heads_do_not_change_results() -> None:
     x = torch.randn(2, 8, 16)
     outputs = []
     for heads in (1, 4):
@@ -231,14 +231,14 @@ def test_shared_heads_change_nothing() -> None:
     assert torch.equal(*outputs)
 
 
-def test_dropout_belongs_to_the_block_around() -> None:
+def test_dropout_is_applied_by_the_block() -> None:
     mixer = create_mixer("csp", 16, dropout=0.5)
     x = torch.randn(4, 32, 16)
     assert torch.equal(mixer.train()(x), mixer.eval()(x))
 
 
 @pytest.mark.parametrize("inner_dim", [4, 16, 40])
-def test_inner_dim_is_what_is_permuted(inner_dim: int) -> None:
+def test_inner_dim_is_the_permuted_width(inner_dim: int) -> None:
     mixer = create_mixer("csp", 16, inner_dim=inner_dim, heads=2, out_bias=False)
     assert sum(p.numel() for p in mixer.parameters()) == 2 * 16 * inner_dim
     x = torch.randn(2, 10, 16)
@@ -269,7 +269,7 @@ def test_bad_options(options: dict[str, Any], named: str) -> None:
 
 @pytest.mark.parametrize("pad", [None, False])
 @pytest.mark.parametrize("options", [{"num_groups": 4}, {"group_size": 4}], ids=str)
-def test_groups_asked_for_must_divide_the_length(options: dict[str, Any], pad: bool | None) -> None:
+def test_requested_groups_must_divide_the_length(options: dict[str, Any], pad: bool | None) -> None:
     mixer = create_mixer("csp", 16, pad=pad, **options)
     assert mixer(torch.randn(1, 12, 16)).shape == (1, 12, 16)
     with pytest.raises(InputError, match=rf"{next(iter(options))}: .* N = 10, got 4; .*pad=True"):
@@ -281,7 +281,7 @@ def test_a_short_sequence_needs_pad_for_a_large_group() -> None:
         create_mixer("csp", 16, pad=False, group_size=8)(torch.randn(1, 4, 16))
 
 
-def test_without_maps_the_tokens_themselves_are_permuted() -> None:
+def test_without_projections_the_tokens_are_permuted() -> None:
     bare = create_mixer("csp", 16, value_proj=False, out_proj=False)
     assert not list(bare.parameters())
     x = torch.randn(2, 9, 16, dtype=torch.float64)
@@ -330,7 +330,7 @@ def test_exports_with_any_length(options: dict[str, Any], multiple: int) -> None
 
 
 @pytest.mark.parametrize("use_buffers", [False, True])
-def test_averaged_weights_keep_the_shifts_where_buffers_are_not_averaged(use_buffers: bool) -> None:
+def test_averaged_weights_keep_the_shifts_if_buffers_are_not_averaged(use_buffers: bool) -> None:
     """Check the note in docs/start.md: torch rounds averages of integers down."""
     mixer, x = build(shift=list(range(16))), torch.randn(2, 19, 16, dtype=torch.float64)
     averaging = get_ema_multi_avg_fn(0.9)

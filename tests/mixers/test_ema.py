@@ -56,7 +56,7 @@ def test_golden(golden: Callable[[str], dict[str, np.ndarray]]) -> None:
     torch.testing.assert_close(y, vectors["y"], atol=1e-5, rtol=1e-4)
 
 
-def test_steps_equal_the_whole() -> None:
+def test_steps_equal_the_whole_sequence() -> None:
     ema = made()
     x = torch.randn(3, 17, 5, dtype=torch.float64)
     state, outputs = ema.init_state(3), []
@@ -67,7 +67,7 @@ def test_steps_equal_the_whole() -> None:
     torch.testing.assert_close(torch.stack(outputs, 1), ema(x), atol=1e-12, rtol=1e-12)
 
 
-def test_present_token_counts_in_both_directions() -> None:
+def test_current_token_is_included_in_both_directions() -> None:
     ema = made(bidirectional=True)
     x = torch.zeros(1, 9, 5, dtype=torch.float64)
     x[0, 4] = 1.0
@@ -80,7 +80,7 @@ def test_present_token_counts_in_both_directions() -> None:
     torch.testing.assert_close(ema(x)[0, 5:], one_way(x)[0, 5:], atol=1e-12, rtol=0)
 
 
-def test_bfloat16_keeps_its_type_and_computes_wider() -> None:
+def test_bfloat16_is_computed_in_a_wider_dtype() -> None:
     ema = made(16, 4).bfloat16()
     x = torch.randn(1, 200, 16, dtype=torch.bfloat16)
     y = ema(x)
@@ -89,7 +89,7 @@ def test_bfloat16_keeps_its_type_and_computes_wider() -> None:
     assert (y.double() - expected).abs().max() < 0.01 * expected.abs().max()
 
 
-def test_first_values_follow_the_release() -> None:
+def test_initial_values_follow_the_released_code() -> None:
     ema = DampedEMA(400, 4)
     assert ema.beta[:, 0].mean() > 0.9
     assert ema.beta[:, 1].mean() < -0.9

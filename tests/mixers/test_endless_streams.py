@@ -53,7 +53,7 @@ def doubled(once: Tensor, twice: Tensor) -> bool:
 
 
 @pytest.mark.parametrize("name", STREAMING)
-def test_what_grows_with_the_tokens_is_a_sum_in_float64(name: str) -> None:
+def test_growing_sums_are_float64(name: str) -> None:
     mixer = build(name)
     once = after(mixer, mixer.init_state(1), 8)
     twice = after(mixer, once, 8)
@@ -70,7 +70,7 @@ def test_what_grows_with_the_tokens_is_a_sum_in_float64(name: str) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("name", SUMS)
-def test_a_stream_goes_on_after_2_to_the_26_tokens(name: str, dtype: torch.dtype) -> None:
+def test_stream_is_accurate_after_2_to_the_26_tokens(name: str, dtype: torch.dtype) -> None:
     mixer, factor = build(name, dtype), 1 << 25
     state = after(mixer, mixer.init_state(1, dtype=dtype), 2)
     late = {part: value * factor for part, value in state.items()}
@@ -95,19 +95,19 @@ def test_a_prompt_leaves_the_same_dtypes_as_steps(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["average", "linear", "performer"])
-def test_a_state_in_float32_becomes_wide_again(name: str) -> None:
+def test_float32_state_is_widened_again(name: str) -> None:
     mixer = build(name)
     state = after(mixer, mixer.init_state(1), 2)
     narrow = {k: v.float() if v.is_floating_point() else v for k, v in state.items()}
     assert all(after(mixer, narrow, 1)[part].dtype == torch.float64 for part in SUMS[name])
 
 
-def test_a_device_without_float64_has_sums_in_float32() -> None:
+def test_device_without_float64_uses_float32_sums() -> None:
     assert widest_float(torch.device("mps")) == torch.float32
     assert widest_float(torch.device("cpu")) == torch.float64
 
 
-def test_digits_of_linear_attention_over_a_long_sequence() -> None:
+def test_linear_attention_is_accurate_over_a_long_sequence() -> None:
     """Check a long sum: one product over all tokens lost 1e-4."""
     x, y = torch.full((1, 1, (1 << 20) + 5, 3), 0.3), torch.full((1, 1, (1 << 20) + 5, 2), 0.7)
     found, exact = sum_of_products(x, y), x.shape[2] * float(x[0, 0, 0, 0]) * float(y[0, 0, 0, 0])

@@ -241,7 +241,7 @@ def test_nystromformer_has_one_program_beyond_its_landmarks(masked: bool) -> Non
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["butterfly", "sinkhorn", "local", "mega_chunk"])
-def test_blocks_have_no_program_from_three_tokens_on(name: str) -> None:
+def test_blocks_cannot_be_exported_from_three_tokens(name: str) -> None:
     """Check a limit of torch that docs/export.md describes.
 
     If this test fails, remove the advice to omit `min` from the page.
@@ -297,7 +297,7 @@ def test_programs_are_loaded_by_other_processes(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "options", [{"num_groups": 4, "layout": "length"}, {"group_size": 4}], ids=str
 )
-def test_groups_that_must_be_full_take_multiples(options: dict[str, Any]) -> None:
+def test_full_groups_need_multiples_of_their_size(options: dict[str, Any]) -> None:
     mixer = rm.create_mixer("csp", DIM, max_length=MAX_LENGTH, **options).eval()
     x, _ = batch(2, 24)
     axes = {1: 4 * torch.export.Dim("groups", max=MAX_LENGTH // 4)}

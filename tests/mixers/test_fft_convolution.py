@@ -41,7 +41,7 @@ def test_equals_the_dense_matrix(length: int, form: str) -> None:
     torch.testing.assert_close(y, dense(x, forward, later, start), atol=1e-12, rtol=1e-12)
 
 
-def test_channels_in_blocks_are_the_same_channels(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_channel_blocks_do_not_change_results(monkeypatch: pytest.MonkeyPatch) -> None:
     x = torch.randn(2, 9, 7, dtype=torch.float64, requires_grad=True)
     forward = torch.randn(7, 9, dtype=torch.float64, requires_grad=True)
     results = []
@@ -122,7 +122,7 @@ def test_recurrence_equals_the_convolution(complex_ratios: bool) -> None:
     torch.testing.assert_close(torch.stack(outputs, 1), whole, atol=1e-11, rtol=1e-11)
 
 
-def test_kernel_stays_wide_under_autocast() -> None:
+def test_kernel_stays_float32_under_autocast() -> None:
     kernel, _, _ = some_kernel(True)
     single = ExponentialKernel(*(part.float() for part in kernel))
     with torch.autocast("cpu", torch.bfloat16):
@@ -132,7 +132,7 @@ def test_kernel_stays_wide_under_autocast() -> None:
 
 
 @pytest.mark.parametrize("length", [1, 2, 3, 8, 13, 64, 77])
-def test_scan_is_the_recurrence(length: int) -> None:
+def test_scan_equals_the_recurrence(length: int) -> None:
     ratio = torch.polar(torch.rand(4).double(), 6 * torch.rand(4).double())
     inputs = torch.randn(2, length, 4, dtype=torch.complex128)
     h, expected = torch.zeros(2, 4, dtype=torch.complex128), []

@@ -70,7 +70,7 @@ def test_equals_the_inner_mixer_group_by_group(
 
 
 @pytest.mark.parametrize("inner", ["tssa", "softmax", "average"])
-def test_two_layers_bring_every_token_to_every_other(inner: str) -> None:
+def test_two_layers_connect_all_tokens(inner: str) -> None:
     length, block = 25, 5
     layers = [
         build(inner=inner, block_size=block, max_length=length, layer_index=i, num_layers=2)
@@ -95,7 +95,7 @@ def test_two_layers_bring_every_token_to_every_other(inner: str) -> None:
     assert met(*layers).all()
 
 
-def test_with_softmax_inside_it_is_butterfly_attention() -> None:
+def test_with_softmax_equals_butterfly_attention() -> None:
     for layer_index in range(2):
         options: dict[str, Any] = {"max_length": 40, "layer_index": layer_index, "num_layers": 2}
         butterfly = rm.create_mixer("butterfly", 8, num_heads=2, **options).double()
@@ -106,7 +106,7 @@ def test_with_softmax_inside_it_is_butterfly_attention() -> None:
         assert torch.equal(mixer(x, key_padding_mask=mask), butterfly(x, key_padding_mask=mask))
 
 
-def test_the_inner_mixer_is_of_a_group() -> None:
+def test_inner_mixer_gets_the_group_length_and_the_options() -> None:
     mixer = rm.create_mixer(
         "grouped", 8, num_heads=2, max_length=64, dropout=0.25, inner_options={"bias": False}
     )
@@ -138,7 +138,7 @@ class Largest(rm.TokenMixer):
 
 
 @pytest.mark.usefixtures("registries")
-def test_a_mixer_of_the_users_inside() -> None:
+def test_user_defined_inner_mixer() -> None:
     rm.register_mixer(Largest)
     mixer = build(inner="largest", block_size=4, layout="length")
     x = torch.randn(1, 8, 8, dtype=torch.float64)
@@ -150,7 +150,7 @@ def test_a_mixer_of_the_users_inside() -> None:
 @pytest.mark.parametrize(
     "change", [{"padding": False}, {"layout_over_length": "strides"}], ids=lambda c: next(iter(c))
 )
-def test_the_inner_mixer_must_take_any_padding(change: dict[str, Any]) -> None:
+def test_inner_mixer_must_support_any_padding(change: dict[str, Any]) -> None:
     mixer = type("Other", (Largest,), {"card": replace(Largest.card, name="other", **change)})
     rm.register_mixer(mixer)
     with pytest.raises(rm.InputError, match=r"inner: .*got other"):

@@ -31,14 +31,14 @@ Give = Callable[[nn.Module, nn.Module], nn.Module]
 
 @ways_to_give_memory
 @pytest.mark.parametrize("form", FORMS, ids=str)
-def test_forms(form: Form, give_memory: Give) -> None:
+def test_variants(form: Form, give_memory: Give) -> None:
     mixer, x = form.build(), tokens(2, 8)
     with torch.device("meta"):
         outline = form.build()
     torch.testing.assert_close(give_memory(outline, mixer)(x), mixer(x), atol=0, rtol=0)
 
 
-def test_a_mixer_of_permuted_values_may_keep_no_constants() -> None:
+def test_permutation_mixer_without_constants() -> None:
     class Plain(PermutationMixer):
         card = Sliceformer.card
 
@@ -47,7 +47,7 @@ def test_a_mixer_of_permuted_values_may_keep_no_constants() -> None:
 
 @ways_to_give_memory
 @pytest.mark.parametrize(("name", "options"), SETTINGS.values(), ids=SETTINGS)
-def test_settings(name: str, options: dict[str, Any], give_memory: Give) -> None:
+def test_options(name: str, options: dict[str, Any], give_memory: Give) -> None:
     def build() -> nn.Module:
         return rm.create_mixer(name, DIM, **{"max_length": 16, **options})
 

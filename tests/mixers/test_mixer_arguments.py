@@ -52,7 +52,9 @@ CROSS: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize(("mixer", "name", "options"), OWN.values(), ids=OWN)
-def test_own_settings_are_named(mixer: str, name: str, options: dict[str, Any]) -> None:
+def test_wrong_settings_of_a_mixer_are_named(
+    mixer: str, name: str, options: dict[str, Any]
+) -> None:
     with pytest.raises(rm.InputError, match=f"^{name}: expected"):
         rm.create_mixer(mixer, 8, num_heads=2, max_length=16, **options)
 
@@ -115,14 +117,14 @@ def test_numbers_of_numpy(mixer: str) -> None:
     [torch.arange(8), np.arange(8, dtype=np.int16), list(np.arange(8)), range(8)],
     ids=["tensor", "array", "list of numpy", "range"],
 )
-def test_csp_takes_any_row_of_integers(shift: Any) -> None:
+def test_csp_accepts_any_sequence_of_integers(shift: Any) -> None:
     mixer = rm.create_mixer("csp", 8, shift=shift)
     assert mixer.shift == tuple(range(8))
     assert mixer.steps.tolist() == list(range(8))
 
 
 @pytest.mark.parametrize("name", rm.list_mixers())
-def test_every_option_may_be_given_with_its_default(name: str) -> None:
+def test_every_option_accepts_its_default(name: str) -> None:
     options = mixer_options(name)
     assert "num_layers" not in options
     rm.create_mixer(name, 32, num_heads=4, max_length=64, **options)
@@ -132,7 +134,7 @@ def test_every_option_may_be_given_with_its_default(name: str) -> None:
     "name", [name for name in rm.list_mixers() if "inner_dim" in mixer_options(name)]
 )
 @pytest.mark.parametrize("inner", [16, 48])
-def test_width_inside(name: str, inner: int) -> None:
+def test_inner_width(name: str, inner: int) -> None:
     mixer = rm.create_mixer(name, 32, num_heads=4, max_length=64, inner_dim=inner)
     x, mask = torch.randn(2, 20, 32), torch.arange(20).expand(2, 20) > 15
     assert mixer(x, key_padding_mask=mask).shape == (2, 20, 32)

@@ -42,7 +42,7 @@ def gradients(mixer: TokenMixer, masked: bool, changed: str = "") -> list[Tensor
 
 @pytest.mark.parametrize("backend", ["auto", "eager"])
 @pytest.mark.parametrize("form", FORMS, ids=str)
-def test_changes_are_noticed_or_do_not_matter(form: Form, backend: str) -> None:
+def test_tensors_changed_before_backward_are_detected_or_harmless(form: Form, backend: str) -> None:
     mixer = form.build(dtype=torch.float32)
     count = sum(p.requires_grad for p in mixer.parameters())
     with prefer_backend(backend):

@@ -80,9 +80,7 @@ def with_gradients(mixer: nn.Module, x: Tensor, y: Tensor) -> tuple[Tensor, ...]
 
 
 @pytest.mark.parametrize(("name", "options"), CASES, ids=str)
-def test_every_variant_gives_what_each_sequence_gives_alone(
-    name: str, options: dict[str, Any]
-) -> None:
+def test_packed_sequences_equal_separate_sequences(name: str, options: dict[str, Any]) -> None:
     mixer, x = build(name, **options), row()
     together = with_gradients(mixer, x, mixer(x, cu_seqlens=bounds()))
     torch.testing.assert_close(
@@ -121,7 +119,7 @@ def test_dropout_is_drawn_for_each_sequence() -> None:
 # With warnings as errors the compiler fails when it reads a tensor's `grad`.
 @pytest.mark.filterwarnings("default:The .grad attribute of a Tensor that is not a leaf")
 @pytest.mark.parametrize("name", [pytest.param("csp", marks=pytest.mark.slow), "softmax"])
-def test_compiled_models_leave_packed_mixers_as_they_are(name: str) -> None:
+def test_packed_mixers_run_eagerly_in_compiled_models(name: str) -> None:
     """Check that packed mixers run without a graph for each length."""
     torch.compiler.reset()
     mixer, graphs = build(name), []
@@ -138,7 +136,7 @@ def test_compiled_models_leave_packed_mixers_as_they_are(name: str) -> None:
     assert not graphs
 
 
-def test_a_row_may_lie_anywhere_in_memory() -> None:
+def test_packed_batch_may_have_any_strides() -> None:
     mixer, x = build("tssa"), row().detach()
     strided = x.mT.contiguous().mT
     assert not strided.is_contiguous()
@@ -162,7 +160,7 @@ def seen_by(row: Tensor, lengths: tuple[int, ...], *, exact: bool) -> list[tuple
     return seen
 
 
-def test_sequences_of_about_one_length_are_one_batch() -> None:
+def test_sequences_of_similar_length_form_one_batch() -> None:
     """Check that many short sequences share one batch and are cheap."""
     x = row()
     assert seen_by(x, LENGTHS, exact=True) == [
@@ -201,13 +199,13 @@ BAD_BOUNDS: dict[str, tuple[Any, str]] = {
 
 
 @pytest.mark.parametrize(("given", "sentence"), BAD_BOUNDS.values(), ids=BAD_BOUNDS)
-def test_bad_bounds_are_one_sentence(given: Any, sentence: str) -> None:
+def test_bad_offsets_raise_one_sentence(given: Any, sentence: str) -> None:
     with pytest.raises(rm.InputError, match=rf"^cu_seqlens: .*{sentence}") as error:
         build("tssa")(row(), cu_seqlens=given)
     assert "\n" not in str(error.value)
 
 
-def test_what_does_not_go_together() -> None:
+def test_incompatible_arguments_are_refused() -> None:
     mixer, x, at = build("softmax", causal=True), row().detach(), bounds()
     with pytest.raises(rm.InputError, match=r"^key_padding_mask: .*None.*cu_seqlens"):
         mixer(x, key_padding_mask=torch.zeros(1, 75, dtype=torch.bool), cu_seqlens=at)
@@ -230,7 +228,7 @@ def test_shapes_without_memory() -> None:
 
 
 @pytest.mark.slow
-def test_no_program_leaves_with_these_lengths() -> None:
+def test_packed_lengths_cannot_be_exported() -> None:
     mixer, x = build("tssa", torch.float32), row(torch.float32).detach()
     with pytest.raises(rm.InputError, match=r"cu_seqlens: .*None"):
         torch.export.export(mixer, (x,), {"cu_seqlens": bounds()}, strict=False)

@@ -21,7 +21,7 @@ def padded(length: int = 11) -> tuple[Tensor, Tensor]:
     return x, torch.arange(length) >= LENGTHS.unsqueeze(1)
 
 
-def test_padding_that_stands_last_stays() -> None:
+def test_trailing_padding_is_not_moved() -> None:
     x, mask = padded()
     moved, moved_mask, order = move_padding_last(x, mask)
     assert moved is x
@@ -31,7 +31,7 @@ def test_padding_that_stands_last_stays() -> None:
 
 
 @pytest.mark.parametrize("shift", [1, 5])
-def test_padding_elsewhere_goes_last_and_comes_back(shift: int) -> None:
+def test_other_padding_is_moved_to_the_end_and_back(shift: int) -> None:
     x, mask = padded()
     x, mask = x.roll(shift, 1), mask.roll(shift, 1)
     moved, moved_mask, order = move_padding_last(x, mask)
@@ -48,7 +48,7 @@ def test_few_tokens(shape: tuple[int, int]) -> None:
 
 
 @pytest.mark.parametrize("name", TAKE_PADDING)
-def test_outputs_and_gradients_are_those_of_moved_tokens(
+def test_outputs_and_gradients_equal_those_of_moved_tokens(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     x, mask = padded()

@@ -52,7 +52,7 @@ def assert_close(actual: Any, expected: Any) -> None:
 
 
 @pytest.mark.parametrize(("name", "options"), VARIANTS.values(), ids=VARIANTS)
-def test_prefill_is_steps(name: str, options: dict[str, Any]) -> None:
+def test_prefill_equals_steps(name: str, options: dict[str, Any]) -> None:
     mixer, x = build(name, **options), tokens(3, 17)
     y, state = mixer.prefill(x)
     assert_close(y, mixer(x))
@@ -60,7 +60,7 @@ def test_prefill_is_steps(name: str, options: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize(("name", "options"), VARIANTS.values(), ids=VARIANTS)
-def test_padding_is_as_if_it_were_not_there(name: str, options: dict[str, Any]) -> None:
+def test_padding_is_ignored(name: str, options: dict[str, Any]) -> None:
     """Check left, right and inner padding; sequences of different lengths continue together."""
     mixer, x, later = build(name, **options), tokens(4, 17), tokens(4, 11)
     index = torch.arange(17)
@@ -105,7 +105,7 @@ def test_gradients_reach_the_prompt_through_the_state() -> None:
 
 
 @pytest.mark.parametrize("name", ["softmax", "linear", "local", "s4"])
-def test_no_samples(name: str) -> None:
+def test_empty_batch(name: str) -> None:
     y, state = build(name).prefill(tokens(0, 5))
     assert y.shape == (0, 5, 8)
     assert all(len(part) == 0 for part in state.values())
@@ -121,7 +121,7 @@ def test_positions_of_padding_cannot_be_kept(name: str) -> None:
         mixer.prefill(x, key_padding_mask=mask)
 
 
-def test_what_cannot_stream_says_so() -> None:
+def test_mixers_without_streaming_raise_an_error() -> None:
     x = torch.randn(1, 4, 8)
     with pytest.raises(rm.InputError, match="fnet"):
         rm.create_mixer("fnet", 8).prefill(x)
@@ -144,7 +144,7 @@ class Growing(TokenMixer):
         return seen.sum(1), {"tokens": seen}
 
 
-def test_the_loop_of_the_base() -> None:
+def test_default_prefill_is_a_loop_of_steps() -> None:
     mixer, x = Growing(3, causal=True), torch.randn(2, 5, 3, dtype=torch.float64)
     mask = torch.tensor([[True, False, True, False, False], [False, True, False, False, True]])
     y, state = mixer.prefill(x, key_padding_mask=mask)

@@ -15,7 +15,7 @@ from rifflemix.mixers._attention.softmax_parts import rotate
 TINY: dict[str, Any] = {"dim": 8, "num_heads": 2, "vocab_size": 11, "max_length": 16}
 
 
-def test_pairs_turn_by_the_angles_of_the_paper() -> None:
+def test_pairs_are_rotated_by_the_angles_of_the_paper() -> None:
     x = torch.randn(1, 1, 5, 6, dtype=torch.float64)
     y = rotate(x, torch.arange(5))
     for n in range(5):

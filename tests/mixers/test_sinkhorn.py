@@ -82,7 +82,7 @@ def tokens(length: int, batch: int = 2) -> Tensor:
 
 
 @pytest.mark.parametrize(("causal", "options"), FORMS)
-def test_any_length_is_taken(causal: bool, options: Options) -> None:
+def test_any_length_is_accepted(causal: bool, options: Options) -> None:
     mixer = build(options, causal)
     for length in (1, 2, 7, 8, 13, MAX):
         y = mixer(tokens(length))
@@ -93,7 +93,7 @@ def test_any_length_is_taken(causal: bool, options: Options) -> None:
 @settings(max_examples=3, deadline=None)
 @given(data=st.data())
 @pytest.mark.parametrize(("causal", "options"), FORMS)
-def test_masked_equals_the_valid_tokens_alone(
+def test_masked_input_equals_the_valid_tokens_alone(
     causal: bool, options: Options, data: st.DataObject
 ) -> None:
     """Check that padding anywhere, with any content, equals removing it."""
@@ -116,7 +116,7 @@ def test_masked_equals_the_valid_tokens_alone(
 
 
 @pytest.mark.parametrize("options", DECODERS.values(), ids=DECODERS.keys())
-def test_causal_at_every_position(options: Options) -> None:
+def test_no_output_depends_on_later_tokens(options: Options) -> None:
     mixer = build(options, causal=True)
     mixer.proj = torch.nn.Identity()  # exposes every head separately
     x = tokens(MAX)
@@ -132,7 +132,7 @@ def test_causal_at_every_position(options: Options) -> None:
 
 
 @pytest.mark.parametrize("options", DECODERS.values(), ids=DECODERS.keys())
-def test_a_causal_prefix_stands_for_itself(options: Options) -> None:
+def test_causal_prefix_does_not_depend_on_later_tokens(options: Options) -> None:
     mixer = build(options, causal=True)
     x = tokens(MAX)
     y = mixer(x)
@@ -220,7 +220,7 @@ def test_low_temperature_attends_to_the_named_block() -> None:
     torch.testing.assert_close(y, expected)
 
 
-def test_no_square_of_the_length_is_kept() -> None:
+def test_memory_is_not_quadratic_in_the_length() -> None:
     """Check that the tensors autograd saves grow like N b, not N^2."""
     kept = {}
     for length in (256, 1024):
@@ -241,13 +241,13 @@ def test_no_square_of_the_length_is_kept() -> None:
 @pytest.mark.parametrize(
     ("max_length", "block_size"), [(1, 1), (2, 2), (64, 8), (65, 16), (1024, 32), (2000, 64)]
 )
-def test_default_block_is_near_the_root(max_length: int, block_size: int) -> None:
+def test_default_block_is_near_the_square_root(max_length: int, block_size: int) -> None:
     mixer = create_mixer("sinkhorn", 4, max_length=max_length)
     assert mixer.block_size == block_size
     assert mixer.sorter.net.weight.shape[-1] == -(-max_length // block_size)
 
 
-def test_sorting_network_starts_xavier_uniform() -> None:
+def test_sorting_network_has_xavier_uniform_initialization() -> None:
     net = networks.SortingNetwork("mlp", 64, 4, 16)
     assert net.hidden_weight.shape == (4, 64, 64)
     for weight in (net.hidden_weight, net.weight):
@@ -256,7 +256,7 @@ def test_sorting_network_starts_xavier_uniform() -> None:
     assert not net.bias.any()
 
 
-def test_port_of_the_whole_layer(
+def test_whole_layer_equals_the_port(
     golden: Callable[[str], dict[str, np.ndarray]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     z = {key: torch.from_numpy(value) for key, value in golden("sinkhorn_selfattn_fixed").items()}
@@ -292,7 +292,7 @@ class Given(torch.nn.Module):
 
 
 @pytest.mark.parametrize("k", [1, 2])
-def test_causal_port_of_the_whole_layer(
+def test_whole_causal_layer_equals_the_port(
     golden: Callable[[str], dict[str, np.ndarray]], k: int
 ) -> None:
     arrays = golden(f"sinkhorn_causal_attnsort_top{k}")
@@ -374,13 +374,15 @@ def cross(request: pytest.FixtureRequest) -> SinkhornCrossAttention:
 
 
 @pytest.mark.parametrize(("queries", "keys"), [(1, 1), (3, 20), (20, 3), (7, 13), (40, 20)])
-def test_cross_takes_any_lengths(cross: SinkhornCrossAttention, queries: int, keys: int) -> None:
+def test_cross_attention_accepts_any_lengths(
+    cross: SinkhornCrossAttention, queries: int, keys: int
+) -> None:
     y = cross(tokens(queries), tokens(keys))
     assert y.shape == (2, queries, DIM)
     assert y.isfinite().all()
 
 
-def test_cross_queries_do_not_meet(cross: SinkhornCrossAttention) -> None:
+def test_cross_attention_queries_are_independent(cross: SinkhornCrossAttention) -> None:
     x, memory = tokens(17), tokens(13)
     y = cross(x, memory)
     for length in (1, 4, 9):
@@ -391,7 +393,7 @@ def test_cross_queries_do_not_meet(cross: SinkhornCrossAttention) -> None:
     torch.testing.assert_close(cross(changed, memory)[:, others], y[:, others])
 
 
-def test_cross_reads_valid_memory_only(cross: SinkhornCrossAttention) -> None:
+def test_cross_attention_reads_only_valid_memory(cross: SinkhornCrossAttention) -> None:
     x, memory = tokens(17, batch=4), tokens(MAX, batch=4)
     mask = torch.rand(4, MAX) > 0.5
     mask[1, :6], mask[1, 6:] = False, True
@@ -404,7 +406,7 @@ def test_cross_reads_valid_memory_only(cross: SinkhornCrossAttention) -> None:
     torch.testing.assert_close(y[3], cross.proj.bias.expand(17, -1))
 
 
-def test_cross_onto_itself_is_the_self_attention() -> None:
+def test_cross_attention_with_equal_inputs_is_self_attention() -> None:
     """Check the formula with equal weights and lengths, and memory = x."""
     options: Options = {"block_size": 4}
     mixer, layer = build(options), build_cross(options)
@@ -419,7 +421,7 @@ def test_cross_onto_itself_is_the_self_attention() -> None:
     torch.testing.assert_close(layer(x, x), mixer(x))
 
 
-def test_cross_gradients(cross: SinkhornCrossAttention) -> None:
+def test_cross_attention_gradients(cross: SinkhornCrossAttention) -> None:
     x, memory = tokens(5, batch=1).requires_grad_(), tokens(7, batch=1).requires_grad_()
     assert torch.autograd.gradcheck(cross, (x, memory), fast_mode=True)
     cross.train()
@@ -429,7 +431,7 @@ def test_cross_gradients(cross: SinkhornCrossAttention) -> None:
 
 
 @pytest.mark.parametrize("kind", [SinkhornCrossAttention, SoftmaxCrossAttention])
-def test_cross_drops_weights_in_training_alone(kind: type[torch.nn.Module]) -> None:
+def test_cross_attention_drops_weights_only_in_training(kind: type[torch.nn.Module]) -> None:
     options = {"max_length": MAX, "gumbel": "never"} if kind is SinkhornCrossAttention else {}
     layer = kind(DIM, num_heads=HEADS, dropout=0.5, **options)
     x, memory = tokens(9).float(), tokens(13).float()
@@ -440,7 +442,9 @@ def test_cross_drops_weights_in_training_alone(kind: type[torch.nn.Module]) -> N
 
 @pytest.mark.parametrize("kind", [SinkhornCrossAttention, SoftmaxCrossAttention])
 @pytest.mark.parametrize("wide", ["x", "memory"])
-def test_cross_takes_tokens_of_its_own_type(kind: type[torch.nn.Module], wide: str) -> None:
+def test_cross_attention_refuses_tokens_of_another_dtype(
+    kind: type[torch.nn.Module], wide: str
+) -> None:
     layer = kind(DIM, **({"max_length": MAX} if kind is SinkhornCrossAttention else {}))
     given = {"x": tokens(9).float(), "memory": tokens(13).float()}
     given[wide] = given[wide].double()
@@ -459,7 +463,7 @@ def test_cross_takes_tokens_of_its_own_type(kind: type[torch.nn.Module], wide: s
         ("dropout", {"dropout": 1.0}),
     ],
 )
-def test_cross_bad_options(name: str, change: Options) -> None:
+def test_cross_attention_refuses_bad_options(name: str, change: Options) -> None:
     with pytest.raises(InputError, match=rf"^{name}:"):
         SinkhornCrossAttention(DIM, **{"max_length": MAX, **change})
 
@@ -478,6 +482,8 @@ def test_cross_bad_options(name: str, change: Options) -> None:
         ),
     ],
 )
-def test_cross_bad_input(name: str, call: Callable[[SinkhornCrossAttention], Tensor]) -> None:
+def test_cross_attention_refuses_bad_input(
+    name: str, call: Callable[[SinkhornCrossAttention], Tensor]
+) -> None:
     with pytest.raises(InputError, match=rf"^{name}:"):
         call(build_cross({}))

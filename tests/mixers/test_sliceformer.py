@@ -75,7 +75,7 @@ def test_variants_sort_the_valid_tokens(length: int, masked: bool) -> None:
         assert torch.equal(kept["max_exchange"][:1], up[-1:])
 
 
-def test_class_token_in_front_reads_the_extremes() -> None:
+def test_leading_class_token_is_the_minimum_or_maximum() -> None:
     x = torch.randn(2, 9, 16, dtype=torch.float64)
     assert torch.equal(build()(x)[:, 0], x.amin(dim=1))
     assert torch.equal(build(variant="max_exchange")(x)[:, 0], x.amax(dim=1))
@@ -103,7 +103,7 @@ def test_parameter_count(options: dict[str, Any], expected: int) -> None:
     assert set(mixer.state_dict()) <= {"value.weight", "value.bias", "proj.weight", "proj.bias"}
 
 
-def test_dropout_belongs_to_the_block_around() -> None:
+def test_dropout_is_applied_by_the_block() -> None:
     mixer = Sliceformer(16, dropout=0.5)
     x = torch.randn(4, 32, 16)
     assert torch.equal(mixer.train()(x), mixer.eval()(x))

@@ -15,7 +15,7 @@ def heads_of(parts: int) -> Tensor:
 
 
 @pytest.mark.parametrize("parts", [2, 3])
-def test_gradients_side_by_side_are_the_whole_without_a_copy(parts: int) -> None:
+def test_adjacent_gradients_are_joined_without_a_copy(parts: int) -> None:
     heads = heads_of(parts)
     whole = torch.randn_like(heads)
     (grad,) = torch.autograd.grad(unbind_qkv(heads), heads, whole.unbind(2))
@@ -24,7 +24,7 @@ def test_gradients_side_by_side_are_the_whole_without_a_copy(parts: int) -> None
 
 
 @pytest.mark.parametrize("change", ["order", "memory", "layout", "none"])
-def test_other_gradients_go_together_in_a_copy(change: str) -> None:
+def test_other_gradients_are_joined_by_a_copy(change: str) -> None:
     heads = heads_of(3)
     grads = list(torch.randn_like(heads).unbind(2))
     if change == "order":

@@ -21,7 +21,7 @@ def numbers_in(state: dict[str, Tensor]) -> int:
 
 
 @pytest.mark.parametrize("name", STREAMING)
-def test_it_equals_the_size_of_the_state(name: str) -> None:
+def test_state_size_equals_the_size_of_the_state(name: str) -> None:
     torch.manual_seed(0)
     mixer = rm.create_mixer(name, causal=True, **SIZES).eval()
     for length in (0, 1, 7, 40):

@@ -87,7 +87,7 @@ def require_same(name: str, size: tuple[int, int, int], may_split: bool, **optio
 
 
 @pytest.mark.parametrize("name", list_mixers())
-def test_threads_change_no_bit(name: str) -> None:
+def test_number_of_threads_does_not_change_a_bit(name: str) -> None:
     may_split = bool(mixer_card(name).thread_sums) and name not in SPLIT_ELSEWHERE
     require_same(name, EVEN, may_split)
 
@@ -102,7 +102,7 @@ def test_threads_change_no_bit(name: str) -> None:
     ],
     ids=str,
 )
-def test_nor_with_other_options(
+def test_number_of_threads_does_not_change_a_bit_with_options(
     name: str, options: dict[str, Any], size: tuple[int, int, int]
 ) -> None:
     require_same(name, size, bool(mixer_card(name).thread_sums), **options)

@@ -80,7 +80,7 @@ def test_softmax_over_queries_cannot_be_causal() -> None:
         build(softmax_over="rows")
 
 
-def test_groups_do_not_meet() -> None:
+def test_groups_do_not_affect_each_other() -> None:
     mixer = build(num_groups=2, use_wout=True)
     x = torch.randn(1, 5, 12, dtype=torch.float64)
     moved = x.clone()
@@ -123,7 +123,9 @@ def test_golden(golden: Callable[[str], dict[str, np.ndarray]]) -> None:
 @pytest.mark.parametrize(
     ("num_groups", "expected"), [(None, False), (4, False), (2, True), (1, True)]
 )
-def test_wout_follows_the_paper_by_default(num_groups: int | None, expected: bool) -> None:
+def test_output_projection_follows_the_paper_by_default(
+    num_groups: int | None, expected: bool
+) -> None:
     mixer = build(num_groups=num_groups)
     assert mixer.num_groups == (num_groups or 4)
     assert (mixer.proj is not None) == expected

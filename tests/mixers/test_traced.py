@@ -47,7 +47,7 @@ def test_jit_trace(form: Form) -> None:
     ],
     ids=str,
 )
-def test_jit_trace_where_sizes_choose(name: str, options: dict[str, Any]) -> None:
+def test_jit_trace_with_size_dependent_branches(name: str, options: dict[str, Any]) -> None:
     """Check tensor sizes: torch.jit.trace passes sizes as tensors."""
     mixer = rm.create_mixer(name, DIM, num_heads=4, **{"max_length": MAX_LENGTH, **options}).eval()
     x, _ = batch(2, 24)

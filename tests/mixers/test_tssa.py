@@ -58,7 +58,7 @@ def check_gradients(
         torch.testing.assert_close(parameter.grad, expected, **CLOSE)
 
 
-def test_vision_form_matches_the_reference_code(golden: Golden) -> None:
+def test_bidirectional_variant_matches_the_reference_code(golden: Golden) -> None:
     vectors = tensors(golden("tssa_vision"))
     mixer = TSSA(12, num_heads=3).eval()
     load(mixer, vectors, VISION)
@@ -71,7 +71,7 @@ def test_vision_form_matches_the_reference_code(golden: Golden) -> None:
     check_gradients(mixer, vectors, VISION)
 
 
-def test_causal_form_matches_the_reference_code(golden: Golden) -> None:
+def test_causal_variant_matches_the_reference_code(golden: Golden) -> None:
     vectors = tensors(golden("tssa_causal"))
     mixer = TSSA(12, num_heads=3, max_length=10, causal=True).eval()
     load(mixer, vectors, CAUSAL)
@@ -111,7 +111,7 @@ def test_block_matches_the_reference_code(golden: Golden) -> None:
     check_gradients(mixer, vectors, VISION, prefix="attn.")
 
 
-def test_with_tied_bases_a_layer_is_a_step_on_the_rate() -> None:
+def test_with_tied_bases_a_layer_is_a_gradient_step_on_the_rate() -> None:
     """Check out_proj = in_proj transposed, both orthogonal: equation (11) before its relaxation."""
     mixer = TSSA(12, num_heads=4, bias=False, out_bias=False).double()
     torch.nn.init.orthogonal_(mixer.in_proj.weight)
@@ -144,7 +144,7 @@ def test_parameters(options: dict[str, Any], count: int) -> None:
         assert (mixer.denominator_bias == 0).all()
 
 
-def test_weight_decay_leaves_alone_what_is_no_weight() -> None:
+def test_weight_decay_applies_to_weights_only() -> None:
     assert TSSA(8).no_weight_decay() == {"temperature"}
     causal = TSSA(8, causal=True, max_length=4)
     assert causal.no_weight_decay() == {"temperature", "denominator_bias"}

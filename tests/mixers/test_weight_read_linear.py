@@ -50,7 +50,7 @@ def linears(mixer: nn.Module) -> dict[str, nn.Linear]:
 
 @every_mixer
 @lengths
-def test_adapters_give_what_they_give_merged(name: str, length: int) -> None:
+def test_adapters_equal_merged_adapters(name: str, length: int) -> None:
     mixer, x = build(name), torch.randn(2, length, DIM)
     merged = copy.deepcopy(mixer)
     for position, linear in linears(mixer).items():
@@ -66,7 +66,7 @@ def test_adapters_give_what_they_give_merged(name: str, length: int) -> None:
 
 @every_mixer
 @lengths
-def test_pruned_weights_are_those_of_now(name: str, length: int) -> None:
+def test_pruned_weights_are_up_to_date(name: str, length: int) -> None:
     mixer, x = build(name), torch.randn(2, length, DIM)
     plain = copy.deepcopy(mixer)
     for position, linear in linears(mixer).items():

@@ -110,7 +110,7 @@ class LargestTensor(TorchDispatchMode):
     "name",
     ["local", "longformer", "bigbird", "reformer", "sparse_transformer", "fnet", "mlp_mixer"],
 )
-def test_no_tensor_grows_with_the_square(name: str) -> None:
+def test_no_tensor_is_quadratic_in_the_length(name: str) -> None:
     """Check N = 512 and 2048: a quadratic tensor would grow 16-fold."""
     sizes = []
     for length in (512, 2048):

@@ -35,19 +35,19 @@ class Sum(nn.Module):
     ],
     ids=["tensor", "tuple", "list", "dict", "mapping"],
 )
-def test_inputs_in_every_form(inputs: Any, expected: float) -> None:
+def test_inputs_may_be_tensors_tuples_or_dicts(inputs: Any, expected: float) -> None:
     assert torch.equal(call_model(Sum(), inputs), torch.full((2,), expected))
     there = call_model(Sum("meta"), inputs)
     assert there.is_meta
     assert there.shape == (2,)
 
 
-def test_what_stands_in_no_form_is_refused_by_its_name() -> None:
+def test_invalid_inputs_are_refused_by_name() -> None:
     with pytest.raises(InputError, match=r"^batches:"):
         call_model(Sum(), 3, name="batches")
 
 
-def test_a_model_without_parameters_takes_inputs_where_they_are() -> None:
+def test_model_without_parameters_keeps_the_device_of_inputs() -> None:
     x = torch.ones(2)
     assert on_device_of(nn.Identity(), x) is x
     assert call_model(nn.Identity(), (x,)) is x

@@ -34,7 +34,7 @@ def test_a_config_holds_plain_numbers_and_does_not_change() -> None:
         config.dim = 4  # type: ignore[misc]
 
 
-def test_own_dropouts_come_before_the_shared_one() -> None:
+def test_specific_dropouts_override_the_shared_dropout() -> None:
     config = EncoderConfig(dropout=0.5, hidden_dropout=0.0, embedding_dropout=0.25)
     found = (config.attention_dropout, config.hidden_dropout, config.residual_dropout)
     assert found == (0.5, 0.0, 0.5)

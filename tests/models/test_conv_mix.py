@@ -90,7 +90,7 @@ def test_conv_mix_groups(
         assert block.shortcut[0].kernel_size == (1, 1)
 
 
-def test_shuffle_is_the_literal_one() -> None:
+def test_shuffle_equals_an_explicit_implementation() -> None:
     block = ConvMixBlock(8, 8, groups=4)
     x = torch.arange(8.0).view(1, 8, 1, 1)
     # (C / g2, g2) = (4, 2), transposed.
@@ -104,7 +104,7 @@ def test_block_mix_blocks_keep_their_groups_apart() -> None:
 
 
 @pytest.mark.parametrize(("planes", "size"), [(8, 4), (16, 4), (12, 4), (32, 4), (27, 3)])
-def test_a_stage_of_all_strides_mixes_all_channels(planes: int, size: int) -> None:
+def test_stage_with_all_strides_mixes_all_channels(planes: int, size: int) -> None:
     count = len(rm.ops.butterfly_strides(planes, size))
     assert channels_met(BlockMixStage(planes, planes, count, group_size=size), planes).all()
     fewer = BlockMixStage(planes, planes, count - 1, group_size=size)
@@ -130,7 +130,7 @@ def test_dense_stage_has_one_group_and_no_permutation() -> None:
     assert torch.equal(stage(x), plain(x))
 
 
-def test_permutation_wraps_the_whole_block() -> None:
+def test_permutation_is_applied_around_the_whole_block() -> None:
     class Scale(nn.Module):
         def forward(self, x: Tensor) -> Tensor:
             return x * torch.arange(8.0).view(1, 8, 1, 1)

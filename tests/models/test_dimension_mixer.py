@@ -74,7 +74,7 @@ def test_token_parallel_as_the_paper_words_it(groups: int, total: int) -> None:
     assert counted(NAME, mixer="token_parallel", mixer_options=options) == total
 
 
-def test_every_size_is_there() -> None:
+def test_every_size_is_registered() -> None:
     sizes = {f"p{patch}_l{layers}" for patch in (4, 2, 1) for layers in (8, 4)}
     names = {f"dimmixer_vit_{data}_{size}" for data in ("cifar10", "cifar100") for size in sizes}
     assert names <= set(rm.list_models())
@@ -144,7 +144,7 @@ def test_every_tensor_has_one_position_in_the_released_code(
     assert all(torch.isfinite(parameter).all() for parameter in model.parameters())
 
 
-def test_blocks_of_the_released_code_come_in_encoders() -> None:
+def test_released_blocks_are_grouped_in_encoders() -> None:
     def encoders(**settings: Any) -> set[str]:
         keys = tiny(**settings).official_tensors()
         return {key.rsplit(".attention", 1)[0] for key in keys if "attention" in key}
@@ -159,7 +159,7 @@ def test_blocks_of_the_released_code_come_in_encoders() -> None:
     assert encoders(mixer="token_parallel", mixer_options={"num_groups": 1}) == singles
 
 
-def test_token_parallel_weights_are_put_where_they_belong(golden: Golden) -> None:
+def test_token_parallel_weights_are_loaded_into_the_right_modules(golden: Golden) -> None:
     vectors = golden("token_parallel_attention_wout0")
     options = {"num_groups": 2, "use_wout": False, "softmax_over": "queries"}
     model = tiny(mixer="token_parallel", mixer_options=options, num_layers=1)
@@ -205,7 +205,7 @@ def test_block_is_post_norm() -> None:
     torch.testing.assert_close(block(x), block.norm2(block.mlp(middle) + middle))
 
 
-def test_dropout_acts_behind_the_norms() -> None:
+def test_dropout_is_applied_after_the_norms() -> None:
     block = PostNormBlock(torch.nn.Linear(6, 6), 6, 12, dropout=0.5)
     y = block(torch.randn(4, 50, 6))
     assert 0.4 < (y == 0).float().mean() < 0.6

@@ -24,7 +24,7 @@ TRAINED = {"softmax", "csp", "tssa", "sinkhorn", "s4"}
         for name in rm.list_mixers()
     ],
 )
-def test_every_mixer_trains_in_it(mixer: str) -> None:
+def test_every_mixer_trains_in_the_encoder(mixer: str) -> None:
     model = rm.create_model("encoder", mixer=mixer, **TOKENS)
     inputs, labels = torch.randint(0, 11, (8, 20)), torch.randint(0, 3, (8,))
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
@@ -39,7 +39,7 @@ def test_every_mixer_trains_in_it(mixer: str) -> None:
 
 
 @pytest.mark.parametrize("mixer", rm.list_mixers())
-def test_padding_reaches_nothing(mixer: str) -> None:
+def test_padding_does_not_change_outputs(mixer: str) -> None:
     model = rm.create_model("encoder", mixer=mixer, num_layers=2, **TOKENS).double().eval()
     inputs = torch.randint(0, 11, (3, 20))
     mask = torch.zeros(3, 20, dtype=torch.bool)

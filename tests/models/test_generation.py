@@ -33,7 +33,9 @@ def by_hand(model: rm.models.GPT, tokens: Tensor, count: int) -> Tensor:
 
 @pytest.mark.parametrize("mixer", CAUSAL)
 @pytest.mark.parametrize(("prompt", "length"), [(1, 7), (20, 24)])
-def test_greedy_generation_is_the_models_own(mixer: str, prompt: int, length: int) -> None:
+def test_greedy_generation_equals_the_argmax_of_the_model(
+    mixer: str, prompt: int, length: int
+) -> None:
     """Prompts from one token up to the maximum length of the model."""
     model = model_with(mixer)
     tokens = torch.randint(13, (3, prompt))
@@ -81,7 +83,7 @@ def test_equal_seeds_give_equal_tokens(mixer: str) -> None:
     assert model.training
 
 
-def test_the_prompt_stays_in_front_and_nothing_may_be_asked_for() -> None:
+def test_prompt_is_kept_and_zero_new_tokens_are_allowed() -> None:
     model = model_with("tssa")
     tokens = torch.randint(13, (2, 5))
     assert torch.equal(model.generate(tokens, 7)[:, :5], tokens)
@@ -109,7 +111,7 @@ KEPT: dict[str, tuple[int | None, float | None, list[list[int]]]] = {
 
 
 @pytest.mark.parametrize(("top_k", "top_p", "kept"), KEPT.values(), ids=KEPT)
-def test_which_tokens_may_be_chosen(
+def test_top_k_and_top_p_limit_the_tokens(
     top_k: int | None, top_p: float | None, kept: list[list[int]]
 ) -> None:
     found = _keep_likeliest(LOGITS, top_k, top_p).isfinite()
@@ -163,7 +165,9 @@ PROMPTS = [torch.tensor(ids) for ids in ([1, 2, 3, 4, 5], [7], [1, 2, 3], [7], [
 
 @pytest.mark.parametrize("mixer", CAUSAL)
 @pytest.mark.parametrize("temperature", [0.0, 1.5])
-def test_a_prompt_continues_alone_as_in_a_batch(mixer: str, temperature: float) -> None:
+def test_prompt_has_the_same_continuation_alone_and_in_a_batch(
+    mixer: str, temperature: float
+) -> None:
     model = model_with(mixer)
     options: dict[str, Any] = {"temperature": temperature, "top_k": 7, "seed": 3}
     together = rm.models.continue_prompts(model, PROMPTS, 12, **options)

@@ -60,14 +60,14 @@ def test_parameter_counts(
 @pytest.mark.parametrize(
     ("size", "millions"), [("base", 110.5), ("medium", 304.9), ("large", 656.9)]
 )
-def test_tost_counts_to_the_printed_digit(size: str, millions: float) -> None:
+def test_tost_parameters_equal_the_printed_digits(size: str, millions: float) -> None:
     with torch.device("meta"):
         model = rm.create_model(f"tost_lm_{size}", bias=True)
     assert round(model.num_parameters() / 1e6, 1) == millions
 
 
 @pytest.mark.parametrize(("size", "printed"), [("base", 110), ("medium", 304), ("large", 655)])
-def test_tost_counts_as_the_paper_prints_them(size: str, printed: int) -> None:
+def test_tost_parameters_are_rounded_as_in_the_paper(size: str, printed: int) -> None:
     with torch.device("meta"):
         model = rm.create_model(f"tost_lm_{size}", bias=False)
     assert round((model.num_parameters() - model.positions.table.numel()) / 1e6) == printed
@@ -78,7 +78,7 @@ def test_tied_embeddings_are_counted_once() -> None:
     assert untied.num_parameters() - tied.num_parameters() == 13 * 12
 
 
-def test_no_bias_anywhere() -> None:
+def test_bias_false_removes_every_bias() -> None:
     names = [name for name, _ in small("tost_lm_base", bias=False).named_parameters()]
     assert not [name for name in names if name.endswith(".bias")]
 
@@ -86,7 +86,7 @@ def test_no_bias_anywhere() -> None:
 # Initialization.
 
 
-def test_start_of_gpt2() -> None:
+def test_initialization_equals_gpt2() -> None:
     layers = 8
     model = rm.create_model("tost_lm_base", dim=128, num_layers=layers, num_heads=4, vocab_size=99)
     small_std = 0.02 / math.sqrt(2 * layers)
@@ -112,7 +112,7 @@ def test_scaled_embeddings_have_unit_deviation() -> None:
 
 
 @pytest.mark.parametrize("mixer", CAUSAL)
-def test_no_logit_sees_a_later_token(mixer: str) -> None:
+def test_no_logit_depends_on_later_tokens(mixer: str) -> None:
     model = shaken(small(mixer=mixer))
     tokens = torch.randint(13, (2, 11))
     before = model(tokens)
@@ -124,7 +124,7 @@ def test_no_logit_sees_a_later_token(mixer: str) -> None:
 
 @pytest.mark.parametrize("mixer", ["softmax", "tssa", "sinkhorn"])
 @pytest.mark.parametrize("positions", ["learned", "sinusoid"])
-def test_padding_anywhere_moves_nothing(mixer: str, positions: str) -> None:
+def test_padding_anywhere_does_not_change_outputs(mixer: str, positions: str) -> None:
     model = shaken(small(mixer=mixer, positions=positions))
     tokens = torch.randint(13, (3, 7))
     alone = model(tokens)
@@ -313,7 +313,7 @@ def test_official_weights_that_do_not_fit(
         rm.models.load_official(host("tssa", **setting), state)
 
 
-def test_a_tied_head_may_be_left_out() -> None:
+def test_tied_head_may_be_omitted() -> None:
     state = official_tost(2, True, "tssa")
     tokens = torch.randint(13, (1, 5))
     expected = literal_logits(state, tokens, "tssa")

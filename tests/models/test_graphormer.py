@@ -106,7 +106,7 @@ def literal_bias(m: GraphBias, distances: Tensor, path: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("most", [3, None])
-def test_bias_is_the_literal_formula(most: int | None) -> None:
+def test_bias_equals_the_formula(most: int | None) -> None:
     bias = GraphBias(
         3, num_edge_tokens=7, num_distances=9, num_hops=4, path_length=3, max_distance=most
     ).double()
@@ -118,7 +118,7 @@ def test_bias_is_the_literal_formula(most: int | None) -> None:
 
 
 @pytest.mark.parametrize("mixing", ["attention", "sort"])
-def test_attention_is_the_literal_formula(mixing: str) -> None:
+def test_attention_equals_the_formula(mixing: str) -> None:
     layer = GraphAttention(6, 2, mixing=mixing).double()
     x, bias = torch.randn(2, 5, 6).double(), torch.randn(2, 2, 5, 5).double()
     maps = layer.maps(x)
@@ -147,7 +147,7 @@ def literal_exchange(v: Tensor, mask: Tensor) -> Tensor:
     return out
 
 
-def test_max_exchange_is_the_literal_definition() -> None:
+def test_max_exchange_equals_the_definition() -> None:
     layer = GraphAttention(6, 2, mixing="sort", variant="max_exchange").double()
     mask = torch.tensor([[False] * 5, [False] * 3 + [True] * 2])
     x, bias = torch.randn(2, 5, 6).double(), torch.randn(2, 2, 5, 5).double()
@@ -170,19 +170,19 @@ def literal_haar_columns(width: int, layer: int) -> list[int]:
 
 
 @pytest.mark.parametrize("width", [1, 2, 3, 5, 8, 10, 12, 23, 24])
-def test_haar_columns_are_those_of_the_released_loop(width: int) -> None:
+def test_haar_columns_equal_an_explicit_loop(width: int) -> None:
     for layer in range(12):
         assert haar_columns(width, layer) == literal_haar_columns(width, layer)
 
 
-def test_the_rest_of_a_head_descends_in_haar_columns() -> None:
+def test_remaining_haar_columns_of_a_head_are_descending() -> None:
     assert haar_columns(10, 2) == [2, 3, 6, 7, 9]
     assert haar_columns(7, 1) == [3, 4, 5]
     assert haar_columns(24, 3) == [3, 4, 5, 9, 10, 11, 15, 16, 17, 21, 22, 23]
 
 
 @pytest.mark.parametrize("basis", [1, 2, 4])
-def test_haar_columns_are_those_of_the_released_code(golden: Any, basis: int) -> None:
+def test_haar_columns_equal_the_released_code(golden: Any, basis: int) -> None:
     fixture = golden("sliceformer_haar_basis")
     for width in (8, 10, 64):
         if f"idx_{width}_{basis}" in fixture:
@@ -204,7 +204,7 @@ def literal_interleave(v: Tensor, mask: Tensor, width: int, layer: int) -> Tenso
 
 
 @pytest.mark.parametrize("layer", range(4))
-def test_interleave_is_the_literal_loop_in_every_layer(layer: int) -> None:
+def test_interleave_equals_an_explicit_loop_in_every_layer(layer: int) -> None:
     options: dict[str, Any] = {"dim": 20, "num_heads": 2, "num_layers": 4}
     model = rm.create_model(NAMES[1], **{**SMALL, **options}, **INTERLEAVE).double().eval()
     attention = model.blocks[layer].attention
@@ -232,7 +232,7 @@ def test_interleaved_columns_survive_the_meta_device() -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_the_order_of_nodes_changes_nothing_in_attention(name: str) -> None:
+def test_attention_does_not_depend_on_the_order_of_nodes(name: str) -> None:
     """Attention ignores the order of nodes. Sorting does not: it assigns values to positions."""
     model = rm.create_model(name, **SMALL).double().eval()
     for parameter in model.parameters():
@@ -249,7 +249,7 @@ def test_the_order_of_nodes_changes_nothing_in_attention(name: str) -> None:
 
 
 @pytest.mark.parametrize(("name", "options"), MODELS.values(), ids=MODELS)
-def test_padding_and_the_batch_change_nothing(name: str, options: dict[str, Any]) -> None:
+def test_padding_and_the_batch_do_not_change_outputs(name: str, options: dict[str, Any]) -> None:
     model = rm.create_model(name, **SMALL, **options).double().eval()
     g = graph(nodes=5)
     g["inputs"][1, 3:] = 10  # values at padded positions are ignored
@@ -277,7 +277,7 @@ def test_centrality_is_the_number_of_neighbours() -> None:
     torch.testing.assert_close(x[:, 1:], expected)
 
 
-def test_far_nodes_do_not_see_each_other() -> None:
+def test_distant_nodes_do_not_attend_to_each_other() -> None:
     model = rm.create_model(NAMES[0], **SMALL)
     g = graph(nodes=6)
     bias = model.bias(g["distances"], g["path_edges"], None)[0, 0, 1:, 1:]
@@ -286,7 +286,7 @@ def test_far_nodes_do_not_see_each_other() -> None:
     assert torch.isfinite(model(**g)).all()
 
 
-def test_all_nodes_see_each_other_where_no_distance_is_the_most() -> None:
+def test_all_nodes_attend_to_each_other_without_a_maximal_distance() -> None:
     """As published, a pair without a path has a learned bias if there is no maximum distance."""
     model = rm.create_model(NAMES[0], **{**SMALL, "max_distance": None}).eval()
     assert rm.models.model_settings(NAMES[0])["max_distance"] is None
@@ -353,7 +353,7 @@ UNFIT: dict[str, tuple[str, Any, str]] = {
 
 
 @pytest.mark.parametrize(("name", "value", "message"), UNFIT.values(), ids=UNFIT)
-def test_unfit_graphs(name: str, value: Any, message: str) -> None:
+def test_invalid_graphs_are_refused(name: str, value: Any, message: str) -> None:
     model = rm.create_model(NAMES[0], **SMALL)
     with pytest.raises(rm.InputError, match=message) as caught:
         model(**{**graph(), name: value})

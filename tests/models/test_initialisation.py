@@ -19,7 +19,7 @@ HOSTS: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize(("host", "settings"), HOSTS.values(), ids=list(HOSTS))
-def test_kernel_networks_keep_their_start(host: str, settings: dict[str, Any]) -> None:
+def test_kernel_networks_keep_their_initialization(host: str, settings: dict[str, Any]) -> None:
     mixer = rm.create_model(host, mixer="long_conv", **SIZES, **settings).blocks[0].mixer
     for linear in mixer.kernel.linears:
         assert torch.equal(linear.bias, torch.ones_like(linear.bias))

@@ -178,7 +178,7 @@ def test_every_tensor_is_filled(mixer: str) -> None:
 
 
 @pytest.mark.parametrize("prefix", ["module.", "_orig_mod.", "module._orig_mod."])
-def test_prefixes_of_wrappers_are_taken_off(prefix: str) -> None:
+def test_prefixes_of_wrappers_are_removed(prefix: str) -> None:
     state = official_state("tssa")
     plain = load_official(tiny(), state).state_dict()
     wrapped = load_official(tiny(), {f"{prefix}{key}": value for key, value in state.items()})
@@ -239,7 +239,9 @@ FAULTS: dict[str, tuple[Callable[[State], Any], str]] = {
 
 
 @pytest.mark.parametrize(("change", "message"), FAULTS.values(), ids=FAULTS)
-def test_a_fault_changes_nothing(change: Callable[[State], Any], message: str) -> None:
+def test_failed_loading_does_not_change_the_model(
+    change: Callable[[State], Any], message: str
+) -> None:
     model = tiny()
     before = {key: value.clone() for key, value in model.state_dict().items()}
     with pytest.raises(rm.InputError, match=message) as caught:
@@ -253,7 +255,7 @@ def thousand_classes(state: State) -> State:
 
 
 @pytest.mark.parametrize("theirs", [thousand_classes, without("head.bias"), lambda state: state])
-def test_without_the_head_all_else_is_loaded(theirs: Callable[[State], State]) -> None:
+def test_without_the_head_all_other_weights_are_loaded(theirs: Callable[[State], State]) -> None:
     state, model = official_state("tssa"), tiny()
     own = {key: value.clone() for key, value in model.head.state_dict().items()}
     whole = load_official(tiny(), state).state_dict()
@@ -263,7 +265,7 @@ def test_without_the_head_all_else_is_loaded(theirs: Callable[[State], State]) -
         assert torch.equal(value, expected), key
 
 
-def test_without_the_head_all_else_is_strict() -> None:
+def test_without_the_head_other_weights_are_checked_strictly() -> None:
     state = thousand_classes(official_state("tssa"))
     for change, message in (
         (without("norm.bias"), r"state_dict: .*\b1 .*\(norm\.bias\)"),
@@ -277,7 +279,7 @@ def test_without_the_head_all_else_is_strict() -> None:
         assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
 
 
-def test_both_sizes_and_the_way_out_are_told() -> None:
+def test_error_names_both_sizes_and_the_option() -> None:
     with pytest.raises(rm.InputError) as caught:
         load_official(tiny(), thousand_classes(official_state("tssa")))
     message = str(caught.value)
@@ -285,7 +287,7 @@ def test_both_sizes_and_the_way_out_are_told() -> None:
     assert re.search(r"head\.bias\b.*\(1000,\).*\(5,\).*head=False", message)
 
 
-def test_a_head_that_cannot_be_left_out() -> None:
+def test_head_that_cannot_be_omitted() -> None:
     with pytest.raises(rm.InputError, match=r"head: .*True.*got head=False"):
         load_official(Tied(), {"wte": torch.randn(3, 2)}, head=False)
     with pytest.raises(rm.InputError, match=r"head: .*True.*False.*got 'no'"):
@@ -335,6 +337,6 @@ def test_tied_tensors_must_agree() -> None:
     assert isinstance(load_official(Tied(), {"wte": weight}), Tied)
 
 
-def test_public_name() -> None:
+def test_function_is_public() -> None:
     assert rm.models.load_official is load_official
     assert isinstance(tiny(), ToST)

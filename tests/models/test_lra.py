@@ -112,7 +112,7 @@ def test_sliceformer_is_the_transformer_without_queries_and_keys(layers: int) ->
 
 
 @pytest.mark.parametrize("mixer", rm.list_mixers())
-def test_takes_every_mixer(mixer: str) -> None:
+def test_every_mixer_is_supported(mixer: str) -> None:
     model = host(mixer=mixer).eval()
     ids = torch.randint(11, (3, 12))
     mask = torch.arange(12) >= torch.tensor([[12], [9], [1]])
@@ -130,7 +130,7 @@ def test_every_task_builds_at_its_size(task: str) -> None:
     assert scores.shape == (1, 10 if task in ("listops", "image") else 2)
 
 
-def test_the_class_token_is_read_and_comes_first() -> None:
+def test_class_token_is_first_and_is_used_for_the_output() -> None:
     model = host(pool="cls", mixer="identity").eval()
     ids = torch.randint(11, (2, 12))
     torch.testing.assert_close(model(ids), model(torch.zeros_like(ids)))
@@ -171,7 +171,7 @@ def test_length_mean_divides_by_the_longest_length() -> None:
     torch.testing.assert_close(by_length.encode(ids, mask), counted)
 
 
-def test_position_mean_is_over_all_positions_with_what_they_hold() -> None:
+def test_position_mean_includes_padding_positions() -> None:
     model = host(pool="position_mean", positions="none", mixer="identity", padding="max_length")
     ids = torch.randint(1, 11, (2, 8))
     mask = torch.arange(8) >= torch.tensor([[8], [5]])
@@ -184,7 +184,7 @@ def test_position_mean_is_over_all_positions_with_what_they_hold() -> None:
     torch.testing.assert_close(found, model.norm(x).mean(1))
 
 
-def test_max_pooling_leaves_padding_out() -> None:
+def test_max_pooling_ignores_padding() -> None:
     model = host(pool="max").eval()
     ids, mask = torch.randint(11, (2, 12)), torch.arange(12) >= torch.tensor([[12], [5]])
     short = model.encode(ids[1:, :5])
@@ -193,7 +193,7 @@ def test_max_pooling_leaves_padding_out() -> None:
     assert torch.equal(nothing, torch.zeros(2, 16))
 
 
-def test_unmasked_padding_is_the_published_code() -> None:
+def test_unmasked_padding_equals_the_published_code() -> None:
     """As published, token 0 fills inputs up to max_length and is mixed like any other token."""
     model = host(mixer="sliceformer", padding="unmasked").eval()
     ids, mask = torch.randint(1, 11, (2, 9)), torch.arange(9) >= torch.tensor([[9], [5]])
@@ -223,7 +223,7 @@ def test_a_padding_id_is_a_mask() -> None:
 
 
 @pytest.mark.parametrize("masked", [False, True])
-def test_filled_to_the_longest_length(masked: bool) -> None:
+def test_sequences_are_padded_to_the_longest_length(masked: bool) -> None:
     """Mixers get `max_length` positions for every batch, also with vectors."""
     model = rm.create_model(
         "encoder", mixer="butterfly", in_channels=3, max_length=16, padding="max_length"
@@ -261,7 +261,7 @@ def test_interleaved_sinusoids() -> None:
             assert table[position, channel].item() == pytest.approx(wave(angle), abs=1e-5)
 
 
-def test_sinusoids_are_those_of_tensor2tensor() -> None:
+def test_sinusoids_equal_tensor2tensor() -> None:
     table = sinusoids(50, 8)
     for position in (0, 1, 49):
         for channel in range(4):
@@ -271,7 +271,7 @@ def test_sinusoids_are_those_of_tensor2tensor() -> None:
     assert torch.equal(sinusoids(5, 7)[:, -1], torch.zeros(5))
 
 
-def test_xavier_draws_each_map_as_the_map_it_is() -> None:
+def test_xavier_uses_the_shape_of_each_linear_layer() -> None:
     model = host(dim=64, mlp_ratio=2.0)
     block = model.blocks[0]
     for weight, fan in ((block.mixer.qkv.weight, 128), (block.mlp.fc1.weight, 192)):
@@ -289,7 +289,7 @@ def test_xavier_draws_each_map_as_the_map_it_is() -> None:
     ],
     ids=["values alone", "keys as values", "global tokens"],
 )
-def test_xavier_counts_the_maps_that_there_are(
+def test_xavier_counts_only_existing_projections(
     mixer: str, options: dict[str, Any], layer: str
 ) -> None:
     model = host(dim=64, mixer=mixer, mixer_options=options)
@@ -306,7 +306,7 @@ def test_level_embedding_reads_ids_as_numbers() -> None:
     torch.testing.assert_close(high, 2 * weight + bias)
 
 
-def test_each_position_of_dropout_is_set_alone() -> None:
+def test_each_dropout_is_set_independently() -> None:
     model = host(
         dropout=0.1, embedding_dropout=0.2, attention_dropout=0.3, hidden_dropout=0.4
     ).train()
@@ -346,7 +346,7 @@ def test_bad_settings(change: dict[str, Any], message: str) -> None:
         host(**change)
 
 
-def test_a_pair_is_asked_for_where_one_is_needed() -> None:
+def test_pair_models_refuse_single_inputs() -> None:
     model = host("retrieval")
     with pytest.raises(rm.InputError, match=r"\(B, 2, N\).*got \(3, 12\)"):
         model(torch.zeros(3, 12, dtype=torch.int64))

@@ -130,7 +130,7 @@ def test_the_gate_is_on_the_residual_stream(norm: str) -> None:
 
 @pytest.mark.parametrize("kind", ["layer", "scale", "batch"])
 @pytest.mark.parametrize("training", [True, False])
-def test_padding_reaches_no_norm(kind: str, training: bool) -> None:
+def test_padding_does_not_change_norms(kind: str, training: bool) -> None:
     model = rm.create_model("mega_lra_image", **SMALL, norm_kind=kind, level_scale=None)
     model.train(training)
     ids = torch.randint(11, (3, 12))

@@ -98,7 +98,7 @@ def drawn(settings: dict[str, Any]) -> tuple[rm.models.Model, dict[str, Tensor]]
     return model, weights
 
 
-def test_text_equals_the_host_written_out() -> None:
+def test_text_model_equals_a_literal_implementation() -> None:
     model, p = drawn(TEXT)
     ids = torch.randint(11, (2, 7))
     mask = torch.zeros(2, 7, dtype=torch.bool)
@@ -111,7 +111,7 @@ def test_text_equals_the_host_written_out() -> None:
     torch.testing.assert_close(model(ids, key_padding_mask=mask), expected, atol=1e-5, rtol=1e-5)
 
 
-def test_pixels_equal_the_host_written_out() -> None:
+def test_pixel_model_equals_a_literal_implementation() -> None:
     model, p = drawn(PIXELS)
     ids = torch.randint(256, (2, 8))
     levels = (ids.double() / 255 - 0.48) / 0.24
@@ -139,12 +139,12 @@ def test_each_setting_changes_the_logits(change: dict[str, Any]) -> None:
     assert (model(ids) - other(ids)).abs().max() > 1e-3
 
 
-def test_positions_may_start_later() -> None:
+def test_positions_may_start_at_an_offset() -> None:
     model = rm.create_model("encoder", **TEXT)
     torch.testing.assert_close(model.positions.table, sinusoids(LENGTH + 3, DIM)[2:])
 
 
-def test_the_class_token_is_drawn_as_the_others_where_they_are_scaled() -> None:
+def test_class_token_has_the_scaled_initialization() -> None:
     wide = {**TEXT, "dim": 768, "num_heads": 2}
     torch.testing.assert_close(
         rm.create_model("encoder", **wide, embedding_std=0.5).cls.std().item(),
@@ -169,7 +169,7 @@ def test_weights_as_in_bert() -> None:
     assert not any(p.any() for name, p in model.named_parameters() if name.endswith(".bias"))
 
 
-def test_dropout_of_the_head_stands_before_its_activation() -> None:
+def test_dropout_of_the_head_is_before_its_activation() -> None:
     model = rm.create_model("encoder", **TEXT, head_dropout=0.5).train()
     vector = torch.randn(1000, DIM)
     hidden = model.head[1](model.head[0](vector))

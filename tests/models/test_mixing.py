@@ -45,12 +45,12 @@ def test_heads_are_set_by_the_model(name: str) -> None:
         rm.create_model(name, mixer_options={"num_heads": 3}, **HOSTS[name])
 
 
-def test_the_decoders_options_are_named() -> None:
+def test_wrong_options_of_the_decoder_are_named() -> None:
     with pytest.raises(rm.InputError, match=r"^decoder_mixer_options: .* got 'causal'"):
         rm.create_model("seq2seq", decoder_mixer_options={"causal": False})
 
 
-def test_own_options_come_before_those_of_the_model() -> None:
+def test_explicit_options_override_the_options_of_the_model() -> None:
     with torch.device("meta"):
         plain = rm.create_model("vit_cifar10", num_layers=1, bias=True)
         without = rm.create_model(

@@ -62,7 +62,7 @@ def test_multiply_accumulates(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", HUNDRED_CLASSES)
-def test_on_a_hundred_classes(name: str) -> None:
+def test_sizes_for_a_hundred_classes(name: str) -> None:
     parameters, macs = HUNDRED_CLASSES[name]
     model = on_meta(name, num_classes=100)
     assert round(model.num_parameters() / 1e6, 2) == parameters
@@ -70,7 +70,7 @@ def test_on_a_hundred_classes(name: str) -> None:
     assert multiply_accumulates(model, image) / 1e6 == pytest.approx(macs, rel=1e-3)
 
 
-def test_counting_leaves_the_model_as_it_was() -> None:
+def test_counting_does_not_change_the_model() -> None:
     model = rm.create_model("mlp_mixer_dense_e1", num_layers=1)
     images = torch.randn(2, 3, 32, 32)
     once, twice = multiply_accumulates(model, images[:1]), multiply_accumulates(model, images)
@@ -128,7 +128,7 @@ ACTIVATIONS = {"dense": "GELU", "butterfly_linear": "ELU", "butterfly_mlp": "GEL
 
 
 @pytest.mark.parametrize(("mlp", "activation"), ACTIVATIONS.items(), ids=ACTIVATIONS)
-def test_activations_as_the_runs_had_them(mlp: str, activation: str) -> None:
+def test_activations_equal_the_recorded_runs(mlp: str, activation: str) -> None:
     kinds = {type(m).__name__ for m in MLPMixer(mlp=mlp, num_layers=1).modules()}
     assert kinds & {"GELU", "ELU"} == {activation}
 
@@ -156,7 +156,7 @@ RELEASED_MLPS = {
 
 
 @pytest.mark.parametrize("name", RELEASED_MLPS)
-def test_released_mlps_are_put_where_they_belong(golden: Golden, name: str) -> None:
+def test_released_mlps_are_loaded_into_the_right_modules(golden: Golden, name: str) -> None:
     """With 16 patches and 16 channels, the golden vectors fit both MLPs of a block."""
     vectors, (mlp, part) = golden(name), RELEASED_MLPS[name]
     model = MLPMixer(mlp=mlp, image_size=16, dim=16, num_layers=1)

@@ -64,7 +64,7 @@ def test_gradient_checkpointing_changes_no_gradient(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-def test_saved_and_loaded_it_is_the_same(name: str, tmp_path: Path) -> None:
+def test_saved_model_is_loaded_unchanged(name: str, tmp_path: Path) -> None:
     model = build(name).eval()
     with torch.no_grad():
         for parameter in model.parameters():
@@ -82,7 +82,7 @@ def test_saved_and_loaded_it_is_the_same(name: str, tmp_path: Path) -> None:
 
 @ways_to_give_memory
 @pytest.mark.parametrize("name", FAMILIES)
-def test_built_on_the_meta_device(
+def test_model_is_built_on_the_meta_device(
     name: str, give_memory: Callable[[nn.Module, nn.Module], nn.Module]
 ) -> None:
     model = build(name).eval()
@@ -105,7 +105,7 @@ def test_bfloat16(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-def test_samples_do_not_meet(name: str) -> None:
+def test_samples_do_not_affect_each_other(name: str) -> None:
     model = build(name).eval().double()
     args, options = sample(name, 3)
     args = tuple(a.double() if a.is_floating_point() else a for a in args)
@@ -179,7 +179,7 @@ COMPILED = {"encoder", "gpt"}
     "name",
     [pytest.param(n, marks=[] if n in COMPILED else [pytest.mark.slow]) for n in FIRST_OF_FAMILY],
 )
-def test_compiles_without_a_break(name: str) -> None:
+def test_compiles_to_one_graph(name: str) -> None:
     model = build(name).eval()
     args, options = sample(name)
     torch._dynamo.reset()
@@ -216,7 +216,7 @@ def damage(folder: Path, file: str, content: Any) -> None:
         ("model.safetensors", "short", "damaged"),
     ],
 )
-def test_damaged_folders_are_told_in_one_line(
+def test_damaged_folders_are_reported_in_one_line(
     file: str, content: str | None, words: str, tmp_path: Path
 ) -> None:
     build("encoder").save_pretrained(tmp_path)
@@ -312,7 +312,7 @@ def test_a_model_that_was_changed_is_not_saved(tmp_path: Path) -> None:
     assert not folder.exists()
 
 
-def test_settings_are_the_models_own() -> None:
+def test_settings_are_copied() -> None:
     options = {"shift": "none"}
     model = build("encoder", mixer="csp", mixer_options=options)
     options["shift"] = "linear"
@@ -321,7 +321,7 @@ def test_settings_are_the_models_own() -> None:
     assert rm.models.model_settings("sinkhorn_lm_base")["mixer_options"]
 
 
-def test_what_cannot_be_saved_leaves_no_folder(tmp_path: Path) -> None:
+def test_failed_save_leaves_no_folder(tmp_path: Path) -> None:
     folder = tmp_path / "new"
     with torch.device("meta"):
         empty = build("encoder")
@@ -345,7 +345,7 @@ def test_every_entry_of_the_table_is_used() -> None:
     assert {id(tiny(name)) for name in NAMES} == {id(entry) for entry in TINY.values()}
 
 
-def test_a_folder_written_over_never_has_the_old_settings(
+def test_overwritten_folder_never_has_the_old_settings(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Weights fit many settings, for example models with different numbers of heads."""

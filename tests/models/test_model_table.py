@@ -20,7 +20,9 @@ from rifflemix.models.registry import count_parameters, difference_to
         ("110 M", 109_600_000, "0"),
     ],
 )
-def test_difference_is_in_the_papers_digits(printed: str, parameters: int, difference: str) -> None:
+def test_difference_is_rounded_as_in_the_paper(
+    printed: str, parameters: int, difference: str
+) -> None:
     assert difference_to(printed, parameters) == difference
 
 

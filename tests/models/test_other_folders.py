@@ -15,7 +15,7 @@ from command_line import Cli
 from rifflemix.lab.runs.build_for_task import fit_model
 
 
-def test_a_training_run_says_what_it_is(cli: Cli, tmp_path: Path) -> None:
+def test_training_run_is_refused_as_a_saved_model(cli: Cli, tmp_path: Path) -> None:
     out, folder = tmp_path / "out", tmp_path / "model"
     command = ["train", "--task", "digits", "--mixer", "tssa", "--max-steps", 1, "--dim", 16]
     assert cli(*command, "--layers", 1, "--threads", 1, "--out", out).code == 0
@@ -46,7 +46,9 @@ def test_a_training_run_says_what_it_is(cli: Cli, tmp_path: Path) -> None:
         ({"model_type": "bert", "architectures": ["BertModel"]}, "a model of transformers"),
     ],
 )
-def test_other_folders_say_what_they_are(config: Any, words: str, tmp_path: Path) -> None:
+def test_other_folders_are_refused_as_a_saved_model(
+    config: Any, words: str, tmp_path: Path
+) -> None:
     (tmp_path / "config.json").write_text(json.dumps(config))
     with pytest.raises(rm.InputError, match="folder") as caught:
         rm.models.from_pretrained(tmp_path)

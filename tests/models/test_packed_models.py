@@ -83,7 +83,7 @@ def test_stacks_of_mixers(mixer: str, norm: str, norm_kind: str) -> None:
     assert_as_alone(drawn("mixer_stack", mixer=mixer, **settings), ids, 0)
 
 
-def test_batch_norm_in_training_is_that_of_a_padded_batch() -> None:
+def test_batch_norm_in_training_equals_a_padded_batch() -> None:
     packed = drawn("mixer_stack", mixer="tssa", num_classes=3, in_channels=4).train()
     padded = copy.deepcopy(packed)
     row = torch.randn(1, N, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
@@ -118,7 +118,7 @@ def test_gradient_checkpointing() -> None:
         ("encoder", {"num_sequences": 2}, {}, "cu_seqlens: .*'batch'"),
     ],
 )  # fmt: skip
-def test_what_is_refused(
+def test_unsupported_packed_inputs_are_refused(
     name: str, settings: dict[str, Any], options: dict[str, Any], sentence: str
 ) -> None:
     model = rm.create_model(name, **{**SIZES, "mixer": "tssa", "vocab_size": 9, **settings})
@@ -126,7 +126,7 @@ def test_what_is_refused(
         model(torch.zeros(1, N, dtype=torch.int64), **{"cu_seqlens": BOUNDS, **options})
 
 
-def test_branches_that_drop_for_a_sequence() -> None:
+def test_drop_path_is_refused_with_packed_sequences_in_training() -> None:
     from rifflemix.nn.block import Block
 
     block = Block(rm.create_mixer("tssa", 6), nn.Linear(6, 6), 6, drop_path=0.5)

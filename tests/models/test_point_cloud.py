@@ -25,7 +25,7 @@ def test_takes_points_with_every_mixer(mixer: str) -> None:
 
 
 @pytest.mark.parametrize("mixer", FREE_OF_ORDER)
-def test_the_order_of_points_changes_nothing(mixer: str) -> None:
+def test_output_does_not_depend_on_the_order_of_points(mixer: str) -> None:
     assert {"softmax", "tssa"} <= set(FREE_OF_ORDER)
     model = rm.create_model("point_cloud", mixer=mixer, **SMALL).double().eval()
     points, order = torch.randn(2, 24, 3).double(), torch.randperm(24)
@@ -80,7 +80,7 @@ def test_review_classifier_is_post_norm_with_max_pooling() -> None:
     torch.testing.assert_close(model(ids), model.head(x.amax(1)))
 
 
-def test_review_classifier_drops_at_the_end_of_branches_only() -> None:
+def test_review_classifier_has_dropout_at_the_end_of_branches_only() -> None:
     model = rm.create_model("imdb_classifier", vocab_size=11, dim=16, num_layers=1, num_heads=2)
     block = model.blocks[0]
     assert (block.drop.p, block.mlp.drop.p) == (0.1, 0.1)

@@ -47,7 +47,7 @@ def expected_parameters(mixing: str, blocks: int, planes: int, numbers: list[int
     return total + before * 10 + 10
 
 
-def test_all_ten_are_there() -> None:
+def test_all_ten_models_are_registered() -> None:
     assert {name for name in rm.list_models() if name.startswith("resnet_")} == set(FIGURE)
 
 
@@ -59,7 +59,7 @@ def test_parameters(name: str) -> None:
     assert found == expected_parameters(mixing, *FIGURE[name])
 
 
-def test_the_classic_one() -> None:
+def test_classic_resnet20_has_its_parameters() -> None:
     """ResNet-20 of He et al. has 269,722 parameters with padded shortcuts.
 
     1x1 convolutions as shortcuts add 2,752.

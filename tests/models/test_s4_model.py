@@ -34,7 +34,7 @@ def test_blocks_written_out(norm: str) -> None:
 @pytest.mark.parametrize("kind", ["layer", "scale", "batch"])
 @pytest.mark.parametrize("norm", ["pre", "post"])
 @pytest.mark.parametrize("mode", ["train", "eval"])
-def test_padding_reaches_nothing(kind: str, norm: str, mode: str) -> None:
+def test_padding_does_not_change_outputs(kind: str, norm: str, mode: str) -> None:
     model = model_of(norm=norm, norm_kind=kind).train(mode == "train")
     ids = torch.randint(11, (2, 9))
     mask = torch.zeros(2, 9, dtype=torch.bool)

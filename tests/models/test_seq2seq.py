@@ -39,7 +39,7 @@ def small(**changes: Any) -> Seq2Seq:
 
 
 @pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
-def test_the_decoder_does_not_look_ahead(kind: dict[str, Any]) -> None:
+def test_decoder_does_not_depend_on_later_tokens(kind: dict[str, Any]) -> None:
     model = small(**kind)
     inputs, written = torch.randint(13, (2, 9)), torch.randint(13, (2, 11))
     before = model(inputs, written)
@@ -51,7 +51,7 @@ def test_the_decoder_does_not_look_ahead(kind: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("kind", ["softmax", "tssa", "sinkhorn"])
-def test_padding_reaches_nothing(kind: str) -> None:
+def test_padding_does_not_change_outputs(kind: str) -> None:
     model = small(**KINDS[kind])
     inputs, written = torch.randint(13, (3, 7)), torch.randint(13, (3, 5))
     mask = torch.ones(3, 12, dtype=torch.bool)
@@ -90,7 +90,7 @@ def test_decoding_ends_when_all_have_ended() -> None:
     assert model.decode(torch.randint(13, (3, 5)), 12).tolist() == [[1]] * 3
 
 
-def test_decoding_can_be_broken_off() -> None:
+def test_decoding_can_be_stopped() -> None:
     model = small()
     inputs = torch.randint(13, (3, 5))
     whole = model.decode(inputs, 12, end_token=None)
@@ -100,7 +100,7 @@ def test_decoding_can_be_broken_off() -> None:
     )
 
 
-def test_exact_match_is_what_decoding_gets_right() -> None:
+def test_exact_match_counts_decoded_sequences() -> None:
     """Teacher forcing and decoding agree, so a sequence is an exact match in both or in neither."""
     model = small(mixer="tssa")
     inputs = torch.randint(2, 13, (6, 8))
@@ -120,7 +120,7 @@ def cross_by_hand(layer: SoftmaxCrossAttention, x: Tensor, memory: Tensor) -> Te
     return layer.proj(y.flatten(2))
 
 
-def test_attention_across() -> None:
+def test_decoder_attends_to_the_encoder() -> None:
     layer = SoftmaxCrossAttention(12, num_heads=3).double()
     x, memory = torch.randn(2, 5, 12).double(), torch.randn(2, 7, 12).double()
     torch.testing.assert_close(layer(x, memory), cross_by_hand(layer, x, memory))
@@ -201,6 +201,6 @@ def test_bad_inputs() -> None:
 
 @pytest.mark.parametrize("name", ["start_token", "end_token"])
 @pytest.mark.parametrize("token", [13, -1, 1.0])
-def test_tokens_that_no_sequence_holds(name: str, token: Any) -> None:
+def test_invalid_start_and_end_tokens_are_refused(name: str, token: Any) -> None:
     with pytest.raises(rm.InputError, match=f"{name}:"):
         small().decode(torch.randint(13, (2, 9)), 4, **{name: token})

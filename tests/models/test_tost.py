@@ -77,7 +77,7 @@ BLOCK_NAMES = {
 }
 
 
-def test_block_and_its_gradients_are_the_published_ones(golden: Golden) -> None:
+def test_block_and_its_gradients_equal_the_published_code(golden: Golden) -> None:
     arrays = golden("tost_block")
     block = Block(
         rm.create_mixer("tssa", 12, num_heads=3),
@@ -102,7 +102,7 @@ def test_block_and_its_gradients_are_the_published_ones(golden: Golden) -> None:
         )
 
 
-def test_forward_is_the_written_one() -> None:
+def test_forward_equals_an_explicit_implementation() -> None:
     model = rm.create_model("tost_tiny_16", **SMALL).eval()
     images = torch.randn(2, 3, 32, 32)
     tokens = model.patch_embed(images) + model.positions(2, 2)
@@ -142,13 +142,13 @@ def test_layer_scale_starts_at_eta(layers: str, eta: float) -> None:
     assert all(torch.equal(scale, torch.full_like(scale, eta)) for scale in scales)
 
 
-def test_what_weight_decay_leaves_alone() -> None:
+def test_parameters_without_weight_decay() -> None:
     model = rm.create_model("tost_tiny_16", **SMALL)
     names = {"cls_token.token", "blocks.0.mixer.temperature", "blocks.1.mixer.temperature"}
     assert model.no_weight_decay() == names
 
 
-def test_ista_variant_takes_a_step_in_position_of_the_branch() -> None:
+def test_ista_variant_replaces_the_branch_by_a_step() -> None:
     model = rm.create_model("tost_ista_tiny_16", **SMALL).eval()
     block = model.blocks[0]
     assert isinstance(block.mlp, ISTA)
@@ -161,7 +161,7 @@ def test_ista_variant_takes_a_step_in_position_of_the_branch() -> None:
 
 
 @pytest.mark.parametrize("mixer", rm.list_mixers())
-def test_every_mixer_fits_in(mixer: str) -> None:
+def test_every_mixer_can_be_used(mixer: str) -> None:
     model = rm.create_model("tost_tiny_16", mixer=mixer, patch_size=8, **SMALL)
     model(torch.randn(3, 3, 32, 32)).square().sum().backward()
     assert all(p.grad is not None for p in model.parameters() if p.requires_grad)

@@ -62,7 +62,7 @@ def test_printed_counts(name: str, overrides: dict[str, Any], mixer: str, millio
         ("vit_tiny_imagenet", "sliceformer", 12, 384, 384, True),
     ],
 )
-def test_without_attention_exactly_q_and_k_are_gone(
+def test_csp_removes_exactly_the_query_and_key_weights(
     name: str, mixer: str, layers: int, dim: int, inner: int, bias: bool
 ) -> None:
     query_and_key = 2 * layers * inner * (dim + bias)
@@ -80,7 +80,7 @@ def test_without_attention_exactly_q_and_k_are_gone(
         ("vit_mnist", "sliceformer", "cls"),
     ],
 )
-def test_pooling_is_that_of_the_mixers_paper(name: str, mixer: str, pool: str) -> None:
+def test_pooling_follows_the_paper_of_the_mixer(name: str, mixer: str, pool: str) -> None:
     model = rm.create_model(name, mixer=mixer, **{**SMALL, "in_channels": 1})
     assert isinstance(model, ViT)
     assert model.pool == pool
@@ -90,7 +90,7 @@ def test_pooling_is_that_of_the_mixers_paper(name: str, mixer: str, pool: str) -
 
 
 @pytest.mark.parametrize("pool", ["cls", "mean"])
-def test_the_head_reads_what_pooling_says(pool: str) -> None:
+def test_head_uses_the_chosen_pooling(pool: str) -> None:
     """With the identity mixer, the class token's logits depend on no patch; the mean's on all."""
     model = rm.create_model("vit_cifar10", mixer="identity", pool=pool, **SMALL).eval()
     first, second = model(torch.randn(2, 3, 8, 8))
@@ -98,7 +98,7 @@ def test_the_head_reads_what_pooling_says(pool: str) -> None:
 
 
 @pytest.mark.parametrize("pool", ["cls", "mean"])
-def test_forward_is_the_written_one(pool: str) -> None:
+def test_forward_equals_an_explicit_implementation(pool: str) -> None:
     model = rm.create_model("vit_cifar10", pool=pool, **SMALL).eval()
     images = torch.randn(2, 3, 8, 8)
     x = model.patch_embed(images)
@@ -121,7 +121,7 @@ def test_positions_and_class_token_start_standard_normal() -> None:
 
 
 @pytest.mark.parametrize("shift", ["none", "linear", "power", "code_linear", "code_exp"])
-def test_csp_options_are_within_reach(shift: str) -> None:
+def test_csp_options_are_passed_to_every_layer(shift: str) -> None:
     model = rm.create_model(
         "vit_cifar10",
         mixer="csp",
@@ -144,7 +144,7 @@ def test_csp_groups_are_the_papers() -> None:
 
 
 @pytest.mark.parametrize("mixer", rm.list_mixers())
-def test_every_mixer_fits_in(mixer: str) -> None:
+def test_every_mixer_can_be_used(mixer: str) -> None:
     model = rm.create_model("vit_dogs_vs_cats", mixer=mixer, **{**SMALL, "in_channels": 1})
     loss = model(torch.randn(2, 1, 8, 8)).square().sum()
     loss.backward()

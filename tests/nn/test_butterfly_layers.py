@@ -59,7 +59,7 @@ def test_every_output_depends_on_every_input(n: int, build: Callable[[], nn.Modu
     assert (jacobian != 0).all()
 
 
-def test_leading_axes_are_free_and_stay_apart() -> None:
+def test_any_leading_axes_are_independent() -> None:
     mlp = ButterflyMLP(24, 4).double()  # 24 / 4: the rule of the paper would mix samples here
     x = torch.randn(2, 3, 24, dtype=torch.float64)
     y = mlp(x)
@@ -69,7 +69,7 @@ def test_leading_axes_are_free_and_stay_apart() -> None:
             torch.testing.assert_close(y[i, j], mlp(x[i, j]))
 
 
-def test_no_activation_follows_the_last_map() -> None:
+def test_no_activation_after_the_last_layer() -> None:
     mlp = BlockMLP(8, (4, 6, 2), activation=nn.ReLU)
     assert [type(layer) for layer in mlp.layers] == [BlockLinear, nn.ReLU, BlockLinear]
     assert mlp(torch.randn(3, 8)).shape == (3, 4)
@@ -95,7 +95,7 @@ STACKS: dict[str, Callable[[], nn.Module]] = {
 
 
 @pytest.mark.parametrize("name", STACKS)
-def test_maps_run_as_one_and_one_by_one_where_somebody_looks(name: str) -> None:
+def test_layers_run_fused_or_separately_with_hooks(name: str) -> None:
     """Layers run fused. With a hook on an inner module they run separately, with equal results."""
     torch.manual_seed(0)
     layer = STACKS[name]()
@@ -120,7 +120,7 @@ def test_a_hook_on_a_block_mlp_of_a_butterfly_is_called() -> None:
     assert seen == [(8, 8)]
 
 
-def test_activations_that_the_kernel_does_not_know() -> None:
+def test_activations_that_the_kernel_does_not_support() -> None:
     x = torch.randn(2, 600, 64)
     kinds = {
         nn.Tanh: torch.tanh,
@@ -132,7 +132,7 @@ def test_activations_that_the_kernel_does_not_know() -> None:
         torch.testing.assert_close(mlp(x), mlp.layers[2](function(mlp.layers[0](x))))
 
 
-def test_a_changed_part_takes_the_place_of_the_one_it_changes() -> None:
+def test_modified_submodule_replaces_the_original() -> None:
     mlp = ButterflyMLP(64, 8)
     x = torch.randn(300, 64)
     torch.nn.utils.parametrize.register_parametrization(
@@ -148,7 +148,7 @@ class _Doubled(nn.Module):
         return 2 * weight
 
 
-def test_all_maps_of_a_butterfly_start_as_asked_for() -> None:
+def test_all_layers_of_a_butterfly_use_the_given_initialization() -> None:
     mlp = ButterflyLinearMLP(16, 4, init="randn")
     assert [part.init for part in mlp.children() if isinstance(part, BlockLinear)] == ["randn"] * 4
 
@@ -191,7 +191,7 @@ def test_bad_arguments(build: Callable[[], nn.Module], named: str) -> None:
         build()
 
 
-def test_a_residual_block_puts_features_back_where_they_came_from() -> None:
+def test_residual_block_restores_the_order_of_features() -> None:
     mlp = BlockResMLP(12, (3, 6, 3))
     with pytest.raises(rm.InputError, match=r"out_stride: .*in_stride = 2.*got 4\b"):
         mlp(torch.randn(2, 12), 2, 4)

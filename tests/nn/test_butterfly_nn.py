@@ -121,7 +121,7 @@ def test_golden_butterfly_vit(golden: Golden) -> None:
     close(y, vectors["y"])
 
 
-def test_host_blocks_ignore_padding() -> None:
+def test_model_blocks_ignore_padding() -> None:
     layer = ButterflyBlocks(PostNormBlock(8, 2), 4, 3).double()
     x = torch.randn(2, 12, 8, dtype=torch.float64)
     mask = torch.rand(2, 12) < 0.3
@@ -141,7 +141,7 @@ def test_host_blocks_ignore_padding() -> None:
     torch.testing.assert_close(results[0][0][1, valid], layer.host(x[1:, valid])[0])
 
 
-def test_a_group_of_padding_does_no_harm_to_a_naive_host() -> None:
+def test_group_of_padding_is_safe_for_a_naive_model() -> None:
     class Naive(nn.Linear):
         def forward(self, x: Tensor, *, key_padding_mask: Tensor) -> Tensor:
             scores = (x @ x.mT).masked_fill(key_padding_mask[:, None, :], -torch.inf)
@@ -158,7 +158,7 @@ def test_a_group_of_padding_does_no_harm_to_a_naive_host() -> None:
 
 
 @pytest.mark.parametrize("length", [8, 12, 24, 36])
-def test_host_blocks_keep_samples_apart(length: int) -> None:
+def test_model_blocks_keep_samples_separate(length: int) -> None:
     x, other = torch.randn(2, 2, length, 8, dtype=torch.float64)
     for stride in rm.ops.butterfly_strides(length, 4):
         layer = ButterflyBlocks(PostNormBlock(8, 2), 4, stride).double()

@@ -22,7 +22,7 @@ from rifflemix.nn.positions import PositionEmbedding
 Golden = Callable[[str], dict[str, np.ndarray]]
 
 
-def test_a_patch_is_read_row_column_channel() -> None:
+def test_patch_is_flattened_row_column_channel() -> None:
     layer = PatchEmbedding(2, 12, (2, 3))
     torch.nn.init.eye_(layer.proj.weight)
     torch.nn.init.zeros_(layer.proj.bias)
@@ -60,7 +60,7 @@ def test_convolutional_patches_need_a_wide_enough_token() -> None:
         ConvPatchEmbedding(3, 7, 16)
 
 
-def test_fourier_positions_are_the_published_ones(golden: Golden) -> None:
+def test_fourier_positions_equal_the_published_code(golden: Golden) -> None:
     arrays = golden("pos_fourier")
     layer = FourierPositions(16)
     load(layer, {"proj.weight": "token_projection.weight", "proj.bias": "token_projection.bias"})(
@@ -69,7 +69,7 @@ def test_fourier_positions_are_the_published_ones(golden: Golden) -> None:
     torch.testing.assert_close(layer(3, 5), torch.from_numpy(arrays["y"]), atol=1e-5, rtol=1e-4)
 
 
-def test_fourier_features_one_by_one() -> None:
+def test_fourier_features_equal_an_explicit_loop() -> None:
     height, width, features = 3, 4, 6
     layer = FourierPositions(2 * features, features=features)
     torch.nn.init.zeros_(layer.proj.bias)
@@ -102,7 +102,7 @@ CLASS_BLOCK_NAMES = {
 }
 
 
-def test_class_attention_block_is_the_published_one(golden: Golden) -> None:
+def test_class_attention_block_equals_the_published_code(golden: Golden) -> None:
     arrays = golden("class_attention_block_tokensnorm0")
     block = ClassAttentionBlock(12, 3, 48, tokens_norm=False).eval()
     load(block, CLASS_BLOCK_NAMES)(arrays)
@@ -132,7 +132,7 @@ def test_class_attention_is_attention_of_the_first_token() -> None:
     torch.testing.assert_close(layer(x)[:, 0], layer.proj(gathered))
 
 
-def test_class_token_goes_in_front() -> None:
+def test_class_token_is_prepended() -> None:
     layer = ClassToken(4, std=1.0)
     x = torch.randn(3, 2, 4)
     y = layer(x)
@@ -142,13 +142,13 @@ def test_class_token_goes_in_front() -> None:
 
 
 @pytest.mark.parametrize("std", [0.02, 1.0])
-def test_starting_deviation(std: float) -> None:
+def test_initial_standard_deviation(std: float) -> None:
     assert ClassToken(10_000, std=std).token.std().item() == pytest.approx(std, rel=0.05)
     table = PositionEmbedding(100, 100, std=std).table
     assert table.std().item() == pytest.approx(std, rel=0.05)
 
 
-def test_layer_scale_starts_where_it_is_told() -> None:
+def test_layer_scale_has_the_given_initial_value() -> None:
     x = torch.randn(2, 3, 4)
     torch.testing.assert_close(LayerScale(4, 1e-5)(x), 1e-5 * x)
     with pytest.raises(ValueError, match="initial"):
@@ -167,7 +167,7 @@ def test_drop_path_drops_whole_samples_and_keeps_the_mean() -> None:
     assert layer.eval()(x) is x
 
 
-def test_drop_path_refuses_certainty() -> None:
+def test_drop_path_refuses_probability_one() -> None:
     with pytest.raises(ValueError, match=r"p: .*\[0, 1\)"):
         DropPath(1.0)
 

@@ -15,7 +15,7 @@ def objective(code: Tensor, x: Tensor, dictionary: Tensor, sparsity: float) -> T
     return 0.5 * (x - code @ dictionary.T).square().sum(-1) + sparsity * code.abs().sum(-1)
 
 
-def test_is_the_written_step() -> None:
+def test_equals_the_explicit_step() -> None:
     layer = ISTA(5, step_size=0.3, sparsity=0.2).double()
     x = torch.randn(5, dtype=torch.float64)
     d = layer.weight.detach()
@@ -41,7 +41,7 @@ def test_is_a_proximal_step_that_lowers_the_lasso_objective() -> None:
         assert (after < before).any()
 
 
-def test_its_gradient_is_that_of_the_smooth_part() -> None:
+def test_gradient_equals_the_gradient_of_the_smooth_part() -> None:
     """Away from the threshold, the step is -step_size times the gradient of autograd."""
     layer = ISTA(6, step_size=0.05, sparsity=0.1).double()
     x = 10 + torch.rand(6, dtype=torch.float64)
@@ -51,7 +51,7 @@ def test_its_gradient_is_that_of_the_smooth_part() -> None:
     torch.testing.assert_close(layer(x), x - 0.05 * gradient)
 
 
-def test_strong_sparsity_silences_and_identity_shrinks() -> None:
+def test_strong_sparsity_gives_zeros_and_identity_shrinks() -> None:
     layer = ISTA(4, step_size=0.5, sparsity=0.4)
     torch.nn.init.eye_(layer.weight)
     x = torch.tensor([0.1, 0.2, 1.0, -3.0])
@@ -59,7 +59,7 @@ def test_strong_sparsity_silences_and_identity_shrinks() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=str)
-def test_shape_and_dtype_are_kept(dtype: torch.dtype) -> None:
+def test_shape_and_dtype_do_not_change(dtype: torch.dtype) -> None:
     layer = ISTA(6).to(dtype)
     y = layer(torch.randn(2, 3, 6, dtype=dtype))
     assert y.shape == (2, 3, 6)

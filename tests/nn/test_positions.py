@@ -10,7 +10,7 @@ from rifflemix.nn.positions import SinusoidalPositions
 
 @pytest.mark.parametrize("default", [torch.bfloat16, torch.float16, torch.float64], ids=str)
 @pytest.mark.parametrize("interleaved", [False, True])
-def test_waves_are_those_of_float32_whatever_the_default(
+def test_sinusoids_do_not_depend_on_the_default_dtype(
     default: torch.dtype, interleaved: bool
 ) -> None:
     wanted = SinusoidalPositions(512, 10, interleaved=interleaved).table

@@ -51,7 +51,7 @@ def test_padding_anywhere_counts_as_absent(size: int, causal: bool) -> None:
 
 
 @pytest.mark.parametrize(("size", "causal"), [(3, True), (5, False)])
-def test_packed_sequences_do_not_touch(size: int, causal: bool) -> None:
+def test_packed_sequences_do_not_affect_each_other(size: int, causal: bool) -> None:
     layer, x = convolution(size, causal), torch.randn(1, 9, 4, dtype=torch.float64)
     y = layer(x, cu_seqlens=torch.tensor([0, 4, 4, 5, 9]))
     for start, end in ((0, 4), (4, 5), (5, 9)):

@@ -77,7 +77,7 @@ def test_functions_with_vector_arguments_are_always_inlined(folder: Path) -> Non
     assert not [name for name in names if by_value.search(name)]
 
 
-def test_it_is_loaded_and_chooses_as_the_other(
+def test_clang_library_is_loaded_and_has_the_same_level(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(native, "_FOLDER", folder)
@@ -101,7 +101,9 @@ def results(x: Tensor, mask: Tensor) -> list[Tensor]:
 
 
 @pytest.mark.parametrize("length", [1, 16, 63, 600])
-def test_numbers(length: int, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_clang_library_gives_the_same_results(
+    length: int, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     kernels = CDLL(str(folder / native._LIBRARY))
     x, mask = torch.randn(2, length, 24), torch.rand(2, length) < 0.2
     expected = results(x, mask)

@@ -88,9 +88,7 @@ def ways(double: Operator) -> Iterator[tuple[str, Callable[..., Any]]]:
 
 
 @pytest.mark.parametrize("with_second", [True, False])
-def test_results_and_gradients_are_those_of_the_operator(
-    double: Operator, with_second: bool
-) -> None:
+def test_results_and_gradients_equal_the_operator(double: Operator, with_second: bool) -> None:
     x, y = inputs()
     second = y if with_second else None
     leaves = (x, y) if with_second else (x,)
@@ -105,7 +103,7 @@ def test_results_and_gradients_are_those_of_the_operator(
     assert type(double(x, 2.0, y)[0].grad_fn).__name__ == "doubleBackward"
 
 
-def test_one_output_alone_has_a_gradient(double: Operator) -> None:
+def test_gradient_of_one_output_only(double: Operator) -> None:
     x, y = inputs()
     (found,) = torch.autograd.grad(double(x, 3.0, y)[0].sum(), x)
     assert torch.equal(found, torch.full_like(x, 3.0))
@@ -118,7 +116,7 @@ def test_inputs_without_gradients_get_none(double: Operator) -> None:
     assert torch.equal(y.grad, torch.ones_like(y))
 
 
-def test_without_gradients_nothing_is_kept(double: Operator) -> None:
+def test_without_gradients_nothing_is_saved(double: Operator) -> None:
     x, y = inputs()
     with torch.no_grad():
         assert not double(x, 2.0, y)[0].requires_grad
@@ -127,7 +125,7 @@ def test_without_gradients_nothing_is_kept(double: Operator) -> None:
     assert not double(x.detach(), 2.0, None)[0].requires_grad
 
 
-def test_modes_see_the_operator(double: Operator) -> None:
+def test_dispatch_modes_see_the_operator(double: Operator) -> None:
     x, y = inputs()
     with Seen() as seen:
         double(x, 2.0, y)
@@ -164,14 +162,14 @@ def test_fake_tensors_need_no_values(double: Operator) -> None:
     assert calls == ["fake", "fake"]
 
 
-def test_tensors_that_are_more_than_their_numbers(double: Operator) -> None:
+def test_negative_views_zero_tensors_and_subclasses(double: Operator) -> None:
     x = torch.randn(4, 3)
     assert torch.equal(double(torch._neg_view(x), 2.0, None)[0], -2 * x)
     assert torch.equal(double(torch._efficientzerotensor((4, 3)), 2.0, x)[1], x)
     assert torch.equal(double(x.as_subclass(Wrapped), 2.0, None)[0], 2 * x)
 
 
-def test_an_operator_without_a_gradient_says_so(plain: Operator) -> None:
+def test_operator_without_a_gradient_raises_an_error(plain: Operator) -> None:
     x = torch.randn(3, requires_grad=True)
     assert torch.equal(plain(x.detach()), -x)
     with pytest.raises(RuntimeError, match="autograd"):

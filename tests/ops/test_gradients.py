@@ -100,7 +100,7 @@ OPERATORS: dict[str, dict[str, Run]] = {
         for what, run in shared.items()
     ],
 )
-def test_with_a_graph_it_is_the_same_gradient(run: Run, dtype: torch.dtype) -> None:
+def test_create_graph_does_not_change_the_gradient(run: Run, dtype: torch.dtype) -> None:
     x = torch.randn(2, 2, 6, 4, dtype=dtype, requires_grad=True)
     z = torch.randn(2, 2, 6, 4, dtype=dtype, requires_grad=True)
 
@@ -141,7 +141,7 @@ BY_KERNELS: dict[str, Callable[[Tensor], Tensor]] = {
 @pytest.mark.skipif(native.library() is None, reason="needs the compiled kernels")
 @pytest.mark.filterwarnings("ignore:There is a performance drop")  # torch loops over the batch
 @pytest.mark.parametrize("name", BY_KERNELS)
-def test_a_batch_of_gradients_is_each_of_them(name: str) -> None:
+def test_batched_gradients_equal_single_gradients(name: str) -> None:
     """`torch.autograd.functional.jacobian` computes batched gradients in this way."""
     x = torch.randn(2, 6, 4, requires_grad=True)
     y = BY_KERNELS[name](x)

@@ -91,7 +91,7 @@ def test_negated_views(call: Call, backend: str) -> None:
 
 
 @pytest.mark.parametrize(("call", "backend"), FORMS)
-def test_batches_of_none(call: Call, backend: str) -> None:
+def test_empty_batches(call: Call, backend: str) -> None:
     whole = call(torch.randn(2, 8, 4), "eager")
     y = supported(call, torch.zeros(0, 8, 4, requires_grad=True), backend)
     assert y.shape == (0, *whole.shape[1:])
@@ -149,7 +149,7 @@ def test_mixers_refuse_floats_of_8_bits(name: str) -> None:
             mixer.init_state(2, dtype=EIGHT.dtype)
 
 
-def test_states_of_none() -> None:
+def test_empty_states() -> None:
     y, state = ops.causal_token_statistics(
         torch.zeros(0, 2, 8, 2), TEMPERATURE, return_state=True, backend="reference"
     )
@@ -189,7 +189,7 @@ SETTINGS: dict[str, Callable[[Tensor, Callable[[Tensor], Tensor]], object]] = {
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors is in prototype stage")
 @pytest.mark.parametrize("layout", ["sparse", "nested"])
 @pytest.mark.parametrize("name", SETTINGS)
-def test_settings_in_tensors_of_other_layouts(name: str, layout: str) -> None:
+def test_settings_given_as_tensors_of_other_layouts(name: str, layout: str) -> None:
     def to(x: Tensor) -> Tensor:
         if layout == "sparse":
             return x.to_sparse()
@@ -221,14 +221,14 @@ FLAGS: dict[str, Callable[[Any], object]] = {
 
 
 @pytest.mark.parametrize("call", FLAGS.values(), ids=FLAGS.keys())
-def test_flags_that_are_none(call: Callable[[Any], object]) -> None:
+def test_flags_that_are_not_bools_are_refused(call: Callable[[Any], object]) -> None:
     for flag in (torch.tensor([]), torch.ones(2), "yes", None):
         with pytest.raises(InputError, match=r"^\w+: .*True.*False"):
             call(flag)
 
 
 @pytest.mark.parametrize("backend", [np.array([]), np.array(["a", "b"]), torch.ones(2), None])
-def test_backends_that_are_none(backend: Any) -> None:
+def test_invalid_backends_are_refused(backend: Any) -> None:
     with pytest.raises(InputError, match="backend:"):
         ops.max_exchange(torch.randn(2, 8, 4), backend=backend)
 
@@ -240,7 +240,7 @@ def test_groups_of_sparse_tensors() -> None:
             call()
 
 
-def test_what_came_is_told_in_one_line() -> None:
+def test_error_messages_are_one_line() -> None:
     """Messages stay one line for tensors with many lines and strings of millions of characters."""
     for value in (torch.randn(3, 8, 4).to_sparse(), torch.randn(50, 50), "x\n" * 10**6):
         for find in (rm.create_model, rm.mixer_card):
@@ -270,7 +270,7 @@ def test_steps_of_many_tokens() -> None:
 
 
 @pytest.mark.parametrize("level_scale", [None, (0.5, 0.5)])
-def test_ids_that_an_encoder_does_not_know(level_scale: Any) -> None:
+def test_ids_outside_the_vocabulary_of_an_encoder(level_scale: Any) -> None:
     model = rm.create_model(
         "encoder", mixer="average", dim=8, num_layers=1, num_heads=1, vocab_size=5, max_length=4,
         num_classes=2, level_scale=level_scale,
@@ -286,7 +286,7 @@ def small_gpt() -> Any:
     return rm.create_model("gpt", mixer="softmax", **settings).eval()
 
 
-def test_ids_that_a_language_model_does_not_know() -> None:
+def test_ids_outside_the_vocabulary_of_a_language_model() -> None:
     model = small_gpt()
     with pytest.raises(InputError, match=r"tokens: .*\b0\b.*\b4\b.*got 5\b"):
         model(torch.tensor([[5]]))
@@ -310,7 +310,7 @@ def test_official_weights_that_are_quantised() -> None:
 
 
 @pytest.mark.parametrize("name", [["csp"], {"a": 1}, 5, None])
-def test_names_that_are_none(name: Any) -> None:
+def test_invalid_names_are_refused(name: Any) -> None:
     for find in (rm.create_mixer, rm.create_model):
         with pytest.raises(InputError, match=f"(mixer|model) {re.escape(repr(name))}"):
             find(name, **({"dim": 8} if find is rm.create_mixer else {}))

@@ -44,7 +44,7 @@ def _compiled(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(triton_support, "_compiled", {})
 
 
-def test_a_program_is_launched_again_with_its_constants_in_order() -> None:
+def test_compiled_program_is_launched_again_with_its_constants() -> None:
     kernel, x = Kernel(), torch.zeros(64)
     for programs in (3, 5):
         launch(kernel, programs, x, x, None, 7, 0.5, ROWS=4, num_warps=2, WIDTH=8)
@@ -52,7 +52,7 @@ def test_a_program_is_launched_again_with_its_constants_in_order() -> None:
     assert kernel.programs[0].launches == [((5, 1, 1), x, None, 7, 0.5, 8, 4)]
 
 
-def test_other_arguments_are_compiled_anew() -> None:
+def test_other_arguments_are_compiled_again() -> None:
     kernel, x, mask = Kernel(), torch.zeros(64), torch.zeros(64, dtype=torch.uint8)
     usual = {"ROWS": 4, "WIDTH": 8, "num_warps": 2}
     changes: list[tuple[tuple[Any, ...], dict[str, int]]] = [
@@ -75,7 +75,7 @@ def test_other_arguments_are_compiled_anew() -> None:
     assert len(other.programs) == 1
 
 
-def test_memory_that_lies_elsewhere_is_no_reason() -> None:
+def test_other_addresses_do_not_recompile() -> None:
     kernel = Kernel()
     kept = [torch.zeros(64) for _ in range(4)]
     for x in kept:
@@ -83,7 +83,7 @@ def test_memory_that_lies_elsewhere_is_no_reason() -> None:
     assert len({x.data_ptr() % 16 for x in kept}) == len(kernel.programs) == 1
 
 
-def test_no_more_is_kept_than_may_be(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cache_of_programs_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(triton_support, "_MOST_COMPILED", 3)
     kernel, x = Kernel(), torch.zeros(64)
     for length in range(10):
@@ -91,7 +91,7 @@ def test_no_more_is_kept_than_may_be(monkeypatch: pytest.MonkeyPatch) -> None:
         assert len(triton_support._compiled) <= 3
 
 
-def test_no_programs_are_no_launch() -> None:
+def test_empty_grid_is_not_launched() -> None:
     kernel, x = Kernel(), torch.zeros(0)
     launch(kernel, 0, x, x, None, 7, 0.5, ROWS=4, WIDTH=8)
     assert not kernel.programs

@@ -95,14 +95,14 @@ V4 = V3 | {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"}
 @pytest.mark.skipif(
     not (CPUINFO.exists() and platform.machine() == "x86_64"), reason="needs Linux on x86-64"
 )
-def test_the_level_is_what_linux_says_of_the_processor() -> None:
+def test_instruction_level_equals_the_flags_of_linux() -> None:
     flags = set(re.findall(r"^flags\s*: (.*)$", CPUINFO.read_text(), re.MULTILINE)[0].split())
     assert flags >= V3
     assert native.instruction_level() == (4 if flags >= V4 else 3)
 
 
 @pytest.mark.skipif(native.library() is None, reason="needs the compiled kernels")
-def test_threads_of_its_own() -> None:
+def test_kernels_have_their_own_threads() -> None:
     command = [sys.executable, str(WITHOUT_TORCH), str(native._FOLDER / FILE)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stderr

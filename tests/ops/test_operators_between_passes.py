@@ -54,7 +54,7 @@ def require_same(found: dict[str, Tensor | None], expected: dict[str, Tensor | N
 
 @pytest.mark.parametrize("backend", ["auto", "eager"])
 @pytest.mark.parametrize("name", CALLS)
-def test_changes_are_noticed_or_do_not_matter(name: str, backend: str) -> None:
+def test_inputs_changed_before_backward_are_detected_or_harmless(name: str, backend: str) -> None:
     with prefer_backend(backend):
         expected = gradients(name)
         doubled = {k: None if g is None else 2 * g for k, g in expected.items()}

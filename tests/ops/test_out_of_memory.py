@@ -59,7 +59,7 @@ assert torch.equal(w.grad, expected)
 @needs_kernels
 @pytest.mark.skipif(sys.platform != "linux", reason="needs RLIMIT_AS")
 @pytest.mark.slow
-def test_memory_that_the_system_refuses() -> None:
+def test_failed_allocations_are_reported() -> None:
     done = subprocess.run(
         [sys.executable, "-c", LIMITED], capture_output=True, text=True, timeout=120
     )
@@ -195,7 +195,7 @@ def test_every_allocation_may_fail(
 @pytest.mark.slow
 @needs_kernels
 @pytest.mark.skipif(shutil.which("g++") is None, reason="needs a compiler")
-def test_threads_of_its_own_without_memory(library: Path) -> None:
+def test_kernel_threads_without_memory(library: Path) -> None:
     command = [sys.executable, str(WITHOUT_TORCH), str(library), "12"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stderr

@@ -30,7 +30,9 @@ AVAILABLE = ("reference", "eager", "cpu")
         ("eager", "cpu", "cpu"),  # an explicit backend wins
     ],
 )
-def test_auto_means_the_preferred_backend_inside(preferred: str, asked: str, chosen: str) -> None:
+def test_auto_is_the_preferred_backend_inside_the_context(
+    preferred: str, asked: str, chosen: str
+) -> None:
     with prefer_backend(preferred):
         assert choose(asked, AVAILABLE) == chosen
     assert choose("auto", AVAILABLE) == "cpu"
@@ -55,7 +57,7 @@ def in_thread(run: Callable[[], T]) -> T:
         return pool.submit(run).result()
 
 
-def test_threads_have_preferences_of_their_own() -> None:
+def test_threads_have_separate_preferences() -> None:
     """Each thread enters before the other thread exits; a shared preference would leak here."""
     entered, left = threading.Event(), threading.Event()
 
@@ -84,7 +86,7 @@ def test_a_thread_inherits_a_preference_only_with_its_context() -> None:
         assert in_thread(lambda: context.run(choose, "auto", AVAILABLE)) == "eager"
 
 
-def test_tasks_have_preferences_of_their_own() -> None:
+def test_async_tasks_have_separate_preferences() -> None:
     async def prefer(backend: str) -> str:
         with prefer_backend(backend):
             await asyncio.sleep(0)

@@ -94,7 +94,7 @@ def answer(name: str, change: Arguments) -> str:
 
 
 @pytest.mark.parametrize("name", CALLS)
-def test_a_bad_call_is_one_sentence(name: str) -> None:
+def test_bad_call_raises_one_sentence(name: str) -> None:
     answers = {kind: answer(name, change) for kind, change in bad_calls(name)}
     assert answers
     assert {k: a for k, a in answers.items() if "\n" in a or "GPU" in a} == {}
@@ -108,7 +108,7 @@ def takes_none(name: str, argument: str) -> bool:
 
 @pytest.mark.parametrize("learns", [False, True], ids=["fixed", "learned"])
 @pytest.mark.parametrize("name", CALLS)
-def test_none_is_no_tensor(name: str, learns: bool) -> None:
+def test_none_is_refused_as_a_tensor(name: str, learns: bool) -> None:
     """None raises an error: torch passes it as a tensor, and kernels would read invalid memory."""
     good = {
         key: value.clone().requires_grad_(learns)
@@ -131,7 +131,7 @@ def test_none_is_no_tensor(name: str, learns: bool) -> None:
 
 
 @pytest.mark.parametrize("name", CALLS)
-def test_tensors_elsewhere_are_no_wild_pointers(name: str) -> None:
+def test_tensors_of_another_device_are_refused_or_traced(name: str) -> None:
     good = CALLS[name]()
     for key, value in good.items():
         if isinstance(value, Tensor):
@@ -164,7 +164,7 @@ def rounds(count: int) -> Iterator[tuple[int, ...]]:
 
 
 @pytest.mark.parametrize("name", CALLS)
-def test_strides_change_nothing(name: str) -> None:
+def test_strides_do_not_change_results(name: str) -> None:
     needs(name)
     good = CALLS[name]()
     expected = call(name, good)
@@ -182,7 +182,7 @@ def test_strides_change_nothing(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", CALLS)
-def test_a_batch_of_none(name: str) -> None:
+def test_empty_batch(name: str) -> None:
     needs(name)
     good = CALLS[name]()
     empty = {

@@ -98,7 +98,7 @@ def first(outputs: Any) -> Tensor:
 
 
 @pytest.mark.parametrize("name", CALLS)
-def test_another_default_device_changes_nothing(name: str) -> None:
+def test_default_device_does_not_change_results(name: str) -> None:
     """Operators use the device of their inputs, not torch's default device."""
     given = inputs()
     expected = first(CALLS[name](given))
@@ -115,7 +115,7 @@ def test_another_default_device_changes_nothing(name: str) -> None:
         lambda x, sort: ops.sinkhorn_attention(x, x, x, sort, SIZE, dropout_p=0.5),
     ],
 )
-def test_another_default_device_drops_the_same(drop: Callable[..., Tensor]) -> None:
+def test_default_device_does_not_change_dropout(drop: Callable[..., Tensor]) -> None:
     i = inputs()
     torch.manual_seed(1)
     expected = drop(i["q"], i["scores"])
@@ -126,7 +126,7 @@ def test_another_default_device_drops_the_same(drop: Callable[..., Tensor]) -> N
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", CALLS)
-def test_sizes_may_be_symbols(name: str) -> None:
+def test_sizes_may_be_symbolic(name: str) -> None:
     torch.compiler.reset()
     given = inputs()
     compiled = torch.compile(CALLS[name], fullgraph=True, dynamic=True, backend="eager")
@@ -144,7 +144,7 @@ def test_tensors_may_have_no_values(name: str) -> None:
 
 
 @pytest.mark.parametrize("backend", ["reference", "eager", "auto"])
-def test_autocast_does_not_choose_the_type_of_attention(backend: str) -> None:
+def test_autocast_does_not_change_the_dtype_of_attention(backend: str) -> None:
     i = inputs()
     with torch.autocast("cpu", torch.bfloat16):
         for y in (

@@ -141,18 +141,18 @@ def check(*cases: str, folder: Path | None = None) -> None:
     [ALL_KERNELS, WINDOWS, PAIRS, STATISTICS, ATTENTION],
     ids=["all kernels", "windows", "pairs", "statistics", "attention"],
 )
-def test_every_configuration(cases: list[str]) -> None:
+def test_every_configuration_compiles(cases: list[str]) -> None:
     check(*cases)
 
 
-def test_smaller_gpus_have_the_shared_memory_of_what_they_get() -> None:
+def test_smaller_gpus_have_enough_shared_memory() -> None:
     for case, kernels in compile_elsewhere(*SMALLER_GPU, capability=89).items():
         for kernel, takes in kernels.items():
             assert takes["shared"] <= 99 * 1024, (case, kernel, takes)
 
 
 @pytest.mark.skipif(not LOWEST.is_dir(), reason="no lowest Triton: make lowest-triton")
-def test_every_kernel_with_the_lowest_triton() -> None:
+def test_every_kernel_compiles_with_the_lowest_triton() -> None:
     """Older Triton supports less syntax, for example no string as a default parameter."""
     (installed,) = LOWEST.glob("triton-*.dist-info")
     lowest = installed.name.removeprefix("triton-").removesuffix(".0.dist-info")
@@ -163,7 +163,7 @@ def test_every_kernel_with_the_lowest_triton() -> None:
 
 
 @pytest.mark.parametrize("case", [WINDOWS_APART, CAUSAL_APART])
-def test_lanes_hold_what_is_compared_and_summed(case: str) -> None:
+def test_lanes_contain_values_of_two_channels(case: str) -> None:
     """A lane contains 16 slots or tokens of two channels or features.
 
     Windows of 64 are exchanged between lanes three times, with 32 values each. A sum over the
@@ -175,14 +175,14 @@ def test_lanes_hold_what_is_compared_and_summed(case: str) -> None:
 
 
 @pytest.mark.parametrize("features", SUMS_APART)
-def test_lanes_that_share_a_sum_round_it_alike(features: int) -> None:
+def test_lanes_that_share_a_sum_round_equally(features: int) -> None:
     """Shuffled values are not fused into unrounded products: lanes would get different sums."""
     kernels = apart()[SUMS_APART[features]]
     assert sum(takes["shuffles"] for takes in kernels.values()) > 50
     assert not any(takes["fused"] for takes in kernels.values()), kernels
 
 
-def test_two_channels_at_once_take_little_more_than_one() -> None:
+def test_windows_without_index_need_few_more_instructions() -> None:
     """Without indices, a lane contains twice as many channels as with indices."""
     kernels = apart()[PAIRS_APART]
     pairs, each = (kernels[name]["instructions"] for name in ("sort_values", "sort_windows"))

@@ -14,8 +14,8 @@ FOLDER = Path(__file__).parent
 PERMUTATION = "permutation/test_permutation_triton.py"
 STATISTICS = "statistics/test_statistics_triton.py"
 
-STRIDES = "test_registered_operators.py::test_strides_change_nothing"
-NONE = "test_registered_operators.py::test_a_batch_of_none"
+STRIDES = "test_registered_operators.py::test_strides_do_not_change_results"
+EMPTY = "test_registered_operators.py::test_empty_batch"
 PACKED = "test_packed_triton.py"
 BALANCING = "sinkhorn/test_balancing_triton.py"
 ATTENTION = "sinkhorn/test_attention_triton.py"
@@ -35,10 +35,10 @@ pytestmark = [
 
 @pytest.mark.parametrize(
     "files",
-    [(PERMUTATION,), (STATISTICS,), (STRIDES, NONE, PACKED, BALANCING, ATTENTION), (RECURRENCE,)],
+    [(PERMUTATION,), (STATISTICS,), (STRIDES, EMPTY, PACKED, BALANCING, ATTENTION), (RECURRENCE,)],
     ids=["permutation", "statistics", "operators", "recurrence"],
 )
-def test_in_the_interpreter(files: tuple[str, ...]) -> None:
+def test_triton_tests_pass_in_the_interpreter(files: tuple[str, ...]) -> None:
     paths = [str(FOLDER / file) for file in files]
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-m", "not gpu", *paths],

@@ -10,7 +10,7 @@ from rifflemix.ops import triton_support
 from rifflemix.ops.dispatch import PLAIN
 
 
-def test_forward_mode_goes_past_the_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_forward_mode_does_not_use_the_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     """Kernels have no tangents: in forward mode, torch would treat their results as constants."""
     monkeypatch.setattr(triton_support, "INSTALLED", True)
     monkeypatch.setattr(triton_support, "INTERPRETED", True)

@@ -47,7 +47,7 @@ def test_a_mesh_of_one_process(mesh: DeviceMesh) -> None:
     assert sent.rows[0] == ["tssa", "0 / 0", "0 / 0"]
 
 
-def test_a_stop_leaves_what_was_measured(mesh: DeviceMesh) -> None:
+def test_stop_keeps_the_measured_rows(mesh: DeviceMesh) -> None:
     asked = iter([False, True])
     hooks = Hooks(should_stop=lambda: next(asked, True))
     result = parallel.run((8,), mixers=["tssa", "linear"], mesh=mesh, hooks=hooks, **SIZES)
@@ -63,7 +63,7 @@ def test_a_wrong_layer_is_not_timed(mesh: DeviceMesh, monkeypatch: pytest.Monkey
     assert re.search(r"float64\b.*\b0\.5\b", row["note"])
 
 
-def test_what_takes_too_long_is_left_out(mesh: DeviceMesh) -> None:
+def test_measurements_over_the_time_limit_are_skipped(mesh: DeviceMesh) -> None:
     short = {**SIZES, "settings": Settings(repeats=1, max_seconds=1e-9)}
     result = parallel.run((8, 16), mixers=["tssa"], mesh=mesh, **short)
     cut, longer = (row["note"] for row in result["rows"])

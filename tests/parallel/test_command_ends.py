@@ -32,7 +32,7 @@ def connected() -> Iterator[None]:
 
 
 @pytest.mark.parametrize("code", [0, 2])
-def test_the_group_of_a_command_ends_with_it(
+def test_process_group_ends_with_its_command(
     cli: Cli, monkeypatch: pytest.MonkeyPatch, code: int
 ) -> None:
     def command(*_: object, **__: object) -> None:
@@ -46,7 +46,7 @@ def test_the_group_of_a_command_ends_with_it(
 
 
 @pytest.mark.usefixtures("connected")
-def test_a_group_of_the_caller_stays(cli: Cli) -> None:
+def test_process_group_of_the_caller_is_kept(cli: Cli) -> None:
     assert cli("list", "mixers").code == 0
     assert torch.distributed.is_initialized()
 
@@ -66,7 +66,7 @@ COMPARE += ["--max-steps", "2", "--dim", "8", "--layers", "1", "--heads", "2", "
     ],
     ids=["compare", "context parallel", "bench parallel"],
 )
-def test_no_thread_of_the_group_is_left(words: list[str], tmp_path: Path) -> None:
+def test_no_thread_of_the_process_group_is_left(words: list[str], tmp_path: Path) -> None:
     """Check for references to the group.
 
     Even a default argument would keep its threads alive.

@@ -18,7 +18,7 @@ from rifflemix.parallel.shards import Shards
 
 
 @pytest.mark.parametrize("mixer", ["tssa", "csp"])
-def test_one_process_is_as_none(mesh: DeviceMesh, mixer: str) -> None:
+def test_one_process_equals_no_sharding(mesh: DeviceMesh, mixer: str) -> None:
     model = rm.create_model("encoder", mixer=mixer, vocab_size=5, dim=8, max_length=9, pool="cls")
     ids, mask = torch.randint(5, (2, 7)), torch.rand(2, 7) < 0.3
     expected = model(ids, key_padding_mask=mask)
@@ -39,7 +39,7 @@ def test_dropout_of_statistics_has_one_gate_for_all_tokens(mesh: DeviceMesh) -> 
     assert torch.equal(gates, gates[:, :1].expand_as(gates))
 
 
-def test_channels_come_in_the_order_that_is_asked_for(mesh: DeviceMesh) -> None:
+def test_channels_have_the_requested_order(mesh: DeviceMesh) -> None:
     shards, x = Shards(mesh.get_group(), 0, (3,)), torch.randn(2, 3, 4)
     assert torch.equal(shards.to_channels(x), x)
     assert torch.equal(shards.to_channels(x, [[2, 0, 3, 1]]), x[..., [2, 0, 3, 1]])
@@ -108,7 +108,7 @@ SENTENCES = {
 
 
 @pytest.mark.parametrize("name", SENTENCES)
-def test_models_that_are_refused_stay_as_they_are(mesh: DeviceMesh, name: str) -> None:
+def test_refused_models_are_not_changed(mesh: DeviceMesh, name: str) -> None:
     make, words = SENTENCES[name]
     model: Any = make()
     with pytest.raises(rm.InputError, match=f"^model: .*{words}"):
@@ -117,7 +117,7 @@ def test_models_that_are_refused_stay_as_they_are(mesh: DeviceMesh, name: str) -
         assert not any(type(module).__name__.startswith("Sharded") for module in model.modules())
 
 
-def test_meshes_that_are_refused(mesh: DeviceMesh) -> None:
+def test_invalid_meshes_are_refused(mesh: DeviceMesh) -> None:
     mixer = rm.create_mixer("tssa", 8)
     with pytest.raises(rm.InputError, match=r"^mesh: .*torch\.distributed DeviceMesh, got 4$"):
         rm.parallel.shard_sequence(mixer, 4)  # type: ignore[arg-type]
@@ -126,7 +126,7 @@ def test_meshes_that_are_refused(mesh: DeviceMesh) -> None:
         rm.parallel.shard_sequence(mixer, grid)
 
 
-def test_what_a_sharded_mixer_refuses(mesh: DeviceMesh) -> None:
+def test_sharded_mixers_refuse_unsupported_calls(mesh: DeviceMesh) -> None:
     mixer = rm.parallel.shard_sequence(rm.create_mixer("tssa", 8, causal=True, max_length=9), mesh)
     with pytest.raises(rm.InputError, match=r"^model: "):
         rm.parallel.shard_sequence(mixer, mesh)

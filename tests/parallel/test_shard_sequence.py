@@ -111,7 +111,7 @@ def test_indices(four: Processes, name: str) -> None:
     four.run(cases.index_is_of_the_whole_sequence, *MIXERS[name])
 
 
-def test_what_is_sent(four: Processes) -> None:
+def test_communication_equals_the_formulas(four: Processes) -> None:
     four.run(_formulas_hold)
 
 

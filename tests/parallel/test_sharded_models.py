@@ -89,7 +89,7 @@ def test_copies_average_their_gradients(four: Processes) -> None:
     four.run(cases.copies_average_their_gradients)
 
 
-def test_what_drops_for_a_whole_sequence(four: Processes) -> None:
+def test_dropout_of_whole_sequences_is_shared(four: Processes) -> None:
     four.run(cases.draws_are_shared)
 
 

@@ -85,7 +85,7 @@ def test_a_comparison_on_two_by_two_processes(
         (2, {"cp_size": 4}, r"Config: .*\b1\b.*\b2\b.*context_parallel.*got 4\b.*--context-par"),
     ],
 )
-def test_what_accelerate_may_not_share(
+def test_unsupported_accelerate_settings_are_refused(
     monkeypatch: pytest.MonkeyPatch, version: int, plan: dict[str, int], sentence: str
 ) -> None:
     accelerator = SimpleNamespace(
@@ -105,7 +105,7 @@ def test_what_accelerate_may_not_share(
 
 
 @pytest.mark.slow
-def test_one_of_four_processes_tells_of_a_run(four: Processes, tmp_path: Path) -> None:
+def test_one_of_four_processes_prints_the_result(four: Processes, tmp_path: Path) -> None:
     words = [word.replace("tssa,csp", "tssa").replace("mixers", "mixer") for word in WORDS[1:]]
     words = ["train", *words, "--out", str(tmp_path / "four"), "--json"]
     answers = four.run(cases.command, words)
@@ -115,7 +115,7 @@ def test_one_of_four_processes_tells_of_a_run(four: Processes, tmp_path: Path) -
     assert found == json.loads((tmp_path / "four" / "results.json").read_text())
 
 
-def test_a_launch_that_accelerate_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_launch_refused_by_accelerate(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ACCELERATE_USE_PARALLELISM_CONFIG", "true")
     monkeypatch.setenv("PARALLELISM_CONFIG_CP_SIZE", "0")
     with pytest.raises(rm.InputError, match="cp_size"):
@@ -164,7 +164,7 @@ def _diverged(out: Path) -> str:
 
 
 @pytest.mark.slow
-def test_all_processes_see_that_weights_diverged(four: Processes, tmp_path: Path) -> None:
+def test_all_processes_detect_divergence(four: Processes, tmp_path: Path) -> None:
     """Check that the comparison continues with the next run on all processes."""
     (found,) = set(four.run(_diverged, tmp_path / "four"))
     assert re.match(r"TrainingDiverged: .*\bparameter ", found)
@@ -242,7 +242,7 @@ def _whole_batches_are_the_same(kind: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["gpt", "pairs", "cls", "mean", "position_mean"])
-def test_whole_batches(four: Processes, kind: str) -> None:
+def test_whole_batches_give_the_same_results(four: Processes, kind: str) -> None:
     four.run(_whole_batches_are_the_same, kind)
 
 
@@ -255,7 +255,7 @@ def test_whole_batches(four: Processes, kind: str) -> None:
         (2, ["--mixers", "fnet"], "mixer fnet: model: "),
     ],
 )  # fmt: skip
-def test_what_cannot_be_split(
+def test_sequences_that_cannot_be_split_are_refused(
     cli: Cli,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,

@@ -63,7 +63,7 @@ class StrangeAdapter(Adapter):
         return None
 
 
-def test_an_adapter_of_ones_own() -> None:
+def test_user_defined_adapter() -> None:
     model = nn.ModuleDict({"a": Strange(), "b": Strange()})
     with pytest.raises(rm.InputError, match="register_adapter"):
         rm.replace_attention(model, "tssa")
@@ -82,7 +82,7 @@ def test_an_adapter_of_ones_own() -> None:
 @pytest.mark.parametrize(
     "adapter", [StrangeAdapter, Adapter(), "timm"], ids=["class", "no name", "text"]
 )
-def test_what_is_no_adapter(adapter: Any) -> None:
+def test_invalid_adapters_are_refused(adapter: Any) -> None:
     with pytest.raises(rm.InputError, match="adapter"):
         rm.register_adapter(adapter)
 

@@ -29,12 +29,12 @@ OTHERS = {
 
 
 @pytest.mark.parametrize("case", TRIANGLES)
-def test_triangles(case: str) -> None:
+def test_triangular_masks_are_causal(case: str) -> None:
     module = nn.Module()
     module.register_buffer("mask", TRIANGLES[case])
     assert list(causal_buffers(module)) == ["mask"]
 
 
 @pytest.mark.parametrize("buffer", OTHERS.values(), ids=OTHERS)
-def test_other_patterns(buffer: Tensor) -> None:
+def test_other_masks_are_not_causal(buffer: Tensor) -> None:
     assert not is_causal_mask(buffer)

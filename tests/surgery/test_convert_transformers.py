@@ -70,7 +70,7 @@ def test_the_command_writes_a_model_that_loads(cli: Cli, paths: Any) -> None:
         (("--batch-size", "12"), "--data"),
     ],
 )
-def test_wrong_options_end_with_one_sentence(
+def test_wrong_options_are_reported_in_one_sentence(
     cli: Cli, paths: Any, changed: tuple[str, str], name: str
 ) -> None:
     model, out, texts = paths

@@ -29,7 +29,7 @@ def batches(number: int = 3) -> list[Tensor]:
     return [torch.randn(4, 9, 16) for _ in range(number)]
 
 
-def test_softmax_has_nothing_to_learn() -> None:
+def test_softmax_has_zero_loss() -> None:
     model, original = pair(mixer="softmax")
     losses = rm.distil(model, original, batches())
     assert list(losses) == ["layers.0.self_attn", "layers.1.self_attn"]
@@ -37,7 +37,7 @@ def test_softmax_has_nothing_to_learn() -> None:
     assert all(len(values) == 3 and values[0] < 1e-9 for values in losses.values())
 
 
-def test_zeros_lose_one() -> None:
+def test_zero_outputs_have_loss_one() -> None:
     model, original = pair()
     for layer in model.layers:
         for parameter in layer.self_attn.parameters():
@@ -104,7 +104,7 @@ def test_padding_does_not_count(layout: str, length: int) -> None:
     assert losses(0.0) == pytest.approx(losses(5.0), rel=1e-4)
 
 
-def test_a_cache_of_another_name_is_the_attention_s() -> None:
+def test_cache_under_another_name_is_found() -> None:
     """Check GPT-NeoX: it passes its cache as `layer_past`."""
     original = build("gpt_neox")
     model = copy.deepcopy(original)
@@ -116,7 +116,7 @@ def test_a_cache_of_another_name_is_the_attention_s() -> None:
     assert set(vars(original)) == before
 
 
-def test_torch_s_encoder_as_it_is_built_by_default() -> None:
+def test_default_torch_encoder_is_supported() -> None:
     original = nn.TransformerEncoder(nn.TransformerEncoderLayer(16, 4, 32, batch_first=True), 2)
     model = copy.deepcopy(original)
     rm.replace_attention(model, "softmax")
@@ -163,7 +163,7 @@ def test_compiled_models(which: str) -> None:
         assert hasattr(original.layers[1], "_orig_mod")
 
 
-def test_forms_of_a_batch() -> None:
+def test_types_of_batches() -> None:
     x = batches(1)[0]
     results = []
     for batch in (x, (x,), [x], {"src": x}):
@@ -172,7 +172,7 @@ def test_forms_of_a_batch() -> None:
     assert all(result == results[0] for result in results)
 
 
-def test_what_cannot_be_distilled() -> None:
+def test_models_that_cannot_be_distilled_are_refused() -> None:
     model, original = pair()
     with pytest.raises(rm.InputError, match="replace_attention"):
         rm.distil(original, original, batches())

@@ -39,7 +39,7 @@ def host(request: pytest.FixtureRequest) -> tuple[Any, dict[str, Tensor]]:
 
 
 @pytest.mark.parametrize("library", ["transformers", "timm"])
-def test_the_suites_do_not_ship(library: str) -> None:
+def test_libraries_do_not_ship_their_test_suites(library: str) -> None:
     """Check for shipped suites: run them instead of the checks below."""
     files = [str(path) for path in importlib.metadata.files(library) or []]
     assert len(files) > 100
@@ -52,7 +52,7 @@ def test_deterministic_in_evaluation(host: Any) -> None:
     assert torch.equal(outputs_of(model, inputs), outputs_of(model, inputs))
 
 
-def test_a_batch_is_its_samples(host: Any) -> None:
+def test_batch_equals_its_single_samples(host: Any) -> None:
     """Compare a padded batch with each of its samples."""
     model, inputs = host
     together = outputs_of(model, inputs)
@@ -61,7 +61,7 @@ def test_a_batch_is_its_samples(host: Any) -> None:
         torch.testing.assert_close(alone[0], together[row], **CLOSE)
 
 
-def test_hidden_states_are_given(host: Any) -> None:
+def test_hidden_states_are_returned(host: Any) -> None:
     """Check hidden states of all layers, by argument and config, with gradients."""
     model, inputs = host
     found = model(**inputs, output_hidden_states=True).hidden_states
@@ -77,7 +77,7 @@ def test_hidden_states_are_given(host: Any) -> None:
     assert all(states.grad is not None for states in found[:-1] if states.requires_grad)
 
 
-def test_tuples_are_what_the_classes_hold(host: Any) -> None:
+def test_tuple_outputs_equal_dataclass_outputs(host: Any) -> None:
     model, inputs = host
     inputs = {**inputs, "output_hidden_states": True}
     whole, parts = model(**inputs).to_tuple(), model(**inputs, return_dict=False)
@@ -113,7 +113,7 @@ def test_checkpointing_gives_the_same_gradients(host: Any) -> None:
 
 
 @pytest.mark.parametrize("name", ["bert", "gpt2", "llama"])
-def test_words_are_added_and_taken_away(name: str, tmp_path: Path) -> None:
+def test_token_embeddings_can_be_resized(name: str, tmp_path: Path) -> None:
     """Check that resize_token_embeddings keeps the old embeddings and can be undone."""
     model, inputs = swap(name, "tssa"), inputs_of(name)
     before = outputs_of(model, inputs)
@@ -132,7 +132,7 @@ def test_words_are_added_and_taken_away(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["bert", "gpt2", "llama"])
-def test_embeddings_in_place_of_words(name: str) -> None:
+def test_inputs_embeds_replace_input_ids(name: str) -> None:
     model, inputs = swap(name, "linear"), inputs_of(name)
     embedded = model.get_input_embeddings()(inputs["input_ids"])
     given = {"inputs_embeds": embedded, "attention_mask": inputs["attention_mask"]}
@@ -150,7 +150,7 @@ def test_a_state_dict_names_each_weight_once(host: Any) -> None:
     assert torch.equal(outputs_of(other, inputs), outputs_of(model, inputs))
 
 
-def test_a_saved_model_comes_back_in_pieces(host: Any, tmp_path: Path) -> None:
+def test_model_saved_in_shards_is_loaded(host: Any, tmp_path: Path) -> None:
     """Check shards of a few kilobytes, and half precision if requested."""
     model, inputs = host
     model.save_pretrained(tmp_path, max_shard_size="8KB")

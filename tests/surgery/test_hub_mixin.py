@@ -31,7 +31,7 @@ class Net(nn.Module, hub.PyTorchModelHubMixin):  # type: ignore[misc]
         return found
 
 
-def test_a_swap_is_not_lost_in_silence(tmp_path: Path) -> None:
+def test_loading_without_the_mixers_raises_an_error(tmp_path: Path) -> None:
     model = Net()
     rm.replace_attention(model, "tssa")
     copy.deepcopy(model).save_pretrained(tmp_path)
@@ -42,7 +42,7 @@ def test_a_swap_is_not_lost_in_silence(tmp_path: Path) -> None:
     assert_same(Net.from_pretrained(tmp_path), model)
 
 
-def test_a_model_around_replaced_attention_marks_the_swap(tmp_path: Path) -> None:
+def test_model_that_contains_a_swapped_model_is_marked(tmp_path: Path) -> None:
     model = Net()
     rm.replace_attention(model.encoder.layers, "tssa")
     model.save_pretrained(tmp_path)
@@ -51,7 +51,7 @@ def test_a_model_around_replaced_attention_marks_the_swap(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("strict", [False, True])
-def test_a_swap_of_its_own_is_loaded(strict: bool, tmp_path: Path) -> None:
+def test_model_that_swaps_itself_is_loaded(strict: bool, tmp_path: Path) -> None:
     model = Net("tssa")
     model.save_pretrained(tmp_path)
     assert_same(Net.from_pretrained(tmp_path, strict=strict), model)

@@ -45,7 +45,7 @@ def test_weights_of_another_mixer_are_refused(name: str, strict: bool) -> None:
         other.load_state_dict(state, strict=strict)
 
 
-def test_settings_that_leave_the_function_as_it_is_are_not_compared() -> None:
+def test_settings_without_effect_are_not_compared() -> None:
     state = encoder(init="copy").state_dict()
     same = encoder(init="fresh", max_length=64, mixer_options={"out_bias": True})
     assert not same.load_state_dict(state).missing_keys
@@ -120,7 +120,7 @@ def test_labels_survive_averages(average: Any, dtype: torch.dtype) -> None:
     assert encoder().load_state_dict(state)
 
 
-def test_a_class_of_ones_own_has_a_label() -> None:
+def test_user_defined_class_has_a_label() -> None:
     class Mine(TSSA):
         def __init__(self, dim: int, *, hook: Any = print, **settings: Any) -> None:
             super().__init__(dim, **settings)

@@ -93,12 +93,12 @@ def test_padding_per_query(pattern: str, form: str, causal: bool, rows: str) -> 
 
 @pytest.mark.parametrize("shape", [(0, N, N), (0, 1, N, N), (0, N)], ids=str)
 @pytest.mark.parametrize("causal", [False, True], ids=["both ways", "causal"])
-def test_a_mask_of_an_empty_batch_is_none(shape: tuple[int, ...], causal: bool) -> None:
+def test_mask_of_an_empty_batch_is_converted_to_none(shape: tuple[int, ...], causal: bool) -> None:
     assert key_padding_mask(torch.ones(shape) == 1, batch=0, length=N, causal=causal) is None
 
 
 @pytest.mark.parametrize("causal", [False, True], ids=["both ways", "causal"])
-def test_a_mask_that_hides_nothing_is_none(causal: bool) -> None:
+def test_mask_that_hides_nothing_is_converted_to_none(causal: bool) -> None:
     everything = torch.ones(N, N, dtype=torch.bool)
     square = EARLIER if causal else everything
     for mask, per_query in (
@@ -147,7 +147,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_what_would_be_lost_is_refused_by_name(case: str) -> None:
+def test_unsupported_masks_are_refused_by_name(case: str) -> None:
     mask, causal, says = REFUSED[case]
     with pytest.raises(rm.InputError, match=says):
         key_padding_mask(mask, batch=B, length=N, causal=causal)
@@ -160,11 +160,11 @@ def test_a_window_with_padding_is_still_a_window() -> None:
         key_padding_mask(mask, batch=B, length=N, causal=True)
 
 
-def test_a_window_as_wide_as_the_sequence_is_none() -> None:
+def test_window_as_wide_as_the_sequence_is_ignored() -> None:
     assert key_padding_mask(windowed(N, True), batch=B, length=N, causal=True) is None
 
 
-def test_an_answer_is_kept_while_the_mask_stays_as_it_is() -> None:
+def test_converted_mask_is_cached_until_the_mask_changes() -> None:
     mask = torch.ones(B, 1, N, N, dtype=torch.bool)
     mask[1, :, :, 5:] = False
     first = key_padding_mask(mask, batch=B, length=N)
@@ -198,7 +198,7 @@ def test_masks_in_inference_mode() -> None:
         assert key_padding_mask(mask, batch=B, length=N) is None
 
 
-def test_merging() -> None:
+def test_padding_masks_are_merged() -> None:
     one, two = torch.tensor([[True, False]]), torch.tensor([[False, True]])
     assert merge_padding(None, None) is None
     assert merge_padding(one, None) is one

@@ -28,13 +28,13 @@ def cases() -> Iterator[object]:
 
 
 @pytest.mark.parametrize(("host", "mixer", "name"), list(cases()))
-def test_property(host: Host, mixer: str, name: str) -> None:
+def test_mixer_in_model_has_property(host: Host, mixer: str, name: str) -> None:
     PROPERTIES[name](host, mixer)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("place", range(len(all_hosts())), ids=lambda i: all_hosts()[i].name)
-def test_every_mixer(place: int) -> None:
+def test_every_mixer_works_in_every_model(place: int) -> None:
     """Check properties without a compiler for all other mixers.
 
     Each mixer is tested in every fifth host.

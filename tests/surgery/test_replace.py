@@ -68,7 +68,7 @@ LAYERS = {
 
 
 @pytest.mark.parametrize("case", LAYERS)
-def test_layers(case: str) -> None:
+def test_chosen_layers_are_replaced(case: str) -> None:
     layers, chosen = LAYERS[case]
     model = stack()
     report = rm.replace_attention(model, "tssa", layers=layers)
@@ -115,7 +115,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_refusals_change_nothing(case: str) -> None:
+def test_refused_calls_do_not_change_the_model(case: str) -> None:
     arguments, says = REFUSED[case]
     model = stack()
     before = list(model.modules())
@@ -140,7 +140,7 @@ def integers(module: nn.Module) -> nn.Module:
 
 
 @pytest.mark.parametrize("case", MODELS)
-def test_models_without_something_to_replace(case: str) -> None:
+def test_models_without_attention_are_refused(case: str) -> None:
     build, says = MODELS[case]
     with pytest.raises(rm.InputError, match=says):
         rm.replace_attention(build(), "tssa")
@@ -151,12 +151,12 @@ def test_options_are_a_dict() -> None:
         rm.replace_attention(stack(), "tssa", mixer_options=["bias"])
 
 
-def test_a_callable_of_the_name_alone_says_what_it_is_given() -> None:
+def test_layer_callable_needs_index_and_name() -> None:
     with pytest.raises(rm.InputError, match=r"layers: .*\(index, name\) -> bool"):
         rm.replace_attention(stack(), "tssa", layers=lambda name: "0" in name)
 
 
-def test_weights_that_nobody_could_train_are_not_made() -> None:
+def test_replacement_in_inference_mode_is_refused() -> None:
     model = stack()
     with torch.inference_mode():
         with pytest.raises(rm.InputError, match="inference_mode"):
@@ -183,7 +183,7 @@ def test_a_model_wrapped_for_several_devices() -> None:
         rm.replace_attention(DistributedDataParallel(), "tssa")
 
 
-def test_a_failure_while_the_modules_go_in_leaves_the_model_as_it_was() -> None:
+def test_failure_during_replacement_restores_the_model() -> None:
     class Stubborn(nn.Module):
         """Raises if its attention is replaced."""
 
@@ -207,7 +207,7 @@ def test_a_failure_while_the_modules_go_in_leaves_the_model_as_it_was() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=str)
 @pytest.mark.parametrize("training", [True, False], ids=["train", "eval"])
-def test_what_is_taken_over(dtype: torch.dtype, training: bool) -> None:
+def test_dtype_mode_and_settings_are_copied(dtype: torch.dtype, training: bool) -> None:
     model = stack().to(dtype).train(training)
     rm.replace_attention(model, "softmax")
     for block in model:
@@ -229,7 +229,7 @@ def test_a_model_on_the_meta_device() -> None:
 
 
 @pytest.mark.parametrize("mixer", rm.list_mixers())
-def test_copies_value_and_output_where_the_mixer_has_them(mixer: str) -> None:
+def test_value_and_output_projections_are_copied_if_present(mixer: str) -> None:
     model = stack(1, qkv_bias=True)
     host = model[0].attn
     report = rm.replace_attention(model, mixer, max_length=N)
@@ -252,7 +252,7 @@ def test_copies_value_and_output_where_the_mixer_has_them(mixer: str) -> None:
 
 
 @pytest.mark.parametrize("bias", [True, False], ids=["bias", "no bias"])
-def test_softmax_with_copied_weights_is_the_host(bias: bool) -> None:
+def test_softmax_with_copied_weights_equals_the_original(bias: bool) -> None:
     model = stack(qkv_bias=bias).eval()
     x = torch.randn(3, N, C)
     expected = model(x)
@@ -269,7 +269,7 @@ MADE_BEFORE_EACH_CALL = {
 
 @pytest.mark.filterwarnings("ignore:.*weight_norm.*:FutureWarning")
 @pytest.mark.parametrize("case", MADE_BEFORE_EACH_CALL)
-def test_weights_made_before_each_call_are_made_of_what_was_loaded(case: str) -> None:
+def test_parametrized_weights_are_copied_after_loading(case: str) -> None:
     trained, model = stack(1).eval(), nn.Sequential(Block(Attention())).eval()
     for host in (trained, model):
         MADE_BEFORE_EACH_CALL[case](host[0].attn.qkv)
@@ -279,14 +279,14 @@ def test_weights_made_before_each_call_are_made_of_what_was_loaded(case: str) ->
     torch.testing.assert_close(model(x), trained(x), atol=1e-5, rtol=1e-5)
 
 
-def test_fresh_is_the_mixers_own_initialisation() -> None:
+def test_fresh_weights_use_the_initialization_of_the_mixer() -> None:
     model = stack(1)
     report = rm.replace_attention(model, "csp", init="fresh")
     assert report.copied == []
     assert model[0].attn.mixer.value.bias is None  # csp's default, not the host's
 
 
-def test_options_of_the_caller_win() -> None:
+def test_options_of_the_caller_override_copied_settings() -> None:
     model = stack(1)
     rm.replace_attention(model, "csp", mixer_options={"bias": False, "num_groups": 3})
     assert model[0].attn.mixer.value.bias is None
@@ -306,7 +306,7 @@ def test_dry_run_changes_nothing() -> None:
     assert planned == made
 
 
-def test_report() -> None:
+def test_report_lists_replaced_and_kept_layers() -> None:
     model = stack()
     report = rm.replace_attention(model, "tssa", layers=[0, 1, 2], max_length=64)
     assert report.parameters_after == sum(p.numel() for p in model.parameters())
@@ -318,7 +318,7 @@ def test_report() -> None:
     assert set(report.no_weight_decay + report.copied) <= set(dict(model.named_parameters()))
 
 
-def test_what_a_report_says() -> None:
+def test_text_of_a_report() -> None:
     report = rm.SurgeryReport(
         "tssa",
         replaced=names(*range(10)),
@@ -397,7 +397,7 @@ def test_shared_attention_stays_shared() -> None:
     assert model[0].attn is shared is model[1].attn
 
 
-def test_a_compiled_model_runs_what_replaced_its_attention() -> None:
+def test_compiled_model_runs_the_new_mixers() -> None:
     model = stack(2).eval()
     compiled = torch.compile(model, backend="eager", fullgraph=True)
     x = torch.randn(2, N, C)
@@ -407,7 +407,7 @@ def test_a_compiled_model_runs_what_replaced_its_attention() -> None:
     torch.testing.assert_close(compiled(x), model(x))
 
 
-def test_attention_that_is_compiled_by_itself() -> None:
+def test_separately_compiled_attention_is_refused() -> None:
     model, x = stack(2).eval(), torch.randn(2, N, C)
     expected = model(x)
     compiled: Any = model[0]
@@ -421,7 +421,7 @@ def test_attention_that_is_compiled_by_itself() -> None:
     assert torch.equal(model(x), expected)
 
 
-def test_what_is_not_taken_over_is_noted() -> None:
+def test_settings_that_are_not_copied_are_noted() -> None:
     model = stack(4)
     model[0].attn.register_forward_hook(lambda *_: None)
     model[0].attn.proj.register_forward_pre_hook(lambda *_: None)
@@ -452,14 +452,14 @@ class Halves(TokenMixer):
         return x / 2
 
 
-def test_a_class_of_ones_own() -> None:
+def test_user_defined_mixer_class() -> None:
     model = stack(1).eval()
     assert rm.replace_attention(model, Halves).mixer == "halves"
     x = torch.randn(1, N, C)
     assert torch.equal(model(x), x + model[0].norm(x) / 2)
 
 
-def test_no_warning_where_nothing_is_lost() -> None:
+def test_no_warning_if_nothing_is_lost() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         rm.replace_attention(stack(), "tssa")
@@ -474,7 +474,7 @@ def test_gradients_reach_the_mixer_and_not_the_replaced_attention() -> None:
     assert all(p.grad is None for p in original.parameters())
 
 
-def test_the_reason_is_that_of_a_chosen_layer() -> None:
+def test_error_names_the_reason_of_a_chosen_layer() -> None:
     model = nn.ModuleList(
         [nn.MultiheadAttention(16, 2), nn.MultiheadAttention(16, 2, add_zero_attn=True)]
     )

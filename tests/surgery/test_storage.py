@@ -56,7 +56,7 @@ CASES: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_a_saved_model_comes_back_the_same(case: str, tmp_path: Path) -> None:
+def test_saved_model_is_loaded_unchanged(case: str, tmp_path: Path) -> None:
     model = swapped(**CASES[case])
     rm.save_swapped(model, tmp_path / "saved")
     torch.manual_seed(1)
@@ -100,7 +100,7 @@ WRAPPERS = [compiled, with_compiled_parts, with_checkpoints, nn.DataParallel]
 
 
 @pytest.mark.parametrize("wrap", [*WRAPPERS, DistributedDataParallel])
-def test_names_do_not_know_of_wrappers_that_save(
+def test_names_do_not_depend_on_wrappers_when_saving(
     wrap: Callable[[nn.Module], Any], tmp_path: Path
 ) -> None:
     wrapped = wrap(swapped())
@@ -111,7 +111,7 @@ def test_names_do_not_know_of_wrappers_that_save(
 
 
 @pytest.mark.parametrize("wrap", WRAPPERS)
-def test_names_do_not_know_of_wrappers_that_load(
+def test_names_do_not_depend_on_wrappers_when_loading(
     wrap: Callable[[nn.Module], Any], tmp_path: Path
 ) -> None:
     rm.save_swapped(swapped(), tmp_path)
@@ -121,13 +121,13 @@ def test_names_do_not_know_of_wrappers_that_load(
     assert len(rm.restore_attention(loaded)) == 2
 
 
-def test_what_is_wrapped_for_several_processes_loads_nothing(tmp_path: Path) -> None:
+def test_models_wrapped_for_several_processes_cannot_load(tmp_path: Path) -> None:
     rm.save_swapped(swapped(), tmp_path)
     with pytest.raises(rm.InputError, match=r"model: .*DistributedDataParallel"):
         rm.load_swapped(tmp_path, DistributedDataParallel(Tagger()))
 
 
-def test_mode_and_dtype_are_the_models(tmp_path: Path) -> None:
+def test_loading_keeps_mode_and_dtype_of_the_model(tmp_path: Path) -> None:
     rm.save_swapped(swapped(), tmp_path)
     loaded = rm.load_swapped(tmp_path, Tagger().double().train())
     assert {p.dtype for p in loaded.parameters()} == {torch.float64}
@@ -196,7 +196,7 @@ def _header(path: Path) -> None:
     path.write_bytes(struct.pack("<Q", 1 << 60) + b"{}")
 
 
-def test_a_mixer_that_was_parametrised_since_is_refused_at_once(tmp_path: Path) -> None:
+def test_mixer_parametrised_after_the_swap_is_refused(tmp_path: Path) -> None:
     """Check the error when saving: the checkpoint could not be loaded."""
     model = nn.TransformerEncoder(nn.TransformerEncoderLayer(16, 2, 16, batch_first=True), 1)
     rm.replace_attention(model, "tssa")
@@ -234,7 +234,7 @@ HOSTILE: dict[str, tuple[dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize("case", HOSTILE)
-def test_a_hostile_description(case: str, tmp_path: Path) -> None:
+def test_invalid_descriptions_are_refused(case: str, tmp_path: Path) -> None:
     rm.save_swapped(swapped(mixer="softmax", mixer_options={"bias": True}), tmp_path)
     changes, says = HOSTILE[case]
     content = json.loads((tmp_path / "swap.json").read_text())
@@ -247,7 +247,7 @@ def test_a_hostile_description(case: str, tmp_path: Path) -> None:
     assert [id(module) for module in model.modules()] == before
 
 
-def test_hostile_weights(tmp_path: Path) -> None:
+def test_invalid_weights_are_refused(tmp_path: Path) -> None:
     rm.save_swapped(swapped(), tmp_path)
     weights = load_file(tmp_path / "model.safetensors")
     name = f"{LAYER}.mixer.temperature"
@@ -266,7 +266,7 @@ def test_hostile_weights(tmp_path: Path) -> None:
             rm.load_swapped(tmp_path, Tagger())
 
 
-def test_folders_and_models_that_are_none(tmp_path: Path) -> None:
+def test_invalid_folders_and_models_are_refused(tmp_path: Path) -> None:
     nothing: Any = None
     with pytest.raises(rm.InputError, match=r"got 'a\\x00b'"):
         rm.save_swapped(swapped(), "a\0b")
@@ -282,7 +282,7 @@ def test_folders_and_models_that_are_none(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("case", DAMAGE)
-def test_damage_is_one_sentence(case: str, tmp_path: Path) -> None:
+def test_damaged_files_are_reported_in_one_sentence(case: str, tmp_path: Path) -> None:
     rm.save_swapped(swapped(), tmp_path)
     name, damage, says = DAMAGE[case]
     damage(tmp_path / name)
@@ -293,7 +293,7 @@ def test_damage_is_one_sentence(case: str, tmp_path: Path) -> None:
     assert [id(module) for module in model.modules()] == before
 
 
-def test_what_cannot_be_saved(tmp_path: Path) -> None:
+def test_models_that_cannot_be_saved_are_refused(tmp_path: Path) -> None:
     with pytest.raises(rm.InputError, match=r"model: .*replace_attention"):
         rm.save_swapped(Tagger(), tmp_path)
 
@@ -310,7 +310,7 @@ def test_what_cannot_be_saved(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
-def test_a_folder_written_over_never_has_the_old_description(
+def test_overwritten_folder_never_has_the_old_description(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Check the description after a failed save.

@@ -51,7 +51,7 @@ def create(name: str, **overrides: Any) -> nn.Module:
     [{}, {"qkv_bias": False}, {"proj_bias": False}, {"class_token": False, "global_pool": "avg"}],
     ids=["vit", "no qkv bias", "no proj bias", "no class token"],
 )
-def test_softmax_with_copied_weights_is_the_host(overrides: dict[str, Any]) -> None:
+def test_softmax_with_copied_weights_equals_the_original(overrides: dict[str, Any]) -> None:
     model = create("vit_tiny_patch16_224", **overrides)
     images = torch.randn(2, 3, 32, 32)
     expected = model(images)
@@ -85,7 +85,7 @@ def test_attention_of_other_kinds_is_copied_exactly(part: str) -> None:
     torch.testing.assert_close(model["attn"](x, None, None), expected, atol=1e-5, rtol=1e-5)
 
 
-def test_xca_is_copied_exactly_but_for_its_temperature() -> None:
+def test_xca_is_copied_exactly_except_for_its_temperature() -> None:
     model = timm.create_model("xcit_nano_12_p16_224", **{**TINY, "patch_size": 16}).eval()
     host = model.blocks[0].attn
     nn.init.normal_(host.qkv.weight, std=0.2)
@@ -167,13 +167,13 @@ def test_lost_rotary_positions_are_warned_of_once() -> None:
     assert model(torch.randn(1, 3, 32, 32)).shape == (1, 5)
 
 
-def test_normalised_queries_are_said() -> None:
+def test_normalised_queries_are_reported() -> None:
     report = rm.replace_attention(create("vit_tiny_patch16_224", qk_norm=True), "tssa")
     (note,) = report.notes
     assert "(qk_norm)" in note
 
 
-def test_class_token_under_a_sort_is_said() -> None:
+def test_class_token_with_a_sort_is_reported() -> None:
     with_token = rm.replace_attention(create("vit_tiny_patch16_224"), "csp")
     assert "global_pool='avg'" in str(with_token)
     pooled = create("vit_tiny_patch16_224", class_token=False, global_pool="avg")
@@ -181,7 +181,7 @@ def test_class_token_under_a_sort_is_said() -> None:
     assert rm.replace_attention(create("vit_tiny_patch16_224"), "tssa").notes == []
 
 
-def test_class_tokens_elsewhere_are_seen() -> None:
+def test_class_tokens_at_other_positions_are_detected() -> None:
     """Check CrossViT and NaFlexViT.
 
     CrossViT has one class token per branch. NaFlexViT stores it next to the patch embeddings.
@@ -196,7 +196,7 @@ def test_class_tokens_elsewhere_are_seen() -> None:
         assert "global_pool='avg'" in str(report)
 
 
-def test_dropout_of_the_output_stays() -> None:
+def test_dropout_of_the_output_is_kept() -> None:
     model = create("vit_tiny_patch16_224", attn_drop_rate=0.1, proj_drop_rate=0.3)
     rm.replace_attention(model, "softmax")
     assert model.blocks[1].attn.proj_drop.p == 0.3
@@ -275,7 +275,7 @@ def test_tokens_of_images_and_of_blocks(kind: str) -> None:
 
 
 @pytest.mark.slow
-def test_a_swapped_vit_compiles_whole() -> None:
+def test_swapped_vit_compiles_to_one_graph() -> None:
     model = create("vit_tiny_patch16_224")
     rm.replace_attention(model, "tssa")
     images = torch.randn(2, 3, 32, 32)

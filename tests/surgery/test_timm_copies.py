@@ -204,7 +204,7 @@ def model_of(kind: Callable[[], nn.Module], layers: int = 1) -> nn.ModuleList:
 
 
 @pytest.mark.parametrize("kind", REFUSED)
-def test_what_computes_something_else_is_refused(kind: type[Attention]) -> None:
+def test_attention_with_another_function_is_refused(kind: type[Attention]) -> None:
     model = model_of(kind)
     before = model[0]
     with pytest.raises(rm.InputError, match=REFUSED[kind]) as caught:
@@ -215,7 +215,7 @@ def test_what_computes_something_else_is_refused(kind: type[Attention]) -> None:
 
 @pytest.mark.parametrize("kind", [Attention, Causal, Triangle])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
-def test_what_computes_softmax_attention_is_replaced(
+def test_attention_with_the_softmax_function_is_replaced(
     kind: type[Attention], dtype: torch.dtype
 ) -> None:
     model = model_of(kind).to(dtype)
@@ -228,7 +228,7 @@ def test_what_computes_softmax_attention_is_replaced(
 
 
 @pytest.mark.parametrize("kind", [Causal, Triangle])
-def test_a_causal_copy_is_a_causal_host(kind: type[Attention]) -> None:
+def test_causal_copy_is_detected_as_causal(kind: type[Attention]) -> None:
     model = model_of(kind, 2)
     with pytest.raises(rm.InputError, match=r"mixer: .*causal.*got fnet"):
         rm.replace_attention(model, "fnet")
@@ -267,7 +267,7 @@ class Masked(Attention):
         return (self.out(scores, v), scores) if return_attention else self.out(scores, v)
 
 
-def test_masks_that_it_reads_as_timm_does() -> None:
+def test_masks_with_the_meaning_of_timm_are_supported() -> None:
     model = model_of(Timm1)
     x = torch.randn(2, N, C)
     keep = torch.arange(N) < torch.tensor([[N], [6]])
@@ -327,7 +327,7 @@ class SplitAttention(Split):
     pass
 
 
-def test_split_maps_and_other_names() -> None:
+def test_separate_projections_and_other_names_are_supported() -> None:
     model = model_of(SplitAttention)
     tokens = torch.randn(2, N, C)
     expected = model[0](tokens)
@@ -349,13 +349,13 @@ class Normed(Attention):
         return self.dropout(super().out(scores, v))
 
 
-def test_lost_norms_and_dropouts_are_said() -> None:
+def test_lost_norms_and_dropouts_are_reported() -> None:
     notes = rm.replace_attention(model_of(Normed), "tssa").notes
     assert any("qk_norm" in note for note in notes)
     assert any("dropout" in note for note in notes)
 
 
-def test_the_probe_leaves_no_trace() -> None:
+def test_probe_does_not_change_the_model() -> None:
     model = model_of(Attention).train()
     host, calls = model[0], []
     host.register_forward_hook(lambda *_: calls.append(1))
@@ -372,7 +372,7 @@ def test_the_probe_leaves_no_trace() -> None:
     assert all(torch.equal(value, state[name]) for name, value in host.state_dict().items())
 
 
-def test_what_an_earlier_call_left_behind_does_not_matter() -> None:
+def test_state_of_an_earlier_call_does_not_matter() -> None:
     class Remembering(Attention):
         def out(self, scores: Tensor, v: Tensor) -> Tensor:
             self.scores_of_before = scores
@@ -416,7 +416,7 @@ def with_causal_forward(attention: Any) -> Any:
     return attention
 
 
-def test_what_is_derived_from_timm_is_run_too() -> None:
+def test_subclasses_of_timm_attention_are_checked_too() -> None:
     from torchvision_shim import declare_operators
 
     declare_operators()

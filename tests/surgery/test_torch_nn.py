@@ -31,7 +31,7 @@ def padding(batch: int = 2, length: int = 9, valid: int = 6) -> Tensor:
 
 @pytest.mark.parametrize("bias", [True, False], ids=["bias", "no bias"])
 @pytest.mark.parametrize("batch_first", [True, False], ids=["batch first", "batch second"])
-def test_softmax_with_copied_weights_is_the_host(batch_first: bool, bias: bool) -> None:
+def test_softmax_with_copied_weights_equals_the_original(batch_first: bool, bias: bool) -> None:
     model = encoder(batch_first, bias=bias)
     x = torch.randn(2, 9, 32) if batch_first else torch.randn(9, 2, 32)
     mask = padding()
@@ -61,7 +61,7 @@ def test_the_fast_path_does_not_run_the_replaced_weights() -> None:
     torch.testing.assert_close(fast[~padding()], slow[~padding()].detach())
 
 
-def test_a_part_that_is_restored_leaves_what_is_around_it() -> None:
+def test_restoring_a_part_keeps_the_rest() -> None:
     model = encoder()
     rm.replace_attention(model, "tssa", layers=[0])
     assert rm.restore_attention(model.layers[0]) == ["self_attn"]
@@ -70,7 +70,7 @@ def test_a_part_that_is_restored_leaves_what_is_around_it() -> None:
     assert model.use_nested_tensor
 
 
-def test_restore_gives_back_the_very_modules() -> None:
+def test_restore_returns_the_original_modules() -> None:
     model = encoder().eval()
     before = [layer.self_attn for layer in model.layers]
     state = copy.deepcopy(model.state_dict())
@@ -87,7 +87,7 @@ def test_restore_gives_back_the_very_modules() -> None:
     assert rm.restore_attention(model) == []
 
 
-def test_a_forward_of_ones_own_is_not_trusted() -> None:
+def test_attention_with_a_custom_forward_is_not_replaced() -> None:
     model = encoder()
     attention = model.layers[0].self_attn
     attention.forward = lambda query, *_, **__: (2 * query, None)
@@ -106,7 +106,7 @@ class Adapted(nn.Module):
         self.base_layer = base_layer
 
 
-def test_adapters_around_attention_are_to_be_merged_first() -> None:
+def test_unmerged_adapters_around_attention_are_refused() -> None:
     model = encoder()
     model.layers[1].self_attn = Adapted(model.layers[1].self_attn)
     report = rm.replace_attention(model, "softmax")
@@ -153,7 +153,7 @@ def test_other_keys_are_refused_also_in_the_same_memory(query: Way, key: Way) ->
         model(torch.randn(9, 9, 32, requires_grad=True))
 
 
-def test_views_of_one_tensor_are_the_same() -> None:
+def test_views_of_one_tensor_count_as_the_same_keys() -> None:
     model = nn.Sequential(Tokens(turned, turned, turned)).eval()
     x = torch.randn(2, 9, 32, requires_grad=True)
     expected = torch.autograd.grad(model(x).square().sum(), x)
@@ -170,7 +170,7 @@ def test_views_of_one_tensor_are_the_same() -> None:
 
 
 @pytest.mark.parametrize("name", ["class_token", "class_embedding"])
-def test_class_token_under_a_sort_is_said(name: str) -> None:
+def test_class_token_with_a_sort_is_reported(name: str) -> None:
     """Check the names that torchvision and open_clip use."""
     model = nn.ModuleDict({"encoder": encoder()})
     assert rm.replace_attention(copy.deepcopy(model), "csp").notes == []
@@ -188,7 +188,7 @@ class CrossAttention(nn.Module):
         self.add_module(name, nn.MultiheadAttention(16, 2))
 
 
-def test_cross_attention_by_what_is_around_it_alone() -> None:
+def test_cross_attention_without_own_marks_is_detected() -> None:
     def reasons(**parts: nn.Module) -> dict[str, str]:
         model = nn.ModuleDict({"own": encoder(layers=1), **parts})
         return dict(rm.replace_attention(model, "tssa", dry_run=True).skipped)
@@ -212,7 +212,7 @@ def attention() -> nn.MultiheadAttention:
 
 
 @pytest.mark.parametrize("name", ["cross_attn", "crossattention", "encoder_attn"])
-def test_cross_attention_of_other_decoders_has_no_number(name: str) -> None:
+def test_cross_attention_of_other_decoders_has_no_index(name: str) -> None:
     layer = nn.ModuleDict({part: nn.MultiheadAttention(32, 4) for part in ("self_attn", name)})
     model = nn.ModuleList([layer, copy.deepcopy(layer)])
     report = rm.replace_attention(model, "tssa", layers=[1])
@@ -248,7 +248,7 @@ class AlsoCalls(ReadsWeights):
         return found
 
 
-def test_attention_that_is_never_called_stays() -> None:
+def test_attention_that_is_never_called_is_kept() -> None:
     with pytest.raises(rm.InputError, match="ReadsWeights"):
         rm.replace_attention(nn.Sequential(ReadsWeights()), "softmax")
     assert rm.replace_attention(nn.Sequential(AlsoCalls()), "softmax").replaced == ["0.attention"]
@@ -264,7 +264,7 @@ class TextWithClassToken(nn.Module):
         self.attn = nn.MultiheadAttention(16, 2, batch_first=True)
 
 
-def test_a_class_token_that_the_mask_hides_is_no_padding() -> None:
+def test_hidden_class_token_is_not_padding() -> None:
     with pytest.raises(rm.InputError, match=r"\(correct_cls_mask=False\)"):
         rm.replace_attention(nn.Sequential(TextWithClassToken(correct_cls_mask=False)), "tssa")
     model = nn.Sequential(TextWithClassToken(correct_cls_mask=True))

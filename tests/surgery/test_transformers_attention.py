@@ -58,7 +58,7 @@ def outputs_of(host: Any, x: Tensor) -> Tensor:
 
 @pytest.mark.filterwarnings(WEIGHTS_ALONE)
 @pytest.mark.parametrize("kind", GATED)
-def test_a_gate_within_the_query_map_is_no_head(kind: str) -> None:
+def test_gate_in_the_query_projection_is_not_a_head(kind: str) -> None:
     """Check an open gate: softmax with the other rows equals the host."""
     config = kind if kind == "Qwen3Next" else f"{kind}Text"
     host = host_of(kind, GATED[kind], config, **SIZES, attention_bias=True)
@@ -82,7 +82,7 @@ def test_queries_of_another_width_are_refused() -> None:
 
 
 @pytest.mark.filterwarnings(WEIGHTS_ALONE)
-def test_what_keys_are_multiplied_by_is_in_their_map() -> None:
+def test_key_multiplier_is_folded_into_the_key_projection() -> None:
     settings = {**SIZES, "key_multiplier": 0.25}
     del settings["layer_types"]
     host = host_of("FalconH1", "falcon_h1", **settings)
@@ -95,7 +95,7 @@ def test_what_keys_are_multiplied_by_is_in_their_map() -> None:
 @pytest.mark.parametrize(
     ("kind", "word"), [("Informer", "ProbSparse"), ("Autoformer", "AutoCorrelation")]
 )
-def test_what_is_no_softmax_attention_is_noted(kind: str, word: str) -> None:
+def test_non_softmax_attention_is_noted(kind: str, word: str) -> None:
     config = getattr(transformers, f"{kind}Config")(
         prediction_length=4,
         context_length=30,
@@ -115,7 +115,7 @@ def mimo(**changed: Any) -> nn.ModuleList:
 
 
 @pytest.mark.filterwarnings(WEIGHTS_ALONE)
-def test_what_values_are_multiplied_by_is_in_their_map() -> None:
+def test_value_multiplier_is_folded_into_the_value_projection() -> None:
     host, x = mimo(attention_value_scale=0.7), torch.randn(2, 9, 16)
     before = outputs_of(host, x)
     replace_attention(host, "softmax")
@@ -126,7 +126,7 @@ def test_what_values_are_multiplied_by_is_in_their_map() -> None:
 @pytest.mark.parametrize(
     ("mixer", "copied"), [("softmax", ["proj"]), ("tssa", ["in_proj", "out_proj"])]
 )
-def test_values_of_another_width_are_shared_by_their_own(mixer: str, copied: list[str]) -> None:
+def test_only_values_of_another_width_are_copied(mixer: str, copied: list[str]) -> None:
     """Check that only values are copied, since mixer heads have one width."""
     host = mimo(head_dim=12, v_head_dim=4)
     values = host[0].v_proj.weight.unflatten(0, (2, 4)) * host[0].v_scale
@@ -141,7 +141,7 @@ def test_values_of_another_width_are_shared_by_their_own(mixer: str, copied: lis
 
 
 @pytest.mark.parametrize(("kind", "folder"), [("LwDetr", "lw_detr"), ("RfDetr", "rf_detr")])
-def test_groups_of_queries_are_kept_apart(kind: str, folder: str) -> None:
+def test_query_groups_are_kept(kind: str, folder: str) -> None:
     settings = {"d_model": 16, "decoder_self_attention_heads": 2}
     host = host_of(kind, folder, **settings, group_detr=3)
     with pytest.raises(rm.InputError, match=r"\b3\b.*\(group_detr\)"):
@@ -168,7 +168,7 @@ def test_added_positions_are_not_rotary() -> None:
 
 @pytest.mark.filterwarnings(WEIGHTS_ALONE)
 @pytest.mark.parametrize("kind", ["Starcoder2", "SeedOss"])
-def test_a_dropout_after_the_output_map_may_be_a_number(kind: str) -> None:
+def test_dropout_after_the_output_projection_may_be_a_number(kind: str) -> None:
     folder = {"Starcoder2": "starcoder2", "SeedOss": "seed_oss"}[kind]
     host = host_of(kind, folder, **SIZES, attention_dropout=0.0, residual_dropout=0.5)
     replace_attention(host, "identity")
@@ -178,7 +178,7 @@ def test_a_dropout_after_the_output_map_may_be_a_number(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["DPT", "VideoMAE", "Yolos"])
-def test_a_dropout_of_weights_under_another_name(kind: str) -> None:
+def test_dropout_of_weights_under_another_name_is_copied(kind: str) -> None:
     config = getattr(transformers, f"{kind}Config")(**SMALL, attention_probs_dropout_prob=0.5)
     attention = class_of(f"{kind}SelfAttention", kind.lower())(config)
     host = nn.ModuleList([attention])
@@ -188,7 +188,7 @@ def test_a_dropout_of_weights_under_another_name(kind: str) -> None:
 
 @pytest.mark.filterwarnings(WEIGHTS_ALONE)
 @pytest.mark.parametrize("use_rope", [True, False])
-def test_a_temperature_by_position_is_lost(use_rope: bool) -> None:
+def test_position_dependent_temperature_is_reported_as_lost(use_rope: bool) -> None:
     """Check Llama 4 (without rotary positions) and Ministral 3 (together with them)."""
     settings = {**SIZES, "no_rope_layers": [int(use_rope)], "use_qk_norm": False}
     llama = host_of("Llama4Text", "llama4", **settings)
@@ -237,7 +237,7 @@ CROSS: dict[str, tuple[str, str, dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize("host", CROSS)
-def test_cross_attention_by_what_is_around_it(host: str) -> None:
+def test_cross_attention_is_detected_from_the_parent_module(host: str) -> None:
     """Check a cross-attention without index: only index 0, the self-attention, is replaced."""
     config, kind, settings, name = CROSS[host]
     made = getattr(transformers, f"{config}Config")(**settings)
@@ -249,7 +249,7 @@ def test_cross_attention_by_what_is_around_it(host: str) -> None:
         replace_attention(model, "softmax", layers=[5])
 
 
-def test_cross_attention_that_is_called_x() -> None:
+def test_cross_attention_named_x_is_detected() -> None:
     config = transformers.Kosmos2Config(
         text_config={
             "vocab_size": 37,
@@ -267,7 +267,7 @@ def test_cross_attention_that_is_called_x() -> None:
 
 
 @pytest.mark.parametrize("kind", ["relative", "shared_relative"])
-def test_a_bias_that_what_is_around_adds_to_the_mask_is_refused(kind: str) -> None:
+def test_bias_added_to_the_mask_by_the_parent_is_refused(kind: str) -> None:
     config = transformers.BeitConfig(**IMAGE, **{f"use_{kind}_position_bias": True})
     with pytest.raises(rm.InputError, match=r"attention: .*position"):
         replace_attention(transformers.BeitModel(config), "tssa")
@@ -275,7 +275,7 @@ def test_a_bias_that_what_is_around_adds_to_the_mask_is_refused(kind: str) -> No
     assert replace_attention(plain, "tssa").replaced == ["layers.0.attention"]
 
 
-def test_attention_that_is_causal_in_the_text_alone_is_refused() -> None:
+def test_attention_that_is_causal_only_in_the_text_is_refused() -> None:
     config = transformers.GitConfig(vocab_size=37, **SMALL, vision_config=IMAGE)
     report = replace_attention(transformers.GitForCausalLM(config), "tssa")
     assert [name.rpartition(".")[2] for name in report.replaced] == ["self_attn"]  # image model
@@ -284,7 +284,7 @@ def test_attention_that_is_causal_in_the_text_alone_is_refused() -> None:
     assert "text" in reason
 
 
-def test_layers_across_modalities_see_all_tokens() -> None:
+def test_cross_modal_layers_attend_to_all_tokens() -> None:
     """Check BridgeTower: nothing reads the causal mark of its layers."""
     torch.manual_seed(0)
     small = {**SMALL, "hidden_size": 64}

@@ -60,7 +60,7 @@ def write(model: Any, inputs: dict[str, Tensor], **options: Any) -> Any:
 
 
 @pytest.mark.parametrize(("host", "mixer"), PAIRS)
-def test_the_cache_changes_nothing(host: str, mixer: str) -> None:
+def test_cache_does_not_change_the_output(host: str, mixer: str) -> None:
     """Check prompts that cross blocks, chunks and windows of 3."""
     options = {"local": {"block_size": 3}, "mega_chunk": {"chunk_size": 3}, "spade": {"radius": 3}}
     model = swap(host, mixer, mixer_options=options.get(mixer))
@@ -74,7 +74,7 @@ def test_the_cache_changes_nothing(host: str, mixer: str) -> None:
 
 
 @pytest.mark.parametrize("host", HOSTS)
-def test_padding_on_the_left_changes_nothing(host: str) -> None:
+def test_left_padding_does_not_change_the_output(host: str) -> None:
     model, inputs = swap(host, "tssa"), prompts()
     together = write(model, inputs, do_sample=False).sequences[:, 5:]
     for row, length in enumerate((5, 3, 1)):
@@ -84,7 +84,7 @@ def test_padding_on_the_left_changes_nothing(host: str) -> None:
         )
 
 
-def test_some_layers_keep_their_attention() -> None:
+def test_partly_replaced_model_generates() -> None:
     for layers in ([0], [1]):
         model = swap("gpt2", "linear", layers=layers)
         for way in WAYS.values():
@@ -103,7 +103,7 @@ def test_the_cache_is_used_and_stays_small() -> None:
     assert found.get_seq_length() == 0
 
 
-def test_a_conversation_goes_on() -> None:
+def test_conversation_continues_with_its_cache() -> None:
     """Check several new tokens after the first ones, from the same cache."""
     model = swap("llama", "linear")
     ids = torch.randint(3, VOCABULARY, (2, 9))
@@ -142,7 +142,7 @@ def test_chunks_of_a_prompt_that_is_padded_on_the_left() -> None:
     assert torch.equal(chunked, write(model, two, do_sample=False, use_cache=False).sequences)
 
 
-def test_a_mixer_that_cannot_stream_says_use_cache_false() -> None:
+def test_mixer_without_streaming_needs_use_cache_false() -> None:
     model, inputs = swap("gpt2", "sinkhorn"), prompts()
     with torch.no_grad():
         assert model(**inputs).logits.isfinite().all()
@@ -151,7 +151,7 @@ def test_a_mixer_that_cannot_stream_says_use_cache_false() -> None:
     assert write(model, inputs, do_sample=False, use_cache=False).sequences.shape == (3, 14)
 
 
-def test_caches_that_cannot_hold_a_state_are_refused() -> None:
+def test_caches_without_room_for_a_state_are_refused() -> None:
     model, inputs = swap("gpt2", "tssa"), prompts()
     with pytest.raises(rm.InputError, match=r"past_key_values: .*got StaticCache"):
         write(model, inputs, do_sample=False, cache_implementation="static")
@@ -167,7 +167,7 @@ def test_caches_that_cannot_hold_a_state_are_refused() -> None:
         build("gpt2")(**token, past_key_values=past)
 
 
-def test_a_layer_of_the_cache_that_is_another_modules_too_is_refused() -> None:
+def test_cache_layer_shared_with_another_module_is_refused() -> None:
     """Check FalconH1: a state-space model shares the cache layer."""
     config = transformers.FalconH1Config(
         vocab_size=37,
@@ -269,7 +269,7 @@ def test_masks_that_change_earlier_tokens_are_refused(changed: Any, says: str) -
         model(torch.full((3, 2), 5), attention_mask=changed(mask), past_key_values=past)
 
 
-def test_a_padded_conversation_goes_on() -> None:
+def test_padded_conversation_continues_with_its_cache() -> None:
     model, inputs = swap("llama", "softmax"), prompts()
     mask = torch.cat((inputs["attention_mask"], torch.ones(3, 4, dtype=torch.int64)), 1)
     ids = torch.cat((inputs["input_ids"], torch.full((3, 4), 5)), 1)
@@ -288,7 +288,7 @@ def test_generation_ends_at_max_length() -> None:
         write(model, {name: value[:1] for name, value in prompts().items()}, do_sample=False)
 
 
-def test_rows_are_repeated_and_selected() -> None:
+def test_cache_samples_are_repeated_and_selected() -> None:
     model = swap("gpt2", "softmax")
     inputs = prompts()
     with torch.no_grad():

@@ -58,7 +58,7 @@ def swap(name: str, mixer: str, implementation: str = "sdpa", **options: Any) ->
 
 @pytest.mark.parametrize("implementation", ["sdpa", "eager"])
 @pytest.mark.parametrize("name", WITHOUT_ROTARY)
-def test_softmax_with_the_hosts_weights_is_the_host(name: str, implementation: str) -> None:
+def test_softmax_with_copied_weights_equals_the_original(name: str, implementation: str) -> None:
     model, inputs = build(name, implementation), inputs_of(name)
     before = outputs_of(model, inputs)
     report = replace_attention(model, "softmax")
@@ -69,7 +69,7 @@ def test_softmax_with_the_hosts_weights_is_the_host(name: str, implementation: s
 
 
 @pytest.mark.parametrize("name", WITH_ROTARY)
-def test_softmax_is_the_host_but_for_its_positions(name: str) -> None:
+def test_softmax_equals_the_original_except_for_positions(name: str) -> None:
     """Check the weights with one position for all tokens, without rotary effects."""
     model, inputs = build(name), inputs_of(name)
     if name == "qwen3":
@@ -83,7 +83,7 @@ def test_softmax_is_the_host_but_for_its_positions(name: str) -> None:
     torch.testing.assert_close(outputs_of(model, inputs), before, **EXACT)
 
 
-def test_what_is_lost_is_said_once() -> None:
+def test_lost_settings_are_reported_once() -> None:
     model = build("qwen3")
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -157,7 +157,7 @@ REFUSED = {
 }
 
 
-def test_a_forward_of_ones_own_is_not_trusted() -> None:
+def test_attention_with_a_custom_forward_is_not_replaced() -> None:
     """Check a custom forward that resembles the library's forward."""
 
     class MyAttention(transformers.models.opt.modeling_opt.OPTAttention):  # type: ignore[misc]
@@ -176,7 +176,7 @@ def test_a_forward_of_ones_own_is_not_trusted() -> None:
 
 
 @pytest.mark.parametrize(("make", "reason"), REFUSED.values(), ids=REFUSED)
-def test_what_a_mixer_has_no_place_for_is_refused(make: Any, reason: str) -> None:
+def test_unsupported_features_of_the_attention_are_refused(make: Any, reason: str) -> None:
     with pytest.raises(rm.InputError, match=reason):
         replace_attention(make(), "softmax")
 
@@ -195,7 +195,7 @@ def image_gpt(**changed: Any) -> Any:
 
 @pytest.mark.parametrize("scaled", [True, False])
 @pytest.mark.parametrize("by_layer", [True, False])
-def test_the_scale_of_the_scores_is_in_the_queries(scaled: bool, by_layer: bool) -> None:
+def test_scale_of_the_scores_is_folded_into_the_queries(scaled: bool, by_layer: bool) -> None:
     model = image_gpt(scale_attn_weights=scaled, scale_attn_by_inverse_layer_idx=by_layer)
     with torch.no_grad():
         for parameter in model.parameters():
@@ -207,7 +207,7 @@ def test_the_scale_of_the_scores_is_in_the_queries(scaled: bool, by_layer: bool)
 
 
 @pytest.mark.parametrize("init", ["copy", "fresh"])
-def test_a_mask_of_its_own_says_causal(init: str) -> None:
+def test_causal_buffer_marks_the_attention_as_causal(init: str) -> None:
     model = image_gpt()
     ids = torch.randint(0, VOCABULARY, (2, 9))
     before = model(ids)[0]
@@ -223,7 +223,7 @@ def test_a_mask_of_its_own_says_causal(init: str) -> None:
 
 @pytest.mark.parametrize("side", ["left", "right"])
 @pytest.mark.parametrize("use_cache", [False, True])
-def test_padding_beside_a_mask_of_its_own(side: str, use_cache: bool) -> None:
+def test_padding_with_a_causal_buffer(side: str, use_cache: bool) -> None:
     model, inputs = image_gpt(), {**inputs_of("gpt2"), "use_cache": use_cache}
     if side == "left":
         inputs["attention_mask"] = inputs["attention_mask"].flip(1)
@@ -232,7 +232,7 @@ def test_padding_beside_a_mask_of_its_own(side: str, use_cache: bool) -> None:
     torch.testing.assert_close(outputs_of(model, inputs), before, **EXACT)
 
 
-def test_hosts_that_are_written_alike_need_no_list() -> None:
+def test_similar_attention_classes_need_no_registration() -> None:
     """Check OPT, a user's subclass and CLIP.
 
     rifflemix does not list these classes.
@@ -260,7 +260,7 @@ def test_hosts_that_are_written_alike_need_no_list() -> None:
         ("gpt2", "local", "eager"),
     ],
 )
-def test_padding_reaches_nothing(name: str, mixer: str, implementation: str) -> None:
+def test_padding_does_not_change_outputs(name: str, mixer: str, implementation: str) -> None:
     model, inputs = swap(name, mixer, implementation), inputs_of(name)
     padded = outputs_of(model, inputs)
     for row, length in enumerate((11, 7, 10)):
@@ -282,7 +282,7 @@ def test_masks_of_flex_attention(causal: bool) -> None:
     assert torch.equal(found, ~keep)
 
 
-def test_causal_hosts_see_no_later_token() -> None:
+def test_causal_models_do_not_depend_on_later_tokens() -> None:
     model = swap("gpt2", "tssa")
     ids = inputs_of("gpt2", padding=False)["input_ids"]
     changed = ids.clone()
@@ -292,12 +292,12 @@ def test_causal_hosts_see_no_later_token() -> None:
     assert not torch.equal(before[:, 6:], after[:, 6:])
 
 
-def test_a_mixer_that_sees_both_ways_is_refused_in_a_causal_host() -> None:
+def test_bidirectional_mixer_is_refused_in_a_causal_model() -> None:
     with pytest.raises(rm.InputError, match=r"mixer: .*causal.*transformer\.h\.0\.attn, got fnet"):
         replace_attention(build("gpt2"), "fnet")
 
 
-def test_an_encoder_whose_call_alone_is_causal() -> None:
+def test_encoder_that_is_causal_only_in_its_call() -> None:
     """Check CLIP's text encoder.
 
     Its attention is not marked as causal and has no mask without padding.
@@ -314,7 +314,7 @@ def test_an_encoder_whose_call_alone_is_causal() -> None:
         model(ids)
 
 
-def test_a_probe_that_pools_stays() -> None:
+def test_pooling_attention_is_not_replaced() -> None:
     """Check SigLIP's image pooling: a learned query reads the tokens (no self-attention)."""
     config = transformers.SiglipVisionConfig(
         **{k: v for k, v in SMALL.items() if "v" not in k}, image_size=8, patch_size=4

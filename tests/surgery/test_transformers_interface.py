@@ -26,7 +26,7 @@ def with_mixer(host: str, mixer: str, **changed: Any) -> Any:
     return build(host, f"rifflemix_{mixer}", **changed)
 
 
-def test_operators_are_what_has_no_weights_of_its_own() -> None:
+def test_operators_are_the_mixers_without_weights() -> None:
     assert set(OPERATORS) >= {"softmax", "linear", "local", "butterfly", "cosformer"}
     assert not set(OPERATORS) & {"tssa", "csp", "performer", "sinkhorn", "linformer", "longformer"}
     masks = transformers.masking_utils.AttentionMaskInterface().valid_keys()
@@ -35,7 +35,7 @@ def test_operators_are_what_has_no_weights_of_its_own() -> None:
 
 @pytest.mark.parametrize("host", ["bert", "gpt2"])
 @pytest.mark.parametrize("mixer", OPERATORS)
-def test_values_are_those_of_the_swap(host: str, mixer: str) -> None:
+def test_outputs_equal_the_swapped_model(host: str, mixer: str) -> None:
     """Check equal outputs: `replace_attention` copies all projections of these hosts."""
     if host == "gpt2" and mixer not in CAUSAL:
         return
@@ -47,7 +47,7 @@ def test_values_are_those_of_the_swap(host: str, mixer: str) -> None:
 
 
 @pytest.mark.parametrize("host", ["bert", "gpt2", "llama", "qwen3"])
-def test_softmax_is_the_hosts_own_attention(host: str) -> None:
+def test_softmax_equals_the_attention_of_the_model(host: str) -> None:
     inputs = inputs_of(host)
     found, expected = (outputs_of(m, inputs) for m in (with_mixer(host, "softmax"), build(host)))
     torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-4)
@@ -56,7 +56,7 @@ def test_softmax_is_the_hosts_own_attention(host: str) -> None:
 @pytest.mark.parametrize(
     ("host", "mixer"), [("bert", "linear"), ("bert", "local"), ("llama", "linear")]
 )
-def test_padding_reaches_no_token(host: str, mixer: str) -> None:
+def test_padding_does_not_change_valid_tokens(host: str, mixer: str) -> None:
     model, inputs = with_mixer(host, mixer), inputs_of(host)
     expected = outputs_of(model, inputs)
     mask = inputs["attention_mask"]
@@ -77,7 +77,9 @@ def left_padded() -> dict[str, Tensor]:
 @pytest.mark.parametrize("host", ["llama", "gpt2"])
 @pytest.mark.parametrize("mixer", CAUSAL)
 @pytest.mark.parametrize("beams", [1, 3])
-def test_generation_with_a_cache_is_that_without(host: str, mixer: str, beams: int) -> None:
+def test_generation_with_a_cache_equals_generation_without(
+    host: str, mixer: str, beams: int
+) -> None:
     model, inputs = with_mixer(host, mixer), left_padded()
     options = {"max_new_tokens": 8, "min_new_tokens": 8, "do_sample": False, "num_beams": beams}
     expected = model.generate(**inputs, **options, use_cache=False)
@@ -85,7 +87,7 @@ def test_generation_with_a_cache_is_that_without(host: str, mixer: str, beams: i
 
 
 @pytest.mark.parametrize("mixer", CAUSAL)
-def test_no_token_sees_a_later_one(mixer: str) -> None:
+def test_no_output_depends_on_later_tokens(mixer: str) -> None:
     model = with_mixer("llama", mixer)
     ids = inputs_of("llama", padding=False)["input_ids"]
     whole = outputs_of(model, {"input_ids": ids})
@@ -96,7 +98,7 @@ def test_no_token_sees_a_later_one(mixer: str) -> None:
         torch.testing.assert_close(found[:, :first], whole[:, :first])
 
 
-def test_the_model_holds_what_it_held() -> None:
+def test_state_dict_is_not_changed() -> None:
     model, inputs = with_mixer("bert", "butterfly"), inputs_of("bert")
     before = list(model.state_dict())
     expected = outputs_of(model, inputs)
@@ -114,7 +116,7 @@ def test_no_random_number_is_drawn() -> None:
     assert torch.equal(torch.get_rng_state(), before)
 
 
-def test_it_trains_and_drops_weights() -> None:
+def test_training_drops_weights() -> None:
     model = with_mixer("bert", "softmax", attention_probs_dropout_prob=0.5)
     model.train()
     inputs = inputs_of("bert")
@@ -163,7 +165,7 @@ REFUSED: dict[str, tuple[str, str, dict[str, Any], dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_what_is_lost_is_refused(case: str) -> None:
+def test_lost_settings_are_refused(case: str) -> None:
     host, mixer, changed, inputs, says = REFUSED[case]
     model = with_mixer(host, mixer, **changed)
     with pytest.raises(rm.InputError, match=says) as caught:
@@ -190,7 +192,7 @@ def _seq2seq(kind: str, **others: Any) -> Any:
     return getattr(transformers, f"{kind}Model")(config).eval()
 
 
-def test_the_mask_of_another_sequence_is_no_cache() -> None:
+def test_mask_of_another_sequence_is_refused() -> None:
     bart = _seq2seq("Bart", max_position_embeddings=24)
     bart.set_attn_implementation("rifflemix_linear")
     ids = torch.randint(3, 37, (2, 9))
@@ -198,14 +200,14 @@ def test_the_mask_of_another_sequence_is_no_cache() -> None:
         bart(ids, attention_mask=torch.ones_like(ids), decoder_input_ids=ids[:, :7])
 
 
-def test_layers_that_differ_must_know_which_they_are() -> None:
+def test_layers_with_different_mixers_need_an_index() -> None:
     assert outputs_of(build("vit", "rifflemix_linear"), inputs_of("vit")).isfinite().all()
     with pytest.raises(rm.InputError, match=r"layer_idx.*got ViTAttention"):
         outputs_of(build("vit", "rifflemix_butterfly"), inputs_of("vit"))
 
 
 @pytest.mark.parametrize("kind", ["Bloom", "CodeGen", "GPTNeoXJapanese", "MegatronBert"])
-def test_attention_of_its_own_is_not_given_these_masks(kind: str) -> None:
+def test_custom_attention_is_refused(kind: str) -> None:
     """Check attention that would add the masks to its scores.
 
     Without padding there is no mask, so this attention would see later tokens.
@@ -218,7 +220,7 @@ def test_attention_of_its_own_is_not_given_these_masks(kind: str) -> None:
         model(torch.randint(3, 37, (2, 5)))
 
 
-def test_attention_of_its_own_in_one_part_is_not_given_these_masks() -> None:
+def test_custom_attention_in_one_part_is_refused() -> None:
     config = transformers.GitConfig(
         vocab_size=37,
         hidden_size=16,
@@ -236,7 +238,7 @@ def test_attention_of_its_own_in_one_part_is_not_given_these_masks() -> None:
             model(ids, attention_mask=torch.ones_like(ids))
 
 
-def test_attention_that_is_causal_by_its_mask_alone_is_refused() -> None:
+def test_attention_that_is_causal_only_by_its_mask_is_refused() -> None:
     """Check a mask that marks padding but does not hide later tokens."""
     sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
     config = transformers.Aimv2TextConfig(vocab_size=37, intermediate_size=32, **sizes)
@@ -248,7 +250,7 @@ def test_attention_that_is_causal_by_its_mask_alone_is_refused() -> None:
         model(tokens, attention_mask=torch.ones_like(tokens))
 
 
-def test_a_text_that_is_causal_but_for_its_prefix_is_refused() -> None:
+def test_text_with_a_bidirectional_prefix_is_refused() -> None:
     """Check PaliGemma: its attention is bidirectional, but its mask is causal."""
     sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
     text = {"vocab_size": 37, "intermediate_size": 24, "head_dim": 8, "num_key_value_heads": 1}

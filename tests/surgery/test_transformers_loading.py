@@ -17,7 +17,7 @@ import rifflemix as rm
 from rifflemix.surgery import SwappedAttention, replace_attention, restore_attention
 
 
-def test_what_is_gone_is_not_restored(tmp_path: Path) -> None:
+def test_attention_without_weights_cannot_be_restored(tmp_path: Path) -> None:
     """Check a loaded model: it lacks the replaced attention's weights."""
     _, folder = saved(tmp_path)
     model = transformers.GPT2LMHeadModel.from_pretrained(folder)
@@ -27,7 +27,7 @@ def test_what_is_gone_is_not_restored(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("in_parts", [False, True])
-def test_a_restored_model_is_saved_as_ever(in_parts: bool, tmp_path: Path) -> None:
+def test_restored_model_is_saved_like_the_original(in_parts: bool, tmp_path: Path) -> None:
     model, _ = saved(tmp_path / "swapped")
     for part in model.transformer.h if in_parts else [model]:
         assert restore_attention(part)
@@ -40,7 +40,7 @@ def test_a_restored_model_is_saved_as_ever(in_parts: bool, tmp_path: Path) -> No
     assert torch.equal(outputs_of(again, inputs), outputs_of(model, inputs))
 
 
-def test_a_model_that_is_restored_in_parts_is_pushed_as_ever(
+def test_model_restored_in_parts_is_pushed_like_the_original(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     model = build("gpt2")
@@ -50,7 +50,7 @@ def test_a_model_that_is_restored_in_parts_is_pushed_as_ever(
     assert model.push_to_hub("mine", private=True) == "mine {'private': True}"
 
 
-def test_weights_that_are_missing_are_not_drawn(tmp_path: Path) -> None:
+def test_missing_weights_are_not_randomly_initialized(tmp_path: Path) -> None:
     _, folder = saved(tmp_path)
     weights = load_file(folder / "model.safetensors")
     del weights["transformer.h.1.attn.mixer.in_proj.weight"]
@@ -59,7 +59,7 @@ def test_weights_that_are_missing_are_not_drawn(tmp_path: Path) -> None:
         transformers.GPT2LMHeadModel.from_pretrained(folder)
 
 
-def test_a_host_with_mixers_of_its_own_comes_back(tmp_path: Path) -> None:
+def test_model_with_its_own_mixers_is_loaded(tmp_path: Path) -> None:
     """Check Nemotron-H: it calls every part a mixer.
 
     Its experts are saved one by one.
@@ -89,7 +89,7 @@ def test_a_host_with_mixers_of_its_own_comes_back(tmp_path: Path) -> None:
         transformers.NemotronHForCausalLM.from_pretrained(tmp_path)
 
 
-def test_a_mixer_that_was_parametrised_since_is_refused_at_once(tmp_path: Path) -> None:
+def test_mixer_parametrised_after_the_swap_is_refused(tmp_path: Path) -> None:
     """Check the error when saving: the checkpoint could not be loaded."""
     model = build("gpt2")
     replace_attention(model, "tssa")
@@ -111,7 +111,7 @@ def test_formats_that_could_not_be_loaded_are_refused(option: str, tmp_path: Pat
     assert not (tmp_path / "model").exists()
 
 
-def test_names_are_mapped_as_the_caller_says(tmp_path: Path) -> None:
+def test_names_follow_the_mapping_of_the_caller(tmp_path: Path) -> None:
     """Check that `key_mapping` also renames weights of mixers."""
     model, folder = saved(tmp_path)
     weights = load_file(folder / "model.safetensors")
@@ -141,7 +141,7 @@ def test_weights_from_elsewhere_are_checked_too(kind: str, tmp_path: Path) -> No
             type(model).from_pretrained(source, **arguments)
 
 
-def test_weights_of_another_mixer_are_not_drawn(tmp_path: Path) -> None:
+def test_weights_of_another_mixer_are_not_randomly_initialized(tmp_path: Path) -> None:
     """Check a checkpoint that has enough tensors, but under other names."""
     _, folder = saved(tmp_path)
     config = json.loads((folder / "config.json").read_text())
@@ -161,7 +161,7 @@ def test_a_damaged_config_is_refused(tmp_path: Path) -> None:
         transformers.GPT2LMHeadModel.from_pretrained(folder)
 
 
-def test_our_own_folders_hold_transformers_too(tmp_path: Path) -> None:
+def test_folders_of_save_swapped_contain_transformers_models_too(tmp_path: Path) -> None:
     model, inputs = build("bert"), inputs_of("bert")
     replace_attention(model, "tssa")
     rm.save_swapped(model, tmp_path)
@@ -243,7 +243,7 @@ class SwappedGPT2(transformers.GPT2Model):  # type: ignore[misc]
         replace_attention(self, "tssa", layers=[1])
 
 
-def test_a_model_that_replaces_its_own_attention_comes_back(tmp_path: Path) -> None:
+def test_model_that_replaces_its_own_attention_is_loaded(tmp_path: Path) -> None:
     model, x = SwappedEncoder(EncoderConfig()).eval(), IN_TRANSFORMERS["torch.nn"][1]
     model.save_pretrained(tmp_path / "encoder")
     again = SwappedEncoder.from_pretrained(tmp_path / "encoder")

@@ -124,7 +124,7 @@ def without_norms(model: nn.Module) -> None:
 
 @pytest.mark.filterwarnings(r"ignore:\w+Attention: ")
 @pytest.mark.parametrize("name", HOSTS)
-def test_softmax_with_the_hosts_weights_is_the_host(name: str) -> None:
+def test_softmax_with_copied_weights_equals_the_original(name: str) -> None:
     model = HOSTS[name]()
     without_norms(model)
     inputs = inputs_for(name, model)
@@ -136,13 +136,13 @@ def test_softmax_with_the_hosts_weights_is_the_host(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", HOSTS)
-def test_what_hides_later_tokens_is_known(name: str) -> None:
+def test_causal_masking_is_detected(name: str) -> None:
     sites = find_sites(HOSTS[name]())
     assert {site.host.causal for site in sites} == {name in CAUSAL}
 
 
 @pytest.mark.parametrize("name", HOSTS)
-def test_what_is_lost_is_warned_of(name: str) -> None:
+def test_lost_settings_cause_a_warning(name: str) -> None:
     warned = {warning for site in find_sites(HOSTS[name]()) for warning in site.host.warnings}
     expected = () if name in NOTHING else ("rotary", *MORE.get(name, ()))
     assert len(warned) == len(expected)
@@ -163,7 +163,7 @@ GRANITE = {"layer_types": ["attention"] * 2, "mamba_n_heads": 4}
         ("GraniteMoeHybrid", {**GRANITE, "position_embedding_type": "rope"}, [0, 1]),
     ],
 )
-def test_layers_that_turn_nothing_lose_no_positions(
+def test_layers_without_rotary_positions_cause_no_warning(
     kind: str, changed: dict[str, Any], turned: list[int]
 ) -> None:
     changed = {"layer_types": ["sliding_attention", "full_attention"]} | changed
@@ -177,7 +177,7 @@ def test_layers_that_turn_nothing_lose_no_positions(
 
 @pytest.mark.filterwarnings(r"ignore:\w+Attention: ")
 @pytest.mark.parametrize("name", ["gpt_neox", "gpt_neo", "gpt_bigcode", "phi3", "xglm"])
-def test_a_cache_under_any_name_holds_the_stream(name: str) -> None:
+def test_cache_under_any_name_stores_the_state(name: str) -> None:
     model = HOSTS[name]()
     replace_attention(model, "tssa")
     ids = inputs_of("gpt2", padding=False)["input_ids"]
@@ -189,7 +189,7 @@ def test_a_cache_under_any_name_holds_the_stream(name: str) -> None:
     torch.testing.assert_close(found, whole, **EXACT)
 
 
-def test_windows_are_refused_where_they_are() -> None:
+def test_window_attention_is_refused_in_its_layers() -> None:
     """Check that layers with full attention in the same model are replaced."""
     mixed = gpt_neo(attention_types=[[["global", "local"], 1]], window_size=5)
     report = replace_attention(mixed, "tssa")
@@ -206,7 +206,7 @@ def qwen2_moe(**changed: Any) -> Any:
 
 
 @pytest.mark.filterwarnings(r"ignore:\w+Attention: ")
-def test_the_type_of_a_layer_tells_of_its_window() -> None:
+def test_layer_type_determines_the_window() -> None:
     """Check that window 0 means no window.
 
     Full attention ignores the window of the config.
@@ -223,7 +223,7 @@ def test_the_type_of_a_layer_tells_of_its_window() -> None:
 
 
 @pytest.mark.filterwarnings(r"ignore:\w+Attention: ")
-def test_layers_that_see_a_chunk_are_refused() -> None:
+def test_chunked_attention_is_refused() -> None:
     """Check Llama 4: three in four layers see a chunk.
 
     The masks of short texts do not show it.
@@ -240,7 +240,7 @@ def test_layers_that_see_a_chunk_are_refused() -> None:
     assert re.search(r"chunk.*\b4\b", reason)
 
 
-def test_a_dropout_after_the_output_map_stays() -> None:
+def test_dropout_after_the_output_projection_is_kept() -> None:
     model = model_of("InternVLVisionModel", "InternVLVision", **IMAGES, projection_dropout=0.5)
     replace_attention(model, "identity")
     attention = model.encoder.layer[0].attention.train()
@@ -266,7 +266,7 @@ def test_attention_that_no_adapter_knows_is_named() -> None:
         replace_attention(nn.Sequential(nn.Linear(2, 2)), "softmax")
 
 
-def test_warnings_say_each_thing_once() -> None:
+def test_warnings_contain_each_fact_once() -> None:
     model = HOSTS["olmo"]()
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")

@@ -52,7 +52,7 @@ MASK = torch.tensor([[1, 1, 1, 1], [1, 1, 0, 0]])
 
 
 @pytest.mark.parametrize("name", IMAGES)
-def test_images_come_back_from_a_folder(name: str, tmp_path: Path) -> None:
+def test_image_models_are_loaded_from_a_folder(name: str, tmp_path: Path) -> None:
     model = image_model(name)
     expected = model(pixels()).logits
     assert expected.shape == (2, 10)
@@ -70,7 +70,7 @@ def test_images_come_back_from_a_folder(name: str, tmp_path: Path) -> None:
     ("mixer", "positions"),
     [("tssa", "learned"), ("csp", "sinusoid"), ("softmax", "none"), ("cosformer", "learned")],
 )
-def test_texts_come_back_from_a_folder(mixer: str, positions: str, tmp_path: Path) -> None:
+def test_text_models_are_loaded_from_a_folder(mixer: str, positions: str, tmp_path: Path) -> None:
     model = text_model(mixer, positions)
     found = model(IDS, attention_mask=MASK).logits
     torch.testing.assert_close(found, model.model(IDS, key_padding_mask=MASK == 0))
@@ -82,7 +82,7 @@ def test_texts_come_back_from_a_folder(mixer: str, positions: str, tmp_path: Pat
     torch.testing.assert_close(model.model.head(vectors.pooler_output), found)
 
 
-def test_a_language_model_comes_back_from_a_folder(tmp_path: Path) -> None:
+def test_language_model_is_loaded_from_a_folder(tmp_path: Path) -> None:
     torch.manual_seed(3)
     config = config_of("gpt", {**TOKENS, "mixer": "tssa"})
     model = transformers.AutoModelForCausalLM.from_config(config).eval()
@@ -97,7 +97,7 @@ def test_a_language_model_comes_back_from_a_folder(tmp_path: Path) -> None:
     assert torch.equal(again(IDS).logits, model(IDS).logits)
 
 
-def test_dtype_and_checkpointing_are_those_of_transformers(tmp_path: Path) -> None:
+def test_dtype_and_checkpointing_follow_transformers(tmp_path: Path) -> None:
     model = image_model("tost").train()
     model.save_pretrained(tmp_path)
     auto = transformers.AutoModelForImageClassification
@@ -115,7 +115,7 @@ def test_dtype_and_checkpointing_are_those_of_transformers(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("labels", [2, 4])
-def test_another_number_of_labels_is_a_new_head(labels: int, tmp_path: Path) -> None:
+def test_changed_number_of_labels_gives_a_new_head(labels: int, tmp_path: Path) -> None:
     model = image_model("csp")
     assert model.config.num_labels == 10
     model.save_pretrained(tmp_path / "ten")
@@ -250,14 +250,14 @@ REFUSED: dict[str, tuple[str, str, dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_what_does_not_fit_is_refused(case: str) -> None:
+def test_invalid_configs_are_refused(case: str) -> None:
     auto, preset, settings, says = REFUSED[case]
     with pytest.raises(rm.InputError, match=says) as caught:
         getattr(transformers, auto).from_config(config_of(preset, settings))
     assert "\n" not in str(caught.value)
 
 
-def test_one_kind_of_input() -> None:
+def test_missing_input_is_reported() -> None:
     model = transformers.AutoModel.from_config(config_of(*IMAGES["tost"]))
     with pytest.raises(rm.InputError, match=r"pixel_values.*input_ids"):
         model()
@@ -328,7 +328,7 @@ def test_a_swapped_model_is_pushed_with_its_card(hub: type[Hub], tmp_path: Path)
     assert torch.equal(again(IDS).logits, model(IDS).logits)
 
 
-def test_our_models_are_pushed_with_their_card(hub: type[Hub]) -> None:
+def test_rifflemix_models_are_pushed_with_their_card(hub: type[Hub]) -> None:
     model = image_model("csp")
     model.push_to_hub("mine")
     card = hub.files["README.md"] or ""
@@ -337,13 +337,13 @@ def test_our_models_are_pushed_with_their_card(hub: type[Hub]) -> None:
     assert f"{model.num_parameters():,}" in card
 
 
-def test_a_card_that_is_there_stays(hub: type[Hub], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_existing_card_is_kept(hub: type[Hub], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hub, "has_card", True)
     image_model("tost").push_to_hub("mine")
     assert "README.md" not in hub.files
 
 
-def test_a_folder_that_is_saved_is_not_pushed_without_its_card(tmp_path: Path) -> None:
+def test_saved_folder_is_pushed_with_its_card(tmp_path: Path) -> None:
     model = build("gpt2")
     rm.replace_attention(model, "tssa")
     with pytest.raises(rm.InputError, match=r"push_to_hub: .*got True"):

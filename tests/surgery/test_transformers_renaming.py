@@ -90,7 +90,7 @@ def whole_table() -> list[Any]:
     return [transform for name in table for transform in table[name]]
 
 
-def test_no_pattern_of_transformers_reaches_a_mixer(
+def test_no_pattern_of_transformers_matches_a_mixer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     torch.manual_seed(0)
@@ -143,7 +143,7 @@ class NamedMixer(transformers.PreTrainedModel):  # type: ignore[misc]
 
 
 @pytest.mark.parametrize("layers", [[0], [1], "all"])
-def test_attention_that_is_called_mixer_comes_back(layers: Any, tmp_path: Path) -> None:
+def test_attention_named_mixer_is_loaded(layers: Any, tmp_path: Path) -> None:
     model = NamedMixer(ZooConfig())
     rm.replace_attention(model, "mega", layers=layers, max_length=MAX_LENGTH)
     expect_the_same(model, reloaded(model, tmp_path))
@@ -270,7 +270,7 @@ def cases() -> Iterator[object]:
 
 
 @pytest.mark.parametrize(("name", "mixer"), list(cases()))
-def test_a_host_whose_weights_are_renamed_comes_back(name: str, mixer: str, tmp_path: Path) -> None:
+def test_model_with_renamed_weights_is_loaded(name: str, mixer: str, tmp_path: Path) -> None:
     torch.manual_seed(0)
     model = HOSTS[name]()
     with warnings.catch_warnings():

@@ -27,7 +27,7 @@ SAVED = [
 
 
 @pytest.mark.parametrize(("name", "mixer", "options"), SAVED, ids=[s[0] for s in SAVED])
-def test_a_saved_model_comes_back(
+def test_saved_model_is_loaded_with_its_mixers(
     tmp_path: Path, name: str, mixer: str, options: dict[str, Any]
 ) -> None:
     model, inputs = build(name), inputs_of(name)
@@ -45,7 +45,7 @@ def test_a_saved_model_comes_back(
     assert all(p.requires_grad and not p.is_meta for p in model.parameters())
 
 
-def test_an_unpickled_model_saves_its_swap(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unpickled_model_saves_its_mixers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The process may have imported rifflemix.surgery before transformers."""
     model, inputs = build("gpt2"), inputs_of("gpt2")
     replace_attention(model, "tssa")
@@ -65,7 +65,7 @@ def saved(tmp_path: Path) -> tuple[Any, Path]:
     return model, tmp_path
 
 
-def test_by_auto_classes_and_as_a_body(tmp_path: Path) -> None:
+def test_auto_classes_load_the_model_and_its_body(tmp_path: Path) -> None:
     model, folder = saved(tmp_path)
     inputs = inputs_of("gpt2")
     auto = transformers.AutoModelForCausalLM.from_pretrained(folder)
@@ -132,7 +132,7 @@ AROUND = [around_an_encoder, around_folders, by_a_part, with_a_part_of_another]
 
 @pytest.mark.parametrize("make", AROUND)
 @pytest.mark.parametrize("given", [False, True])
-def test_a_model_around_replaced_attention_comes_back(
+def test_model_that_contains_a_swapped_model_is_loaded(
     make: Callable[[Path], Any], given: bool, tmp_path: Path
 ) -> None:
     model = make(tmp_path).eval()
@@ -163,7 +163,7 @@ def sparse_bigbird() -> Any:
     ).eval()
 
 
-def test_a_host_that_attends_to_blocks_again_says_so(tmp_path: Path) -> None:
+def test_model_that_returns_to_block_attention_is_refused(tmp_path: Path) -> None:
     model, inputs = sparse_bigbird(), inputs_of("bert")
     with pytest.raises(rm.InputError, match="attention_type='original_full'"):
         replace_attention(model, "softmax")
@@ -198,7 +198,7 @@ def in_another_program(folder: Path, register: str, cls: str) -> subprocess.Comp
     return subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
 
 
-def test_without_us_loading_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_loading_without_rifflemix_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     _, folder = saved(tmp_path)
     for mapping in ("AUTO_QUANTIZER_MAPPING", "AUTO_QUANTIZATION_CONFIG_MAPPING"):
         monkeypatch.delitem(getattr(transformers.quantizers.auto, mapping), "rifflemix")
@@ -208,7 +208,7 @@ def test_without_us_loading_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.slow
-def test_another_program_needs_us(tmp_path: Path) -> None:
+def test_other_program_needs_rifflemix_to_load(tmp_path: Path) -> None:
     model, folder = saved(tmp_path)
     expected = outputs_of(model, inputs_of("gpt2")).double().sum().item()
     register = "import rifflemix; rifflemix.register_hf()"

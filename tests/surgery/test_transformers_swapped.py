@@ -23,7 +23,7 @@ class _LoRA(nn.Linear):
         return super().forward(x) + self.added(x)
 
 
-def test_maps_with_adapters_are_refused() -> None:
+def test_projections_with_adapters_are_refused() -> None:
     """Check adapters: copying the base layer alone would lose the adapter's weights."""
     model = build("bert")
     attention = model.encoder.layer[0].attention.self
@@ -33,7 +33,7 @@ def test_maps_with_adapters_are_refused() -> None:
     assert "_LoRA" in report.skipped[0][1]
 
 
-def test_cross_attention_stays() -> None:
+def test_cross_attention_is_not_replaced() -> None:
     model = build("gpt2", add_cross_attention=True)
     report = replace_attention(model, "tssa")
     assert [name for name, _ in report.skipped] == [
@@ -45,7 +45,7 @@ def test_cross_attention_stays() -> None:
 
 
 @pytest.mark.parametrize("name", ["bert", "gpt2", "llama", "vit", "whisper"])
-def test_weights_cannot_be_asked_for(name: str) -> None:
+def test_output_attentions_is_refused(name: str) -> None:
     model = swap(name, "tssa")
     with pytest.raises(rm.InputError, match=r"output_attentions: .*False.*got True"):
         model(**inputs_of(name), output_attentions=True)
@@ -81,7 +81,7 @@ def test_flash_attention_reads_packed_sequences_from_positions() -> None:
     model(ids[:, 3:], position_ids=again[:, 3:] + 7, past_key_values=first.past_key_values)
 
 
-def test_another_sequence_is_refused() -> None:
+def test_encoder_hidden_states_are_refused() -> None:
     attention = swap("bert", "tssa").encoder.layer[0].attention.self
     x = torch.randn(1, 3, 16)
     with pytest.raises(rm.InputError, match=r"encoder_hidden_states: .*None"):
@@ -120,7 +120,7 @@ def test_training(name: str) -> None:
     assert not torch.equal(first, second)
 
 
-def test_the_hosts_dropout_after_its_output_map_stays() -> None:
+def test_dropout_after_the_output_projection_is_kept() -> None:
     model = build("gpt2", attn_pdrop=0.0, embd_pdrop=0.0, resid_pdrop=0.5)
     replace_attention(model, "identity")
     attention = model.transformer.h[0].attn.train()
@@ -135,7 +135,7 @@ def test_dtypes(dtype: torch.dtype) -> None:
     assert outputs_of(model, inputs_of("bert")).dtype == dtype
 
 
-def test_copies_are_apart() -> None:
+def test_deep_copies_are_independent() -> None:
     model, inputs = swap("gpt2", "tssa"), inputs_of("gpt2")
     before = outputs_of(model, inputs)
     other = copy.deepcopy(model)
@@ -146,7 +146,7 @@ def test_copies_are_apart() -> None:
     assert torch.equal(outputs_of(other, inputs), outputs_of(build("gpt2"), inputs))
 
 
-def test_lengths_are_the_hosts() -> None:
+def test_max_length_is_copied_from_the_model() -> None:
     expected = {"bert": 24, "roberta": 24, "gpt2": 24, "llama": 24}
     for name, length in expected.items():
         mixers = [m for m in swap(name, "tssa").modules() if isinstance(m, rm.TokenMixer)]
@@ -156,7 +156,7 @@ def test_lengths_are_the_hosts() -> None:
     assert whisper.decoder.layers[0].self_attn.mixer.max_length == 24
 
 
-def test_lengths_of_images_are_for_mixers_that_need_one() -> None:
+def test_image_length_is_set_for_mixers_that_need_it() -> None:
     """Check larger images: there may be more tokens than positions."""
     for name, length in {"vit": 5, "deit": 6}.items():
         report = replace_attention(build(name), "synthesizer", dry_run=True)

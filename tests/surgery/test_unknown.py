@@ -86,7 +86,7 @@ def test_unknown_attention_is_named(case: str) -> None:
     assert re.search(rf"\b{kind}\b.*register_adapter", reason)
 
 
-def test_mixers_are_no_unknown_attention() -> None:
+def test_mixers_are_not_reported_as_unknown_attention() -> None:
     report = rm.replace_attention(stack(2), "softmax", layers=[0])
     model = nn.ModuleList([stack(1), rm.create_mixer("softmax", C, num_heads=H)])
     assert [name for name, _ in report.skipped] == ["1.attn"]
@@ -94,7 +94,7 @@ def test_mixers_are_no_unknown_attention() -> None:
 
 
 @pytest.mark.parametrize(("maps", "is_attention"), [(1, False), (2, True)])
-def test_several_maps_make_what_is_called_attention(maps: int, is_attention: bool) -> None:
+def test_module_named_attention_needs_several_linear_layers(maps: int, is_attention: bool) -> None:
     module = nn.Module()
     for index in range(maps):
         module.add_module(str(index), nn.Linear(2, 2))

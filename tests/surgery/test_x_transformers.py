@@ -36,7 +36,7 @@ KEEP[1, 7:] = KEEP[2, 9:] = False
     [{}, {"attn_flash": True}, {"dim_head": 6}, {"attn_kv_heads": 2}, {"attn_one_kv_head": True}],
     ids=["plain", "flash", "wide", "two key heads", "one key head"],
 )
-def test_softmax_computes_what_the_host_did(kind: str, options: dict[str, Any]) -> None:
+def test_softmax_equals_the_original(kind: str, options: dict[str, Any]) -> None:
     model = build(kind, **options)
     expected = model(IDS, mask=KEEP)
     report = rm.replace_attention(model, "softmax")
@@ -48,7 +48,7 @@ def test_softmax_computes_what_the_host_did(kind: str, options: dict[str, Any]) 
 
 
 @pytest.mark.parametrize("mixer", ["tssa", "csp", "linear"])
-def test_padding_reaches_no_token(mixer: str) -> None:
+def test_padding_does_not_change_valid_tokens(mixer: str) -> None:
     model = build()
     rm.replace_attention(model, mixer)
     other = torch.where(KEEP, IDS, 19 - IDS)
@@ -68,7 +68,7 @@ def test_generation_is_greedy_search_by_hand() -> None:
     assert model.can_cache_kv
 
 
-def test_cross_attention_is_left_alone() -> None:
+def test_cross_attention_is_not_replaced() -> None:
     model = xt.XTransformer(
         dim=DIM,
         enc_num_tokens=19,
@@ -137,7 +137,7 @@ def test_calls_that_lose_something_are_refused(case: str) -> None:
         model.attn_layers.layers[0][1](x, **arguments)
 
 
-def test_a_saved_model_comes_back(tmp_path: Any) -> None:
+def test_saved_model_is_loaded_with_its_mixers(tmp_path: Any) -> None:
     model = build()
     rm.replace_attention(model, "csp")
     rm.save_swapped(model, tmp_path)

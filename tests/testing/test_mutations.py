@@ -37,18 +37,18 @@ CLASSES = [
 ]
 
 
-def test_every_property_has_a_mixer_that_breaks_it() -> None:
+def test_every_property_has_a_mixer_that_violates_it() -> None:
     assert set().union(*BROKEN.values()) == ALL
 
 
 @pytest.mark.parametrize("cls", CLASSES)
-def test_a_broken_mixer_fails_what_it_breaks(cls: type[TokenMixer]) -> None:
+def test_broken_mixer_fails_its_property(cls: type[TokenMixer]) -> None:
     assert failing(cls, BROKEN[cls]) == BROKEN[cls]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("cls", MUTANTS)
-def test_and_nothing_else(cls: type[TokenMixer]) -> None:
+def test_broken_mixer_fails_no_other_property(cls: type[TokenMixer]) -> None:
     broken = BROKEN.get(cls, TRACED)
     names = ALL if broken & TRACED else ALL - TRACED
     assert failing(cls, names - ({ONNX} - broken)) == BROKEN.get(cls, set())
@@ -61,11 +61,11 @@ def test_check_mixer_names_the_first_property_that_fails(cls: type[TokenMixer]) 
 
 
 @pytest.mark.slow
-def test_check_mixer_passes_a_sound_one() -> None:
+def test_check_mixer_accepts_a_correct_mixer() -> None:
     check_mixer(Mean)
 
 
 @pytest.mark.parametrize("given", [Mean(8), object, TokenMixer, "csp"], ids=repr)
-def test_check_mixer_takes_classes_of_mixers(given: object) -> None:
+def test_check_mixer_accepts_mixer_classes(given: object) -> None:
     with pytest.raises(InputError, match=r"^cls: .*TokenMixer"):
         check_mixer(given)

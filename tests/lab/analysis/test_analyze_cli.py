@@ -90,7 +90,7 @@ def test_one_kind_of_a_run(call: Any, runs: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_sums_over_training_are_those_of_the_weights_of_each_evaluation(runs: Path) -> None:
+def test_sums_over_training_use_the_weights_of_each_evaluation(runs: Path) -> None:
     """Check that the curve starts at fresh weights and contains the best weights."""
     (subject,) = find_subjects(runs / "train", View(samples=4))
     before = {name: value.clone() for name, value in subject.model.state_dict().items()}
@@ -113,7 +113,7 @@ def test_sums_over_training_are_those_of_the_weights_of_each_evaluation(runs: Pa
 
 
 @pytest.mark.slow
-def test_the_run_that_tuning_chose_is_looked_at(runs: Path, tmp_path: Path) -> None:
+def test_run_chosen_by_tuning_is_analyzed(runs: Path, tmp_path: Path) -> None:
     tuned = tmp_path / "tuned"
     shutil.copytree(runs / "compare", tuned)
     results = json.loads((tuned / "results.json").read_text())
@@ -127,7 +127,7 @@ def test_the_run_that_tuning_chose_is_looked_at(runs: Path, tmp_path: Path) -> N
 
 
 @pytest.mark.slow
-def test_the_gallery_of_a_comparison_goes_on(call: Any, runs: Path, tmp_path: Path) -> None:
+def test_analysis_of_a_comparison_resumes(call: Any, runs: Path, tmp_path: Path) -> None:
     out = tmp_path / "looks"
     words = ("analyze", "all", runs / "compare", "--out", out, "--samples", 4)
     code, printed, _ = call(*words)
@@ -152,7 +152,7 @@ def test_the_gallery_of_a_comparison_goes_on(call: Any, runs: Path, tmp_path: Pa
     assert errors.startswith("error: out: ")
 
 
-def test_a_run_made_anew_is_looked_at_anew(call: Any, tmp_path: Path) -> None:
+def test_changed_run_is_analyzed_again(call: Any, tmp_path: Path) -> None:
     """Check that new weights are detected when folder, steps and settings are equal."""
     run, out = tmp_path / "run", tmp_path / "looks"
     look = ("analyze", "pattern", run, "--out", out, "--samples", 4)
@@ -256,7 +256,7 @@ def test_a_run_without_weights_or_of_something_else(call: Any, runs: Path, tmp_p
         (("--set", "dim=8"), "--set: .*got dim=8"),
     ],
 )
-def test_what_a_run_decides_itself(
+def test_options_fixed_by_a_run_are_refused(
     call: Any, runs: Path, tmp_path: Path, words: tuple[Any, ...], message: str
 ) -> None:
     out = tmp_path / "out"

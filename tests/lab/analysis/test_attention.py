@@ -125,7 +125,7 @@ def test_a_decoder_of_torch_attends_to_its_memory() -> None:
 
 @pytest.mark.parametrize("masked", [False, True], ids=["whole", "padded"])
 @pytest.mark.parametrize("kind", ["softmax", "sinkhorn"])
-def test_our_attention_to_a_memory(kind: str, masked: bool) -> None:
+def test_rifflemix_cross_attention_to_a_memory(kind: str, masked: bool) -> None:
     """Check that the matrix times the values equals the output of our cross-attention."""
     layer: Any = SoftmaxCrossAttention(C, num_heads=H)
     if kind == "sinkhorn":

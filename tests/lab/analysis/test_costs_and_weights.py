@@ -86,7 +86,7 @@ def test_printed_costs(name: str) -> None:
     assert re.search(rf"\b{card.printed_macs}\b.*\b{card.printed}\b", finding.summary[0])
 
 
-def test_another_size_is_not_what_the_paper_counts() -> None:
+def test_costs_of_another_size_are_not_compared_with_the_paper() -> None:
     (subject,) = find_subjects("mlp_mixer_dense_e1", View(samples=1, settings={"num_layers": 1}))
     finding = analyze("macs", subject)
     assert finding.data["models"]["mlp_mixer_dense_e1"]["printed_macs_millions"] is None
@@ -106,7 +106,7 @@ def test_spread_and_sums_by_numpy() -> None:
         assert float(columns[sample]) == pytest.approx(np.abs(valid.sum(-2) - 1).mean())
 
 
-def test_equal_weights_have_no_spread_and_a_permutation_the_most() -> None:
+def test_equal_weights_have_zero_spread_and_permutations_maximal_spread() -> None:
     equal, permutation = torch.full((1, 1, 4, 4), 0.25), torch.eye(4).flip(0)[None, None]
     assert spread_of(equal).tolist() == [0.0]
     assert spread_of(permutation).tolist() == pytest.approx([np.sqrt(0.25 - 1 / 16)])

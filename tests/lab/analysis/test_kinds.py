@@ -148,7 +148,7 @@ def test_a_permutation_in_every_kind() -> None:
 
 
 @pytest.mark.parametrize("masked", [False, True], ids=["whole", "padded"])
-def test_a_sort_does_not_see_the_order_and_a_shift_does(masked: bool) -> None:
+def test_sort_is_invariant_to_order_and_shift_is_not(masked: bool) -> None:
     sort, shift = mixer("sliceformer"), mixer("csp", group_size=1)
     changes = []
     for layer in (sort, shift):
@@ -211,7 +211,7 @@ def test_butterfly_connects_all_pairs_after_as_many_layers_as_it_has_strides() -
 
 
 @pytest.mark.parametrize("masked", [False, True], ids=["whole", "padded"])
-def test_stacks_keep_or_lose_what_they_must(masked: bool) -> None:
+def test_rank_of_stacks_is_kept_or_lost_as_expected(masked: bool) -> None:
     """An average collapses at once and the identity never; skips keep the rank of the average."""
     average = collapse_of(subject_of(mixer("average"), mixer("average"), masked=masked))
     identity = collapse_of(subject_of(mixer("identity"), mixer("identity"), masked=masked))
@@ -225,7 +225,7 @@ def test_stacks_keep_or_lose_what_they_must(masked: bool) -> None:
     assert set(average.stacks) == {ALONE, NORM, SKIP}, "there are no blocks around them"
 
 
-def test_theorem_1_is_computed_where_it_holds() -> None:
+def test_theorem_1_is_computed_if_it_applies() -> None:
     found = collapse_of(subject_of(mixer("csp", 0, 2), mixer("sliceformer", 1, 2)))
     assert found.bound is not None
     assert found.bounded_residual is not None
@@ -248,7 +248,7 @@ def test_the_residual_hides_what_the_spectrum_shows() -> None:
     assert ranks["csp"]["effective"][-1] > 3 * ranks["sliceformer"]["effective"][-1]
 
 
-def test_blocks_are_measured_as_they_stand() -> None:
+def test_blocks_are_measured_with_their_residuals() -> None:
     model = rm.create_model("encoder", in_channels=3, mixer="tssa", dim=8, num_layers=2)
     found = collapse_of(own_subject(model, [torch.randn(2, 5, 3)]))
     assert len(found.stacks[WHOLE].residual) == 3
@@ -258,7 +258,7 @@ KINDS = ("pattern", "permutation", "spectrum", "collapse")
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_findings_are_whole(kind: str) -> None:
+def test_findings_are_complete(kind: str) -> None:
     model = rm.create_model("encoder", in_channels=3, mixer="csp", dim=8, num_layers=2)
     finding: Finding = analyze(kind, model, [torch.randn(2, 5, 3), torch.randn(1, 5, 3)])
     assert finding.kind == kind

@@ -30,7 +30,7 @@ def encoder(mixer: str, length: int, **sizes: Any) -> nn.Module:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["membership", "coherence", "macs"])
-def test_what_is_held_of_many_tokens_is_of_one_batch(kind: str) -> None:
+def test_memory_of_many_tokens_is_one_batch(kind: str) -> None:
     """Check the peak memory; a number for each pair of tokens would need 64 MiB."""
     length = 4096
     model = encoder("tssa", length, vocab_size=9)
@@ -54,7 +54,7 @@ class Looker(nn.Module):
 
 
 @pytest.mark.slow
-def test_only_the_class_tokens_row_is_held() -> None:
+def test_only_the_row_of_the_class_token_is_kept() -> None:
     side = 24
     model = Looker(rm.create_mixer("softmax", C, num_heads=H))
     images = [torch.randn(1, 1, side, side)]
@@ -65,7 +65,7 @@ def test_only_the_class_tokens_row_is_held() -> None:
 
 @pytest.mark.parametrize("masked", [False, True], ids=["whole", "padded"])
 @pytest.mark.parametrize("kind", ["ours", "sinkhorn", "torch", "torch, causal"])
-def test_the_first_rows_are_those_of_the_whole_matrix(kind: str, masked: bool) -> None:
+def test_first_rows_equal_the_whole_matrix(kind: str, masked: bool) -> None:
     length = 6
     mask = torch.tensor([[False] * 6, [False] * 4 + [True] * 2]) if masked else None
     x = torch.randn(2, length, C, dtype=torch.float64)
@@ -89,7 +89,7 @@ def test_the_first_rows_are_those_of_the_whole_matrix(kind: str, masked: bool) -
 
 
 @pytest.mark.slow
-def test_patterns_of_many_tokens_hold_few_copies() -> None:
+def test_patterns_of_many_tokens_need_few_copies() -> None:
     length = 512
     mixer = rm.create_mixer("csp", C, group_size=1, shift=[3] * C)
     ((call,),) = trace(mixer, [torch.randn(1, length, C)])
@@ -99,7 +99,7 @@ def test_patterns_of_many_tokens_hold_few_copies() -> None:
     assert np.array_equal(found[0], np.eye(length, dtype=bool)[(np.arange(length) - 3) % length])
 
 
-def test_coarser_pictures_lose_no_pair() -> None:
+def test_coarser_pictures_contain_every_pair() -> None:
     reached = np.zeros((7, 7), dtype=bool)
     reached[1, 6] = reached[4, 0] = True
     expected = np.zeros((3, 3), dtype=bool)

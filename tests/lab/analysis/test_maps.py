@@ -75,7 +75,7 @@ LINEAR = (
 
 @pytest.mark.parametrize("mask", MASKS.values(), ids=MASKS)
 @pytest.mark.parametrize("name", LINEAR)
-def test_the_matrix_moves_the_output_as_the_layer_does(name: str, mask: Tensor | None) -> None:
+def test_matrix_gives_the_output_of_the_layer(name: str, mask: Tensor | None) -> None:
     """Check that the output is an affine function of the map and the values from `qkv`."""
     call = call_of(name, mask)
     matrix = matrix_of(call)
@@ -108,7 +108,7 @@ def test_butterfly_groups_are_blocks_one_stride_apart() -> None:
 
 
 @pytest.mark.parametrize("name", ["xca", "tssa", "fnet", "reformer", "average", "csp"])
-def test_mixers_without_such_a_matrix_have_none(name: str) -> None:
+def test_mixers_without_an_attention_matrix_return_none(name: str) -> None:
     assert matrix_of(call_of(name)) is None
 
 
@@ -156,7 +156,7 @@ def check_permutation(call: Call, mask: Tensor | None) -> None:
     assert torch.equal(index.sort(1).values, torch.arange(N)[None, :, None].expand_as(index))
 
 
-def test_nothing_of_the_mixer_changes() -> None:
+def test_mixer_is_not_changed() -> None:
     call = call_of("sinkhorn", gumbel="always")
     call.module.train()
     state = torch.get_rng_state()

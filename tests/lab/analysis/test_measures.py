@@ -19,7 +19,7 @@ from rifflemix.lab.analysis.kinds.measures import (
 )
 
 
-def test_singular_values_of_the_valid_rows_alone() -> None:
+def test_singular_values_use_only_valid_rows() -> None:
     x = torch.randn(2, 7, 5)
     mask = torch.tensor([[False] * 7, [False, True, False, False, True, True, False]])
     found = singular_values(x, mask)
@@ -65,7 +65,7 @@ def test_residual_by_hand() -> None:
     assert rank_residual(x, torch.ones_like(mask)).tolist() == [0.0]
 
 
-def test_no_row_is_nearer_in_the_columns_than_the_median() -> None:
+def test_median_row_minimizes_the_column_sums() -> None:
     """The median minimizes the 1-norm, so no other row has smaller column sums."""
     x = torch.randn(1, 9, 4, dtype=torch.float64)
     centre = x.quantile(0.5, dim=1, keepdim=True)

@@ -31,7 +31,7 @@ def peaks(look: Any) -> list[int]:
 
 
 @pytest.mark.slow
-def test_trace_holds_one_batch_and_the_next() -> None:
+def test_trace_keeps_at_most_two_batches() -> None:
     model = encoder("csp")
 
     def look(batches: list[torch.Tensor]) -> None:
@@ -48,7 +48,7 @@ def test_trace_holds_one_batch_and_the_next() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
-def test_no_analysis_holds_more_for_more_batches(kind: str) -> None:
+def test_memory_of_an_analysis_does_not_grow_with_the_batches(kind: str) -> None:
     model = encoder(KINDS[kind])
     three, nine = peaks(lambda batches: analyze(kind, model, batches))
     assert nine < three + ONE_BATCH

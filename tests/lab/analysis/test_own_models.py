@@ -43,7 +43,7 @@ class Prompted(nn.Module):
         return y
 
 
-def test_a_prompt_is_a_call() -> None:
+def test_prompt_is_used_as_input() -> None:
     model, x = Prompted(), torch.randn(B, N, C)
     ((call,),) = trace(model, [x])
     assert call.name == "mixer"
@@ -52,7 +52,7 @@ def test_a_prompt_is_a_call() -> None:
     assert "prefill" not in vars(model.mixer)
 
 
-def test_nothing_is_left_where_a_model_fails() -> None:
+def test_failing_model_leaves_no_files() -> None:
     model = Prompted()
     with pytest.raises(InputError, match=r"^x: .*\b16\b.*got \(2, 12, 17\)"):
         list(trace(model, [torch.randn(B, N, C + 1)]))
@@ -83,7 +83,7 @@ def test_files_of_a_module(tmp_path: Path) -> None:
     assert re.search("<title>[^<]*Encoder", (out / "analysis.html").read_text())
 
 
-def test_what_an_earlier_start_did_not_get_to_is_written(tmp_path: Path) -> None:
+def test_missing_files_of_an_earlier_run_are_written(tmp_path: Path) -> None:
     model, page, picture = encoder("tssa"), tmp_path / "analysis.html", tmp_path / "macs.png"
     for _ in range(2):
         analyze_into(tmp_path, ("spectrum", "macs"), model, batches=[batch()])
@@ -106,7 +106,7 @@ NO_LIST = {
 
 
 @pytest.mark.parametrize("batches", NO_LIST.values(), ids=NO_LIST)
-def test_batches_are_a_list(batches: Any, tmp_path: Path) -> None:
+def test_batches_that_are_not_a_list_are_refused(batches: Any, tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"^batches: .*list") as caught:
         analyze("macs", encoder("csp"), batches)
     assert str(caught.value).endswith(type(batches).__name__)
@@ -125,7 +125,7 @@ def test_weights_that_are_not_finite(kind: str, tmp_path: Path) -> None:
     assert not (tmp_path / "out").exists()
 
 
-def test_a_sample_of_padding_alone_has_no_part() -> None:
+def test_sample_of_padding_only_is_ignored() -> None:
     model, x = encoder("softmax"), batch()
     padding = torch.tensor([[False] * N, [True] * N])
     both = analyze("softmax-spread", model, [{"inputs": x, "key_padding_mask": padding}])
@@ -135,13 +135,13 @@ def test_a_sample_of_padding_alone_has_no_part() -> None:
         assert found[0] == pytest.approx(found[1], abs=1e-6)
 
 
-def test_every_model_says_why_it_has_none() -> None:
+def test_error_names_every_model_without_the_mixer() -> None:
     subjects = [own_subject(encoder(m), [batch()], label=m) for m in ("csp", "sliceformer")]
     with pytest.raises(InputError, match=r"^csp, sliceformer: .*tssa, got none$"):
         rate(subjects)
 
 
-def test_a_preset_of_vectors_takes_ids_where_asked(tmp_path: Path) -> None:
+def test_preset_of_vectors_accepts_ids_on_request(tmp_path: Path) -> None:
     sizes = {"vocab_size": 40, "dim": C, "num_layers": 1, "num_heads": 2}
     view = View(samples=1, tokens=N, mixers=("tssa",), settings=sizes)
     (subject,) = find_subjects("encoder", view)

@@ -50,7 +50,7 @@ def test_projection_of_the_result_is_the_output(name: str, mask: Tensor | None) 
 
 
 @pytest.mark.parametrize("name", rm.list_mixers())
-def test_every_mixer_is_separated_or_reported(name: str) -> None:
+def test_every_output_projection_is_separated_or_reported(name: str) -> None:
     before = before_projection(call_of(name))
     assert (before is None) == (name in NOT_SEPARABLE)
 

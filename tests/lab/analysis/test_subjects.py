@@ -23,7 +23,7 @@ from small_recipes import QUICK, small
     ("name", "lowest", "highest"),
     [("samples", 1, None), ("batch_size", 1, None), ("tokens", 1, 65_536), ("seed", 0, 2**63 - 1)],
 )
-def test_bounds_of_a_view(name: str, lowest: int, highest: int | None) -> None:
+def test_limits_of_a_view(name: str, lowest: int, highest: int | None) -> None:
     for value in (lowest, lowest if highest is None else highest):
         assert getattr(View(**{name: value}), name) == value
     for value in (lowest - 1, 2**70 if highest is None else highest + 1):
@@ -31,7 +31,7 @@ def test_bounds_of_a_view(name: str, lowest: int, highest: int | None) -> None:
             View(**{name: value})
 
 
-def test_a_tick_before_the_first_batch_and_after_each() -> None:
+def test_progress_is_reported_before_the_first_batch_and_after_each() -> None:
     seen: list[object] = []
     subject = Subject("mine", nn.Identity(), batches=[1, 2])
     items = progress(subject, "ab", lambda *told: seen.append(told))
@@ -93,7 +93,7 @@ def test_a_run_on_arrays_in_memory(tmp_path: Path) -> None:
         find_subjects("encoder", View(task=task))
 
 
-def test_a_run_on_a_table_that_has_moved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_run_on_a_moved_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rows = "".join(f"{i / 7},{i % 5},{'ab'[i % 2]}\n" for i in range(40))
     table = tmp_path / "mine.csv"
     table.write_text("u,v,kind\n" + rows)
@@ -118,7 +118,7 @@ def test_a_run_on_a_table_that_has_moved(tmp_path: Path, monkeypatch: pytest.Mon
         find_subjects(run, View(data=same))
 
 
-def test_refusals() -> None:
+def test_invalid_subjects_are_refused() -> None:
     with pytest.raises(InputError, match=r"patch_only_cifar10_l7.*mixer"):
         find_subjects("patch_only_cifar10_l7", View(mixers=("csp",)))
     with pytest.raises(InputError, match="graphormer_pcqm4m"):

@@ -47,7 +47,7 @@ def swept(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.slow
-def test_each_point_has_its_model_and_what_it_reached(swept: Path, tmp_path: Path) -> None:
+def test_each_point_has_its_model_and_score(swept: Path, tmp_path: Path) -> None:
     subjects = find_subjects(swept, View(samples=2))
     results = json.loads((swept / "results.json").read_text())
     assert [s.label for s in subjects] == [

@@ -137,7 +137,7 @@ def test_memberships_and_their_entropies(masked: bool, causal: bool) -> None:
     assert layer.largest_error < 1e-12
 
 
-def test_memberships_that_do_not_sum_to_one_are_no_result() -> None:
+def test_memberships_that_do_not_sum_to_one_are_refused() -> None:
     subject = tssa()
     with torch.no_grad():
         next(subject.model.parameters()).fill_(float("nan"))
@@ -206,7 +206,7 @@ def test_maps_of_the_class_token(name: str, settings: dict[str, Any], layers: in
     assert len(finding.rows) == layers
 
 
-def test_what_has_no_images_no_class_token_or_no_token_statistics() -> None:
+def test_models_without_images_class_token_or_token_statistics_are_refused() -> None:
     encoder = rm.create_model("encoder", vocab_size=9, max_length=4, mixer="tssa", dim=8)
     tokens = [torch.randint(9, (2, 4))]
     with pytest.raises(InputError, match=r"^Encoder: .*images"):
@@ -238,7 +238,7 @@ def test_memberships_over_text() -> None:
     assert analyze("membership", encoder, [torch.randint(9, (2, 4))]).figure.axes
 
 
-def test_bytes_are_read_as_their_task_writes_them(tmp_path: Path) -> None:
+def test_bytes_are_decoded_as_in_their_task(tmp_path: Path) -> None:
     """Check byte 0: it is text in a language model and padding in other tasks."""
     text = "To be, or not to be"
     (tmp_path / "tinyshakespeare.txt").write_text(f"{text}\n" * 40)
@@ -253,7 +253,7 @@ def test_bytes_are_read_as_their_task_writes_them(tmp_path: Path) -> None:
         assert "".join(shown) == text[:12]
 
 
-def test_a_class_token_is_no_part_of_the_text() -> None:
+def test_class_token_is_not_part_of_the_text() -> None:
     settings = {"vocab_size": 9, "max_length": 8, "dim": 16, "num_heads": 4, "num_layers": 1}
     model = rm.create_model("encoder", mixer="tssa", pool="cls", **settings)
     ids = torch.randint(9, (2, 8))
@@ -267,7 +267,7 @@ def test_a_class_token_is_no_part_of_the_text() -> None:
     assert colours == [COLOURS[head].lower() for head in likeliest]
 
 
-def test_a_decoder_has_a_text_and_a_pattern_of_its_own() -> None:
+def test_decoder_has_a_separate_text_and_pattern() -> None:
     settings = {"vocab_size": 9, "max_length": 8, "dim": 16, "num_heads": 4, "num_layers": 1}
     model = rm.create_model("seq2seq", mixer="tssa", **settings)
     batch = {"inputs": torch.randint(9, (2, 8)), "decoder_inputs": torch.randint(9, (2, 6))}

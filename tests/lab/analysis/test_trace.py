@@ -64,7 +64,7 @@ class Noisy(nn.Module):
         return y
 
 
-def test_nothing_of_the_model_changes() -> None:
+def test_model_is_not_changed() -> None:
     model = Noisy().train()
     model.frozen.eval()
     model.mixer.register_forward_hook(lambda *_: None)
@@ -90,7 +90,7 @@ def test_nothing_of_the_model_changes() -> None:
     assert all(parameter.grad is None for parameter in model.parameters())
 
 
-def test_a_caller_who_stops_or_a_model_that_fails_leaves_it_clean() -> None:
+def test_hooks_are_removed_after_a_stop_or_an_error() -> None:
     model = tokens_model(mixer="csp").train()
     for _ in trace(model, [token_batch(), token_batch()]):
         assert model.training
@@ -127,7 +127,7 @@ def test_swapped_models_of_torch_are_traced() -> None:
     assert len(calls) == 2
 
 
-def test_errors() -> None:
+def test_invalid_models_and_batches_are_refused() -> None:
     with pytest.raises(InputError, match="model Linear"):
         next(trace(nn.Linear(2, 2), [torch.ones(1, 2)]))
     with pytest.raises(InputError, match=r"model Encoder.*ClassAttention"):

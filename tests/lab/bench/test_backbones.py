@@ -49,7 +49,7 @@ def as_timm_names(weights: dict[str, Tensor]) -> dict[str, Tensor]:
     return renamed
 
 
-def test_timm_with_our_weights_gives_our_logits() -> None:
+def test_timm_with_rifflemix_weights_gives_equal_logits() -> None:
     torch.manual_seed(0)
     backbone = BACKBONES["vit"]
     ours, theirs = backbone.make("softmax", 2, SHAPE).double().eval(), built("vit").double().eval()
@@ -64,7 +64,7 @@ def test_timm_with_our_weights_gives_our_logits() -> None:
     torch.testing.assert_close(theirs(images), ours(images))
 
 
-def test_bert_is_as_large_but_for_its_pooler_and_type_of_token() -> None:
+def test_bert_differs_in_size_only_by_pooler_and_token_types() -> None:
     backbone = BACKBONES["encoder"]
     ours, theirs = backbone.make("softmax", 2, SHAPE), built("encoder")
     channels = SHAPE.channels
@@ -76,7 +76,7 @@ def test_bert_is_as_large_but_for_its_pooler_and_type_of_token() -> None:
 
 
 @pytest.mark.parametrize("name", BACKBONES)
-def test_a_package_is_measured_beside_ours(name: str) -> None:
+def test_package_models_are_measured_with_rifflemix_models(name: str) -> None:
     built(name)
     result = models.run((SHAPE,), model=name, layers=1, mixers=["tssa"], peers=True, settings=QUICK)
     peer = BACKBONES[name].peer(1).name
@@ -101,14 +101,16 @@ def test_a_package_is_measured_beside_ours(name: str) -> None:
         assert {"Samples/s", "In kernels, %"} <= set(table.headers)
 
 
-def test_a_missing_package_is_named_and_ours_are_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_package_is_named_and_rifflemix_models_are_measured(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(peers.importlib.util, "find_spec", lambda module: None)
     result = models.run((SHAPE,), model="vit", layers=1, mixers=[], peers=True, settings=QUICK)
     assert {row["kind"] for row in result["rows"]} == {"model"}
     assert re.match("timm: .*pip install timm", bench_notes(result)[-1])
 
 
-def test_a_package_that_gives_something_else_fails_its_gate() -> None:
+def test_package_with_other_outputs_fails_its_check() -> None:
     def wrong(shape: Shape) -> nn.Module:
         return nn.Sequential(nn.Embedding(256, CLASSES + 1), nn.Flatten(1))
 
@@ -124,7 +126,7 @@ def by_tokens() -> dict[str, Any]:
     return models.run(shapes, layers=1, mixers=["csp"], settings=QUICK)
 
 
-def test_shapes_that_differ_in_tokens_are_one_table_a_pass(by_tokens: dict[str, Any]) -> None:
+def test_shapes_that_differ_in_tokens_share_one_table_per_pass(by_tokens: dict[str, Any]) -> None:
     times, memory, *training = bench_tables(by_tokens)
     assert times.title.startswith("forward, ms ")
     assert times.headers == ["Name", "N=4", "N=9"]

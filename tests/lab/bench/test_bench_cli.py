@@ -62,7 +62,7 @@ def test_a_causal_sweep_over_channels(cli: Cli, tmp_path: Path) -> None:
     assert file.with_suffix(".png").exists()
 
 
-def test_models_and_ops_print_a_table_a_pass(cli: Cli) -> None:
+def test_models_and_ops_print_one_table_per_pass(cli: Cli) -> None:
     models = cli(
         "bench", "models", "--shape", "1,8,8,2", "--layers", "1", "--mixers", "tssa",
         "--repeats", "1",
@@ -84,7 +84,7 @@ def test_layers_are_small_and_their_calls_are_counted(cli: Cli, tmp_path: Path) 
     assert set(rows["tssa"]["passes"]["forward"]["ratios"]) == {"two linear maps", "softmax"}
 
 
-def test_ops_come_from_their_own_shapes(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ops_have_their_own_shapes(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     from rifflemix.lab.bench import ops
 
     few = [op for op in ops.OPERATORS if op.name in (ops.COPY, "max_exchange")]
@@ -117,7 +117,7 @@ def test_a_result_is_never_overwritten(cli: Cli, tmp_path: Path) -> None:
     assert file.read_text() == "precious"
 
 
-def test_a_plot_takes_the_place_of_no_file(cli: Cli, tmp_path: Path) -> None:
+def test_plot_does_not_overwrite_a_file(cli: Cli, tmp_path: Path) -> None:
     plot = tmp_path / "x.png"
     assert re.match("error: --out: .*JSON", cli(*SCALING, "--out", str(plot)).err)
     plot.write_text("precious")
@@ -126,7 +126,7 @@ def test_a_plot_takes_the_place_of_no_file(cli: Cli, tmp_path: Path) -> None:
     assert plot.read_text() == "precious"
 
 
-def test_another_process_was_faster(
+def test_file_written_by_another_process_is_kept(
     cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from rifflemix.lab.bench import ops

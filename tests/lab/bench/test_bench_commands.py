@@ -38,7 +38,7 @@ def ops_result() -> dict[str, Any]:
 
 
 @pytest.mark.slow
-def test_every_operator_passes_its_gate_and_is_measured(ops_result: dict[str, Any]) -> None:
+def test_every_operator_passes_its_check_and_is_measured(ops_result: dict[str, Any]) -> None:
     json.dumps(ops_result, allow_nan=False)
     assert set(statuses(ops_result).values()) == {("measured", "")}
     assert {row["name"] for row in ops_result["rows"]} == {op.name for op in ops.OPERATORS}
@@ -49,7 +49,7 @@ def test_every_operator_passes_its_gate_and_is_measured(ops_result: dict[str, An
         assert row["passes"]["forward_backward"]["peak_memory_bytes"] > 0
 
 
-def test_operators_are_gated_against_reference_and_eager_in_float64(
+def test_operators_are_checked_against_reference_and_eager_in_float64(
     ops_result: dict[str, Any],
 ) -> None:
     for row in ops_result["rows"]:
@@ -58,14 +58,14 @@ def test_operators_are_gated_against_reference_and_eager_in_float64(
         assert against == (["reference, float64", "eager, float64"] if ours else [])
 
 
-def test_a_copy_costs_one_copy(ops_result: dict[str, Any]) -> None:
+def test_copy_baseline_has_ratio_one(ops_result: dict[str, Any]) -> None:
     copy = next(row for row in ops_result["rows"] if row["name"] == ops.COPY)
     assert copy["passes"]["forward"]["ratios"][ops.COPY] == 1.0
     assert copy["passes"]["forward"]["peak_memory_bytes"] == 64 * 16 * 4
 
 
 @pytest.mark.slow
-def test_lengths_that_do_not_divide_are_left_out() -> None:
+def test_lengths_that_do_not_divide_are_skipped() -> None:
     found = statuses(ops.run((Shape(1, 25, 16, 2),), QUICK))
     left_out = {name for (name, _), (status, _) in found.items() if status == "left out"}
     assert left_out == {"group_sort, G=2", "group_sort, G=64", "channel_permute, G=2"}
@@ -112,7 +112,7 @@ def test_every_mixer_is_measured_at_every_length(scaled: Measured) -> None:
     assert set(statuses(result).values()) == {("measured", "")}
 
 
-def test_layers_are_gated(scaled: Measured) -> None:
+def test_layers_are_checked(scaled: Measured) -> None:
     for row in scaled[1]["rows"]:
         against = [check["against"] for check in row["gate"]]
         assert against == (
@@ -144,7 +144,7 @@ def test_layers_in_other_types(dtype: str, mixers: list[str] | None) -> None:
     assert all(entry["fit"] is None for entry in result["growth"])
 
 
-def test_softmax_always_takes_part() -> None:
+def test_softmax_is_always_measured() -> None:
     result = scaling.run((8,), dim=8, heads=2, mixers=["tssa"], settings=QUICK)
     assert [row["name"] for row in result["rows"]] == [layers.PROJECTIONS, "softmax", "tssa"]
     assert result["rows"][2]["passes"]["forward"]["ratios"].keys() == {
@@ -174,7 +174,7 @@ def test_a_sweep_over_channels(widths_result: dict[str, Any]) -> None:
     assert [(c["first_tokens"], c["last_tokens"]) for c in crossed] == [(8, 24), (8, 24)]
 
 
-def test_a_sweep_over_channels_is_told_as_such(widths_result: dict[str, Any]) -> None:
+def test_sweep_over_channels_is_labelled(widths_result: dict[str, Any]) -> None:
     tables = bench_tables(widths_result)
     assert any(re.search(r"\bC\b.*softmax", table.title) for table in tables)
     forward = next(table for table in tables if table.title.startswith("forward, ms "))
@@ -221,7 +221,7 @@ def test_every_mixer_trains_in_the_encoder(trained: Measured) -> None:
         assert [check["against"] for check in row["gate"]] == ["eager operators"]
 
 
-def test_the_floor_of_models_has_no_mixer(trained: Measured) -> None:
+def test_baseline_model_has_no_mixer(trained: Measured) -> None:
     parameters = {row["name"]: row["extra"]["parameters"] for row in trained[1]["rows"]}
     # Queries, keys, values and output, with biases.
     assert parameters["softmax"] - parameters[models.NO_MIXER] == 4 * (16 * 16 + 16)

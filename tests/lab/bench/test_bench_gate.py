@@ -21,7 +21,7 @@ def test_error_is_relative_and_the_largest_of_all_tensors() -> None:
     assert relative_error(actual, expected) == pytest.approx(0.05)
 
 
-def test_rounding_of_a_zero_gradient_does_not_count() -> None:
+def test_rounding_error_of_a_zero_gradient_does_not_count() -> None:
     expected = [torch.ones(10), torch.zeros(10)]
     assert relative_error([torch.ones(10), torch.full((10,), 1e-9)], expected) < 1e-5
     assert relative_error([torch.ones(10), torch.full((10,), 0.1)], expected) > 1
@@ -30,7 +30,7 @@ def test_rounding_of_a_zero_gradient_does_not_count() -> None:
 @pytest.mark.parametrize(
     "actual", [torch.ones(3), torch.full((2,), math.nan), torch.full((2,), math.inf)], ids=repr
 )
-def test_other_shapes_and_values_that_are_not_finite_fail(actual: Tensor) -> None:
+def test_wrong_shapes_and_nonfinite_values_fail(actual: Tensor) -> None:
     found = check("truth", "(1, 2)", [actual], [torch.ones(2)], 1e9)
     assert not found.passed
     assert found.error is None
@@ -56,7 +56,7 @@ class WrongBackward(torch.autograd.Function):
         return grad
 
 
-def test_a_wrong_permutation_of_gradients_is_seen() -> None:
+def test_wrong_permutation_of_gradients_is_detected() -> None:
     x = torch.randn(64, requires_grad=True)
     right = output_and_gradients(lambda: x.sort().values, [x])
     wrong = output_and_gradients(lambda: WrongBackward.apply(x), [x])
@@ -64,7 +64,7 @@ def test_a_wrong_permutation_of_gradients_is_seen() -> None:
     assert relative_error(wrong, right) > 0.1
 
 
-def test_all_types_see_the_same_gradient() -> None:
+def test_all_dtypes_get_the_same_gradient() -> None:
     x = torch.arange(32.0, requires_grad=True)
     grads = [
         output_and_gradients(lambda dtype=dtype: x.to(dtype) * 1, [x])[1].double()
@@ -84,5 +84,5 @@ def test_all_types_see_the_same_gradient() -> None:
     ],
     ids=["good", "shape", "nan"],
 )
-def test_peers_must_keep_the_shape_and_be_finite(outputs: list[Tensor], passed: bool) -> None:
+def test_packages_must_keep_the_shape_and_be_finite(outputs: list[Tensor], passed: bool) -> None:
     assert check_finite("", "", (2, 3), outputs).passed is passed

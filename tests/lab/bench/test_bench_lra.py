@@ -18,7 +18,7 @@ from rifflemix.lab.bench.tables import bench_tables
 from rifflemix.lab.recipes import csp
 
 
-def test_the_printed_figures_stand_in_the_paper(papers: Path) -> None:
+def test_printed_values_are_in_the_paper(papers: Path) -> None:
     lines = (papers / "sliceformer.txt").read_text(encoding="utf-8").splitlines()
     first = next(i for i, line in enumerate(lines) if line.startswith("Model | Training speed"))
     found = {}
@@ -38,7 +38,7 @@ def test_the_rows_are_those_of_table_2() -> None:
 
 
 @pytest.mark.parametrize("name", PRINTED)
-def test_models_take_the_lengths_they_are_measured_at(name: str) -> None:
+def test_models_accept_the_measured_lengths(name: str) -> None:
     with torch.device("meta"):
         model = lra._model(name, Shape(2, 3072, 256, 4))
     assert model.settings["max_length"] == 3072
@@ -47,7 +47,7 @@ def test_models_take_the_lengths_they_are_measured_at(name: str) -> None:
 
 
 @pytest.mark.slow
-def test_ours_stands_beside_the_printed() -> None:
+def test_measured_values_are_next_to_the_printed_values() -> None:
     result = lra.run((64,), batch=1, mixers=["sliceformer"], settings=Settings(repeats=1))
     json.dumps(result, allow_nan=False)
     assert [row["status"] for row in result["rows"]] == ["measured"] * 2
@@ -68,7 +68,7 @@ def test_ours_stands_beside_the_printed() -> None:
     assert 1 / speed == pytest.approx(float(tables[0].rows[1][3].split()[0]), rel=0.05)
 
 
-def test_what_ran_out_of_memory_there() -> None:
+def test_out_of_memory_entries_of_the_paper_are_none() -> None:
     assert PRINTED["softmax"]["training_step"] == {
         "1024": 27.49,
         "2048": 9.45,

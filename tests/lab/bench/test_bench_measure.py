@@ -20,7 +20,7 @@ def counted(calls: Counter[str], name: str, seconds: float = 0.0) -> Callable[[]
     return call
 
 
-def test_probe_gives_time_and_memory_of_one_call() -> None:
+def test_probe_measures_time_and_memory_of_one_call() -> None:
     calls: Counter[str] = Counter()
 
     def call() -> torch.Tensor:
@@ -34,7 +34,7 @@ def test_probe_gives_time_and_memory_of_one_call() -> None:
     assert found.peak_memory_bytes == 4 * 2**18
 
 
-def test_a_call_takes_no_more_turns_than_its_limit_allows() -> None:
+def test_number_of_repeats_follows_the_time_limit() -> None:
     calls: Counter[str] = Counter()
     pair = {"quick": counted(calls, "quick", 0.001), "slow": counted(calls, "slow", 0.05)}
     seconds = median_seconds(pair, CPU, repeats=6, min_seconds=0.0, max_seconds=0.12)
@@ -68,7 +68,7 @@ def test_stopping_keeps_the_times_so_far() -> None:
     assert (len(seconds["a"]), len(seconds["b"])) == (3, 2)
 
 
-def test_kernel_share_tells_computing_from_waiting() -> None:
+def test_kernel_share_separates_computing_from_waiting() -> None:
     x = torch.randn(600, 600)
     computing = kernel_share(lambda: [x @ x for _ in range(10)], CPU)
     waiting = kernel_share(lambda: (x + 1, time.sleep(0.1)), CPU)
@@ -78,7 +78,7 @@ def test_kernel_share_tells_computing_from_waiting() -> None:
 
 
 @pytest.mark.parametrize("repeats", [1, 4])
-def test_calls_take_turns(repeats: int) -> None:
+def test_calls_are_interleaved(repeats: int) -> None:
     order: list[str] = []
     pair = {name: lambda name=name: order.append(name) for name in "ab"}
     known = {name: Probe(2.0, 0) for name in "ab"}  # long: one call per turn

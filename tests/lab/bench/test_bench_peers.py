@@ -21,7 +21,7 @@ ON_CPU = [peer for peer in PEERS if not peer.needs_gpu]
 
 @pytest.mark.parametrize("peer", ON_CPU, ids=lambda peer: peer.name)
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
-def test_installed_peers_keep_the_shape_and_have_gradients(peer: Peer) -> None:
+def test_installed_packages_keep_the_shape_and_have_gradients(peer: Peer) -> None:
     if peer.version() is None:
         pytest.skip(f"{peer.name} is not installed")
     layer = peer.build(SHAPE)
@@ -34,7 +34,7 @@ def test_installed_peers_keep_the_shape_and_have_gradients(peer: Peer) -> None:
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
-def test_installed_peers_are_measured_beside_the_mixers() -> None:
+def test_installed_packages_are_measured_with_the_mixers() -> None:
     present = [peer.name for peer in ON_CPU if peer.version() is not None]
     if not present:
         pytest.skip("no peer is installed")
@@ -53,7 +53,7 @@ def missing(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("missing")
-def test_missing_peers_are_named_with_how_to_install_them() -> None:
+def test_missing_packages_are_named_with_install_commands() -> None:
     status = peer_status(PEERS[0], CPU)
     assert "pip install x-transformers" in status.pop("detail")
     assert status == {"name": "x-transformers", "version": None, "takes_part": False}
@@ -62,7 +62,7 @@ def test_missing_peers_are_named_with_how_to_install_them() -> None:
     assert not any(row["kind"] == "peer" for row in result["rows"])
 
 
-def test_a_peer_for_gpus_is_left_out_on_a_cpu() -> None:
+def test_gpu_packages_are_skipped_on_a_cpu() -> None:
     (fla,) = (peer for peer in PEERS if peer.needs_gpu)
     assert "GPU" in peer_status(fla, CPU)["detail"]
 
@@ -82,18 +82,18 @@ class Huge(nn.Module):
         raise torch.OutOfMemoryError("no room")
 
 
-def test_a_layer_that_returns_more_gives_its_first_tensor() -> None:
+def test_first_output_of_a_layer_is_used() -> None:
     assert torch.equal(PeerLayer("p", Pair())(torch.zeros(1, 2, 3)), torch.ones(1, 2, 3))
 
 
-def test_what_a_package_refuses_is_told_in_one_sentence() -> None:
+def test_errors_of_a_package_are_one_sentence() -> None:
     with pytest.raises(InputError, match=r"^p\b.*: .*\b64$"):
         PeerLayer("p", Fussy())(torch.zeros(1, 2, 3))
     with pytest.raises(torch.OutOfMemoryError):
         PeerLayer("p", Huge())(torch.zeros(1, 2, 3))
 
 
-def test_a_package_that_breaks_while_building_is_told() -> None:
+def test_error_while_building_a_package_layer_is_reported() -> None:
     def break_(package: types.ModuleType, shape: Shape) -> nn.Module:
         raise KeyError("gone")
 

@@ -40,7 +40,7 @@ def test_training_steps_show_rates() -> None:
     assert table.rows[0][-5:] == ["2.00", "8.00", "128", "50.00", "1,234"]
 
 
-def test_scaling_shows_growth_first_and_then_a_column_an_n() -> None:
+def test_scaling_shows_growth_and_then_one_column_per_length() -> None:
     growth, forward, least, both, floor, memory = bench_tables(fake_bench.scaling(LAYERS))
     rows = {row[0]: row for row in growth.rows}
     assert rows["softmax"][1:4] == ["2", "2.00 ± 0.00", "-"]
@@ -130,7 +130,7 @@ def test_plot_draws_any_number_of_layers(count: int) -> None:
     assert height >= 708
 
 
-def test_plot_of_a_single_length_or_of_nothing() -> None:
+def test_plot_of_one_length_or_no_results() -> None:
     scaling_plot(fake_bench.scaling(LAYERS, tokens=(256,)))
     empty = fake_bench.scaling(LAYERS)
     for row in empty["rows"]:
@@ -151,7 +151,7 @@ def test_thirty_layers_look_different() -> None:
     assert len({colour for colour, _ in looks.values()}) == len(names)
 
 
-def test_ours_stands_beside_the_package_that_does_the_same() -> None:
+def test_table_shows_mixers_next_to_their_packages() -> None:
     result = fake_bench.scaling(
         [*LAYERS, "linformer"], peers=("linformer", "reformer-pytorch"), tokens=(256, 1024)
     )
@@ -165,7 +165,7 @@ def test_ours_stands_beside_the_package_that_does_the_same() -> None:
     assert cells == [expected, expected]
 
 
-def test_a_mixer_and_a_package_of_one_name_stay_apart() -> None:
+def test_mixer_and_package_with_one_name_are_separate() -> None:
     result = fake_bench.scaling([*LAYERS, "linformer"], peers=("linformer",))
     alone = fake_bench.scaling([*LAYERS, "linformer"])
     *tables, _ = bench_tables(result)
@@ -208,6 +208,6 @@ def test_labels_are_spread_in_order_and_inside(heights: list[float]) -> None:
     assert placed[-1] <= 300 + 1e-6
 
 
-def test_labels_with_room_stay_where_they_are() -> None:
+def test_labels_with_room_are_not_moved() -> None:
     assert spread([10.0, 50.0, 90.0], 10.0, 0.0, 100.0) == pytest.approx([10.0, 50.0, 90.0])
     assert spread([49.0, 51.0], 10.0, 0.0, 100.0) == pytest.approx([45.0, 55.0])

@@ -96,7 +96,7 @@ def exhaust(shape: Shape) -> Any:
     ],
     ids=["gate fails", "gate crashes", "crashes", "refuses", "out of memory", "obstacle"],
 )  # fmt: skip
-def test_what_cannot_be_measured_is_said_and_the_rest_goes_on(
+def test_failed_measurements_are_reported_and_others_continue(
     changes: dict[str, Any], status: str, note: str
 ) -> None:
     result = run([sleeper("unit"), sleeper("odd one", **changes), sleeper("last")])
@@ -108,7 +108,7 @@ def test_what_cannot_be_measured_is_said_and_the_rest_goes_on(
     assert result["status"] == "complete"
 
 
-def test_a_point_over_the_limit_is_cut_short_and_longer_ones_are_not_tried() -> None:
+def test_point_over_the_time_limit_ends_early_and_longer_points_are_skipped() -> None:
     made: Counter[int] = Counter()
 
     def build(shape: Shape) -> Built:
@@ -129,14 +129,14 @@ def test_a_point_over_the_limit_is_cut_short_and_longer_ones_are_not_tried() -> 
     assert all(row["status"] == "measured" for row in result["rows"] if row["name"] == "unit")
 
 
-def test_a_point_over_the_limit_is_left_out_where_nothing_can_interrupt_it() -> None:
+def test_point_over_the_time_limit_is_skipped_if_it_cannot_be_interrupted() -> None:
     with ThreadPoolExecutor() as pool:  # only the main thread is interrupted
         result = pool.submit(run, [sleeper("slow", 0.6)], (SHAPE,), QUICK_LIMIT).result()
     assert " 0.5 s" in by_name(result)["slow"]["note"]
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="Linux alone grants memory it does not have")
-def test_a_tensor_larger_than_the_free_memory_is_an_error_and_not_the_end() -> None:
+def test_out_of_memory_is_reported_and_the_benchmark_continues() -> None:
     kept: list[torch.Tensor] = []
 
     def build(shape: Shape) -> Built:
@@ -185,7 +185,7 @@ def test_stopping_while_timing_keeps_the_times_so_far() -> None:
     assert result["rows"][1]["status"] == "stopped"
 
 
-def test_nobody_has_to_listen() -> None:
+def test_status_callback_is_optional() -> None:
     groups = [Group(SHAPE, [sleeper("unit")], (("layer", "unit"),))]
     assert run_benchmark("scaling", groups, QUICK_LIMIT, {})["status"] == "complete"
 
@@ -206,7 +206,7 @@ def test_progress_counts_points() -> None:
     ]  # fmt: skip
 
 
-def test_a_fast_form_has_its_ratio_to_the_eager_one() -> None:
+def test_fast_backend_has_its_ratio_to_eager() -> None:
     result = run([sleeper("op", 0.008, backend="eager"), sleeper("op", 0.002, backend="cpu")])
     eager, fast = (row["passes"]["forward"] for row in result["rows"])
     assert "eager" not in eager["ratios"]

@@ -88,7 +88,7 @@ def test_changed_results(change: Callable[[Results], Any], compared: Path, tmp_p
     assert json.loads(path.read_text()) == whole
 
 
-def test_complete_by_hand(compared: Path, tmp_path: Path) -> None:
+def test_results_edited_to_complete(compared: Path, tmp_path: Path) -> None:
     out = shutil.copytree(compared, tmp_path / "out")
     path = out / "results.json"
     whole = json.loads(path.read_text())
@@ -100,7 +100,7 @@ def test_complete_by_hand(compared: Path, tmp_path: Path) -> None:
     assert json.loads(path.read_text()) == json.loads(json.dumps(again))
 
 
-def test_numbers_by_hand(compared: Path, tmp_path: Path) -> None:
+def test_results_with_edited_numbers(compared: Path, tmp_path: Path) -> None:
     out = shutil.copytree(compared, tmp_path / "out")
     path = out / "results.json"
     whole = json.loads(path.read_text())
@@ -112,7 +112,7 @@ def test_numbers_by_hand(compared: Path, tmp_path: Path) -> None:
     assert json.loads(path.read_text()) == whole
 
 
-def test_nothing_is_written_where_nothing_changed(compared: Path) -> None:
+def test_unchanged_results_are_not_written_again(compared: Path) -> None:
     path = compared / "results.json"
     before = path.stat().st_mtime_ns
     start(compared)

@@ -27,7 +27,7 @@ def built(name: str) -> TokenMixer:
 
 
 @pytest.mark.parametrize("name", STREAMING)
-def test_states_are_as_large_as_after_reading(name: str) -> None:
+def test_state_sizes_equal_those_after_a_prompt(name: str) -> None:
     mixer = built(name)
     x = torch.randn(2, 517, 8)
     with torch.no_grad():
@@ -40,7 +40,7 @@ def test_states_are_as_large_as_after_reading(name: str) -> None:
     assert torch.equal(made["position"], read["position"])
 
 
-def test_attention_in_place_is_softmax() -> None:
+def test_attention_with_a_preallocated_cache_equals_softmax() -> None:
     mixer = SoftmaxAttention(8, num_heads=2, causal=True).double().eval()
     x = torch.randn(2, 30, 8, dtype=torch.float64)
     with torch.no_grad():

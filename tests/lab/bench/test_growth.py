@@ -23,7 +23,7 @@ def test_a_power_law_gives_its_exponent(exponent: float) -> None:
     assert fit.standard_error == pytest.approx(0, abs=1e-9)
 
 
-def test_only_the_upper_half_of_the_range_counts() -> None:
+def test_exponent_is_fitted_on_the_upper_half_of_the_range() -> None:
     costs = {n: (1.0 if n < 2048 else (n / 2048) ** 2) for n in POWERS}
     fit = fit_exponent(costs)
     assert fit is not None
@@ -31,7 +31,7 @@ def test_only_the_upper_half_of_the_range_counts() -> None:
     assert fit.exponent == pytest.approx(2.0)
 
 
-def test_standard_error_is_that_of_least_squares() -> None:
+def test_standard_error_equals_least_squares() -> None:
     # By hand: x = 0, 1, 2 in units of ln 2; y = 0, 2, 1 -> slope 1/2, residual sum 3/2.
     unit = math.log(2)
     fit = fit_exponent({n: math.exp(y * unit) for n, y in ((4, 0), (8, 2), (16, 1), (1, 0))})
@@ -84,13 +84,13 @@ def test_crossover(
     assert found.last_tokens == max(other)
 
 
-def test_nothing_shared_has_no_crossover() -> None:
+def test_no_common_lengths_give_no_crossover() -> None:
     assert find_crossover({1: 1.0}, {2: 1.0}) is None
 
 
 @settings(deadline=None, max_examples=50)
 @given(st.lists(st.floats(0.1, 10), min_size=7, max_size=7))
-def test_after_the_crossover_it_is_faster_and_before_it_once_was_not(ratios: list[float]) -> None:
+def test_all_lengths_after_the_crossover_are_faster(ratios: list[float]) -> None:
     own = dict(zip(POWERS, ratios, strict=True))
     found = find_crossover(own, dict.fromkeys(POWERS, 1.0))
     assert found is not None

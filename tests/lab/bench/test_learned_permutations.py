@@ -162,7 +162,7 @@ LEFT_OUT = {
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning")
 @pytest.mark.parametrize("learn", LEFT_OUT)
-def test_the_contract(plugin: ModuleType, learn: str) -> None:
+def test_learned_permutations_fulfill_the_contract(plugin: ModuleType, learn: str) -> None:
     class Variant(plugin.Permuted):  # type: ignore[misc, name-defined]
         def __init__(self, dim: int, **options: Any) -> None:
             options = {"learn": learn, "heads": 2, "group_size": 4} | options

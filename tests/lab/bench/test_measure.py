@@ -28,7 +28,7 @@ MEMORY_CASES = {
 
 
 @pytest.mark.parametrize(("call", "mebibytes"), MEMORY_CASES.values(), ids=MEMORY_CASES)
-def test_peak_memory_counts_what_is_held(call, mebibytes: int) -> None:
+def test_peak_memory_counts_live_tensors(call, mebibytes: int) -> None:
     x = torch.zeros(1024, 1024)
     peak = peak_memory(lambda: call(x), CPU)
     assert abs(peak - mebibytes * MEBI) < 4096
@@ -52,7 +52,7 @@ def test_times_are_per_call() -> None:
     assert 0.001 <= median(seconds["short"]) < 0.01 <= median(seconds["long"]) < 0.1
 
 
-def test_environment_holds_what_a_reader_needs() -> None:
+def test_environment_has_hardware_and_versions() -> None:
     found = environment()
     assert {"command", "time", "git_commit", "libraries", "hardware", "python"} <= set(found)
     assert found["libraries"]["torch"] == torch.__version__
@@ -65,7 +65,7 @@ def test_environment_holds_what_a_reader_needs() -> None:
 
 
 @pytest.mark.skipif(shutil.which("git") is None, reason="needs git")
-def test_the_commit_is_that_of_the_package_wherever_it_is_called(
+def test_commit_does_not_depend_on_the_current_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     root = tmp_path / "checkout"
@@ -125,7 +125,7 @@ def test_variables_of_git_do_not_change_the_commit(
     ],
     ids=["alone", "torchrun", "another launcher"],
 )
-def test_the_command_is_as_a_reader_types_it(
+def test_command_is_stored_as_typed(
     given: dict[str, str], start: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys, "argv", ["/any/__main__.py", "bench", "parallel"])

@@ -25,7 +25,7 @@ def result() -> dict[str, Any]:
     return published.run([f"{ROW}dense", f"{ROW}butterfly"], batch=2, settings=QUICK)
 
 
-def test_rows_are_measured_and_gated(result: dict[str, Any]) -> None:
+def test_rows_are_measured_and_checked(result: dict[str, Any]) -> None:
     json.dumps(result, allow_nan=False)
     assert [row["name"] for row in result["rows"]] == [f"{ROW}dense", f"{ROW}butterfly"]
     for row in result["rows"]:
@@ -37,13 +37,13 @@ def test_rows_are_measured_and_gated(result: dict[str, Any]) -> None:
         assert row["extra"]["steps_per_second"] > 0
 
 
-def test_another_batch_has_no_printed_figures(result: dict[str, Any]) -> None:
+def test_other_batches_have_no_printed_values(result: dict[str, Any]) -> None:
     assert not any("printed_seconds" in row["extra"] for row in result["rows"])
     tables = bench_tables(result)
     assert not any("Paper's, ms" in table.headers for table in tables)
 
 
-def test_the_papers_figures_stand_beside_ours(result: dict[str, Any]) -> None:
+def test_printed_values_are_next_to_measured_values(result: dict[str, Any]) -> None:
     for row in result["rows"]:
         row = {**row, "extra": {**row["extra"], "printed_seconds": 9.34e-3}}
         row["extra"]["printed_memory_bytes"] = 304 * 2**20
@@ -53,7 +53,7 @@ def test_the_papers_figures_stand_beside_ours(result: dict[str, Any]) -> None:
         assert cells["Paper's memory"].startswith("304")
 
 
-def test_the_papers_own_batch_brings_its_figures() -> None:
+def test_batch_of_the_paper_shows_the_printed_values() -> None:
     recipe = get_recipe(f"{ROW}dense")
     shape = published._shape(recipe, recipe.train.batch_size)
     assert (shape.batch, shape.tokens) == (64, 64)
@@ -62,14 +62,14 @@ def test_the_papers_own_batch_brings_its_figures() -> None:
     assert extra["printed_memory_bytes"] == 304 * 2**20
 
 
-def test_every_printed_figure_has_its_recipe() -> None:
+def test_every_printed_value_has_a_recipe() -> None:
     for name in published.PRINTED:
         recipe = get_recipe(name)
         assert model_card(recipe.model).inputs == "images"
         assert recipe.table == "Table 4"
 
 
-def test_figures_stand_in_the_papers_text(papers: Path) -> None:
+def test_printed_values_are_in_the_papers_text(papers: Path) -> None:
     lines = (papers / "dimension_mixer.txt").read_text(encoding="utf-8").splitlines()
     cells = {line.split("\t")[0]: line.split("\t")[1:] for line in lines}
     times = [float(cell.split()[-1]) for cell in cells["Accuracy (†) Time (ms)"]]

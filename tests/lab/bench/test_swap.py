@@ -61,7 +61,7 @@ def test_plot(measured: SwapMeasurement, tmp_path: Path) -> None:
     assert (tmp_path / "swap.png").read_bytes() == picture
 
 
-def test_table_says_crossovers_and_where_the_original_wins() -> None:
+def test_table_names_crossovers_and_lengths_at_which_the_original_wins() -> None:
     rows = []
     for phase in ("forward", "training"):
         for n in (64, 256):
@@ -91,7 +91,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_refusals(case: str) -> None:
+def test_invalid_arguments_are_refused(case: str) -> None:
     arguments, says = REFUSED[case]
     settings: dict[str, Any] = {
         "model": Tagger(),

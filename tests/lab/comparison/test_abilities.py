@@ -63,14 +63,14 @@ def test_pages_have_a_table_and_a_plot_of_lengths() -> None:
     assert set(plain) == {"table.md", "plot.png", "report.html"}
 
 
-def test_lines_of_the_plot_are_the_means() -> None:
+def test_lines_of_the_plot_show_the_means() -> None:
     axes = length_figure(table_of(with_lengths())).axes[0]
     lines = [line for line in axes.lines if len(line.get_xdata()) == 3]
     assert list(lines[0].get_xdata()) == [64, 128, 256]
     assert list(lines[0].get_ydata())[1:] == pytest.approx([60, 25])
 
 
-def test_states_are_a_column_if_they_differ() -> None:
+def test_state_size_is_a_column_if_it_differs() -> None:
     results = comparison(mixers=3)
     assert "State, numbers" not in table_headers(table_of(results))
     for size, entry in zip((4096, 96, 96), results["mixers"], strict=True):

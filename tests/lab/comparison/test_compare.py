@@ -74,7 +74,7 @@ def one_mixer(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
-def test_results_hold_what_a_result_file_must(finished: tuple[Path, dict[str, Any]]) -> None:
+def test_results_have_all_required_fields(finished: tuple[Path, dict[str, Any]]) -> None:
     out, results = finished
     assert results == json.loads((out / "results.json").read_text())
     assert results["status"] == "complete"
@@ -93,12 +93,12 @@ def test_results_hold_what_a_result_file_must(finished: tuple[Path, dict[str, An
     assert shares["test"] == max(labels.count(k) for k in range(10)) / len(labels)
 
 
-def test_runs_go_seed_by_seed(finished: tuple[Path, dict[str, Any]]) -> None:
+def test_runs_are_ordered_by_seed(finished: tuple[Path, dict[str, Any]]) -> None:
     order = [(run["seed"], run["mixer"]) for run in finished[1]["runs"]]
     assert order == [(0, "softmax"), (0, "tssa"), (1, "softmax"), (1, "tssa")]
 
 
-def test_summary_is_over_the_raw_numbers(finished: tuple[Path, dict[str, Any]]) -> None:
+def test_summary_is_computed_from_raw_numbers(finished: tuple[Path, dict[str, Any]]) -> None:
     _, results = finished
     for mixer in results["mixers"]:
         runs = [run for run in results["runs"] if run["mixer"] == mixer["name"]]
@@ -111,7 +111,7 @@ def test_summary_is_over_the_raw_numbers(finished: tuple[Path, dict[str, Any]]) 
         assert mixer["steps_per_second"] == pytest.approx(sum(speeds) / 2)
 
 
-def test_validation_chose_the_weights(finished: tuple[Path, dict[str, Any]]) -> None:
+def test_validation_selects_the_weights(finished: tuple[Path, dict[str, Any]]) -> None:
     for run in finished[1]["runs"]:
         best = max(run["validation_curve"], key=lambda entry: entry["accuracy"])
         assert run["validation"] == best
@@ -124,7 +124,7 @@ def test_curves_cover_the_run(finished: tuple[Path, dict[str, Any]]) -> None:
         assert [entry["step"] for entry in run["train_curve"]] == [1, 2, 3, 4, 5, 6]
 
 
-def test_finished_folder_is_read_not_trained(finished: tuple[Path, dict[str, Any]]) -> None:
+def test_finished_folder_is_read_without_training(finished: tuple[Path, dict[str, Any]]) -> None:
     out, results = finished
     before = (out / "results.json").read_bytes()
     statuses: list[RunStatus] = []
@@ -140,7 +140,7 @@ def test_finished_folder_is_read_not_trained(finished: tuple[Path, dict[str, Any
     [pytest.param(0, marks=pytest.mark.slow), 3, pytest.param(9, marks=pytest.mark.slow)],
     ids="stop at poll {}".format,
 )
-def test_stopped_comparison_goes_on_bit_for_bit(
+def test_stopped_comparison_resumes_bit_for_bit(
     polls: int, tmp_path: Path, finished: tuple[Path, dict[str, Any]]
 ) -> None:
     plan = plan_comparison(settings(seeds=(0, 1)), tmp_path / "out")
@@ -180,7 +180,7 @@ def test_a_run_without_its_entry_is_found_again(
     assert not [status for status in statuses if status.state == "training"]
 
 
-def test_statuses_tell_the_course_of_a_run(tmp_path: Path) -> None:
+def test_statuses_follow_the_run(tmp_path: Path) -> None:
     statuses: list[RunStatus] = []
     plan = plan_comparison(settings(mixers=("tssa",)), tmp_path)
     results_of_plan(plan, on_status=statuses.append)
@@ -194,7 +194,7 @@ def test_statuses_tell_the_course_of_a_run(tmp_path: Path) -> None:
     assert last.steps_per_second is not None
 
 
-def test_a_run_that_had_ended_is_told_at_its_last_step(tmp_path: Path) -> None:
+def test_finished_run_is_reported_at_its_last_step(tmp_path: Path) -> None:
     config, task = settings(mixers=("tssa",)), load_task("digits", patch_size=4)
     train_mixer(config, task, "tssa", 0, tmp_path)
     statuses: list[RunStatus] = []
@@ -202,7 +202,7 @@ def test_a_run_that_had_ended_is_told_at_its_last_step(tmp_path: Path) -> None:
     assert [(status.state, status.step) for status in statuses] == [("done", 6)]
 
 
-def test_diverged_run_is_named_and_the_others_go_on(tmp_path: Path) -> None:
+def test_diverged_run_is_reported_and_other_runs_continue(tmp_path: Path) -> None:
     train = replace(settings().train, lr=1e30, warmup_steps=0, clip_norm=None)
     results = start(tmp_path / "out", train=train)
     assert results["status"] == "complete"
@@ -231,7 +231,7 @@ def test_models_of_a_seed_differ_only_in_the_mixer() -> None:
     assert not torch.equal(other["head.weight"], outside["tssa"]["head.weight"])
 
 
-def test_weights_do_not_depend_on_who_else_takes_part() -> None:
+def test_weights_do_not_depend_on_the_other_mixers() -> None:
     task = load_task("digits", patch_size=4)
     alone = build_model(settings(mixers=("tssa",)), task, "tssa", 0).state_dict()
     together = build_model(settings(), task, "tssa", 0).state_dict()
@@ -249,7 +249,7 @@ def test_memory_counts_weights_and_grows_with_the_batch() -> None:
     assert training_memory(large, task, "tssa") > of_small
 
 
-def test_memory_is_that_of_the_parts_of_a_batch() -> None:
+def test_memory_is_measured_on_the_parts_of_a_batch() -> None:
     """With accumulation, only one part of the batch is in memory next to the gradients."""
     task, base = load_task("digits", patch_size=4), settings()
 
@@ -294,9 +294,7 @@ def test_bad_settings_are_refused(changes: dict[str, Any], words: str) -> None:
     ],
     ids=lambda value: str(value)[:40],
 )
-def test_bad_shapes_leave_nothing_behind(
-    changes: dict[str, Any], words: str, tmp_path: Path
-) -> None:
+def test_bad_shapes_write_no_files(changes: dict[str, Any], words: str, tmp_path: Path) -> None:
     with pytest.raises(InputError, match=words):
         plan_comparison(settings(**changes), tmp_path / "deep" / "out")
     assert not list(tmp_path.iterdir())
@@ -336,7 +334,7 @@ def test_a_single_training_sample_is_enough(tmp_path: Path) -> None:
     assert len(plan.task.split("train")) == 1
 
 
-def test_planning_writes_nothing(tmp_path: Path) -> None:
+def test_planning_writes_no_files(tmp_path: Path) -> None:
     plan_comparison(settings(), tmp_path / "deep" / "out")
     assert not list(tmp_path.iterdir())
 
@@ -352,7 +350,7 @@ def test_planning_writes_nothing(tmp_path: Path) -> None:
     ],
     ids=lambda value: str(value)[:30],
 )
-def test_folder_of_another_configuration_names_the_setting(
+def test_folder_of_another_configuration_is_refused(
     changes: dict[str, Any], setting: str, finished: tuple[Path, dict[str, Any]]
 ) -> None:
     out, _ = finished
@@ -370,7 +368,7 @@ def test_folder_of_changed_data_is_refused(
         plan_comparison(settings(seeds=(0, 1)), finished[0])
 
 
-def test_folder_of_somebody_else_is_left_alone(tmp_path: Path) -> None:
+def test_folder_of_other_files_is_not_overwritten(tmp_path: Path) -> None:
     (tmp_path / "thesis.tex").write_text("precious")
     with pytest.raises(InputError, match=r"thesis.tex"):
         plan_comparison(settings(), tmp_path)
@@ -383,7 +381,7 @@ def test_folder_of_somebody_else_is_left_alone(tmp_path: Path) -> None:
     assert sorted(p.name for p in tmp_path.iterdir()) == ["config.json", "thesis.tex"]
 
 
-def test_what_a_kill_leaves_at_the_start_is_no_obstacle(tmp_path: Path) -> None:
+def test_comparison_starts_after_a_kill_at_the_start(tmp_path: Path) -> None:
     (tmp_path / ".lock").touch()
     leftover = tmp_path / ".rifflemix-0123456789abcdef.tmp"
     leftover.mkdir()
@@ -428,7 +426,7 @@ def test_a_damaged_record_is_named(damage: str, one_mixer: Path, tmp_path: Path)
         results_of_plan(plan)
 
 
-def test_a_lost_or_changed_summary_is_derived_again(one_mixer: Path, tmp_path: Path) -> None:
+def test_lost_or_changed_summary_is_computed_again(one_mixer: Path, tmp_path: Path) -> None:
     out = shutil.copytree(one_mixer, tmp_path / "out")
     plan = plan_comparison(settings(mixers=("tssa",), seeds=(0, 1)), out)
     results = results_of_plan(plan)
@@ -440,7 +438,7 @@ def test_a_lost_or_changed_summary_is_derived_again(one_mixer: Path, tmp_path: P
     assert json.loads(path.read_text()) == results
 
 
-def test_disk_that_fills_at_the_first_write_leaves_nothing(
+def test_full_disk_at_the_first_write_leaves_no_files(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(*_: object) -> None:
@@ -457,7 +455,7 @@ def test_disk_that_fills_at_the_first_write_leaves_nothing(
     ("values", "mean", "std"),
     [([0.5], 0.5, None), ([0.4, 0.6], 0.5, 0.1 * 2**0.5), ([0.1] * 3, 0.1, 0.0)],
 )
-def test_summarise(values: list[float], mean: float, std: float | None) -> None:
+def test_summarise_of_runs(values: list[float], mean: float, std: float | None) -> None:
     summary = summarise(values)
     assert summary is not None
     assert summary.mean == pytest.approx(mean)

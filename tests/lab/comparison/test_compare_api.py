@@ -69,7 +69,7 @@ def variants(numbers: rm.Task, tmp_path_factory: pytest.TempPathFactory) -> rm.C
     )
 
 
-def test_training_is_as_chosen(tmp_path: Path) -> None:
+def test_training_uses_the_chosen_settings(tmp_path: Path) -> None:
     options = {"betas": (0.8, 0.95), "warmup_steps": 1, "label_smoothing": 0.1}
     options["checkpoint_every"] = 9  # which does not change any number
     settings = {**TINY, "task_options": {"patch_size": 4}, "train_options": options}
@@ -109,12 +109,12 @@ def test_early_stops_are_reported() -> None:
     ],
     ids=["own name", "unknown", "kind", "list"],
 )
-def test_training_settings_that_are_refused(options: Any, words: str) -> None:
+def test_invalid_training_settings_are_refused(options: Any, words: str) -> None:
     with pytest.raises(rm.InputError, match=words):
         rm.compare("digits", ["identity"], **TINY, train_options=options)
 
 
-def test_two_settings_of_one_mixer_stand_in_one_table(variants: rm.Comparison) -> None:
+def test_one_table_compares_two_settings_of_one_mixer(variants: rm.Comparison) -> None:
     results = variants.results
     assert [mixer["name"] for mixer in results["mixers"]] == ["csp-2", "csp", "softmax"]
     assert [mixer["title"] for mixer in results["mixers"]][:2] == ["csp-2", "CSP"]
@@ -128,14 +128,14 @@ def test_two_settings_of_one_mixer_stand_in_one_table(variants: rm.Comparison) -
     assert scores["csp-2", 3] != scores["csp", 3]
 
 
-def test_weights_are_kept_where_asked_for(variants: rm.Comparison) -> None:
+def test_weights_are_kept_on_request(variants: rm.Comparison) -> None:
     assert variants.folder is not None
     for run in variants.results["runs"]:
         kept = (variants.folder / run["folder"] / "weights").iterdir()
         assert {path.name for path in kept} == {f"{step}.safetensors" for step in range(3)}
 
 
-def test_numbers_are_told_in_the_right_direction(variants: rm.Comparison) -> None:
+def test_numbers_use_the_direction_of_the_metric(variants: rm.Comparison) -> None:
     assert variants.results["protocol"]["metric"] == "rmse"
     for mixer in variants.results["mixers"]:
         assert mixer["metric"]["higher_is_better"] is False
@@ -169,7 +169,7 @@ def test_a_frame_without_pandas_says_what_to_install(
         variants.to_frame()
 
 
-def test_a_comparison_is_loaded_again(variants: rm.Comparison, tmp_path: Path) -> None:
+def test_saved_comparison_is_loaded(variants: rm.Comparison, tmp_path: Path) -> None:
     assert variants.folder is not None
     files = {path.name for path in variants.folder.iterdir()}
     assert {"results.json", "table.md", "plot.png", "report.html"} <= files
@@ -198,7 +198,7 @@ def test_titles_are_escaped_in_a_notebook(variants: rm.Comparison) -> None:
     assert "<script>" not in html_fragment(table_of(results), [])
 
 
-def test_classes_are_compared_in_silence_and_leave_nothing(
+def test_classes_are_compared_without_output_or_files(
     numbers: rm.Task,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -220,7 +220,7 @@ def test_classes_are_compared_in_silence_and_leave_nothing(
 
 
 @pytest.mark.slow
-def test_a_task_by_name_gives_what_the_command_gives(
+def test_task_name_gives_the_results_of_the_command(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ours = rm.compare(
@@ -269,7 +269,7 @@ WRONG: dict[str, tuple[Any, Any, dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize(("task", "mixers", "settings", "message"), WRONG.values(), ids=WRONG)
-def test_what_is_wrong_is_one_sentence(
+def test_errors_are_one_sentence(
     numbers: rm.Task, task: Any, mixers: Any, settings: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(rm.InputError, match=message) as caught:

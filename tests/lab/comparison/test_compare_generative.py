@@ -110,12 +110,12 @@ def test_the_default_is_softmax_and_every_mixer_of_a_paper_with_recipes() -> Non
 
 
 @pytest.mark.parametrize("task", ["ptb", "sort"])
-def test_mixers_that_look_ahead_are_refused(task: str) -> None:
+def test_mixers_that_use_later_tokens_are_refused(task: str) -> None:
     with pytest.raises(InputError, match=f"{task}.*got fnet"):
         settings(task, mixers=("softmax", "fnet"))
 
 
-def test_language(texts: Path, tmp_path: Path) -> None:
+def test_language_models_are_compared(texts: Path, tmp_path: Path) -> None:
     plan = plan_comparison(settings("ptb"), tmp_path / "out", data_dir=texts)
     results = results_of_plan(plan)
     assert results["status"] == "complete"
@@ -135,7 +135,7 @@ def test_language(texts: Path, tmp_path: Path) -> None:
     assert "Test perplexity" in table
 
 
-def test_sorting(tmp_path: Path) -> None:
+def test_sequence_models_are_compared(tmp_path: Path) -> None:
     plan = plan_comparison(settings("sort", mixers=("softmax", "sinkhorn")), tmp_path / "out")
     results = results_of_plan(plan)
     for run in results["runs"]:
@@ -144,7 +144,7 @@ def test_sorting(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("task", "kind"), [("ptb", GPT), ("sort", Seq2Seq)])
-def test_all_start_from_the_same_backbone(task: str, kind: type, texts: Path) -> None:
+def test_all_mixers_have_the_same_initial_backbone(task: str, kind: type, texts: Path) -> None:
     config = settings(task, mixers=("softmax", "tssa", "sinkhorn"))
     data = load_task(task, data_dir=texts, **config.task_options)
     models = [build_model(config, data, mixer, 0) for mixer in config.mixers]
@@ -171,7 +171,7 @@ def test_a_classifier_is_refused(texts: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("model", ["encoder", "gpt"])
-def test_a_model_that_writes_no_sequences_is_refused(model: str, tmp_path: Path) -> None:
+def test_model_without_generation_is_refused(model: str, tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"decoder_inputs.*seq2seq$"):
         plan_comparison(settings("sort", model=model), tmp_path / "out")
 

@@ -55,7 +55,7 @@ def config(mixer: str, model: str, task: str = "image") -> CompareConfig:
 
 
 @pytest.mark.parametrize("mixer", ["softmax", "csp", "sliceformer", "tssa"])
-def test_images_go_through_a_vit(task: WholeImages, mixer: str) -> None:
+def test_images_use_a_vit(task: WholeImages, mixer: str) -> None:
     assert check_model(config(mixer, "vit_cifar10"), task, mixer).parameters > 0
 
 
@@ -87,13 +87,13 @@ OF_TOKENS = {
 
 
 @pytest.mark.parametrize(("model", "message"), OF_TOKENS.items(), ids=OF_TOKENS)
-def test_tokens_go_into_no_other_models(model: str, message: str) -> None:
+def test_tokens_are_refused_by_image_models(model: str, message: str) -> None:
     with pytest.raises(InputError, match=f"{model}.*{message}") as raised:
         check_model(config("softmax", model, "digits"), load_task("digits"), "softmax")
     assert "\n" not in str(raised.value)
 
 
-def test_the_layout_that_fits_is_named(task: WholeImages) -> None:
+def test_matching_layout_is_named(task: WholeImages) -> None:
     pixels = replace(task, options={"layout": "sequence"}, input_kind="vectors")
     sequence = Task(**{f.name: getattr(pixels, f.name) for f in fields(Task)})
     with pytest.raises(InputError, match=r"encoder.*'image'$"):

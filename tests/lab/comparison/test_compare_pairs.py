@@ -37,11 +37,11 @@ def config(mixers: tuple[str, ...], model: str = "encoder") -> CompareConfig:
 
 
 @pytest.mark.parametrize("mixer", ["softmax", "csp", "sliceformer", "tssa"])
-def test_pairs_go_through_the_encoder(task: Task, mixer: str) -> None:
+def test_pairs_use_the_encoder(task: Task, mixer: str) -> None:
     assert check_model(config((mixer,)), task, mixer).parameters > 0
 
 
-def test_the_head_sees_how_alike_the_two_are(task: Task) -> None:
+def test_head_models_the_interaction_of_the_pair(task: Task) -> None:
     """Check for an interaction; a linear head on both vectors is a sum of one term for each."""
     model = build_model(config(("softmax",)), task, "softmax", 0).eval().double()
     one, other = torch.randint(1, 257, (2, 4, 16))

@@ -30,7 +30,7 @@ def launch(*words: object) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.slow
-def test_two_processes_compare_as_one_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_processes_equal_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     done = launch("--out", tmp_path / "two")
     assert done.returncode == 0, done.stderr
     assert done.stdout.count(str(tmp_path / "two")) == 1
@@ -61,14 +61,16 @@ def test_two_processes_compare_as_one_does(tmp_path: Path, monkeypatch: pytest.M
 
 
 @pytest.mark.slow
-def test_an_error_ends_both_and_leaves_nothing(tmp_path: Path) -> None:
+def test_error_ends_both_processes_and_writes_no_files(tmp_path: Path) -> None:
     done = launch("--batch-size", "63", "--out", tmp_path / "out")
     assert done.returncode != 0
     assert re.search("batch_size: .*1 x 2, got 63", done.stderr)
     assert not (tmp_path / "out").exists()
 
 
-def test_in_memory_there_is_no_folder_that_all_see(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_comparison_in_memory_is_refused_with_several_processes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(rm.InputError, match=r"out: .*got None"):
         rm.compare("digits", ["identity"])

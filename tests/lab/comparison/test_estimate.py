@@ -58,7 +58,7 @@ def scores(results: dict[str, Any]) -> list[Any]:
     return [(run["mixer"], run["seed"], run["validation"], run["test"]) for run in results["runs"]]
 
 
-def test_an_estimate_has_every_run_and_changes_no_result(tmp_path: Path) -> None:
+def test_estimate_contains_every_run_and_changes_no_result(tmp_path: Path) -> None:
     results, (estimate,) = run(tmp_path / "a", settings())
     expected = {(mixer, seed, "") for mixer in ("softmax", "identity") for seed in (0, 1)}
     assert estimate.seconds.keys() == expected
@@ -76,7 +76,7 @@ def test_a_tuned_run_costs_its_trials_and_a_test(tmp_path: Path) -> None:
     assert str(estimate).startswith("2 trials and 1 run of 4 updates: about ")
 
 
-def test_finished_runs_are_left_out_of_the_estimate(tmp_path: Path) -> None:
+def test_finished_runs_are_not_in_the_estimate(tmp_path: Path) -> None:
     ended: list[RunStatus] = []
 
     def on_status(status: RunStatus) -> None:
@@ -94,7 +94,7 @@ def test_finished_runs_are_left_out_of_the_estimate(tmp_path: Path) -> None:
     assert not none  # all runs have ended
 
 
-def test_a_stop_during_the_estimate_leaves_nothing_trained(tmp_path: Path) -> None:
+def test_stop_during_the_estimate_trains_nothing(tmp_path: Path) -> None:
     results, found = run(tmp_path / "out", settings(), should_stop=lambda: True)
     assert (results["status"], results["runs"], found) == ("partial", [], [])
 
@@ -121,7 +121,7 @@ def slow() -> Iterator[None]:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("slow")
-def test_the_estimate_is_near_the_time_that_the_run_takes(tmp_path: Path) -> None:
+def test_estimate_is_close_to_the_measured_time(tmp_path: Path) -> None:
     """Use a mixer that mostly sleeps, because other programs do not lengthen its time."""
     config = settings(mixers=("slow",), seeds=(0,))
     config = replace(config, train=replace(config.train, max_steps=60, eval_every=20))
@@ -183,7 +183,7 @@ def test_all_trains_every_mixer(tmp_path: Path) -> None:
     assert all(mixer["test"]["n"] == 1 for mixer in results["mixers"])
 
 
-def test_all_stands_for_every_mixer_of_the_task(tmp_path: Path) -> None:
+def test_all_means_every_mixer_of_the_task(tmp_path: Path) -> None:
     every = {name: name for name in rm.list_mixers()}
     assert chosen_mixers("all", "digits")[0] == every
     assert chosen_mixers({"all": "all", "csp-4": "csp"}, "digits")[0] == every | {"csp-4": "csp"}

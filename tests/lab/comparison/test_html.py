@@ -54,7 +54,7 @@ def page_of(results: dict[str, Any]) -> Page:
     return Page(html_report(table_of(results), ["a note"], PLOT, {}))
 
 
-def test_page_fetches_nothing() -> None:
+def test_page_loads_nothing_from_the_network() -> None:
     text = html_report(table_of(comparison()), ["a note"], PLOT, {})
     assert not re.search(r"https?://|//[a-z]|@import|url\(", text.replace("<!DOCTYPE html>", ""))
     page = Page(text)
@@ -104,13 +104,13 @@ def test_partial_results_are_marked() -> None:
     assert "18 of" not in page_of(comparison()).text
 
 
-def test_page_shows_the_metric_that_chose() -> None:
+def test_page_shows_the_selection_metric() -> None:
     text = page_of(with_perplexity(comparison(), accuracy=False)).text
     assert "Validation perplexity" in text
     assert "accuracy" not in text.lower()
 
 
-def test_page_of_nothing() -> None:
+def test_page_without_results() -> None:
     page = page_of(unfinished())
     assert "0 of 2 runs" in page.text
     assert not page.all("svg")
@@ -163,7 +163,7 @@ def with_tag(value: Any, path: tuple[Any, ...], *, in_name: bool) -> Any:
     return changed
 
 
-def test_no_field_of_results_puts_a_tag_into_the_page() -> None:
+def test_fields_of_results_are_escaped_in_the_page() -> None:
     results = copy.deepcopy(comparison())
     # One run and one point per curve are enough: the same lines read all others.
     results["runs"] = results["runs"][:1]
@@ -188,14 +188,14 @@ def test_no_field_of_results_puts_a_tag_into_the_page() -> None:
     assert shown > 30
 
 
-def test_nothing_is_marked_as_safe() -> None:
+def test_no_template_marks_text_as_safe() -> None:
     for path in Path(page.__file__).parent.rglob("*"):
         if path.suffix in (".py", ".html"):
             text = path.read_text(encoding="utf-8")
             assert not re.search(r"\|\s*safe|Markup|autoescape\s*(=|)\s*[Ff]alse", text), path
 
 
-def test_scores_whose_bars_overlap_may_differ() -> None:
+def test_scores_with_overlapping_bars_may_differ() -> None:
     """Seeds that are hard for both mixers give long bars and still a significant difference."""
     ours = {seed: 0.5 + 0.04 * seed for seed in range(5)}
     theirs = {seed: score - 0.02 - 0.001 * (seed % 2) for seed, score in ours.items()}

@@ -52,7 +52,7 @@ def by_run(results: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 @pytest.mark.slow
-def test_mixers_and_seeds_make_the_comparison_of_all(all_folders: Path, tmp_path: Path) -> None:
+def test_merged_mixers_and_seeds_equal_one_comparison(all_folders: Path, tmp_path: Path) -> None:
     whole = rm.Comparison.load(all_folders / "both").results
     parts = [all_folders / name for name in ("softmax0", "tssa0", "softmax1", "tssa1")]
     merged = merge_comparisons(parts, tmp_path / "out")
@@ -75,7 +75,7 @@ def test_mixers_and_seeds_make_the_comparison_of_all(all_folders: Path, tmp_path
 
 
 @pytest.mark.slow
-def test_a_merge_is_known_by_what_it_merged(
+def test_merge_is_identified_by_its_sources(
     all_folders: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Identify a merge by its contents, because folders in two places may have equal names."""
@@ -201,7 +201,7 @@ def _other_seed(results: dict[str, Any]) -> None:
     ],
     ids=lambda value: getattr(value, "__name__", ""),
 )
-def test_what_does_not_compare(
+def test_incompatible_comparisons_are_refused(
     change: Callable[[dict[str, Any]], None], words: str, folders: Path, tmp_path: Path
 ) -> None:
     other = changed(folders / "softmax0", tmp_path / "other", change)
@@ -210,7 +210,7 @@ def test_what_does_not_compare(
     assert not (tmp_path / "out").exists()
 
 
-def test_a_diverged_run_that_stands_in_several_counts_once(tmp_path: Path) -> None:
+def test_diverged_run_in_several_folders_counts_once(tmp_path: Path) -> None:
     wild = {"lr": 1e30, "warmup_steps": 0, "clip_norm": None, "checkpoint_every": 1}
     train = replace(settings().train, **wild)
     start(tmp_path / "one", mixers=("softmax",), train=train)
@@ -219,7 +219,7 @@ def test_a_diverged_run_that_stands_in_several_counts_once(tmp_path: Path) -> No
     assert [run["mixer"] for run in merged.results["failed_runs"]] == ["softmax", "tssa"]
 
 
-def test_what_changes_no_number_may_differ(folders: Path, tmp_path: Path) -> None:
+def test_settings_without_effect_on_results_may_differ(folders: Path, tmp_path: Path) -> None:
     def loaded_by_others(results: dict[str, Any]) -> None:
         results["config"]["train"] |= {"num_workers": 8, "checkpoint_every": 9}
 
@@ -228,7 +228,7 @@ def test_what_changes_no_number_may_differ(folders: Path, tmp_path: Path) -> Non
     assert merged.results["config"]["mixers"] == ["tssa", "softmax"]
 
 
-def test_plugins_must_be_the_same_where_they_are(folders: Path, tmp_path: Path) -> None:
+def test_plugins_of_merged_runs_must_be_equal(folders: Path, tmp_path: Path) -> None:
     one = changed(folders / "softmax0", tmp_path / "one", _other_plugin)
     merged = merge_comparisons([one, folders / "tssa0"], tmp_path / "out")
     assert merged.results["config"]["plugins"] == {"mine.py": "12"}
@@ -255,7 +255,7 @@ def test_a_mixer_has_the_same_code_in_whichever_file(folders: Path, tmp_path: Pa
         merge_comparisons([one, other], tmp_path / "again")
 
 
-def test_a_comparison_from_before_some_settings(folders: Path, tmp_path: Path) -> None:
+def test_missing_settings_of_older_files_count_as_off(folders: Path, tmp_path: Path) -> None:
     """Check that a missing setting counts as off in an older file."""
 
     def older(results: dict[str, Any]) -> None:

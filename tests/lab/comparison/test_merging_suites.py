@@ -48,7 +48,7 @@ def by_run(comparison: rm.Comparison) -> list[dict[str, Any]]:
 
 
 @pytest.mark.slow
-def test_parts_make_the_suite(folders: Path, tmp_path: Path) -> None:
+def test_merged_parts_equal_the_suite(folders: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     # Reverse the mixers of the second task: the page has one row for each mixer.
     found = merge_suites([folders / "coarse", folders / "csp", folders / "identity"], out)
@@ -70,7 +70,7 @@ def test_parts_make_the_suite(folders: Path, tmp_path: Path) -> None:
     assert "fine/report.html" in (out / "report.html").read_text(encoding="utf-8")
 
 
-def test_a_merge_can_be_merged_and_made_again(folders: Path, tmp_path: Path) -> None:
+def test_merged_suite_can_be_merged_again(folders: Path, tmp_path: Path) -> None:
     fine = [folders / "identity", folders / "csp"]
     first = merge_suites(fine, tmp_path / "fine")
     assert first.results["tasks_planned"] == ["fine"]
@@ -103,7 +103,7 @@ def changed(folder: Path, target: Path, change: Callable[[dict[str, Any]], None]
     return target
 
 
-def test_what_makes_no_suite(folders: Path, tmp_path: Path) -> None:
+def test_folders_that_are_not_a_suite_are_refused(folders: Path, tmp_path: Path) -> None:
     def refused(match: str, *parts: Path) -> None:
         with pytest.raises(InputError, match=match) as raised:
             merge_suites(parts, tmp_path / "out")

@@ -59,7 +59,7 @@ def test_bad_settings_are_refused_before_training(
     assert not (tmp_path / "out").exists()
 
 
-def test_the_command_line_types_them(cli: Cli, tmp_path: Path) -> None:
+def test_command_line_converts_model_options(cli: Cli, tmp_path: Path) -> None:
     words = ["compare", "--task", "copying", "--mixers", "csp", "--out", str(tmp_path / "out")]
     words += [f"--task-option={name}={value}" for name, value in COUNTS.items()]
     words += ["--max-steps", "1", "--batch-size", "8", "--dim", "8", "--layers", "1"]

@@ -16,7 +16,7 @@ from rifflemix.lab.comparison.statistics import (
 
 
 @pytest.mark.parametrize("freedom", [1, 1.5, 2, 3, 7.3, 50, 1e3, 1e6])
-def test_students_distribution(freedom: float) -> None:
+def test_students_distribution_equals_tables(freedom: float) -> None:
     for t in (0.0, 0.1, 1.0, -2.0, 4.0, 12.7, 100.0, 1e5):
         expected = 2 * scipy.stats.t.sf(abs(t), freedom)
         assert student_tails(t, freedom) == pytest.approx(expected, rel=1e-8, abs=1e-300)
@@ -25,11 +25,11 @@ def test_students_distribution(freedom: float) -> None:
         assert student_quantile(level, freedom) == pytest.approx(expected, rel=1e-7)
 
 
-def test_the_quantile_of_no_number_is_none() -> None:
+def test_quantile_of_nan_is_none() -> None:
     assert math.isnan(student_quantile(0.05, math.nan))
 
 
-def test_without_error_over_seeds_it_is_the_normal_distribution() -> None:
+def test_without_seed_error_the_distribution_is_normal() -> None:
     assert student_tails(1.3, math.inf) == pytest.approx(2 * scipy.stats.norm.sf(1.3))
     for level in (0.05, 0.5, 1e-6):
         expected = scipy.stats.norm.isf(level / 2)
@@ -60,7 +60,7 @@ def test_only_common_seeds_count() -> None:
 
 
 @pytest.mark.parametrize("shift", [0.0, -0.05], ids=["shown", "hardly any"])
-def test_two_errors_add_up(shift: float) -> None:
+def test_seed_error_and_test_error_add_up(shift: float) -> None:
     """Check that an interval is as wide as the quantiles of both errors together."""
     ours = {0: 0.90 + shift, 1: 0.94 + shift, 2: 0.92 + shift}
     theirs = {0: 0.85, 1: 0.86, 2: 0.89}
@@ -107,14 +107,14 @@ def test_equal_mixers_seldom_differ(seeds: int, ratio: float) -> None:
 
 
 @pytest.mark.parametrize(("theirs", "probability"), [(0.5, 1.0), (0.4, 0.0)])
-def test_without_any_error_equal_is_equal(theirs: float, probability: float) -> None:
+def test_without_error_only_equal_values_are_equal(theirs: float, probability: float) -> None:
     found = paired_difference({0: 0.5, 1: 0.5}, {0: theirs, 1: theirs})
     assert found is not None
     assert found.probability == probability
     assert found.low == found.mean == found.high
 
 
-def test_holm() -> None:
+def test_holm_correction() -> None:
     assert holm([]) == []
     assert holm([0.01, 0.04, 0.03, 0.005]) == pytest.approx([0.03, 0.06, 0.06, 0.02])
     assert holm([0.5, 0.9]) == [1.0, 1.0]

@@ -43,7 +43,7 @@ def test_plot_is_deterministic() -> None:
     assert comparison_plot(table_of(comparison())) == comparison_plot(table_of(comparison()))
 
 
-def test_plot_of_nothing_says_so() -> None:
+def test_plot_without_results_has_a_message() -> None:
     assert size_of(comparison_plot(table_of(unfinished()))) == SMALL
 
 
@@ -67,13 +67,13 @@ def unknown_speed(results: dict[str, Any]) -> dict[str, Any]:
     return results
 
 
-def test_up_goes_what_chose_the_weights() -> None:
+def test_vertical_axis_is_the_selection_metric() -> None:
     results = with_perplexity(comparison(mixers=2))
     means = [entry["metric"]["test"]["mean"] for entry in results["mixers"]]
     assert [point.score for point in _points(table_of(results))] == means
 
 
-def test_scores_below_zero_have_numbers_beside_them() -> None:
+def test_negative_scores_have_labels() -> None:
     results = with_perplexity(comparison(mixers=2))
     for entry in results["mixers"]:
         entry["metric"]["test"]["mean"] *= -1.0
@@ -96,7 +96,7 @@ def test_disk_area_is_proportional_to_memory() -> None:
     assert smallest * scale == pytest.approx(48.0**2 * smallest / largest)
 
 
-def test_colours_do_not_depend_on_what_has_finished() -> None:
+def test_colours_do_not_depend_on_finished_runs() -> None:
     results = comparison()
     full = {point.label: point.colour for point in _points(table_of(results))}
     results["mixers"][1]["test"] = None

@@ -50,7 +50,7 @@ def shared(crowded: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Co
     return reopen_comparison(out, read_json(out / "config.json"))
 
 
-def test_a_shared_speed_is_marked_and_decides_nothing(shared: ComparePlan) -> None:
+def test_speed_on_a_shared_machine_is_marked_and_not_ranked(shared: ComparePlan) -> None:
     results = collect_comparison(shared)
     table = Table(results)
     one, other = table.rows

@@ -23,7 +23,7 @@ def rows_of(scores: np.ndarray) -> Rows:
     return [dict(enumerate(row)) for row in scores.tolist()]
 
 
-def test_many_rows_alike_find_their_variance() -> None:
+def test_equal_rows_give_their_common_variance() -> None:
     scores = np.random.default_rng(0).normal(scale=0.3, size=(400, 3))
     found = seed_spread(rows_of(scores))
     assert found is not None
@@ -31,7 +31,7 @@ def test_many_rows_alike_find_their_variance() -> None:
     assert found.freedom > 50
 
 
-def test_what_a_seed_does_to_all_rows_is_no_spread() -> None:
+def test_effect_of_a_seed_on_all_rows_is_not_spread() -> None:
     """Check that seed effects common to all rows do not count."""
     draws = np.random.default_rng(1)
     own, common = draws.normal(size=(8, 3)), 100 * draws.normal(size=3)
@@ -42,7 +42,7 @@ def test_what_a_seed_does_to_all_rows_is_no_spread() -> None:
     assert together.freedom == pytest.approx(alone.freedom)
 
 
-def test_rows_of_unlike_spreads_say_little() -> None:
+def test_rows_of_different_spreads_give_few_degrees_of_freedom() -> None:
     """Compare the degrees of freedom of the prior with scipy's trigamma function."""
     draws = np.random.default_rng(3)
     scores = np.exp(np.arange(-3, 3))[:, None] * draws.normal(size=(6, 7))
@@ -60,7 +60,7 @@ def test_rows_of_unlike_spreads_say_little() -> None:
     assert np.log(found.variance) == pytest.approx(mean)
 
 
-def test_rows_of_one_spread_count_for_all_their_degrees_of_freedom() -> None:
+def test_rows_of_equal_spread_keep_all_degrees_of_freedom() -> None:
     """Use four rows and two equally hard seeds, so that a row has the variance 8 / 3."""
     rows: Rows = [{0: 1.0, 1: -1.0}, {0: -1.0, 1: 1.0}] * 2
     found = seed_spread(rows)
@@ -92,7 +92,7 @@ def test_a_difference_has_its_own_part_of_the_variance() -> None:
         [{0: 1.0, 1: 2.0}, {0: 1.5, 1: 2.5}, {0: 0.5, 1: 1.5}],
     ],
 )
-def test_few_rows_seeds_or_differences_say_nothing(rows: Rows) -> None:
+def test_few_rows_seeds_or_differences_give_no_estimate(rows: Rows) -> None:
     assert seed_spread(rows) is None
 
 
@@ -112,7 +112,7 @@ def test_rows_without_a_difference_seldom_differ(rows: int, unlike: float) -> No
 
 @pytest.mark.parametrize("baseline", ["row 0", "no row"])
 @pytest.mark.parametrize(("rows", "seeds"), [(3, 3), (15, 10)])
-def test_the_truly_best_seldom_loses_its_bold(rows: int, seeds: int, baseline: str) -> None:
+def test_best_mixer_is_almost_always_bold(rows: int, seeds: int, baseline: str) -> None:
     """Draw equally good rows, and count the last row as the best."""
     draws, tables, lost = np.random.default_rng(rows), 100, 0
     names = [f"row {number}" for number in range(rows)]

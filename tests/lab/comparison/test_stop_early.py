@@ -178,7 +178,7 @@ def test_a_diverged_setting_is_not_kept(tmp_path: Path) -> None:
     assert results["mixers"][0]["tuning"]["chosen"] == {"lr": 1e-3}
 
 
-def test_a_mixer_of_which_everything_diverged_has_failed(tmp_path: Path) -> None:
+def test_mixer_fails_if_every_setting_diverges(tmp_path: Path) -> None:
     rates = {"tuned": {"lr": (1e30, 2e30)}, "seeds": (0,), "mixers": ("softmax",)}
     results = start(tmp_path / "out", **{**EARLY, **rates})
     assert results["status"] == "complete"
@@ -212,7 +212,7 @@ def planned_trials() -> Trials:
     return Trials(trials, (Rung(2, 2), Rung(4, 1)), 8, "accuracy", higher_is_better=True)
 
 
-def test_work_that_a_rung_will_keep_is_known() -> None:
+def test_estimate_knows_the_work_after_a_rung() -> None:
     trials = planned_trials()
     assert {run.share for run in trials.planned({})} == {0.25}
     # Two settings from step 2 to 4, and one from 4 to 8, with two seeds.
@@ -237,7 +237,7 @@ def test_an_estimate_has_unknown_kept_settings(tmp_path: Path) -> None:
     assert left[-1] == pytest.approx(0.0, abs=1e-6)
 
 
-def test_time_left_has_the_later_runs(tmp_path: Path) -> None:
+def test_remaining_time_includes_later_runs(tmp_path: Path) -> None:
     plan = plan_comparison(settings(**EARLY), tmp_path / "out")
     RunStore(plan).open()
     with StatusFile(plan.out) as file:

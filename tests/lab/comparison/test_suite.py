@@ -52,7 +52,7 @@ def report_of(tasks: dict[str, dict[str, Any]]) -> SuiteReport:
 CLEAR = {"softmax": [0.80, 0.81, 0.82], "csp": [0.90, 0.91, 0.92], "tssa": [0.80, 0.82, 0.81]}
 
 
-def test_who_is_shown_to_be_ahead_ranks_and_others_share_their_places() -> None:
+def test_significant_differences_rank_and_others_share_ranks() -> None:
     found = ranking(table_of(with_accuracies(CLEAR)))
     assert found is not None
     assert found.ahead == {("csp", "softmax"), ("csp", "tssa")}
@@ -64,13 +64,13 @@ def test_who_is_shown_to_be_ahead_ranks_and_others_share_their_places() -> None:
     ]
 
 
-def test_the_ranks_of_a_task_add_up_as_without_ties() -> None:
+def test_ranks_of_a_task_have_the_sum_of_ranks_without_ties() -> None:
     found = ranking(table_of(comparison(mixers=6, seeds=3)))
     assert found is not None
     assert sum(found.standing(name).rank for name in found.names) == 21.0
 
 
-def test_all_pairs_are_corrected_for_not_those_with_the_best() -> None:
+def test_correction_is_over_all_pairs() -> None:
     """A difference that is significant in one comparison is not significant among fifteen."""
     near = {"softmax": [0.80, 0.81, 0.82], "csp": [0.810, 0.822, 0.829]}
     alone = ranking(table_of(with_accuracies(near)))
@@ -82,20 +82,20 @@ def test_all_pairs_are_corrected_for_not_those_with_the_best() -> None:
     assert ("csp", "softmax") not in among.ahead
 
 
-def test_one_seed_decides_nothing() -> None:
+def test_one_seed_ranks_no_mixer() -> None:
     found = ranking(table_of(with_accuracies({name: values[:1] for name, values in CLEAR.items()})))
     assert found is not None
     assert not found.ahead
     assert {found.standing(name).rank for name in found.names} == {2.0}
 
 
-def test_a_mixer_whose_runs_failed_is_behind_all() -> None:
+def test_failed_mixer_has_the_last_rank() -> None:
     found = ranking(table_of(with_accuracies({**CLEAR, "csp": None})))
     assert found is not None
     assert found.ahead == {("softmax", "csp"), ("tssa", "csp")}
 
 
-def test_where_less_is_better_the_lower_score_is_ahead() -> None:
+def test_lower_score_ranks_first_if_lower_is_better() -> None:
     results = with_accuracies(CLEAR)
     for run in results["runs"]:
         for at in (run["test"], run["validation"]):
@@ -108,7 +108,7 @@ def test_where_less_is_better_the_lower_score_is_ahead() -> None:
     assert found.ahead == {("softmax", "csp"), ("tssa", "csp")}
 
 
-def test_the_table_of_scores_says_what_they_are_scores_of() -> None:
+def test_table_of_scores_names_its_metrics() -> None:
     errors = with_accuracies(CLEAR)
     for run in errors["runs"]:
         for at in (run["test"], run["validation"]):
@@ -127,7 +127,7 @@ def test_the_table_of_scores_says_what_they_are_scores_of() -> None:
         assert ("accuracy" in report_of(tasks).answers[0]) is ("b" not in tasks)
 
 
-def test_what_did_not_end_or_did_not_learn_ranks_nobody() -> None:
+def test_unfinished_or_untrained_runs_rank_no_mixer() -> None:
     assert ranking(table_of(unfinished())) is None
     guessing = {name: [0.1, 0.1, 0.1] for name in CLEAR}
     results = with_accuracies(guessing)
@@ -149,7 +149,7 @@ def test_means_over_tasks() -> None:
     assert unbeaten([]) == []
 
 
-def test_where_each_is_behind_some_other_no_mixer_is_named() -> None:
+def test_no_best_mixer_is_named_if_every_mixer_loses_somewhere() -> None:
     """Build a cycle in which each of three mixers loses to another on two of three tasks."""
     ring = [("softmax", "csp", "tssa"), ("csp", "tssa", "softmax"), ("tssa", "softmax", "csp")]
     steps = [[0.90, 0.91, 0.92], [0.80, 0.82, 0.81], [0.70, 0.71, 0.73]]
@@ -174,7 +174,7 @@ def test_ratios_are_geometric_means_relative_to_softmax() -> None:
     assert mean_ratio(without, "csp", speed_of) is None
 
 
-def test_the_page_answers_and_says_what_loses_where() -> None:
+def test_page_names_winners_and_losses() -> None:
     worse = {**CLEAR, "tssa": [0.70, 0.71, 0.72], "csp": CLEAR["softmax"]}
     tasks = {"first": with_accuracies(CLEAR), "second": with_accuracies(worse)}
     said = report_of(tasks).answers
@@ -207,7 +207,7 @@ def named(sentences: list[str]) -> list[tuple[str, list[str]]]:
     ]
 
 
-def test_the_page_says_who_is_fast_and_who_is_small() -> None:
+def test_page_names_the_fastest_and_smallest_mixers() -> None:
     alike = dict.fromkeys(("butterfly", "sinkhorn"), CLEAR["softmax"])
     results = with_accuracies({**CLEAR, **alike})
     speeds = {"softmax": 10.0, "csp": 15.0, "tssa": 9.0, "butterfly": 40.0, "sinkhorn": 10.0}
@@ -226,14 +226,14 @@ def test_the_page_says_who_is_fast_and_who_is_small() -> None:
     assert named(report_of({"one": results}).answers)[1:] == [("speed", [])]
 
 
-def test_a_mixer_whose_runs_failed_is_not_named_for_memory() -> None:
+def test_failed_mixer_is_not_named_for_memory() -> None:
     results = with_accuracies({**CLEAR, "csp": None})
     for mixer in results["mixers"]:
         mixer["peak_memory_bytes"] = {"softmax": 100, "csp": 50, "tssa": 75}[mixer["name"]]
     assert ("memory", ["Tssa"]) in named(report_of({"one": results}).answers)
 
 
-def test_without_softmax_attention_nothing_is_relative() -> None:
+def test_without_softmax_there_are_no_relative_values() -> None:
     tasks = {"one": with_accuracies({"csp": CLEAR["csp"], "tssa": CLEAR["tssa"]})}
     overview = report_of(tasks).parts[0]
     assert [row[4].text for row in overview.rows] == ["-", "-"]

@@ -67,7 +67,7 @@ def tiny(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Suite:
 
 
 @pytest.mark.usefixtures("tiny")
-def test_a_suite_from_python_and_what_it_leaves(tmp_path: Path) -> None:
+def test_suite_from_python_writes_its_files(tmp_path: Path) -> None:
     out, seen = tmp_path / "out", list[RunStatus]()
     found = rm.compare_suite("tiny", out=out, on_status=seen.append, **SMALL)
     assert found.results["status"] == "complete"
@@ -106,9 +106,7 @@ def plan(tiny: Suite, out: Path) -> Any:
     return plan_suite(tiny, configs, out)
 
 
-def test_a_stop_leaves_a_partial_page_and_the_next_start_goes_on(
-    tiny: Suite, tmp_path: Path
-) -> None:
+def test_stopped_suite_writes_a_partial_page_and_resumes(tiny: Suite, tmp_path: Path) -> None:
     out = tmp_path / "out"
     made: list[str] = []
 
@@ -128,7 +126,7 @@ def test_a_stop_leaves_a_partial_page_and_the_next_start_goes_on(
 
 
 @pytest.mark.usefixtures("tiny")
-def test_a_suite_of_runs_that_all_fail_says_so(
+def test_suite_reports_that_all_runs_failed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with pytest.raises(RunFailed, match="diverged"):
@@ -147,7 +145,7 @@ NEEDY = replace(
 )
 
 
-def test_missing_data_is_one_sentence_before_anything_is_trained(
+def test_missing_data_is_reported_before_training(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("RIFFLEMIX_CACHE", str(tmp_path / "cache"))
@@ -181,14 +179,14 @@ def test_missing_data_is_one_sentence_before_anything_is_trained(
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
 )
 @pytest.mark.usefixtures("tiny")
-def test_what_a_suite_refuses(tmp_path: Path, given: dict[str, Any], error: str) -> None:
+def test_invalid_suites_are_refused(tmp_path: Path, given: dict[str, Any], error: str) -> None:
     out = tmp_path / "out"
     with pytest.raises(InputError, match=error):
         rm.compare_suite(**{"suite": "tiny", "out": out, **SMALL, **given})
     assert not out.exists()
 
 
-def test_a_folder_of_something_else_is_refused(tiny: Suite, tmp_path: Path) -> None:
+def test_folder_of_other_results_is_refused(tiny: Suite, tmp_path: Path) -> None:
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "mine.txt").write_text("")
     with pytest.raises(InputError, match=r"out: .*mine\.txt"):
@@ -207,7 +205,7 @@ def test_every_mixer_of_the_small_suite_fits_a_padded_task(tmp_path: Path) -> No
     assert planned.plans["listops"].parameters.keys() == set(mixers)
 
 
-def test_another_process_that_writes_the_page_is_waited_for(tiny: Suite, tmp_path: Path) -> None:
+def test_suite_waits_for_another_process_that_writes_the_page(tiny: Suite, tmp_path: Path) -> None:
     """Check the lock: several processes may run tasks of one suite, and all write the page."""
     out, done = tmp_path / "out", threading.Event()
 

@@ -55,7 +55,7 @@ def test_a_title_with_a_bar_does_not_break_the_table() -> None:
     assert "| a\\|b |" in markdown_table(table_of(results), [])
 
 
-def test_cells_show_mean_spread_and_ratio() -> None:
+def test_cells_show_mean_deviation_and_ratio() -> None:
     results = results_of(softmax=[(0.87, 10.0), (0.89, 10.0)], csp=[(0.97, 25.0), (0.99, 25.0)])
     softmax, csp = table_cells(table_of(results))
     assert [cell.text for cell in softmax[1:5]] == [
@@ -101,7 +101,7 @@ def test_the_least_memory_is_bold() -> None:
         ((0.90, 0.90), [False, False, False]),
     ],
 )
-def test_bold_is_what_cannot_be_told_from_the_best(
+def test_bold_scores_do_not_differ_from_the_best(
     third: tuple[float, float], expected: list[bool]
 ) -> None:
     """With 300 samples, an accuracy of 0.9 has a standard error of 1.7 %."""
@@ -168,7 +168,7 @@ def test_differences_from_softmax() -> None:
         (0.0499, "< 0.050"), (0.0494, "0.049"), (0.001, "0.001"), (0.0009, "< 0.001"),
     ],
 )  # fmt: skip
-def test_a_probability_is_not_rounded_across_the_level(
+def test_p_value_is_not_rounded_across_the_significance_level(
     probability: float, text: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
@@ -182,14 +182,14 @@ def test_a_probability_is_not_rounded_across_the_level(
     assert table.differences[0].decision.is_shown == (text.startswith("<") or text < "0.050")
 
 
-def test_a_lower_perplexity_is_no_loss() -> None:
+def test_lower_perplexity_is_not_a_loss() -> None:
     results = results_of(softmax=[(0.80, 1.0), (0.80, 1.0)], csp=[(0.99, 1.0), (0.99, 1.0)])
     ((_, of),) = pairs_of(table_of(with_perplexity(results)))
     assert of.difference.mean < 0
     assert (of.is_shown, of.is_loss) == (True, False)
 
 
-def test_a_speed_is_bold_where_every_seed_is_faster() -> None:
+def test_speed_is_bold_if_every_seed_is_faster() -> None:
     apart = results_of(softmax=[(0.9, 10.0), (0.9, 12.0)], csp=[(0.9, 13.0), (0.9, 20.0)])
     assert bold(apart, 4) == [False, True]
     mixed = results_of(softmax=[(0.9, 10.0), (0.9, 14.0)], csp=[(0.9, 20.0), (0.9, 13.0)])
@@ -215,7 +215,7 @@ def at_chance(**changes: Any) -> dict[str, Any]:
     return results
 
 
-def test_at_chance_nothing_is_bold_and_a_sentence_says_so() -> None:
+def test_no_score_is_bold_at_chance_level_and_a_note_says_why() -> None:
     cells = table_cells(table_of(at_chance()))
     assert not any(cell.best for row in cells for cell in row)
     assert "**" not in markdown_table(table_of(at_chance()), [])
@@ -227,7 +227,7 @@ def test_at_chance_nothing_is_bold_and_a_sentence_says_so() -> None:
 
 
 @pytest.mark.parametrize("is_old", [True, False])
-def test_without_a_majority_share_the_baseline_is_guessing(is_old: bool) -> None:
+def test_without_a_majority_share_the_baseline_is_uniform_guessing(is_old: bool) -> None:
     results = at_chance(num_classes=4, majority_share=None)
     if is_old:
         del results["task"]["majority_share"]
@@ -237,18 +237,18 @@ def test_without_a_majority_share_the_baseline_is_guessing(is_old: bool) -> None
     assert "27.30" not in bold_note(table_of(results))
 
 
-def test_without_one_class_a_sample_there_is_no_chance() -> None:
+def test_without_one_class_per_sample_there_is_no_chance_level() -> None:
     assert "25.00" not in bold_note(table_of(at_chance(num_classes=4, majority_share={})))
     assert table_of(at_chance(majority_share={})).rows[0].chance is None
 
 
-def test_what_is_above_chance_is_ranked() -> None:
+def test_scores_above_chance_are_ranked() -> None:
     sizes = {"train": 1000, "validation": 300, "test": 30_000}
     assert bold(at_chance(sizes=sizes), 2) == [False, True]
     assert "25.00" not in bold_note(table_of(at_chance(sizes=sizes)))
 
 
-def test_without_softmax_nothing_is_relative() -> None:
+def test_without_softmax_there_are_no_relative_values() -> None:
     cells = table_cells(table_of(results_of(csp=[(0.9, 10.0)])))
     assert cells[0][4].text == "10.0"
     alone = softmax_note(table_of(results_of(csp=[(0.9, 10.0)])))
@@ -256,7 +256,7 @@ def test_without_softmax_nothing_is_relative() -> None:
     assert "Csp" not in alone
 
 
-def test_nothing_differs_from_softmax_whose_runs_failed() -> None:
+def test_no_difference_is_shown_if_softmax_failed() -> None:
     results = results_of(softmax=[(0.8, 1.0), (0.8, 1.0)], csp=[(0.9, 1.0), (0.9, 1.0)])
     results["runs"] = [run for run in results["runs"] if run["mixer"] != "softmax"]
     results["mixers"][0] = mixer("softmax", [], None)
@@ -269,7 +269,7 @@ def test_mixers_without_a_run_are_shown_as_missing() -> None:
     assert terminal_table(table_of(unfinished())).row_count == 2
 
 
-def test_a_mixer_with_one_seed_left_hides_no_difference_of_others() -> None:
+def test_mixer_with_one_seed_does_not_hide_other_differences() -> None:
     two = {"softmax": [(0.9, 9.0), (0.9, 9.0)], "csp": [(0.5, 4.0), (0.5, 4.0)]}
     results = results_of(**two, tssa=[(0.95, 20.0)])
     results["failed_runs"] = [
@@ -290,14 +290,14 @@ def test_a_mixer_that_shares_no_two_seeds_with_the_best_is_not_bold() -> None:
     assert bold(results, 2) == [True, False, False]
 
 
-def test_equal_counts_are_nobodys_best() -> None:
+def test_equal_counts_are_not_bold() -> None:
     results = results_of(softmax=[(0.9, 9.0), (0.9, 9.0)], tssa=[(0.9, 9.0), (0.9, 9.0)])
     for entry in results["mixers"]:
         entry["parameters"] = 7
     assert bold(results, 5) == bold(results, 6) == [False, False]
 
 
-def test_softmax_is_not_faster_where_one_seed_was_not() -> None:
+def test_softmax_is_not_faster_if_one_seed_was_slower() -> None:
     mixed = results_of(softmax=[(0.9, 8.0), (0.9, 12.0)], csp=[(0.9, 9.0), (0.9, 9.0)])
     faster = results_of(softmax=[(0.9, 10.0), (0.9, 12.0)], csp=[(0.9, 9.0), (0.9, 9.0)])
     assert (
@@ -312,7 +312,7 @@ def test_no_difference_is_not_shown_as_minus_zero() -> None:
 
 
 @pytest.mark.parametrize("is_measured", [True, False])
-def test_the_finite_split_counts_for_other_metrics_where_it_was_measured(
+def test_other_metrics_use_the_split_with_finite_values(
     is_measured: bool,
 ) -> None:
     """Seeds alone separate 20 from 19; 300 samples with a deviation of 60 do not."""

@@ -15,7 +15,7 @@ from rifflemix.lab.comparison.pages.table import (
 )
 
 
-def test_softmax_note_names_whom_it_beats_and_in_what() -> None:
+def test_softmax_note_names_mixers_and_metrics() -> None:
     results = results_of(
         softmax=[(0.95, 10.0), (0.95, 10.0)],
         csp=[(0.90, 20.0), (0.90, 20.0)],
@@ -32,7 +32,7 @@ def test_softmax_note_names_whom_it_beats_and_in_what() -> None:
     ("softmax", "csp", "is_said"),
     [(100, 101, True), (100, 100, False), (100, None, False), (None, 100, False)],
 )
-def test_softmax_note_knows_less_memory_of_what_was_measured(
+def test_softmax_note_compares_only_measured_memory(
     softmax: int | None, csp: int | None, is_said: bool
 ) -> None:
     results = results_of(softmax=[(0.90, 10.0)], csp=[(0.95, 20.0)])
@@ -44,7 +44,7 @@ def test_softmax_note_knows_less_memory_of_what_was_measured(
     assert softmax_note(table_of(results)).count("Csp") == unmeasured + is_said
 
 
-def test_softmax_note_says_so_where_it_wins_nothing() -> None:
+def test_softmax_note_says_that_softmax_wins_nothing() -> None:
     results = results_of(softmax=[(0.90, 10.0)], csp=[(0.95, 20.0)])
     results["mixers"][0]["parameters"] = results["mixers"][1]["parameters"] + 1
     results["mixers"][0]["peak_memory_bytes"] = 2**21
@@ -77,7 +77,7 @@ def test_notes_name_task_sizes_budget_seeds_and_machine(words: str) -> None:
     assert any(re.search(words, note) for note in comparison_notes(table_of(comparison())))
 
 
-def test_notes_own_up() -> None:
+def test_notes_report_failures_and_missing_runs() -> None:
     results = comparison(seeds=1)
     results |= {"status": "partial", "runs_planned": 12}
     results["failed_runs"] = [
@@ -93,7 +93,7 @@ def test_notes_own_up() -> None:
     assert len(notes) == len(complete) + 3  # partial, the failed run, two commits
 
 
-def test_further_tests_are_told() -> None:
+def test_further_tests_are_reported() -> None:
     results = comparison(mixers=2, seeds=2)
     results["protocol"]["metric"] = "accuracy"
     results["task"]["sizes"]["photographs"] = 50
@@ -106,7 +106,7 @@ def test_further_tests_are_told() -> None:
     assert not any("softmax 50" in note for note in comparison_notes(table_of(results)))
 
 
-def test_the_metric_that_chose_the_weights_stands_in_front() -> None:
+def test_selection_metric_is_the_first_column() -> None:
     results = comparison(mixers=2, seeds=2)
     for entry, values in zip(results["mixers"], ((41.5, 42.5), (39.0, 39.9)), strict=True):
         scores = summary(list(values))
@@ -131,13 +131,13 @@ def test_the_metric_that_chose_the_weights_stands_in_front() -> None:
     assert [row.chance for row in table.rows] == [None, None]
 
 
-def test_without_accuracy_there_is_no_column_of_it() -> None:
+def test_no_accuracy_column_without_accuracy() -> None:
     headers = table_headers(table_of(with_perplexity(comparison(), accuracy=False)))
     assert headers[2:4] == ["Test perplexity", "Validation perplexity"]
     assert not any("accuracy" in header for header in headers)
 
 
-def test_softmax_note_knows_which_way_is_better() -> None:
+def test_softmax_note_uses_the_direction_of_the_metric() -> None:
     results = results_of(
         softmax=[(0.95, 10.0), (0.95, 10.0)],
         csp=[(0.90, 20.0), (0.90, 20.0)],

@@ -60,7 +60,7 @@ def resolved(text: str) -> dict[str, Any]:
     ],
     ids=["plain", "tuned", "variants", "texts", "flags", "training", "clipping by value"],
 )
-def test_a_configuration_comes_back(changes: dict[str, Any]) -> None:
+def test_configuration_round_trip(changes: dict[str, Any]) -> None:
     from rifflemix.lab.comparison import default_budget, train_config
 
     changes = dict(changes)
@@ -83,14 +83,14 @@ def test_a_configuration_comes_back(changes: dict[str, Any]) -> None:
     assert found == expected
 
 
-def test_what_no_file_can_choose_is_not_written() -> None:
+def test_settings_that_a_file_cannot_choose_are_not_written() -> None:
     assert config_text(settings(mixer_options={"tssa": {"bias": None}})) is None
     card = replace(task_card("digits"), name="own")
     assert config_text(settings(task="own", own_card=card)) is None
 
 
 @pytest.mark.parametrize("mixers", ['mixers = ["csp", "tssa"]', ""], ids=["named", "default"])
-def test_options_of_the_files_mixers_that_are_not_chosen_are_left_out(
+def test_options_of_unselected_mixers_are_ignored(
     mixers: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = tmp_path / "my.toml"
@@ -109,7 +109,7 @@ def run(monkeypatch: pytest.MonkeyPatch, *words: object) -> int:
 
 
 @pytest.mark.slow
-def test_a_file_chooses_and_options_win(
+def test_command_line_options_override_the_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "my.toml").write_text(FILE)
@@ -152,7 +152,7 @@ def test_a_file_chooses_and_options_win(
     ],
     ids=lambda text: str(text)[:30],
 )
-def test_files_that_are_refused(
+def test_invalid_files_are_refused(
     text: str,
     words: str,
     tmp_path: Path,
@@ -182,7 +182,7 @@ def test_files_that_are_refused(
     ],
     ids=lambda text: str(text)[-30:],
 )
-def test_choices_that_are_refused(
+def test_invalid_choices_are_refused(
     file: str,
     words: str,
     tmp_path: Path,
@@ -198,18 +198,18 @@ def test_choices_that_are_refused(
 @pytest.mark.parametrize(
     "text", ["dim = 0x" + "f" * 5000, "[task_options]\nx = [1, 0x10000000000000000]"]
 )
-def test_numbers_that_toml_has_not(text: str, tmp_path: Path) -> None:
+def test_numbers_that_toml_cannot_store(text: str, tmp_path: Path) -> None:
     (tmp_path / "my.toml").write_text(text)
     with pytest.raises(rm.InputError, match=r"my\.toml.*TOML.*\b64\b"):
         read_config(tmp_path / "my.toml")
 
 
-def test_a_file_without_an_end() -> None:
+def test_endless_file_is_refused() -> None:
     with pytest.raises(rm.InputError, match=r"/dev/zero.*1,048,576"):
         read_config(Path("/dev/zero"))
 
 
-def test_a_file_that_is_not_there(tmp_path: Path) -> None:
+def test_missing_file_is_reported(tmp_path: Path) -> None:
     with pytest.raises(rm.InputError, match=r"config: .*none\.toml"):
         read_config(tmp_path / "none.toml")
     with pytest.raises(rm.InputError, match=r"config: .*directory"):

@@ -84,7 +84,7 @@ def test_chosen_runs_have_the_weights_of_all_evaluations(tmp_path: Path) -> None
         assert len(kept) > 1
 
 
-def test_what_is_chosen_is_what_one_rate_alone_gives(
+def test_chosen_runs_equal_runs_with_that_rate_only(
     tuned: tuple[Path, dict[str, Any]], tmp_path: Path
 ) -> None:
     _, results = tuned
@@ -95,7 +95,7 @@ def test_what_is_chosen_is_what_one_rate_alone_gives(
     assert measured(alone) == softmax
 
 
-def test_the_test_split_is_for_the_chosen_alone(tuned: tuple[Path, dict[str, Any]]) -> None:
+def test_test_split_is_used_by_chosen_runs_only(tuned: tuple[Path, dict[str, Any]]) -> None:
     out, results = tuned
     assert len(results["runs"]) == 4
     for run in (*results["tuning"]["trials"], *results["runs"]):
@@ -108,7 +108,7 @@ def test_the_test_split_is_for_the_chosen_alone(tuned: tuple[Path, dict[str, Any
         assert (folder / "training.json").exists() == is_chosen
 
 
-def test_the_test_split_is_looked_at_once_and_last(
+def test_test_split_is_used_once_at_the_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: list[str] = []
@@ -142,7 +142,7 @@ def test_the_cost_of_all_trials_counts(tuned: tuple[Path, dict[str, Any]]) -> No
     [pytest.param(0, marks=pytest.mark.slow), 10, pytest.param(58, marks=pytest.mark.slow)],
     ids="stop at poll {}".format,
 )
-def test_stopped_tuning_goes_on_bit_for_bit(
+def test_stopped_tuning_resumes_bit_for_bit(
     polls: int, tmp_path: Path, tuned: tuple[Path, dict[str, Any]]
 ) -> None:
     plan = plan_comparison(settings(**TUNED), tmp_path / "out")
@@ -161,7 +161,7 @@ def test_stopped_tuning_goes_on_bit_for_bit(
     assert without_clock(complete) == without_clock(tuned[1])
 
 
-def test_a_lost_summary_is_derived_from_the_records(tuned: tuple[Path, dict[str, Any]]) -> None:
+def test_lost_summary_is_computed_from_the_records(tuned: tuple[Path, dict[str, Any]]) -> None:
     out, results = tuned
     (out / "results.json").unlink()
     statuses: list[RunStatus] = []
@@ -188,7 +188,7 @@ def test_a_rate_that_diverges_is_not_chosen(tmp_path: Path) -> None:
     assert start(tmp_path, **changes) == results
 
 
-def test_where_all_rates_diverge_the_mixer_fails(tmp_path: Path) -> None:
+def test_mixer_fails_if_all_rates_diverge(tmp_path: Path) -> None:
     changes = {"tuned": {"lr": (1e30, 1e31)}, "mixers": ("softmax",), "train": unclipped()}
     results = start(tmp_path, **changes)
     assert results["status"] == "complete"
@@ -198,7 +198,7 @@ def test_where_all_rates_diverge_the_mixer_fails(tmp_path: Path) -> None:
     assert start(tmp_path, **changes) == results
 
 
-def test_where_all_rates_diverge_none_is_told_as_chosen(tmp_path: Path) -> None:
+def test_no_rate_is_chosen_if_all_rates_diverge(tmp_path: Path) -> None:
     changes = {"tuned": {"lr": (1e30, 1e31)}, "mixers": ("softmax",), "train": unclipped()}
     results = start(tmp_path, **changes)
     assert results["mixers"][0]["tuning"]["chosen"] is None
@@ -232,12 +232,12 @@ def test_a_folder_of_another_grid_is_refused(
         ("1e-3,1e-2", "lr: .*got '1e-3,1e-2'"),
     ],
 )
-def test_rates_that_are_refused(lr: Any, words: str) -> None:
+def test_invalid_rates_are_refused(lr: Any, words: str) -> None:
     with pytest.raises(rm.InputError, match=words):
         rm.compare("digits", ["softmax"], lr=lr)
 
 
-def test_one_rate_in_a_list_is_no_tuning(tmp_path: Path) -> None:
+def test_one_rate_in_a_list_is_not_tuning(tmp_path: Path) -> None:
     from rifflemix.lab.comparison import resolve
     from rifflemix.lab.tasks import task_card
 
@@ -288,12 +288,12 @@ def test_tables_show_the_choice_and_its_cost() -> None:
     assert '<td class="best">80.00, 1 diverged</td>' in page
 
 
-def test_what_was_not_tuned_has_no_table_of_trials() -> None:
+def test_comparison_without_tuning_has_no_table_of_trials() -> None:
     assert markdown_tuning(table_of(comparison()).results) == ""
     assert b"Tuning" not in comparison_files(table_of(comparison(mixers=1)))["table.md"]
 
 
-def test_notes_say_how_it_was_tuned_and_what_lies_at_an_end() -> None:
+def test_notes_describe_tuning_and_rates_at_the_edge_of_the_grid() -> None:
     notes = comparison_notes(table_of(fake()))
     (tuned,) = (note for note in notes if re.search(r"\b12 trials", note))
     assert re.search(r"learning rate.*\b3 values", tuned)

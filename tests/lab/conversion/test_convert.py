@@ -67,13 +67,13 @@ def equal(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
     return one.keys() == other.keys() and all(torch.equal(one[k], other[k]) for k in one)
 
 
-def test_softmax_is_already_converted() -> None:
+def test_conversion_to_softmax_is_exact() -> None:
     report = rm.convert(reader(), "softmax", inputs(), steps={"layers": 1}, lr=1e-9)
     assert all(abs(stage.error) < 1e-5 for stage in report.stages)
     assert all(error < 1e-9 for error in report.stages[-1].layer_errors.values())
 
 
-def test_stages_reduce_the_error_and_the_original_stays() -> None:
+def test_stages_reduce_the_error_and_keep_the_original() -> None:
     model = reader()
     model.encoder.layers[1].eval()
     before, flags = states(model), [m.training for m in model.modules()]
@@ -107,7 +107,7 @@ def test_stages_reduce_the_error_and_the_original_stays() -> None:
     assert converted[0].linear1.training
 
 
-def test_layer_stages_change_the_mixers_only() -> None:
+def test_layer_stages_change_only_the_mixers() -> None:
     model = reader()
     report = rm.convert(model, "tssa", inputs(), steps={"layers": 2, "own_inputs": 2})
     before = states(model)
@@ -198,7 +198,7 @@ def test_layers_are_chosen_by_hand_and_lengths_are_measured() -> None:
     assert list(report.speedups) == [4, 8]
 
 
-def test_status_has_the_time_left() -> None:
+def test_status_contains_the_remaining_time() -> None:
     seen: list[Any] = []
     rm.convert(
         reader(), "linear", inputs(), steps={"layers": 3, "outputs": 3}, on_status=seen.append
@@ -251,7 +251,7 @@ def test_padding_does_not_count_in_the_outputs() -> None:
     assert error(0.0) == pytest.approx(error(9.0), rel=1e-4)
 
 
-def test_own_inputs_contain_the_errors_of_earlier_layers() -> None:
+def test_own_inputs_include_the_errors_of_earlier_layers() -> None:
     model = reader()
     new = copy.deepcopy(model)
     rm.replace_attention(new, "tssa")

@@ -87,7 +87,7 @@ def test_finished_runs_are_not_trained_again(serial: Path) -> None:
     assert trainer.trained == []
 
 
-def test_a_stopped_experiment_continues_where_it_was(tmp_path: Path, serial: Path) -> None:
+def test_stopped_experiment_resumes(tmp_path: Path, serial: Path) -> None:
     first = ToyTrainer()
     stop = Caller(should_stop=lambda: len(first.trained) >= 30)
     outcome = carry_out(Toy(tmp_path / "out"), first, engine(), stop)
@@ -99,7 +99,7 @@ def test_a_stopped_experiment_continues_where_it_was(tmp_path: Path, serial: Pat
     assert weights(tmp_path / "out") == weights(serial)
 
 
-def test_a_diverged_run_is_recorded_and_the_others_go_on(tmp_path: Path) -> None:
+def test_diverged_run_is_recorded_and_other_runs_continue(tmp_path: Path) -> None:
     trainer = ToyTrainer(diverges="b")
     records = carry_out(Toy(tmp_path), trainer, engine()).records
     assert records["x/b"].error == "the loss is nan"
@@ -136,7 +136,7 @@ def test_workers_share_the_runs(tmp_path: Path, serial: Path) -> None:
 
 
 @pytest.mark.usefixtures("short_life")
-def test_a_stopped_process_does_no_harm_when_it_wakes_up(tmp_path: Path, serial: Path) -> None:
+def test_suspended_process_changes_no_result_after_it_resumes(tmp_path: Path, serial: Path) -> None:
     out, marker = tmp_path / "out", tmp_path / "in b"
 
     def mark(run: PlannedRun, step: int) -> None:
@@ -168,7 +168,7 @@ def no_locks(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("short_life", "no_locks")
-def test_heartbeats_serve_where_there_are_no_locks(tmp_path: Path, serial: Path) -> None:
+def test_heartbeats_replace_locks_if_locks_are_unsupported(tmp_path: Path, serial: Path) -> None:
     out = tmp_path / "out"
     store = RunStore(Toy(out))
     store.open()
@@ -184,7 +184,7 @@ def test_heartbeats_serve_where_there_are_no_locks(tmp_path: Path, serial: Path)
     assert weights(out) == weights(serial)
 
 
-def test_the_first_published_result_stays(tmp_path: Path, serial: Path) -> None:
+def test_first_published_result_is_kept(tmp_path: Path, serial: Path) -> None:
     out = tmp_path / "out"
     store = RunStore(Toy(out))
     store.open()
@@ -201,7 +201,7 @@ def test_the_first_published_result_stays(tmp_path: Path, serial: Path) -> None:
     assert store.records()["x/a"] == record
 
 
-def test_one_run_belongs_to_one_process(tmp_path: Path) -> None:
+def test_run_is_claimed_by_one_process(tmp_path: Path) -> None:
     experiment = OneRun(tmp_path, "a", 0, {"format": "toy/1"})
     store = RunStore(experiment)
     store.open()
@@ -213,7 +213,7 @@ def test_one_run_belongs_to_one_process(tmp_path: Path) -> None:
     assert carry_out(experiment, ToyTrainer(), engine()).single.trained.finished
 
 
-def test_a_run_from_before_there_were_records_continues(tmp_path: Path, serial: Path) -> None:
+def test_run_without_a_record_resumes(tmp_path: Path, serial: Path) -> None:
     out = tmp_path / "out"
     told: list[int] = []
     train(
@@ -245,9 +245,7 @@ def test_a_run_from_before_there_were_records_continues(tmp_path: Path, serial: 
     ],
     ids=lambda change: next(iter(change)),
 )
-def test_a_record_that_is_not_whole_is_refused(
-    change: dict[str, Any], serial: Path, tmp_path: Path
-) -> None:
+def test_incomplete_record_is_refused(change: dict[str, Any], serial: Path, tmp_path: Path) -> None:
     folder = shutil.copytree(serial / "x" / "a", tmp_path / "a")
     path = folder / "record.json"
     stored = json.loads(path.read_text())

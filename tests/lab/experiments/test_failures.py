@@ -30,7 +30,7 @@ def breaks(name: str, at: int) -> ToyTrainer:
     return ToyTrainer(at_step)
 
 
-def test_a_run_that_fails_three_times_is_reported_and_the_rest_goes_on(tmp_path: Path) -> None:
+def test_run_that_fails_three_times_is_reported_and_others_continue(tmp_path: Path) -> None:
     for _ in range(3):
         with pytest.raises(MemoryError):
             carry_out(Toy(tmp_path), breaks("x/b", 1), engine(), WORKER)
@@ -55,7 +55,7 @@ def test_without_workers_the_first_exception_is_raised(tmp_path: Path) -> None:
             carry_out(Toy(tmp_path), breaks("x/b", 1), engine())
 
 
-def test_bad_input_is_no_failure_of_the_run(tmp_path: Path) -> None:
+def test_bad_input_is_not_counted_as_a_failure(tmp_path: Path) -> None:
     def at_step(run: PlannedRun, step: int) -> None:
         raise InputError("data: no space left")
 
@@ -150,7 +150,7 @@ def test_visible_devices_are_numbered_by_the_machine(monkeypatch: pytest.MonkeyP
     assert neighbors.most == 1
 
 
-def test_records_say_how_many_trainings_ran_beside(tmp_path: Path) -> None:
+def test_records_count_concurrent_trainings(tmp_path: Path) -> None:
     process, end = beside("cpu")
 
     def at_step(run: PlannedRun, step: int) -> None:

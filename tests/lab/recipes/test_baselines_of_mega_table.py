@@ -13,13 +13,13 @@ from rifflemix.models import create_model
 NAMES = [name for name in list_recipes() if name.startswith("csp/") and name.split("-")[-1] in ROWS]
 
 
-def test_every_entry_but_two_failed_ones_has_a_number() -> None:
+def test_every_entry_except_two_failed_ones_has_a_number() -> None:
     assert len(NAMES) == 28
     assert all(get_recipe(name).printed for name in NAMES)
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_they_say_whose_numbers_they_are(name: str) -> None:
+def test_notes_name_the_source_of_the_numbers(name: str) -> None:
     recipe = get_recipe(name)
     assert recipe.notes[0].startswith("quoted ")
     assert len(recipe.notes) >= 2
@@ -36,7 +36,7 @@ def test_they_say_whose_numbers_they_are(name: str) -> None:
         ("pathx", "spade", "spade", {"radius": 64}),
     ],
 )
-def test_blocks_hold_their_mixer(
+def test_blocks_contain_their_mixer(
     task: str, row: str, mixer: str, expected: dict[str, object]
 ) -> None:
     recipe = get_recipe(f"csp/table4-{task}-{row}")
@@ -112,7 +112,7 @@ def test_a_block_of_ccnn_drops_once() -> None:
         ("tost/table3-pathfinder-s4", "last token"),
     ],
 )
-def test_s4_says_what_its_configurations_set_by_task(name: str, words: str) -> None:
+def test_s4_notes_the_settings_of_each_task(name: str, words: str) -> None:
     assert words in " ".join(get_recipe(name).notes)
     assert words not in " ".join(get_recipe(name.replace(name.split("-")[1], "text")).notes)
 
@@ -121,7 +121,7 @@ def test_s4_says_what_its_configurations_set_by_task(name: str, words: str) -> N
     ("task", "init_value"),
     [("listops", 0.03), ("text", 0.03), ("image", 0.075), ("pathfinder", 0.4)],
 )
-def test_ccnn_counts_the_commands_windows_in_sequences(task: str, init_value: float) -> None:
+def test_ccnn_converts_windows_of_its_commands_to_sequences(task: str, init_value: float) -> None:
     """The unit of `mask.init_value` is positions in [-1, 1]; our unit is `max_length`."""
     recipe = get_recipe(f"csp/table4-{task}-ccnn")
     assert recipe.model_settings["mixer_options"]["width"] == init_value / 2.0
@@ -129,7 +129,7 @@ def test_ccnn_counts_the_commands_windows_in_sequences(task: str, init_value: fl
 
 
 @pytest.mark.parametrize("task", ["listops", "text", "retrieval", "image", "pathfinder", "pathx"])
-def test_s5_says_what_its_commands_set_by_task(task: str) -> None:
+def test_s5_notes_the_settings_of_each_task(task: str) -> None:
     recipe = get_recipe(f"csp/table4-{task}-s5")
     notes = " ".join(recipe.notes)
     assert ("gate multiplies" in notes) == (task in ("listops", "text"))  # --activation_fn
@@ -145,7 +145,7 @@ def test_s5_says_what_its_commands_set_by_task(task: str) -> None:
 @pytest.mark.parametrize(
     ("row", "vectors"), [("s4", 4), ("s5", 4), ("etsmlp", 2), ("mega", 2), ("spade", 4)]
 )
-def test_pairs_meet_as_in_each_code(row: str, vectors: int) -> None:
+def test_pairs_are_joined_as_in_each_codebase(row: str, vectors: int) -> None:
     recipe = get_recipe(f"csp/table4-retrieval-{row}")
     with torch.device("meta"):
         model = create_model(recipe.model, **recipe.model_settings)
@@ -155,7 +155,7 @@ def test_pairs_meet_as_in_each_code(row: str, vectors: int) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("row", ROWS)
-def test_a_small_one_learns(row: str) -> None:
+def test_small_model_learns(row: str) -> None:
     """Check learning in a few steps: are most symbols in the upper half?"""
     torch.manual_seed(0)
     recipe = get_recipe(f"csp/table4-listops-{row}")

@@ -68,7 +68,7 @@ def test_mega_shifts_an_image_by_the_printed_steps() -> None:
 
 
 @pytest.mark.parametrize(("column", "groups"), [("cifar10", 32), ("cifar100", 128)])
-def test_group_sorting_has_the_groups_of_table_5_and_no_shift(column: str, groups: int) -> None:
+def test_group_sorting_has_the_groups_of_table_5_without_shift(column: str, groups: int) -> None:
     recipe = get_recipe(f"csp/table3-{column}-group_sort")
     model = built(recipe.name)
     assert (model.settings["pool"], model.num_patches) == ("mean", 2 * groups)
@@ -91,7 +91,7 @@ def test_table_5_leaves_imagenet_sorted_as_a_whole() -> None:
     ("column", "count", "wide"),
     [("cifar10", 6.38, 9.52), ("cifar100", 6.50, 9.65), ("imagenet", 18.50, 22.05)],
 )
-def test_counts_are_the_printed_ones(column: str, count: float, wide: float) -> None:
+def test_parameter_counts_equal_the_paper(column: str, count: float, wide: float) -> None:
     extra = () if column == "imagenet" else ("group_sort",)
     counted = {
         row: round(parameters(get_recipe(f"csp/table3-{column}-{row}")) / MILLION, 2)
@@ -132,7 +132,7 @@ MEGA_CSP = {
 
 @pytest.mark.parametrize("row", ["mega", "mega_chunk", "mega_csp"])
 @pytest.mark.parametrize("task", MEGA)
-def test_mega_runs_by_its_own_command(task: str, row: str) -> None:
+def test_mega_uses_the_settings_of_its_command(task: str, row: str) -> None:
     recipe = get_recipe(f"csp/table4-{task}-{row}")
     with torch.device("meta"):
         model = create_model(recipe.model, **recipe.model_settings)
@@ -158,13 +158,13 @@ SAMPLES = {
 
 
 @pytest.mark.parametrize("task", SAMPLES)
-def test_mega_with_csp_makes_the_printed_epochs(task: str) -> None:
+def test_mega_with_csp_trains_the_printed_epochs(task: str) -> None:
     train = get_recipe(f"csp/table4-{task}-mega_csp").train
     samples, epochs = SAMPLES[task]
     assert train.max_steps * train.batch_size / samples == pytest.approx(epochs, rel=0.001)
 
 
-def test_what_was_decided_is_said() -> None:
+def test_decisions_are_noted() -> None:
     for task, words in {
         "retrieval": "updates",
         "pathfinder": "batch",
@@ -182,13 +182,13 @@ def test_what_was_decided_is_said() -> None:
         *(f"tost/table3-text-{row}" for row in ("tssa", "tssa-as_printed", "softmax")),
     ],
 )
-def test_reviews_of_megas_host_are_cut_at_4000_bytes(name: str) -> None:
+def test_reviews_of_megas_model_are_truncated_to_4000_bytes(name: str) -> None:
     """MEGA calls its data imdb-4000, and its models have 4,002 positions."""
     assert get_recipe(name).task_options == {"max_length": 4000}
 
 
 @pytest.mark.parametrize(("task", "tokens"), [("listops", "1,024"), ("pathx", "4,096")])
-def test_the_released_reach_of_megas_average_is_said(task: str, tokens: str) -> None:
+def test_reach_of_megas_average_in_the_released_code_is_noted(task: str, tokens: str) -> None:
     notes = get_recipe(f"csp/table4-{task}-mega").notes
     assert any(f" {tokens} tokens" in note for note in notes)
     other = get_recipe("csp/table4-image-mega").notes

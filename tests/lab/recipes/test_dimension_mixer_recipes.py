@@ -25,7 +25,7 @@ def test_table6_has_the_seven_steps_in_their_order() -> None:
 
 
 @pytest.mark.parametrize("step", STEPS)
-def test_a_step_draws_what_its_row_says(step: str) -> None:
+def test_step_generates_the_images_of_its_row(step: str) -> None:
     recipe = get_recipe(f"dimension_mixer/table6-{step}")
     assert (recipe.task, dict(recipe.task_options)) == CURRICULUM[step]
     assert not any("2.5" in note for note in recipe.notes)
@@ -65,7 +65,7 @@ def test_images_are_normalised_as_in_the_released_code(task: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["table6-32", "table6-128", "table5-pathx-butterfly"])
-def test_the_way_to_path_x_has_the_hosts_adamw(name: str) -> None:
+def test_curriculum_to_path_x_uses_the_adamw_of_the_model(name: str) -> None:
     """The paper changes rate, schedule and decay; eps and the decayed weights stay the same."""
     train = get_recipe(f"dimension_mixer/{name}").train
     assert (train.lr, train.weight_decay, train.decay_all) == (3e-4, 1e-3, True)

@@ -164,7 +164,7 @@ ROWS = [(task, mixer) for mixer, (_, tasks, _) in LITERAL.items() for task in ta
 
 
 @pytest.mark.parametrize(("task", "mixer"), ROWS)
-def test_equals_the_literal_host(task: str, mixer: str) -> None:
+def test_equals_a_literal_implementation(task: str, mixer: str) -> None:
     attend, _, smaller = LITERAL[mixer]
     recipe = of_row(task, mixer)
     options = {**recipe.model_settings.get("mixer_options", {}), **smaller}
@@ -180,7 +180,7 @@ def test_equals_the_literal_host(task: str, mixer: str) -> None:
     torch.testing.assert_close(model(ids), expected, atol=1e-8, rtol=1e-8)
 
 
-def test_a_pair_equals_the_literal_host() -> None:
+def test_pair_equals_a_literal_implementation() -> None:
     model = build(of_row("retrieval", "softmax"), max_length=24)
     pairs = ids_of("retrieval", 24)[None, :2]
     expected = logits(dict(model.state_dict()), pairs, 4, softmax)
@@ -269,7 +269,9 @@ def test_sinkhorn_reads_the_mean_by_one_map(task: str) -> None:
         ("softmax", "retrieval", "first byte"),
     ],
 )
-def test_rows_say_where_the_code_runs_otherwise(mixer: str, task: str | None, words: str) -> None:
+def test_rows_note_differences_from_the_released_code(
+    mixer: str, task: str | None, words: str
+) -> None:
     said = [re.search(rf"\b{words}\b", " ".join(of_row(n, mixer).notes)) is not None for n in TASKS]
     assert said == [task in (name, None) for name in TASKS]
 
@@ -287,7 +289,7 @@ SORTS = ("ascending", "interleave", "max_exchange")
 
 @pytest.mark.parametrize("variant", SORTS)
 @pytest.mark.parametrize("task", TASKS)
-def test_sliceformers_own_rows(task: str, variant: str) -> None:
+def test_rows_of_the_sliceformer_paper(task: str, variant: str) -> None:
     recipe = get_recipe(f"sliceformer/table2-{task}-{variant}")
     model = on_meta(recipe)
     assert (model.padding, model.padding_id, model.pool.kind) == ("unmasked", None, "cls")
@@ -308,7 +310,7 @@ def test_one_table_is_one_task() -> None:
 
 
 @pytest.mark.parametrize("task", TASKS)
-def test_csps_own_row_is_sliceformers_or_says_that_it_is_not(task: str) -> None:
+def test_csp_row_equals_sliceformers_or_notes_the_difference(task: str) -> None:
     own, other = (
         get_recipe(f"csp/table4-{task}"),
         get_recipe(f"sliceformer/table2-{task}-ascending"),
@@ -333,7 +335,7 @@ def build_small(recipe: Recipe) -> rm.models.Model:
     return build(recipe, max_length=24)
 
 
-def test_sinkformer_rows_are_cut_as_released_or_say_so() -> None:
+def test_sinkformer_rows_are_truncated_as_released_or_noted() -> None:
     """Check max_length 1,000 on two tasks; other Sinkformer tasks use the task's length."""
     assert of_row("retrieval", "sinkformer").task_options == {"max_length": 1000}
     assert of_row("retrieval", "softmax").task_options == {}

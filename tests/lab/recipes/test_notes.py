@@ -68,7 +68,7 @@ def test_settings_that_are_not_printed_are_noted(start: str, count: int, words: 
     assert len(names_with(start, words)) == count
 
 
-def test_noted_settings_are_the_ones_that_run() -> None:
+def test_noted_settings_are_used() -> None:
     batches = {r.train.batch_size for r in RECIPES if notes_with(r, "batches of 64 as in Table 4")}
     assert batches == {64}
     for recipe in RECIPES:

@@ -29,7 +29,7 @@ def place_of(entry: dict[str, str]) -> Place:
     return (entry["paper"], entry["table"], entry["row"], entry["column"], entry["metric"])
 
 
-def test_no_place_is_named_twice() -> None:
+def test_every_table_entry_is_listed_once() -> None:
     places = [place_of(entry) for entry in ENTRIES]
     assert len(places) == len(set(places))
 

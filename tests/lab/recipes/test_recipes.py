@@ -22,7 +22,7 @@ PAPERS = ("csp", "sliceformer", "tost", "dimension_mixer", "sinkhorn")
 NAMES = list_recipes()
 
 
-def test_there_are_enough_and_of_every_paper() -> None:
+def test_every_paper_has_recipes() -> None:
     assert len(NAMES) >= 60
     assert {name.split("/")[0] for name in NAMES} == set(PAPERS)
 
@@ -60,12 +60,12 @@ def models() -> list[Any]:
 
 
 @pytest.mark.parametrize(("model", "settings"), models())
-def test_the_model_of_a_row_can_be_built(model: str, settings: str) -> None:
+def test_model_of_a_recipe_can_be_built(model: str, settings: str) -> None:
     with torch.device("meta"):
         create_model(model, **json.loads(settings))
 
 
-def test_no_two_rows_have_one_place() -> None:
+def test_no_two_recipes_have_the_same_table_entry() -> None:
     places = [(r.paper, r.table, r.row, r.column, r.metric) for r in map(get_recipe, NAMES)]
     assert len(places) == len(set(places))
 
@@ -75,7 +75,7 @@ def test_unknown_names_suggest_the_nearest() -> None:
         get_recipe("csp/table4-imag")
 
 
-def test_a_name_like_none_is_told_where_the_hundreds_stand() -> None:
+def test_unknown_name_without_similar_names_names_the_command() -> None:
     with pytest.raises(InputError) as caught:
         get_recipe("nope")
     words = r"\b\d+ .*csp/\S+ .*tost/\S+: `rifflemix list recipes`"
@@ -102,7 +102,7 @@ def test_fewer_steps_shrink_the_schedule() -> None:
 
 
 @pytest.mark.parametrize("schedule", ["rsqrt", "rsqrt_decay"])
-def test_a_schedule_without_a_peak_of_its_own_keeps_it(schedule: str) -> None:
+def test_schedule_without_a_peak_is_kept(schedule: str) -> None:
     """Otherwise a thousandth of the steps would have thirty times the rate."""
     train = TrainConfig(max_steps=100_000, warmup_steps=8_000, schedule=schedule, lr=0.05)
     short = small(train=train).shortened(1_000).train
@@ -115,7 +115,7 @@ def test_a_schedule_without_a_peak_of_its_own_keeps_it(schedule: str) -> None:
 @pytest.mark.parametrize(
     ("steps", "every"), [(5, 1), (50, 5), (1000, 100), (10_000, 100), (100_000, 100)]
 )
-def test_a_short_run_is_not_evaluated_all_the_time(steps: int, every: int) -> None:
+def test_short_run_is_evaluated_rarely(steps: int, every: int) -> None:
     recipe = small(train=TrainConfig(max_steps=100_000, eval_every=100))
     assert recipe.shortened(steps).train.eval_every == every
 

@@ -63,7 +63,7 @@ def test_relu_dropout_is_a_setting() -> None:
     assert {m.p for n, m in model.named_modules() if n.endswith("hidden_drop")} == {0.1}
 
 
-def test_the_figures_vary_what_was_tuned() -> None:
+def test_figures_vary_the_tuned_settings() -> None:
     points: dict[str, set[tuple[str, float, int]]] = {}
     for name in FIGURES:
         recipe = get_recipe(name)
@@ -81,7 +81,7 @@ def test_the_figures_vary_what_was_tuned() -> None:
     assert points["Figure 4"] == {(c, 0.75, k) for c in corpora for k in (2, 5, 10, 20)}
 
 
-def test_iterations_are_among_those_that_were_tuned() -> None:
+def test_iterations_are_among_the_tuned_values() -> None:
     for recipe in map(get_recipe, NAMES):
         if recipe.model_settings["mixer"] == "sinkhorn":
             options = recipe.model_settings["mixer_options"]
@@ -101,7 +101,7 @@ def loss_and_gradients(model: Model, length: int) -> tuple[float, list[torch.Ten
 
 
 @pytest.mark.parametrize("corpus", ["lm1b", "ptb"])
-def test_without_normalisation_it_runs(corpus: str) -> None:
+def test_model_runs_without_normalisation(corpus: str) -> None:
     """Check row (6) of Table 8 over 8 blocks; a new model has about the loss of chance."""
     recipe = get_recipe(f"sinkhorn/table8-{corpus}-no-sinkhorn")
     model = tiny(recipe, dim=128, vocab_size=50, max_length=256)
@@ -160,7 +160,7 @@ def test_sorting_is_measured_as_in_tensor2tensor(name: str) -> None:
     assert recipe.weights == "last"
 
 
-def test_no_difference_is_shown_where_an_untrained_model_is_better_than_print() -> None:
+def test_no_difference_is_shown_if_an_untrained_model_beats_the_paper() -> None:
     task = load_task("sort", num_train=2, num_validation=2, num_test=24)
     split = task.split("test")
     batches = list(batches_by_length(split.lengths(), range(24), (4_096, 256)))
@@ -219,9 +219,7 @@ def test_choosing_by_validation_is_an_option() -> None:
 
 @pytest.mark.parametrize(("task", "size"), [("sst", 16_384), ("sick", 4_346)])
 @pytest.mark.slow
-def test_costs_are_counted_with_the_subwords_there_are(
-    task: str, size: int, shared_data: Path
-) -> None:
+def test_costs_use_the_actual_number_of_subwords(task: str, size: int, shared_data: Path) -> None:
     for recipe in map(get_recipe, CLASSIFIERS):
         if recipe.task == task and recipe.task_options["level"] == "subword":
             loaded = load_task(task, data_dir=shared_data, **recipe.task_options)

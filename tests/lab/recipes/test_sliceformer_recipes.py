@@ -34,7 +34,7 @@ def test_both_patch_sizes_of_cifar10(name: str, row: str, count: float) -> None:
 SORTED_ROWS = ("table4", "table5", "table6")
 
 
-def test_notes_separate_the_certain_from_the_inferred() -> None:
+def test_notes_separate_stated_from_inferred_settings() -> None:
     names = [
         name
         for name in list_recipes()
@@ -84,7 +84,7 @@ def size_of(name: str) -> int:
 
 
 @pytest.mark.parametrize("task", ["listops", "text", "retrieval", "image", "pathfinder"])
-def test_size_notes_are_there_if_a_row_is_larger_than_the_transformer(task: str) -> None:
+def test_size_notes_exist_if_a_row_is_larger_than_the_transformer(task: str) -> None:
     for name, baseline in (
         *((f"sliceformer/table2-{task}-{v}", f"sliceformer/table2-{task}-softmax")
           for v in ("ascending", "interleave", "max_exchange")),
@@ -196,5 +196,5 @@ def test_molecules_decay_as_released() -> None:
         ("sliceformer/table4-cifar100-ascending", "runs of 300 epochs"),
     ],
 )
-def test_where_the_release_is_another_is_said(name: str, words: str) -> None:
+def test_differences_from_the_released_code_are_noted(name: str, words: str) -> None:
     assert any(words in note for note in get_recipe(name).notes)

@@ -191,7 +191,7 @@ SMALLER_MIXERS = {
 
 @pytest.mark.parametrize("task", SMALL)
 @pytest.mark.parametrize("mixer", [mixer for mixer in MIXERS if mixer != "reformer"])
-def test_equals_the_literal_host(mixer: str, task: str) -> None:
+def test_equals_a_literal_implementation(mixer: str, task: str) -> None:
     """Compare in float64 on 64 positions; without the mask, the outputs must differ."""
     length, places = SMALL[task]
     recipe = get_recipe(f"dimension_mixer/table5-{task}-{mixer}")
@@ -206,14 +206,14 @@ def test_equals_the_literal_host(mixer: str, task: str) -> None:
 
 
 @pytest.mark.parametrize("task", ["listops", "pathfinder"])
-def test_softmax_equals_the_literal_host_at_its_length(task: str) -> None:
+def test_softmax_equals_a_literal_implementation_at_its_length(task: str) -> None:
     model, ids = build(task, "softmax"), ids_of(task, 1024, batch=1)
     with torch.no_grad():
         expected = host_logits(model.state_dict(), filled(ids, LENGTHS[task]), softmax)
         torch.testing.assert_close(model(ids), expected, atol=2e-6, rtol=1e-5)
 
 
-def test_a_pair_equals_the_literal_host() -> None:
+def test_pair_equals_a_literal_implementation() -> None:
     model = build("retrieval", "softmax", max_length=64).double()
     pairs = ids_of("retrieval", 50, batch=2)[None]
     expected = host_logits(model.state_dict(), filled(pairs[0], 64)[None], softmax)
@@ -222,7 +222,7 @@ def test_a_pair_equals_the_literal_host() -> None:
 
 @pytest.mark.parametrize("task", ["listops", "text"])
 @pytest.mark.parametrize("mixer", MIXERS)
-def test_a_sample_does_not_feel_its_neighbours(mixer: str, task: str) -> None:
+def test_sample_does_not_depend_on_other_samples(mixer: str, task: str) -> None:
     """Compare each sample alone and in a batch to 1e-6, because all use the filled length.
 
     The released Nystromformer scales its inverse by the largest sum of the batch. This test scales
@@ -242,7 +242,7 @@ def test_a_sample_does_not_feel_its_neighbours(mixer: str, task: str) -> None:
             torch.testing.assert_close(alone[0], expected[row], atol=1e-6, rtol=0)
 
 
-def test_padded_to_the_longest_of_the_batch_it_does() -> None:
+def test_sample_padded_to_the_longest_depends_on_other_samples() -> None:
     """Check the opposite: samples do interact with other `padding` and another `layout`."""
     changes: dict[str, Any] = {"padding": "batch", "mixer_options": {"layout": "length"}}
     model = build("listops", "butterfly", max_length=256, **changes)
@@ -297,7 +297,7 @@ def test_parameters(mixer: str) -> None:
 
 @pytest.mark.parametrize("mixer", ["csp", "sliceformer", "tssa", "sinkhorn"])
 @pytest.mark.parametrize("task", TASKS)
-def test_mixers_of_other_papers_are_in_the_same_host(task: str, mixer: str) -> None:
+def test_mixers_of_other_papers_use_the_same_model(task: str, mixer: str) -> None:
     """Check that only the mixer and its attention dropout differ from a row of the table."""
     printed = get_recipe(f"dimension_mixer/table5-{task}-butterfly")
     beside = get_recipe(f"dimension_mixer/table5-{task}-{mixer}")
@@ -327,7 +327,7 @@ def test_mixers_of_other_papers_hide_padding(mixer: str) -> None:
 
 @pytest.mark.parametrize("mixer", MIXERS)
 @pytest.mark.parametrize("task", IMAGES)
-def test_black_pixels_can_be_seen(task: str, mixer: str) -> None:
+def test_black_pixels_are_tokens_in_the_variant_with_all_pixels(task: str, mixer: str) -> None:
     """Use the same recipe with every pixel as a token and without a reported value."""
     hidden = get_recipe(f"dimension_mixer/table5-{task}-{mixer}")
     seen = get_recipe(f"dimension_mixer/table5-{task}-{mixer}-all-pixels")
@@ -344,7 +344,7 @@ def test_black_pixels_can_be_seen(task: str, mixer: str) -> None:
     assert again == hidden
 
 
-def test_where_black_pixels_stand_matters_only_where_they_are_seen() -> None:
+def test_positions_of_black_pixels_matter_only_if_they_are_tokens() -> None:
     ids = ids_of("pathfinder", 1024, batch=1)
     with torch.no_grad():
         hidden, seen = (build("pathfinder", "softmax", suffix=s) for s in ("", "-all-pixels"))

@@ -80,7 +80,7 @@ def is_mega_host(model: Any, task: str) -> bool:
 
 
 @pytest.mark.parametrize("task", MEGA)
-def test_own_rows_have_post_norm_blocks_in_megas_host(task: str) -> None:
+def test_tost_rows_have_post_norm_blocks_in_megas_model(task: str) -> None:
     model = built(f"table3-{task}-tssa")
     assert is_mega_host(model, task)
     assert all(block.is_post_norm for block in model.blocks)
@@ -98,7 +98,7 @@ def test_rows_as_printed_have_pre_norm_blocks(task: str) -> None:
     assert isinstance(model.norm, nn.LayerNorm)
 
 
-def test_pathfinder_stands_in_skyformers_host() -> None:
+def test_pathfinder_uses_skyformers_model() -> None:
     """Check pre-norm as in the release and post-norm as in Table 7."""
     released, printed = (built(f"table3-pathfinder-tssa{end}") for end in ("", "-as_printed"))
     assert not any(block.is_post_norm for block in released.blocks)
@@ -122,14 +122,14 @@ def test_the_transformer_row_is_megas(task: str) -> None:
     assert any("one layer" in note for note in recipe.notes) == (task == "listops")
 
 
-def test_only_the_hosts_that_mega_draws_like_bert_are() -> None:
+def test_only_the_models_that_mega_initializes_like_bert_are() -> None:
     for row in ("tssa", "softmax"):
         inits = {t: get_recipe(f"tost/table3-{t}-{row}").model_settings.get("init") for t in MEGA}
         assert inits == {"listops": "bert", "text": "bert", "retrieval": None, "image": None}
 
 
 @pytest.mark.parametrize("task", TASKS)
-def test_both_readings_train_alike(task: str) -> None:
+def test_both_readings_of_the_paper_train_equally(task: str) -> None:
     own, printed = (get_recipe(f"tost/table3-{task}-tssa{end}") for end in ("", "-as_printed"))
     assert own.train == printed.train
     assert own.printed == printed.printed
@@ -141,7 +141,7 @@ def test_both_readings_train_alike(task: str) -> None:
 
 
 @pytest.mark.parametrize("task", TASKS)
-def test_s4_stands_alone_in_its_blocks(task: str) -> None:
+def test_s4_blocks_contain_only_s4(task: str) -> None:
     model = built(f"table3-{task}-s4")
     layers, dim, kind = {
         "listops": (8, 128, "batch"),

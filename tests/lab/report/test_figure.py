@@ -15,7 +15,7 @@ def drawn() -> bytes:
     return figure_png(figure)
 
 
-def test_the_palette_keeps_colours_and_size() -> None:
+def test_palette_keeps_colours_and_size() -> None:
     image = Image.open(io.BytesIO(drawn()))
     assert (image.mode, image.size) == ("P", (100, 50))
     pixels = np.asarray(image.convert("RGB")).reshape(-1, 3).astype(int)

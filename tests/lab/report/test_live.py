@@ -102,7 +102,7 @@ def test_a_notebook_gets_a_table_of_workers(monkeypatch: pytest.MonkeyPatch) -> 
     assert "<p>1 of 4 runs, 1 worker, about 1 min 00 s left in all</p>" in shown[2]
 
 
-def test_lines_are_limited_but_no_change_of_state_is_missed() -> None:
+def test_lines_are_limited_but_all_state_changes_are_printed() -> None:
     screen, text = console(terminal=False)
     with PlainLines(screen) as lines:
         for step in range(50):
@@ -114,7 +114,7 @@ def test_lines_are_limited_but_no_change_of_state_is_missed() -> None:
     assert re.fullmatch(rf"csp seed 1: done, .*50/100, {shown}", last)
 
 
-def test_a_line_says_what_is_known() -> None:
+def test_line_contains_the_known_values() -> None:
     unknown = status(
         loss=None, score=None, steps_per_second=None, seconds_left=None, trial="lr=0.1"
     )
@@ -130,11 +130,11 @@ def test_a_line_says_what_is_known() -> None:
         ({"seconds_left": 0.0}, "0 s"),
     ],
 )
-def test_remaining(changes: dict[str, Any], text: str) -> None:
+def test_remaining_time_is_formatted(changes: dict[str, Any], text: str) -> None:
     assert remaining(status(**changes)) == text
 
 
-def test_a_continued_run_is_timed_from_where_it_continues(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_resumed_run_is_timed_from_its_resumption(monkeypatch: pytest.MonkeyPatch) -> None:
     """Check the time estimate, because the 1,000 steps of an earlier process do not count."""
     times, seen = iter([50.0, 52.0, 60.0]), list[RunStatus]()
     monkeypatch.setattr(runs_status.time, "monotonic", lambda: next(times))

@@ -8,7 +8,7 @@ from rifflemix.errors import InputError
 from rifflemix.lab.report.page import marked_text, write_marked_text
 
 
-def test_marked_text_is_replaced_and_nothing_else(tmp_path: Path) -> None:
+def test_only_marked_text_is_replaced(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
     page.write_text("# Title\n\n<!-- a -->\n\nold\n\n<!-- /a -->\n<!-- b -->\nkept\n<!-- /b -->\n")
     assert marked_text(page, "a") == "old"
@@ -20,7 +20,7 @@ def test_marked_text_is_replaced_and_nothing_else(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "<!-- a -->\n", "<!-- /a -->\n<!-- a -->\n", "<!-- a -->x"])
-def test_a_page_without_the_marks_stays_as_it_is(tmp_path: Path, text: str) -> None:
+def test_page_without_marks_is_unchanged(tmp_path: Path, text: str) -> None:
     page = tmp_path / "page.md"
     page.write_text(text)
     with pytest.raises(InputError, match=r"page\.md.*<!-- a -->.*<!-- /a -->"):

@@ -30,7 +30,7 @@ def binomial(percent: float, samples: int) -> float:
 
 
 @pytest.mark.parametrize(("ours", "reported", "samples"), [(60.0, 50.0, 872), (86.2, 82.5, 25_000)])
-def test_the_error_of_a_difference_is_that_of_both_values(
+def test_error_of_a_difference_combines_both_errors(
     listed: list[Recipe], ours: float, reported: float, samples: int
 ) -> None:
     run = made_up(recipe=small(train=QUICK, printed=reported), ours=ours)
@@ -54,7 +54,7 @@ def test_a_difference_within_two_errors_of_both_is_not_beyond() -> None:
     assert not Agreement(99.0, None, None).is_beyond
 
 
-def test_a_mean_over_seeds_has_the_error_of_one_test_split(listed: list[Recipe]) -> None:
+def test_mean_over_seeds_includes_the_error_of_the_test_split(listed: list[Recipe]) -> None:
     runs = [made_up(seed=seed, ours=ours) for seed, ours in enumerate((60.0, 62.0, 64.0))]
     found = agreement([record_of(run) for run in runs])
     assert found is not None
@@ -62,7 +62,7 @@ def test_a_mean_over_seeds_has_the_error_of_one_test_split(listed: list[Recipe])
     assert found.reproduced_error == pytest.approx(binomial(62.0, 10_000))
 
 
-def test_a_metric_that_is_no_share_has_the_measured_error_alone(listed: list[Recipe]) -> None:
+def test_metric_that_is_not_a_proportion_has_only_the_measured_error(listed: list[Recipe]) -> None:
     recipe = small(train=QUICK, name="gone/away", metric="mae", unit="eV", printed=0.13)
     run = made_up(recipe=recipe, ours=0.15, difference=0.02)
     run["result"]["test"] = {"mae": 0.15, "mae_deviation": 0.4}
@@ -111,7 +111,7 @@ CHANGES: dict[str, tuple[dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize(("change", "expected"), CHANGES.values(), ids=CHANGES)
-def test_runs_of_other_data_or_settings_are_told_from_the_recipe(
+def test_runs_with_other_data_or_settings_are_separate_from_the_recipe(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, change: dict[str, Any], expected: str
 ) -> None:
     """Change the recipe after the run, and keep the run's file as it is."""
@@ -150,7 +150,7 @@ def test_a_new_run_is_not_averaged_with_one_of_other_data(
     assert "| TSSA | Digits | 50.00 | 70.00 | other data |" in text
 
 
-def test_stored_reviews_and_sentences_lose_their_difference_with_their_data(
+def test_stored_results_of_changed_data_have_no_difference(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Load real run files and give their recipes another `max_length`."""

@@ -43,7 +43,7 @@ OWN = re.compile("black pixels seen|in the table's host|norms as printed|'s size
 
 
 @pytest.mark.parametrize("of", TABLES)
-def test_every_row_has_one(of: str) -> None:
+def test_every_row_has_a_printed_average(of: str) -> None:
     rows = {recipe.row for recipe in rows_of(*TABLES[of]) if not OWN.search(recipe.row)}
     assert rows == set(printed_averages(*TABLES[of]))
     assert printed_averages(PAPER, "Table 3") == {}
@@ -52,7 +52,7 @@ def test_every_row_has_one(of: str) -> None:
 @pytest.mark.parametrize(
     ("of", "row"), [(of, row) for of, table in TABLES.items() for row in printed_averages(*table)]
 )
-def test_printed_averages_are_those_of_the_printed_numbers(of: str, row: str) -> None:
+def test_printed_averages_equal_the_mean_of_the_printed_numbers(of: str, row: str) -> None:
     """Check to the paper's precision, rounded or truncated."""
     average = printed_averages(*TABLES[of])[row]
     numbers = {r.column: r.printed for r in rows_of(*TABLES[of]) if r.row == row}
@@ -63,7 +63,7 @@ def test_printed_averages_are_those_of_the_printed_numbers(of: str, row: str) ->
 
 
 @pytest.mark.parametrize("of", TABLES)
-def test_printed_averages_stand_in_the_paper(papers: Path, of: str) -> None:
+def test_printed_averages_are_in_the_paper(papers: Path, of: str) -> None:
     """Find each average after the numbers of its row, in order, with an optional Path-X value."""
     text = (papers / f"{of}.txt").read_text(encoding="utf-8")
     place = 0
@@ -90,20 +90,20 @@ def runs(row: str, values: dict[str, float]) -> list[tuple[Path, Reproduction]]:
 OURS = {"ListOps": 40.0, "Text": 80.0, "Image": 90.0, "Pathfinder": 92.0}
 
 
-def test_ours_is_averaged_like_the_printed() -> None:
+def test_reproduced_values_are_averaged_as_in_the_paper() -> None:
     table = next(t for t in paper_tables(runs("CCNN", OURS)) if t.title == f"{PAPER}: Table 4")
     # Two columns with FAIL count as 50; the runs made 8 of 100 steps and are marked.
     assert table.averages["CCNN"] == ("68.02", f"{(302 + 100) / 6:.2f}*")
     assert table.averages["MEGA"] == ("88.21", "")
 
 
-def test_ours_needs_the_whole_row() -> None:
+def test_reproduced_average_needs_every_task() -> None:
     but_one = {column: value for column, value in OURS.items() if column != "Image"}
     table = next(t for t in paper_tables(runs("CCNN", but_one)) if t.title == f"{PAPER}: Table 4")
     assert table.averages["CCNN"] == ("68.02", "")
 
 
-def test_reports_have_the_column(tmp_path: Path) -> None:
+def test_reports_have_a_column_of_averages(tmp_path: Path) -> None:
     files = report_files(runs("CCNN", OURS), tmp_path)
     lines = files["report.md"].decode().split("\n## ")
     table = next(part for part in lines if part.startswith(f"{PAPER}: Table 4")).splitlines()

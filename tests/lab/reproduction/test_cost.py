@@ -56,7 +56,7 @@ def step(recipe: Recipe) -> tuple[nn.Module, Any]:
 
 
 @pytest.mark.parametrize("mixer", ["tssa", "csp", "softmax", "butterfly"])
-def test_flops_and_memory_are_those_of_a_real_step(mixer: str) -> None:
+def test_flops_and_memory_equal_a_real_step(mixer: str) -> None:
     settings = {"mixer": mixer, "dim": 32, "num_heads": 2, "dropout": 0.1}
     recipe = small(model_settings=settings, task_options={"patch_size": 1})
     counted = count_step(recipe)
@@ -106,12 +106,12 @@ def test_twice_the_samples_move_twice_as_much_in_as_many_operators() -> None:
 
 
 @pytest.mark.slow
-def test_padding_is_left_out_where_the_shape_of_a_result_depends_on_it() -> None:
+def test_padding_is_omitted_if_it_changes_the_shape_of_a_result() -> None:
     assert count_step(get_recipe("csp/table4-listops-s4")).flops > 0
 
 
 @pytest.mark.slow
-def test_a_model_that_looks_at_its_weights_when_it_is_made_is_counted() -> None:
+def test_model_that_reads_its_weights_in_the_constructor_is_counted() -> None:
     assert count_step(get_recipe("tost/table2-cifar10-tost_tiny_16")).flops > 0
 
 
@@ -131,7 +131,7 @@ def test_accumulated_batches_are_added() -> None:
 
 
 @pytest.mark.parametrize(("accumulation", "times"), [(1, [1]), (2, [1, 1]), (8, [1, 7])])
-def test_the_first_of_accumulated_batches_is_counted_by_itself(
+def test_first_of_accumulated_batches_is_counted_separately(
     accumulation: int, times: list[int]
 ) -> None:
     from rifflemix.lab.reproduction import cost
@@ -139,7 +139,7 @@ def test_the_first_of_accumulated_batches_is_counted_by_itself(
     assert cost._times(accumulation) == times
 
 
-def test_a_product_moves_its_factors_and_itself() -> None:
+def test_matrix_product_moves_inputs_and_output() -> None:
     from rifflemix.lab.reproduction import cost
 
     x, weight = torch.ones(3, 5), torch.ones(5, 7)
@@ -229,11 +229,11 @@ def test_the_seconds_of_a_long_step_have_no_exponent() -> None:
         assert _row(entry)[-2] == text
 
 
-def test_no_cost_is_kept_that_no_row_has() -> None:
+def test_stored_costs_belong_to_existing_recipes() -> None:
     assert read_costs(FILE).keys() == {work(get_recipe(name)) for name in list_recipes()}
 
 
-def test_kept_costs_are_not_those_of_a_package_without_kernels(
+def test_stored_costs_are_not_used_without_kernels(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(native, "library", lambda: None)
@@ -247,7 +247,7 @@ def test_costs_are_read_as_they_were_written(tmp_path: Path) -> None:
     assert len((tmp_path / "costs.json").read_text().splitlines()) == 4
 
 
-def test_work_is_all_that_a_step_is_counted_from(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cost_depends_only_on_the_work_of_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
     from rifflemix.lab.reproduction import cost as kept
 
     recipe = small()
@@ -272,7 +272,7 @@ def test_a_machine_is_calibrated() -> None:
     assert 1e-8 < speed.operator_seconds < 1e-2
 
 
-def test_time_in_which_others_have_the_processor_does_not_count() -> None:
+def test_time_of_other_processes_does_not_count() -> None:
     assert processor_seconds(lambda: time.sleep(0.002), min_seconds=1e-4) < 1e-3
 
 
@@ -311,7 +311,7 @@ OTHERS = sorted(one_of_each_table_and_mixer() - {QUICK})
 @pytest.mark.parametrize(
     "name", [QUICK, *(pytest.param(name, marks=pytest.mark.slow) for name in OTHERS)]
 )
-def test_kept_costs_are_those_that_are_counted(name: str) -> None:
+def test_stored_costs_equal_counted_costs(name: str) -> None:
     """If this test fails, run `python docs/build/build.py costs PART_OF_THE_NAME`."""
     kept, counted = cost_cache()[work(get_recipe(name))], count_step(get_recipe(name))
     assert min(counted.tokens, counted.flops, counted.moved_bytes, counted.operators) > 0
@@ -339,11 +339,11 @@ def assert_as_loaded(recipe: Recipe, data_dir: Path | None = None, **options: An
 
 
 @pytest.mark.parametrize("patch_size", [1, 4])
-def test_digits_are_as_loaded(patch_size: int) -> None:
+def test_shapes_of_digits_equal_loaded_data(patch_size: int) -> None:
     assert_as_loaded(small(task_options={"patch_size": patch_size}))
 
 
-def test_patches_of_generated_images_are_as_loaded(
+def test_shapes_of_generated_images_equal_loaded_data(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("RIFFLEMIX_CACHE", str(tmp_path))
@@ -354,7 +354,7 @@ def test_patches_of_generated_images_are_as_loaded(
 @pytest.mark.parametrize(
     "name", ["csp/table4-listops", "csp/table4-pathfinder", "sinkhorn/table1-sort-b32"]
 )
-def test_generated_tasks_are_as_loaded(
+def test_shapes_of_generated_tasks_equal_loaded_data(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("RIFFLEMIX_CACHE", str(tmp_path))

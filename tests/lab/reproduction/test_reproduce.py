@@ -112,7 +112,7 @@ def test_results_of_a_whole_run(tmp_path: Path) -> None:
     assert {"command", "git_commit", "time"} <= set(place), sorted(place)
 
 
-def test_the_matrix_product_that_is_timed_is_no_memory_of_the_run(
+def test_timed_matrix_product_is_not_in_the_memory_of_the_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     memory = iter([11, 22])
@@ -125,7 +125,7 @@ def test_the_matrix_product_that_is_timed_is_no_memory_of_the_run(
     assert run(tmp_path / "run")["peak_memory_bytes"] == 11
 
 
-def test_memory_is_that_of_the_gpu_that_trains(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_is_measured_on_the_training_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "max_memory_allocated", {"cuda:1": 7}.get)
     assert process_memory("cuda:1") == 7
 
@@ -156,7 +156,7 @@ def test_reduced_runs_are_marked(
     assert "reduced run" in labels
 
 
-def test_another_metric_than_the_one_that_chooses(tmp_path: Path) -> None:
+def test_reported_metric_may_differ_from_the_selection_metric(tmp_path: Path) -> None:
     recipe = small(train=QUICK, metric="loss", unit="nats", printed=None)
     results = run(tmp_path / "run", recipe)
     best = max(results["result"]["validation"], key=lambda entry: entry["accuracy"])
@@ -201,7 +201,7 @@ def test_seeds_differ_and_repeat(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "updates", [3, *(pytest.param(n, marks=pytest.mark.slow) for n in (1, 4, 6))]
 )
-def test_stopped_and_continued_equals_straight(
+def test_stopped_and_resumed_run_equals_an_uninterrupted_run(
     tmp_path: Path, updates: int, straight: Path
 ) -> None:
     partial = run(tmp_path / "broken", should_stop=stop_after(updates))
@@ -215,7 +215,7 @@ def test_stopped_and_continued_equals_straight(
     assert outcome(tmp_path / "broken") == outcome(straight)
 
 
-def test_time_that_is_up_stops_in_good_order(tmp_path: Path, straight: Path) -> None:
+def test_end_of_the_budget_stops_cleanly(tmp_path: Path, straight: Path) -> None:
     partial = run(tmp_path / "budget", time_is_up=stop_after(3))
     assert partial["status"] == "partial"
     assert 0 < partial["steps"] < 8
@@ -224,7 +224,7 @@ def test_time_that_is_up_stops_in_good_order(tmp_path: Path, straight: Path) -> 
 
 
 @pytest.mark.slow
-def test_budget_spent_in_an_evaluation_lets_it_end(tmp_path: Path, straight: Path) -> None:
+def test_evaluation_is_finished_after_the_budget_ends(tmp_path: Path, straight: Path) -> None:
     """Otherwise a run with an evaluation longer than its budget would never finish."""
     for _ in range(20):
         results = run(tmp_path / "budget", time_is_up=lambda: True)
@@ -277,7 +277,7 @@ def test_damaged_results_are_written_again(damage: str, finished: Path, tmp_path
     assert json.loads(path.read_text())["ours"] == before["ours"]
 
 
-def test_where_the_run_stands_is_told(tmp_path: Path) -> None:
+def test_status_of_the_run_is_reported(tmp_path: Path) -> None:
     told: list[Any] = []
     run(tmp_path / "run", on_status=told.append)
     assert told[-1].state == "done"
@@ -288,7 +288,7 @@ def test_where_the_run_stands_is_told(tmp_path: Path) -> None:
 # Refusals.
 
 
-def test_a_foreign_folder_is_refused(tmp_path: Path) -> None:
+def test_folder_of_other_files_is_refused(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("mine")
     with pytest.raises(InputError, match=r"out: .*notes\.txt"):
         run(tmp_path)
@@ -348,7 +348,7 @@ def test_a_stopped_run_of_another_model_is_refused(tmp_path: Path) -> None:
     ],
     ids=lambda value: str(value)[:40] if isinstance(value, dict) else "",
 )
-def test_what_cannot_run_is_refused_beforehand(
+def test_invalid_runs_are_refused_before_training(
     tmp_path: Path, options: dict[str, Any], words: str
 ) -> None:
     with pytest.raises(InputError, match=words) as raised:
@@ -357,7 +357,7 @@ def test_what_cannot_run_is_refused_beforehand(
     assert not (tmp_path / "run").exists()
 
 
-def test_out_is_a_file(tmp_path: Path) -> None:
+def test_output_path_that_is_a_file_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(InputError, match=r"out: .*/file"):
         run(tmp_path / "file")
@@ -371,7 +371,7 @@ def test_missing_data(tmp_path: Path) -> None:
     assert not (tmp_path / "run").exists()
 
 
-def test_a_loss_of_nan_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nan_loss_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def loss(self: Task, outputs: Tensor, batch: dict[str, Tensor]) -> Tensor:
         return outputs.float().sum() * torch.nan
 

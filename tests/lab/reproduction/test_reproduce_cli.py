@@ -45,7 +45,7 @@ def test_help_with_an_example_and_json(command: tuple[str, ...], cli: Cli) -> No
     assert "--json" in outcome.out
 
 
-def test_reproduce_prints_the_papers_number_beside_ours(
+def test_reproduce_prints_the_reported_and_the_reproduced_value(
     tmp_path: Path, cli: Cli, listed: list[Recipe]
 ) -> None:
     shown = cli("reproduce", "test/digits", "--out", tmp_path / "run", "--max-steps", 4)
@@ -61,7 +61,7 @@ def test_reproduce_prints_the_papers_number_beside_ours(
     assert json.loads(as_json.out) == results
 
 
-def test_a_budget_that_ends_is_no_error(tmp_path: Path, cli: Cli, listed: list[Recipe]) -> None:
+def test_end_of_the_budget_is_not_an_error(tmp_path: Path, cli: Cli, listed: list[Recipe]) -> None:
     arguments = ("reproduce", "test/digits", "--out", tmp_path / "run")
     stopped = cli(*arguments, "--budget", 1e-9)
     assert stopped.code == 0
@@ -178,7 +178,7 @@ def test_list_recipes(cli: Cli) -> None:
 
 
 @pytest.mark.slow
-def test_ctrl_c_stops_in_good_order(tmp_path: Path) -> None:
+def test_ctrl_c_stops_cleanly(tmp_path: Path) -> None:
     """Run the command in a separate process, as a user does."""
     out = tmp_path / "run"
     command = [
@@ -242,5 +242,5 @@ def test_recipes_can_be_chosen_by_a_part_of_their_name(cli: Cli) -> None:
     ],
     ids=" ".join,
 )
-def test_what_list_recipes_refuses(options: tuple[str, ...], cli: Cli) -> None:
+def test_invalid_options_of_list_recipes_are_refused(options: tuple[str, ...], cli: Cli) -> None:
     assert is_one_line_error(cli("list", "recipes", *options))

@@ -32,7 +32,7 @@ def test_results_are_found_at_any_depth(tmp_path: Path) -> None:
     assert [path for path, _ in load_results([tmp_path, two, two])] == [one, two]
 
 
-def test_a_cut_file_of_results_is_not_left_out(tmp_path: Path) -> None:
+def test_truncated_results_are_reported(tmp_path: Path) -> None:
     cut = write(tmp_path / "a" / "results.json", made_up())
     cut.write_text(cut.read_text()[:-20])
     write(tmp_path / "b" / "results.json", made_up(seed=1))
@@ -56,7 +56,9 @@ def test_a_copy_of_a_run_counts_once(tmp_path: Path) -> None:
     ],
     ids=["absent", "foreign", "no JSON", "damaged"],
 )
-def test_what_is_no_result_is_refused(tmp_path: Path, content: str | None, words: str) -> None:
+def test_folders_without_results_are_refused(
+    tmp_path: Path, content: str | None, words: str
+) -> None:
     path = tmp_path / "results.json"
     if content is not None:
         path.write_text(content)
@@ -101,7 +103,7 @@ def test_damaged_results_are_refused_by_name(tmp_path: Path, place: str, value: 
     assert "\n" not in str(raised.value)
 
 
-def test_results_of_this_repository_are_reported(tmp_path: Path) -> None:
+def test_stored_results_of_the_repository_are_reported(tmp_path: Path) -> None:
     store = load_script("benchmarks/store.py")
     found = [
         (Path(name), record_of(store.load(name).content)) for name in store.names("reproduce/*")
@@ -212,14 +214,14 @@ def test_html_is_self_contained_and_escaped(tmp_path: Path, listed: list[Recipe]
     assert unquote(page.links[-1]) == path.name or unquote(page.links[-2]) == path.name
 
 
-def test_runs_of_a_recipe_that_is_gone_come_last(tmp_path: Path, listed: list[Recipe]) -> None:
+def test_runs_of_removed_recipes_are_last(tmp_path: Path, listed: list[Recipe]) -> None:
     write(tmp_path / "a.json", made_up(recipe=small(train=QUICK, name="gone/away", row="Gone")))
     entries = report_entries(load_results([tmp_path]))
     assert [entry["name"] for entry in entries] == [r.name for r in listed] + ["gone/away"]
     assert entries[-1]["ours"] == [60.0]
 
 
-def test_curves_of_runs_alike_do_not_hide_each_other(tmp_path: Path, listed: list[Recipe]) -> None:
+def test_curves_of_equal_runs_do_not_hide_each_other(tmp_path: Path, listed: list[Recipe]) -> None:
     full = small(train=QUICK)
     write(tmp_path / "a.json", made_up(recipe=full))
     write(tmp_path / "b.json", made_up(recipe=full.scaled(0.5)))
@@ -231,7 +233,7 @@ def test_curves_of_runs_alike_do_not_hide_each_other(tmp_path: Path, listed: lis
         assert re.search(label, html)
 
 
-def test_the_whole_run_stands_in_the_table(tmp_path: Path, listed: list[Recipe]) -> None:
+def test_table_shows_the_whole_run(tmp_path: Path, listed: list[Recipe]) -> None:
     full = small(train=QUICK)
     write(tmp_path / "narrow.json", made_up(recipe=full.scaled(0.5), ours=71.0))
     write(tmp_path / "short.json", made_up(recipe=full.shortened(4), steps=4, ours=72.0))
@@ -269,9 +271,7 @@ def test_smaller_batches_are_reduced_runs(
 ORIGIN = {"recipe": "test/other", "step": 1234, "blake2b": "00"}
 
 
-def test_a_run_from_its_own_weights_stands_in_the_table(
-    tmp_path: Path, listed: list[Recipe]
-) -> None:
+def test_table_shows_runs_from_released_weights(tmp_path: Path, listed: list[Recipe]) -> None:
     full = small(train=QUICK)
     path = write(tmp_path / "other.json", made_up(ours=71.0, started_from=ORIGIN))
     text = report_files(load_results([path]), tmp_path)["report.md"].decode()
@@ -314,7 +314,7 @@ def test_every_table_of_the_papers_is_there(tmp_path: Path) -> None:
         assert printed is None or cells & {f"{printed:.2f}", f"{printed:.4f}"}, recipe.name
 
 
-def test_a_report_of_nothing(tmp_path: Path, listed: list[Recipe]) -> None:
+def test_report_without_results(tmp_path: Path, listed: list[Recipe]) -> None:
     files = report_files([], tmp_path)
     assert b"Never" in files["report.md"]
     assert b"polyline" not in files["report.html"].split(b"</style>")[1]

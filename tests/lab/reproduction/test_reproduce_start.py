@@ -40,7 +40,7 @@ pytestmark = pytest.mark.usefixtures("no_matmul_timing")
 NOWHERE = Origin(recipe="a run", step=0, blake2b="")
 
 
-def test_weights_are_those_of_the_other_run(finished: Path, tmp_path: Path) -> None:
+def test_weights_equal_the_other_run(finished: Path, tmp_path: Path) -> None:
     recipe = small(train=QUICK)
     plan = plan_reproduction(
         recipe, tmp_path / "second", ReproduceOptions(seed=5, start_from=finished)
@@ -57,7 +57,7 @@ def test_weights_are_those_of_the_other_run(finished: Path, tmp_path: Path) -> N
     assert ("started from", label) in summary_rows(results)
 
 
-def test_fresh_runs_say_so_and_stand_apart(finished: Path, tmp_path: Path) -> None:
+def test_fresh_runs_are_marked_and_separate(finished: Path, tmp_path: Path) -> None:
     plan = plan_reproduction(
         small(train=QUICK), tmp_path / "second", ReproduceOptions(start_from=finished)
     )
@@ -71,7 +71,7 @@ def test_fresh_runs_say_so_and_stand_apart(finished: Path, tmp_path: Path) -> No
 
 
 @pytest.mark.slow
-def test_going_on_needs_the_same_start(finished: Path, tmp_path: Path) -> None:
+def test_resuming_needs_the_same_initial_weights(finished: Path, tmp_path: Path) -> None:
     out = tmp_path / "second"
     plan = plan_reproduction(small(train=QUICK), out, ReproduceOptions(start_from=finished))
     partial = run_reproduction(plan, should_stop=iter([False, True]).__next__)
@@ -125,7 +125,7 @@ def test_folders_without_weights_are_refused(finished: Path, tmp_path: Path) -> 
             )
 
 
-def test_the_folder_of_a_comparison_is_no_run_yet_to_be_evaluated(tmp_path: Path) -> None:
+def test_folder_of_a_comparison_is_not_an_unevaluated_run(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"format": "rifflemix.compare/1", "model": "encoder"}')
     with pytest.raises(InputError, match=r"start_from: .*config\.json"):
         plan_reproduction(
@@ -133,7 +133,7 @@ def test_the_folder_of_a_comparison_is_no_run_yet_to_be_evaluated(tmp_path: Path
         )
 
 
-def test_widths_that_differ_are_told_apart_from_other_shapes(
+def test_scale_is_named_only_if_it_causes_the_different_widths(
     finished: Path, tmp_path: Path
 ) -> None:
     """Check that the message names --scale only if the scale is the reason."""
@@ -161,7 +161,9 @@ def test_damaged_settings_are_refused(config: str, finished: Path, tmp_path: Pat
 
 
 @pytest.mark.parametrize("about", [{}, {"step": "8"}, {"step": 8.5}, {"step": True}, [8]])
-def test_weights_of_no_step_are_refused(about: object, finished: Path, tmp_path: Path) -> None:
+def test_weights_with_an_invalid_step_are_refused(
+    about: object, finished: Path, tmp_path: Path
+) -> None:
     weights, _ = read_tensors(only_run(finished) / "best.safetensors")
     write_tensors(only_run(finished) / "best.safetensors", weights, about)
     with pytest.raises(InputError, match=r"start_from: .*step.*best\.safetensors.*, got "):
@@ -181,7 +183,7 @@ def test_positions_are_enlarged_to_the_nearest() -> None:
         enlarge_grid(table[:0], 4)
 
 
-def test_the_row_of_a_class_token_is_kept() -> None:
+def test_position_of_the_class_token_is_kept() -> None:
     table = torch.arange(10.0).reshape(5, 2)
     large = enlarge_grid(table, 17)
     assert torch.equal(large[0], table[0])
@@ -221,7 +223,9 @@ def test_models_of_larger_images_start_from_smaller_ones(pool: str) -> None:
     ],
     ids=["no multiple", "smaller", "text", "wider"],
 )
-def test_tables_that_cannot_be_enlarged_are_named(large: Model, task: str, words: str) -> None:
+def test_position_tables_that_cannot_be_enlarged_are_named(
+    large: Model, task: str, words: str
+) -> None:
     small_one = encoder(4)
     shapes = {
         tuple(tensor.shape)

@@ -41,9 +41,7 @@ def run(out: Path, recipe: Recipe, **options: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("weights", ["best", "last"])
-def test_results_hold_both_values_and_name_the_one_that_counts(
-    tmp_path: Path, weights: Any
-) -> None:
+def test_results_contain_both_values_and_the_choice(tmp_path: Path, weights: Any) -> None:
     results = run(tmp_path / "run", small(train=SHAKY, weights=weights))
     tests = results["result"]["tests"]
     assert results["ours_best"] == 100 * tests["best"]["accuracy"]
@@ -129,7 +127,7 @@ def stop_after(updates: int) -> Callable[[], bool]:
     return lambda: next(asked, True)
 
 
-def test_an_unfinished_run_of_other_settings_is_refused_untouched(tmp_path: Path) -> None:
+def test_unfinished_run_of_other_settings_is_refused_unchanged(tmp_path: Path) -> None:
     earlier, now = small(train=QUICK), small(train=QUICK, weights="last")
     out = tmp_path / "run"
     run_reproduction(plan_reproduction(earlier, out), should_stop=stop_after(3))

@@ -70,7 +70,7 @@ def test_every_combination_is_run_with_its_settings(swept: tuple[Path, dict[str,
 
 
 @pytest.mark.slow
-def test_a_stopped_sweep_goes_on_bit_for_bit(
+def test_stopped_sweep_resumes_bit_for_bit(
     swept: tuple[Path, dict[str, Any]], tmp_path: Path
 ) -> None:
     stopped = start(tmp_path / "out", polls=13)
@@ -98,7 +98,7 @@ def test_a_finished_sweep_keeps_its_results(
     check()
 
 
-def test_a_value_that_diverges_is_told(tmp_path: Path) -> None:
+def test_diverging_value_is_reported(tmp_path: Path) -> None:
     train = QUICK.to_dict() | {"warmup_steps": 0, "max_steps": 4}
     recipe = small(train=type(QUICK).from_dict(train))
     plan = plan_sweep(recipe, {"lr": [1e30]}, [0], tmp_path / "out", HERE)
@@ -111,7 +111,7 @@ def test_a_value_that_diverges_is_told(tmp_path: Path) -> None:
     assert re.search(r"lr=1e\+30\b.*\b0: training diverged", table)
 
 
-def test_smaller_batches_are_told(tmp_path: Path) -> None:
+def test_smaller_batches_are_reported(tmp_path: Path) -> None:
     plan = plan_sweep(small(train=QUICK), {"lr": [1e-3]}, [0], tmp_path / "out", HERE)
     plan.out.mkdir()
     results = collect_sweep(plan)
@@ -126,7 +126,7 @@ def test_smaller_batches_are_told(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_what_diverged_before_a_stop_is_not_trained_again(tmp_path: Path) -> None:
+def test_diverged_runs_are_not_trained_again_after_a_stop(tmp_path: Path) -> None:
     def started(told: list[RunStatus], stop: ShouldStop) -> dict[str, Any]:
         plan = plan_sweep(small(train=quick), {"lr": [1e30, 1e-3]}, [0], tmp_path / "out", HERE)
         results: dict[str, Any] = encode(run_sweep(plan, on_status=told.append, should_stop=stop))
@@ -158,27 +158,29 @@ def test_what_diverged_before_a_stop_is_not_trained_again(tmp_path: Path) -> Non
     ],
     ids=str,
 )
-def test_grids_that_are_refused(grid: dict[str, Any], words: str, tmp_path: Path) -> None:
+def test_invalid_grids_are_refused(grid: dict[str, Any], words: str, tmp_path: Path) -> None:
     with pytest.raises(rm.InputError, match=words):
         plan_sweep(small(train=QUICK), grid, [0], tmp_path / "out", HERE)
     assert not (tmp_path / "out").exists()
 
 
-def test_a_sweep_is_one_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sweep_with_several_processes_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(rm.InputError, match=r"sweep: .*torchrun"):
         plan_sweep(small(train=QUICK), GRID, [0], tmp_path / "out", HERE)
     assert not (tmp_path / "out").exists()
 
 
-def test_more_runs_than_anybody_waits_for(tmp_path: Path) -> None:
+def test_too_many_runs_are_refused(tmp_path: Path) -> None:
     grid = {"lr": [step / 1e6 for step in range(1, 1001)]}
     with pytest.raises(rm.InputError, match=r"\b10,000\b.*got 1,000\b.*\b11\b"):
         plan_sweep(small(train=QUICK), grid, range(11), tmp_path / "out", HERE)
 
 
 @pytest.mark.slow
-def test_another_grid_in_the_same_folder(swept: tuple[Path, dict[str, Any]]) -> None:
+def test_folder_of_another_grid_is_refused(swept: tuple[Path, dict[str, Any]]) -> None:
     with pytest.raises(rm.InputError, match=r"grid\.lr.*\[0.001, 0.01\]"):
         start(swept[0], grid={**GRID, "lr": [1e-3]})
 
@@ -206,7 +208,7 @@ def test_texts_become_values(pairs: list[str], grid: dict[str, Any]) -> None:
         (["rl=1"], "test/digits 'rl'.*lr"),
     ],
 )
-def test_texts_that_are_refused(pairs: list[str], words: str) -> None:
+def test_invalid_texts_are_refused(pairs: list[str], words: str) -> None:
     with pytest.raises(rm.InputError, match=words):
         parse_grid(pairs, sweep_defaults(small(train=QUICK)), "test/digits")
 
@@ -227,7 +229,7 @@ def test_on_the_command_line(
     assert str(swept[0]) in printed
 
 
-def test_a_point_is_what_its_name_says_whatever_the_options(tmp_path: Path) -> None:
+def test_settings_of_a_point_override_common_options(tmp_path: Path) -> None:
     """Apply common options first: they change only settings that the point leaves open."""
     options = ReproduceOptions(device="cpu", threads=1, scale=0.5, max_steps=4, precision="bf16")
     grid = {"dim": [8, 16], "warmup_steps": [1, 3], "eval_every": [1, 2]}
@@ -251,7 +253,7 @@ def test_a_point_is_what_its_name_says_whatever_the_options(tmp_path: Path) -> N
         ({"accumulation": [3]}, {}, "accumulation=3: batch_size: "),
     ],
 )
-def test_a_sweep_that_cannot_run_leaves_nothing(
+def test_invalid_sweep_writes_no_files(
     tmp_path: Path, grid: dict[str, Any], options: dict[str, Any], words: str
 ) -> None:
     here = ReproduceOptions(device="cpu", threads=1, **options)

@@ -108,7 +108,7 @@ def test_a_task_changes_its_training_images(augment: str, channels: int) -> None
 
 
 @pytest.mark.parametrize("augment", ["deit", "rand_augment"])
-def test_pillow_is_asked_for(monkeypatch: pytest.MonkeyPatch, augment: str) -> None:
+def test_missing_pillow_is_reported(monkeypatch: pytest.MonkeyPatch, augment: str) -> None:
     imported = builtins.__import__
 
     def refuse(name: str, *args: Any, **kwargs: Any) -> Any:

@@ -57,7 +57,7 @@ def npy_files(folder: Path) -> dict[Path, int]:
         ("listops", {"min_length": 5, "max_length": 40}),
     ],
 )
-def test_generated_once_and_used_by_load(
+def test_prepared_data_is_used_by_load_task(
     prepare: Callable[..., Outcome], cache: Path, task: str, options: dict[str, object]
 ) -> None:
     settings = [f"--task-option={name}={value}" for name, value in options.items()]
@@ -159,7 +159,7 @@ def test_disk_that_fills_up_while_files_are_decoded(
 
 
 @pytest.mark.slow
-def test_two_prepare_at_once(cache: Path) -> None:
+def test_two_processes_prepare_at_once(cache: Path) -> None:
     """Run two processes and check that both succeed with one set of files."""
     command = [
         sys.executable, "-m", "rifflemix", "data", "prepare", "pathfinder32",
@@ -177,7 +177,7 @@ def test_two_prepare_at_once(cache: Path) -> None:
 
 
 @pytest.mark.parametrize("task", ["image", "listops", "sst", "esol"])
-def test_a_folder_that_may_not_be_looked_into(
+def test_unreadable_folder_is_reported(
     task: str,
     tmp_path: Path,
     prepare: Callable[..., Outcome],
@@ -197,7 +197,7 @@ def test_a_folder_that_may_not_be_looked_into(
     assert not task_status(task, tmp_path).available
 
 
-def test_what_is_prepared_may_lie_where_nothing_can_be_written(
+def test_prepared_data_in_a_read_only_folder_is_used(
     cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = prepare_task("listops", max_samples=4)

@@ -100,13 +100,13 @@ def write(folder: Path, *names: str) -> None:
         (folder / name).write_bytes(lzma.compress(content) if name.endswith(".xz") else content)
 
 
-def test_the_card_is_all_that_a_comparison_asks_for() -> None:
+def test_comparison_needs_only_the_card() -> None:
     assert default_budget("words").batch_size == 2
     assert default_model("words") == "encoder"
     assert "csp" in default_mixers("words")
 
 
-def test_it_is_decoded_once_and_kept(data: Path, cache: Path) -> None:
+def test_files_are_decoded_once_and_cached(data: Path, cache: Path) -> None:
     write(data, *FILES.values())
     before = task_status("words", data)
     assert before.available
@@ -121,7 +121,7 @@ def test_it_is_decoded_once_and_kept(data: Path, cache: Path) -> None:
     assert task_status("words", data).detail != before.detail
 
 
-def test_it_is_decoded_again_when_a_file_changes(data: Path) -> None:
+def test_files_are_decoded_again_after_a_change(data: Path) -> None:
     write(data, *FILES.values())
     first = prepare_task("words", data_dir=data)
     (data / "words.test").write_text("other words\n")
@@ -138,19 +138,19 @@ def test_other_folders_and_endings(folder: str, data: Path) -> None:
 
 
 @pytest.mark.parametrize("name", [WHOLE, "WORDS"])
-def test_another_form_and_its_note(name: str, data: Path) -> None:
+def test_other_file_format_and_its_note(name: str, data: Path) -> None:
     write(data, name)
     assert load_task("words", data_dir=data).data_source == f"{WHOLE} (the same words thrice)"
     write(data, *FILES.values())
     assert load_task("words", data_dir=data).data_source.startswith("words.train ")
 
 
-def test_a_whole_form_serves_where_another_is_incomplete(data: Path) -> None:
+def test_complete_format_is_used_if_another_is_incomplete(data: Path) -> None:
     write(data, "words.train", WHOLE)
     assert load_task("words", data_dir=data).data_source.startswith(WHOLE)
 
 
-def test_an_absent_companion_is_named(data: Path) -> None:
+def test_missing_file_of_a_set_is_named(data: Path) -> None:
     write(data, "words.train", "words.test")
     with pytest.raises(InputError) as raised:
         load_task("words", data_dir=data)
@@ -159,7 +159,7 @@ def test_an_absent_companion_is_named(data: Path) -> None:
     assert (status.available, status.detail) == (False, str(raised.value))
 
 
-def test_data_that_is_nowhere(data: Path) -> None:
+def test_missing_data_is_reported(data: Path) -> None:
     assert "--data-dir" in task_status("words").detail
     assert re.search(rf"Words\b.*{data}", task_status("words", data).detail)
     (data / "words.zip").touch()
@@ -198,7 +198,7 @@ class Fetched(Words):
         return Source("words of afar", "afar", fetch)
 
 
-def test_it_is_fetched_once(monkeypatch: pytest.MonkeyPatch, cache: Path) -> None:
+def test_files_are_downloaded_once(monkeypatch: pytest.MonkeyPatch, cache: Path) -> None:
     monkeypatch.setitem(registry._TASKS, "words", Fetched())
     before = task_status("words").detail
     assert re.search("--data-dir.*words of afar", before)

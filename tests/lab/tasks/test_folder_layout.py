@@ -42,7 +42,7 @@ def encoded(kind: str, random: np.random.Generator) -> bytes:
     return content.getvalue()
 
 
-def test_the_content_decides(insects: Path) -> None:
+def test_format_is_detected_from_the_content(insects: Path) -> None:
     random = np.random.default_rng(1)
     endings = (".jfif", ".JPE", ".gif", ".pbm", ".pnm", "", ".1", ".png~")
     for kind in ("JPEG", "PNG", "GIF", "WEBP"):
@@ -52,7 +52,7 @@ def test_the_content_decides(insects: Path) -> None:
     assert sum(len(task.split(split)) for split in SPLITS) == 20 + 4 * len(endings)
 
 
-def test_what_is_not_read_is_told(insects: Path, write: Write) -> None:
+def test_ignored_files_are_reported(insects: Path, write: Write) -> None:
     (insects / "bee" / "labels.txt").write_text("BM P6 no image")
     (insects / "wasp" / "a.heic").write_bytes(b"\0\0\0\x18ftypheic")
     (insects / "wasp" / "deep" / "texts").mkdir(parents=True)
@@ -68,7 +68,7 @@ def test_what_is_not_read_is_told(insects: Path, write: Write) -> None:
     assert task.data_source.endswith(told)
 
 
-def test_a_test_part_without_labels_is_told(data: Path, write: Write) -> None:
+def test_test_part_without_labels_is_reported(data: Path, write: Write) -> None:
     for name in ("bee", "wasp"):
         for number in range(10):
             write(data / "train" / name / f"{number}.png")
@@ -95,7 +95,7 @@ def test_classes_that_begin_with_underscores_count(insects: Path, write: Write) 
 
 
 @pytest.mark.parametrize("place", ["bee/x.png", "bee/x", "bee/more/x.png", "ant", "train"])
-def test_links_that_lead_nowhere_are_refused(insects: Path, place: str) -> None:
+def test_broken_links_are_refused(insects: Path, place: str) -> None:
     link = insects / place
     link.parent.mkdir(parents=True, exist_ok=True)
     link.symlink_to("nothing")
@@ -179,7 +179,7 @@ def test_three_parts_under_other_names(
         (("holdout", "eval"), "eval:"),
     ],
 )
-def test_parts_that_are_refused(
+def test_invalid_parts_are_refused(
     data: Path, write: Write, parts: tuple[str, ...], message: str
 ) -> None:
     write_parts(data, write, *parts)
@@ -187,7 +187,7 @@ def test_parts_that_are_refused(
         load(data)
 
 
-def test_a_class_by_the_name_of_a_part(data: Path, write: Write) -> None:
+def test_class_with_the_name_of_a_part(data: Path, write: Write) -> None:
     for name in ("boat", "test tube", "train"):
         for number in range(10):
             write(data / name / f"{number}.png")
@@ -207,7 +207,7 @@ def test_a_class_by_the_name_of_a_part(data: Path, write: Write) -> None:
     assert "(boat, steam train, test, valid)" in load(data).data_source
 
 
-def test_folders_without_images_lie_beside_parts(data: Path, write: Write) -> None:
+def test_folders_without_images_next_to_parts_are_ignored(data: Path, write: Write) -> None:
     write_parts(data, write, "train", "test")
     (data / "annotations").mkdir()
     (data / "annotations" / "0.xml").write_text("<box/>")

@@ -49,7 +49,7 @@ from rifflemix.lab.tasks.synthetic.pathfinder_files import read_gray_png
     ids=["cut inside a quote", "a long field", "a quote inside", "a null"],
 )
 @pytest.mark.parametrize("ending", ["csv", "csv.gz"])
-def test_csv(rows: str, ending: str, tmp_path: Path) -> None:
+def test_malformed_csv_files_are_refused(rows: str, ending: str, tmp_path: Path) -> None:
     path = tmp_path / f"x.{ending}"
     content = ("smiles,y\n" + rows).encode()
     path.write_bytes(gzip.compress(content) if ending == "csv.gz" else content)
@@ -78,7 +78,7 @@ def little_memory(most: int = 1 << 24) -> Iterator[None]:
         tracemalloc.stop()
 
 
-def test_a_pipe_is_no_data(tmp_path: Path) -> None:
+def test_pipe_is_refused_as_data(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "x.gz")
     with pytest.raises(InputError, match=r"x\.gz"):
         read_bytes(tmp_path / "x.gz")
@@ -90,7 +90,7 @@ def test_lines_end_with_a_line_feed(tmp_path: Path) -> None:
     assert list(read_lines(path)) == [(1, b"a\r"), (2, b""), (3, b"b")]
 
 
-def test_idx_that_holds_more_than_it_says(tmp_path: Path) -> None:
+def test_idx_file_longer_than_its_header(tmp_path: Path) -> None:
     path = tmp_path / "x.gz"
     path.write_bytes(gzip.compress(b"\0\0\x08\x01" + struct.pack(">I", 4) + bytes(9), 1))
     with pytest.raises(InputError, match=r"x\.gz.*\b4\b.*\b9\b"):
@@ -119,7 +119,7 @@ NPY = {
 
 
 @pytest.mark.parametrize("content", NPY.values(), ids=NPY.keys())
-def test_arrays(content: bytes, tmp_path: Path) -> None:
+def test_malformed_arrays(content: bytes, tmp_path: Path) -> None:
     with (
         little_memory(),
         pytest.raises(InputError, match=r"x.npy: .*(damaged|pickled)"),
@@ -209,7 +209,7 @@ def test_empty_texts(level: str, empty: str, data: Path) -> None:
         load_task("ptb", data_dir=data, level=level)
 
 
-def test_data_lines_that_nest_without_end(data: Path) -> None:
+def test_deeply_nested_json_lines(data: Path) -> None:
     for part in ("train", "test"):
         (data / f"imdb_{part}.jsonl.xz").write_bytes(lzma.compress(b"[" * 100_000))
     with pytest.raises(InputError, match="imdb_"):
@@ -217,24 +217,24 @@ def test_data_lines_that_nest_without_end(data: Path) -> None:
 
 
 @pytest.mark.parametrize("name", [["digits"], {"a": 1}, 5, None])
-def test_names_that_are_none(name: Any) -> None:
+def test_invalid_names_are_refused(name: Any) -> None:
     with pytest.raises(InputError, match=re.escape(repr(name))):
         load_task(name)
 
 
 @pytest.mark.parametrize("folder", [5, b"x", ["x"]])
-def test_folders_that_are_none(folder: Any) -> None:
+def test_invalid_folders_are_refused(folder: Any) -> None:
     with pytest.raises(InputError, match="data_dir: "):
         load_task("digits", data_dir=folder)
 
 
-def test_a_cache_of_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cache_folder_of_an_unknown_user(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RIFFLEMIX_CACHE", "~nosuchuser/cache")
     with pytest.raises(InputError, match=r"RIFFLEMIX_CACHE: .*~nosuchuser"):
         load_task("listops", num_train=2, num_validation=2, num_test=2)
 
 
-def test_a_tokenizer_of_nobody(data: Path) -> None:
+def test_tokenizer_file_of_an_unknown_user(data: Path) -> None:
     pytest.importorskip("tokenizers")
     (data / "input.txt").write_text("a b c " * 100)
     with pytest.raises(InputError, match=r"tokenizer: .*~nosuchuser"):
@@ -291,7 +291,7 @@ BROKEN = {
 
 
 @pytest.mark.parametrize("answer", BROKEN.values(), ids=BROKEN.keys())
-def test_downloads(
+def test_failed_downloads(
     answer: Answer, served: Callable[[Answer], str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(file_task, "_MOST_BYTES", 4000)
@@ -303,7 +303,7 @@ def test_downloads(
         file_task.download(remote, lambda *_: None, lambda why: InputError(f"why: {why}"))
 
 
-def test_the_library_raises_what_is_caught() -> None:
+def test_errors_of_libraries_become_input_errors() -> None:
     assert issubclass(http.client.IncompleteRead, http.client.HTTPException)
 
 

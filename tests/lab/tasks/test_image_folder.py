@@ -72,7 +72,7 @@ def test_one_held_out_part_is_the_test_split(data: Path, write: Write, part: str
     assert re.search(r"\btest\b.*\bvalidation\b.*\btraining\b", task.split_note)
 
 
-def test_classes_alone(data: Path, write: Write) -> None:
+def test_folder_of_classes_without_parts(data: Path, write: Write) -> None:
     every = set()
     for label, name in enumerate(("bee", "fly", "wasp")):
         for number in range(30):
@@ -89,7 +89,7 @@ def test_classes_alone(data: Path, write: Write) -> None:
     assert order != sorted(order)
 
 
-def test_splits_depend_on_names_alone(tmp_path: Path, write: Write) -> None:
+def test_splits_depend_only_on_file_names(tmp_path: Path, write: Write) -> None:
     for number in range(40):
         for name in ("bee", "wasp"):
             write(tmp_path / "one" / name / f"{number}.png")
@@ -102,7 +102,7 @@ def test_splits_depend_on_names_alone(tmp_path: Path, write: Write) -> None:
     assert load(tmp_path / "one").fingerprint() == load(tmp_path / "two").fingerprint()
 
 
-def test_images_in_two_splits_are_found_and_told(data: Path, write: Write) -> None:
+def test_images_in_two_splits_are_reported(data: Path, write: Write) -> None:
     for name in ("bee", "wasp"):
         for part in ("train", "val", "test"):
             for number in range(3):
@@ -118,7 +118,7 @@ def test_images_in_two_splits_are_found_and_told(data: Path, write: Write) -> No
     assert re.search(told, task.split_note)
 
 
-def test_what_does_not_count(data: Path, write: Write) -> None:
+def test_hidden_files_and_other_types_are_ignored(data: Path, write: Write) -> None:
     for name in ("bee", "wasp"):
         for number in range(10):
             write(data / "train" / name / f"{number}.JPEG")
@@ -175,7 +175,7 @@ def test_what_does_not_count(data: Path, write: Write) -> None:
         ),
     ],
 )  # fmt: skip
-def test_folders_that_are_refused(
+def test_invalid_folders_are_refused(
     data: Path, write: Write, make: Callable[[Write, Path], Any], message: str
 ) -> None:
     make(write, data)
@@ -284,7 +284,7 @@ def test_imagenet_with_a_flat_val(data: Path, write: Write, labels: str) -> None
     ],
 )
 @pytest.mark.usefixtures("few_synsets")
-def test_imagenet_that_is_refused(
+def test_invalid_imagenet_folders_are_refused(
     data: Path, write: Write, spoil: Callable[[Path], Any], message: str
 ) -> None:
     write_train(write, data)
@@ -348,7 +348,7 @@ def test_dogs_vs_cats(data: Path, write: Write, folder: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["imagenet", "tiny_imagenet", "dogs_vs_cats", "image_folder"])
-def test_nothing_there(data: Path, name: str) -> None:
+def test_missing_data_is_reported(data: Path, name: str) -> None:
     for folder in (None, data):
         with pytest.raises(InputError, match="--data-dir") as raised:
             load_task(name, data_dir=folder)

@@ -39,7 +39,7 @@ def image_of(path: Path, size: int, share: float = 1.0, color: str = "rgb") -> n
     return image_files.read_image(path, size, share, color)
 
 
-def test_middle_square(data: Path, write: Write) -> None:
+def test_images_are_center_cropped_to_a_square(data: Path, write: Write) -> None:
     pixels = write(data / "x.png", height=10, width=16)
     assert np.array_equal(image_of(data / "x.png", 10), pixels[:, 3:13])
     assert np.array_equal(image_of(data / "x.png", 6, 0.6), pixels[2:8, 5:11])
@@ -74,7 +74,7 @@ def test_kinds_of_pixels(data: Path, write: Write) -> None:
     assert set(np.unique(image_of(data / "bits.png", 8))) == {0, 255}
 
 
-def test_crop_share_is_for_validation_and_test(pets: Path, write: Write) -> None:
+def test_crop_share_applies_to_validation_and_test(pets: Path, write: Write) -> None:
     for pet in ("cat", "dog"):
         for number in range(10):
             write(pets / f"{pet}.{number}.jpg", 16, 16)
@@ -224,7 +224,7 @@ def test_8_bits_and_fewer_are_read(data: Path, content: bytes) -> None:
     assert np.array_equal(image_of(data / "x.png", 8), np.zeros((8, 8, 3)))
 
 
-def test_bits_of_floats_are_refused(data: Path) -> None:
+def test_float_images_are_refused(data: Path) -> None:
     Image.fromarray(np.zeros((8, 8), np.float32)).save(data / "x.tif")
     with pytest.raises(InputError, match=r"\b8\b.*got 32\b"):
         image_of(data / "x.tif", 8)
@@ -252,7 +252,7 @@ def test_without_pillow(pets: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 # Stored copies.
 
 
-def test_decoded_once(pets: Path, cache: Path) -> None:
+def test_images_are_decoded_once(pets: Path, cache: Path) -> None:
     folder = prepare_task("dogs_vs_cats", data_dir=pets, size=8, layout="image")
     assert folder is not None
     assert folder.is_relative_to(cache)
@@ -263,7 +263,7 @@ def test_decoded_once(pets: Path, cache: Path) -> None:
     assert len(load(pets, "dogs_vs_cats").split("train")) == 16
 
 
-def test_copies_that_may_hold_more_than_8_bits_cut_are_made_again() -> None:
+def test_old_caches_of_formats_with_more_than_8_bits_are_not_used() -> None:
     """Keep copies of JPEG and BMP files; `before` is their key in the older cache."""
     for ending, is_kept in ((".JPEG", True), (".bmp", True), (".png", False), (".TIF", False)):
         entry = Entry(f"bee/0{ending}", 0, 12, 34)
@@ -280,7 +280,7 @@ def test_a_changed_file_is_read_again(pets: Path, write: Write) -> None:
     assert pixels.tobytes() in {content for s in SPLITS for content, _ in pixels_of(task, s)}
 
 
-def test_few_are_the_head_of_many(pets: Path) -> None:
+def test_max_samples_keeps_the_first_samples(pets: Path) -> None:
     few = load(pets, "dogs_vs_cats", max_samples=3)
     many = load(pets, "dogs_vs_cats")
     for index in range(3):
@@ -290,7 +290,7 @@ def test_few_are_the_head_of_many(pets: Path) -> None:
 
 
 @pytest.mark.slow
-def test_many_shards_and_few_open_files(
+def test_many_shards_need_few_open_files(
     data: Path, write: Write, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(image_folder, "_SHARD_BYTES", 8 * 8 * 3)  # one image per shard
@@ -318,7 +318,7 @@ def test_shard_size_does_not_change_the_data(
     assert load(pets, "dogs_vs_cats").fingerprint() == one
 
 
-def test_no_room(pets: Path) -> None:
+def test_full_disk_is_reported(pets: Path) -> None:
     with pytest.raises(InputError, match=r"\d GB"):
         image_folder.check_room(pets, 10**18)
 

@@ -67,7 +67,7 @@ def test_cutmix_cuts_one_rectangle_for_all() -> None:
     assert 0.5 < np.mean(shares) < 0.75
 
 
-def test_both_are_drawn_at_even_odds() -> None:
+def test_mixup_and_cutmix_are_equally_likely() -> None:
     cut = 0
     for seed in range(300):
         images, _, new, _ = mixed(seed, mixup=0.8, cutmix=1.0)
@@ -75,7 +75,7 @@ def test_both_are_drawn_at_even_odds() -> None:
     assert 0.42 < cut / 300 < 0.58
 
 
-def test_the_parameter_is_that_of_a_beta_distribution() -> None:
+def test_mixing_weight_has_a_beta_distribution() -> None:
     """Compare with the variance of a beta distribution, 1 / (4 (2 a + 1))."""
     for parameter in (0.2, 0.8, 3.0):
         shares = []
@@ -86,7 +86,7 @@ def test_the_parameter_is_that_of_a_beta_distribution() -> None:
         assert np.mean(shares) == pytest.approx(0.5, abs=0.05)
 
 
-def test_a_seed_draws_the_same_again() -> None:
+def test_same_seed_gives_the_same_draws() -> None:
     torch.manual_seed(1)
     first = mixed(3, mixup=0.8, cutmix=1.0)
     torch.manual_seed(1)

@@ -63,7 +63,7 @@ def test_flowers_are_in_the_published_splits(data: Path, write: Write, folder: s
         ({"parts": {**PARTS, "valid": []}}, r"setid\.mat.*'valid'"),
     ],
 )
-def test_flowers_that_do_not_fit(
+def test_inconsistent_flowers_are_refused(
     data: Path, write: Write, changes: dict[str, Any], words: str
 ) -> None:
     write_flowers(data, write, **changes)
@@ -145,7 +145,7 @@ def test_pets_are_in_the_published_lists(data: Path, write: Write, folder: str) 
         ("test", "Siamese_13 3 1 3", "../../x_13 3 1 3", r"\.txt: .*line \d"),
     ],
 )
-def test_lists_of_pets_that_do_not_fit(
+def test_inconsistent_lists_of_pets_are_refused(
     data: Path, write: Write, name: str, old: str, new: str, words: str
 ) -> None:
     write_pets(data, write)
@@ -159,7 +159,7 @@ def test_lists_of_pets_that_do_not_fit(
 
 @pytest.mark.parametrize(("lines", "found"), [(0, 0), (2, 1)])
 @pytest.mark.parametrize("name", ["trainval", "test"])
-def test_a_list_of_pets_that_was_cut(
+def test_truncated_list_of_pets(
     data: Path, write: Write, name: str, lines: int, found: int
 ) -> None:
     write_pets(data, write)
@@ -170,7 +170,7 @@ def test_a_list_of_pets_that_was_cut(
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), 1.5, 1j, "a"])
-def test_labels_of_flowers_that_are_no_whole_numbers(data: Path, write: Write, value: Any) -> None:
+def test_fractional_labels_of_flowers_are_refused(data: Path, write: Write, value: Any) -> None:
     write_flowers(data, write)
     savemat(data / "imagelabels.mat", {"labels": np.array([[value, *LABELS[1:]]])})
     with pytest.raises(InputError, match=r"imagelabels\.mat.*'labels'"):
@@ -178,7 +178,7 @@ def test_labels_of_flowers_that_are_no_whole_numbers(data: Path, write: Write, v
 
 
 @pytest.mark.parametrize("name", ["flowers102", "oxford_pets"])
-def test_nothing_there(data: Path, name: str) -> None:
+def test_missing_data_is_reported(data: Path, name: str) -> None:
     (data / "images").mkdir(parents=True)
     (data / "jpg").mkdir()
     for folder in (None, data):

@@ -90,7 +90,7 @@ def test_all_images_with_their_labels(data: Path, folder: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["lra_release.gz", "lra_release.tar.gz"])
-def test_the_archive_gives_the_same(data: Path, tmp_path: Path, name: str) -> None:
+def test_archive_gives_the_same_images(data: Path, tmp_path: Path, name: str) -> None:
     other = {
         "lra_release/tsv_data/new.tsv": b"x",
         "pathfinder64/curv_baseline/metadata/0.npy": b"x",
@@ -136,7 +136,7 @@ def test_links_are_refused(data: Path, cache: Path, member: tarfile.TarInfo) -> 
         "out.png",
     ],
 )
-def test_names_that_lead_elsewhere_are_not_unpacked(data: Path, tmp_path: Path, name: str) -> None:
+def test_paths_outside_the_folder_are_not_unpacked(data: Path, tmp_path: Path, name: str) -> None:
     member = tarfile.TarInfo(name)
     member.size = 5
     pack(data / "lra_release.gz", files(), member)
@@ -144,7 +144,9 @@ def test_names_that_lead_elsewhere_are_not_unpacked(data: Path, tmp_path: Path, 
     assert not list(tmp_path.rglob("out.png"))
 
 
-def test_a_bomb_is_refused(data: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_member_larger_than_the_limit_is_refused(
+    data: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(reader, "_LARGEST_FILE", 2000)
     member = tarfile.TarInfo(f"lra_release/pathfinder32/{PRESET}/imgs/0/sample_99.png")
     member.size = 2001
@@ -241,7 +243,7 @@ def test_options_of_the_generator_are_refused(data: Path) -> None:
         load_task("pathfinder32", data_dir=data, num_train=25)
 
 
-def test_fewer_read_only_those(data: Path) -> None:
+def test_limited_samples_read_only_their_files(data: Path) -> None:
     write(data, files())
     folder = prepare_task("pathfinder32", data_dir=data, max_samples=2)
     assert folder is not None
@@ -251,7 +253,7 @@ def test_fewer_read_only_those(data: Path) -> None:
     assert few.split("train")[1][0].tolist() == every.split("train")[1][0].tolist()
 
 
-def test_other_sizes_and_sets_are_generated(data: Path) -> None:
+def test_sizes_and_sets_without_files_are_generated(data: Path) -> None:
     write(data, files())
     tiny = {"num_train": 1, "num_validation": 1, "num_test": 1}
     task = load_task("pathfinder32", data_dir=data, preset="curv_baseline", **tiny)

@@ -43,14 +43,14 @@ def images_of(pictures: Pictures, scene: Scene) -> np.ndarray:
     )
 
 
-def test_words_are_those_of_splitmix64() -> None:
+def test_random_words_equal_splitmix64() -> None:
     # The first outputs for seed 0, as published by the authors of the algorithm.
     counters = np.arange(1, 4).astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)
     expected = [0xE220A8397B1DCDAF, 0x6E789E6AA1B965F4, 0x06C45D188009454F]
     assert mix(counters).tolist() == expected
 
 
-def test_streams_do_not_depend_on_company() -> None:
+def test_random_streams_are_independent() -> None:
     together = Streams(3, 1, np.arange(5))
     rows = np.arange(5)
     first = together.draw(rows, 4)
@@ -67,7 +67,7 @@ def test_streams_do_not_depend_on_company() -> None:
 
 
 @pytest.mark.slow
-def test_an_image_depends_on_seed_split_and_number_alone(scene: Scene) -> None:
+def test_image_depends_on_seed_split_and_index_only(scene: Scene) -> None:
     images, labels = PathfinderMaker((scene,), 5, 0)(0, 20)
     for first, count in ((0, 1), (3, 7), (19, 1)):
         again = PathfinderMaker((scene,), 5, 0)(first, count)
@@ -77,7 +77,7 @@ def test_an_image_depends_on_seed_split_and_number_alone(scene: Scene) -> None:
         assert not (other(0, 20)[0] == images).all(axis=(1, 2)).any()
 
 
-def test_images_are_what_they_were() -> None:
+def test_images_equal_those_of_earlier_versions() -> None:
     """Raise pathfinder._VERSION if this fails: cached images would be mixed with new images."""
     digests = [
         hashlib.blake2b(
@@ -122,7 +122,7 @@ IMAGES = ["e5523500d6d71336", "71e0ba42b9ef085c", "8553cfe3beebd84a"]
         ),
     ],
 )
-def test_contours_are_as_the_scene_says(size: int, options: dict[str, object]) -> None:
+def test_contours_follow_the_settings_of_the_scene(size: int, options: dict[str, object]) -> None:
     scene = scene_of(size, options)
     pictures = drawn(scene, 12)
     assert 0 < pictures.labels.sum() < 12
@@ -141,7 +141,7 @@ def test_contours_are_as_the_scene_says(size: int, options: dict[str, object]) -
             assert least_distance(one, other) > scene.clearance * (1 - 1.5 / 4)
 
 
-def test_discs_are_apart_and_no_contour_comes_back_to_its_end(scene: Scene) -> None:
+def test_discs_are_separate_and_contours_do_not_return(scene: Scene) -> None:
     """Use one good image, one with discs too close, and one with a contour that returns."""
     row = np.array([[4.0, 20.0], [6.0, 20.0]])
     dashes = np.tile(row, (3, scene.lag + 1, 1, 1))
@@ -174,7 +174,7 @@ def least_distance(one: np.ndarray, other: np.ndarray) -> float:
     return float(np.linalg.norm(points[0][:, None] - points[1], axis=-1).min())
 
 
-def test_a_straight_horizontal_dash_by_hand() -> None:
+def test_straight_horizontal_dash_equals_explicit_pixels() -> None:
     dashes = np.array([[[[2.0, 3.5], [6.0, 3.5]]]], dtype=np.float32)
     nothing = np.zeros((1, 0, 2), dtype=np.float32)
     image = draw_images(dashes, nothing, size=8, thickness=1.0, radius=1.0, contrast=0.5)[0]
@@ -184,7 +184,7 @@ def test_a_straight_horizontal_dash_by_hand() -> None:
 
 
 @pytest.mark.parametrize("thickness", [0.25, 0.5, 0.75, 1.0, 1.5])
-def test_a_dash_has_as_much_light_as_its_area(thickness: float) -> None:
+def test_brightness_of_a_dash_equals_its_area(thickness: float) -> None:
     # The difference of two dashes, one 8 pixels longer, cancels the caps.
     light = []
     for length in (20.0, 12.0):
@@ -203,7 +203,7 @@ def test_contrast_over_one_makes_thin_dashes_bright_and_nothing_brighter_than_wh
         assert image.max() == expected
 
 
-def test_a_disc_is_round_white_and_cut_at_the_edge() -> None:
+def test_disc_is_round_white_and_clipped_at_the_edge() -> None:
     nothing = np.zeros((2, 0, 2, 2), dtype=np.float32)
     discs = np.array([[[4.0, 4.0]], [[0.0, 4.0]]], dtype=np.float32)
     whole, cut = draw_images(nothing, discs, size=8, thickness=1.0, radius=2.0, contrast=0.5)
@@ -264,12 +264,12 @@ def check_statistics(pictures: Pictures, scene: Scene) -> None:
 
 
 @pytest.mark.slow
-def test_no_simple_statistic_gives_the_label_away(many: Pictures, scene: Scene) -> None:
+def test_no_simple_statistic_predicts_the_label(many: Pictures, scene: Scene) -> None:
     check_statistics(many, scene)
 
 
 @pytest.mark.slow
-def test_no_simple_statistic_gives_it_away_in_larger_images() -> None:
+def test_no_simple_statistic_predicts_the_label_of_larger_images() -> None:
     scene = scene_of(64, {"preset": "curv_contour_length_9"})
     check_statistics(drawn(scene, 2400), scene)
 

@@ -100,7 +100,7 @@ def test_changes_are_drawn_with_their_signs() -> None:
     assert len(once) == 5 + 2 * 9
 
 
-def test_no_strength_changes_nothing() -> None:
+def test_strength_zero_does_not_change_images() -> None:
     image = ra.to_picture(levels_of())
     for name, amount in ra.RAND_AUGMENT.items():
         if name not in ("auto_contrast", "equalize", "solarize"):  # solarize maps 255 to 0

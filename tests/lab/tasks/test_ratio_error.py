@@ -15,13 +15,13 @@ def means_of(right: torch.Tensor, parts: torch.Tensor) -> dict[str, float]:
     return {name: total / count for name, (total, count) in ratio_moments(right, parts).items()}
 
 
-def test_one_part_each_is_the_binomial_error() -> None:
+def test_one_part_per_sample_gives_the_binomial_error() -> None:
     right = torch.tensor([1, 0, 1, 1])
     found = ratio_deviation(0.75, means_of(right, torch.ones(4, dtype=torch.int64)))
     assert found == pytest.approx(math.sqrt(0.75 * 0.25))
 
 
-def test_it_is_that_of_sequences_drawn_anew() -> None:
+def test_ratio_error_equals_a_bootstrap_over_sequences() -> None:
     """Compare with a bootstrap over sequences of many lengths with different shares."""
     draws = np.random.default_rng(0)
     parts = draws.integers(1, 60, 400)
@@ -33,5 +33,5 @@ def test_it_is_that_of_sequences_drawn_anew() -> None:
     assert found / math.sqrt(400) == pytest.approx(bootstrap, rel=0.1)
 
 
-def test_nothing_measured_is_no_error() -> None:
+def test_no_samples_give_no_error() -> None:
     assert ratio_deviation(0.5, {}) is None

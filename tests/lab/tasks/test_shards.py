@@ -63,19 +63,21 @@ def content(folder: Path, maker: Numbered, count: int) -> list[int]:
     return [int(pixels[0]) for pixels, _ in rows]
 
 
-def test_made_once_and_kept(tmp_path: Path, maker: Numbered) -> None:
+def test_shards_are_made_once(tmp_path: Path, maker: Numbered) -> None:
     for _ in range(2):
         assert content(tmp_path / "x", maker, 10) == list(range(10))
     assert maker.entries() == ["0+4", "4+4", "8+2"]
 
 
-def test_fewer_come_from_what_is_there_and_more_adds_to_it(tmp_path: Path, maker: Numbered) -> None:
+def test_fewer_samples_use_existing_shards_and_more_add_shards(
+    tmp_path: Path, maker: Numbered
+) -> None:
     for count in (10, 7, 3, 12):
         assert content(tmp_path / "x", maker, count) == list(range(count))
     assert maker.entries() == ["0+4", "4+4", "8+2", "8+4"]
 
 
-def test_goes_on_after_a_kill(tmp_path: Path, maker: Numbered) -> None:
+def test_shards_resume_after_a_kill(tmp_path: Path, maker: Numbered) -> None:
     broken = Numbered(maker.diary, fails_from=8, error=KeyboardInterrupt())
     with pytest.raises(KeyboardInterrupt):
         content(tmp_path / "x", broken, 12)
@@ -84,7 +86,7 @@ def test_goes_on_after_a_kill(tmp_path: Path, maker: Numbered) -> None:
 
 
 @pytest.mark.parametrize("damage", ["cut", "label gone", "list gone"])
-def test_damaged_pieces_are_made_again(tmp_path: Path, maker: Numbered, damage: str) -> None:
+def test_damaged_shards_are_made_again(tmp_path: Path, maker: Numbered, damage: str) -> None:
     content(tmp_path / "x", maker, 8)
     piece = next((tmp_path / "x").glob("00001-*"))
     if damage == "cut":
@@ -96,7 +98,9 @@ def test_damaged_pieces_are_made_again(tmp_path: Path, maker: Numbered, damage: 
 
 
 @pytest.mark.parametrize("by_image", [False, True])
-def test_fewer_than_a_damaged_piece_holds(tmp_path: Path, maker: Numbered, by_image: bool) -> None:
+def test_fewer_samples_than_a_damaged_shard_contains(
+    tmp_path: Path, maker: Numbered, by_image: bool
+) -> None:
     folder = tmp_path / "x"
     for count in (4, 3):
         if by_image:
@@ -116,7 +120,7 @@ class _Killed(Numbered):
         return super().__call__(first, count)
 
 
-def test_a_process_that_is_killed_is_said(
+def test_killed_process_is_reported(
     tmp_path: Path, maker: Numbered, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(shards, "_cores", lambda: 2)
@@ -126,7 +130,7 @@ def test_a_process_that_is_killed_is_said(
     assert content(tmp_path / "x", maker, 12) == list(range(12))
 
 
-def test_progress_counts_what_is_there(tmp_path: Path, maker: Numbered) -> None:
+def test_progress_counts_existing_shards(tmp_path: Path, maker: Numbered) -> None:
     content(tmp_path / "x", maker, 5)
     said: list[tuple[str, int, int | None]] = []
     prepare_shards(tmp_path / "x", maker, 10, lambda *what: said.append(what), "making")
@@ -158,7 +162,7 @@ def test_folder_that_cannot_be_made(tmp_path: Path, maker: Numbered) -> None:
         content(tmp_path / "file" / "x", maker, 3)
 
 
-def test_waits_for_another_process(
+def test_second_process_waits_for_the_first(
     tmp_path: Path, maker: Numbered, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(shards, "_WAIT_SECONDS", 0.01)
@@ -195,9 +199,7 @@ def _die_while_making(folder: Path, maker: Numbered) -> None:
 
 
 @pytest.mark.slow
-def test_a_process_that_dies_leaves_whole_pieces_and_no_lock(
-    tmp_path: Path, maker: Numbered
-) -> None:
+def test_killed_process_leaves_complete_shards_and_no_lock(tmp_path: Path, maker: Numbered) -> None:
     process = multiprocessing.get_context("spawn").Process(
         target=_die_while_making, args=(tmp_path / "x", maker)
     )
@@ -217,7 +219,7 @@ def test_maps_files_and_pickles_as_paths(tmp_path: Path, maker: Numbered) -> Non
     assert len(digests) == 3
 
 
-def test_a_stop_keeps_the_parts_and_each_call_makes_at_least_one(
+def test_stop_keeps_shards_and_each_call_makes_at_least_one(
     tmp_path: Path, maker: Numbered
 ) -> None:
     for made in (4, 8, 12):

@@ -124,7 +124,7 @@ def test_data_loader_of_worker_processes() -> None:
     assert all(torch.equal(batches[0][key], expected[key]) for key in expected)
 
 
-def test_fingerprint_tells_data_and_options_apart() -> None:
+def test_fingerprint_depends_on_data_and_options() -> None:
     prints = {
         load_task("digits").fingerprint(),
         load_task("digits", patch_size=2).fingerprint(),
@@ -136,7 +136,7 @@ def test_fingerprint_tells_data_and_options_apart() -> None:
     assert load_task("digits").fingerprint() in prints
 
 
-def test_content_order_depends_on_content_alone() -> None:
+def test_content_order_depends_only_on_content() -> None:
     rows = [bytes([value]) for value in range(50)]
     shuffled = [rows[index] for index in np.random.default_rng(0).permutation(50)]
     assert [rows[index] for index in content_order(rows, "a")] == [

@@ -97,7 +97,7 @@ def load(
     return lambda **options: load_task("cifar100", data_dir=folder, **options)
 
 
-def test_whole_images(load: Callable[..., Task], planes: Planes) -> None:
+def test_image_layout_returns_whole_images(load: Callable[..., Task], planes: Planes) -> None:
     task = load()
     assert (task.input_kind, task.num_classes, task.image_shape) == ("images", 100, (3, 32, 32))
     _, fine, images = planes["train"]
@@ -118,7 +118,7 @@ def test_whole_images(load: Callable[..., Task], planes: Planes) -> None:
     assert task.loss(torch.zeros(4, 100), batch).item() == pytest.approx(np.log(100))
 
 
-def test_statistics_within_an_image(data: Path, planes: Planes) -> None:
+def test_statistics_per_image(data: Path, planes: Planes) -> None:
     write_folder(data, planes)
     task = load_task("cifar100", data_dir=data, statistics="per_image")
     mean = np.reshape((0.5071, 0.4865, 0.4409), (3, 1, 1))

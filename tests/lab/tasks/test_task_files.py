@@ -62,7 +62,7 @@ def test_cache_that_cannot_be_written_is_no_error(tmp_path: Path) -> None:
     assert copy.values.tolist() == arrays["a"].values.tolist()
 
 
-def test_nothing_half_written_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_write_leaves_no_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(descriptor: int) -> None:
         raise OSError("no space left on device")
 
@@ -135,7 +135,7 @@ def test_read_npz_refuses_truncation(tmp_path: Path, write_npz_xz, cut: int) -> 
         safe_readers.read_npz(path)
 
 
-def test_all_streams_of_an_xz_file_are_read(tmp_path: Path) -> None:
+def test_all_streams_of_an_xz_file_are_decompressed(tmp_path: Path) -> None:
     path = tmp_path / "x.txt.xz"
     parts = [bytes(range(256)) * 9000, b"", b"the end\n"]
     path.write_bytes(b"".join(lzma.compress(part) + bytes(8) for part in parts))
@@ -163,7 +163,7 @@ def test_missing_file_in_one_sentence(tmp_path: Path) -> None:
 
 
 @pytest.mark.timeout(20)
-def test_a_cache_without_locks_keeps_its_arrays(
+def test_cache_without_locks_keeps_its_arrays(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Simulate a network file system without locks."""
@@ -179,7 +179,7 @@ def test_a_cache_without_locks_keeps_its_arrays(
     assert arrays["a"].path == folder / "a.npy"
 
 
-def test_a_cache_that_another_process_wrote_meanwhile(
+def test_cache_written_by_another_process_meanwhile_is_used(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = files.store_arrays

@@ -45,7 +45,7 @@ FORMS = {
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_files_are_found_under_the_names_people_have(form: str, data: Path) -> None:
+def test_files_are_found_under_common_names(form: str, data: Path) -> None:
     put(data, *FORMS[form])
     task = load_task("sst", data_dir=data, labels="glue", level="byte")
     assert phrases(task, "test") == ["a film"]
@@ -55,7 +55,7 @@ def test_files_are_found_under_the_names_people_have(form: str, data: Path) -> N
     assert "glue" in task_status("sst", data).detail
 
 
-def test_every_form_gives_the_same_data(data: Path) -> None:
+def test_every_file_format_gives_the_same_data(data: Path) -> None:
     seen = set()
     for number, form in enumerate(FORMS.values()):
         put(data / str(number), *form)
@@ -64,7 +64,7 @@ def test_every_form_gives_the_same_data(data: Path) -> None:
     assert len(seen) == 1
 
 
-def test_a_validation_sentence_and_its_own_phrases_leave_the_training(data: Path) -> None:
+def test_validation_sentences_and_their_phrases_are_removed_from_training(data: Path) -> None:
     put(data, *FORMS["glue"])
     task = load_task("sst", data_dir=data, labels="glue", level="byte")
     (held_out,) = phrases(task, "validation")
@@ -73,7 +73,7 @@ def test_a_validation_sentence_and_its_own_phrases_leave_the_training(data: Path
     assert "film" in train  # other sentences contain it too
 
 
-def test_near_copies_of_a_validation_sentence_leave_the_training() -> None:
+def test_near_copies_of_validation_sentences_are_removed_from_training() -> None:
     rows = [((sentence,), 0) for sentence in SENTENCES]
     (((held_out,), _),) = cut_sentences(rows)[1]
     copy = f"well , {held_out[:-2]} , they say"

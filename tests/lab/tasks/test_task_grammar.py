@@ -71,13 +71,13 @@ def operators_of(tree: Tree) -> list[tuple[str, list[Tree]]]:
     return [tree, *(found for argument in tree[1] for found in operators_of(argument))]
 
 
-def test_ids() -> None:
+def test_token_ids() -> None:
     assert len(TOKENS) == 16
     assert TOKENS[DIGIT + 7] == "7"
     assert TOKENS[OPERATOR : END + 1] == ("[MIN", "[MAX", "[MED", "[SM", "]")
 
 
-def test_drawn_values_against_a_parser() -> None:
+def test_values_equal_an_independent_parser() -> None:
     for seed in range(3):
         for tokens, value in draw(ANY_LENGTH, seed):
             tree = tree_of(tokens)
@@ -86,7 +86,7 @@ def test_drawn_values_against_a_parser() -> None:
             assert all(2 <= len(arguments) <= 5 for _, arguments in operators_of(tree))
 
 
-def test_every_depth_and_count_comes() -> None:
+def test_every_depth_and_count_occurs() -> None:
     trees = [tree_of(tokens) for tokens, _ in draw(ANY_LENGTH)]
     assert {depth_of(tree) for tree in trees} == {1, 2, 3, 4}
     counts = [len(arguments) for tree in trees for _, arguments in operators_of(tree)]
@@ -109,7 +109,7 @@ def test_probabilities() -> None:
         assert leaves.count(digit) / len(leaves) == pytest.approx(0.1, abs=0.01)
 
 
-def test_lengths_lie_between_the_bounds_and_rejection_changes_nothing_else() -> None:
+def test_lengths_are_between_the_bounds() -> None:
     bounds = Grammar(min_length=6, max_length=20, max_depth=4, max_args=5)
     wide = [row for row in draw(ANY_LENGTH) if 6 < len(row[0]) < 20]
     narrow = draw(bounds)

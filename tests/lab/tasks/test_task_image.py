@@ -187,7 +187,9 @@ def test_second_load_reads_the_decoded_copy(load: Callable[..., Task], cache: Pa
     ],
     ids=str,
 )
-def test_sizes(data: Path, planes: Planes, options, kind: str, features: int, length: int) -> None:
+def test_sizes_of_the_task(
+    data: Path, planes: Planes, options, kind: str, features: int, length: int
+) -> None:
     write_folder(data, planes)
     task = load_task("image", data_dir=data, **options)
     assert (task.input_kind, task.num_features, task.max_length) == (kind, features, length)
@@ -212,7 +214,7 @@ def test_gray_archive(data: Path, planes: Planes, write_npz_xz: Callable[..., No
     assert raised.value.args[0].count("cifar10_gray") == 1  # not among the accepted files
 
 
-def test_color_archive_is_undone_in_pieces(
+def test_color_archive_is_decoded_in_pieces(
     data: Path, planes: Planes, write_npz_xz: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(cifar, "_PIECE", 7)
@@ -256,7 +258,7 @@ def test_color_archive_of_something_else(
     assert "\n" not in str(raised.value)
 
 
-def test_statistics_within_an_image(data: Path, planes: Planes) -> None:
+def test_statistics_per_image(data: Path, planes: Planes) -> None:
     write_folder(data, planes)
     options = {"color": "rgb", "layout": "image", "statistics": "per_image"}
     task = load_task("image", data_dir=data, **options)
@@ -425,7 +427,7 @@ def test_real_color_archive(shared_data: Path, tmp_path: Path) -> None:
     assert alone.fingerprint() == gray.fingerprint()
 
 
-def test_number_by_number(data: Path, planes: Planes) -> None:
+def test_bytes_of_images_as_a_sequence(data: Path, planes: Planes) -> None:
     write_tar(data, planes)
     assert task_status("image_bytes", data).available
     task = load_task("image_bytes", data_dir=data)
@@ -443,7 +445,7 @@ def test_number_by_number(data: Path, planes: Planes) -> None:
     assert bits / count == pytest.approx(math.log2(257))
 
 
-def test_number_by_number_needs_color(data: Path, planes: Planes, tmp_path: Path) -> None:
+def test_bytes_of_images_need_color(data: Path, planes: Planes, tmp_path: Path) -> None:
     write_tar(data, planes)
     nothing = tmp_path / "nothing"
     nothing.mkdir()

@@ -48,7 +48,7 @@ def vocabulary(level: str, others: tuple[str, ...] = (OTHER,)) -> Vocabulary:
 
 
 @pytest.mark.parametrize("level", ["byte", "character", "bpe"])
-def test_text_comes_back(level: str) -> None:
+def test_text_is_decoded_exactly(level: str) -> None:
     words = vocabulary(level)
     text = "the dog sat on\n  the cat\n"
     assert words.decode(words.encode(text)) == text
@@ -73,7 +73,7 @@ def test_characters_are_those_of_the_training_text() -> None:
     assert words.decode(words.encode("thé")) == "th\N{REPLACEMENT CHARACTER}"
 
 
-def test_nothing_unknown_needs_no_token_for_it() -> None:
+def test_vocabulary_without_unknown_characters_has_no_unknown_token() -> None:
     words = build_vocabulary("character", TRAIN, ["the cat\n"])
     assert len(words) == len(set(TRAIN))
     with pytest.raises(InputError, match="got 'x'"):
@@ -81,21 +81,21 @@ def test_nothing_unknown_needs_no_token_for_it() -> None:
 
 
 @pytest.mark.parametrize("level", ["byte", "character", "bpe"])
-def test_pieces_measure_the_text(level: str) -> None:
+def test_lengths_of_tokens_add_up_to_the_length_of_the_text(level: str) -> None:
     words = build_vocabulary(level, TRAIN + OTHER, bpe_size=262)
     ids = words.encode(OTHER)
     assert words.num_bytes[ids].sum() == len(OTHER.encode())
     assert words.num_characters[ids].sum() == len(OTHER)
 
 
-def test_bpe_is_shorter_and_of_the_size_asked_for() -> None:
+def test_bpe_is_shorter_and_has_the_requested_size() -> None:
     words = vocabulary("bpe")
     assert len(words) == 262
     assert len(words.encode(TRAIN)) < 0.6 * len(TRAIN)
     assert np.array_equal(words.encode(TRAIN), vocabulary("bpe").encode(TRAIN))
 
 
-def test_a_tokeniser_from_a_file(tmp_path: Path) -> None:
+def test_tokeniser_is_read_from_a_file(tmp_path: Path) -> None:
     own = vocabulary("bpe")
     path = tmp_path / "tokenizer.json"
     path.write_text(own.merges)
@@ -108,7 +108,7 @@ def test_a_tokeniser_from_a_file(tmp_path: Path) -> None:
         build_vocabulary("bpe", TRAIN, tokenizer=str(tmp_path / "none.json"))
 
 
-def test_missing_library(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_tokenizers_library_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "tokenizers", None)
     with pytest.raises(InputError, match=r"'rifflemix\[data\]'"):
         build_vocabulary("bpe", TRAIN)
@@ -164,7 +164,7 @@ def load(folder: Path, **options: Any) -> NextTokenTask:
 
 
 @pytest.mark.parametrize("level", ["byte", "character", "word", "bpe"])
-def test_splits_hold_the_texts(level: str, ptb: Path) -> None:
+def test_splits_contain_the_texts(level: str, ptb: Path) -> None:
     task = load(ptb, level=level, max_length=16, bpe_size=262)
     text = task.vocabulary.decode(task.split("train").tokens.values)
     assert text == (TRAIN.replace("\n", " \n") if level == "word" else TRAIN)
@@ -186,7 +186,7 @@ def test_second_load_reads_the_cache(ptb: Path, cache: Path) -> None:
     assert load(ptb, stride=3).fingerprint() != first
 
 
-def test_compressed_files_in_a_folder_of_their_own(ptb: Path, tmp_path: Path) -> None:
+def test_compressed_files_in_a_subfolder(ptb: Path, tmp_path: Path) -> None:
     other = tmp_path / "other" / "ptb"
     other.mkdir(parents=True)
     for path in ptb.iterdir():
@@ -204,7 +204,7 @@ def outputs_for(task: NextTokenTask, probability: float, labels: Tensor) -> Tens
 
 @pytest.mark.parametrize("level", ["byte", "character", "word", "bpe"])
 @pytest.mark.parametrize("stride", [None, 3])
-def test_units(level: str, stride: int | None, ptb: Path) -> None:
+def test_metrics_are_converted_between_units(level: str, stride: int | None, ptb: Path) -> None:
     """Check a whole split with probability 1/2 for every token, so one bit per token."""
     task = load(ptb, level=level, stride=stride, max_length=7, bpe_size=262)
     split = task.split("validation")
@@ -240,7 +240,7 @@ def test_units(level: str, stride: int | None, ptb: Path) -> None:
 
 
 @pytest.mark.parametrize("metric", ["perplexity", "bits_per_byte"])
-def test_the_deviation_of_a_metric_is_that_over_windows(metric: str, ptb: Path) -> None:
+def test_deviation_of_a_metric_is_computed_over_windows(metric: str, ptb: Path) -> None:
     """Use windows with equally many tokens and random likelihoods."""
     task = replace(load(ptb, level="byte", max_length=7), metric=metric)
     split = task.split("validation")
@@ -267,7 +267,7 @@ def test_every_metric_has_a_direction(ptb: Path) -> None:
     assert task.metric_directions[task.metric] is task.higher_is_better
 
 
-def test_word_perplexity_is_that_of_the_papers_factor(ptb: Path) -> None:
+def test_word_perplexity_uses_the_factor_of_the_paper(ptb: Path) -> None:
     """Tensor2Tensor: 176,884 subwords for 159,658 words, "log-ppl/tok=3.40, PPL/word=43.2"."""
     loss, tokens, words = 3.40, 176_884, 159_658
     assert tokens / words == pytest.approx(1.107893, abs=5e-7)
@@ -300,7 +300,7 @@ def test_words_are_counted_across_tokens(pieces: list[str], words: int) -> None:
         assert sum(parts) == words
 
 
-def test_loss_is_the_mean_over_what_counts(ptb: Path) -> None:
+def test_loss_is_the_mean_over_scored_tokens(ptb: Path) -> None:
     task = load(ptb, level="byte", max_length=4)
     labels = torch.tensor([[5, UNCOUNTED, 7, 8], [UNCOUNTED, UNCOUNTED, UNCOUNTED, 9]])
     outputs = torch.randn(2, 4, 256)
@@ -320,7 +320,7 @@ def test_loss_is_the_mean_over_what_counts(ptb: Path) -> None:
         ("byte", None),
     ],
 )
-def test_what_training_does_not_hold_is_told(ptb: Path, level: str, told: str | None) -> None:
+def test_tokens_missing_in_training_are_reported(ptb: Path, level: str, told: str | None) -> None:
     note = load(ptb, level=level).split_note
     assert ("bits_per_byte" in note) == (told is not None)
     assert told is None or re.search(told, note)
@@ -366,7 +366,7 @@ def test_missing_files_in_one_sentence(name: str, data: Path) -> None:
 
 
 @pytest.mark.parametrize("absent", ["train", "valid"])
-def test_a_part_that_is_missing_is_named(absent: str, ptb: Path) -> None:
+def test_missing_split_is_named(absent: str, ptb: Path) -> None:
     (ptb / f"ptb.{absent}.txt").unlink()
     with pytest.raises(InputError, match=rf"ptb\.{absent}\.txt"):
         load(ptb)
@@ -416,7 +416,7 @@ def test_download_is_checked(tmp_path: Path) -> None:
         fetch((tmp_path / "absent").as_uri(), sha256)
 
 
-def test_corpus_by_download(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_corpus_is_downloaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "input.txt"
     path.write_text(TRAIN)
     sha256 = hashlib.sha256(TRAIN.encode()).hexdigest()
@@ -429,7 +429,7 @@ def test_corpus_by_download(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     assert task_status("shakespeare").available
 
 
-def test_wikitext_by_the_hub(
+def test_wikitext_is_downloaded_from_the_hub(
     monkeypatch: pytest.MonkeyPatch, put_on_hub: Callable[..., list[str]]
 ) -> None:
     lines = {"train": ["a b\n", "", "b\n"], "validation": ["a\n", "b\n"], "test": ["a c\n"]}
@@ -458,7 +458,7 @@ PUBLISHED = {
 @pytest.mark.parametrize(
     ("name", "level", "size", "tokens"), PUBLISHED.values(), ids=PUBLISHED.keys()
 )
-def test_published_sizes(
+def test_corpora_have_the_published_sizes(
     name: str, level: str, size: int, tokens: tuple[int, ...], shared_data: Path
 ) -> None:
     task = load_task(name, data_dir=shared_data, level=level)

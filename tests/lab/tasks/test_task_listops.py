@@ -44,7 +44,7 @@ def test_lengths_of_the_long_range_arena_by_default() -> None:
 
 
 @pytest.mark.parametrize("shard", [250, 4000])
-def test_no_expression_comes_twice(shard: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_expressions_are_unique(shard: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(listops, "_SHARD", shard)
     # Short lengths have few expressions: 400 of four tokens and 4,000 of five tokens.
     counts = {"num_train": 2000, "num_validation": 300, "num_test": 300}
@@ -64,7 +64,7 @@ def test_impossible_length() -> None:
         load_task("listops", min_length=100, max_length=200, max_depth=2)
 
 
-def test_seed_decides() -> None:
+def test_seed_determines_the_expressions() -> None:
     first, again, other = (load_task("listops", seed=seed, **SHORT) for seed in (3, 3, 2**63))
     assert first.fingerprint() == again.fingerprint()
     assert not set(rows(first, "train")) & set(rows(other, "train"))
@@ -86,9 +86,7 @@ def test_fewer_samples_are_the_first_of_more() -> None:
     assert rows(few, "validation") == rows(many, "validation")
 
 
-def test_generating_goes_on_where_it_was_stopped(
-    cache: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_generation_resumes(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(listops, "_SHARD", 25)
     straight = load_task("listops", **SHORT)
     assert straight.fingerprint() == "a14118e6a4acb50275c365af5c717ddb"
@@ -150,7 +148,7 @@ def test_data_dir_is_never_written_to(data: Path) -> None:
 
 
 @pytest.mark.parametrize("folder", ["listops-1000", "lra_release/listops-1000"])
-def test_files_where_the_archive_has_them(data: Path, folder: str) -> None:
+def test_files_in_the_folders_of_the_archive(data: Path, folder: str) -> None:
     task = load_task("listops", **SHORT)
     write_tsv(task, data / folder)
     assert rows(load_task("listops", data_dir=data), "test") == rows(task, "test")
@@ -171,7 +169,7 @@ def test_files_where_the_archive_has_them(data: Path, folder: str) -> None:
         pytest.param("", "ListOps", id="empty line"),
     ],
 )
-def test_lines_are_checked(data: Path, line: str, message: str | None) -> None:
+def test_invalid_lines_are_refused(data: Path, line: str, message: str | None) -> None:
     for name in FILES.values():
         (data / name).write_text(f"Source\tTarget\n{line}\n")
     if message is None:
@@ -189,7 +187,7 @@ def test_lines_are_checked(data: Path, line: str, message: str | None) -> None:
         pytest.param({"max_depth": 4}, "max_depth: .*got 4", id="grammar"),
     ],
 )
-def test_options_that_the_files_cannot_meet(
+def test_options_that_do_not_fit_the_files(
     data: Path, options: dict[str, int], message: str
 ) -> None:
     write_tsv(load_task("listops", **SHORT), data)
@@ -197,7 +195,7 @@ def test_options_that_the_files_cannot_meet(
         load_task("listops", data_dir=data, **options)
 
 
-def test_headless_and_missing_files(data: Path) -> None:
+def test_files_without_header_and_missing_files(data: Path) -> None:
     (data / "basic_train.tsv").write_text("( ( ( [MAX 2 ) 3 ) ] )\t3\n")
     with pytest.raises(InputError, match=r"basic_val\.tsv:"):
         load_task("listops", data_dir=data)
@@ -226,7 +224,7 @@ def test_a_changed_file_is_read_again(data: Path) -> None:
     assert load_task("listops", data_dir=data).split("train")[0][1] == 2
 
 
-def test_the_sample_of_real_lines(data: Path, shared_data: Path) -> None:
+def test_sample_of_real_lines_is_read(data: Path, shared_data: Path) -> None:
     for name in FILES.values():
         shutil.copy(shared_data / "listops_format_sample.tsv", data / name)
     task = load_task("listops", data_dir=data)

@@ -52,7 +52,7 @@ def text_of(task: NextTokenTask, split: str) -> str:
     return task.vocabulary.decode(task.split(split).tokens.values)
 
 
-def test_shards_in_order_and_nothing_held_out_among_them(shards: Path) -> None:
+def test_training_shards_are_in_order_without_held_out_shards(shards: Path) -> None:
     task = load(shards)
     assert text_of(task, "train") == "".join(SHARDS.values())
     assert text_of(task, "validation") == HELD_OUT[1]
@@ -100,7 +100,7 @@ def test_words_outside_the_published_list_are_unknown(shards: Path) -> None:
     assert task.fingerprint() != plain
 
 
-def test_files_side_by_side_and_compressed(shards: Path, tmp_path: Path) -> None:
+def test_files_in_one_folder_and_compressed(shards: Path, tmp_path: Path) -> None:
     flat = tmp_path / "flat"
     flat.mkdir()
     for path in shards.rglob("news*"):
@@ -110,7 +110,7 @@ def test_files_side_by_side_and_compressed(shards: Path, tmp_path: Path) -> None
     assert load(shards / RELEASE).fingerprint() == load(shards).fingerprint()
 
 
-def test_tokens_are_kept(shards: Path, cache: Path) -> None:
+def test_tokens_are_cached(shards: Path, cache: Path) -> None:
     folder = prepare_task("lm1b", data_dir=shards, level="byte")
     assert folder is not None
     assert folder.is_relative_to(cache)
@@ -126,7 +126,7 @@ def test_a_text_is_hashed_in_parts(shards: Path, monkeypatch: pytest.MonkeyPatch
     assert load(shards).split("train").digest() == whole
 
 
-def test_what_is_missing_is_named(shards: Path, data: Path) -> None:
+def test_missing_files_are_named(shards: Path, data: Path) -> None:
     with pytest.raises(InputError, match=r"https://.*--data-dir"):
         load_task("lm1b")
     assert not task_status("lm1b").available

@@ -44,7 +44,7 @@ def write_idx(folder: Path, pairs: Pairs, zipped: bool = False) -> None:
 
 
 @pytest.mark.parametrize("source", ["plain", "gz", "torchvision", "npz", "hub"])
-def test_same_samples_from_everywhere(
+def test_all_sources_give_the_same_samples(
     source: str,
     data: Path,
     pairs: Pairs,

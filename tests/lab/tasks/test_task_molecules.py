@@ -68,7 +68,7 @@ def random_bonds(rng: np.random.Generator, num_nodes: int) -> np.ndarray:
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_paths_are_shortest_and_hold_their_own_edges(seed: int) -> None:
+def test_paths_are_shortest_and_contain_their_edges(seed: int) -> None:
     rng = np.random.default_rng(seed)
     num_nodes = int(rng.integers(1, 9))
     bonds = random_bonds(rng, num_nodes)
@@ -113,7 +113,7 @@ def test_parts_of_a_salt_are_apart(data: Path) -> None:
     assert (graph["distances"][:-1, :-1] >= 0).all()
 
 
-def test_equal_molecules_leave_nothing_to_test_on(data: Path) -> None:
+def test_equal_molecules_give_an_empty_test_split(data: Path) -> None:
     write(data, [HEADER, *[f"{smiles},1.0" for smiles in ["CCO", "OCC"] * 5]])
     with pytest.raises(rm.InputError, match=r"esol_delaney\.csv"):
         load_task("esol", data_dir=data)
@@ -156,7 +156,7 @@ def test_metrics_are_in_the_units_of_the_data(table: Path) -> None:
 
 
 @pytest.mark.parametrize("rule", ["random", "scaffold"])
-def test_splits_hold_everything_once_and_no_group_twice(rule: str) -> None:
+def test_splits_are_complete_and_groups_stay_in_one_split(rule: str) -> None:
     groups = [f"g{i % 23}" for i in range(200)]
     code = split_groups(groups, rule)
     assert (code == split_groups(groups, rule)).all()
@@ -183,7 +183,7 @@ def test_scaffolds_put_the_largest_into_training() -> None:
     assert np.bincount(code).tolist() == [80, 10, 10]
 
 
-def test_pcqm4m_reads_the_benchmark_file_and_leaves_hidden_targets_out(data: Path) -> None:
+def test_pcqm4m_reads_the_benchmark_file_without_hidden_targets(data: Path) -> None:
     rows = [f"{i},{'C' * (i + 1)},{i}.5" for i in range(12)] + ["12,CCO,"]
     folder = data / "pcqm4m-v2" / "raw"
     folder.mkdir(parents=True)
@@ -225,7 +225,7 @@ def test_missing_file_and_bad_options(table: Path, data: Path) -> None:
             load_task("esol", data_dir=table, **{option: value})
 
 
-def test_splits_pickle_and_the_fingerprint_tells_splits_apart(table: Path) -> None:
+def test_splits_pickle_and_fingerprints_depend_on_the_split(table: Path) -> None:
     task = load_task("esol", data_dir=table)
     again = pickle.loads(pickle.dumps(task.split("train")))
     assert torch.equal(again[1][0]["path_edges"], task.split("train")[1][0]["path_edges"])
@@ -243,7 +243,7 @@ def test_real_files(name: str, total: int, sizes: tuple[int, ...], shared_data: 
     assert sum(sizes) == total
 
 
-def test_a_graphormer_trains_on_them(table: Path, tmp_path: Path) -> None:
+def test_graphormer_trains_on_molecules(table: Path, tmp_path: Path) -> None:
     pytest.importorskip("accelerate")
     from rifflemix.lab.train import TrainConfig, train
 

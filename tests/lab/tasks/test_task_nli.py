@@ -109,7 +109,7 @@ def test_the_most_frequent_words_only(snli: Path) -> None:
         load_task("snli", data_dir=snli, vocab_size=2)
 
 
-def test_tokens_are_kept_and_made_anew_when_files_change(snli: Path) -> None:
+def test_tokens_are_cached_until_files_change(snli: Path) -> None:
     before = load_task("snli", data_dir=snli).fingerprint()
     folder = prepare_task("snli", data_dir=snli)
     assert folder is not None
@@ -150,7 +150,7 @@ def test_multinli_tests_on_either_set(test_on: str, labels: list[int], mnli: Pat
     assert [split[index][1] for index in range(len(split))] == labels
 
 
-def test_the_order_of_the_file_does_not_choose_the_validation(mnli: Path) -> None:
+def test_validation_does_not_depend_on_the_order_of_the_file(mnli: Path) -> None:
     held = load_task("mnli", data_dir=mnli).split("validation")
     before = {tuple(held.sample(index)[0].tolist()) for index in range(len(held))}
     path = mnli / "multinli_1.0_train.jsonl"

@@ -66,7 +66,7 @@ def text_of(task: NextTokenTask, split: str) -> str:
     return task.vocabulary.decode(task.split(split).tokens.values)
 
 
-def test_the_end_of_the_training_tokens_validates(corpus: Path) -> None:
+def test_end_of_the_training_tokens_is_the_validation_split(corpus: Path) -> None:
     task = load(corpus)
     tokens = {split: task.split(split).tokens.values for split in task.splits}
     stored = np.fromfile(corpus / "openwebtext" / "train.bin", dtype="<u2")
@@ -78,7 +78,7 @@ def test_the_end_of_the_training_tokens_validates(corpus: Path) -> None:
     assert "train.bin, val.bin, tokenizer.json" in task.data_source
 
 
-def test_the_vocabulary_is_filled_up_to_a_multiple_of_64(corpus: Path) -> None:
+def test_vocabulary_is_padded_to_a_multiple_of_64(corpus: Path) -> None:
     task = load(corpus)
     size = tokeniser().get_vocab_size()
     assert size % 64
@@ -87,7 +87,7 @@ def test_the_vocabulary_is_filled_up_to_a_multiple_of_64(corpus: Path) -> None:
     assert max(int(task.split(split).tokens.values.max()) for split in task.splits) < size
 
 
-def test_the_end_of_a_document_stands_for_no_text(corpus: Path) -> None:
+def test_end_of_document_token_has_no_text(corpus: Path) -> None:
     task = load(corpus)
     end = tokeniser().token_to_id(END)
     assert (task.split("test").tokens.values == end).sum() == len(HELD_OUT)
@@ -120,7 +120,7 @@ def test_passages_as_plain_text(corpus: Path) -> None:
     assert as_json == plain != rows
 
 
-def test_token_files_are_read_where_they_lie(corpus: Path, cache: Path) -> None:
+def test_token_files_are_read_in_place(corpus: Path, cache: Path) -> None:
     folder = prepare_task("openwebtext", data_dir=corpus)
     assert folder is not None
     assert not (folder / "train.npy").exists()
@@ -135,7 +135,7 @@ def test_token_files_are_read_where_they_lie(corpus: Path, cache: Path) -> None:
     assert inputs[1:].tolist() == labels[:-1].tolist()
 
 
-def test_other_content_is_other_data(corpus: Path) -> None:
+def test_changed_content_changes_the_fingerprint(corpus: Path) -> None:
     fingerprints = {load(corpus).fingerprint(), load(corpus, max_length=4).fingerprint()}
     fingerprints.add(load(corpus, further_tests="wikitext").fingerprint())
     path = corpus / "openwebtext" / "val.bin"
@@ -146,7 +146,7 @@ def test_other_content_is_other_data(corpus: Path) -> None:
     assert len(fingerprints) == 4
 
 
-def test_files_side_by_side(corpus: Path, tmp_path: Path) -> None:
+def test_files_in_one_folder(corpus: Path, tmp_path: Path) -> None:
     flat = tmp_path / "flat"
     flat.mkdir()
     for path in (corpus / "openwebtext").iterdir():
@@ -172,7 +172,7 @@ def test_bad_names_of_texts(value: object, message: str, corpus: Path) -> None:
     ("absent", "advice"),
     [("val.bin", "nanoGPT"), ("tokenizer.json", "openai-community/gpt2")],
 )
-def test_a_file_that_is_missing_beside_the_tokens(absent: str, advice: str, corpus: Path) -> None:
+def test_missing_file_next_to_the_tokens(absent: str, advice: str, corpus: Path) -> None:
     (corpus / "openwebtext" / absent).unlink()
     with pytest.raises(InputError, match=f"openwebtext.*{absent}.*{advice}"):
         load(corpus)
@@ -184,7 +184,7 @@ def test_a_text_that_is_missing(corpus: Path) -> None:
         load(corpus, further_tests="ptb")
 
 
-def test_nothing_there(data: Path) -> None:
+def test_missing_data_is_reported(data: Path) -> None:
     with pytest.raises(InputError, match=r"OpenWebText.*train\.bin"):
         load(data)
     assert not task_status("openwebtext", data).available

@@ -79,7 +79,7 @@ def test_pairs_of_passages(load: Load) -> None:
     assert 100 < sum(train[index][1] for index in range(300)) < 200
 
 
-def test_what_is_tested_was_not_trained_on(load: Load) -> None:
+def test_test_papers_are_not_in_training(load: Load) -> None:
     task = load(vocab_size=10_000)
     for name in ("validation", "test"):
         split = split_of(task, name)
@@ -114,13 +114,13 @@ def test_papers_that_share_text_are_a_family() -> None:
     assert len(set(families([paper(n, 5) for n in range(3)]).tolist())) == 3  # too short for runs
 
 
-def test_what_all_papers_hold_makes_no_family() -> None:
+def test_text_shared_by_all_papers_makes_no_family() -> None:
     notice = paper(999, 200)
     papers = [[*notice, *paper(number, 100)] for number in range(30)]
     assert len(set(families(papers).tolist())) == 30
 
 
-def test_families_stay_in_one_split_and_are_no_pair_apart(data: Path) -> None:
+def test_families_stay_in_one_split_and_form_no_negative_pairs(data: Path) -> None:
     whole = [paper(number, 200) for number in range(20)]
     copies = [[*words[:190], *paper(100 + number, 20)] for number, words in enumerate(whole)]
     write_papers(data, whole + copies)
@@ -137,7 +137,7 @@ def test_families_stay_in_one_split_and_are_no_pair_apart(data: Path) -> None:
         assert ((one == other) == (split.labels == 1)).all()
 
 
-def test_every_place_is_drawn(data: Path) -> None:
+def test_every_position_is_drawn(data: Path) -> None:
     write_papers(data, [paper(number, 5) for number in range(40)])
     options = {**OPTIONS, "max_length": 2, "num_train": 2_000}
     split = split_of(load_task("passages", data_dir=data, **options), "train")

@@ -76,7 +76,7 @@ def pixels_and_label(tmp_path_factory: pytest.TempPathFactory) -> tuple[torch.Te
 
 
 @pytest.mark.parametrize("patch_size", [2, 4, 8, 16])
-def test_patches_are_the_pixels_of_the_image(
+def test_patches_contain_the_pixels_of_the_image(
     pixels_and_label: tuple[torch.Tensor, int], patch_size: int
 ) -> None:
     task = load_task("pathfinder32", patch_size=patch_size, **FEW)
@@ -113,7 +113,7 @@ def test_pathx_shares_the_images_of_pathfinder128() -> None:
     assert len({load_task(name, **tiny).fingerprint() for name in ("pathx", "pathfinder128")}) == 2
 
 
-def test_the_families_of_the_long_range_arena() -> None:
+def test_presets_of_the_long_range_arena_have_their_families() -> None:
     scenes = {preset: scene_of(32, {"preset": preset}) for preset in PRESETS}
     assert {preset: s.contour_length for preset, s in scenes.items()} == PRESETS
     assert [(s.distractor_length, s.num_distractors) for s in scenes.values()] == [
@@ -135,7 +135,7 @@ ARENA = {
 
 
 @pytest.mark.parametrize("size", ARENA)
-def test_looks_are_those_of_the_long_range_arena(size: int) -> None:
+def test_settings_equal_the_long_range_arena(size: int) -> None:
     length, thickness, gaps, continuity, contrast, radius, distance, border, dashes = ARENA[size]
     scenes = scenes_of(size, {"preset": "curv_contour_length_14"})
     assert tuple(scene.gap for scene in scenes) == gaps
@@ -166,7 +166,7 @@ def test_one_of_several_gaps_is_drawn_for_each_image(monkeypatch: pytest.MonkeyP
         assert abs(labels[gaps == gap].mean() - 0.5) < 4 * 0.5 / (gaps == gap).sum() ** 0.5
 
 
-def test_an_image_of_several_gaps_depends_on_its_number_alone() -> None:
+def test_image_with_several_gaps_depends_only_on_its_index() -> None:
     scenes = scenes_of(32, {"preset": "curv_baseline", "gap": [1, 1.5]})
     images, labels = PathfinderMaker(scenes, 5, 0)(0, 12)
     for first, count in ((0, 1), (3, 7), (11, 1)):
@@ -224,14 +224,14 @@ def test_curriculum_to_pathx() -> None:
         ("continuity", 2),
     ],
 )
-def test_options_change_what_is_drawn(name: str, value: float) -> None:
+def test_options_change_the_scene(name: str, value: float) -> None:
     before = scene_of(32, {"preset": "curv_baseline"})
     after = scene_of(32, {"preset": "curv_baseline", name: value})
     assert getattr(before, name) != value
     assert getattr(after, name) == value
 
 
-def test_fingerprint_tells_seeds_and_options_apart() -> None:
+def test_fingerprint_depends_on_seeds_and_options() -> None:
     base = {**FEW, "num_distractors": 0}
     prints = {
         load_task("pathfinder32", **{**base, **change}).fingerprint()
@@ -269,20 +269,20 @@ def test_bad_options(options: dict[str, object], message: str) -> None:
     assert "\n" not in str(raised.value)
 
 
-def test_what_does_not_fit_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_contours_that_do_not_fit_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("rifflemix.lab.tasks.synthetic.contours._ROUNDS", 3)
     with pytest.raises(InputError, match="32 x 32 pixels"):
         load_task("pathfinder32", contour_length=60, **TINY)
 
 
-def test_disk_that_is_too_small(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_small_disk_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     usage = shards.shutil.disk_usage(".")._replace(free=1_000_000)
     monkeypatch.setattr(shards.shutil, "disk_usage", lambda path: usage)
     with pytest.raises(InputError, match=r"\b3\.3\b GB.*\b0\.0\b GB"):
         load_task("pathx")
 
 
-def test_a_disk_that_the_images_have_filled(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_full_disk_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     whole = load_task("pathfinder32", **TINY).fingerprint()
     usage = shards.shutil.disk_usage(".")._replace(free=0)
     monkeypatch.setattr(shards.shutil, "disk_usage", lambda path: usage)
@@ -291,7 +291,7 @@ def test_a_disk_that_the_images_have_filled(monkeypatch: pytest.MonkeyPatch) -> 
         load_task("pathfinder32", **{**TINY, "num_train": 1000})
 
 
-def test_card_names_what_is_generated_and_how_long_it_is() -> None:
+def test_card_describes_generated_images_and_their_length() -> None:
     card = task_card("pathx")
     assert not card.needs_data
     assert "16,384 tokens" in card.description
@@ -299,7 +299,9 @@ def test_card_names_what_is_generated_and_how_long_it_is() -> None:
 
 
 @pytest.mark.slow
-def test_two_processes_make_what_one_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_processes_make_the_same_images_as_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(shards, "_SHARD", 4)
     options = {"preset": "curv_baseline", "num_train": 10, "num_validation": 5, "num_test": 1}
     prints = []

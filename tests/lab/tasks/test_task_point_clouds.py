@@ -80,7 +80,7 @@ def test_samples_are_centred_scaled_and_labelled_in_turn() -> None:
     torch.testing.assert_close(batch["inputs"].norm(dim=2).amax(1), torch.ones(16))
 
 
-def test_seeds_splits_and_samples_differ_and_nothing_else_does() -> None:
+def test_points_depend_only_on_seed_split_and_sample() -> None:
     task = small()
     assert small().fingerprint() == task.fingerprint()
     assert small(seed=1).fingerprint() != task.fingerprint()

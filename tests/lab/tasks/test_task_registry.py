@@ -37,7 +37,7 @@ def test_names() -> None:
     assert set(names) >= NEED_NOTHING
 
 
-def test_cards_say_which_tasks_are_square_images() -> None:
+def test_cards_mark_tasks_with_square_images() -> None:
     """Learned positions are resized for square images, but not for text of equal length."""
     cards = [task_card(name) for name in list_tasks()]
     drawn = {card.name for card in cards if card.name.startswith(("pathfinder", "pathx"))}
@@ -110,7 +110,7 @@ def test_status_without_files(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["digits", "listops"])
-def test_status_of_what_needs_no_files(name: str, data: Path) -> None:
+def test_status_of_tasks_without_files(name: str, data: Path) -> None:
     assert task_status(name).available
     assert task_status(name, data).available
 

@@ -65,7 +65,7 @@ def task(data: Path) -> Task:
     return load_task("retrieval", data_dir=data)
 
 
-def test_pairs_are_all_there(task: Task) -> None:
+def test_all_pairs_are_read(task: Task) -> None:
     assert re.search(r"\b100 %.*\btest\b.*\btraining\b", task.split_note)
     assert (task.num_sequences, task.input_kind, task.vocab_size) == (2, "tokens", 257)
     assert (task.num_classes, task.max_length, task.padding) == (2, 4000, True)
@@ -75,7 +75,7 @@ def test_pairs_are_all_there(task: Task) -> None:
 
 
 @pytest.mark.parametrize("form", ["tsv_data", "lra_release/lra_release/tsv_data", "documents"])
-def test_same_splits_from_everywhere(task: Task, tmp_path: Path, form: str) -> None:
+def test_all_sources_give_the_same_splits(task: Task, tmp_path: Path, form: str) -> None:
     other = tmp_path / "other"
     other.mkdir()
     if form == "documents":
@@ -101,7 +101,7 @@ def test_batch_of_pairs(task: Task) -> None:
             assert (tokens[len(part) :] == task.pad_id).all()
 
 
-def test_cut_to_max_length(data: Path, task: Task) -> None:
+def test_sequences_are_truncated_to_max_length(data: Path, task: Task) -> None:
     cut = load_task("retrieval", data_dir=data, max_length=5)
     pair, _ = cut.split("test")[0]
     assert [len(part) for part in pair] == [5, 5]
@@ -114,7 +114,7 @@ def test_splits_pickle_small_and_keep_their_pairs(task: Task) -> None:
     assert copy.digest() == task.split("train").digest()
 
 
-def test_first_samples_only(data: Path, task: Task) -> None:
+def test_max_samples_keeps_the_first_samples(data: Path, task: Task) -> None:
     few = load_task("retrieval", data_dir=data, max_samples=3)
     assert {name: len(few.split(name)) for name in PAIRS} == {
         "train": 3,
@@ -167,7 +167,7 @@ def test_damaged_documents(data: Path, name: str, content: bytes, message: str) 
     assert "\n" not in str(raised.value)
 
 
-def test_missing_companion(data: Path) -> None:
+def test_missing_second_file_is_reported(data: Path) -> None:
     write_tsv(data)
     (data / TSV["validation"]).unlink()
     with pytest.raises(InputError, match=r"eval\.tsv:"):
@@ -182,7 +182,7 @@ def test_missing_data(data: Path) -> None:
         assert not task_status("retrieval", folder).available
 
 
-def test_prepared_once(data: Path) -> None:
+def test_data_is_prepared_once(data: Path) -> None:
     write_tsv(data)
     folder = prepare_task("retrieval", data_dir=data)
     assert folder is not None

@@ -18,7 +18,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_a_character_says_whether_a_word_starts(folder: Path) -> None:
+def test_labels_mark_the_first_character_of_a_word(folder: Path) -> None:
     task = load_task("ptb_segmentation", data_dir=folder, num_train=150)
     assert [len(task.split(name)) for name in ("train", "validation", "test")] == [150, 240, 240]
     assert (task.kind, task.classes) == ("tokens", ("inside", "start"))
@@ -31,7 +31,7 @@ def test_a_character_says_whether_a_word_starts(folder: Path) -> None:
     assert counts[1] == 240 * 9
 
 
-def test_long_sentences_are_cut(folder: Path) -> None:
+def test_long_sentences_are_split(folder: Path) -> None:
     task = load_task("ptb_segmentation", data_dir=folder, num_train=150, max_length=10)
     assert len(task.split("test")[0][1]) == task.max_length == 10
 

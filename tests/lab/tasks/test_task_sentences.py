@@ -57,7 +57,7 @@ def test_sst_words_by_frequency_then_alphabet(sst: Path) -> None:
     assert batch["key_padding_mask"][1].tolist() == [False, False, True]
 
 
-def test_sst_bytes_and_cuts(sst: Path) -> None:
+def test_sst_bytes_and_truncation(sst: Path) -> None:
     task = load_task("sst", data_dir=sst, level="byte", max_length=6)
     assert task.vocab_size == 257
     ids, label = task.split("train")[0]
@@ -65,7 +65,7 @@ def test_sst_bytes_and_cuts(sst: Path) -> None:
     assert (label, ids.dtype) == (1, torch.int64)
 
 
-def test_sst_takes_the_names_of_its_source(data: Path) -> None:
+def test_sst_accepts_the_file_names_of_its_source(data: Path) -> None:
     for part in ("train", "dev", "test"):
         write(data / f"stsa.fine.{part}", ["4 fine", "0 poor"])
     assert load_task("sst", data_dir=data, labels="fine").num_classes == 5
@@ -105,7 +105,7 @@ def test_a_pair_goes_through_a_dual_encoder(sick: Path) -> None:
     assert torch.isfinite(task.loss(scores, batch))
 
 
-def test_splits_pickle_and_fingerprints_tell_data_apart(sst: Path) -> None:
+def test_splits_pickle_and_fingerprints_depend_on_the_data(sst: Path) -> None:
     task = load_task("sst", data_dir=sst)
     again = pickle.loads(pickle.dumps(task.split("train")))
     assert torch.equal(again[2][0], task.split("train")[2][0])
@@ -143,7 +143,7 @@ def test_damage_is_named(
     assert file in str(caught.value)
 
 
-def test_a_cut_archive_and_a_missing_companion_are_named(sst: Path) -> None:
+def test_truncated_archive_and_missing_file_are_named(sst: Path) -> None:
     path = sst / "sst_binary.test.txt.xz"
     path.write_bytes(path.read_bytes()[:-20])
     with pytest.raises(rm.InputError, match=r"sst_binary.test.txt.xz:"):

@@ -60,7 +60,7 @@ def test_lengths_and_symbols_are_uniform() -> None:
     assert abs(symbols / len(split.symbols) - 1 / 11).max() < 0.01
 
 
-def test_the_seed_and_the_split_make_the_data() -> None:
+def test_data_depends_on_seed_and_split() -> None:
     assert load().fingerprint() == load().fingerprint()
     assert load(seed=1).fingerprint() != load().fingerprint()
     train, validation = (load().split(name) for name in ("train", "validation"))
@@ -116,7 +116,7 @@ def test_metrics_of_right_and_wrong_sequences() -> None:
     assert task.metrics(right, batch)["exact_match"] == (20, 20)
 
 
-def test_the_tail_counts_as_in_tensor2tensor() -> None:
+def test_padding_is_scored_as_in_tensor2tensor() -> None:
     """Count edits of all tokens of a padded row, except padding, against the right sequence."""
     task = load()
     batch = batch_of(task)
@@ -142,7 +142,7 @@ def test_the_tail_counts_as_in_tensor2tensor() -> None:
     assert metrics["tail_edit_distance"] == (tokens, tokens)
 
 
-def test_the_tail_depends_on_the_batches() -> None:
+def test_score_of_padding_depends_on_the_batches() -> None:
     """Show why batches have similar lengths: a single sequence has no tail."""
     task = load()
     samples = [task.split("test")[index] for index in range(40)]
@@ -156,7 +156,7 @@ def test_the_tail_depends_on_the_batches() -> None:
     assert edits(together) == together["key_padding_mask"].sum()
 
 
-def test_lengths_are_those_of_the_samples() -> None:
+def test_lengths_equal_the_lengths_of_the_samples() -> None:
     split = load().split("test")
     assert split.lengths().tolist() == [len(split[index][0]) for index in range(len(split))]
 
@@ -195,7 +195,7 @@ def metric(task: SortingTask, said: Tensor, batch: dict[str, Tensor]) -> tuple[f
     return task.metrics(logits_for(said, task.num_classes), batch)["edit_distance"]
 
 
-def test_writing_is_asked_for_by_a_yes_or_no() -> None:
+def test_free_running_must_be_a_bool() -> None:
     with pytest.raises(InputError, match=r"free_running: .*got 1\b"):
         load(free_running=1)
 
@@ -220,7 +220,7 @@ def never() -> bool:
     return False
 
 
-def test_edit_distance_of_what_is_written() -> None:
+def test_edit_distance_of_generated_sequences() -> None:
     task = load(free_running=True)
     assert isinstance(task, FreeRunningSortingTask)
     batch = batch_of(task, count=3)
@@ -248,7 +248,7 @@ def levenshtein(a: list[int], b: list[int]) -> int:
     return table[len(a) - 1, len(b) - 1]
 
 
-def test_edit_distance_against_the_recurrence() -> None:
+def test_edit_distance_equals_the_recurrence() -> None:
     generator = torch.Generator().manual_seed(0)
     written = torch.randint(3, (60, 9), generator=generator)
     reference = torch.randint(3, (60, 7), generator=generator)

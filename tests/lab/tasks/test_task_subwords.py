@@ -59,7 +59,7 @@ def test_pairs_keep_their_case_and_end(snli: Path) -> None:
 
 @pytest.mark.parametrize("joined", [True, False])
 @pytest.mark.parametrize("level", ["word", "subword", "byte"])
-def test_lengths_are_those_of_the_samples(snli: Path, level: str, joined: bool) -> None:
+def test_lengths_equal_the_lengths_of_the_samples(snli: Path, level: str, joined: bool) -> None:
     for max_length in (64, 5):
         options = {"level": level, "joined": joined, "max_length": max_length}
         split = load_task("snli", data_dir=snli, **options).split("train")
@@ -89,7 +89,7 @@ def test_all_reviews_are_trained_on_without_validation(imdb: Path) -> None:
     assert {int(ids.max()) < 300 for ids in every} == {True}
 
 
-def test_a_vocabulary_is_the_same_each_time() -> None:
+def test_vocabulary_is_deterministic() -> None:
     texts = [f"{word} {n}" for n, word in enumerate(["alpha", "beta", "gamma"] * 50)]
     first, again = (
         learn_encoder(texts, "subword", vocab_size=400),

@@ -85,7 +85,7 @@ def task(data: Path, reviews: Reviews, write_lines_xz: Callable[..., None]) -> T
     return load_task("text", data_dir=data)
 
 
-def test_reviews_are_all_there_and_mixed(task: Task, reviews: Reviews) -> None:
+def test_all_reviews_are_read_and_shuffled(task: Task, reviews: Reviews) -> None:
     assert (task.vocab_size, task.num_classes, task.max_length) == (257, 2, 4096)
     assert sorted(texts(task, "train") + texts(task, "validation")) == sorted(reviews["train"])
     assert sorted(texts(task, "test")) == sorted(reviews["test"])
@@ -94,7 +94,7 @@ def test_reviews_are_all_there_and_mixed(task: Task, reviews: Reviews) -> None:
         assert labels != sorted(labels)
 
 
-def test_validation_is_stratified_and_shares_no_review(task: Task) -> None:
+def test_validation_is_stratified_and_disjoint(task: Task) -> None:
     validation, train = texts(task, "validation"), texts(task, "train")
     assert sorted(label for _, label in validation) == [0, 0, 0, 1, 1, 1]
     assert not set(validation) & set(train)
@@ -109,7 +109,7 @@ def test_tokens_are_bytes_plus_one(task: Task) -> None:
 
 
 @pytest.mark.parametrize("place", ["folder", "folder itself", "tar", "hub"])
-def test_same_splits_from_everywhere(
+def test_all_sources_give_the_same_splits(
     place: str, task: Task, reviews: Reviews, tmp_path: Path, put_on_hub: Callable[..., Any]
 ) -> None:
     other: Path | None = tmp_path / "other"
@@ -132,7 +132,7 @@ def test_same_splits_from_everywhere(
     assert same.data_source != task.data_source
 
 
-def test_long_reviews_are_cut(data: Path, task: Task) -> None:
+def test_long_reviews_are_truncated(data: Path, task: Task) -> None:
     short = load_task("text", data_dir=data, max_length=12)
     for index in range(len(short.split("train"))):
         tokens, label = short.split("train")[index]
@@ -167,7 +167,7 @@ def test_truncated_lines(data: Path, reviews: Reviews, write_lines_xz: Callable[
         load_task("text", data_dir=data)
 
 
-def test_one_of_two_files(
+def test_one_of_two_files_is_missing(
     data: Path, reviews: Reviews, write_lines_xz: Callable[..., None]
 ) -> None:
     write_lines(data, reviews, write_lines_xz)
@@ -187,7 +187,7 @@ def test_one_of_two_files(
         pytest.param({"label": 1}, r"\b61\b", id="object"),
     ],
 )
-def test_rows_are_checked(
+def test_invalid_rows_are_refused(
     data: Path,
     reviews: Reviews,
     write_lines_xz: Callable[..., None],
@@ -211,7 +211,7 @@ def test_files_that_were_cut_but_are_whole_files_are_refused(
         load_task("text", data_dir=data)
 
 
-def test_validation_holds_no_test_review(
+def test_validation_contains_no_test_review(
     data: Path, reviews: Reviews, write_lines_xz: Callable[..., None]
 ) -> None:
     reviews["test"] = [*reviews["train"][:15], *reviews["test"][15:45], *reviews["train"][45:]]

@@ -25,7 +25,7 @@ def samples(task: rm.Task) -> list[tuple[Any, Any]]:
     return [task.split(name)[i] for name in SPLITS for i in range(len(task.split(name)))]
 
 
-def test_tokens() -> None:
+def test_arrays_of_token_ids() -> None:
     x = RANDOM.permutation(40 * 5).reshape(40, 5)
     y = np.arange(40) % 3
     task = rm.Task.from_arrays(x, y, seed=3)
@@ -59,7 +59,7 @@ def test_lengths_become_padding() -> None:
 
 
 @pytest.mark.parametrize("width", [0, 3], ids=["numbers", "vectors"])
-def test_sequences_of_numbers_are_taken_as_they_are(width: int) -> None:
+def test_sequences_of_numbers_are_not_changed(width: int) -> None:
     x = RANDOM.normal(size=(20, 6, width) if width else (20, 6))
     task = rm.Task.from_arrays(x, [f"class {i % 2}" for i in range(20)])
     assert (task.input_kind, task.num_features) == ("vectors", max(width, 1))
@@ -111,7 +111,7 @@ def test_images_are_cut_to_normalised_patches(kind: str, channels: int) -> None:
     torch.testing.assert_close(task.split("train")[0][0], patches)
 
 
-def test_the_smallest_patches_that_leave_at_most_256() -> None:
+def test_smallest_patches_with_at_most_256_tokens_are_chosen() -> None:
     for size, patch in ((8, 1), (28, 2), (64, 4)):
         x = np.zeros((9, size, size), dtype=np.uint8)
         x[:, 0, 0] = np.arange(9)
@@ -139,7 +139,7 @@ def test_floats_are_numbers_and_not_classes() -> None:
 
 
 @pytest.mark.parametrize("offset", [0.0, 2_459_000.5, 1.7e9])
-def test_a_large_offset_of_the_numbers_changes_no_error(offset: float) -> None:
+def test_large_offset_of_the_targets_does_not_change_the_error(offset: float) -> None:
     """Use days and seconds as offsets: float32 rounds these to quarters and minutes."""
     x, y = RANDOM.normal(size=(60, 4, 3)), RANDOM.normal(size=60)
     task = rm.Task.from_arrays(x, offset + y)
@@ -327,22 +327,20 @@ WRONG: dict[str, tuple[Any, Any, dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize(("x", "y", "options", "message"), WRONG.values(), ids=WRONG)
-def test_what_is_wrong_is_one_sentence(
-    x: Any, y: Any, options: dict[str, Any], message: str
-) -> None:
+def test_errors_are_one_sentence(x: Any, y: Any, options: dict[str, Any], message: str) -> None:
     with pytest.raises(rm.InputError, match=message) as caught:
         rm.Task.from_arrays(x, y, **options)
     assert "\n" not in str(caught.value)
 
 
-def test_a_sparse_matrix_is_told_to_be_made_dense() -> None:
+def test_sparse_matrix_is_refused_with_advice() -> None:
     sparse = pytest.importorskip("scipy.sparse")
     message = r"x: .*got csr_matrix.*x\.toarray\(\)"
     with pytest.raises(rm.InputError, match=message):
         rm.Task.from_arrays(sparse.csr_matrix(np.eye(12)), Y)
 
 
-def test_a_data_frame_of_numbers_as_objects() -> None:
+def test_data_frame_with_numbers_of_dtype_object() -> None:
     """Columns have dtype object after a query or if a table mixes types."""
     pandas = pytest.importorskip("pandas")
     frame = pandas.DataFrame({"a": np.arange(12), "b": X[:, 0], "c": Y == 0})

@@ -53,7 +53,7 @@ def test_a_data_set_of_the_library() -> None:
         assert sizes(rm.Task.from_datasets(both, input="x", label="y")) == [16, 4, 6]
 
 
-def test_a_class_that_a_data_set_does_not_tell() -> None:
+def test_unknown_class_of_a_data_set() -> None:
     """-1 is not a class of a ClassLabel, but it is a normal number in other columns."""
     data = rows(20, lambda i: i % 2 if i else -1)
     assert rm.Task.from_datasets(data, input="text", label="label").num_classes == 3

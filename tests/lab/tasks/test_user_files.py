@@ -193,7 +193,7 @@ def test_a_validation_split_that_is_missing_comes_from_training(tmp_path: Path) 
         assert sizes(rm.Task.from_folder(tmp_path, split=same, group="who")) == [32, 8, 6]
 
 
-def test_a_folder_of_json_lines_is_split_here(tmp_path: Path) -> None:
+def test_folder_of_json_lines_is_split(tmp_path: Path) -> None:
     lines = [json.dumps({"text": f"word {i}", "label": i / 7}) for i in range(20)]
     (tmp_path / "train.jsonl").write_text("\n".join(lines), encoding="utf-8")
     task = rm.Task.from_folder(tmp_path, split=(0.5, 0.25, 0.25))
@@ -269,7 +269,7 @@ def test_wrong_folders_are_refused(
         rm.Task.from_folder(tmp_path, **options)
 
 
-def test_images_of_two_sizes_in_the_parts_are_told(tmp_path: Path) -> None:
+def test_images_of_different_sizes_in_the_parts_are_reported(tmp_path: Path) -> None:
     for name, size in (("train", 4), ("test", 8)):
         x = np.zeros((30, size, size), dtype=np.uint8)
         np.savez(tmp_path / f"{name}.npz", x=x, y=np.arange(30) % 2)
@@ -278,7 +278,7 @@ def test_images_of_two_sizes_in_the_parts_are_told(tmp_path: Path) -> None:
         rm.Task.from_folder(tmp_path)
 
 
-def test_one_array_is_no_archive(tmp_path: Path) -> None:
+def test_one_array_is_not_an_archive(tmp_path: Path) -> None:
     np.save(tmp_path / "x.npy", np.zeros((30, 4)))
     with pytest.raises(rm.InputError, match=r"x\.npy: .*\.npz"):
         load_task("npz", data=str(tmp_path / "x.npy"))
@@ -290,7 +290,7 @@ OTHERS = (
 
 
 @pytest.mark.parametrize("other", OTHERS)
-def test_data_that_is_not_recognised_is_not_left_out(tmp_path: Path, other: str) -> None:
+def test_unrecognised_data_is_refused(tmp_path: Path, other: str) -> None:
     """Check the refusal, because otherwise a test split would be drawn from training samples."""
     (tmp_path / "train.csv").write_text(table(40), encoding="utf-8")
     for name in ("README.md", "._test.csv"):  # not data: files of people and systems
@@ -337,7 +337,7 @@ SYSTEM = {
 
 @pytest.mark.parametrize("number", SYSTEM)
 @pytest.mark.parametrize("name", ["t.csv", "t.npz"])
-def test_what_the_system_refuses_is_no_damage(
+def test_permission_errors_are_not_reported_as_damage(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, name: str
 ) -> None:
     path = tmp_path / name
@@ -356,7 +356,7 @@ def test_what_the_system_refuses_is_no_damage(
 # Tasks of the registry
 
 
-def test_the_registry_reads_what_data_names(reviews: Path, tmp_path: Path) -> None:
+def test_task_registry_reads_the_given_data(reviews: Path, tmp_path: Path) -> None:
     task = load_task("csv", data=str(reviews), input="note", label="verdict", split_seed=5)
     assert task.options["data"] == "wine.csv"
     assert task.options["split_seed"] == 5

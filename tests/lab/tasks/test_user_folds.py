@@ -72,7 +72,7 @@ def test_the_latest_samples_are_the_test(times):
     assert numbers(task, "test") == sorted(order[48:])
 
 
-def test_samples_of_one_time_stay_together():
+def test_samples_with_equal_times_stay_together():
     task = rm.Task.from_arrays(X, Y, times=np.arange(60) // 10)
     ends = [np.array(numbers(task, name)) // 10 for name in SPLITS]
     assert ends[0].max() < ends[1].min() <= ends[1].max() < ends[2].min()

@@ -89,7 +89,7 @@ def test_a_folder_of_parquet_files_has_given_splits(tmp_path):
 
 
 @pytest.mark.parametrize("ending", [".parquet", ".arrow"])
-def test_a_file_that_is_not_what_its_name_says_is_refused(tmp_path, ending):
+def test_file_with_the_wrong_extension_is_refused(tmp_path, ending):
     path = tmp_path / f"rows{ending}"
     path.write_text("text,label\na,b\n")
     with pytest.raises(InputError, match=f"rows{ending}: .*damaged"):

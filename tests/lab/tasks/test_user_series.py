@@ -52,7 +52,7 @@ def test_lists_and_padded_rows_are_equal():
             assert listed.split(name)[index][0].equal(padded.split(name)[index][0])
 
 
-def test_missing_values_have_channels_of_their_own():
+def test_missing_values_have_separate_channels():
     gaps = [one.copy() for one in SERIES]
     gaps[0][1, 0] = np.nan
     gaps[30][2, 1] = np.nan

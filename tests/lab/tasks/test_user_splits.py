@@ -41,7 +41,7 @@ def test_a_rare_class_is_for_training_first() -> None:
     assert sorted(labels["train"] + labels["validation"]).count(2) == 2
 
 
-def test_shares_are_kept_of_many_rare_classes() -> None:
+def test_split_sizes_are_kept_with_many_rare_classes() -> None:
     """Use classes of two samples, or a small training share; rounding must even out."""
     for y, split, expected in (
         (np.repeat(np.arange(30), 2), (0.6, 0.2, 0.2), [30, 15, 15]),
@@ -52,7 +52,7 @@ def test_shares_are_kept_of_many_rare_classes() -> None:
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_groups_stay_together_and_shares_are_kept(seed: int) -> None:
+def test_groups_stay_together_and_split_sizes_are_kept(seed: int) -> None:
     random = np.random.default_rng(seed)
     groups = random.integers(0, 60, 600)
     x = groups[:, None] + np.zeros((600, 2), dtype=np.int64)
@@ -70,7 +70,7 @@ def test_groups_stay_together_and_shares_are_kept(seed: int) -> None:
     assert "whole groups" in task.split_note
 
 
-def test_outputs_of_another_shape_are_no_numbers() -> None:
+def test_outputs_of_another_shape_are_refused() -> None:
     task = rm.Task.from_arrays(X, np.linspace(0, 1, 12))
     batch = task.collate([task.split("train")[index] for index in range(2)])
     for shape in ((2,), (2, 3), (1, 1)):
@@ -110,7 +110,7 @@ def test_given_splits_are_kept(form: str) -> None:
     assert [int(task.split("test")[i][0][0]) // 2 for i in range(5)] == list(range(15, 20))
 
 
-def test_inputs_in_two_splits_are_found_and_told() -> None:
+def test_inputs_in_two_splits_are_reported() -> None:
     x = np.arange(40).reshape(20, 2)
     x[[15, 16]] = x[3]
     split = ["train"] * 12 + ["validation"] * 4 + ["test"] * 4
@@ -132,7 +132,7 @@ def test_inputs_in_two_splits_are_found_and_told() -> None:
         torch.nested.nested_tensor([torch.zeros(3)] * 40, layout=torch.jagged),
     ],
 )
-def test_tensors_that_hold_no_samples(values: torch.Tensor) -> None:
+def test_tensors_without_samples_are_refused(values: torch.Tensor) -> None:
     with pytest.raises(rm.InputError, match="expected"):
         rm.Task.from_arrays(values, np.arange(40) % 2)
     with pytest.raises(rm.InputError, match="expected"):

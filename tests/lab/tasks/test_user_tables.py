@@ -38,7 +38,7 @@ def answers(task: rm.Task) -> dict[str, Any]:
 @pytest.mark.parametrize("kind", ["auto", "classification", "regression"])
 @pytest.mark.parametrize("mark", ["NA", "N/A", "nan", "NULL", "None", "<NA>", "#N/A", "?", " "])
 @pytest.mark.parametrize("others", [["0", "1"], ["good", "bad"], ["0.5", "1.5"]])
-def test_missing_labels_are_no_classes(
+def test_missing_labels_are_not_classes(
     tmp_path: Path, others: list[str], mark: str, kind: str
 ) -> None:
     path = table(tmp_path / "t.csv", [*others * 10, mark, *others])
@@ -66,7 +66,7 @@ KINDS: dict[str, tuple[list[str], str, int | str]] = {
 
 
 @pytest.mark.parametrize(("labels", "kind", "expected"), KINDS.values(), ids=KINDS)
-def test_what_labels_are(tmp_path: Path, labels: list[str], kind: str, expected: int | str) -> None:
+def test_types_of_labels(tmp_path: Path, labels: list[str], kind: str, expected: int | str) -> None:
     path = table(tmp_path / "t.csv", [f'"{label}"' for label in labels] * 10)
     task = read(path, kind=kind)
     assert expected == (task.metric if isinstance(expected, str) else task.num_classes)
@@ -92,7 +92,7 @@ def test_a_label_that_is_no_number_is_named(
         read(path, kind=kind)
 
 
-def test_two_texts_that_are_one_number_are_asked_about(tmp_path: Path) -> None:
+def test_different_texts_of_one_number_are_refused(tmp_path: Path) -> None:
     path = table(tmp_path / "t.csv", ["1.1", "1.2", "1.10"] * 5)
     with pytest.raises(
         rm.InputError,
@@ -101,7 +101,7 @@ def test_two_texts_that_are_one_number_are_asked_about(tmp_path: Path) -> None:
         read(path)
 
 
-def test_labels_of_all_files_of_a_folder_are_read_alike(tmp_path: Path) -> None:
+def test_labels_of_all_files_of_a_folder_have_one_type(tmp_path: Path) -> None:
     """Check one type for all files; labels of the test file alone are whole numbers."""
     table(tmp_path / "train.csv", ["0.5", "1", "2"] * 10)
     for name in ("validation", "test"):
@@ -125,7 +125,7 @@ def test_a_text_that_is_no_number_is_named_by_its_sample() -> None:
 
 
 @pytest.mark.parametrize("values", [range(30), [i / 4 for i in range(30)]])
-def test_a_column_of_numbers_is_no_text(tmp_path: Path, values: Any) -> None:
+def test_column_of_numbers_is_not_text(tmp_path: Path, values: Any) -> None:
     rows = "".join(f"{value},{i % 2}\n" for i, value in enumerate(values))
     path = tmp_path / "t.csv"
     path.write_text(f"v,y\n{rows}", encoding="utf-8")
@@ -157,7 +157,7 @@ def tsv(path: Path, rows: list[str]) -> Path:
     return path
 
 
-def test_quotes_of_a_tsv_join_no_rows(tmp_path: Path) -> None:
+def test_quotes_in_a_tsv_do_not_join_rows(tmp_path: Path) -> None:
     rows = [f"{i % 2}\ttext {i}" for i in range(80)]
     rows[20], rows[60] = '0\t"text 20', '0\ttext 60"'
     rows[70] = '0\t"text" 70'
@@ -249,7 +249,7 @@ def test_texts_in_another_encoding(tmp_path: Path, encoding: str, ending: str) -
 
 
 @pytest.mark.parametrize("name", ["y", "lengths", "who"])
-def test_values_of_one_part_are_not_those_of_the_next(tmp_path: Path, name: str) -> None:
+def test_every_part_has_one_value_per_sample(tmp_path: Path, name: str) -> None:
     """Check wrong lengths per part, although their sum equals the number of samples."""
     tokens, numbers = np.arange(80).reshape(20, 4), np.arange(20)
     for split, count in (("train", 15), ("test", 25)):
@@ -261,7 +261,7 @@ def test_values_of_one_part_are_not_those_of_the_next(tmp_path: Path, name: str)
 
 
 @pytest.mark.parametrize("place", ["", "ant"])
-def test_a_folder_of_images_is_another_task(tmp_path: Path, place: str) -> None:
+def test_folder_of_images_needs_another_task(tmp_path: Path, place: str) -> None:
     (tmp_path / place).mkdir(exist_ok=True)
     with pytest.raises(rm.InputError, match=r"\.npz.*image_folder"):
         load_task("folder", data=str(tmp_path))

@@ -48,7 +48,7 @@ def test_byte_pairs_shorten_texts_and_reach_every_text():
     assert len(encoder.ids("never seen: \N{SNOWMAN}")) > 3
 
 
-def test_a_tokenizer_file_of_any_kind_is_used_as_it_is(tmp_path):
+def test_tokenizer_files_of_all_kinds_are_used_unchanged(tmp_path):
     from tokenizers import Tokenizer, models, pre_tokenizers
 
     vocabulary = {"[UNK]": 0, "great": 1, "dull": 2, "film": 3, "fi": 4, "##lm": 5}
@@ -70,7 +70,7 @@ def test_unusable_tokenizers_are_refused(tokenizer):
         from_texts(tokenizer=tokenizer)
 
 
-def test_a_file_of_another_kind_is_no_tokenizer(tmp_path):
+def test_files_that_are_not_tokenizers_are_refused(tmp_path):
     (tmp_path / "table.json").write_text('{"a": 1}')
     with pytest.raises(InputError, match=r"^tokenizer: "):
         from_texts(tokenizer=str(tmp_path / "table.json"))
@@ -95,7 +95,7 @@ def test_the_chosen_part_of_a_long_text_is_kept(truncate, kept):
     assert encoded.equal(ids)
 
 
-def test_an_odd_length_keeps_the_larger_half_of_the_head():
+def test_odd_length_keeps_one_more_token_of_the_start():
     assert cut(np.arange(9), 5, "both").tolist() == [0, 1, 2, 7, 8]
     assert cut(np.arange(9), 1, "both").tolist() == [0]
 

@@ -75,9 +75,7 @@ def test_lengths_are_an_array_of_every_file_of_a_folder_or_of_none(tmp_path: Pat
 
 
 @pytest.mark.parametrize("shape", [(), (2,)], ids=["tokens", "vectors"])
-def test_the_advice_for_pickled_sequences_works_as_it_stands(
-    shape: tuple[int, ...], tmp_path: Path
-) -> None:
+def test_advice_for_pickled_sequences_works(shape: tuple[int, ...], tmp_path: Path) -> None:
     path, y = tmp_path / "a.npz", np.arange(30) % 2
     x = np.empty(30, dtype=object)
     for i in range(30):
@@ -94,7 +92,7 @@ def test_the_advice_for_pickled_sequences_works_as_it_stands(
             assert task.split(split)[i][0].equal(expected.split(split)[i][0])
 
 
-def test_the_advice_for_pickled_texts_works_as_it_stands(tmp_path: Path) -> None:
+def test_advice_for_pickled_texts_works(tmp_path: Path) -> None:
     path, y = tmp_path / "a.npz", np.arange(30) % 2
     x = np.array([f"text {i}" for i in range(30)], dtype=object)
     np.savez(path, x=x, y=y)
@@ -105,7 +103,7 @@ def test_the_advice_for_pickled_texts_works_as_it_stands(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("task", ["csv", "jsonl"])
-def test_rows_with_an_empty_text_are_left_out_by_an_option(task: str, tmp_path: Path) -> None:
+def test_rows_with_an_empty_text_are_skipped_on_request(task: str, tmp_path: Path) -> None:
     rows = [("" if i in (3, 8) else f"word {i}", i % 2) for i in range(40)]
     path = tmp_path / f"a.{task}"
     if task == "csv":
@@ -126,7 +124,7 @@ def test_rows_with_an_empty_text_are_left_out_by_an_option(task: str, tmp_path: 
     assert sum(sizes(rm.Task.from_folder(folder, input="text", drop_empty=True))) == 38
 
 
-def test_an_empty_label_or_number_is_never_left_out(tmp_path: Path) -> None:
+def test_empty_label_or_number_is_never_skipped(tmp_path: Path) -> None:
     for row in ("x,", "x,1\n,"):
         (tmp_path / "a.csv").write_text(f"text,label\na,0\n{row}\n")
         with pytest.raises(rm.InputError, match="'label'"):
@@ -151,7 +149,7 @@ def some_are_empty(kind: str) -> dict[str, Any]:
 
 @pytest.mark.parametrize("kind", ["texts", "lists", "lengths"])
 @pytest.mark.parametrize("split", ["shares", "names", "indices", "masks"])
-def test_empty_samples_are_left_out_with_all_that_belongs_to_them(kind: str, split: str) -> None:
+def test_empty_samples_are_skipped_in_all_arrays(kind: str, split: str) -> None:
     codes = np.arange(30) % 3
     given: Any = {
         "shares": (0.6, 0.2, 0.2),
@@ -183,7 +181,7 @@ def test_empty_samples_are_left_out_with_all_that_belongs_to_them(kind: str, spl
     assert task.split_note.endswith("3 empty samples left out")
 
 
-def test_what_cannot_be_left_out_is_refused() -> None:
+def test_samples_that_cannot_be_skipped_are_refused() -> None:
     with pytest.raises(rm.InputError, match=r"x: .*token"):
         rm.Task.from_arrays(["", ""], [0, 1], drop_empty=True)
     with pytest.raises(rm.InputError, match="y: expected 3 values"):

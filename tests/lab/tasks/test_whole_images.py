@@ -32,7 +32,7 @@ def task(data: Path, write_npz_xz: Callable[..., None]) -> Callable[..., Task]:
     return load
 
 
-def test_images_hold_the_pixels_of_the_patches(task: Callable[..., Task]) -> None:
+def test_images_contain_the_pixels_of_the_patches(task: Callable[..., Task]) -> None:
     whole, patches = task(layout="image"), task(patch_size=4)
     assert whole.input_kind == "images"
     assert whole.image_shape == (3, 32, 32)

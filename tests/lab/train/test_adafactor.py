@@ -58,9 +58,7 @@ def made(shape: tuple[int, ...], size: float) -> tuple[nn.Parameter, list[Tensor
 @pytest.mark.parametrize("foreach", [False, True])
 @pytest.mark.parametrize("size", [1.0, 1e-6])
 @pytest.mark.parametrize("shape", [(7, 5), (1, 9), (6,)])
-def test_updates_are_those_of_tensor2tensor(
-    shape: tuple[int, ...], size: float, foreach: bool
-) -> None:
+def test_updates_equal_tensor2tensor(shape: tuple[int, ...], size: float, foreach: bool) -> None:
     """Equal up to the step count: after warm-up, torch's rate is at most 1 / sqrt(step)."""
     config = make_config(**SCHEDULE)
     weight, gradients = made(shape, size)
@@ -101,7 +99,7 @@ def test_the_rate_counts_at_most_as_one_over_the_root_of_the_step() -> None:
     torch.testing.assert_close(weight.detach(), expected, rtol=1e-9, atol=1e-12)
 
 
-def test_moments_are_those_of_rows_and_columns() -> None:
+def test_moments_are_stored_for_rows_and_columns() -> None:
     model = make_model()
     optimizer = build_optimizer(model, make_config(**SCHEDULE))
     allocate_state(optimizer)
@@ -114,7 +112,7 @@ def test_moments_are_those_of_rows_and_columns() -> None:
 
 
 @pytest.mark.parametrize(("name", "value"), [("betas", (0.8, 0.9)), ("eps", 1e-6)])
-def test_what_adafactor_does_not_read_is_refused(name: str, value: object) -> None:
+def test_settings_that_adafactor_ignores_are_refused(name: str, value: object) -> None:
     with pytest.raises(InputError, match=rf"^{name}: .*'adafactor'"):
         make_config(**SCHEDULE, **{name: value})
 

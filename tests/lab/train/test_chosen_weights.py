@@ -50,7 +50,7 @@ def metrics_of(task: ToyTask, model: nn.Module) -> dict[str, float]:
 
 
 @pytest.mark.parametrize("weights", ["best", "last"])
-def test_both_are_tested_and_one_counts(tmp_path: Path, weights: Any) -> None:
+def test_last_and_best_weights_are_tested_and_one_counts(tmp_path: Path, weights: Any) -> None:
     task, model = ToyTask(), make_model()
     result = run(tmp_path, task, model, weights=weights, tests_both=True)
     assert result.best_step != result.step, "the test needs two different sets of weights"
@@ -94,7 +94,7 @@ def test_without_a_validation_split_the_last_weights_count(tmp_path: Path) -> No
         run(tmp_path / "best", Unvalidated())
 
 
-def test_a_stopped_run_without_validation_goes_on(tmp_path: Path) -> None:
+def test_stopped_run_without_validation_resumes(tmp_path: Path) -> None:
     asked = iter([False] * 9)
     stopped = run(
         tmp_path / "a", Unvalidated(), weights="last", should_stop=lambda: next(asked, True)
@@ -107,7 +107,7 @@ def test_a_stopped_run_without_validation_goes_on(tmp_path: Path) -> None:
     assert files[0] == files[1]
 
 
-def test_another_choice_is_another_run(tmp_path: Path) -> None:
+def test_changed_choice_of_weights_is_another_run(tmp_path: Path) -> None:
     run(tmp_path, settings={"max_steps": 2})
     with pytest.raises(InputError, match="weights"):
         run(tmp_path, weights="last", settings={"max_steps": 2})

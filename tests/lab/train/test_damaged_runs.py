@@ -115,7 +115,7 @@ def test_changed_checkpoints(
 
 
 @pytest.mark.parametrize("line", ['{"split": "train", "step": 3}', '["train"]', "5"])
-def test_lines_that_no_log_has(line: str, tmp_path: Path) -> None:
+def test_invalid_log_lines(line: str, tmp_path: Path) -> None:
     path = tmp_path / "log.jsonl"
     path.write_text('{"split": "train", "step": 2, "loss": 0.5}\n' + line + "\n")
     with pytest.raises(InputError, match=r"log\.jsonl\b.*damaged.*line 2"):
@@ -133,7 +133,7 @@ def test_best_weights_and_checkpoint_swapped(killed: Path, finished: Path, tmp_p
             run(folder)
 
 
-def test_best_weights_that_are_lost_come_from_the_checkpoint(
+def test_lost_best_weights_are_restored_from_the_checkpoint(
     killed: Path, finished: Path, tmp_path: Path
 ) -> None:
     wanted = (finished / "best.safetensors").read_bytes()
@@ -175,7 +175,7 @@ def test_changed_results(text: str | dict[str, Any], finished: Path, tmp_path: P
     )
 
 
-def test_a_digit_that_changed(killed: Path, finished: Path, tmp_path: Path) -> None:
+def test_changed_digit_is_detected(killed: Path, finished: Path, tmp_path: Path) -> None:
     """Change one digit: the file stays valid JSON but is not a result of this run."""
     for source, name, number in (
         (finished, "training.json", r'"accuracy": 0\.(\d)'),
@@ -203,7 +203,7 @@ def test_a_checkpoint_without_the_checksum_of_its_log(killed: Path, tmp_path: Pa
 
 
 @pytest.mark.parametrize("line", ["{", "5", '{"split": "train"}', "[" * 99, "\xff"])
-def test_a_log_that_is_damaged_at_its_size(line: str, killed: Path, tmp_path: Path) -> None:
+def test_log_damaged_without_changing_its_size(line: str, killed: Path, tmp_path: Path) -> None:
     folder = shutil.copytree(killed, tmp_path / "run")
     log = folder / "log.jsonl"
     size = log.stat().st_size

@@ -33,7 +33,7 @@ CPU = torch.device("cpu")
 
 
 @pytest.mark.parametrize("length", [1, 2, 7, 50])
-def test_an_epoch_holds_every_sample_once(length: int) -> None:
+def test_epoch_contains_every_sample_once(length: int) -> None:
     for epoch in range(3):
         assert sorted(epoch_order(length, 0, epoch)) == list(range(length))
 
@@ -44,14 +44,14 @@ def test_epochs_and_seeds_differ() -> None:
 
 
 @pytest.mark.parametrize("batch_size", [1, 3, 8, 50, 64, 130])
-def test_batches_follow_the_epochs_without_a_seam(batch_size: int) -> None:
+def test_batches_continue_across_epochs(batch_size: int) -> None:
     config = make_config(batch_size=batch_size)
     stream = [i for step in range(60) for i in batch_indices(50, config, step)]
     epochs = [int(i) for epoch in range(60 * batch_size // 50) for i in epoch_order(50, 0, epoch)]
     assert stream[: len(epochs)] == epochs
 
 
-def test_any_step_can_be_had_alone() -> None:
+def test_any_step_can_be_loaded_directly() -> None:
     config = make_config()
     epoch_order.cache_clear()
     assert batch_indices(50, config, 17) == [batch_indices(50, config, s) for s in range(18)][17]
@@ -59,7 +59,7 @@ def test_any_step_can_be_had_alone() -> None:
 
 @pytest.mark.parametrize("processes", [1, 2, 4])
 @pytest.mark.parametrize("accumulation", [1, 2])
-def test_parts_make_the_whole(processes: int, accumulation: int) -> None:
+def test_parts_of_processes_make_the_whole_batch(processes: int, accumulation: int) -> None:
     config = make_config(accumulation=accumulation)
     orders = [TrainOrder(50, config, 0, rank, processes) for rank in range(processes)]
     for step in range(20):
@@ -73,7 +73,7 @@ def test_parts_make_the_whole(processes: int, accumulation: int) -> None:
 
 
 @pytest.mark.parametrize("first", [0, 5, 22])
-def test_order_from_the_middle_is_the_tail(first: int) -> None:
+def test_order_from_a_later_step_is_the_tail_of_the_order(first: int) -> None:
     config = make_config(accumulation=2)
     whole = list(TrainOrder(50, config, 0, 0, 1))
     assert list(TrainOrder(50, config, first, 0, 1)) == whole[2 * first :]
@@ -104,7 +104,7 @@ class Failing:
 
 
 @pytest.mark.parametrize("workers", [0, 1])
-def test_errors_of_loading_processes_stay_one_sentence(workers: int) -> None:
+def test_errors_of_loading_processes_are_one_sentence(workers: int) -> None:
     config = make_config(num_workers=workers)
     order = EvaluationOrder(50, 4, 0, 1)
     with pytest.raises(InputError, match=r"^sample 0: expected a label, got none$"):
@@ -118,7 +118,7 @@ class Ending(Failing):
 
 @pytest.mark.parametrize("workers", [0, 1])
 @pytest.mark.parametrize("kind", ["training", "evaluation"])
-def test_a_sample_that_stops_an_iteration_does_not_end_the_samples(kind: str, workers: int) -> None:
+def test_stop_iteration_in_a_sample_is_an_error(kind: str, workers: int) -> None:
     config = make_config(num_workers=workers, batch_size=4, max_steps=30)
     if kind == "evaluation":
         evaluated = EvaluationOrder(50, 4, 0, 1)
@@ -149,14 +149,14 @@ class Killed(Failing):
 
 
 @pytest.mark.slow
-def test_a_loading_process_that_was_killed_is_told_in_a_sentence() -> None:
+def test_killed_loading_process_is_reported() -> None:
     order = EvaluationOrder(50, 4, 0, 1)
     batches = evaluation_batches(ToyTask(), Killed(), order, make_config(num_workers=1), CPU)
     with pytest.raises(RunFailed, match=r"\(.*: Killed\)"), loading_processes():
         next(batches)
 
 
-def test_a_batch_too_large_to_be_shared_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_batch_too_large_for_shared_memory_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     def full(values: Tensor) -> Tensor:
         raise RuntimeError("unable to allocate shared memory(shm) for file </torch_1>: full (28)")
 
@@ -168,7 +168,7 @@ def test_a_batch_too_large_to_be_shared_is_not_waited_for(monkeypatch: pytest.Mo
 
 
 @pytest.mark.parametrize("error", [RuntimeError("shapes"), KeyError("x")], ids=repr)
-def test_other_errors_stay_as_they_are(error: Exception) -> None:
+def test_other_errors_are_not_changed(error: Exception) -> None:
     with pytest.raises(type(error)) as caught, loading_processes():
         raise error
     assert caught.value is error
@@ -199,7 +199,7 @@ class AtOnce:
         return [self.samples[index] for index in indices]
 
 
-def test_loading_processes_change_samples_as_training_would() -> None:
+def test_loading_processes_augment_samples_as_training_does() -> None:
     def batches(workers: int) -> list[Batch]:
         config = make_config(num_workers=workers, batch_size=8, accumulation=2, max_steps=5)
         order = TrainOrder(50, config, 2, 0, 1)
@@ -220,7 +220,7 @@ class Refusing(ToyTask):
 
 
 @pytest.mark.parametrize("workers", [0, 1])
-def test_errors_of_changes_stay_one_sentence(workers: int) -> None:
+def test_errors_of_augmentations_are_one_sentence(workers: int) -> None:
     config = make_config(num_workers=workers)
     order = TrainOrder(50, config, 0, 0, 1)
     with pytest.raises(InputError) as caught:
@@ -228,7 +228,7 @@ def test_errors_of_changes_stay_one_sentence(workers: int) -> None:
     assert str(caught.value) == "task toy: expected images, got words"
 
 
-def test_loading_does_not_draw_from_the_training_noise() -> None:
+def test_loading_does_not_change_the_random_state_of_training() -> None:
     before = torch.get_rng_state()
     order = EvaluationOrder(8, 4, 0, 1)
     list(evaluation_batches(ToyTask(), ToyTask().split("train"), order, make_config(), CPU))
@@ -260,7 +260,7 @@ def test_count_tokens(inputs: torch.Tensor) -> None:
 
 
 @pytest.mark.parametrize("processes", [1, 2])
-def test_positions_name_every_sample_of_the_run_once(processes: int) -> None:
+def test_positions_contain_every_sample_of_the_run_once(processes: int) -> None:
     config = make_config(max_steps=3, batch_size=8, accumulation=2)
     orders = [TrainOrder(20, config, 0, rank, processes) for rank in range(processes)]
     for step in range(3):

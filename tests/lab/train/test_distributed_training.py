@@ -146,14 +146,14 @@ def test_two_processes_resume_exactly(two: Processes, tmp_path: Path, script: st
         )
 
 
-def test_an_error_of_the_main_process_ends_all(tmp_path: Path) -> None:
+def test_error_of_the_main_process_ends_all_processes(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     done = launch_training(tmp_path / "file" / "run", {})
     assert done.returncode != 0
     assert done.stderr.count("InputError: ") >= 2
 
 
-def test_fsdp_where_it_cannot_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unsupported_fsdp_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     if torch.accelerator.is_available():
         pytest.skip("an accelerator is here")
     monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")

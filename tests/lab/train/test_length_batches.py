@@ -54,7 +54,7 @@ def test_buckets_grow_by_a_tenth() -> None:
     assert bucket_sizes(10, 30)[-1] == 1
 
 
-def test_batches_hold_similar_lengths_and_at_most_so_many_tokens() -> None:
+def test_batches_have_similar_lengths_and_limited_tokens() -> None:
     batches = list(batches_by_length(LENGTHS, range(200), (TOKENS, LONGEST)))
     assert sorted(index for batch in batches for index in batch) == list(range(200))
     for batch in batches:
@@ -79,7 +79,7 @@ def test_every_sample_is_trained_on_equally_often() -> None:
 
 
 @pytest.mark.parametrize("first", [1, 57])
-def test_order_from_the_middle_is_the_tail(first: int) -> None:
+def test_order_from_a_later_step_is_the_tail_of_the_order(first: int) -> None:
     config = TrainConfig(max_steps=80, token_batches=(TOKENS, LONGEST))
     whole = list(LengthOrder(LENGTHS, config, 0))
     order = LengthOrder(LENGTHS, config, first)
@@ -88,7 +88,7 @@ def test_order_from_the_middle_is_the_tail(first: int) -> None:
         assert order.micro_batches(step) == [[index for index, _ in whole[step]]]
 
 
-def test_evaluation_batches_hold_similar_lengths() -> None:
+def test_evaluation_batches_have_similar_lengths() -> None:
     task = KnownTask(padded=True)
     split = task.split("test")
     order = evaluation_order(task, split, make_config(token_batches=(20, 6)), 0, 1)
@@ -97,7 +97,7 @@ def test_evaluation_batches_hold_similar_lengths() -> None:
     assert max(len(batch) for batch in order) == 20 // 6
 
 
-def test_a_stopped_run_goes_on_bit_for_bit(tmp_path: Path) -> None:
+def test_stopped_run_resumes_bit_for_bit(tmp_path: Path) -> None:
     straight = run(tmp_path / "straight")
     assert not run(tmp_path / "stopped", stop_at=9).finished
     again = run(tmp_path / "stopped")
@@ -125,7 +125,7 @@ def test_another_batch_size_changes_the_tokens_in_proportion() -> None:
     assert TrainConfig().with_batch_size(7) == TrainConfig(batch_size=7)
 
 
-def test_what_does_not_fit_is_refused(tmp_path: Path) -> None:
+def test_invalid_token_batches_are_refused(tmp_path: Path) -> None:
     for value in ((0, 5), (5,), 5, (5, 0), ("5", 5)):
         with pytest.raises(InputError, match="token_batches"):
             TrainConfig(token_batches=value)  # type: ignore[arg-type] # refused

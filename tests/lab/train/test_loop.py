@@ -46,7 +46,7 @@ def read_log(out_dir: Path) -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize("precision", ["no", "bf16"])
 @pytest.mark.parametrize("padded", [False, True], ids=["plain", "padded"])
-def test_it_learns(tmp_path: Path, precision: str, padded: bool) -> None:
+def test_training_learns(tmp_path: Path, precision: str, padded: bool) -> None:
     result = run(
         tmp_path,
         task=ToyTask(samples=400, padded=padded),
@@ -116,7 +116,7 @@ def test_result_and_files(tmp_path: Path) -> None:
     assert result.train_loss == read_log(tmp_path)[-3]["loss"]
 
 
-def test_log(tmp_path: Path) -> None:
+def test_log_has_all_entries(tmp_path: Path) -> None:
     config = make_config()
     run(tmp_path)
     start, *lines = read_log(tmp_path)
@@ -136,7 +136,7 @@ def test_padded_tokens_are_not_counted(tmp_path: Path) -> None:
     assert result.tokens == 3 * int(ToySplit(8, 1, True, None).sizes.sum())
 
 
-def test_what_is_updated_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_optimizer_is_built_fused_or_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
 
     def build(*args: Any, fused: bool) -> Any:
@@ -254,7 +254,7 @@ class FurtherTask(ToyTask):
         return self.further_tests[name] if name in self.further_tests else super().split(name)
 
 
-def test_further_tests_are_of_the_chosen_weights(tmp_path: Path) -> None:
+def test_further_tests_use_the_chosen_weights(tmp_path: Path) -> None:
     model = make_model()
     result = run(tmp_path, model=model, task=FurtherTask(), max_steps=4, eval_every=2)
     assert result.test is not None
@@ -277,7 +277,7 @@ def test_a_further_test_without_samples(tmp_path: Path) -> None:
         run(tmp_path, task=Empty())
 
 
-def test_evaluation_does_not_move_the_noise(tmp_path: Path) -> None:
+def test_evaluation_does_not_change_the_random_state(tmp_path: Path) -> None:
     losses = {}
     for every in (1, None):
         run(tmp_path / str(every), eval_every=every, log_every=1)
@@ -332,7 +332,7 @@ def test_clipping(
     assert seen == [True, True, True]
 
 
-def test_events(tmp_path: Path) -> None:
+def test_events_are_sent_in_order(tmp_path: Path) -> None:
     events: list[TrainEvent] = []
     train(make_model(), ToyTask(), make_config(), tmp_path, device="cpu", on_event=events.append)
     kinds = [event.kind for event in events]
@@ -351,7 +351,7 @@ def test_events(tmp_path: Path) -> None:
     assert set(events[-1].metrics) == {"accuracy", "loss"}
 
 
-def test_the_speed_told_between_log_lines_counts_every_update(
+def test_speed_between_log_lines_counts_every_update(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seconds = itertools.count()
@@ -368,7 +368,7 @@ def test_the_speed_told_between_log_lines_counts_every_update(
     assert speeds[9] == 0.9
 
 
-def test_checkpoints_by_the_clock(tmp_path: Path) -> None:
+def test_checkpoints_at_time_intervals(tmp_path: Path) -> None:
     events: list[TrainEvent] = []
     config = make_config(checkpoint_every=None, checkpoint_seconds=1e-9, max_steps=4)
     train(make_model(), ToyTask(), config, tmp_path, device="cpu", on_event=events.append)

@@ -45,7 +45,7 @@ def test_a_model_in_evaluation_mode_is_trained_with_its_dropout(tmp_path: Path) 
     assert losses(tmp_path / "none", Two(p=0.0)) != expected
 
 
-def test_evaluation_leaves_what_is_frozen_frozen(tmp_path: Path) -> None:
+def test_evaluation_keeps_modules_in_evaluation_mode(tmp_path: Path) -> None:
     runs = []
     for every in (None, 2):
         model = Two()
@@ -58,7 +58,7 @@ def test_evaluation_leaves_what_is_frozen_frozen(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["gpt", "seq2seq"])
-def test_so_does_writing(kind: str) -> None:
+def test_generation_keeps_modules_in_evaluation_mode(kind: str) -> None:
     sizes = {"vocab_size": 9, "dim": 8, "num_layers": 2, "num_heads": 2, "max_length": 12}
     model = rm.create_model(kind, mixer="softmax", **sizes).train()
     frozen = next(module for module in model.modules() if isinstance(module, nn.LayerNorm))
@@ -81,7 +81,7 @@ class WithoutALabel(ToyTask):
         return batch | {"labels": torch.full(batch["labels"].shape, torch.nan)}
 
 
-def test_a_target_that_is_no_number_is_told(tmp_path: Path) -> None:
+def test_nan_target_is_reported(tmp_path: Path) -> None:
     words = r"^train data: .*got nan\b.*\d+$"
     with pytest.raises(InputError, match=words):
         train(Two(), WithoutALabel(), TrainConfig(max_steps=6, batch_size=8), tmp_path / "run")

@@ -41,7 +41,9 @@ def test_decay_groups() -> None:
         ("token_parallel", {"use_wout": True}),
     ],
 )
-def test_biases_of_maps_side_by_side_are_not_decayed(mixer: str, options: dict[str, Any]) -> None:
+def test_biases_of_stacked_linear_layers_are_not_decayed(
+    mixer: str, options: dict[str, Any]
+) -> None:
     model = create_mixer(mixer, 8, num_heads=2, max_length=16, **options)
     groups = decay_groups(model)
     assert any(dict(model.named_parameters())[name].dim() > 1 for name in groups.not_decayed)
@@ -56,7 +58,7 @@ def test_a_class_token_is_not_decayed() -> None:
         assert "cls" not in decay_groups(model).decayed
 
 
-def test_exclusion_at_the_root() -> None:
+def test_decay_exclusion_of_the_root_module() -> None:
     assert decay_groups(Tempered()).decayed == ["weight"]
 
 
@@ -76,7 +78,7 @@ def test_optimizer(name: str, kind: type) -> None:
     ("name", "option"),
     [("adamw", "fused"), ("adam", "fused"), ("sgd", "foreach"), ("adafactor", "foreach")],
 )
-def test_many_are_updated_at_a_time_where_asked_for(name: str, option: str) -> None:
+def test_fused_optimizer_on_request(name: str, option: str) -> None:
     config = make_config(optimizer=name)
     for fused in (False, True):
         optimizer = build_optimizer(make_model(), config, fused=fused)
@@ -151,14 +153,14 @@ def test_allocated_state_changes_no_update(name: str, fused: bool) -> None:
     assert all(torch.equal(a, b) for a, b in zip(*weights, strict=True))
 
 
-def test_decay_of_everything() -> None:
+def test_decay_all_decays_every_parameter() -> None:
     groups = decay_groups(make_model(), decay_all=True)
     assert not groups.not_decayed
     assert len(groups.decayed) == len(list(make_model().parameters()))
 
 
 @pytest.mark.parametrize("name", ["adamw", "adam", "sgd", "adafactor"])
-def test_all_at_a_time_get_the_same_updates(name: str) -> None:
+def test_fused_optimizer_makes_the_same_updates(name: str) -> None:
     """Also continue from the state of the other implementation."""
     updated, state = [], {}
     for fused in (False, True):

@@ -116,7 +116,7 @@ SLOW = {
         for name, settings in SETTINGS_TABLE.items()
     ],
 )
-def test_killed_twice_equals_straight(
+def test_run_killed_twice_equals_an_uninterrupted_run(
     tmp_path: Path, settings: dict[str, Any], straight: Straight
 ) -> None:
     config = make_config(**settings)
@@ -129,7 +129,7 @@ def test_killed_twice_equals_straight(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("step", range(1, LAST + 1))
-def test_killed_at_any_step(tmp_path: Path, step: int, straight: Straight) -> None:
+def test_run_killed_at_any_step_resumes(tmp_path: Path, step: int, straight: Straight) -> None:
     with pytest.raises(Killed):
         run(tmp_path / "killed", make_config(), on_event=kill_at(step))
     run(tmp_path / "killed", make_config())
@@ -137,7 +137,9 @@ def test_killed_at_any_step(tmp_path: Path, step: int, straight: Straight) -> No
 
 
 @pytest.mark.parametrize(("kind", "step"), [("eval", 5), ("eval", LAST), ("checkpoint", LAST)])
-def test_killed_around_evaluation(tmp_path: Path, kind: str, step: int, straight: Straight) -> None:
+def test_run_killed_around_evaluation_resumes(
+    tmp_path: Path, kind: str, step: int, straight: Straight
+) -> None:
     with pytest.raises(Killed):
         run(tmp_path / "killed", make_config(), on_event=kill_at(step, kind))
     run(tmp_path / "killed", make_config())
@@ -145,7 +147,9 @@ def test_killed_around_evaluation(tmp_path: Path, kind: str, step: int, straight
 
 
 @pytest.mark.slow
-def test_stopped_at_every_step_equals_straight(tmp_path: Path, straight: Straight) -> None:
+def test_run_stopped_at_every_step_equals_an_uninterrupted_run(
+    tmp_path: Path, straight: Straight
+) -> None:
     """Stop between all other events, so that partial losses and history must be restored.
 
     At step 5 the stop comes in the middle of an evaluation.
@@ -220,7 +224,7 @@ def test_settings_without_effect_may_change_on_resume(
     assert outcome(tmp_path / "killed") == straight(make_config())
 
 
-def test_keeping_weights_changes_nothing_else(tmp_path: Path, straight: Straight) -> None:
+def test_keeping_weights_does_not_change_results(tmp_path: Path, straight: Straight) -> None:
     config = make_config()
     with pytest.raises(Killed):
         run(tmp_path / "kept", config, on_event=kill_at(10), keep_weights=True)
@@ -294,7 +298,7 @@ def run_script(out_dir: Path, config: TrainConfig, kill_step: int = -1) -> int:
 
 
 @pytest.mark.slow
-def test_kill_minus_nine(tmp_path: Path, straight: Straight) -> None:
+def test_run_killed_by_sigkill_resumes(tmp_path: Path, straight: Straight) -> None:
     assert run_script(tmp_path / "killed", make_config(), kill_step=14) == -9
     assert not (tmp_path / "killed" / "training.json").exists()
     run(tmp_path / "killed", make_config())
@@ -303,7 +307,7 @@ def test_kill_minus_nine(tmp_path: Path, straight: Straight) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("workers", "seconds"), [(0, 3.0), (0, 4.5), (0, 6.0), (2, 5.0)])
-def test_kill_minus_nine_at_any_moment(
+def test_run_killed_by_sigkill_at_any_moment_resumes(
     tmp_path: Path, seconds: float, workers: int, straight: Straight
 ) -> None:
     """Kill at random moments: during startup, an update, a save or an evaluation."""

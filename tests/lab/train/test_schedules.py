@@ -50,7 +50,9 @@ POINTS = [
 @pytest.mark.parametrize(
     ("schedule", "settings", "points"), POINTS, ids=[f"{p[0]}-{p[1]}" for p in POINTS]
 )
-def test_known_points(schedule: str, settings: dict[str, Any], points: dict[int, float]) -> None:
+def test_schedules_have_known_values(
+    schedule: str, settings: dict[str, Any], points: dict[int, float]
+) -> None:
     for step, expected in points.items():
         assert learning_rate(config(schedule, **settings), step) == pytest.approx(
             expected, rel=1e-12, abs=1e-15
@@ -120,5 +122,5 @@ def test_per_epoch_cosine_equals_torch() -> None:
         twin.step()
 
 
-def test_beta1_stays_without_cycle() -> None:
+def test_beta1_is_constant_without_a_cycle() -> None:
     assert momentum(config("one_cycle", warmup_steps=5, betas=(0.8, 0.9)), 3) == 0.8

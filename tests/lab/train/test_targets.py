@@ -71,7 +71,7 @@ MIXED = {"mixup": 0.8, "cutmix": 1.0, "label_smoothing": 0.1}
 
 
 @pytest.mark.parametrize("smoothing", [0.1, 0.5])
-def test_of_classes_it_is_torchs(smoothing: float) -> None:
+def test_smoothed_class_loss_equals_torch(smoothing: float) -> None:
     task = image_task()
     batch = task.collate([task.split("train")[k] for k in range(9)])
     outputs = torch.randn(9, CLASSES, dtype=torch.float64)
@@ -90,7 +90,7 @@ def sorting() -> Task:
 
 
 @pytest.mark.parametrize("name", ["sort", "ptb"])
-def test_of_tokens_it_is_torchs(name: str, tmp_path: Path) -> None:
+def test_smoothed_token_loss_equals_torch(name: str, tmp_path: Path) -> None:
     for part in ("train", "valid", "test"):
         (tmp_path / f"ptb.{part}.txt").write_text("the cat sat on the dog " * 9)
     words = {"level": "byte", "max_length": 20}
@@ -127,7 +127,7 @@ def test_mixed_training_learns_and_resumes_exactly(tmp_path: Path) -> None:
     assert all(torch.equal(weights[0][key], weights[1][key]) for key in weights[0])
 
 
-def test_mixing_depends_on_seed_and_place_alone() -> None:
+def test_mixing_depends_only_on_seed_and_position() -> None:
     task = image_task()
     batch = task.collate([task.split("train")[k] for k in range(6)])
     first = change_batch(task, config(**MIXED), batch, range(12, 18))

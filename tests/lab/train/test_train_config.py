@@ -85,7 +85,7 @@ from rifflemix.lab.train import TrainConfig
     ],
     ids=lambda value: str(value) if isinstance(value, dict) else "",
 )
-def test_refuses(settings: dict[str, Any], words: list[str]) -> None:
+def test_invalid_settings_are_refused(settings: dict[str, Any], words: list[str]) -> None:
     with pytest.raises(InputError) as caught:
         TrainConfig(**settings)
     for word in words:
@@ -110,6 +110,6 @@ def test_unknown_setting_suggests_the_nearest() -> None:
         TrainConfig.from_dict({"warmup_step": 3})
 
 
-def test_not_a_mapping() -> None:
+def test_settings_that_are_not_a_mapping_are_refused() -> None:
     with pytest.raises(InputError, match=r"^config: .*got \[1\]"):
         TrainConfig.from_dict([1])  # type: ignore[arg-type]

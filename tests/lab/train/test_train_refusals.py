@@ -62,7 +62,7 @@ def test_model_settings_are_compared(tmp_path: Path) -> None:
         )
 
 
-def test_folder_with_other_things(tmp_path: Path) -> None:
+def test_folder_with_other_files_is_refused(tmp_path: Path) -> None:
     (tmp_path / "checkpoint.safetensors").write_text("mine")
     assert "config.json" in refused(tmp_path)
     assert (tmp_path / "checkpoint.safetensors").read_text() == "mine"
@@ -122,7 +122,7 @@ def test_divergence_leaves_the_last_checkpoint(tmp_path: Path) -> None:
     assert run(tmp_path, log_every=100).finished
 
 
-def test_the_reason_of_a_divergence_tells_nothing_of_folders_and_checkpoints(
+def test_divergence_reason_contains_no_paths(
     tmp_path: Path,
 ) -> None:
     def reason(folder: str, **settings: Any) -> str:
@@ -133,7 +133,7 @@ def test_the_reason_of_a_divergence_tells_nothing_of_folders_and_checkpoints(
     assert reason("one", checkpoint_every=4) == reason("other", checkpoint_every=3)
 
 
-def test_divergence_before_the_first_checkpoint_names_none(tmp_path: Path) -> None:
+def test_divergence_before_the_first_checkpoint_names_no_checkpoint(tmp_path: Path) -> None:
     message = refused(tmp_path, TrainingDiverged, task=Exploding(1), log_every=100)
     assert re.search(r"\binf\b.*\b1\b", message)
     assert "checkpoint" not in message
@@ -182,7 +182,7 @@ def test_batch_that_does_not_divide(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("device", ["cuda", "cuda:3", "tpu", 7])
-def test_device_that_is_not_here(tmp_path: Path, device: Any) -> None:
+def test_unavailable_device_is_refused(tmp_path: Path, device: Any) -> None:
     if torch.accelerator.is_available():
         pytest.skip("an accelerator is here")
     with pytest.raises(InputError, match="device"):
@@ -230,19 +230,19 @@ def test_full_disk_at_a_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert run(tmp_path).finished
 
 
-def test_a_folder_of_somebody_else(tmp_path: Path) -> None:
+def test_folder_of_other_files_is_refused(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("mine")
     message = refused(tmp_path)
     assert "notes.txt" in message
     assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
 
 
-def test_a_lock_that_is_a_folder(tmp_path: Path) -> None:
+def test_lock_path_is_a_folder(tmp_path: Path) -> None:
     (tmp_path / ".lock").mkdir()
     assert ".lock" in refused(tmp_path)
 
 
-def test_a_log_that_is_gone_at_a_checkpoint(tmp_path: Path) -> None:
+def test_log_deleted_before_a_checkpoint(tmp_path: Path) -> None:
     def remove(event: TrainEvent) -> None:
         if event.step == 3:
             (tmp_path / "log.jsonl").unlink(missing_ok=True)

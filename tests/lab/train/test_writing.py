@@ -43,7 +43,7 @@ def run(out: Path, stop: Stop | None = None, **options: Any) -> TrainResult:
     return train(model, task, config, out, device="cpu", on_event=stop.on_event, should_stop=stop)
 
 
-def test_written_metrics_are_of_the_test_split_and_asked_for(tmp_path: Path) -> None:
+def test_generation_metrics_are_measured_on_the_test_split_on_request(tmp_path: Path) -> None:
     result = run(tmp_path / "asked")
     assert result.test is not None
     assert {NAME, "edit_distance"} <= set(result.test)
@@ -53,7 +53,7 @@ def test_written_metrics_are_of_the_test_split_and_asked_for(tmp_path: Path) -> 
 
 
 @pytest.mark.slow
-def test_broken_off_between_tokens_it_starts_the_test_anew(tmp_path: Path) -> None:
+def test_stop_during_generation_restarts_the_test(tmp_path: Path) -> None:
     counter = Stop()
     straight = run(tmp_path / "straight", counter)
     assert counter.polls > 4  # more often than for two batches

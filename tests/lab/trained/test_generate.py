@@ -33,7 +33,9 @@ def text_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_a_prompt_has_the_same_continuation_alone(text_run: Path, temperature: float) -> None:
+def test_prompt_has_the_same_continuation_alone_and_in_a_batch(
+    text_run: Path, temperature: float
+) -> None:
     run = rm.load_run(text_run)
     found = run.generate(PROMPTS, 9, temperature=temperature, seed=4)
     for prompt, text in zip(PROMPTS, found, strict=True):
@@ -45,7 +47,7 @@ def test_a_prompt_has_the_same_continuation_alone(text_run: Path, temperature: f
     assert (other == found) is (temperature == 0)
 
 
-def test_greedy_text_is_what_predict_chooses(text_run: Path) -> None:
+def test_greedy_text_equals_predict(text_run: Path) -> None:
     run = rm.load_run(text_run)
     (text,) = run.generate(["the cat"], 3, temperature=0)
     for end in range(7, 10):
@@ -105,7 +107,7 @@ def test_a_class_for_each_token_is_predicted(tmp_path: Path) -> None:
     assert [run.classes[i] for i in shares.argmax(1)] == found[0].tolist()
 
 
-def test_a_classifier_writes_nothing(tmp_path: Path) -> None:
+def test_classifier_cannot_generate(tmp_path: Path) -> None:
     x = np.random.default_rng(0).normal(size=(40, 6, 2)).astype(np.float32)
     run = rm.load_run(train_into(tmp_path / "run", rm.Task.from_arrays(x, np.arange(40) % 2)))
     with pytest.raises(InputError, match="generate"):

@@ -168,7 +168,7 @@ def test_runs_of_another_version_are_refused_in_one_sentence(
     assert "\n" not in str(caught.value)
 
 
-def test_a_run_of_another_version_is_loaded_if_it_fits(run: Path) -> None:
+def test_run_of_another_version_is_loaded_if_weights_fit(run: Path) -> None:
     values = json.loads((run / "task.json").read_text())
     del values["sha256"], values["version"], values["target_shape"]
     (run / "task.json").write_text(json.dumps(sealed(values)))

@@ -81,7 +81,7 @@ FORMS = {
 
 
 @pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
-def test_forms_of_arrays(runs: Any, form: Any) -> None:
+def test_array_types_and_shapes(runs: Any, form: Any) -> None:
     run, _, raw = runs["vectors", "csp"]
     assert run.predict(form(raw)).tolist() == run.predict(raw).tolist()
 
@@ -128,7 +128,7 @@ def test_wrong_inputs_are_refused(runs: Any, kind: str, inputs: Any, match: str)
         runs[kind, "tssa"][0].predict(inputs)
 
 
-def test_texts_are_cut_as_in_training(tmp_path: Path) -> None:
+def test_texts_are_truncated_as_in_training(tmp_path: Path) -> None:
     x, y = texts()
     with pytest.warns(InputWarning, match="longer than max_length"):
         task = rm.Task.from_arrays([f"{text} and more" for text in x], y, max_length=12)
@@ -177,7 +177,7 @@ def test_a_task_without_raw_inputs_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("mixer", list_mixers())
-def test_neighbours_do_not_change_a_prediction(tmp_path: Path, mixer: str) -> None:
+def test_other_samples_do_not_change_a_prediction(tmp_path: Path, mixer: str) -> None:
     """Check every mixer on a batch of several lengths."""
     x, y = ragged()
     run = rm.load_run(train_into(tmp_path, rm.Task.from_arrays(x, y), mixer))

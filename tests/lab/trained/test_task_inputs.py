@@ -57,7 +57,7 @@ def assert_equal(found: Any, wanted: Any) -> None:
 
 
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
-def test_raw_inputs_become_the_samples(case: Case, tmp_path: Path) -> None:
+def test_raw_inputs_are_converted_to_samples(case: Case, tmp_path: Path) -> None:
     task = load(case, tmp_path / "data")
     split = task.split("test")
     raw = case.raw(task, split)

@@ -56,7 +56,9 @@ def new_file(folder: Path, name: str, column: str) -> Path:
         ("new.txt", "", ()),
     ],
 )
-def test_texts(reviews: Path, tmp_path: Path, cli: Cli, name: str, column: str, words: Any) -> None:
+def test_predictions_of_texts(
+    reviews: Path, tmp_path: Path, cli: Cli, name: str, column: str, words: Any
+) -> None:
     data = new_file(tmp_path, name, column)
     ended = cli("predict", reviews, "--data", data, *words, "--out", tmp_path / "out.csv")
     assert (ended.code, ended.err) == (0, "")
@@ -178,7 +180,7 @@ def test_predictions_need_a_new_csv_file(reviews: Path, tmp_path: Path, cli: Cli
     ["no run", "no file", "no column", "unknown column", "no rows", "too long", "other file",
      "unknown mixer"],
 )  # fmt: skip
-def test_wrong_words(reviews: Path, tmp_path: Path, cli: Cli, case: str) -> None:
+def test_wrong_arguments_are_one_line(reviews: Path, tmp_path: Path, cli: Cli, case: str) -> None:
     words, named = wrong(reviews, tmp_path)[case]
     ended = cli("predict", *words, "--out", tmp_path / "out.csv")
     assert ended.code == 2
@@ -188,7 +190,7 @@ def test_wrong_words(reviews: Path, tmp_path: Path, cli: Cli, case: str) -> None
     assert not (tmp_path / "out.csv").exists()
 
 
-def test_export_refuses_in_a_sentence(reviews: Path, tmp_path: Path, cli: Cli) -> None:
+def test_export_errors_are_one_sentence(reviews: Path, tmp_path: Path, cli: Cli) -> None:
     for words in ([tmp_path, "--out", "x.onnx"], [reviews, "--out", tmp_path]):
         ended = cli("export", *words)
         assert ended.code == 2
@@ -196,7 +198,7 @@ def test_export_refuses_in_a_sentence(reviews: Path, tmp_path: Path, cli: Cli) -
 
 
 @pytest.mark.slow
-def test_export(reviews: Path, tmp_path: Path, cli: Cli) -> None:
+def test_exported_model_is_written(reviews: Path, tmp_path: Path, cli: Cli) -> None:
     ended = cli("export", reviews, "--out", tmp_path / "model.onnx", "--json")
     assert ended.code == 0
     assert json.loads(ended.out)["files"] == [str(tmp_path / "model.onnx")]

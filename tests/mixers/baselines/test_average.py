@@ -25,7 +25,7 @@ def test_equals_a_loop(padding: str, causal: bool) -> None:
 
 
 @pytest.mark.parametrize("causal", [False, True])
-def test_sums_of_bfloat16_are_kept_in_wider_floats(causal: bool) -> None:
+def test_sums_of_bfloat16_have_a_wider_dtype(causal: bool) -> None:
     """Check a sum of ones that stops at 256 in bfloat16."""
     y = rm.create_mixer("average", 2, causal=causal)(torch.ones(1, 5000, 2, dtype=torch.bfloat16))
     assert (y == 1).all()

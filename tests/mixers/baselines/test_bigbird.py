@@ -80,7 +80,7 @@ def test_kept_positions_hold_the_blocks() -> None:
 
 @pytest.mark.parametrize("num_random", [1, 3, 5])
 @pytest.mark.parametrize("blocks", [1, 2, 3, 5, 6, 9, 40])
-def test_draws_are_distinct_and_new(blocks: int, num_random: int) -> None:
+def test_random_blocks_are_distinct_and_not_in_the_window(blocks: int, num_random: int) -> None:
     draws = random_blocks(torch.tensor([blocks, 1]), blocks + 2, 3, num_random, seed=0, layer=0)
     for h in range(3):
         for i in range(1, blocks - 1):
@@ -91,7 +91,7 @@ def test_draws_are_distinct_and_new(blocks: int, num_random: int) -> None:
     assert not draws.exists[1].any()
 
 
-def test_draws_are_uniform_and_differ() -> None:
+def test_random_blocks_are_uniform_and_differ() -> None:
     def draw(seed: int, layer: int) -> torch.Tensor:
         return random_blocks(torch.tensor([400]), 400, 8, 3, seed=seed, layer=layer).chosen
 
@@ -104,7 +104,7 @@ def test_draws_are_uniform_and_differ() -> None:
     assert all(abs(counts[tenth] - expected) < 6 * expected**0.5 for tenth in range(10))
 
 
-def test_draws_of_a_sample_depend_on_its_own_length() -> None:
+def test_random_blocks_of_a_sample_depend_only_on_its_length() -> None:
     together = random_blocks(torch.tensor([7, 12]), 12, 2, 3, seed=0, layer=0)
     alone = random_blocks(torch.tensor([7]), 7, 2, 3, seed=0, layer=0)
     exists = alone.exists[0]

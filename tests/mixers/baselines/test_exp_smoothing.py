@@ -92,7 +92,7 @@ def test_state_of_a_stream_has_constant_size() -> None:
     torch.testing.assert_close(torch.stack(outputs, 1), mixer(x), atol=1e-11, rtol=1e-9)
 
 
-def test_first_factors_lie_in_the_ring() -> None:
+def test_initial_factors_are_inside_the_ring() -> None:
     module = ComplexSmoothing(500, bidirectional=False)
     log_factor = torch.view_as_complex(module.log_delta.detach()).exp()
     modulus = log_factor.real.exp()

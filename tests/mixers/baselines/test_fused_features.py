@@ -59,7 +59,7 @@ def test_elu_plus_one() -> None:
 
 
 @pytest.mark.parametrize("chunks", [1, 2, 7])
-def test_sums_before(chunks: int) -> None:
+def test_causal_prefix_sums(chunks: int) -> None:
     x = torch.randn(2, 3, chunks, 4, 2, dtype=torch.float64, requires_grad=True)
     earlier = torch.ones(chunks, chunks, dtype=torch.float64).tril(-1)
     torch.testing.assert_close(sums_before(x), torch.einsum("gh,abhrs->abgrs", earlier, x))
@@ -67,7 +67,7 @@ def test_sums_before(chunks: int) -> None:
     assert torch.autograd.gradgradcheck(sums_before, x)
 
 
-def test_one_tensor_of_features_is_kept() -> None:
+def test_backward_saves_one_tensor_of_features() -> None:
     x = torch.randn(1, 2, 512, 8, requires_grad=True)
     rows = torch.randn(64, 8)
     features = 2 * 512 * 64 * 4  # bytes

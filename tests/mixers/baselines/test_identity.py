@@ -9,7 +9,7 @@ import rifflemix as rm
 
 
 @pytest.mark.parametrize("causal", [False, True])
-def test_changes_nothing(causal: bool) -> None:
+def test_identity_returns_its_input(causal: bool) -> None:
     x = torch.randn(2, 5, 4)
     mixer = rm.create_mixer("identity", 4, causal=causal)
     assert torch.equal(mixer(x), x)

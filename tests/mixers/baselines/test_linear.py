@@ -54,7 +54,7 @@ FORMS = [{}, {"causal": True}, {"normalize": False}, {"bias": False, "out_bias":
 
 
 @pytest.mark.parametrize("options", FORMS, ids=str)
-def test_equals_loops(options: dict[str, bool]) -> None:
+def test_equals_an_explicit_loop(options: dict[str, bool]) -> None:
     mixer = build(**options)
     x = torch.randn(2, 9, 6, dtype=torch.float64)
     expected = torch.stack([literal(mixer, sample) for sample in x])
@@ -75,7 +75,7 @@ def test_streams_past_a_chunk() -> None:
     assert_streams(build(causal=True), 70)
 
 
-def test_the_state_stays_small_and_wide() -> None:
+def test_state_has_constant_size_and_wide_dtype() -> None:
     mixer = build(causal=True).bfloat16()
     state = mixer.init_state(3)
     shapes = {name: tuple(value.shape) for name, value in state.items()}
@@ -88,7 +88,7 @@ def test_the_state_stays_small_and_wide() -> None:
     assert all(torch.equal(state[name], before[name]) for name in state)
 
 
-def test_streams_refuse_what_does_not_fit() -> None:
+def test_streams_refuse_states_that_do_not_fit() -> None:
     mixer = build(causal=True, max_length=2)
     x = torch.randn(1, 6, dtype=torch.float64)
     with pytest.raises(rm.InputError, match=r"state: .*init_state.*'sums'"):

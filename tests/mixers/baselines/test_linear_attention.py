@@ -44,13 +44,13 @@ def test_gradients(causal: bool) -> None:
     assert torch.autograd.gradgradcheck(run, inputs)
 
 
-def test_heads_of_a_token_lie_together() -> None:
+def test_heads_of_a_token_are_contiguous() -> None:
     """Check that the output projection reads the heads without a copy."""
     y = linear_attention(*draw(7), epsilon=1e-6)
     assert y.transpose(1, 2).is_contiguous()
 
 
-def test_values_alone_may_need_a_gradient() -> None:
+def test_only_values_may_need_a_gradient() -> None:
     q, k, v = draw(6)
     v.requires_grad_()
     (found,) = torch.autograd.grad(linear_attention(q, k, v, epsilon=1e-6).square().sum(), v)

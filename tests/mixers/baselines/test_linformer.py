@@ -51,7 +51,7 @@ SHARING = [(True, True), (True, False), (False, True), (False, False)]
 
 @pytest.mark.parametrize(("share_heads", "share_kv"), SHARING)
 @pytest.mark.parametrize("length", [1, 9, 16])
-def test_equals_projections_written_out(length: int, share_heads: bool, share_kv: bool) -> None:
+def test_equals_explicit_projections(length: int, share_heads: bool, share_kv: bool) -> None:
     mixer = build(projected_length=5, share_heads=share_heads, share_kv=share_kv)
     x = torch.randn(2, length, 6, dtype=torch.float64)
     expected = torch.stack([literal(mixer, sample) for sample in x])

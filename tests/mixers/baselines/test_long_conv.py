@@ -90,7 +90,7 @@ def test_dropout_acts_in_training_only() -> None:
     assert not torch.allclose(mixer(x), mixer(x))
 
 
-def test_first_outputs_keep_the_scale() -> None:
+def test_initial_outputs_keep_the_scale() -> None:
     """Check that the last layer is divided by sqrt(num_taps)."""
     for most in (64, 2048):
         torch.manual_seed(0)
@@ -123,7 +123,7 @@ def released_start(taps: int, frequency: float, width: float, channels: int = 64
 
 
 @pytest.mark.parametrize("width", [0.03, 0.4])
-def test_causal_kernels_start_as_released(width: float) -> None:
+def test_causal_kernels_are_initialized_as_released(width: float) -> None:
     """Check the kernels' energy, mean lag and share of the current token."""
     taps, frequency = 1024, 2272.557
 
@@ -151,7 +151,7 @@ def test_first_window() -> None:
     assert mixer.no_weight_decay() <= {name for name, _ in mixer.named_parameters()}
 
 
-def test_it_is_counted_without_memory() -> None:
+def test_operations_are_counted_without_memory() -> None:
     with torch.device("meta"):
         mixer = LongConv(DIM, max_length=MOST)
     expected = sum(p.numel() for p in LongConv(DIM, max_length=MOST).parameters())

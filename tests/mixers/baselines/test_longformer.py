@@ -61,7 +61,7 @@ def test_kept_positions_hold_the_windows(padding: str) -> None:
     torch.testing.assert_close(mixer(x, key_padding_mask=mask), expected, atol=1e-12, rtol=1e-9)
 
 
-def test_without_global_tokens_there_are_no_maps_for_them() -> None:
+def test_no_global_projections_without_global_tokens() -> None:
     assert rm.create_mixer("longformer", 8, num_global=0).global_qkv is None
 
 

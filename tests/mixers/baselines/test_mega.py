@@ -102,7 +102,7 @@ def test_acts_on_the_valid_tokens(kind: type[MegaLayer], attention_fn: str, caus
 
 @pytest.mark.parametrize("chunk", [None, 4])
 @pytest.mark.parametrize("attention_fn", ["softmax", "laplace"])
-def test_steps_equal_the_whole(attention_fn: str, chunk: int | None) -> None:
+def test_steps_equal_the_whole_sequence(attention_fn: str, chunk: int | None) -> None:
     options: dict[str, Any] = {"attention_fn": attention_fn, "causal": True}
     mixer = made(**options) if chunk is None else made(MegaChunk, chunk_size=chunk, **options)
     x = tokens(14)
@@ -144,7 +144,7 @@ CSP_OPTIONS = {
 
 
 @pytest.mark.parametrize("options", CSP_OPTIONS.values(), ids=CSP_OPTIONS)
-def test_csp_takes_the_position_of_attention(options: dict[str, Any] | None) -> None:
+def test_csp_replaces_attention(options: dict[str, Any] | None) -> None:
     mixer = made(mixing="csp", csp_options=options, layer_index=1, num_layers=3)
     names = {name for name, _ in mixer.named_parameters()}
     assert not names & {"gamma", "beta", "rel_pos_bias.rel_pos_bias"}
@@ -158,7 +158,7 @@ def test_csp_takes_the_position_of_attention(options: dict[str, Any] | None) -> 
     torch.testing.assert_close(mixer(x), x + u.sigmoid() * (new - x), atol=1e-12, rtol=1e-10)
 
 
-def test_csp_form_keeps_padding_out() -> None:
+def test_csp_variant_ignores_padding() -> None:
     mixer = made(mixing="csp")
     x, mask = tokens(12), torch.zeros(2, 12, dtype=torch.bool)
     mask[0, 3:6], mask[1, 9:] = True, True
@@ -168,7 +168,7 @@ def test_csp_form_keeps_padding_out() -> None:
     assert y.isfinite().all()
 
 
-def test_no_weight_decay_names_parameters() -> None:
+def test_no_weight_decay_returns_parameter_names() -> None:
     names = rm.create_mixer("mega", 8, max_length=4, mixing="csp").no_weight_decay()
     assert names == set()
     attention = rm.create_mixer("mega", 8, max_length=4)
@@ -200,13 +200,13 @@ def test_dropout_acts_in_training_only(name: str, attention_fn: str) -> None:
     assert not torch.allclose(mixer(x), mixer(x))
 
 
-def test_one_direction_without_being_causal() -> None:
+def test_unidirectional_without_causal() -> None:
     assert made(bidirectional=False).move.delta.shape == (DIM, 3, 1)
     assert made().move.delta.shape == (2 * DIM, 3, 1)
     assert made(causal=True).move.delta.shape == (DIM, 3, 1)
 
 
-def test_first_weights_follow_the_paper() -> None:
+def test_initial_weights_follow_the_paper() -> None:
     mixer = Mega(64, max_length=256)
     assert (mixer.z_dim, mixer.hidden_dim) == (32, 128)
     for weight in (mixer.v_proj.weight, mixer.mx_proj.weight, mixer.h_proj.weight, mixer.gamma):
@@ -222,7 +222,7 @@ def test_default_chunk(max_length: int | None, chunk: int) -> None:
     assert MegaChunk(8, max_length=max_length).chunk_size == chunk
 
 
-def test_chunks_are_of_attention() -> None:
+def test_mega_chunk_refuses_mixing() -> None:
     assert not {"mixing", "csp_options"} & set(mixer_options("mega_chunk"))
     with pytest.raises(rm.InputError, match=r"mega_chunk.*chunk_size.*got 'mixing'"):
         rm.create_mixer("mega_chunk", 8, mixing="csp")

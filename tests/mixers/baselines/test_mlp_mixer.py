@@ -12,7 +12,7 @@ import rifflemix as rm
 
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("length", [1, 5, 9])
-def test_each_channel_passes_the_same_maps(length: int, bias: bool) -> None:
+def test_all_channels_share_the_weights(length: int, bias: bool) -> None:
     mixer = rm.create_mixer("mlp_mixer", 6, max_length=9, hidden_dim=4, bias=bias).double()
     x = torch.randn(2, length, 6, dtype=torch.float64)
     mask = torch.rand(2, length) < 0.4
@@ -25,7 +25,7 @@ def test_each_channel_passes_the_same_maps(length: int, bias: bool) -> None:
             torch.testing.assert_close(y[b, :, c], out, atol=1e-12, rtol=1e-9)
 
 
-def test_recorded_model(golden) -> None:
+def test_equals_the_recorded_model(golden) -> None:
     """Rebuild the recorded model: patch embedding, two blocks and classifier."""
     g = {name: torch.from_numpy(value) for name, value in golden("mlp_mixer_tiny").items()}
 

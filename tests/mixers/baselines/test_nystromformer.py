@@ -57,7 +57,9 @@ def literal(mixer: Nystromformer, x: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("conv_kernel", [None, 1, 5])
 @pytest.mark.parametrize(("length", "num_landmarks"), [(12, 4), (13, 4), (7, 3), (5, 1)])
-def test_equals_means_written_out(length: int, num_landmarks: int, conv_kernel: int | None) -> None:
+def test_equals_explicit_landmarks(
+    length: int, num_landmarks: int, conv_kernel: int | None
+) -> None:
     mixer = build(num_landmarks=num_landmarks, conv_kernel=conv_kernel, pinv_iterations=30)
     torch.nn.init.normal_(mixer.qkv.weight)  # large enough for an invertible middle matrix
     x = torch.randn(2, length, 8, dtype=torch.float64)
@@ -105,7 +107,7 @@ def test_gradients(padding: bool) -> None:
     assert torch.autograd.gradcheck(lambda x: mixer(x, key_padding_mask=mask), x)
 
 
-def test_padding_only_is_harmless() -> None:
+def test_sample_of_padding_only_is_finite() -> None:
     mixer = build(num_landmarks=3)
     x = torch.randn(2, 7, 8, dtype=torch.float64, requires_grad=True)
     mask = torch.zeros(2, 7, dtype=torch.bool)
@@ -116,7 +118,7 @@ def test_padding_only_is_harmless() -> None:
     assert all(t.grad.isfinite().all() for t in (x, *mixer.parameters()))
 
 
-def test_samples_meet_only_where_the_release_lets_them() -> None:
+def test_samples_affect_each_other_only_as_in_the_released_code() -> None:
     a, b = torch.randn(2, 12, 8).double(), 5 * torch.randn(2, 12, 8).double()
     for pinv_init, apart in (("per_matrix", True), ("batch", False)):
         mixer = build(num_landmarks=4, pinv_init=pinv_init, pinv_iterations=2)
@@ -151,7 +153,7 @@ def test_memory() -> None:
     assert_linear_memory(build(num_landmarks=16), per_token=2 * 16)
 
 
-def test_dropout_is_for_training() -> None:
+def test_dropout_acts_in_training_only() -> None:
     mixer = build(num_landmarks=3, dropout=0.5).train()
     x = torch.randn(1, 9, 8, dtype=torch.float64)
     assert not torch.equal(mixer(x), mixer(x))

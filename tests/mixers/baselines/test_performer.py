@@ -67,7 +67,7 @@ OPTIONS = [
 
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
-def test_equals_the_features_written_out(options: dict[str, object], causal: bool) -> None:
+def test_equals_explicit_features(options: dict[str, object], causal: bool) -> None:
     mixer = build(causal=causal, **options)
     x = torch.randn(2, 9, 8, dtype=torch.float64)
     expected = torch.stack([literal(mixer, sample) for sample in x])
@@ -80,7 +80,7 @@ def test_padding(options: dict[str, object], causal: bool) -> None:
     assert_acts_on_valid_tokens(build(causal=causal, **options))
 
 
-def test_the_largest_key_is_a_valid_one() -> None:
+def test_stabilizer_is_the_largest_valid_key() -> None:
     mixer = build()
     q, k, v = torch.randn(3, 2, 2, 9, 4, dtype=torch.float64).unbind(0)
     mask = torch.arange(9).expand(2, 9) >= 6
@@ -121,7 +121,7 @@ def test_many_features_approach_softmax_attention(
     assert errors[2] < 0.04
 
 
-def test_wide_causal_heads_tell_keys_apart() -> None:
+def test_wide_causal_heads_distinguish_keys() -> None:
     """Check long projection rows: a bound from their length hides all keys."""
     mixer = build(256, 1, causal=True)
     x = torch.randn(1, 9, 256, dtype=torch.float64)

@@ -65,7 +65,7 @@ def literal(mixer: Reformer, x: Tensor, mask: Tensor | None) -> Tensor:
     ("length", "chunk", "hashes", "buckets"),
     [(1, 4, 2, 4), (4, 4, 3, 2), (16, 4, 1, 4), (23, 4, 2, (2, 4)), (23, 3, 3, 6), (20, 1, 2, 2)],
 )
-def test_equals_sets_of_positions(length, chunk, hashes, buckets, padding, causal) -> None:
+def test_equals_explicit_sets_of_positions(length, chunk, hashes, buckets, padding, causal) -> None:
     mixer = rm.create_mixer(
         "reformer", 8, num_heads=2, chunk_size=chunk, num_hashes=hashes, num_buckets=buckets,
         causal=causal, bias=True, out_bias=True,
@@ -91,7 +91,7 @@ def recorded(golden) -> tuple[Reformer, dict[str, Tensor]]:
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a second device")
-def test_draws_are_the_same_under_another_default_device() -> None:
+def test_default_device_does_not_change_rotations() -> None:
     here = rm.create_mixer("reformer", 8, num_heads=2, max_length=16)
     with torch.device("cuda"):
         there = rm.create_mixer("reformer", 8, num_heads=2, max_length=16)
@@ -119,7 +119,7 @@ def test_recorded_outputs(golden, kind: str) -> None:
     torch.testing.assert_close(y, expected, atol=1e-5, rtol=1e-4)
 
 
-def test_the_two_readings_differ(golden) -> None:
+def test_paper_and_released_code_differ(golden) -> None:
     mixer, g = recorded(golden)
     mixer.compat = "none"
     assert (mixer(g["x"]) - g["y_nomask"]).abs().max() > 0.01
@@ -149,7 +149,7 @@ def test_compat_agrees_for_neighbours_in_one_round() -> None:
     assert differs.sum() == 3
 
 
-def test_causal_leaks_nothing_in_long_sequences() -> None:
+def test_causal_long_sequences_do_not_depend_on_later_tokens() -> None:
     mixer = rm.create_mixer(
         "reformer", 8, num_heads=2, chunk_size=3, num_buckets=4, num_hashes=3, causal=True
     ).double()

@@ -86,7 +86,7 @@ def test_state_of_a_stream_has_constant_size() -> None:
     torch.testing.assert_close(torch.stack(outputs, 1), mixer(x), atol=1e-11, rtol=1e-9)
 
 
-def test_starts_as_s4d_lin() -> None:
+def test_initialization_is_s4d_lin() -> None:
     mixer = S4(7, state_size=10)
     expected = math.pi * torch.arange(5.0).expand(7, 5)
     torch.testing.assert_close(mixer.A_imag, expected)

@@ -75,7 +75,7 @@ def test_acts_on_the_valid_tokens(causal: bool) -> None:
     assert not y[mask].any()
 
 
-def test_causal_scan_leaks_nothing_at_all() -> None:
+def test_causal_scan_does_not_depend_on_later_tokens() -> None:
     mixer, x = made(causal=True).float(), tokens(37).float()
     changed = x.clone()
     changed[:, 20:] = 1e6
@@ -93,7 +93,7 @@ def test_state_of_a_stream_has_constant_size() -> None:
 
 
 @pytest.mark.parametrize("blocks", [1, 3])
-def test_starts_as_the_normal_part_of_hippo(blocks: int) -> None:
+def test_initialization_is_the_normal_part_of_hippo(blocks: int) -> None:
     size = 6
     root = (2 * torch.arange(size).double() + 1).sqrt()
     hippo = -((root.unsqueeze(1) * root).tril() - torch.diag(torch.arange(size).double()))

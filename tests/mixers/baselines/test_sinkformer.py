@@ -95,7 +95,7 @@ def test_scores_of_any_size_stay_finite() -> None:
 
 
 @pytest.mark.slow
-def test_dropout_is_of_the_weights() -> None:
+def test_dropout_is_applied_to_the_weights() -> None:
     mixer = build(dropout=0.5, out_bias=False).train()
     x = torch.randn(1, 6, 12, dtype=torch.float64)
     outputs = torch.stack([mixer(x) for _ in range(3000)])

@@ -35,7 +35,7 @@ def test_inner_width() -> None:
     torch.testing.assert_close(mixer(x), expected)
 
 
-def test_padded_queries_take_the_mean_of_all_values() -> None:
+def test_padded_queries_return_the_mean_of_all_values() -> None:
     """Check padded queries: equal scores average all values, padded values included."""
     mixer = rm.create_mixer("softmax", 8, num_heads=2, inner_dim=4, padded_queries="mean")
     plain = rm.create_mixer("softmax", 8, num_heads=2, inner_dim=4)
@@ -62,7 +62,7 @@ def test_streaming_with_an_inner_width() -> None:
     torch.testing.assert_close(torch.stack(steps, dim=1), mixer(x))
 
 
-def test_an_empty_cache_has_the_type_of_the_parameters() -> None:
+def test_empty_cache_has_the_dtype_of_the_parameters() -> None:
     mixer = rm.create_mixer("softmax", 8, num_heads=2, causal=True).bfloat16()
     y, state = mixer.step(torch.randn(2, 8, dtype=torch.bfloat16), mixer.init_state(2))
     assert y.dtype == state["keys"].dtype == torch.bfloat16

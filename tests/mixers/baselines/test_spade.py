@@ -55,7 +55,7 @@ def literal(mixer: Spade, x: Tensor) -> Tensor:
     [{}, {"causal": True}, {"layer_index": 1, "num_layers": 2}, {"radius": 100}],
     ids=["both", "causal", "upper layer", "wide"],
 )
-def test_equals_dense_windows_beside_s4(options: dict[str, Any], length: int) -> None:
+def test_equals_dense_windows_plus_s4(options: dict[str, Any], length: int) -> None:
     mixer, x = made(**options), tokens(length)
     expected = torch.stack([literal(mixer, sample) for sample in x])
     torch.testing.assert_close(mixer(x), expected, atol=1e-11, rtol=1e-10)

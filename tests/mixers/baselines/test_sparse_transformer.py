@@ -81,7 +81,7 @@ def test_long_range_arena_pattern() -> None:
 
 
 @pytest.mark.parametrize("options", [{}, {"cls_token": True}], ids=["plain", "class token"])
-def test_strided_causal_leaks_nothing(options: dict) -> None:
+def test_strided_causal_does_not_depend_on_later_tokens(options: dict) -> None:
     causal = {"triangular": True} if options else {"causal": True}
     mixer = rm.create_mixer(
         "sparse_transformer", 8, num_heads=2, pattern="strided", stride=4, **causal, **options

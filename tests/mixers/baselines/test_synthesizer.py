@@ -63,7 +63,7 @@ forms = pytest.mark.parametrize(
 
 
 @forms
-def test_equals_scores_written_out(options: dict[str, object]) -> None:
+def test_equals_explicit_scores(options: dict[str, object]) -> None:
     mixer = build(**options)
     for length in (1, 9, 16):
         x = torch.randn(2, length, 6, dtype=torch.float64)
@@ -126,7 +126,7 @@ def test_shapes() -> None:
 
 
 @pytest.mark.parametrize("mode", MODES, ids=str)
-def test_kept_positions_keep_their_scores(mode: dict[str, object]) -> None:
+def test_kept_positions_have_the_same_scores(mode: dict[str, object]) -> None:
     mixer = build(**mode, keep_positions=True)
     x, mask = torch.randn(2, 9, 6, dtype=torch.float64), torch.rand(2, 9) < 0.4
     mask[:, 4] = False
@@ -152,7 +152,7 @@ def test_streams_end_at_max_length() -> None:
 
 
 @pytest.mark.parametrize("dot_product", [True, False])
-def test_dropout_is_for_training(dot_product: bool) -> None:
+def test_dropout_acts_in_training_only(dot_product: bool) -> None:
     mixer = build(dropout=0.5, dot_product=dot_product).train()
     x = torch.randn(1, 9, 6, dtype=torch.float64)
     assert not torch.equal(mixer(x), mixer(x))
@@ -173,6 +173,6 @@ def test_options_out_of_range(name: str, options: dict[str, object]) -> None:
         build(**options)
 
 
-def test_rank_is_for_factors() -> None:
+def test_rank_needs_factorized_scores() -> None:
     with pytest.raises(rm.InputError, match=r"rank: .*None.*mode='random'"):
         build(rank=4)

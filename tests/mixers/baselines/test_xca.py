@@ -54,5 +54,5 @@ def test_norms_of_long_bfloat16_sequences_are_summed_in_float32() -> None:
     assert (y - exact).abs().mean() < 0.02 * exact.abs().mean()
 
 
-def test_tokens_are_never_paired() -> None:
+def test_no_matrix_of_token_pairs_is_computed() -> None:
     assert_linear_memory(build(), per_token=3 * 12)

@@ -134,7 +134,7 @@ def test_the_kernel_gives_the_same_bits_for_any_number_of_threads() -> None:
 
 
 @needs_kernels
-def test_the_result_lies_as_the_input_does() -> None:
+def test_result_has_the_strides_of_the_input() -> None:
     """The result keeps the memory layout of the input, so stacked layers need no copy."""
     weight = torch.randn(4, 3, 5)
     rows_beside = torch.randn(2, 12, 40).mT
@@ -145,7 +145,7 @@ def test_the_result_lies_as_the_input_does() -> None:
 
 
 @needs_kernels
-def test_auto_takes_the_kernel_where_it_is_faster() -> None:
+def test_auto_uses_the_kernel_if_it_is_faster() -> None:
     large, small = torch.randn(600, 121), torch.randn(60, 121)
     with torch.profiler.profile() as profile:
         block_linear(large, torch.randn(11, 11, 11))
@@ -170,7 +170,7 @@ def test_gradients_of_gradients(backend: str) -> None:
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_only_what_is_asked_for_has_a_gradient(backend: str) -> None:
+def test_only_requested_gradients_are_computed(backend: str) -> None:
     x, weight, bias = torch.randn(20, 6), torch.randn(2, 3, 4), torch.randn(2, 4)
     for asked in (x, weight, bias):
         asked.requires_grad_()
@@ -181,7 +181,7 @@ def test_only_what_is_asked_for_has_a_gradient(backend: str) -> None:
         asked.grad = None
 
 
-def test_no_rows() -> None:
+def test_empty_input() -> None:
     for lead in ((0,), (2, 0), (0, 3)):
         x = torch.randn(*lead, 6, requires_grad=True)
         weight = torch.randn(2, 3, 4, requires_grad=True)
@@ -192,7 +192,7 @@ def test_no_rows() -> None:
 
 
 @needs_kernels
-def test_transforms_of_functions_take_plain_torch() -> None:
+def test_function_transforms_use_plain_torch() -> None:
     x, weight = torch.randn(5, 300, 121), torch.randn(11, 11, 11)
     mapped = torch.func.vmap(lambda one: block_linear(one, weight))(x)
     torch.testing.assert_close(mapped, block_linear(x, weight))
@@ -249,7 +249,7 @@ def test_bad_strides(name: str, stride: Any) -> None:
 
 
 @needs_kernels
-def test_gradients_over_a_million_rows_keep_their_digits() -> None:
+def test_gradients_over_a_million_rows_are_accurate() -> None:
     x, rows = torch.full((1, 1 << 20, 4), 0.3), 1 << 20
     weight, bias = torch.full((2, 2, 2), 0.7).requires_grad_(), torch.zeros(2, 2).requires_grad_()
     y = block_linear(x, weight, bias, backend="cpu")

@@ -70,7 +70,7 @@ def results(x: Tensor, maps: list[BlockMap], grad: Tensor, call: Any) -> list[Te
     activations=st.lists(st.sampled_from([None, "gelu", "elu"]), min_size=4, max_size=4),
     across=st.booleans(),
 )
-def test_equals_one_map_at_a_time(
+def test_equals_separate_linear_layers(
     rows: int, widths: list[int], activations: list[Any], across: bool, backend: str
 ) -> None:
     maps = make_maps(12, [(6, w) for w in widths], activations[: len(widths)], dtype=torch.float64)
@@ -108,7 +108,7 @@ def test_activations_of_the_kernel_are_exact(name: str, dtype: torch.dtype) -> N
 
 
 @needs_kernels
-def test_nan_and_infinity_pass_as_in_torch() -> None:
+def test_nan_and_infinity_behave_as_in_torch() -> None:
     x = torch.tensor([float("nan"), float("inf"), -float("inf")])[:, None].expand(3, 16)
     for name, function in ACTIVATIONS.items():
         one = BlockMap(torch.ones(16, 1, 1), activation=name)
@@ -188,7 +188,7 @@ def test_backward_keeps_only_the_input_and_the_parameters() -> None:
 
 
 @needs_kernels
-def test_auto_takes_the_kernel_where_it_is_faster() -> None:
+def test_auto_uses_the_kernel_if_it_is_faster() -> None:
     """A fused chain stores no intermediate results, so "auto" accepts wider blocks."""
 
     def is_taken(width: int, rows: int, length: int) -> bool:
@@ -205,7 +205,7 @@ def test_auto_takes_the_kernel_where_it_is_faster() -> None:
 
 
 @needs_kernels
-def test_only_what_is_asked_for_has_a_gradient() -> None:
+def test_only_requested_gradients_are_computed() -> None:
     maps = make_maps(6, [(3, 4), (3, 2)], ["gelu", None])
     tensors = [torch.randn(20, 6), *(t for m in maps for t in m[:2] if t is not None)]
     for asked in tensors:
@@ -218,7 +218,7 @@ def test_only_what_is_asked_for_has_a_gradient() -> None:
 
 
 @needs_kernels
-def test_compiled_and_mapped_it_is_the_same() -> None:
+def test_compile_and_vmap_do_not_change_results() -> None:
     maps = make_maps(64, [(8, 8), (8, 8)], ["gelu", None])
     x = torch.randn(20, 70, 64)
     expected = block_mlp(x, maps)
@@ -253,7 +253,7 @@ def test_instruction_sets(
             torch.testing.assert_close(ours, theirs, atol=2e-4, rtol=1e-4)
 
 
-def test_no_rows() -> None:
+def test_empty_input() -> None:
     maps = make_maps(6, [(3, 4), (3, 2)], ["gelu", None])
     x = torch.randn(2, 0, 6, requires_grad=True)
     y = block_mlp(x, maps)

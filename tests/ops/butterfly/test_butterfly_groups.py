@@ -33,7 +33,7 @@ def literal_groups(n: int, a: int, s: int) -> list[list[int]]:
 
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize(("n", "a", "s"), CASES)
-def test_groups_hold_positions_one_stride_apart(n: int, a: int, s: int, backend: str) -> None:
+def test_groups_contain_positions_one_stride_apart(n: int, a: int, s: int, backend: str) -> None:
     positions = torch.arange(n).view(1, n, 1)
     groups = butterfly_split(positions, a, s, backend=backend)
     assert groups.shape == (1, n // a, a, 1)
@@ -66,7 +66,7 @@ def test_backends_agree_on_any_axis(data: st.DataObject) -> None:
 
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("n", [8, 12, 24, 36])
-def test_samples_do_not_meet(n: int, backend: str) -> None:
+def test_samples_do_not_affect_each_other(n: int, backend: str) -> None:
     """No group mixes positions of two samples, for any sequence length."""
     sample = torch.arange(5).view(5, 1, 1).expand(5, n, 2)
     for stride in rm.ops.butterfly_strides(n, 4):

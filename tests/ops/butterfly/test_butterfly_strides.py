@@ -93,7 +93,7 @@ def test_extra_strides_where_two_are_not_enough(length: int, block: int) -> None
     assert not is_complete(length, block, strides[:-1])
 
 
-def test_the_example_reaches_16_of_24_with_two_strides() -> None:
+def test_example_reaches_16_of_24_tokens_with_two_strides() -> None:
     assert rm.ops.butterfly_strides(24, 4)[:2] == [1, 6]
     assert {len(positions) for positions in reached(24, 4, [1, 6])} == {16}
     assert len(rm.ops.butterfly_strides(24, 4)) == 3

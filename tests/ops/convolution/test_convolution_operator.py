@@ -58,7 +58,9 @@ def test_backends_equal_the_reference(backend: str, data: st.DataObject) -> None
 
 @pytest.mark.parametrize("backend", FAST)
 @pytest.mark.parametrize(("length", "channels", "taps"), [(200, 33, 4), (65, 300, 3), (1, 8, 4)])
-def test_causal_convolution_of_torch(backend: str, length: int, channels: int, taps: int) -> None:
+def test_equals_causal_convolution_of_torch(
+    backend: str, length: int, channels: int, taps: int
+) -> None:
     x, weight, bias = arguments(2, length, channels, taps)
     found = short_convolution(x, weight, bias, 1 - taps, length, backend)
     before = F.pad(x.mT, (taps - 1, 0))
@@ -96,7 +98,7 @@ def test_second_order_gradients(backend: str) -> None:
 
 @needs_kernels
 @pytest.mark.parametrize("needed", [0, 1, 2])
-def test_gradient_of_one_tensor(needed: int) -> None:
+def test_gradient_of_one_input_only(needed: int) -> None:
     given_ = arguments(2, 9, 5, 4)
     everything = with_gradients(*given_, -3, 9, "cpu")
     leaves = list(given_)
@@ -119,7 +121,7 @@ def test_empty_batch_and_no_outputs(backend: str) -> None:
 
 
 @needs_kernels
-def test_sums_over_many_tokens_keep_their_digits() -> None:
+def test_sums_over_many_tokens_are_accurate() -> None:
     """A float32 sum of 300,000 equal numbers would lose four digits."""
     x = torch.full((1, 300_000, 1), 0.1)
     weight, bias = torch.ones(1, 1, requires_grad=True), torch.ones(1, requires_grad=True)
@@ -131,7 +133,7 @@ def test_sums_over_many_tokens_keep_their_digits() -> None:
 
 
 @needs_kernels
-def test_threads_change_nothing() -> None:
+def test_threads_do_not_change_results() -> None:
     given_ = arguments(3, 300, 70, 4, dtype=torch.float32)
     threads = torch.get_num_threads()
     try:
@@ -147,7 +149,7 @@ def test_threads_change_nothing() -> None:
 
 @needs_kernels
 @pytest.mark.parametrize("order", [(0, 1, 2), (0, 2, 1), (2, 1, 0), (1, 0, 2)])
-def test_memory_layout_changes_nothing(order: tuple[int, int, int]) -> None:
+def test_memory_layout_does_not_change_results(order: tuple[int, int, int]) -> None:
     x, weight, bias = arguments(3, 20, 11, 4)
     places = [order.index(d) for d in range(3)]
     moved = x.permute(order).contiguous().permute(places)

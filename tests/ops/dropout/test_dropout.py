@@ -37,7 +37,7 @@ KNOWN = [
 
 
 @pytest.mark.parametrize(("words", "after_13", "after_20"), KNOWN, ids=["zero", "ones", "pi"])
-def test_the_generator_gives_the_published_answers(
+def test_generator_equals_published_values(
     words: tuple[int, ...], after_13: str, after_20: str
 ) -> None:
     tensors = [torch.tensor(word) for word in words]
@@ -54,7 +54,7 @@ def same_seed(seed: int, x: Tensor, p: float, backend: str) -> Tensor:
 @needs_kernels
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("p", [0.1, 0.5, 2.0**-16, 3e-10, 1 - 2.0**-20, 1 - 1e-12])
-def test_all_forms_drop_the_same(p: float, dtype: torch.dtype) -> None:
+def test_all_backends_drop_the_same_elements(p: float, dtype: torch.dtype) -> None:
     for count in (0, 1, 7, 63, 64, 65, 2047, 2049, 10_001):
         x = torch.randn(count).to(dtype)
         expected = same_seed(count, x, p, "reference")
@@ -64,7 +64,7 @@ def test_all_forms_drop_the_same(p: float, dtype: torch.dtype) -> None:
 
 
 @needs_kernels
-def test_numbers_whose_upper_half_is_the_threshold_s() -> None:
+def test_random_numbers_equal_to_the_threshold_in_the_upper_half() -> None:
     """With p = 1/2 + 1/2^17, the lower half of a number decides for one element in 65,536."""
     p, count, seed = 0.5 + 2.0**-17, 400_000, torch.tensor(5)
     numbers = reference.numbers(count, seed)
@@ -84,7 +84,7 @@ def test_seeds_of_any_size(seed: int) -> None:
     assert torch.equal(eager.is_kept(1000, 0.3, seed), expected)
 
 
-def test_seeds_and_places_have_their_own_numbers() -> None:
+def test_seeds_and_positions_have_different_numbers() -> None:
     """All 64 bits of the seed matter, and no tile repeats the numbers of another tile."""
     seeds = [0, 1, 2, 2**32, 2**33, 2**62]
     rows = torch.cat([reference.numbers(6400, torch.tensor(seed)).view(-1, 64) for seed in seeds])
@@ -124,7 +124,7 @@ def test_kept_elements_are_scaled(backend: str) -> None:
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_what_is_dropped_is_zero_even_where_it_is_not_finite(backend: str) -> None:
+def test_dropped_elements_are_zero_even_if_not_finite(backend: str) -> None:
     torch.manual_seed(0)
     y = dropout(torch.tensor([math.nan, math.inf]).repeat(100), 0.5, backend=backend)
     assert 50 < (y == 0).sum() < 150
@@ -132,7 +132,7 @@ def test_what_is_dropped_is_zero_even_where_it_is_not_finite(backend: str) -> No
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_position_counts_not_memory(backend: str) -> None:
+def test_dropped_positions_do_not_depend_on_memory_layout(backend: str) -> None:
     x = torch.randn(6, 100)
     expected = same_seed(3, x, 0.4, backend)
     for view in (x.t().contiguous().t(), torch.cat((x, x), 1)[:, :100], x.flip(0).flip(0)):
@@ -142,7 +142,7 @@ def test_position_counts_not_memory(backend: str) -> None:
 
 
 @needs_kernels
-def test_any_number_of_threads_drops_the_same() -> None:
+def test_number_of_threads_does_not_change_dropped_elements() -> None:
     before, x = torch.get_num_threads(), torch.randn(100_003)
     results = []
     try:
@@ -154,7 +154,7 @@ def test_any_number_of_threads_drops_the_same() -> None:
     assert all(torch.equal(result, results[0]) for result in results)
 
 
-def test_the_state_of_the_generator_decides() -> None:
+def test_generator_state_determines_dropped_elements() -> None:
     x = torch.ones(500)
     torch.manual_seed(7)
     first, state, second = dropout(x, 0.5), torch.get_rng_state(), dropout(x, 0.5)
@@ -183,7 +183,7 @@ def test_gradients(backend: str) -> None:
 
 
 @needs_kernels
-def test_the_gradient_keeps_no_mask() -> None:
+def test_backward_saves_no_mask() -> None:
     kept: list[int] = []
 
     def pack(tensor: Tensor) -> Tensor:
@@ -196,7 +196,7 @@ def test_the_gradient_keeps_no_mask() -> None:
     assert kept == [8]
 
 
-def test_a_checkpointed_block_drops_the_same_again() -> None:
+def test_checkpointed_block_drops_the_same_elements_again() -> None:
     x = torch.randn(300, requires_grad=True)
 
     def block(x: Tensor) -> Tensor:
@@ -210,7 +210,7 @@ def test_a_checkpointed_block_drops_the_same_again() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning")
-def test_transforms_and_forward_mode_take_torch_s_own() -> None:
+def test_transforms_and_forward_mode_use_torch() -> None:
     x = torch.randn(64, 50)
     y = torch.func.vmap(lambda row: dropout(row, 0.5), randomness="different")(x)
     assert 0.3 < (y == 0).float().mean() < 0.7
@@ -223,7 +223,7 @@ def test_transforms_and_forward_mode_take_torch_s_own() -> None:
 
 
 @needs_kernels
-def test_torch_knows_the_operator() -> None:
+def test_operator_is_registered_with_torch() -> None:
     x = torch.randn(4, 70, requires_grad=True)
     operator, arguments = torch.ops.rifflemix.dropout.default, (x, torch.tensor(3), 0.2)
     checks = ("test_schema", "test_autograd_registration", "test_faketensor")
@@ -232,7 +232,7 @@ def test_torch_knows_the_operator() -> None:
 
 @needs_kernels
 @pytest.mark.slow
-def test_compiled_layers_drop_anew_at_each_call() -> None:
+def test_compiled_layers_draw_new_dropout_at_each_call() -> None:
     x = torch.randn(400, requires_grad=True)
     run = torch.compile(lambda x: dropout(x * 2.0, 0.25), fullgraph=True)
     first, second = run(x), run(x)
@@ -242,14 +242,14 @@ def test_compiled_layers_drop_anew_at_each_call() -> None:
     assert torch.equal(gradient == 0, first == 0)
 
 
-def test_without_dropout_the_input_itself() -> None:
+def test_zero_dropout_returns_the_input() -> None:
     x, state = torch.randn(5), torch.get_rng_state()
     assert dropout(x, 0) is x
     assert Dropout(0.5).eval()(x) is x
     assert torch.equal(torch.get_rng_state(), state)
 
 
-def test_layer() -> None:
+def test_dropout_layer() -> None:
     layer, x = Dropout(0.5), torch.randn(200)
     torch.manual_seed(0)
     y = layer(x)
@@ -259,7 +259,7 @@ def test_layer() -> None:
     assert not layer.state_dict()
 
 
-def test_models_drop_with_it() -> None:
+def test_models_use_the_dropout_operator() -> None:
     """A model contains no torch.nn.Dropout itself, because torch draws with a single thread."""
     model = rm.create_model("encoder", vocab_size=8, num_classes=2, max_length=16, dropout=0.1)
     layers = [m for m in model.modules() if isinstance(m, torch.nn.Dropout)]
@@ -281,6 +281,6 @@ REFUSED: dict[str, tuple[str, Callable[[], object]]] = {
 
 
 @pytest.mark.parametrize(("message", "call"), REFUSED.values(), ids=REFUSED)
-def test_refused(message: str, call: Callable[[], object]) -> None:
+def test_bad_arguments_are_refused(message: str, call: Callable[[], object]) -> None:
     with pytest.raises(InputError, match=message):
         call()

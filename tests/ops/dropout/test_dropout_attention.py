@@ -107,7 +107,7 @@ def test_padding_attends_to_nothing(tokens: int, kind: str, backend: str) -> Non
 @needs_kernels
 @pytest.mark.parametrize("kind", ["none", "tail"])
 @pytest.mark.parametrize("used", [0, 1, 70])
-def test_gradients_where_not_all_outputs_are_used(used: int, kind: str) -> None:
+def test_gradients_if_some_outputs_are_unused(used: int, kind: str) -> None:
     """Gradients stay correct when the kernel skips query blocks without a gradient."""
     sizes = (2, 2, 130, 150, 8, 8)
     inputs, mask, results = make(sizes), make_mask(kind, sizes), []
@@ -136,7 +136,7 @@ def test_hidden_keys_at_the_end_are_not_read() -> None:
 
 
 @pytest.mark.parametrize("backend", [*FAST, "reference"])
-def test_weights_are_dropped_as_dropout_drops(backend: str) -> None:
+def test_dropped_weights_are_those_of_dropout(backend: str) -> None:
     """With one-hot values, the output equals the dropped weights."""
     q, k, _ = make((2, 3, 20, 30, 8, 1))
     one_hot = torch.eye(30, dtype=torch.float64).expand(2, 3, 30, 30)
@@ -170,7 +170,7 @@ def test_sums_are_float32(length: int, dtype: torch.dtype, tolerance: float) -> 
 
 
 @needs_kernels
-def test_no_dropout_in_the_limit_is_torch_s_attention() -> None:
+def test_dropout_near_zero_approaches_torch_attention() -> None:
     """With p = 1e-9, no weight is dropped, and large scores do not overflow."""
     q, k, v = make((2, 2, 50, 60, 16, 16))
     found = run("cpu", [q * 30, k * 30, v], 1e-9)[0]
@@ -191,7 +191,7 @@ def test_nan_reaches_its_own_query_only() -> None:
 
 
 @needs_kernels
-def test_any_number_of_threads_gives_the_same() -> None:
+def test_number_of_threads_does_not_change_results() -> None:
     before, inputs = torch.get_num_threads(), make((2, 3, 40, 50, 8, 8), torch.float32)
     results = []
     try:
@@ -205,7 +205,7 @@ def test_any_number_of_threads_gives_the_same() -> None:
 
 
 @needs_kernels
-def test_the_weights_are_not_kept() -> None:
+def test_backward_saves_no_attention_weights() -> None:
     """The tensors saved for the backward pass are linear in the number of tokens."""
     kept: list[int] = []
 
@@ -236,7 +236,7 @@ def test_second_order_gradients(backend: str) -> None:
 
 @pytest.mark.parametrize("sizes", [(2, 2, 6, 7), (1, 2, 6, 7), (7,)], ids=str)
 @pytest.mark.parametrize("form", FAST)
-def test_numbers_as_a_mask(form: str, sizes: tuple[int, ...]) -> None:
+def test_additive_mask(form: str, sizes: tuple[int, ...]) -> None:
     inputs = make((2, 2, 6, 7, 4, 4))
     bias = torch.randn(sizes, dtype=torch.float64, requires_grad=True)
     results = []
@@ -249,7 +249,7 @@ def test_numbers_as_a_mask(form: str, sizes: tuple[int, ...]) -> None:
 
 @pytest.mark.parametrize("p", [0.0, 0.4])
 @pytest.mark.parametrize("backend", [*FAST, "reference"])
-def test_numbers_that_hide_all_keys_of_a_query(backend: str, p: float) -> None:
+def test_additive_mask_that_hides_all_keys_of_a_query(backend: str, p: float) -> None:
     inputs = [t.detach().requires_grad_() for t in make((2, 2, 6, 7, 4, 4))]
     bias = torch.zeros(1, 1, 6, 7, dtype=torch.float64)
     bias[..., 2, :], bias[..., 3, :5] = -torch.inf, -torch.inf
@@ -261,7 +261,7 @@ def test_numbers_that_hide_all_keys_of_a_query(backend: str, p: float) -> None:
 
 
 @pytest.mark.parametrize("of", [0, 1, 2])
-def test_second_order_of_one_of_the_inputs(of: int) -> None:
+def test_second_order_gradients_of_one_input(of: int) -> None:
     """A second-order gradient works when only one input needs a first-order gradient."""
     inputs = [t.detach().requires_grad_() for t in make((1, 2, 5, 5, 4, 4))]
     y = dropout_attention(*inputs, 0.0)
@@ -273,7 +273,7 @@ def test_second_order_of_one_of_the_inputs(of: int) -> None:
 
 
 @pytest.mark.parametrize("backend", FAST)
-def test_second_order_gradients_with_numbers_as_a_mask(backend: str) -> None:
+def test_second_order_gradients_with_an_additive_mask(backend: str) -> None:
     inputs = [t.detach().requires_grad_() for t in make((1, 1, 3, 4, 2, 2))]
     inputs.append(torch.randn(3, 4, dtype=torch.float64, requires_grad=True))
 
@@ -284,7 +284,7 @@ def test_second_order_gradients_with_numbers_as_a_mask(backend: str) -> None:
     assert torch.autograd.gradgradcheck(attend, inputs)
 
 
-def test_without_dropout_it_is_torch_s_own() -> None:
+def test_zero_dropout_uses_torch_attention() -> None:
     q, k, v = make((2, 2, 6, 7, 4, 4))
     mask, state = torch.rand(2, 1, 6, 7) < 0.8, torch.get_rng_state()
     expected = F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
@@ -295,7 +295,7 @@ def test_without_dropout_it_is_torch_s_own() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning")
-def test_transforms_and_forward_mode_take_torch_s_own() -> None:
+def test_transforms_and_forward_mode_use_torch() -> None:
     q, k, v = (t.detach() for t in make((2, 2, 6, 7, 4, 4)))
     gradient = torch.func.grad(lambda q: dropout_attention(q, k, v, 0.5).sum())(q)
     assert gradient.isfinite().all()
@@ -306,7 +306,7 @@ def test_transforms_and_forward_mode_take_torch_s_own() -> None:
 
 
 @needs_kernels
-def test_torch_knows_the_operators() -> None:
+def test_operators_are_registered_with_torch() -> None:
     q, k, v = make((2, 2, 5, 6, 4, 3), torch.float32)
     mask = torch.rand(2, 2, 5, 6) < 0.7
     arguments = (q, k, v.requires_grad_(), mask, False, False, torch.tensor(3), 0.2)
@@ -322,7 +322,7 @@ def test_torch_knows_the_operators() -> None:
 
 @needs_kernels
 @pytest.mark.parametrize("mixer", ["softmax", "butterfly", "local", "linformer"])
-def test_mixers_attend_with_it(mixer: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_mixers_use_the_attention_operator(mixer: str, monkeypatch: pytest.MonkeyPatch) -> None:
     calls = []
     inner = cpu.dropout_attention
 
@@ -392,12 +392,12 @@ REFUSED: dict[str, tuple[str, Callable[[], object]]] = {
 
 
 @pytest.mark.parametrize(("message", "call"), REFUSED.values(), ids=REFUSED)
-def test_refused(message: str, call: Callable[[], object]) -> None:
+def test_bad_arguments_are_refused(message: str, call: Callable[[], object]) -> None:
     with pytest.raises(InputError, match=message):
         call()
 
 
-def test_the_reference_is_the_equation() -> None:
+def test_reference_equals_the_equation() -> None:
     """The reference equals explicit loops over queries and keys."""
     q, k, v = (t.detach() for t in make((1, 1, 3, 4, 2, 2)))
     seed = torch.tensor(9)

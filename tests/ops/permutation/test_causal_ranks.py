@@ -40,7 +40,7 @@ def gradient(y: Tensor, x: Tensor, weight: Tensor) -> Tensor:
 
 @settings(max_examples=15, deadline=None)
 @given(st.data())
-def test_eager_is_the_equation(data: st.DataObject) -> None:
+def test_eager_equals_the_equation(data: st.DataObject) -> None:
     batch, length, channels, size = (data.draw(st.integers(1, most)) for most in (2, 9, 4, 6))
     torch.manual_seed(data.draw(st.integers(0, 999)))
     dtype = data.draw(st.sampled_from([torch.float64, *DTYPES]))
@@ -74,7 +74,7 @@ def test_of_equal_tokens_the_earlier_has_the_lower_rank() -> None:
 
 
 @pytest.mark.parametrize("backend", ["reference", "eager"])
-def test_where_no_token_is_taken_the_gradient_is_zero(backend: str) -> None:
+def test_gradient_is_zero_for_unselected_tokens(backend: str) -> None:
     x = torch.randn(1, 1, 2, requires_grad=True)
     y = rank_filter(x, [3, 4], 8, backend=backend)
     assert not y.any()
@@ -91,7 +91,7 @@ def test_windows_of_two_are_minimum_and_maximum_of_neighbours() -> None:
 
 
 @pytest.mark.parametrize("size", [2, 3, 8])
-def test_a_token_reaches_its_window_and_no_other(size: int) -> None:
+def test_token_affects_only_its_window(size: int) -> None:
     """With J = 0, token m reaches exactly the tokens m..m+G-1, at every position."""
     length, channels = 17, 2 * size
     x = torch.randn(1, length, channels, dtype=torch.float64)
@@ -144,7 +144,7 @@ def test_kernel_equals_eager(shape: tuple[int, int, int], dtype: torch.dtype) ->
 
 @needs_kernels
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_short_windows_around_what_is_rare(dtype: torch.dtype) -> None:
+def test_short_windows_with_nan_zeros_and_ties(dtype: torch.dtype) -> None:
     """A NaN, a -0.0 next to a 0.0, and ties each occur in a separate vector of channels."""
     shape = (2, 45, 100)
     for size in range(2, 9):
@@ -163,7 +163,7 @@ def test_short_windows_around_what_is_rare(dtype: torch.dtype) -> None:
 
 
 @needs_kernels
-def test_kernel_on_several_threads() -> None:
+def test_kernel_with_several_threads() -> None:
     x = torch.randn(2, 3000, 200, requires_grad=True)
     ranks, threads = torch.arange(200) % 4, torch.get_num_threads()
     results = []

@@ -66,7 +66,7 @@ def test_as_many_groups_as_tokens_is_a_shift() -> None:
     assert torch.equal(channel_permute(x, steps, 9), circular_shift(x, steps))
 
 
-def test_channel_zero_moves_only_when_told() -> None:
+def test_channel_zero_moves_only_on_request() -> None:
     x = torch.randn(2, 8, 4)
     still = channel_permute(x, [0, 3, 2, 1], 4)
     moved = channel_permute(x, [5, 3, 2, 1], 4)

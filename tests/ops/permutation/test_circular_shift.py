@@ -36,7 +36,7 @@ def test_released_index(golden, name: str, kind: str, options: dict) -> None:
 
 
 @pytest.mark.parametrize("mask", MASK_TENSORS.values(), ids=MASK_TENSORS)
-def test_rolls_the_valid_tokens_alone(mask: torch.Tensor | None) -> None:
+def test_rolls_only_the_valid_tokens(mask: torch.Tensor | None) -> None:
     x = torch.randn(3, 12, 4)
     steps = torch.tensor([0, 1, 5, -13])
     y = circular_shift(x, steps, key_padding_mask=mask)

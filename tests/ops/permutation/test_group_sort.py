@@ -68,7 +68,7 @@ def test_directions_per_channel(case: tuple, data: st.DataObject) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("length", [1, 2, 3, 17, 64])
-def test_own_orders_equal_torch_sort(length: int, dtype: torch.dtype) -> None:
+def test_custom_orders_equal_torch_sort(length: int, dtype: torch.dtype) -> None:
     x = tied(2, length, 5, dtype)
     for order in ("ascending", "descending"):
         expected = x.sort(dim=1, stable=True, descending=order == "descending")
@@ -78,7 +78,7 @@ def test_own_orders_equal_torch_sort(length: int, dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("groups", [1, 4], ids=["sort", "pairs"])
-def test_ascending_nan_is_where_torch_puts_it(groups: int) -> None:
+def test_ascending_order_puts_nan_like_torch(groups: int) -> None:
     x = torch.where(torch.rand(3, 8, 4) < 0.4, NAN, torch.randn(3, 8, 4))
     _, index = group_sort(x, groups, order="ascending", return_indices=True)
     local = x.view(3, groups, -1, 4).sort(dim=2, stable=True).indices
@@ -106,7 +106,7 @@ def test_ascending_nan_is_where_torch_puts_it(groups: int) -> None:
         ([NAN, NAN], "ascending", [0, 1]),
     ],
 )
-def test_edges_of_the_order(
+def test_subnormals_zeros_infinities_and_nan_are_ordered(
     values: list[float], order: str, expected: list[int] | None, dtype: torch.dtype
 ) -> None:
     x = column(values, dtype)
@@ -164,7 +164,7 @@ def test_every_head_has_its_own_reference() -> None:
 @pytest.mark.parametrize("order", ORDERS)
 @pytest.mark.parametrize("groups", [1, 2, 3, 6, 12])
 @pytest.mark.parametrize("mask", MASK_TENSORS.values(), ids=MASK_TENSORS)
-def test_gradients_go_to_the_values_taken(mask: Tensor | None, groups: int, order: str) -> None:
+def test_gradients_go_to_the_selected_values(mask: Tensor | None, groups: int, order: str) -> None:
     """With ties too, each input receives the cotangent of the position it moved to."""
     x = tied(3, 12, 4).requires_grad_()
     y, index = group_sort(x, groups, order=order, key_padding_mask=mask, return_indices=True)
@@ -193,7 +193,9 @@ def test_gradcheck(mask: Tensor | None, groups: int, order: str, fast: bool) -> 
 @pytest.mark.parametrize("order", ORDERS)
 @pytest.mark.parametrize("groups", [1, 3, 6])
 @pytest.mark.parametrize("mask", MASK_TENSORS.values(), ids=MASK_TENSORS)
-def test_padding_content_reaches_nothing(mask: Tensor | None, groups: int, order: str) -> None:
+def test_padding_content_does_not_change_outputs(
+    mask: Tensor | None, groups: int, order: str
+) -> None:
     mask = torch.zeros(3, 12, dtype=torch.bool) if mask is None else mask
     x = torch.randn(3, 12, 4)
     outcomes = []

@@ -62,7 +62,7 @@ def test_by_hand(
 
 
 @pytest.mark.parametrize("mask", MASK_TENSORS.values(), ids=MASK_TENSORS)
-def test_gradients_go_to_the_values_taken(mask: Tensor | None) -> None:
+def test_gradients_go_to_the_selected_values(mask: Tensor | None) -> None:
     x = tied(3, 12, 4).requires_grad_()
     y, index = max_exchange(x, key_padding_mask=mask, return_indices=True)
     cotangent = torch.randn_like(y)

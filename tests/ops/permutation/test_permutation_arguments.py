@@ -72,7 +72,7 @@ def test_arguments_of_a_wrong_kind_are_named(name: str, call: Callable[[Tensor],
     ],
     ids=repr,
 )
-def test_steps_of_many_kinds(steps: Any) -> None:
+def test_steps_of_many_types_are_accepted(steps: Any) -> None:
     x = torch.randn(2, 6, 4)
     plain = [int(step) for step in steps]
     torch.testing.assert_close(
@@ -93,7 +93,7 @@ def test_integers_of_numpy() -> None:
 
 
 @pytest.mark.parametrize("steps", [STEPS, np.array(STEPS), torch.tensor(STEPS)], ids=repr)
-def test_steps_in_a_graph_of_any_length(steps: Any) -> None:
+def test_steps_are_compiled_for_any_length(steps: Any) -> None:
     def run(x: Tensor) -> Tensor:
         return circular_shift(x, steps, backend="eager")
 

@@ -227,7 +227,7 @@ def test_threads_and_batch_change_nothing() -> None:
 
 @pytest.mark.parametrize("groups", [1, 12])
 @pytest.mark.parametrize("shifted", [False, True])
-def test_gradient_of_gradient(groups: int, shifted: bool) -> None:
+def test_second_order_gradients(groups: int, shifted: bool) -> None:
     mask = torch.rand(2, 24) < 0.3
     found = []
     x, weight, other = (torch.randn(2, 24, 20) for _ in range(3))
@@ -243,7 +243,7 @@ def test_gradient_of_gradient(groups: int, shifted: bool) -> None:
     assert torch.equal(*found)
 
 
-def test_what_is_kept_for_the_gradient_is_small() -> None:
+def test_tensors_saved_for_backward_are_small() -> None:
     x = torch.randn(2, 64, 48, requires_grad=True)
 
     def kept(operator: Operator) -> int:
@@ -363,7 +363,7 @@ def test_export(backend: str, kernels: bool) -> None:
 
 
 @old_warning
-def test_transforms_take_the_eager_path() -> None:
+def test_function_transforms_use_the_eager_backend() -> None:
     x, tangent = torch.randn(2, 64, 64), torch.randn(2, 64, 64)
     y, found = torch.func.jvp(group_sort, (x,), (tangent,))
     _, index = group_sort(x, return_indices=True)
@@ -377,7 +377,7 @@ def test_transforms_take_the_eager_path() -> None:
     assert torch.equal(found, tangent.gather(1, index))
 
 
-def test_auto_takes_the_kernels_where_they_pay(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_auto_uses_the_kernels_if_they_are_faster(monkeypatch: pytest.MonkeyPatch) -> None:
     called = []
     monkeypatch.setattr(cpu, "permute", lambda x, *_: called.append(x.shape) or (x, None))
     group_sort(torch.randn(1, 64, 64))
@@ -386,12 +386,12 @@ def test_auto_takes_the_kernels_where_they_pay(monkeypatch: pytest.MonkeyPatch) 
     assert called == [(1, 64, 64)]
 
 
-def test_backends_on_offer() -> None:
+def test_available_backends() -> None:
     with pytest.raises(InputError, match=r"backend: .*'cpu'"):
         group_sort(torch.randn(1, 4, 4, dtype=torch.float64), backend="cpu")
 
 
-def test_without_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_eager_is_used_without_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     x = values(2, 64, 64, torch.float32)
     expected = group_sort(x)
     monkeypatch.setattr(cpu_common, "_KERNELS", None)
@@ -457,7 +457,7 @@ class Deaf(torch.autograd.Function):
 
 
 @pytest.mark.parametrize("groups", [1, 128])
-def test_no_gradient_comes_back_from_where_there_is_none(groups: int) -> None:
+def test_undefined_output_gradient_gives_no_input_gradient(groups: int) -> None:
     x = torch.randn(1, 256, 64, requires_grad=True)
     Deaf.apply(group_sort(x, groups, backend="cpu")).sum().backward()
     assert x.grad is None

@@ -142,7 +142,7 @@ def test_longer_windows(length: int, groups: int, order: str, dtype: torch.dtype
     ],
     ids=str,
 )
-def test_turned_windows(
+def test_transposed_windows(
     shape: tuple[int, int], dtype: torch.dtype, order: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Long windows are sorted in a transposed copy, with the tokens of a channel contiguous."""
@@ -172,7 +172,7 @@ def test_turned_windows(
 @pytest.mark.parametrize(
     ("length", "groups", "order"), [(12, 3, "ascending"), (5, 1, "mixed"), (9, 3, "descending")]
 )
-def test_values_alone(
+def test_values_without_index(
     length: int,
     groups: int,
     order: str,
@@ -207,7 +207,7 @@ def test_values_alone(
         assert [count > 0 for count in left] == [zeros == "some negative"]
 
 
-def test_values_alone_are_sorted_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_values_without_index_are_sorted_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """The second kernel skips windows that the first kernel has sorted."""
     from rifflemix.ops.permutation import triton_windows as windows
 
@@ -225,7 +225,7 @@ def test_values_alone_are_sorted_once(monkeypatch: pytest.MonkeyPatch) -> None:
     assert same(y[1], group_sort(x, 1, order="ascending", backend="eager")[1])
 
 
-def test_values_alone_of_shifted_channels() -> None:
+def test_values_without_index_of_shifted_channels() -> None:
     x = numbers(1, 6, 4, torch.bfloat16).abs()
     found, expected = (
         channel_permute(x, [0, 1, 4, 5], 1, order="ascending", backend=backend)
@@ -265,7 +265,7 @@ def test_gradient_of_a_gradient() -> None:
         torch.testing.assert_close(*second)
 
 
-def test_no_samples() -> None:
+def test_empty_batch() -> None:
     x = torch.zeros(0, 6, 3, device=DEVICE, requires_grad=True)
     y, index = channel_permute(x, [0, 1, 2], 2, return_indices=True, backend="triton")
     assert y.shape == index.shape == x.shape
@@ -341,7 +341,7 @@ def refused() -> list[object]:
 
 
 @pytest.mark.parametrize(("operator", "arguments", "options"), refused())
-def test_what_kernels_do_not_take_is_refused(
+def test_unsupported_inputs_are_refused(
     operator: object, arguments: tuple[object, ...], options: dict[str, object]
 ) -> None:
     with pytest.raises(InputError, match="backend:"):
@@ -369,7 +369,9 @@ class TestOnGpu:
     @pytest.mark.parametrize(
         ("length", "groups"), [(4096, 64), (1024, 1), (4096, 1), (4000, 1), (16384, 1)]
     )
-    def test_values_alone(self, length: int, groups: int, order: str, dtype: torch.dtype) -> None:
+    def test_values_without_index(
+        self, length: int, groups: int, order: str, dtype: torch.dtype
+    ) -> None:
         x = numbers(3, length, 192, dtype)
         x[1:] = torch.where(x[1:] == 0, 0.0, x[1:])
         found, expected = (

@@ -106,7 +106,7 @@ def test_released_powers_are_ceilings_of_doubles() -> None:
     assert wrong == {160: 33, 224: 129, 320: 1025}
 
 
-def test_own_powers_are_not_trusted_to_floating_point() -> None:
+def test_powers_do_not_depend_on_floating_point() -> None:
     assert math.ceil(64 ** (10 / 12)) == 33  # the true value is 32
     assert shift_steps("code_exp", 64, 12)[10] == 33
     assert shift_steps("power", 64, 13)[10] == 31
@@ -120,7 +120,7 @@ def test_released_stride_is_the_group_size(group_size: int, different: int) -> N
     assert len(set(steps)) == different
 
 
-def test_a_step_for_each_head() -> None:
+def test_one_step_per_head() -> None:
     """CSP equation (3) on CIFAR-10: C = 512, D = 64, M = 8 steps of C/D."""
     steps = shift_steps("head", 64, 512, heads=8).tolist()
     assert steps == [8 * (channel // 64) for channel in range(512)]

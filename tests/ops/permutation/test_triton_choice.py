@@ -20,7 +20,7 @@ def as_on_a_gpu(names: tuple[str, ...], _: object, *conditions: bool) -> tuple[s
     return (*names, "triton") if all(conditions) else names
 
 
-def test_long_windows_are_for_those_who_ask(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_long_windows_are_used_only_on_request(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(triton_support, "with_triton", as_on_a_gpu)
     for dtype, bits in ((torch.bfloat16, 16), (torch.float32, 32)):
         x = torch.zeros(1, 32768, 1, dtype=dtype)
@@ -54,5 +54,5 @@ def test_kernels_count_tokens_in_32_bits(monkeypatch: pytest.MonkeyPatch) -> Non
         check_limits(x.expand(2**16, 2**15, 4), 2)
 
 
-def test_without_a_gpu_nothing_is_added() -> None:
+def test_without_a_gpu_triton_is_not_offered() -> None:
     assert with_triton(PLAIN, torch.zeros(1, 4, 1), 2) == PLAIN

@@ -79,7 +79,7 @@ def test_several_chunks_equal_the_reference(variant: str, backend: str) -> None:
 
 @pytest.mark.parametrize("backend", BACKENDS)
 @each_variant
-def test_the_equation_written_out(variant: str, backend: str) -> None:
+def test_equals_the_equation(variant: str, backend: str) -> None:
     arguments = recurrence(variant, (1, 1, 4))
     y = linear_recurrence(**arguments, backend=backend)[0, 0]
     state = torch.zeros(3, 2, dtype=torch.float64)
@@ -117,7 +117,7 @@ def test_gradcheck(variant: str, backend: str) -> None:
 
 @pytest.mark.parametrize("backend", FAST)
 @each_variant
-def test_padding_leaves_the_valid_tokens(variant: str, backend: str) -> None:
+def test_padding_does_not_change_valid_tokens(variant: str, backend: str) -> None:
     """NaN in padded tokens changes neither values nor gradients; padded outputs are 0."""
     arguments = recurrence(variant, (2, 2, 9))
     mask = torch.rand(2, 9) < 0.4
@@ -141,7 +141,7 @@ def test_padding_leaves_the_valid_tokens(variant: str, backend: str) -> None:
 
 @pytest.mark.parametrize("backend", FAST)
 @each_variant
-def test_packed_sequences_are_separate(variant: str, backend: str) -> None:
+def test_packed_sequences_do_not_affect_each_other(variant: str, backend: str) -> None:
     offsets = [0, 3, 3, 70, 71, 140]
     arguments = recurrence(variant, (1, 2, 140))
     first = torch.randn(5, 2, 3, 2, dtype=torch.float64)
@@ -163,7 +163,7 @@ def test_packed_sequences_are_separate(variant: str, backend: str) -> None:
 
 @pytest.mark.parametrize("backend", FAST)
 @each_variant
-def test_pieces_equal_the_whole(variant: str, backend: str) -> None:
+def test_chunks_equal_the_whole_sequence(variant: str, backend: str) -> None:
     arguments = recurrence(variant, (2, 2, 80))
     expected, last = linear_recurrence(**arguments, return_state=True)
     state, pieces = None, []
@@ -254,7 +254,7 @@ def test_a_reflection_never_forgets() -> None:
     torch.testing.assert_close(last.norm(), first.norm(), atol=0, rtol=1e-4)
 
 
-def test_removal_before_the_decay_as_in_rwkv7() -> None:
+def test_removal_before_the_decay_equals_rwkv7() -> None:
     """S (diag(w) - kappa (kappa rate)^T) + v k^T in the notation of RWKV-7."""
     arguments = recurrence("vector decay", (1, 1, 20), (4, 4))
     q, k, v, log_decay = tensors(arguments)

@@ -88,7 +88,7 @@ def test_decays_near_0_and_1(variant: str) -> None:
 
 
 @pytest.mark.parametrize("variant", ["scalar decay", "vector decay"])
-def test_small_decays_after_large_decays_keep_their_digits(variant: str) -> None:
+def test_small_decays_after_large_decays_are_accurate(variant: str) -> None:
     arguments = drawn(variant, (1, 1, 64), (1, 1))
     arguments = with_tensors(arguments, [torch.ones_like(x) for x in tensors(arguments)])
     if variant == "vector decay":
@@ -126,7 +126,7 @@ def test_gradient_of_a_gradient() -> None:
 
 
 @pytest.mark.parametrize("shape", [(2, 2, 0), (0, 2, 3)], ids=["no tokens", "no samples"])
-def test_nothing_to_do(shape: tuple[int, int, int]) -> None:
+def test_empty_inputs(shape: tuple[int, int, int]) -> None:
     arguments = drawn("gated delta rule", shape, (3, 2), sequences=shape[0])
     y, state, *gradients = with_gradients(arguments, backend="triton")
     assert y.shape == (*shape, 2)

@@ -141,7 +141,7 @@ HIDDEN = [
 
 
 @pytest.mark.parametrize(("sizes", "form"), HIDDEN, ids=str)
-def test_kernel_hides_what_the_reference_hides(sizes: Sizes, form: str) -> None:
+def test_kernel_hides_the_same_keys_as_the_reference(sizes: Sizes, form: str) -> None:
     compare(sizes, torch.float32, "reference", form)
 
 
@@ -157,7 +157,7 @@ def dropping(sizes: Sizes, form: str) -> tuple[int, Visibility]:
 
 @pytest.mark.parametrize("form", ["plain", "causal padded"])
 @pytest.mark.parametrize("sizes", [*SIZES[1:3], SIZES[5]], ids=str)
-def test_kernel_drops_what_the_formula_drops(sizes: Sizes, form: str) -> None:
+def test_kernel_drops_the_same_weights_as_the_formula(sizes: Sizes, form: str) -> None:
     block_size, terms = dropping(sizes, form)
     results = []
     for dtype in (torch.float32, torch.float64):
@@ -172,7 +172,7 @@ def test_kernel_drops_what_the_formula_drops(sizes: Sizes, form: str) -> None:
     assert_close(*results, torch.float32)
 
 
-def test_dropout_keeps_each_weight_by_itself() -> None:
+def test_dropout_draws_each_weight_independently() -> None:
     """The keep rate is right at every position and pair of positions, and changes with the seed."""
     p, weights = 0.3, torch.ones(2, 2, 3, 12, 28, device=DEVICE)
     kept = torch.stack(
@@ -191,7 +191,7 @@ def test_dropout_keeps_each_weight_by_itself() -> None:
     assert (sorted_keys * own).mean().abs() < 4.5 / own.numel() ** 0.5
 
 
-def test_kernels_are_given_a_float_for_a_whole_probability(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_kernels_get_integer_probabilities_as_float(monkeypatch: pytest.MonkeyPatch) -> None:
     """An integer 0 would compile another program. Triton reuses that program for 0.0 and fails."""
     given: list[Any] = []
 
@@ -220,7 +220,7 @@ def test_dropout_draws_from_the_generator(form: str) -> None:
     assert not torch.equal(run(0), run(1))
 
 
-def test_not_a_number_spreads_whatever_is_dropped() -> None:
+def test_nan_spreads_even_if_dropped() -> None:
     tokens, sort, _ = inputs(Sizes(2, 2, 9, 1, 4), torch.float32)
     spoilt = tokens.clone()
     spoilt[0, 3, 1] = torch.nan  # a key, which is sorted into all blocks
@@ -244,14 +244,14 @@ def test_padding_that_is_not_finite_is_not_read() -> None:
     assert ((grad * padded)[:, :, 1:] == 0).all()
 
 
-def test_a_batch_of_none() -> None:
+def test_empty_batch() -> None:
     plain: dict[str, Any] = {}
     sizes, dtype = Sizes(0, 2, 4, 8, 16), torch.float32
     found = output_and_gradients(sizes, dtype, "triton", dtype, plain)
     assert [x.shape[0] for x in found] == [0, 0, 0]
 
 
-def test_tokens_may_lie_in_any_order() -> None:
+def test_tokens_may_have_any_strides() -> None:
     tokens, sort, grad = inputs(Sizes(2, 2, 3, 5, 8), torch.float32)
     q, k, v = tokens.permute(2, 0, 3, 1, 4).contiguous().unbind(0)
     q, k = q.transpose(-1, -2).contiguous().transpose(-1, -2), k.flip(2)
@@ -316,7 +316,7 @@ def test_second_derivatives(form: str) -> None:
     ],
     ids=lambda change: str(next(iter(change.values()))),
 )
-def test_what_the_kernels_do_not_know_is_refused(change: dict[str, object]) -> None:
+def test_unsupported_inputs_are_refused(change: dict[str, object]) -> None:
     tokens, sort, _ = inputs(Sizes(1, 2, 3, 4, 8), torch.float32)
     q, k, v = (part.transpose(1, 2) for part in tokens.unbind(2))
     with pytest.raises(InputError, match=r"^backend:"):
@@ -333,14 +333,14 @@ def test_what_the_kernels_do_not_know_is_refused(change: dict[str, object]) -> N
     ],
     ids=str,
 )
-def test_what_does_not_fit_is_refused(sizes: Sizes) -> None:
+def test_sizes_that_do_not_fit_are_refused(sizes: Sizes) -> None:
     tokens, sort, _ = inputs(sizes, torch.float32)
     with pytest.raises(InputError, match=r"^backend:"):
         attend(tokens, sort, sizes.block_size, "triton")
 
 
 @pytest.mark.parametrize("causal", [False, True])
-def test_in_a_layer(causal: bool) -> None:
+def test_layer_uses_the_kernels(causal: bool) -> None:
     options = {"num_heads": 2, "max_length": 40, "block_size": 8, "num_iterations": 2}
     layer = rm.create_mixer("sinkhorn", 16, causal=causal, **options).to(DEVICE)
     x = torch.randn(2, 40, 16, generator=torch.Generator().manual_seed(0)).to(DEVICE)
@@ -358,7 +358,7 @@ def test_in_a_layer(causal: bool) -> None:
         torch.testing.assert_close(a, b, atol=1e-4, rtol=1e-4)
 
 
-def test_the_kernels_are_counted() -> None:
+def test_operations_of_the_kernels_are_counted() -> None:
     """The FLOP counts equal those of the CPU backend. tests/test_compat.py checks each product."""
     sizes = Sizes(2, 4, 3, 16, 16)
     tokens, sort, _ = inputs(sizes, torch.float32)

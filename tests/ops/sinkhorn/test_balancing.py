@@ -37,7 +37,7 @@ def masked_scores() -> tuple[Tensor, Tensor]:
 
 
 @pytest.mark.parametrize("n", [1, 2, 3, 7, 16])
-def test_marginals_tend_to_one(n: int) -> None:
+def test_marginals_approach_one(n: int) -> None:
     scores = scores_of(3, n, n)
     row_error = []
     for iterations in (1, 2, 5, 20, 200):
@@ -89,7 +89,7 @@ def test_eager_equals_reference(causal: bool, iterations: int, final_row_norm: b
 
 @settings(max_examples=25, deadline=None)
 @given(data=st.data())
-def test_dead_blocks_are_as_if_absent(data: st.DataObject) -> None:
+def test_hidden_blocks_are_ignored(data: st.DataObject) -> None:
     n = data.draw(st.integers(1, 7))
     dead = torch.tensor(data.draw(st.lists(st.booleans(), min_size=n, max_size=n)))
     torch.manual_seed(data.draw(st.integers(0, 1000)))
@@ -105,7 +105,7 @@ def test_dead_blocks_are_as_if_absent(data: st.DataObject) -> None:
     assert (sort[..., dead] == 0).all()
 
 
-def test_causal_is_strictly_past_and_convex() -> None:
+def test_causal_weights_are_strictly_past_and_convex() -> None:
     sort = sinkhorn(scores_of(2, 6, 6), 5, causal=True)
     assert (sort.triu() == 0).all()
     torch.testing.assert_close(sort.sum(-1)[:, 1:], torch.ones(2, 5, dtype=DOUBLE))
@@ -200,7 +200,7 @@ def test_second_derivatives_of_the_kernel(steps: dict[str, Any]) -> None:
 
 
 @needs_kernels
-def test_kernel_refuses_what_it_does_not_know() -> None:
+def test_kernel_refuses_unsupported_inputs() -> None:
     for causal in (False, True):
         with pytest.raises(InputError, match=r"^backend:"):
             sinkhorn(scores_of(3, 3), 0, causal=causal, backend="cpu")
@@ -215,7 +215,7 @@ def test_bfloat16_is_balanced_in_float32() -> None:
         torch.testing.assert_close(sort, expected.bfloat16(), atol=0, rtol=0)
 
 
-def test_gumbel_noise_has_its_moments_and_seed() -> None:
+def test_gumbel_noise_has_the_right_moments_and_follows_the_seed() -> None:
     noise = gumbel_noise((200_000,), generator=torch.Generator().manual_seed(1), dtype=DOUBLE)
     assert abs(noise.mean().item() - 0.5772) < 0.01
     assert abs(noise.var().item() - math.pi**2 / 6) < 0.02
@@ -244,7 +244,7 @@ def test_top_k_eager_equals_reference(k: int, num_null: int, causal: bool) -> No
     torch.testing.assert_close(eager, top_k_blocks(scores, k, backend="reference", **options))
 
 
-def test_top_k_takes_different_blocks_and_the_first_of_equals() -> None:
+def test_top_k_selects_distinct_blocks_and_the_first_of_ties() -> None:
     scores = torch.zeros(1, 4, 4, dtype=DOUBLE)
     sort = top_k_blocks(scores, 3)
     assert sort[0, :3].argmax(-1).tolist() == [0, 1, 2]

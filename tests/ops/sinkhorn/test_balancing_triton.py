@@ -93,7 +93,7 @@ def test_large_matrices(size: int, causal: bool) -> None:
 
 
 @pytest.mark.parametrize("shape", [(5, 5), (2, 5, 5), (2, 3, 2, 5, 5), (0, 2, 5, 5)], ids=str)
-def test_any_leading_sizes(shape: tuple[int, ...]) -> None:
+def test_any_batch_shape(shape: tuple[int, ...]) -> None:
     scores = scores_of(*shape).transpose(-1, -2)  # not contiguous
     grad = scores_of(*shape, scale=1.0)
     samples = shape[:1] if len(shape) > 2 else ()
@@ -119,7 +119,7 @@ def test_large_scores_stay_finite(causal: bool) -> None:
         torch.testing.assert_close(sort.sum(-2), torch.ones(2, 8, device=DEVICE))
 
 
-def test_not_a_number_spreads_as_it_does_in_torch() -> None:
+def test_nan_spreads_as_in_torch() -> None:
     scores = scores_of(2, 5, 5)
     scores[0, 1, 2] = math.nan
     sort = sinkhorn(scores, 2, backend="triton")
@@ -144,7 +144,7 @@ def test_second_derivatives(form: str) -> None:
     torch.testing.assert_close(found, expected)
 
 
-def test_what_the_kernel_does_not_know_is_refused() -> None:
+def test_unsupported_inputs_are_refused() -> None:
     for size, options in ((3, {"num_iterations": 0}), (129, {}), (65, {"causal": True})):
         with pytest.raises(InputError, match=r"^backend:"):
             sinkhorn(scores_of(size, size), **{"num_iterations": 2, **options}, backend="triton")
@@ -154,7 +154,7 @@ def test_what_the_kernel_does_not_know_is_refused() -> None:
 
 # test_attention_triton.py tests a layer with padding.
 @pytest.mark.parametrize("causal", [False, True])
-def test_in_a_layer(causal: bool) -> None:
+def test_layer_uses_the_kernels(causal: bool) -> None:
     options = {"num_heads": 2, "max_length": 40, "block_size": 8, "num_iterations": 2}
     layer = rm.create_mixer("sinkhorn", 16, causal=causal, **options).to(DEVICE)
     x = scores_of(2, 37, 16, scale=1.0).requires_grad_()

@@ -35,7 +35,7 @@ def test_value_and_gradient_by_the_definition(n: int, scale: float) -> None:
 # Forward mode of torch still calls the deprecated torch.jit.script.
 @pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning")
 @pytest.mark.parametrize("n", [1, 2, 5, 8])
-def test_derivatives_equal_numerical_ones(n: int) -> None:
+def test_gradcheck(n: int) -> None:
     x = scores(n, 2.0)
     assert torch.autograd.gradcheck(running_logsumexp, (x,), check_forward_ad=True)
     assert torch.autograd.gradgradcheck(running_logsumexp, (x,))

@@ -264,7 +264,9 @@ def test_kernel_equals_reference(
 
 @needs_kernels
 @pytest.mark.parametrize(("n", "block", "width", "rows"), SHAPES)
-def test_kernel_drops_what_the_formula_drops(n: int, block: int, width: int, rows: int) -> None:
+def test_kernel_drops_the_same_weights_as_the_formula(
+    n: int, block: int, width: int, rows: int
+) -> None:
     inputs = kernel_inputs(n, block, width, rows, DOUBLE)
     padding = settings_of({"padded": True}, BATCH, n, block)["key_padding_mask"]
     unseen = torch.rand(BATCH, HEADS, n * rows, block) > 0.7
@@ -299,7 +301,7 @@ def test_formula_of_second_derivatives_equals_reference(name: str) -> None:
     [(torch.float32, 2e-6), (torch.bfloat16, 2e-2), (torch.float16, 2e-3)],
     ids=str,
 )
-def test_kernel_in_other_types(dtype: torch.dtype, tolerance: float, form: dict[str, Any]) -> None:
+def test_kernel_in_other_dtypes(dtype: torch.dtype, tolerance: float, form: dict[str, Any]) -> None:
     inputs = kernel_inputs(5, 7, 20, 1, dtype)
     settings = settings_of(form, BATCH, 5, 7)
 
@@ -326,7 +328,7 @@ def test_kernel_in_other_types(dtype: torch.dtype, tolerance: float, form: dict[
 
 @needs_kernels
 @pytest.mark.parametrize("p", [0.0, 0.2])
-def test_kernel_on_any_number_of_threads(p: float) -> None:
+def test_kernel_with_any_number_of_threads(p: float) -> None:
     inputs = kernel_inputs(5, 7, 9, 1, torch.float32)
     settings = settings_of({"padded": True}, BATCH, 5, 7)
     results = []
@@ -356,7 +358,7 @@ def test_second_derivatives_of_the_kernel(form: dict[str, Any], p: float) -> Non
 
 
 @needs_kernels
-def test_kernel_refuses_what_it_does_not_know() -> None:
+def test_kernel_refuses_unsupported_inputs() -> None:
     inputs = kernel_inputs(2, 4, 3, 1, DOUBLE)
     for options in ({"combine": "sum_out"}, {"sortcut": 1}, {"causal": True, "rotation": 1}):
         with pytest.raises(InputError, match=r"^backend:"):
@@ -377,7 +379,7 @@ def test_padding_that_is_not_finite_is_not_read() -> None:
         assert (grad * padded == 0).all()
 
 
-def test_dropout_drops_in_all_but_the_reference() -> None:
+def test_dropout_works_in_all_backends_except_the_reference() -> None:
     q, k, v = heads_of(8)
     sort = sort_of(2)
     plain = sinkhorn_attention(q, k, v, sort, 4)

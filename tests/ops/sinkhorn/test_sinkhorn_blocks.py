@@ -63,7 +63,7 @@ def test_block_scores_eager_equals_reference(options: dict[str, bool]) -> None:
 
 
 @pytest.mark.parametrize("options", [{}, {"causal": True}, {"shared": True}], ids=str)
-def test_block_scores_leave_padding_out_whatever_it_holds(options: dict[str, bool]) -> None:
+def test_block_scores_ignore_padding(options: dict[str, bool]) -> None:
     q, k = torch.randn(2, 3, 2, 12, 4).unbind()
     mask = torch.arange(12) % 5 == torch.tensor([[2], [3], [9]])  # no padding in the last sample
     expected = block_scores(q, k, 4, key_padding_mask=mask, **options)
@@ -105,7 +105,7 @@ def test_sorted_mask_eager_equals_reference(num_null: int, rule: str) -> None:
         assert results[0][0, 0, 1].all()
 
 
-def test_sorted_mask_weighs_valid_tokens_against_all() -> None:
+def test_sorted_mask_weights_valid_tokens() -> None:
     mask = torch.tensor([[False, False, False, True]])
     sort = torch.tensor([[[[0.6, 0.4], [0.4, 0.6]]]])
     expected = [[False, False], [False, True]]

@@ -39,13 +39,13 @@ def per_head(merged: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("backend", ["reference", "eager"])
 @pytest.mark.parametrize("iterations", [1, 2, 5, 8, 20])
-def test_operator(golden: Golden, iterations: int, backend: str) -> None:
+def test_operator_equals_the_fixture(golden: Golden, iterations: int, backend: str) -> None:
     z = tensors(golden, "sinkhorn_operator")
     close(sinkhorn(z["r"], iterations, backend=backend), z[f"sink_it{iterations}"])
 
 
 @pytest.mark.parametrize("backend", ["reference", "eager"])
-def test_operator_that_takes_scores_as_the_kernel(golden: Golden, backend: str) -> None:
+def test_operator_with_the_relu_kernel(golden: Golden, backend: str) -> None:
     z = tensors(golden, "sinkhorn_operator")
     sort = gumbel_sinkhorn(
         z["gumbel_in"],
@@ -70,7 +70,9 @@ def test_operator_that_takes_scores_as_the_kernel(golden: Golden, backend: str) 
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_encoder(golden: Golden, vector: str, options: dict, backend: str) -> None:
+def test_encoder_equals_the_fixture(
+    golden: Golden, vector: str, options: dict, backend: str
+) -> None:
     z = tensors(golden, "literal_sinkhorn_encoder")
     pooled = pool_blocks(z["x"], BLOCK, backend=backend)
     scores = torch.einsum("bnc,hcm->bhnm", pooled, z["W"])
@@ -85,7 +87,9 @@ def test_encoder(golden: Golden, vector: str, options: dict, backend: str) -> No
 @pytest.mark.parametrize(
     ("final_row_norm", "suffix"), [(False, ""), (True, "_rowlast")], ids=["literal", "row last"]
 )
-def test_causal(golden: Golden, final_row_norm: bool, suffix: str, backend: str) -> None:
+def test_causal_operator_equals_the_fixture(
+    golden: Golden, final_row_norm: bool, suffix: str, backend: str
+) -> None:
     z = tensors(golden, "literal_sinkhorn_causal")
     pooled = pool_blocks(z["x"], BLOCK, causal=True, backend=backend)
     scores = torch.einsum("bnc,hcm->bhnm", pooled, z["W"])
@@ -220,7 +224,7 @@ def test_causal_port(golden: Golden, name: str, backend: str) -> None:
     close(torch.cat(outputs, 1), z["y"])
 
 
-def test_the_authors_jax_port(golden: Golden) -> None:
+def test_equals_the_authors_jax_port(golden: Golden) -> None:
     """The JAX port uses strided blocks, and its released einsum sums over the sources twice."""
     z = tensors(golden, "lra_jax_sinkhorn_asis")
     num_blocks = z["permutation"].shape[1]

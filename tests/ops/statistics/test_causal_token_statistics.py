@@ -101,7 +101,7 @@ def test_gradcheck(backend: str, masked: bool, continued: bool) -> None:
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_written_out_over_prefixes(backend: str) -> None:
+def test_equals_explicit_computation_on_prefixes(backend: str) -> None:
     """The outputs equal the definition with sums recomputed over each prefix."""
     w, temperature, bias = make(1, 3, 6, 2)
     y, pi = causal_token_statistics(w, temperature, bias, return_membership=True, backend=backend)
@@ -119,7 +119,7 @@ def test_written_out_over_prefixes(backend: str) -> None:
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_first_token_is_shared_alike(backend: str) -> None:
+def test_first_token_has_equal_memberships(backend: str) -> None:
     """At initialization (temperature 1, bias 0), all heads share the first token equally."""
     w = torch.randn(2, 4, 1, 3, dtype=torch.float64)
     bias = torch.zeros(4, 1, dtype=torch.float64)
@@ -129,7 +129,7 @@ def test_first_token_is_shared_alike(backend: str) -> None:
     torch.testing.assert_close(pi, torch.full((2, 4, 1), 0.25, dtype=torch.float64))
 
 
-def test_one_head_equals_the_vision_form_on_every_prefix() -> None:
+def test_one_head_equals_the_bidirectional_variant_on_every_prefix() -> None:
     w, temperature, bias = make(2, 1, 7, 3)
     y = causal_token_statistics(w, temperature, bias)
     for t in range(7):
@@ -184,7 +184,7 @@ def test_no_position_sees_a_later_token(masked: bool) -> None:
 
 @settings(max_examples=25, deadline=None)
 @given(data=st.data())
-def test_padding_is_as_if_the_valid_tokens_stood_alone(data: st.DataObject) -> None:
+def test_padding_does_not_change_valid_tokens(data: st.DataObject) -> None:
     (w, *rest), mask = draw(data)
     if mask is None:
         mask = torch.zeros(w.shape[0], w.shape[2], dtype=torch.bool)
@@ -210,7 +210,7 @@ def test_padding_is_as_if_the_valid_tokens_stood_alone(data: st.DataObject) -> N
 @settings(max_examples=25, deadline=None)
 @given(data=st.data())
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_pieces_equal_the_whole(backend: str, data: st.DataObject) -> None:
+def test_chunks_equal_the_whole_sequence(backend: str, data: st.DataObject) -> None:
     """Outputs, final state and gradients are equal for all cuts and paddings."""
     arguments, mask = draw(data)
     length = arguments[0].shape[2]
@@ -241,7 +241,7 @@ def test_pieces_equal_the_whole(backend: str, data: st.DataObject) -> None:
     torch.testing.assert_close(*gradients, atol=1e-10, rtol=1e-8)
 
 
-def test_state_holds_its_own_small_memory_and_is_not_changed() -> None:
+def test_state_has_its_own_small_memory_and_is_not_changed() -> None:
     w, temperature, bias = make(2, 3, 50, 4)
     state = causal_token_statistics(w[:, :, :40], temperature, bias, return_state=True)[1]
     for field in state:
@@ -251,7 +251,7 @@ def test_state_holds_its_own_small_memory_and_is_not_changed() -> None:
     assert all(torch.equal(a, b) for a, b in zip(state, kept, strict=True))
 
 
-def test_zero_state_is_the_start() -> None:
+def test_zero_state_equals_no_state() -> None:
     w, temperature, bias = make(2, 3, 5, 4, torch.float32)
     start = StatisticsState.zeros(2, 3, 4)
     y = causal_token_statistics(w, temperature, bias, initial_state=start)
@@ -345,7 +345,7 @@ def test_streams_of_a_mapped_ensemble() -> None:
     torch.testing.assert_close(torch.func.vmap(one)(w, *state), expected)
 
 
-def test_stream_ends_with_the_bias() -> None:
+def test_stream_length_is_limited_by_the_bias() -> None:
     w, temperature, bias = make(2, 3, 6, 2)
     state = causal_token_statistics(w, temperature, bias, return_state=True)[1]
     causal_token_statistics(w[:, :, :2], temperature, bias, initial_state=state)
@@ -353,7 +353,7 @@ def test_stream_ends_with_the_bias() -> None:
         causal_token_statistics(w[:, :, :3], temperature, bias, initial_state=state)
 
 
-def test_a_full_sample_may_be_padded_on() -> None:
+def test_full_sample_may_be_extended_by_padding() -> None:
     """A sample that has used all positions accepts padding while other samples continue."""
     w, temperature, bias = make(2, 3, 4, 2)
     state = some_state(2, 3, 2, position=0)._replace(position=torch.tensor([6, 2]))

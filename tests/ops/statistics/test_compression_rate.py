@@ -96,7 +96,7 @@ def test_token_statistics_is_its_gradient(backend: str, masked: bool, normalize:
     torch.testing.assert_close(y, -count * gradient, atol=1e-9, rtol=1e-7)
 
 
-def test_the_update_of_a_token_is_a_step_on_the_rate() -> None:
+def test_update_of_a_token_is_a_gradient_step_on_the_rate() -> None:
     """The same holds for tokens before the projection: U_h projects them and lifts the update."""
     bases = orthogonal_bases(12, 3)
     z = torch.randn(2, 7, 12, dtype=torch.float64, requires_grad=True)
@@ -161,7 +161,7 @@ def test_bound_is_tight_at_the_eigenvectors() -> None:
     torch.testing.assert_close(variational, exact)
 
 
-def test_bases_of_the_subspaces_are_enough() -> None:
+def test_bound_holds_with_bases_of_the_subspaces() -> None:
     """Corollary 1: the bound holds if each group lies in the span of its basis columns."""
     bases = orthogonal_bases(12, 3)
     z = tokens_from_subspaces(bases, 30, noise=0.0)

@@ -56,7 +56,7 @@ def test_equal_tokens(backend: str, length: int) -> None:
 
 
 @pytest.mark.parametrize(("backend", "length"), RUNS)
-def test_equal_tokens_of_the_causal_form(backend: str, length: int) -> None:
+def test_equal_tokens_of_the_causal_variant(backend: str, length: int) -> None:
     """At temperature 0, Pi = 1 / H. Token n adds a 2 a^2 / n term to each earlier gradient."""
     w, heads = constant_tokens(length), len(A)
     y, state = causal_token_statistics(w, torch.zeros(heads), return_state=True, backend=backend)
@@ -77,7 +77,7 @@ def test_equal_tokens_of_the_causal_form(backend: str, length: int) -> None:
 
 @pytest.mark.parametrize("backend", ["reference", pytest.param("cpu", marks=KERNELS), "eager"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_a_stream_goes_on_after_2_to_the_24_tokens(backend: str, dtype: torch.dtype) -> None:
+def test_stream_is_accurate_after_2_to_the_24_tokens(backend: str, dtype: torch.dtype) -> None:
     """In float32, adding one token would not change a sum of 2^24 or more."""
     w, tokens = torch.ones(1, 2, 1, 3, dtype=dtype), 1 << 26
     _, state = causal_token_statistics(w, torch.zeros(2), return_state=True, backend=backend)

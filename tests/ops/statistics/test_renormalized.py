@@ -37,14 +37,14 @@ def equation_33(w: Tensor, temperature: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("backend", ["reference", "eager"])
-def test_one_is_equation_33(backend: str) -> None:
+def test_one_step_equals_equation_33(backend: str) -> None:
     w, temperature, _ = make(2, 3, 9, 4)
     y, _ = renormalized_token_statistics(w, temperature, None, 1, backend=backend)
     torch.testing.assert_close(y, equation_33(w, temperature), atol=1e-13, rtol=1e-12)
 
 
 @pytest.mark.parametrize("backend", ["reference", "eager"])
-def test_without_a_bound_it_is_equation_34(backend: str) -> None:
+def test_without_a_bound_equals_equation_34(backend: str) -> None:
     w, temperature, bias = make(2, 3, 9, 4)
     found = renormalized_token_statistics(w, temperature, bias, 10, backend=backend)
     expected = causal_token_statistics(
@@ -65,7 +65,7 @@ def test_eager_equals_the_reference(every: int | str, masked: bool) -> None:
     torch.testing.assert_close(found, expected, atol=1e-13, rtol=1e-12)
 
 
-def test_when_memberships_are_taken_anew() -> None:
+def test_memberships_are_recomputed_on_schedule() -> None:
     assert renewal_counts(3, 10) == [3, 6, 9]
     assert renewal_counts(4, 3) == []
     assert renewal_counts("doubling", 9) == [1, 2, 4, 8]
@@ -95,7 +95,7 @@ def mixer_of(every: Any, **options: Any) -> rm.TokenMixer:
 
 
 @pytest.mark.parametrize("every", [1, 4, "doubling"])
-def test_no_token_sees_a_later_one_nor_padding(every: int | str) -> None:
+def test_no_token_depends_on_later_tokens_or_padding(every: int | str) -> None:
     mixer = mixer_of(every, max_length=20)
     x = torch.randn(2, 17, 12, dtype=torch.float64)
     y = mixer(x)
@@ -124,7 +124,7 @@ def test_half_precision_is_summed_in_float32() -> None:
     torch.testing.assert_close(y.double(), exact, atol=1e-3, rtol=2**-8)
 
 
-def test_autocast_changes_the_maps_alone() -> None:
+def test_autocast_changes_only_the_projections() -> None:
     mixer = mixer_of(4, denominator_bias=False).float()
     x = torch.randn(1, 40, 12)
     with torch.autocast("cpu", dtype=torch.bfloat16):
@@ -156,7 +156,7 @@ def test_bad_settings(every: Any) -> None:
         mixer_of(every, max_length=8)
 
 
-def test_what_it_cannot_do() -> None:
+def test_unsupported_uses_are_refused() -> None:
     with pytest.raises(rm.InputError, match=r"renormalize_every: .*None"):
         rm.create_mixer("tssa", 12, renormalize_every=2)
     mixer = mixer_of(2, max_length=8)

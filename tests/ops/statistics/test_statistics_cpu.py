@@ -220,7 +220,7 @@ def test_threads_do_not_change_a_bit(form: Form) -> None:
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_heads_are_taken_apart_and_joined_without_a_copy(form: Form) -> None:
+def test_heads_are_split_and_joined_without_a_copy(form: Form) -> None:
     projected = torch.randn(2, 70, 24, requires_grad=True)
     w = projected.unflatten(-1, (3, 8)).transpose(1, 2)
     y = form(w, torch.ones(3), backend="cpu")
@@ -230,7 +230,7 @@ def test_heads_are_taken_apart_and_joined_without_a_copy(form: Form) -> None:
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_nan_stays_where_eager_has_it(form: Form) -> None:
+def test_nan_has_the_same_positions_as_in_eager(form: Form) -> None:
     w = make_tokens(3, 2, 70, 9, torch.float32)
     w[0, 0, 5, 3] = torch.nan
     w[1, 1, 66, 8] = torch.inf
@@ -241,7 +241,7 @@ def test_nan_stays_where_eager_has_it(form: Form) -> None:
 
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("heads", [1, 5])
-def test_no_samples(form: Form, heads: int) -> None:
+def test_empty_batch(form: Form, heads: int) -> None:
     w = make_tokens(0, heads, 4, 3, torch.float32).requires_grad_()
     y = form(w, torch.ones(heads), backend="cpu")
     assert y.shape == w.shape
@@ -321,7 +321,7 @@ def test_exported_programs_need_no_kernel(form: Form) -> None:
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_transforms_of_functions_take_the_eager_form(form: Form) -> None:
+def test_function_transforms_use_the_eager_backend(form: Form) -> None:
     w, temperature = make_tokens(2, 2, 4, 3), torch.rand(2).double()
     inputs = leaf(w)
     (expected,) = torch.autograd.grad(form(inputs, temperature).sum(), inputs)
@@ -334,7 +334,7 @@ def test_transforms_of_functions_take_the_eager_form(form: Form) -> None:
 # Forward mode of torch loads the deprecated torch.jit.script on first use.
 @pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning")
 @pytest.mark.parametrize("form", FORMS)
-def test_forward_mode_takes_the_eager_form(form: Form) -> None:
+def test_forward_mode_uses_the_eager_backend(form: Form) -> None:
     w, tangent = make_tokens(2, 2, 40, 8), make_tokens(2, 2, 40, 8)
     inputs = leaf(w)
     (gradient,) = torch.autograd.grad(form(inputs, torch.ones(2).double()).sum(), inputs)
@@ -345,7 +345,7 @@ def test_forward_mode_takes_the_eager_form(form: Form) -> None:
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_dropout_is_that_of_eager(form: Form) -> None:
+def test_dropout_equals_eager(form: Form) -> None:
     results = []
     for backend in ("cpu", "eager", "reference"):
         torch.manual_seed(0)
@@ -358,7 +358,7 @@ def test_dropout_is_that_of_eager(form: Form) -> None:
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_without_kernels_eager_serves(form: Form, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_kernels_eager_is_used(form: Form, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cpu_common, "_HAS_VECTORS", False)
     w = make_tokens(1, 2, 5, 3)
     temperature = torch.ones(2)

@@ -154,7 +154,7 @@ def test_causal_sizes(shape: tuple[int, int, int, int]) -> None:
     check(*causal_case(shape, True, True, True))
 
 
-def test_pieces_equal_the_whole() -> None:
+def test_chunks_equal_the_whole_sequence() -> None:
     w = tokens(1, 2, 150, 4)
     temperature = torch.ones(2, device=DEVICE)
     whole = causal_token_statistics(w, temperature, backend="triton")
@@ -210,7 +210,7 @@ def test_layouts(operator: Callable[..., Tensor]) -> None:
 
 
 @pytest.mark.parametrize("operator", [token_statistics, causal_token_statistics])
-def test_heads_may_lie_billions_of_values_apart(operator: Callable[..., Tensor]) -> None:
+def test_heads_with_very_large_strides(operator: Callable[..., Tensor]) -> None:
     """32-bit offsets would overflow at the third head. Memory between the heads is never read."""
     apart = 2**30 + 8
     memory = torch.empty(2 * apart + 32, dtype=torch.float16, device=DEVICE)
@@ -227,7 +227,7 @@ def test_heads_may_lie_billions_of_values_apart(operator: Callable[..., Tensor])
 
 
 @pytest.mark.parametrize("operator", [token_statistics, causal_token_statistics])
-def test_what_is_no_number_spreads_to_tokens_but_not_to_padding(
+def test_nan_spreads_to_tokens_but_not_to_padding(
     operator: Callable[..., Outputs],
 ) -> None:
     values = torch.randn(1, 2, 7, 3, device=DEVICE)
@@ -258,7 +258,7 @@ def test_gradient_of_a_gradient(operator: Callable[..., Tensor]) -> None:
 
 
 @pytest.mark.parametrize("operator", [token_statistics, causal_token_statistics])
-def test_a_gradient_with_a_graph_where_one_input_is_made_from_another(
+def test_gradient_with_a_graph_if_one_input_depends_on_another(
     operator: Callable[..., Tensor],
 ) -> None:
     w = tokens(1, 2, 7, 3)
@@ -278,7 +278,7 @@ def test_gradient_of_the_membership_alone(operator: Callable[..., Outputs]) -> N
     check(run, [w, temperature])
 
 
-def test_same_result_twice() -> None:
+def test_results_are_deterministic() -> None:
     w = tokens(1, 2, 150, 8)
     temperature = torch.ones(2, device=DEVICE)
     for operator in (token_statistics, causal_token_statistics):
@@ -287,7 +287,7 @@ def test_same_result_twice() -> None:
 
 
 @pytest.mark.parametrize("operator", [token_statistics, causal_token_statistics])
-def test_no_samples(operator: Callable[..., Tensor]) -> None:
+def test_empty_batch(operator: Callable[..., Tensor]) -> None:
     w = tokens(0, 2, 5, 3)
     y = operator(w, torch.ones(2, device=DEVICE), backend="triton")
     assert y.shape == w.shape
@@ -341,7 +341,7 @@ def test_auto_never_interprets() -> None:
     ],
     ids=["float64", "width"],
 )
-def test_what_kernels_do_not_take_is_refused(w: Tensor) -> None:
+def test_unsupported_inputs_are_refused(w: Tensor) -> None:
     w, temperature = w.to(DEVICE), torch.ones(w.shape[1], device=DEVICE)
     for operator in (token_statistics, causal_token_statistics):
         with pytest.raises(InputError, match="backend:"):
@@ -364,7 +364,7 @@ def test_more_chunks_than_a_tile_has(from_end: bool) -> None:
     torch.testing.assert_close(total, sums.double().sum(2).float(), atol=1e-5, rtol=1e-5)
 
 
-def test_sums_of_many_chunks_keep_their_digits() -> None:
+def test_sums_of_many_chunks_are_accurate() -> None:
     from rifflemix.ops.statistics import triton, triton_causal
 
     chunks = 1 << 17

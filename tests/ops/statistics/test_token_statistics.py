@@ -57,7 +57,7 @@ def test_eager_equals_the_reference(data: st.DataObject) -> None:
 
 @settings(max_examples=30, deadline=None)
 @given(data=st.data())
-def test_padding_is_as_if_the_valid_tokens_stood_alone(data: st.DataObject) -> None:
+def test_padding_does_not_change_valid_tokens(data: st.DataObject) -> None:
     w, temperature = draw_tokens(data)
     mask = draw_mask(data, w)
     w = torch.where(mask[:, None, :, None], torch.nan, w)
@@ -126,7 +126,7 @@ def test_one_token_in_closed_form(backend: str) -> None:
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_one_head_takes_every_token(backend: str) -> None:
+def test_one_head_uses_every_token(backend: str) -> None:
     w = torch.randn(2, 1, 6, 3, dtype=torch.float64)
     y, pi = token_statistics(
         w, torch.tensor([5.0]).double(), return_membership=True, backend=backend
@@ -286,7 +286,7 @@ def test_bad_arguments_are_named(change: dict[str, Any], message: str) -> None:
 
 @pytest.mark.parametrize("operator", [token_statistics, causal_token_statistics])
 @pytest.mark.parametrize("backend", ["reference", "eager", "auto"])
-def test_padding_is_zero_beside_a_token_that_is_no_number(operator: Any, backend: str) -> None:
+def test_padding_is_zero_next_to_a_nan_token(operator: Any, backend: str) -> None:
     w = torch.randn(2, 2, 5, 3)
     mask = torch.tensor([[False, False, True, False, True]]).expand(2, -1)
     w[0, :, 1, 0] = torch.nan

@@ -41,7 +41,7 @@ def recall(name: str, **options: Any) -> Task:
 
 @pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize(("length", "pairs", "vocab"), [(64, 4, 256), (33, 8, 40), (16, 4, 10)])
-def test_mqar_asks_for_every_key_once(causal: bool, length: int, pairs: int, vocab: int) -> None:
+def test_mqar_queries_every_key_once(causal: bool, length: int, pairs: int, vocab: int) -> None:
     task = recall("mqar", length=length, pairs=pairs, vocab_size=vocab, causal=causal)
     for inputs, labels in rows(task):
         keys, values = inputs[0 : 2 * pairs : 2], inputs[1 : 2 * pairs : 2]
@@ -55,7 +55,7 @@ def test_mqar_asks_for_every_key_once(causal: bool, length: int, pairs: int, voc
         assert all(place >= 2 * pairs and place % 2 == 0 for place in answers)
 
 
-def test_mqar_can_leave_blanks_between_queries() -> None:
+def test_mqar_can_have_gaps_between_queries() -> None:
     for inputs, labels in rows(recall("mqar", random_non_queries=False)):
         places = set(scored(labels))
         assert {inputs[place] for place in range(8, 64) if place not in places} == {0}
@@ -105,7 +105,7 @@ def test_recall_is_trained_on_every_next_token() -> None:
 
 @pytest.mark.parametrize("name", ["in_context_recall", "noisy_recall", "fuzzy_recall"])
 @pytest.mark.parametrize("split", ["train", "test"])
-def test_without_causality_only_the_last_key_is_a_question(name: str, split: str) -> None:
+def test_bidirectional_models_are_scored_on_the_last_key_only(name: str, split: str) -> None:
     for inputs, labels in rows(recall(name, causal=False), split):
         runs = motifs(inputs, 8, 16)
         asked = runs[-1][1]
@@ -126,7 +126,7 @@ def test_selective_copying_keeps_the_order() -> None:
 
 
 @pytest.mark.parametrize("causal", [True, False])
-def test_compression_asks_for_every_token(causal: bool) -> None:
+def test_compression_scores_every_token(causal: bool) -> None:
     seen: Counter[int] = Counter()
     for inputs, labels in rows(recall("compression", causal=causal)):
         assert inputs == labels
@@ -136,7 +136,7 @@ def test_compression_asks_for_every_token(causal: bool) -> None:
 
 
 @pytest.mark.parametrize("causal", [True, False])
-def test_a_compressor_reads_all_tokens_from_one_vector(causal: bool) -> None:
+def test_compressor_decodes_all_tokens_from_one_vector(causal: bool) -> None:
     torch.manual_seed(0)
     model = rm.create_model("compressor", mixer="csp", dim=16, causal=causal, max_length=12).eval()
     tokens, mask = torch.randint(16, (2, 12)), torch.zeros(2, 12, dtype=torch.bool)
@@ -170,7 +170,7 @@ def test_copying_repeats_the_string(causal: bool) -> None:
         assert inputs[33:] == (inputs[:31] if causal else [30] * 31)
 
 
-def test_induction_asks_for_the_token_after_the_trigger() -> None:
+def test_induction_scores_the_token_after_the_trigger() -> None:
     for inputs, labels in rows(recall("induction")):
         assert inputs.count(15) == 2
         assert inputs[-1] == 15
@@ -178,7 +178,7 @@ def test_induction_asks_for_the_token_after_the_trigger() -> None:
 
 
 @pytest.mark.parametrize(("depth", "place"), [(0.0, 0), (0.5, 48), (1.0, 97), (-1.0, None)])
-def test_the_needle_is_where_depth_says(depth: float, place: int | None) -> None:
+def test_needle_is_at_the_given_depth(depth: float, place: int | None) -> None:
     found = set()
     for inputs, labels in rows(recall("needle", length=100, depth=depth)):
         at = inputs.index(inputs[-1])
@@ -228,7 +228,7 @@ def test_states_of_cyclic_groups_are_sums(group: str, size: int) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_samples_depend_on_seed_and_split_alone(name: str) -> None:
+def test_samples_depend_on_seed_and_split_only(name: str) -> None:
     task, again, other = recall(name), recall(name, num_train=12), recall(name, seed=1)
     assert rows(task, "train")[:12] == rows(again, "train")
     assert rows(task, "validation") == rows(again, "validation")
@@ -289,7 +289,7 @@ def test_distinct_draws_are_uniform(count: int, choices: int) -> None:
     assert chi_square < len(expected) + 5 * (2 * len(expected)) ** 0.5
 
 
-def test_weighted_draws_follow_the_weights_one_after_the_other() -> None:
+def test_weighted_draws_without_replacement_follow_the_weights() -> None:
     weights = np.array([4.0, 2.0, 1.0])
     drawn = weighted_distinct(np.random.default_rng(0), 70_000, 2, weights)
     found = Counter(map(tuple, drawn.tolist()))
