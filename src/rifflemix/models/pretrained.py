@@ -183,7 +183,10 @@ def save_pretrained(model: NamedModel, folder: str | Path) -> None:
     changed = _misfit(header_of(model.state_dict()), config)
     if changed is not None:
         raise bad_argument(
-            "model", f"one {changed[1]}, as its settings make it", changed[0], "keep its state_dict"
+            "model",
+            f"one {changed[1]}, as its settings make it",
+            changed[0],
+            "keep its state_dict, or use rifflemix.save_swapped after replace_attention",
         )
     make_folder(folder)
     write_described(

@@ -51,8 +51,8 @@ def replace_attention(
     host model. Other models compute and save as before. If an error occurs, no layer is replaced.
 
     Args:
-        model: host model with attention of torch.nn, timm, transformers or x-transformers. Call
-            `register_adapter` to support other attention modules.
+        model: host model with attention of torch.nn, timm, transformers, x-transformers or
+            rifflemix. Call `register_adapter` to support other attention modules.
         mixer: name in `list_mixers()`, or a subclass of `TokenMixer`.
         layers: "all"; indices of self-attention layers in the order of the model, from 0; or a
             callable (index) or (index, name) -> bool.
@@ -129,8 +129,8 @@ def _choose(
     if not sites:
         got = f"{unknown[0][0]} ({unknown[0][1]}), {_UNKNOWN}" if unknown else "none"
         raise InputError(
-            "model: expected attention of torch.nn, timm, transformers or x-transformers, got "
-            f"{got}; use register_adapter for other modules"
+            "model: expected attention of torch.nn, timm, transformers, x-transformers or "
+            f"rifflemix, got {got}; use register_adapter for other modules"
         )
     chosen: list[Site] = []
     skipped: list[tuple[str, str]] = []

@@ -20,6 +20,7 @@ from rifflemix.compat import has_values, values_can_be_read
 from rifflemix.errors import bad_argument
 from rifflemix.json_values import parse_json
 from rifflemix.mixers import TokenMixer, create_mixer, list_mixers, mixer_class
+from rifflemix.mixers.cards import is_stack
 from rifflemix.mixers.permutation_mixer import PermutationMixer
 from rifflemix.models.pretrained import as_json
 
@@ -93,10 +94,15 @@ def class_of(mixer: str | type[TokenMixer]) -> type[TokenMixer]:
     """Return the mixer class of a name or class.
 
     Raises:
-        InputError: the name is unknown. The message suggests the most similar name.
+        InputError: the name is unknown. The message suggests the most similar name. Or it is a
+            stack of mixers.
     """
     if isinstance(mixer, type) and issubclass(mixer, TokenMixer):
         return mixer
+    if isinstance(mixer, str) and is_stack(mixer):
+        raise bad_argument(
+            "mixer", "one mixer", repr(mixer), "use layers= to replace only some of the layers"
+        )
     return mixer_class(mixer)
 
 

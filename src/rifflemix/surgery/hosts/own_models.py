@@ -1,0 +1,78 @@
+"""Softmax attention of rifflemix's own models."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from torch import Tensor, nn
+
+from rifflemix.mixers import TokenMixer
+from rifflemix.mixers.baselines.softmax import SoftmaxAttention
+from rifflemix.surgery.adapters import (
+    Adapter,
+    HostAttention,
+    SwappedAttention,
+    forward_is_its_own,
+    has_class_token,
+)
+from rifflemix.surgery.hosts.timm import ROTARY
+from rifflemix.surgery.weights import HostWeights, Projection
+
+
+class SwappedMixer(SwappedAttention):
+    """Mixer in place of another mixer. Streams and properties are those of the new mixer."""
+
+    def forward(
+        self,
+        x: Tensor,
+        *,
+        key_padding_mask: Tensor | None = None,
+        cu_seqlens: Tensor | None = None,
+    ) -> Tensor:
+        """Mix tokens; see `TokenMixer.forward`."""
+        y: Tensor = self.mixer(x, key_padding_mask=key_padding_mask, cu_seqlens=cu_seqlens)
+        return y
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            if name == "mixer":
+                raise
+            return getattr(self.mixer, name)
+
+
+class OwnSoftmaxAttention(Adapter):
+    """Adapter for the mixer `softmax` in models of `create_model` and in trained runs."""
+
+    name = "rifflemix"
+
+    def matches(self, module: nn.Module) -> bool:
+        """Return whether a module is the mixer `softmax`."""
+        return type(module) is SoftmaxAttention and not forward_is_its_own(module)
+
+    def describe(self, module: nn.Module, parents: Sequence[nn.Module]) -> HostAttention:
+        """Describe the mixer with the options that it was built with."""
+        host: Any = module
+        return HostAttention(
+            dim=host.dim,
+            num_heads=host.num_heads,
+            causal=host.causal,
+            dropout=host.dropout,
+            inner_dim=host.inner_dim,
+            max_length=host.max_length,
+            class_token=has_class_token(parents),
+            warnings=(ROTARY,) if host.rotary else (),
+        )
+
+    def wrap(self, module: nn.Module, mixer: TokenMixer) -> SwappedAttention:
+        """Return a `SwappedMixer`."""
+        return SwappedMixer(mixer, module)
+
+    def weights(self, module: nn.Module) -> HostWeights:
+        """Read `qkv` and `proj`."""
+        host: Any = module
+        biases = (None,) * 3 if host.qkv.bias is None else host.qkv.bias.chunk(3)
+        inputs = map(Projection, host.qkv.weight.chunk(3), biases)
+        return HostWeights(*inputs, Projection(host.proj.weight, host.proj.bias))
