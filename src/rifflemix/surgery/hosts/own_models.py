@@ -74,5 +74,5 @@ class OwnSoftmaxAttention(Adapter):
         """Read `qkv` and `proj`."""
         host: Any = module
         biases = (None,) * 3 if host.qkv.bias is None else host.qkv.bias.chunk(3)
-        inputs = map(Projection, host.qkv.weight.chunk(3), biases)
-        return HostWeights(*inputs, Projection(host.proj.weight, host.proj.bias))
+        query, key, value = map(Projection, host.qkv.weight.chunk(3), biases)
+        return HostWeights(query, key, value, Projection(host.proj.weight, host.proj.bias))
