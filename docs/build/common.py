@@ -30,20 +30,20 @@ class Section:
         title: heading.
         text: text above the picture; its first sentence is the finding and the alt text.
         name: file name of the picture and the table.
-        picture: SVG text, or the name of a picture in docs/assets.
         table: lines of the CSV file.
         sources: results that the numbers come from.
-        commands: commands that wrote the results.
+        picture: SVG text, or the name of a picture in docs/assets.
+        commands: commands that wrote the results; those of the sources if empty.
         below: Markdown below the picture.
     """
 
     title: str
     text: str
     name: str
-    picture: str
     table: Sequence[Mapping[str, Any]]
     sources: Sequence[Result]
-    commands: Sequence[str]
+    picture: str = ""
+    commands: Sequence[str] = ()
     below: str = ""
 
 

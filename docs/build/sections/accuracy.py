@@ -46,10 +46,9 @@ def which_mixer() -> Section:
         "Small suite",
         "\n".join([*bullet_lines(report.answers), "", _how(whole.content, contents)]),
         "suite",
-        "",
         [_line(mixer, report) for mixer in report.mixers],
         [whole, *tasks.values()],
-        parts or [of["command"] for of in contents.values()],
+        commands=parts or [of["command"] for of in contents.values()],
         below=_table(report),
     )
 
@@ -137,9 +136,8 @@ def every_mixer() -> Section:
         f"learning rates and {len(content['seeds'])} seeds."
     )
     title = "Test accuracy above a model without mixing, points"
-    return Section("Every mixer on CIFAR-10", text, EVERY_MIXER,
-                   dots(title, drawn, rule=0.0), [*table, _scores(without)], found,
-                   [part["command"] for part in content["merged"]])  # fmt: skip
+    return Section("Every mixer on CIFAR-10", text, EVERY_MIXER, [*table, _scores(without)], found,
+                   dots(title, drawn, rule=0.0))  # fmt: skip
 
 
 def _scores(row: Compared) -> dict[str, Any]:
@@ -206,6 +204,6 @@ def conversion() -> Section:
         "--arms 'layers, outputs with labels' 'hybrid with labels' fine-tune 'from scratch'",
         f"{script}{content['command']}",
     ]
-    return Section("Converting a trained sentence encoder", text, "conversion",
-                   dots("Spearman correlation", drawn, before, 1.4), rows, [result],
-                   commands)  # fmt: skip
+    picture = dots("Spearman correlation", drawn, before, 1.4)
+    title = "Converting a trained sentence encoder"
+    return Section(title, text, "conversion", rows, [result], picture, commands)

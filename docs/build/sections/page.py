@@ -34,10 +34,9 @@ def verdicts() -> Section:
         "Claims",
         f"Of {len(table)} claims on small models, {summary(found)}: [all claims](claims.md).",
         "verdicts",
-        "",
         table,
         [],
-        ["python docs/build/build.py claims"],
+        commands=["python docs/build/build.py claims"],
         below="\n".join(table_lines(headers, rows, range(1, len(headers)))),
     )
 
@@ -84,6 +83,7 @@ def _section(section: Section) -> str:
 
 
 def _sources(section: Section) -> str:
-    commands = "\n".join(dict.fromkeys(section.commands))
+    commands = section.commands or [of.content["command"] for of in section.sources]
+    lines = "\n".join(dict.fromkeys(commands))
     names = "\n".join(f"- [{of.name}]({link(FILES, of.path)})" for of in section.sources)
-    return f"\n## {section.title}\n\n{names or '- [claims](claims.md)'}\n\n```\n{commands}\n```\n"
+    return f"\n## {section.title}\n\n{names or '- [claims](claims.md)'}\n\n```\n{lines}\n```\n"

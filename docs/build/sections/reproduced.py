@@ -70,9 +70,9 @@ def printed() -> Section:
         "Reproduced values",
         _summary(entries),
         "printed",
-        dots("Reproduced minus reported value, points", list(map(_difference, shown)), rule=0.0),
         list(map(_csv_line, entries)),
         results,
+        dots("Reproduced minus reported value, points", list(map(_difference, shown)), rule=0.0),
         commands,
         below=_table(shown),
     )
@@ -205,9 +205,9 @@ def listops() -> Section:
         "ListOps of full length",
         _what_listops_shows(entries, starts_of),
         "host",
-        dots("Test accuracy on ListOps of full length, %", drawn),
         table,
         results,
+        dots("Test accuracy on ListOps of full length, %", drawn),
         commands,
         below="\n".join(table_lines(headers, cells, range(1, len(headers) - 1))),
     )

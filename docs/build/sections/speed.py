@@ -32,8 +32,7 @@ def speed() -> Section:
         f"attention at {min(lengths):,} tokens and more, with each mixer of the five papers. "
         "[Speed and memory](performance.md) has all times, on a CPU and on GPUs."
     )
-    return Section("Training time", text, "speed", "speed.svg", table,
-                   [result], [content["command"]])  # fmt: skip
+    return Section("Training time", text, "speed", table, [result], "speed.svg")
 
 
 def memory() -> Section:
@@ -63,9 +62,8 @@ def memory() -> Section:
     )
     headers = ["relative memory", *(f"N={tokens:,}" for tokens in base)]
     rows = [[code(name), *(f"{of:.2f}" for of in each.values())] for name, each in ratios.items()]
-    below = table_lines(headers, rows, range(1, len(headers)))
-    return Section("Training memory", text, "memory", "", table,
-                   [result], [result.content["command"]], "\n".join(below))  # fmt: skip
+    below = "\n".join(table_lines(headers, rows, range(1, len(headers))))
+    return Section("Training memory", text, "memory", table, [result], below=below)
 
 
 def decoding() -> Section:
@@ -105,5 +103,4 @@ def decoding() -> Section:
     )
     drawn = [Curve(name.split(",")[0], points) for name, points in rates.items()]
     picture = curves("Tokens per second of one layer over the context", drawn, decades=True)
-    return Section("Decoding", text, "decoding", picture,
-                   table, [result], [content["command"]])  # fmt: skip
+    return Section("Decoding", text, "decoding", table, [result], picture)
