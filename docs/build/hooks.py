@@ -37,7 +37,8 @@ def on_files(files: Files, config: Any) -> Files:
         files.append(File.generated(config, place, content=page_of(notebook)))
     for page in list(files.documentation_pages()):
         source = _in_repository(page.src_uri)
-        for target in _targets(source, page.content_string):
+        for _, _, link, _ in _LINK.findall(_FENCE.sub("", page.content_string)):
+            target = _target(source, link)
             is_new = files.get_file_from_path(_in_site(target)) is None
             if is_new and (REPOSITORY / target).is_file():
                 files.append(_along(config, target))
@@ -51,7 +52,7 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str
 
     def led(match: re.Match[str]) -> str:
         mark, words, link, anchor = match.groups(default="")
-        target = posixpath.normpath(posixpath.join(posixpath.dirname(source), link))
+        target = _target(source, link)
         if (REPOSITORY / target).is_dir():
             return words
         return f"{mark}[{words}]({posixpath.relpath(_in_site(target), here or '.')}{anchor})"
@@ -68,10 +69,9 @@ def _drawn(fence: str) -> str:
     return f'<div class="equation">{convert(equation[1], display="block")}</div>'
 
 
-def _targets(source: str, text: str) -> Iterator[str]:
-    """Yield the paths in the repository that a page links to."""
-    for _, _, link, _ in _LINK.findall(_FENCE.sub("", text)):
-        yield posixpath.normpath(posixpath.join(posixpath.dirname(source), link))
+def _target(source: str, link: str) -> str:
+    """Return the path in the repository that a link of a page leads to."""
+    return posixpath.normpath(posixpath.join(posixpath.dirname(source), link))
 
 
 def _in_repository(page: str) -> str:
@@ -102,24 +102,18 @@ def page_of(path: Path) -> str:
 
 
 def _parts(cell: dict[str, Any]) -> Iterator[str]:
+    """Yield the text or code of a cell, and its outputs; pictures with their text alternative."""
     source = _text(cell["source"])
-    if cell["cell_type"] == "markdown":
-        yield source
-        return
-    yield _fence(source, ".python")
-    for output in cell["outputs"]:
+    yield source if cell["cell_type"] == "markdown" else _fence(source, ".python")
+    for output in cell.get("outputs", ()):
         if output["output_type"] == "stream":
             yield _fence(_text(output["text"]), ".text .output")
+        elif "image/png" in output["data"]:
+            words = escape(output["metadata"]["image/png"]["alt"])
+            picture = _text(output["data"]["image/png"]).strip()
+            yield f'<img alt="{words}" src="data:image/png;base64,{picture}">'
         else:
-            yield _shown(output["data"], output["metadata"])
-
-
-def _shown(data: dict[str, Any], metadata: dict[str, Any]) -> str:
-    """Convert a picture with its text alternative, or Markdown."""
-    if "image/png" in data:
-        words = escape(metadata["image/png"]["alt"])
-        return f'<img alt="{words}" src="data:image/png;base64,{_text(data["image/png"]).strip()}">'
-    return _text(data["text/markdown"])
+            yield _text(output["data"]["text/markdown"])
 
 
 def _fence(text: str, classes: str) -> str:
