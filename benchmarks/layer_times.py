@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from harness import Call, Rows, run
+from triton.testing import do_bench_cudagraph
 
 from rifflemix.lab.bench.layers import SOFTMAX, layer_candidates
 from rifflemix.lab.bench.rows import Shape
@@ -20,7 +21,6 @@ from rifflemix.lab.bench.runner import Settings
 from rifflemix.lab.runs.measure import median
 
 _MIXERS = ("softmax", "csp", "sliceformer", "tssa", "butterfly", "sinkhorn")
-_CALLS, _REPEATS = 10, 15
 
 
 def graph_times(call: Call) -> dict[str, Any]:
@@ -29,31 +29,10 @@ def graph_times(call: Call) -> dict[str, Any]:
     Each time is the mean of several calls.
     """
     try:
-        seconds = _graph_seconds(call)
+        seconds = [ms / 1000 for ms in do_bench_cudagraph(call, return_mode="all")]
     except Exception as error:  # of a kernel or of its capture
         return {"error": str(error).splitlines()[0][:200]}
     return {"seconds": seconds, "median": median(seconds)}
-
-
-def _graph_seconds(call: Call) -> list[float]:
-    stream, graph = torch.cuda.Stream(), torch.cuda.CUDAGraph()
-    with torch.cuda.stream(stream):
-        for _ in range(3):
-            call()
-    torch.cuda.synchronize()
-    with torch.cuda.graph(graph, stream=stream):
-        for _ in range(_CALLS):
-            call()
-    graph.replay()
-    found = []
-    for _ in range(_REPEATS):
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        start.record()
-        graph.replay()
-        end.record()
-        torch.cuda.synchronize()
-        found.append(start.elapsed_time(end) / 1000 / _CALLS)
-    return found
 
 
 def rows_of(shape: Shape, settings: Settings) -> Rows:
