@@ -302,7 +302,8 @@ def load_text_model(folder: Path) -> TextModel:
         if not (folder / name).is_file():
             raise bad_argument(
                 "MODEL", f"a folder of transformers with {name}", str(folder),
-                "Write it with save_pretrained of the model and of its tokenizer.",
+                "write it with save_pretrained of the model and of its tokenizer, or convert a run "
+                "of rifflemix in Python: rifflemix.convert(load_run(folder).model, ...)",
             )  # fmt: skip
     try:
         config = transformers.AutoConfig.from_pretrained(folder)
