@@ -43,7 +43,7 @@ from rifflemix.lab.reproduction import (
     run_reproduction,
 )
 from rifflemix.lab.runs.environment import environment
-from rifflemix.lab.tasks import Task, load_task
+from rifflemix.lab.tasks import load_task
 from rifflemix.lab.train import TrainingDiverged
 
 RUNS, DATA = Path("runs"), Path("data")
@@ -135,7 +135,9 @@ def train(runs: Runs, out: Path, data_dir: Path) -> dict[str, Any] | None:
         RunFailed: all runs diverged.
     """
     recipes = {row: get_recipe(name) for row, name in runs.rows.items()}
-    data, tasks = _begun(runs, recipes), dict[str, Task]()
+    data, first = _begun(runs, recipes), next(iter(recipes.values()))
+    with DataProgress(progress_console()) as progress:
+        task = load_task(first.task, data_dir=data_dir, progress=progress, **first.task_options)
     shared = ReproduceOptions(
         data_dir=data_dir, max_steps=runs.steps, scale=runs.scale, batch_size=runs.batch_size,
         device="cpu", threads=1,
@@ -146,14 +148,8 @@ def train(runs: Runs, out: Path, data_dir: Path) -> dict[str, Any] | None:
             recipe, found = recipes[row], data["rows"][row]
             if str(seed) in found["test"] or seed in found["diverged"]:
                 continue
-            key = repr((recipe.task, sorted(recipe.task_options.items())))
-            if key not in tasks:
-                with DataProgress(progress_console()) as bar:
-                    tasks[key] = load_task(
-                        recipe.task, data_dir=data_dir, progress=bar, **recipe.task_options
-                    )
             folder, options = out / row / f"seed{seed}", replace(shared, seed=seed)
-            plan = plan_reproduction(recipe, folder, options, task=tasks[key])
+            plan = plan_reproduction(recipe, folder, options, task=task)
             found["parameters"] = plan.parameters
             try:
                 result = run_reproduction(plan, on_status=live.update, should_stop=stop)

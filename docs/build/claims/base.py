@@ -107,7 +107,7 @@ class Runs(Evidence):
     """Rows of a table or figure, trained at a reduced size with several seeds.
 
     Attributes:
-        rows: short name of each row -> recipe.
+        rows: short name of each row -> recipe; all recipes have the same task.
         steps: updates of each run.
         batch_size: samples per update.
         scale: factor of the model's widths.

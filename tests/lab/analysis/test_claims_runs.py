@@ -122,7 +122,9 @@ def test_claims_of_trainings_compare_rows_that_exist() -> None:
         for number, row in enumerate(found["rows"].values(), start=1):
             row["parameters"] = 1000 * number
         assert judge(found).verdict in base.VERDICTS
-        assert all(name in rifflemix.lab.recipes.list_recipes() for name in evidence.rows.values())
+        recipes = [rifflemix.lab.recipes.get_recipe(name) for name in evidence.rows.values()]
+        tasks = [(recipe.task, recipe.task_options) for recipe in recipes]
+        assert all(task == tasks[0] for task in tasks)
 
 
 @pytest.fixture
