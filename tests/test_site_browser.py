@@ -34,7 +34,16 @@ addEventListener("load", () => setTimeout(() => {
     .filter(part => part.getBoundingClientRect().right > innerWidth + 1)
     .map(part => part.textContent.slice(0, 40));
   const query = document.querySelector("[data-md-component=search-query]");
+  const filter = document.querySelector("input.filter");
+  const shown = () =>
+    [...document.querySelectorAll("article tbody tr")].filter(row => row.checkVisibility());
   const report = {inner: innerWidth, scroll: root.scrollWidth, wide, failures};
+  if (filter) {
+    report.rows = shown().length;
+    filter.value = "MNIST vision";
+    filter.dispatchEvent(new Event("input", {bubbles: true}));
+    report.filtered = shown().map(row => row.textContent.trim());
+  }
   const write = () => {
     report.found = [...document.querySelectorAll(".md-search-result__item")]
       .map(item => item.textContent).join(" ");
@@ -123,6 +132,15 @@ def test_pages_fit_a_phone_and_have_no_errors(
 def test_the_search_finds_an_option_of_a_mixer(chromium: str, site: Path, tmp_path: Path) -> None:
     found = probe(chromium, site / "index.html", tmp_path, "#search")["found"]
     assert "renormalize_every" in found or "TSSA" in found
+
+
+@pytest.mark.slow
+def test_the_filter_hides_rows_without_its_words(chromium: str, site: Path, tmp_path: Path) -> None:
+    measured = probe(chromium, site / "models.html", tmp_path)
+    check(measured)
+    assert 0 < len(measured["filtered"]) < measured["rows"] / 10
+    assert any(row.startswith("vit_mnist") for row in measured["filtered"])
+    assert all("mnist" in row.lower() for row in measured["filtered"])
 
 
 @pytest.mark.slow
