@@ -105,38 +105,28 @@ def results(page: Path, options: list[str]) -> str:
 
 
 def short_table(content: Mapping[str, Any]) -> BenchTable:
-    """Make a table of the headline mixers, or of the fastest backend of each operator.
+    """Make a table of the headline mixers, for layers or models.
 
-    The table shows training; of models at several lengths it shows inference.
-    """
-    tables = bench_tables(_headline(content))
-    are_models = content["benchmark"] == "models"
-    if are_models and tables[0].headers[1].startswith("N="):
-        return tables[0]
-    title = PASS_TITLES["training_step" if are_models else "forward_backward"]
-    is_scaling = content["benchmark"] == "scaling"
-    ending = f"{title}, ms (x softmax)" if is_scaling else f": {title}"
-    (table,) = (table for table in tables if table.title.endswith(ending))
-    return table
-
-
-def _headline(content: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a result of the headline mixers, without packages; of operators one shape.
-
-    Models of packages stay: each is next to a model of rifflemix of the same size.
+    The table shows training; of models at several lengths it shows inference. Layers of packages
+    are left out. Models of packages stay: each is next to a model of rifflemix of the same size.
     """
     are_models = content["benchmark"] == "models"
     others = set(list_mixers()) - set(HEADLINE)
-
-    def is_shown(entry: Mapping[str, Any]) -> bool:
-        return (are_models or entry["kind"] != PEER) and entry["name"] not in others
-
-    rows = [row for row in content["rows"] if is_shown(row)]
-    if content["benchmark"] == "ops":
-        rows = [row for row in rows if row["shape"] == rows[0]["shape"]]
-        rows = list({row["name"]: row for row in rows}.values())  # the fastest is the last
-    growth = [entry for entry in content.get("growth", ()) if is_shown(entry)]
-    return {**content, "rows": rows} | ({"growth": growth} if "growth" in content else {})
+    shown = {
+        key: [
+            entry
+            for entry in content.get(key, ())
+            if (are_models or entry["kind"] != PEER) and entry["name"] not in others
+        ]
+        for key in ("rows", "growth")
+    }
+    tables = bench_tables({**content, **shown})
+    if are_models and tables[0].headers[1].startswith("N="):
+        return tables[0]
+    layers = f"{PASS_TITLES['forward_backward']}, ms (x softmax)"
+    ending = f": {PASS_TITLES['training_step']}" if are_models else layers
+    (table,) = (table for table in tables if table.title.endswith(ending))
+    return table
 
 
 def streaming(page: Path, _: list[str]) -> str:
