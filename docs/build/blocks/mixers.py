@@ -47,8 +47,8 @@ def options(_: Path, names: Iterable[str]) -> str:
         classes = [cls, *([cls.causal_class] if cls.causal_class else [])]
         bases = [base for of in classes for base in of.__mro__[: of.__mro__.index(TokenMixer)]]
         meanings: dict[str, str] = {}
-        for base in bases:
-            meanings = {**_meanings(inspect.cleandoc(base.__doc__ or "")), **meanings}
+        for base in reversed(bases):
+            meanings |= _meanings(inspect.cleandoc(base.__doc__ or ""))
         rows = [
             [Markdown(code(key)), Markdown(code(repr(value))), Markdown(meanings.get(key, ""))]
             for key, value in mixer_options(name).items()
@@ -145,8 +145,6 @@ def models(*_: object) -> str:
 
 def _model_cells(entry: Mapping[str, Any]) -> list[str]:
     count, reported = entry["parameters"], entry["printed"]
-    if reported.isdigit():
-        reported = f"{int(reported):,}"
     return [
         code(entry["name"]),
         Markdown(entry["title"]),
