@@ -7,15 +7,19 @@ import json
 import lzma
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
+from cifar10_files import PER_BATCH, Planes
+from language_files import OTHER, TRAIN
 from PIL import Image
 
 from rifflemix.lab.tasks.data_io.file_task import Remote
+from rifflemix.lab.tasks.images import cifar
 
 
 @pytest.fixture(autouse=True)
@@ -88,3 +92,27 @@ def write() -> Callable[..., np.ndarray]:
         return pixels
 
     return image
+
+
+@pytest.fixture
+def ptb(data: Path) -> Path:
+    (data / "ptb.train.txt").write_text(TRAIN)
+    (data / "ptb.valid.txt").write_text(OTHER, encoding="utf-8")
+    (data / "ptb.test.txt").write_text("the dog sat\n")
+    return data
+
+
+@pytest.fixture
+def planes(monkeypatch: pytest.MonkeyPatch) -> Planes:
+    """Build images (M, 3, 32, 32) and labels of a tiny CIFAR-10."""
+    binary = cifar._BINARY_10
+    files = {part: dict.fromkeys(names, PER_BATCH) for part, names in binary.files.items()}
+    monkeypatch.setattr(cifar, "_BINARY_10", replace(binary, files=files))
+    rng = np.random.default_rng(0)
+    return {
+        part: (
+            rng.integers(0, 256, (count, 3, 32, 32), dtype=np.uint8),
+            rng.integers(0, 10, count, dtype=np.uint8),
+        )
+        for part, count in (("train", 5 * PER_BATCH), ("test", PER_BATCH))
+    }
