@@ -1,9 +1,8 @@
-"""Sparse Sinkhorn attention as a mixer: variants, padding, causality, noise, cross-attention."""
+"""Sparse Sinkhorn attention as a mixer: variants, padding, causality, noise and options."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 import pytest
@@ -11,77 +10,23 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from sinkhorn_variants import DECODERS, DIM, DOUBLE, ENCODERS, HEADS, MAX, Options, build, tokens
 from torch import Tensor
 
 from rifflemix.errors import InputError
 from rifflemix.mixers import create_mixer
 from rifflemix.mixers import sorting_networks as networks
-from rifflemix.mixers.cross_attention import SinkhornCrossAttention, SoftmaxCrossAttention
 from rifflemix.mixers.sinkhorn import Sinkhorn
 from rifflemix.ops.sinkhorn import backends
 
-DOUBLE = torch.float64
-DIM, HEADS, MAX = 8, 2, 20
-Options = dict[str, Any]
-
-SHARED: dict[str, Options] = {
-    "default": {},
-    "odd block": {"block_size": 5},
-    "block of one": {"block_size": 1},
-    "block over max_length": {"block_size": 32},
-    "relu": {"sort_net": "relu"},
-    "mlp": {"sort_net": "mlp"},
-    "relu_mlp": {"sort_net": "relu_mlp"},
-    "attention": {"sort_net": "attention"},
-    "no iterations": {"num_iterations": 0},
-    "relu kernel": {"kernel": "relu"},
-    "sum_logits": {"combine": "sum_logits"},
-    "sum_out": {"combine": "sum_out"},
-    "mixture": {"mixture": True},
-    "tied": {"tie_kv": True},
-    "no bias": {"bias": False},
-    "top 1": {"top_k": 1},
-    "top 2": {"top_k": 2, "block_size": 4},
-    "top 2 attention": {"top_k": 2, "sort_net": "attention"},
-}
-ENCODERS: dict[str, Options] = {
-    **SHARED,
-    "sortcut": {"sortcut": 2},
-    "sortcut local": {"sortcut": 2, "sortcut_local": True, "block_size": 4},
-    "sortcut attention": {"sortcut": 1, "sort_net": "attention"},
-    "sortcut top 2": {"sortcut": 2, "top_k": 2},
-    "sortcut top 2 attention": {"sortcut": 2, "top_k": 2, "sort_net": "attention"},
-}
-DECODERS: dict[str, Options] = {
-    **SHARED,
-    "literal order": {"final_row_norm": False},
-    "null": {"null_kv": True},
-    "null literal": {"null_kv": True, "final_row_norm": False, "combine": "sum_logits"},
-    "null top 2": {"null_kv": True, "top_k": 2, "block_size": 4},
-    "rotated": {"rotate_heads": True, "block_size": 4},
-    "port": {"rotate_heads": True, "null_kv": True, "top_k": 2, "sort_net": "attention"},
-}
-FORMS = [
+VARIANTS = [
     pytest.param(causal, options, id=f"{'causal ' if causal else ''}{name}")
     for causal, table in ((False, ENCODERS), (True, DECODERS))
     for name, options in table.items()
 ]
 
 
-def build(options: Options, causal: bool = False, **shared: Any) -> Sinkhorn:
-    arguments = {"num_heads": HEADS, "max_length": MAX, "causal": causal, **shared}
-    mixer = Sinkhorn(DIM, **options, **arguments)
-    with torch.no_grad():
-        for parameter in mixer.parameters():
-            parameter.add_(0.1 * torch.randn_like(parameter))
-    return mixer.to(DOUBLE).eval()
-
-
-def tokens(length: int, batch: int = 2) -> Tensor:
-    return torch.randn(batch, length, DIM, dtype=DOUBLE)
-
-
-@pytest.mark.parametrize(("causal", "options"), FORMS)
+@pytest.mark.parametrize(("causal", "options"), VARIANTS)
 def test_any_length_is_accepted(causal: bool, options: Options) -> None:
     mixer = build(options, causal)
     for length in (1, 2, 7, 8, 13, MAX):
@@ -92,8 +37,8 @@ def test_any_length_is_accepted(causal: bool, options: Options) -> None:
 
 @settings(max_examples=3, deadline=None)
 @given(data=st.data())
-@pytest.mark.parametrize(("causal", "options"), FORMS)
-def test_masked_input_equals_the_valid_tokens_alone(
+@pytest.mark.parametrize(("causal", "options"), VARIANTS)
+def test_masked_input_equals_the_valid_tokens(
     causal: bool, options: Options, data: st.DataObject
 ) -> None:
     """Check that padding anywhere, with any content, equals removing it."""
@@ -151,7 +96,7 @@ def test_causal_gradients_flow_to_the_past_only(options: Options) -> None:
         assert gradient[0, token + 1 :].abs().max() <= 1e-14 if token < 11 else True
 
 
-@pytest.mark.parametrize(("causal", "options"), FORMS)
+@pytest.mark.parametrize(("causal", "options"), VARIANTS)
 def test_gradients(causal: bool, options: Options) -> None:
     mixer = build({**options, "block_size": 2, "num_iterations": 2}, causal, max_length=6)
     names = [name for name, _ in mixer.named_parameters()]
@@ -166,7 +111,7 @@ def test_gradients(causal: bool, options: Options) -> None:
     assert torch.autograd.gradcheck(run, (x, *values), fast_mode=True)
 
 
-@pytest.mark.parametrize(("causal", "options"), FORMS)
+@pytest.mark.parametrize(("causal", "options"), VARIANTS)
 def test_batch_and_precision(causal: bool, options: Options) -> None:
     mixer = build(options, causal)
     x = tokens(13, batch=4)
@@ -280,7 +225,7 @@ def test_whole_layer_equals_the_port(
         torch.testing.assert_close(mixer(z["x"]), z["y"], atol=1e-5, rtol=1e-4)
 
 
-class Given(torch.nn.Module):
+class FixedProjection(torch.nn.Module):
     """Replaces the projection: returns fixed queries, keys and values."""
 
     def __init__(self, *heads: Tensor) -> None:
@@ -309,7 +254,7 @@ def test_whole_causal_layer_equals_the_port(
         null_kv=True,
         rotate_heads=True,
     ).eval()
-    mixer.qkv, mixer.proj = Given(z["q"], z["k"], z["v"]), torch.nn.Identity()
+    mixer.qkv, mixer.proj = FixedProjection(z["q"], z["k"], z["v"]), torch.nn.Identity()
     with torch.no_grad():
         mixer.null_key.copy_(z["p.null_keys"][:, 0])
         mixer.null_value.copy_(z["p.null_values"][:, 0])
@@ -349,141 +294,3 @@ BAD: list[tuple[str, Options]] = [
 def test_bad_input_names_the_argument(name: str, change: Options) -> None:
     with pytest.raises(InputError, match=rf"^{name}:"):
         Sinkhorn(DIM, **{"num_heads": HEADS, "max_length": MAX, **change})
-
-
-# Cross-attention
-
-CROSS: dict[str, Options] = {
-    "default": {},
-    "small block": {"block_size": 3},
-    "relu_mlp": {"sort_net": "relu_mlp"},
-    "sum_logits": {"combine": "sum_logits"},
-    "sum_out": {"combine": "sum_out"},
-    "sortcut": {"sortcut": 2},
-}
-
-
-def build_cross(options: Options) -> SinkhornCrossAttention:
-    layer = SinkhornCrossAttention(DIM, num_heads=HEADS, max_length=MAX, **options)
-    return layer.to(DOUBLE).eval()
-
-
-@pytest.fixture(params=CROSS.values(), ids=CROSS.keys())
-def cross(request: pytest.FixtureRequest) -> SinkhornCrossAttention:
-    return build_cross(request.param)
-
-
-@pytest.mark.parametrize(("queries", "keys"), [(1, 1), (3, 20), (20, 3), (7, 13), (40, 20)])
-def test_cross_attention_accepts_any_lengths(
-    cross: SinkhornCrossAttention, queries: int, keys: int
-) -> None:
-    y = cross(tokens(queries), tokens(keys))
-    assert y.shape == (2, queries, DIM)
-    assert y.isfinite().all()
-
-
-def test_cross_attention_queries_are_independent(cross: SinkhornCrossAttention) -> None:
-    x, memory = tokens(17), tokens(13)
-    y = cross(x, memory)
-    for length in (1, 4, 9):
-        torch.testing.assert_close(cross(x[:, :length], memory), y[:, :length])
-    changed = x.clone()
-    changed[:, 9] += 1
-    others = [t for t in range(17) if t != 9]
-    torch.testing.assert_close(cross(changed, memory)[:, others], y[:, others])
-
-
-def test_cross_attention_reads_only_valid_memory(cross: SinkhornCrossAttention) -> None:
-    x, memory = tokens(17, batch=4), tokens(MAX, batch=4)
-    mask = torch.rand(4, MAX) > 0.5
-    mask[1, :6], mask[1, 6:] = False, True
-    mask[3] = True
-    memory[mask] = float("nan")
-    y = cross(x, memory, key_padding_mask=mask)
-    for sample in range(3):
-        alone = cross(x[sample, None], memory[sample, ~mask[sample]][None])
-        torch.testing.assert_close(y[sample], alone[0])
-    torch.testing.assert_close(y[3], cross.proj.bias.expand(17, -1))
-
-
-def test_cross_attention_with_equal_inputs_is_self_attention() -> None:
-    """Check the formula with equal weights and lengths, and memory = x."""
-    options: Options = {"block_size": 4}
-    mixer, layer = build(options), build_cross(options)
-    layer.sorter.load_state_dict(mixer.sorter.state_dict())
-    with torch.no_grad():
-        for kind in ("weight", "bias"):
-            q, kv = getattr(mixer.qkv, kind).split((DIM, 2 * DIM))
-            getattr(layer.query, kind).copy_(q)
-            getattr(layer.key_value, kind).copy_(kv)
-    layer.proj.load_state_dict(mixer.proj.state_dict())
-    x = tokens(18)
-    torch.testing.assert_close(layer(x, x), mixer(x))
-
-
-def test_cross_attention_gradients(cross: SinkhornCrossAttention) -> None:
-    x, memory = tokens(5, batch=1).requires_grad_(), tokens(7, batch=1).requires_grad_()
-    assert torch.autograd.gradcheck(cross, (x, memory), fast_mode=True)
-    cross.train()
-    y = cross(x, memory)
-    y.square().sum().backward()
-    assert all(p.grad is not None and p.grad.isfinite().all() for p in cross.parameters())
-
-
-@pytest.mark.parametrize("kind", [SinkhornCrossAttention, SoftmaxCrossAttention])
-def test_cross_attention_drops_weights_only_in_training(kind: type[torch.nn.Module]) -> None:
-    options = {"max_length": MAX, "gumbel": "never"} if kind is SinkhornCrossAttention else {}
-    layer = kind(DIM, num_heads=HEADS, dropout=0.5, **options)
-    x, memory = tokens(9).float(), tokens(13).float()
-    assert not torch.equal(layer(x, memory), layer(x, memory))
-    layer.eval()
-    assert torch.equal(layer(x, memory), layer(x, memory))
-
-
-@pytest.mark.parametrize("kind", [SinkhornCrossAttention, SoftmaxCrossAttention])
-@pytest.mark.parametrize("wide", ["x", "memory"])
-def test_cross_attention_refuses_tokens_of_another_dtype(
-    kind: type[torch.nn.Module], wide: str
-) -> None:
-    layer = kind(DIM, **({"max_length": MAX} if kind is SinkhornCrossAttention else {}))
-    given = {"x": tokens(9).float(), "memory": tokens(13).float()}
-    given[wide] = given[wide].double()
-    with pytest.raises(InputError, match=rf"{wide}: .*torch.float32\b"):
-        layer(**given)
-
-
-@pytest.mark.parametrize(
-    ("name", "change"),
-    [
-        ("num_heads", {"num_heads": 3}),
-        ("max_length", {"max_length": 0}),
-        ("sort_net", {"sort_net": "attention"}),
-        ("combine", {"combine": "sum_out", "sortcut": 1}),
-        ("sortcut", {"sortcut": 9}),
-        ("dropout", {"dropout": 1.0}),
-    ],
-)
-def test_cross_attention_refuses_bad_options(name: str, change: Options) -> None:
-    with pytest.raises(InputError, match=rf"^{name}:"):
-        SinkhornCrossAttention(DIM, **{"max_length": MAX, **change})
-
-
-@pytest.mark.parametrize(
-    ("name", "call"),
-    [
-        ("x", lambda layer: layer(tokens(3)[0], tokens(3))),
-        ("x", lambda layer: layer(tokens(0), tokens(3))),
-        ("memory", lambda layer: layer(tokens(3), tokens(3)[..., :4])),
-        ("memory", lambda layer: layer(tokens(3), tokens(3, batch=1))),
-        ("memory", lambda layer: layer(tokens(3), tokens(MAX + 1))),
-        (
-            "key_padding_mask",
-            lambda layer: layer(tokens(3), tokens(4), key_padding_mask=torch.ones(2, 3) > 0),
-        ),
-    ],
-)
-def test_cross_attention_refuses_bad_input(
-    name: str, call: Callable[[SinkhornCrossAttention], Tensor]
-) -> None:
-    with pytest.raises(InputError, match=rf"^{name}:"):
-        call(build_cross({}))
