@@ -1,4 +1,7 @@
-"""Mixers that each break the contract in one way. broken_streams.py has the streaming cases."""
+"""Mixers that each break the contract in one way.
+
+broken_masks.py has padding and packed sequences, and broken_streams.py has streams.
+"""
 
 from __future__ import annotations
 
@@ -7,14 +10,12 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from sound_mixers import BothWays, GatedAverage, Mean, NotStreaming, Packed, WithoutMasks
+from sound_mixers import Bidirectional, GatedAverage, Mean, NotStreaming, WithoutMasks
 from torch import Tensor, nn
 from torch.autograd import forward_ad
 
-from rifflemix.checks import check_padding_mask
 from rifflemix.errors import InputError
 from rifflemix.mixers import TokenMixer
-from rifflemix.mixers.packed import Segments
 
 BROKEN: dict[type[TokenMixer], set[str]] = {}
 """Each broken mixer with the properties it breaks: a single property if possible."""
@@ -29,7 +30,7 @@ def breaks(*properties: str) -> Any:
 
 
 @breaks("card_is_complete")
-class Nameless(Mean):
+class WithoutPaper(Mean):
     card = replace(Mean.card, paper="")
 
 
@@ -55,7 +56,7 @@ class NeedsSamples(Mean):
 
 
 @breaks("shapes_are_known_without_memory")
-class ReadsNumbersWhenBuilt(Mean):
+class ReadsValuesInTheConstructor(Mean):
     def __init__(self, dim: int, **shared: Any) -> None:
         super().__init__(dim, **shared)
         self.size = torch.arange(4).sum().item()
@@ -70,7 +71,7 @@ class NeedsALength(Mean):
 
 
 @breaks("bad_settings_are_named")
-class TakesFloats(Mean):
+class AcceptsFloatDim(Mean):
     def __init__(self, dim: int, **shared: Any) -> None:
         super().__init__(int(dim) if isinstance(dim, float) else dim, **shared)
 
@@ -91,11 +92,11 @@ class WritesItsInput(Mean):
 
 
 @breaks("evaluation_repeats", "exports")
-class UnstableOrder(BothWays):
+class UnstableOrder(Bidirectional):
     """Sorts by the first channel, with equal values in random order."""
 
     card = replace(
-        BothWays.card, padding=False, permutation_equivariant=False, permutation_invariant=True
+        Bidirectional.card, padding=False, permutation_equivariant=False, permutation_invariant=True
     )
 
     def mix(self, x: Tensor, key_padding_mask: Tensor | None) -> Tensor:
@@ -106,7 +107,7 @@ class UnstableOrder(BothWays):
 
 
 @breaks("same_seed_gives_the_same")
-class DrawsElsewhere(Mean):
+class UsesAnotherRandomGenerator(Mean):
     card = replace(Mean.card, training_noise="a scale")
 
     def mix(self, x: Tensor, key_padding_mask: Tensor | None) -> Tensor:
@@ -115,21 +116,21 @@ class DrawsElsewhere(Mean):
 
 
 @breaks("training_without_dropout_is_evaluation")
-class TwiceInTraining(Mean):
+class DoublesInTraining(Mean):
     def mix(self, x: Tensor, key_padding_mask: Tensor | None) -> Tensor:
         y = super().mix(x, key_padding_mask)
         return 2 * y if self.training else y
 
 
 @breaks("training_without_dropout_is_evaluation")
-class DropsWhatItWasNotAskedTo(Mean):
+class DropsWithoutDropout(Mean):
     def mix(self, x: Tensor, key_padding_mask: Tensor | None) -> Tensor:
         y = super().mix(x, key_padding_mask)
         return nn.functional.dropout(y, 0.3, self.training)
 
 
 @breaks("layout_in_memory_changes_nothing")
-class ReadsMemoryInItsOrder(WithoutMasks):
+class IgnoresStrides(WithoutMasks):
     """Reads tensors that are not contiguous in the order of their storage."""
 
     def values(self, x: Tensor, key_padding_mask: Tensor | None) -> Tensor:
@@ -159,7 +160,7 @@ class CannotBeCopied(Mean):
 
 
 @breaks("state_dict_holds_everything", "exports")
-class MakesWeightsWhenCalled(Mean):
+class CreatesWeightsInForward(Mean):
     def mix(self, x: Tensor, key_padding_mask: Tensor | None) -> Tensor:
         if not hasattr(self, "gain"):
             self.gain = nn.Parameter(torch.ones_like(x[0, 0]))
@@ -167,121 +168,21 @@ class MakesWeightsWhenCalled(Mean):
 
 
 @breaks("samples_of_a_batch_do_not_meet", "longer_neighbours_change_nothing")
-class MeetsInTheBatch(BothWays):
+class MixesSamples(Bidirectional):
     def mix(self, x: Tensor, key_padding_mask: Tensor | None) -> Tensor:
         y = super().mix(x, key_padding_mask)
         return y + 1e-6 * y.mean(0, keepdim=True)
 
 
-@breaks("a_mask_without_padding_changes_nothing")
-class DislikesFullSamples(Mean):
-    def mix(self, x: Tensor, key_padding_mask: Tensor | None) -> Tensor:
-        y = super().mix(x, key_padding_mask)
-        return y if key_padding_mask is None else torch.where(key_padding_mask.any(), y, 1.001 * y)
-
-
-@breaks("padded_outputs_are_zero")
-class FillsPadding(Mean):
-    def forward(self, x: Tensor, *, key_padding_mask: Any = None, **packed: Any) -> Tensor:
-        y = super().forward(x, key_padding_mask=key_padding_mask, **packed)
-        return y if key_padding_mask is None else y + 1e-6 * key_padding_mask[..., None]
-
-
-@breaks("padded_places_reach_nothing", "longer_neighbours_change_nothing")
-class ReadsPadding(Mean):
-    def forward(self, x: Tensor, *, key_padding_mask: Any = None, **packed: Any) -> Tensor:
-        y = super().forward(x, key_padding_mask=key_padding_mask, **packed)
-        if key_padding_mask is None:
-            return y
-        padded = key_padding_mask[..., None]
-        seen = x.nan_to_num().where(padded, 0.0).clamp(-1, 1).sum(1, keepdim=True)
-        return (y + 1e-6 * seen).masked_fill(padded, 0.0)
-
-
-@breaks("padded_places_reach_nothing")
-class GivesPaddingGradients(Mean):
-    def forward(self, x: Tensor, *, key_padding_mask: Any = None, **packed: Any) -> Tensor:
-        y = super().forward(x, key_padding_mask=key_padding_mask, **packed)
-        if key_padding_mask is None:
-            return y
-        padded = key_padding_mask[..., None]
-        seen = 1e-6 * x.nan_to_num().where(padded, 0.0).sum(1, keepdim=True)
-        return (y + (seen - seen.detach())).masked_fill(padded, 0.0)
-
-
-@breaks("longer_neighbours_change_nothing")
-class LooksAtTheLongest(BothWays):
-    """Depends on the number of valid tokens of the longest sample, not on the padding."""
-
-    def mix(self, x: Tensor, key_padding_mask: Tensor | None) -> Tensor:
-        y = super().mix(x, key_padding_mask)
-        if key_padding_mask is None:
-            return y * (1 + 1e-6 * x.shape[1])
-        return y * (1 + 1e-6 * (~key_padding_mask).sum(1).max().to(y.dtype))
-
-
-@breaks("amount_of_padding_changes_nothing", "longer_neighbours_change_nothing")
-class IgnoresTheMask(BothWays):
-    """Averages over all positions: padded positions add zero but count."""
-
-    def counts(self, v: Tensor, key_padding_mask: Tensor | None) -> Tensor:
-        return super().counts(v, None)
-
-
-@breaks("place_of_padding_changes_nothing")
-class CountsPositions(BothWays):
-    """Weights tokens by position and counts the padding before them."""
-
-    card = replace(BothWays.card, permutation_equivariant=False)
-
-    def values(self, x: Tensor, key_padding_mask: Tensor | None) -> Tensor:
-        weights = 1 + 1e-4 * torch.arange(x.shape[1], device=x.device).to(x.dtype)
-        return super().values(x * weights.unsqueeze(-1), key_padding_mask)
-
-
-@breaks("place_of_padding_changes_nothing")
-class DoesNotCountPositions(BothWays):
-    card = replace(BothWays.card, by_position="it does not")
-
-
-@breaks("padding_is_refused")
-class TakesMasksAnyway(WithoutMasks):
-    def _check_input(self, x: Tensor, key_padding_mask: Tensor | None) -> None:
-        super()._check_input(x, None)
-        check_padding_mask(key_padding_mask, x)
-
-
-@breaks("packed_sequences_do_not_meet")
-class LooksOverTheBounds(Packed):
-    """Mixes each packed token with the previous token, even across sequence boundaries."""
-
-    def mix_packed(self, x: Tensor, segments: Segments) -> Tensor:
-        y = super().mix_packed(x, segments)
-        return y + 1e-6 * y.roll(1, 1)
-
-
-@breaks("packed_sequences_do_not_meet")
-class SendsGradientsOverTheBounds(Packed):
-    def mix_packed(self, x: Tensor, segments: Segments) -> Tensor:
-        seen = 1e-6 * x.sum(1, keepdim=True)
-        return super().mix_packed(x, segments) + (seen - seen.detach())
-
-
-@breaks("packing_is_refused")
-class TakesARowForOneSequence(Mean):
-    def forward(self, x: Tensor, *, key_padding_mask: Any = None, **packed: Any) -> Tensor:
-        return super().forward(x, key_padding_mask=key_padding_mask)
-
-
 @breaks("outputs_ignore_later_tokens")
-class LooksAhead(NotStreaming):
+class UsesLaterTokens(NotStreaming):
     def mean(self, v: Tensor, counts: Tensor) -> Tensor:
         whole = v.sum(1, keepdim=True) / counts.sum(1, keepdim=True).clamp_min(1)
         return super().mean(v, counts) + 1e-6 * whole
 
 
 @breaks("outputs_ignore_later_tokens")
-class KnowsHowManyCome(NotStreaming):
+class UsesTheLength(NotStreaming):
     """Reads the length, in its causal variant only."""
 
     card = replace(NotStreaming.card, padding=False)
@@ -291,30 +192,30 @@ class KnowsHowManyCome(NotStreaming):
 
 
 @breaks("causal_is_refused")
-class IgnoresCausal(BothWays):
+class IgnoresCausal(Bidirectional):
     def __init__(self, dim: int, *, causal: bool = False, **shared: Any) -> None:
         super().__init__(dim, causal=False if causal is True else causal, **shared)
 
 
 @breaks("card_tells_permutation_equivariance", "place_of_padding_changes_nothing")
-class KnowsPositions(BothWays):
+class AddsPositions(Bidirectional):
     def values(self, x: Tensor, key_padding_mask: Tensor | None) -> Tensor:
         positions = torch.arange(x.shape[1], device=x.device, dtype=x.dtype)
         return super().values(x + 1e-3 * positions[:, None], key_padding_mask)
 
 
 @breaks("card_tells_permutation_equivariance")
-class SaysItKnowsPositions(Mean):
+class DeclaresNoEquivariance(Mean):
     card = replace(Mean.card, permutation_equivariant=False)
 
 
 @breaks("card_tells_permutation_invariance")
-class SaysThatOrderIsLost(Mean):
+class DeclaresInvariance(Mean):
     card = replace(Mean.card, permutation_invariant=True)
 
 
 @breaks("every_parameter_is_used")
-class DeadParameter(Mean):
+class UnusedParameter(Mean):
     def __init__(self, dim: int, **shared: Any) -> None:
         super().__init__(dim, **shared)
         self.unused = nn.Parameter(torch.zeros(dim))
@@ -329,7 +230,7 @@ class WrongGradient(Mean):
         return y + 0.5 * (bias - bias.detach())
 
 
-class _TwiceWithAGraph(torch.autograd.Function):
+class _DoubledWithAGraph(torch.autograd.Function):
     """Identity with a gradient that doubles under create_graph."""
 
     @staticmethod
@@ -342,21 +243,21 @@ class _TwiceWithAGraph(torch.autograd.Function):
 
 
 @breaks("a_graph_changes_no_gradient")
-class AnotherGradientWithAGraph(Mean):
+class DoublesGradientWithAGraph(Mean):
     def values(self, x: Tensor, key_padding_mask: Tensor | None) -> Tensor:
-        return super().values(_TwiceWithAGraph.apply(x), key_padding_mask)
+        return super().values(_DoubledWithAGraph.apply(x), key_padding_mask)
 
 
 @breaks("a_graph_changes_no_gradient")
-class AnotherGradientWithAGraphInAStream(Mean):
+class DoublesStreamGradientWithAGraph(Mean):
     def advance_stream(
         self, x_t: Tensor, state: dict[str, Tensor]
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        return super().advance_stream(_TwiceWithAGraph.apply(x_t), state)
+        return super().advance_stream(_DoubledWithAGraph.apply(x_t), state)
 
 
 @breaks("transforms_agree_or_are_refused")
-class GoesRoundForwardMode(Mean):
+class HalvesForwardGradients(Mean):
     def values(self, x: Tensor, key_padding_mask: Tensor | None) -> Tensor:
         is_plain = forward_ad._current_level < 0
         return super().values(x if is_plain else (x + x.detach()) / 2, key_padding_mask)
@@ -370,14 +271,14 @@ class Scaled(Mean):
 
 
 @breaks("low_precision_follows_float64")
-class ScaledALittle(Mean):
+class ScaledSlightly(Mean):
     def mix(self, x: Tensor, key_padding_mask: Tensor | None) -> Tensor:
         y = super().mix(x, key_padding_mask)
         return 0.95 * y if x.dtype == torch.bfloat16 else y
 
 
 @breaks("low_precision_follows_float64")
-class RoundsTooMuch(Mean):
+class RoundsToBfloat16(Mean):
     def mix(self, x: Tensor, key_padding_mask: Tensor | None) -> Tensor:
         y = super().mix(x, key_padding_mask)
         return y if x.dtype == torch.float64 else y.to(torch.bfloat16).to(y.dtype)
@@ -402,17 +303,17 @@ class AveragesInHalf(GatedAverage):
 
 
 @breaks("exports", "runs_as_onnx")
-class ExportsAnother(BothWays):
+class ExportsAnotherFunction(Bidirectional):
     def mix(self, x: Tensor, key_padding_mask: Tensor | None) -> Tensor:
         y = super().mix(x, key_padding_mask)
         return 1.001 * y if torch.compiler.is_exporting() else y
 
 
 @breaks("exports")
-class HoldsForItsLength(BothWays):
+class ExportsForOneLength(Bidirectional):
     """Exports a program that is correct for 24 tokens only."""
 
-    card = replace(BothWays.card, no_onnx="the test is of torch.export")
+    card = replace(Bidirectional.card, no_onnx="the test is of torch.export")
 
     def mix(self, x: Tensor, key_padding_mask: Tensor | None) -> Tensor:
         if torch.compiler.is_exporting():
@@ -421,20 +322,20 @@ class HoldsForItsLength(BothWays):
 
 
 @breaks("exports")
-class SaysItHoldsForOneLength(BothWays):
-    card = replace(BothWays.card, one_length="it does not")
+class DeclaresOneLength(Bidirectional):
+    card = replace(Bidirectional.card, one_length="it does not")
 
 
 @breaks("runs_as_onnx")
-class UsesWhatOnnxHasNot(BothWays):
+class UsesAnOperatorWithoutOnnx(Bidirectional):
     def values(self, x: Tensor, key_padding_mask: Tensor | None) -> Tensor:
         nothing = torch.erfinv(torch.zeros_like(x[..., :1]))
         return super().values(x + nothing, key_padding_mask)
 
 
 @breaks("runs_as_onnx")
-class SaysItIsNotForOnnx(BothWays):
-    card = replace(BothWays.card, no_onnx="it is")
+class DeclaresNoOnnx(Bidirectional):
+    card = replace(Bidirectional.card, no_onnx="it is")
 
 
 @breaks("compiles_to_one_graph")
@@ -446,7 +347,7 @@ class BreaksTheGraph(Mean):
 
 
 @breaks("compiles_to_one_graph")
-class CompilesAnother(Mean):
+class CompilesAnotherFunction(Mean):
     def mix(self, x: Tensor, key_padding_mask: Tensor | None) -> Tensor:
         y = super().mix(x, key_padding_mask)
         return 1.001 * y if torch.compiler.is_dynamo_compiling() else y

@@ -48,7 +48,7 @@ class CountsPaddingInThePrompt(Mean):
 
 
 @breaks("states_have_a_row_for_each_sequence")
-class KeepsSequencesBackwards(WithoutMasks):
+class ReversesStates(WithoutMasks):
     def advance_stream(
         self, x_t: Tensor, state: dict[str, Tensor]
     ) -> tuple[Tensor, dict[str, Tensor]]:
@@ -57,7 +57,7 @@ class KeepsSequencesBackwards(WithoutMasks):
 
 
 @breaks("steps_check_their_input")
-class StepsUnchecked(Mean):
+class StepsWithoutChecks(Mean):
     def step(self, x_t: Tensor, state: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
         self._check_state(state, x_t)
         y, after = self.advance_stream(x_t, state)
@@ -84,14 +84,14 @@ class StartsInFloat32(Mean):
 
 
 @breaks("foreign_states_are_refused")
-class TakesAnyState(Mean):
+class AcceptsAnyState(Mean):
     def _check_state(self, state: dict[str, Tensor], x_t: Tensor) -> None:
         own = {name: state.get(name) for name in ("sum", "count", "position")}
         super()._check_state(own, x_t)
 
 
 @breaks("streams_end_at_max_length")
-class StreamsOn(Mean):
+class StreamsPastMaxLength(Mean):
     def _check_state(self, state: dict[str, Tensor], x_t: Tensor) -> None:
         longest, self.max_length = self.max_length, None
         super()._check_state(state, x_t)
@@ -99,6 +99,6 @@ class StreamsOn(Mean):
 
 
 @breaks("streaming_is_refused")
-class StreamsBothWays(Mean):
+class StreamsWithoutCausal(Mean):
     def _check_streams(self) -> None:
         return

@@ -64,7 +64,7 @@ class Mean(TokenMixer):
         return self.proj(v + state["sum"] / state["count"]), state
 
 
-class BothWays(Mean):
+class Bidirectional(Mean):
     """The bidirectional variant, without optional features."""
 
     card = replace(Mean.card, causal=False, streaming=False)
@@ -127,4 +127,4 @@ class GatedAverage(TokenMixer):
         return self.proj(average), {"average": average}
 
 
-SOUND = (Mean, BothWays, WithoutMasks, NotStreaming, Packed, GatedAverage)
+SOUND = (Mean, Bidirectional, WithoutMasks, NotStreaming, Packed, GatedAverage)

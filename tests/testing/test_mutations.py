@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import broken_streams  # noqa: F401  # registers its mixers in BROKEN
+import broken_masks  # noqa: F401  # registers its mixers in BROKEN
+import broken_streams  # noqa: F401
 import pytest
 from broken_mixers import BROKEN
 from sound_mixers import SOUND, Mean
