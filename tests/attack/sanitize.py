@@ -53,7 +53,9 @@ REPORT = re.compile(r"(ERROR: AddressSanitizer|WARNING: ThreadSanitizer|runtime 
 # Tests with boundary sizes, masks, layouts, long indices and gradients. They take minutes, not
 # hours.
 TESTS = [
-    "tests/ops/permutation/test_permutation_cpu.py", "tests/ops/statistics/test_statistics_cpu.py",
+    "tests/ops/permutation/test_permutation_cpu.py",
+    "tests/ops/permutation/test_permutation_graphs.py",
+    "tests/ops/statistics/test_statistics_cpu.py",
     "tests/ops/dropout", "tests/ops/butterfly", "tests/ops/sinkhorn",
     "tests/ops/test_registered_operators.py", "tests/attack/test_operators.py",
     "-k", "not compile and not export and not instruction_sets and not meta and not memory",

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
 import torch
 from hypothesis import strategies as st
 from torch import Tensor
@@ -51,3 +55,12 @@ def check_permutation(x: Tensor, y: Tensor, index: Tensor, mask: Tensor | None) 
     assert y.dtype == x.dtype
     assert torch.equal(y.nan_to_num(7.5), expected.nan_to_num(7.5))
     assert torch.equal(y.isnan(), expected.isnan())
+
+
+def in_turn(shapes: Sequence[Any], orders: Sequence[str]) -> list[Any]:
+    """Combine all shapes and orders; mark all but one order per shape as slow."""
+    return [
+        pytest.param(shape, order, marks=[] if i % len(orders) == j else [pytest.mark.slow])
+        for i, shape in enumerate(shapes)
+        for j, order in enumerate(orders)
+    ]

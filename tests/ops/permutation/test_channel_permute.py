@@ -61,7 +61,7 @@ def test_is_shift_then_sort(case: tuple, order: str, heads: int, data: st.DataOb
         assert torch.equal(alone.nan_to_num(7.5), expected.nan_to_num(7.5))
 
 
-def test_as_many_groups_as_tokens_is_a_shift() -> None:
+def test_groups_of_one_token_give_a_shift() -> None:
     x, steps = torch.randn(2, 9, 5), torch.arange(5)
     assert torch.equal(channel_permute(x, steps, 9), circular_shift(x, steps))
 

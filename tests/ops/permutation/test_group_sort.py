@@ -123,7 +123,7 @@ def test_values_that_round_to_the_same_bfloat16_are_ties() -> None:
     assert indices(x.bfloat16(), order="ascending") == [3, 0, 1, 2]
 
 
-def test_reference_order_by_hand() -> None:
+def test_reference_order_equals_a_worked_example() -> None:
     # ranks of `reference`: 2 0 1 | 0 2 1
     reference = [5.0, -1.0, 2.0, 0.0, 9.0, 3.0]
     other = [10.0, 30.0, 20.0, 6.0, 4.0, 5.0]
@@ -150,7 +150,7 @@ def test_reference_order_is_the_optimal_transport(size: int, groups: int, seed: 
             assert index[0, inside, channel].tolist() == (sources + group * size).tolist()
 
 
-def test_every_head_has_its_own_reference() -> None:
+def test_every_head_has_a_separate_reference() -> None:
     x = torch.randn(2, 12, 8)
     for groups in (1, 2, 6):
         y, index = group_sort(x, groups, heads=4, return_indices=True)
@@ -176,13 +176,16 @@ def test_gradients_go_to_the_selected_values(mask: Tensor | None, groups: int, o
 
 
 # One random direction by default, all directions in the slow tests.
-WAYS = [pytest.param(True, id="one way"), pytest.param(False, id="all", marks=pytest.mark.slow)]
+DIRECTIONS = [
+    pytest.param(True, id="one way"),
+    pytest.param(False, id="all", marks=pytest.mark.slow),
+]
 
 
 @pytest.mark.parametrize("order", ORDERS)
 @pytest.mark.parametrize("groups", [1, 3, 6])
 @pytest.mark.parametrize("mask", MASK_TENSORS.values(), ids=MASK_TENSORS)
-@pytest.mark.parametrize("fast", WAYS)
+@pytest.mark.parametrize("fast", DIRECTIONS)
 def test_gradcheck(mask: Tensor | None, groups: int, order: str, fast: bool) -> None:
     x = torch.randn(3, 12, 2, dtype=torch.float64, requires_grad=True)
     torch.autograd.gradcheck(

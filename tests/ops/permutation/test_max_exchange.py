@@ -49,7 +49,7 @@ def test_eager_equals_reference(case: tuple) -> None:
         ([1.0, 2.0, 3.0, 4.0], [0, 1, 2, 3], [0, 1, 2, 3]),
     ],
 )
-def test_by_hand(
+def test_equals_a_worked_example(
     values: list[float], padded: list[int] | None, expected: list[int], dtype: torch.dtype
 ) -> None:
     x = torch.tensor(values, dtype=dtype)[None, :, None]

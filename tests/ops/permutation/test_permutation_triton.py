@@ -1,13 +1,15 @@
+"""The Triton kernels give exactly the values, indices and gradients of the eager backend."""
+
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from permutation_cases import check_permutation, tied
+from kernel_checks import same
+from permutation_cases import check_permutation, in_turn, tied
 from torch import Tensor
 
 from rifflemix.errors import InputError
@@ -34,13 +36,6 @@ def options_of(order: str, channels: int) -> dict[str, object]:
     return {"order": order}
 
 
-def same(a: Tensor, b: Tensor) -> bool:
-    """Compare values, signs of zeros, and positions of NaN."""
-    numeric = torch.equal(a.nan_to_num(7.5), b.nan_to_num(7.5))
-    zeros = torch.equal(a.signbit() & ~a.isnan(), b.signbit() & ~b.isnan())
-    return numeric and zeros and torch.equal(a.isnan(), b.isnan())
-
-
 def check(operator: object, x: Tensor, *arguments: object, **options: object) -> None:
     """Check that values, indices and gradients exactly equal the eager backend."""
     x = x.requires_grad_()
@@ -64,15 +59,6 @@ def check(operator: object, x: Tensor, *arguments: object, **options: object) ->
 
 # (N, groups): pairs, full and padded windows, one window of all tokens.
 GRID = [(12, 6), (12, 3), (7, 1), (3, 3)]
-
-
-def in_turn(shapes: Sequence[Any], orders: Sequence[str]) -> list[Any]:
-    """Combine all shapes and orders; mark all but one order per shape as slow."""
-    return [
-        pytest.param(shape, order, marks=[] if i % len(orders) == j else [pytest.mark.slow])
-        for i, shape in enumerate(shapes)
-        for j, order in enumerate(orders)
-    ]
 
 
 @pytest.mark.parametrize(("shape", "order"), in_turn(GRID, ORDERS))
@@ -274,11 +260,7 @@ def test_empty_batch() -> None:
 
 @pytest.mark.parametrize(
     ("operator", "arguments"),
-    [
-        (circular_shift, ([1, 2],)),
-        (group_sort, (6,)),
-        (channel_permute, ([1, 2], 3)),
-    ],
+    [(circular_shift, ([1, 2],)), (group_sort, (6,)), (channel_permute, ([1, 2], 3))],
     ids=["shift", "pairs", "permute"],
 )
 @pytest.mark.slow
@@ -394,10 +376,8 @@ class TestOnGpu:
     @pytest.mark.parametrize("groups", [2048, 512, 64, 1])
     @pytest.mark.parametrize("order", ORDERS)
     def test_padding(self, order: str, groups: int) -> None:
-        mask = (
-            torch.rand(3, 4096, device=DEVICE)
-            < torch.tensor([0.1, 0.9, 1.1], device=DEVICE)[:, None]
-        )
+        shares = torch.tensor([0.1, 0.9, 1.1], device=DEVICE)[:, None]
+        mask = torch.rand(3, 4096, device=DEVICE) < shares
         x = numbers(3, 4096, 72, torch.bfloat16)
         check(group_sort, x, groups, key_padding_mask=mask, **options_of(order, 72))
 

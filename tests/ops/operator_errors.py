@@ -1,0 +1,132 @@
+"""Invalid arguments of single operators, each with a word of the error message."""
+
+from __future__ import annotations
+
+import torch
+from operator_calls import BLOCK_SIZES, Arguments, B, C, D, H, N, order, rand, x
+
+SPECIAL: dict[str, dict[str, Arguments]] = {
+    "group_sort": {
+        "num_groups": {"num_groups": 3},
+        "no groups": {"num_groups": 0},
+        "negative groups": {"num_groups": -2},
+        "leaders": {"leaders": 3},
+        "negative leaders": {"leaders": -1},
+        "float index": {"index_dtype": torch.float32},
+        "index of bytes": {"index_dtype": torch.uint8},
+        "float64": {"x": x().double()},
+    },
+    "scatter": {
+        "num_groups": {"num_groups": 3},
+        "no groups": {"num_groups": 0},
+        "far index": {"index": order() + 10**7},
+        "negative index": {"index": order() - 1},
+        "far index of 32 bits": {"index": order().int() + 10**7},
+        "far index of 16 bits": {"index": (order() + 60_000).to(torch.uint16)},
+        "index of another group": {"index": order().flip(1)},
+        "index of 16 signed bits": {"index": order().short()},
+    },
+    "rank_filter": {"no window": {"window_size": 0}, "too long": {"window_size": 257}},
+    "rank_filter_back": {"no window": {"window_size": 0}, "too long": {"window_size": 257}},
+    "sort_pairs": {"leaders": {"leaders": 3}, "odd": {"x": rand(B, 7, C), "mask": None}},
+    "exchange_pairs": {
+        "odd": {"grad": rand(B, 7, C), "mask": None, "swaps": rand(B, 3, C) > 1},
+    },
+    "causal_token_statistics": {"some sums": {"mass": None}, "bias": {"bias": rand(2, H, 70)}},
+    "linear_recurrence": {
+        "removal without a key": {"b": None},
+        "offsets of a batch": {"offsets": [0, 70]},
+        "no features": {name: rand(B, H, 70, 0) for name in "qkab"},
+        "16 bits": {"q": rand(B, H, 70, C).half()},
+    },
+    "short_convolution": {
+        "a negative length": {"length": -1},
+        "no factors": {"weight": rand(0, C)},
+        "narrow factors": {"weight": rand(2, C).half()},
+    },
+    "short_convolution_weights": {"no taps": {"taps": 0}, "negative taps": {"taps": -1}},
+    "dropout": {
+        "integers": {"x": x().int()},
+        "8 bits": {"x": x().to(torch.float8_e4m3fn)},
+        "sure": {"p": 1.0},
+        "negative": {"p": -0.1},
+        "not a number": {"p": float("nan")},
+    },
+    "dropout_attention": {
+        "no keys": {"k": rand(B, H, 0, D), "v": rand(B, H, 0, 3), "mask": None},
+        "no features": {"q": rand(B, H, 4, 0), "k": rand(B, H, 6, 0)},
+        "integers": {"q": rand(B, H, 4, D).int()},
+        "padding of pairs": {"is_padding": True},
+        "sure": {"p": 1.0},
+        "not a number": {"p": float("nan")},
+    },
+    "sinkhorn_attention": {
+        "no blocks": {"block_size": 0},
+        "block_size": {"block_size": 4},
+        "integers": {"q": rand(B, H, 6, D).int()},
+        "no features": {name: rand(B, H, 6, 0) for name in "qkv"},
+        "some rows": {"sort": rand(B, H, 4, 3)},
+        "no seed": {"seed": None},
+        "sure": {"p": 1.0},
+        "not a number": {"p": float("nan")},
+    },
+    "block_maps": {
+        "no maps": {"sizes": ()},
+        "half a map": {"sizes": BLOCK_SIZES[:-1]},
+        "in_stride": {"sizes": (*BLOCK_SIZES[:3], 3, *BLOCK_SIZES[4:])},
+        "no stride": {"sizes": (*BLOCK_SIZES[:4], 0, *BLOCK_SIZES[5:])},
+        "half a bias": {"sizes": (*BLOCK_SIZES[:5], 2, *BLOCK_SIZES[6:])},
+        "activation": {"sizes": (*BLOCK_SIZES[:6], 3, *BLOCK_SIZES[7:])},
+        "negative blocks": {"sizes": (-4, -3, *BLOCK_SIZES[2:])},
+        "maps apart": {"sizes": (*BLOCK_SIZES[:8], 3, 2, *BLOCK_SIZES[10:])},
+        "too few parameters": {"parameters": rand(47)},
+        "no features": {"x": rand(B, N, 0)},
+        "integers": {"x": rand(B, N, 12).int(), "parameters": rand(48).int()},
+    },
+    "block_maps_backward": {"no maps": {"sizes": ()}, "short": {"grad_y": rand(B, N, 7)}},
+    "balance": {
+        "no iterations": {"num_iterations": 0},
+        "rows last": {"causal": False},
+        "no matrix": {"log_scores": rand(4), "live": rand(4) > 0.7},
+        "no rows": {"log_scores": rand(B, H, 0, 0), "live": rand(B, H, 0, 0) > 0.7},
+        "bfloat16": {"log_scores": rand(B, H, 4, 4).bfloat16()},
+    },
+    "power_shift_steps": {
+        "kind": {"kind": "linear"},
+        "tokens": {"num_tokens": 0},
+        "channels": {"num_channels": -1},
+        "layer": {"layer_index": 1},
+        "layers": {"num_layers": 0},
+    },
+    "circular_convolve": {"period": {"kernel": rand(C, N - 1)}, "type": {"x": x().double()}},
+    "circular_correlate": {"period": {"period": N - 1}, "negative": {"period": -5}},
+    "triton_group_sort": {
+        "num_groups": {"num_groups": 3},
+        "heads": {"reference": True, "heads": 3},
+        "float64": {"x": x().double()},
+    },
+    "triton_group_unsort": {"num_groups": {"num_groups": 0}},
+    "triton_linear_recurrence": {
+        "offsets of a batch": {"offsets": [0, 5]},
+        "too many features": {name: rand(B, H, 5, 129) for name in "qkab"} | {"first": None},
+    },
+    "triton_balance": {
+        "no iterations": {"num_iterations": 0},
+        "no matrix": {"log_scores": rand(4), "padding": None},
+        "rows last": {"causal": False},
+        "too many blocks": {"log_scores": rand(1, 65, 65), "padding": None},
+    },
+    "triton_sinkhorn_attention": {
+        "no blocks": {"block_size": 0},
+        "block_size": {"block_size": 4},
+        "some rows": {"sort": rand(B, H, 4, 3)},
+        "no seed": {"seed": None},
+        "sure": {"p": 1.0},
+        "too many features": {name: rand(B, H, 6, 129) for name in "qkv"},
+        "too many blocks": {
+            **{name: rand(B, H, 129, D) for name in "qkv"},
+            "sort": rand(B, H, 129, 129),
+            "block_size": 1,
+        },
+    },
+}
