@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 
 import pytest
 import torch
@@ -12,7 +11,6 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 import rifflemix as rm
-from rifflemix.errors import InputError
 from rifflemix.ops import dropout_attention
 from rifflemix.ops.dropout import cpu, reference
 from rifflemix.ops.native import instruction_level
@@ -91,7 +89,7 @@ def test_equal_to_the_explicit_softmax_and_mask(
 @pytest.mark.parametrize("backend", FAST)
 @pytest.mark.parametrize("kind", ["keys", "tail", "all"])
 @pytest.mark.parametrize("tokens", [1, 7, 64, 130])
-def test_padding_attends_to_nothing(tokens: int, kind: str, backend: str) -> None:
+def test_padded_queries_return_zero(tokens: int, kind: str, backend: str) -> None:
     sizes = (2, 2, tokens, tokens, 8, 5)
     inputs = make(sizes)
     mask = torch.ones(2, 1, 1, tokens).bool() if kind == "all" else make_mask(kind, sizes)
@@ -179,7 +177,7 @@ def test_dropout_near_zero_approaches_torch_attention() -> None:
 
 
 @needs_kernels
-def test_nan_reaches_its_own_query_only() -> None:
+def test_nan_affects_only_its_query() -> None:
     q, k, v = make((1, 1, 10, 12, 4, 4))
     broken = q.detach().clone()
     broken[0, 0, 3] = math.nan
@@ -340,61 +338,6 @@ def test_mixers_use_the_attention_operator(mixer: str, monkeypatch: pytest.Monke
     before = len(calls)
     layer.eval()(x, key_padding_mask=padding)
     assert len(calls) == before
-
-
-Q, K, V = torch.zeros(1, 2, 3, 4), torch.zeros(1, 2, 5, 4), torch.zeros(1, 2, 5, 6)
-REFUSED: dict[str, tuple[str, Callable[[], object]]] = {
-    "rank": (r"q: .*\(B, H, N, D\)", lambda: dropout_attention(Q[0], K, V, 0.1)),
-    "heads": (r"k: .*got \(1, 1, 5\)", lambda: dropout_attention(Q, K[:, :1], V, 0.1)),
-    "values": (r"v: .*got \(1, 2, 3\)", lambda: dropout_attention(Q, K, V[:, :, :3], 0.1)),
-    "features": ("k: .*4 features", lambda: dropout_attention(Q, K[..., :2], V, 0.1)),
-    "dtype": (r"v: .*got torch\.float64", lambda: dropout_attention(Q, K, V.double(), 0.1)),
-    "one": ("dropout_p: expected", lambda: dropout_attention(Q, K, V, 1.0)),
-    "both": (
-        "is_causal: .*False.*got True",
-        lambda: dropout_attention(Q, K, V, 0.1, mask=torch.ones(3, 5).bool(), is_causal=True),
-    ),
-    "mask shape": (
-        r"mask: .*got \(4, 5\)",
-        lambda: dropout_attention(Q, K, V, 0.1, mask=torch.ones(4, 5).bool()),
-    ),
-    "mask larger": (
-        r"mask: .*got \(2, 2, 3, 5\)",
-        lambda: dropout_attention(Q, K, V, 0.1, mask=torch.ones(2, 2, 3, 5).bool()),
-    ),
-    "mask integers": (
-        r"mask: .*got torch\.int64",
-        lambda: dropout_attention(Q, K, V, 0.1, mask=torch.ones(3, 5).long()),
-    ),
-    "mask dtype": (
-        r"mask: .*torch.float32\b",
-        lambda: dropout_attention(Q, K, V, 0.1, mask=torch.ones(3, 5).double()),
-    ),
-    "padding of others": (
-        "is_padding: expected False",
-        lambda: dropout_attention(Q, K, V, 0.1, mask=torch.ones(5).bool(), is_padding=True),
-    ),
-    "no padding": (
-        r"mask: .*\(1, 1, 1, 5\).*is_padding.*got None",
-        lambda: dropout_attention(K, K, V, 0.1, is_padding=True),
-    ),
-    "padding of pairs": (
-        r"mask: .*got torch\.bool",
-        lambda: dropout_attention(
-            K, K, V, 0.1, mask=torch.ones(1, 1, 5, 5).bool(), is_padding=True
-        ),
-    ),
-    "backend": (
-        "backend: .*got 'triton'",
-        lambda: dropout_attention(Q, K, V, 0.1, backend="triton"),
-    ),
-}
-
-
-@pytest.mark.parametrize(("message", "call"), REFUSED.values(), ids=REFUSED)
-def test_bad_arguments_are_refused(message: str, call: Callable[[], object]) -> None:
-    with pytest.raises(InputError, match=message):
-        call()
 
 
 def test_reference_equals_the_equation() -> None:

@@ -55,7 +55,7 @@ def test_no_iterations_is_the_exponential() -> None:
     torch.testing.assert_close(sinkhorn(scores, 0, causal=True), expected)
 
 
-def test_scaling_rows_and_columns_changes_nothing_in_the_limit() -> None:
+def test_scaling_rows_and_columns_does_not_change_the_limit() -> None:
     scores = scores_of(4, 4)
     scaled = scores + scores_of(4, 1) + scores_of(1, 4)
     torch.testing.assert_close(sinkhorn(scores, 300), sinkhorn(scaled, 300))
@@ -127,10 +127,13 @@ def test_causal_rows_read_no_later_row(final_row_norm: bool) -> None:
 
 
 # One random direction by default, all directions in the slow tests.
-WAYS = [pytest.param(True, id="one way"), pytest.param(False, id="all", marks=pytest.mark.slow)]
+DIRECTIONS = [
+    pytest.param(True, id="one way"),
+    pytest.param(False, id="all", marks=pytest.mark.slow),
+]
 
 
-@pytest.mark.parametrize("fast", WAYS)
+@pytest.mark.parametrize("fast", DIRECTIONS)
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("iterations", [0, 1, 4])
 def test_gradients(iterations: int, causal: bool, fast: bool) -> None:

@@ -59,7 +59,7 @@ def test_second_derivatives_of_causal_balancing(final_row_norm: bool) -> None:
     assert torch.autograd.gradgradcheck(run, (x,))
 
 
-def test_second_derivatives_are_finite_where_the_gradient_is_zero() -> None:
+def test_second_derivatives_are_finite_at_zero_gradient() -> None:
     x = torch.randn(4, 4, dtype=torch.float64, requires_grad=True)
     (g,) = torch.autograd.grad(sinkhorn(x, 2, causal=True)[3, 0], x, create_graph=True)
     (second,) = torch.autograd.grad(g.pow(2).sum() + g.sum(), x)

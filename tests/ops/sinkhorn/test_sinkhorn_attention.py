@@ -7,28 +7,20 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from block_forms import FORMS, causal_sort, settings_of
+from block_variants import BATCH, DOUBLE, HEADS, WIDTH
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
 from rifflemix.errors import InputError
-from rifflemix.lab.runs.environment import using_threads
 from rifflemix.ops import (
     block_attention,
     sinkhorn,
     sinkhorn_attention,
-    sorted_padding_mask,
     top_k_blocks,
 )
-from rifflemix.ops.native import instruction_level
-from rifflemix.ops.sinkhorn import cpu
-from rifflemix.ops.sinkhorn.kernel_attention import Visibility, attend_to_blocks
 
-needs_kernels = pytest.mark.skipif(instruction_level() < 2, reason="needs the compiled kernels")
-DOUBLE = torch.float64
 COMBINE = ("concat", "sum_logits", "sum_out")
-BATCH, HEADS, WIDTH = 2, 2, 3
 
 ENCODERS: dict[str, dict[str, Any]] = {
     **{name: {"combine": name} for name in COMBINE},
@@ -57,7 +49,7 @@ def sort_of(num_blocks: int, causal: bool = False, batch: int = BATCH) -> Tensor
     return sinkhorn(scores, 3, causal=causal)
 
 
-def forms() -> list[Any]:
+def variants() -> list[Any]:
     return [
         pytest.param(causal, options, id=f"{'causal ' if causal else ''}{name}")
         for causal, table in ((False, ENCODERS), (True, DECODERS))
@@ -67,7 +59,7 @@ def forms() -> list[Any]:
 
 @settings(max_examples=5, deadline=None)
 @given(data=st.data())
-@pytest.mark.parametrize(("causal", "options"), forms())
+@pytest.mark.parametrize(("causal", "options"), variants())
 def test_eager_equals_reference(causal: bool, options: dict[str, Any], data: st.DataObject) -> None:
     block = data.draw(st.integers(options.get("rotation", 0) + 1, 5))
     n = data.draw(st.integers(options.get("sortcut", 1), 3))
@@ -164,7 +156,7 @@ def test_identity_sort_and_one_block_is_softmax_attention() -> None:
     )
 
 
-@pytest.mark.parametrize(("causal", "options"), forms())
+@pytest.mark.parametrize(("causal", "options"), variants())
 def test_padding_content_is_not_read(causal: bool, options: dict[str, Any]) -> None:
     mixes_padding = options.get("padding_rule") == "argmax"
     mask = torch.rand(BATCH, 12) > 0.5
@@ -178,7 +170,7 @@ def test_padding_content_is_not_read(causal: bool, options: dict[str, Any]) -> N
 
 
 @pytest.mark.parametrize("options", DECODERS.values(), ids=DECODERS.keys())
-def test_causal_form_reads_no_later_token(options: dict[str, Any]) -> None:
+def test_causal_variant_reads_no_later_token(options: dict[str, Any]) -> None:
     """The sort matrix is fixed here. The mixer's tests let it depend on the tokens."""
     q, k, v = heads_of(12)
     sort = sort_of(3, causal=True)
@@ -193,11 +185,14 @@ def test_causal_form_reads_no_later_token(options: dict[str, Any]) -> None:
 
 
 # One random direction by default, all directions in the slow tests.
-WAYS = [pytest.param(True, id="one way"), pytest.param(False, id="all", marks=pytest.mark.slow)]
+DIRECTIONS = [
+    pytest.param(True, id="one way"),
+    pytest.param(False, id="all", marks=pytest.mark.slow),
+]
 
 
-@pytest.mark.parametrize("fast", WAYS)
-@pytest.mark.parametrize(("causal", "options"), forms())
+@pytest.mark.parametrize("fast", DIRECTIONS)
+@pytest.mark.parametrize(("causal", "options"), variants())
 def test_gradients(causal: bool, options: dict[str, Any], fast: bool) -> None:
     mask = torch.zeros(1, 8, dtype=torch.bool)
     mask[0, [2, 7]] = True
@@ -211,7 +206,7 @@ def test_gradients(causal: bool, options: dict[str, Any], fast: bool) -> None:
     assert torch.autograd.gradcheck(run, (scores, *inputs), fast_mode=fast)
 
 
-@pytest.mark.parametrize(("causal", "options"), forms())
+@pytest.mark.parametrize(("causal", "options"), variants())
 def test_bfloat16_is_finite_and_near(causal: bool, options: dict[str, Any]) -> None:
     q, k, v = heads_of(12)
     sort = sort_of(3, causal)
@@ -220,163 +215,6 @@ def test_bfloat16_is_finite_and_near(causal: bool, options: dict[str, Any]) -> N
     y = sinkhorn_attention(*low, 4, causal=causal, **options)
     assert y.dtype == torch.bfloat16
     assert (y.double() - expected).abs().mean() < 0.05 * expected.abs().mean()
-
-
-SHAPES = [
-    pytest.param(5, 7, 9, 1, id="odd"),
-    pytest.param(2, 16, 16, 2, id="whole vectors, two sorted blocks each"),
-    pytest.param(70, 2, 3, 1, id="more blocks than are sorted together", marks=pytest.mark.slow),
-    pytest.param(2, 67, 5, 1, id="queries of a block in two shares", marks=pytest.mark.slow),
-    pytest.param(1, 1, 1, 1, id="one token"),
-]
-
-
-def kernel_inputs(n: int, block: int, width: int, rows: int, dtype: torch.dtype) -> list[Tensor]:
-    """Create q, k, v as views of one projection, and a sort matrix."""
-    torch.manual_seed(n)
-    qkv = torch.randn(BATCH, n * block, 3, HEADS, width, dtype=DOUBLE).to(dtype)
-    sort = torch.randn(BATCH, HEADS, n * rows, n, dtype=DOUBLE).softmax(-1).to(dtype)
-    heads = [part.transpose(1, 2).requires_grad_() for part in qkv.unbind(2)]
-    return [*heads, sort.requires_grad_()]
-
-
-@needs_kernels
-@pytest.mark.parametrize("form", FORMS.values(), ids=FORMS.keys())
-@pytest.mark.parametrize(("n", "block", "width", "rows"), SHAPES)
-def test_kernel_equals_reference(
-    n: int, block: int, width: int, rows: int, form: dict[str, Any]
-) -> None:
-    inputs = kernel_inputs(n, block, width, rows, DOUBLE)
-    settings = settings_of(form, BATCH, n, block)
-
-    def run(backend: str) -> Tensor:
-        *qkv, sort = inputs
-        if settings.get("causal"):
-            sort = causal_sort(sort)
-        return sinkhorn_attention(*qkv, sort, block, backend=backend, **settings)
-
-    y = run("cpu")
-    torch.testing.assert_close(y, run("reference"))
-    grad = torch.randn_like(y)
-    found = torch.autograd.grad(y, inputs, grad)
-    torch.testing.assert_close(found, torch.autograd.grad(run("eager"), inputs, grad))
-
-
-@needs_kernels
-@pytest.mark.parametrize(("n", "block", "width", "rows"), SHAPES)
-def test_kernel_drops_the_same_weights_as_the_formula(
-    n: int, block: int, width: int, rows: int
-) -> None:
-    inputs = kernel_inputs(n, block, width, rows, DOUBLE)
-    padding = settings_of({"padded": True}, BATCH, n, block)["key_padding_mask"]
-    unseen = torch.rand(BATCH, HEADS, n * rows, block) > 0.7
-    terms = Visibility(unseen, padding, False, True, torch.tensor(2**62 + 5), 0.3)
-    y, _ = cpu._attend(*inputs, block, *terms)
-    expected = attend_to_blocks(*inputs, block, terms)
-    torch.testing.assert_close(y, expected)
-    grad = torch.randn_like(y)
-    found = torch.autograd.grad(y, inputs, grad)
-    torch.testing.assert_close(found, torch.autograd.grad(expected, inputs, grad))
-
-
-@pytest.mark.parametrize("name", [name for name in FORMS if "mixture" not in name])
-def test_formula_of_second_derivatives_equals_reference(name: str) -> None:
-    inputs = kernel_inputs(3, 4, 5, 2, DOUBLE)
-    settings = settings_of(FORMS[name], BATCH, 3, 4)
-    sort = causal_sort(inputs[3]) if settings.get("causal") else inputs[3]
-    padding, rule = settings.get("key_padding_mask"), settings.get("padding_rule", "majority")
-    unseen = None
-    if settings:
-        unseen = sorted_padding_mask(sort.detach(), 4, padding, rule=rule)
-    terms = Visibility(unseen, padding, rule == "argmax", settings.get("causal", False))
-    y = attend_to_blocks(*inputs[:3], sort, 4, terms)
-    expected = sinkhorn_attention(*inputs[:3], sort, 4, backend="reference", **settings)
-    torch.testing.assert_close(y, expected)
-
-
-@needs_kernels
-@pytest.mark.parametrize("form", [{}, {"causal": True, "padded": True}], ids=["plain", "hidden"])
-@pytest.mark.parametrize(
-    ("dtype", "tolerance"),
-    [(torch.float32, 2e-6), (torch.bfloat16, 2e-2), (torch.float16, 2e-3)],
-    ids=str,
-)
-def test_kernel_in_other_dtypes(dtype: torch.dtype, tolerance: float, form: dict[str, Any]) -> None:
-    inputs = kernel_inputs(5, 7, 20, 1, dtype)
-    settings = settings_of(form, BATCH, 5, 7)
-
-    def run(backend: str, *inputs: Tensor) -> Tensor:
-        *qkv, sort = inputs
-        if settings.get("causal"):
-            sort = causal_sort(sort)
-        return sinkhorn_attention(*qkv, sort, 7, backend=backend, **settings)
-
-    y = run("cpu", *inputs)
-    exact = [t.detach().double().requires_grad_() for t in inputs]
-    expected = run("eager", *exact)
-    grad = torch.randn_like(y)
-    assert y.dtype == dtype
-    pairs = zip(
-        (y, *torch.autograd.grad(y, inputs, grad)),
-        (expected, *torch.autograd.grad(expected, exact, grad.double())),
-        strict=True,
-    )
-    for found, true in pairs:
-        assert found.dtype == dtype
-        assert (found.double() - true).abs().max() < tolerance * true.abs().max()
-
-
-@needs_kernels
-@pytest.mark.parametrize("p", [0.0, 0.2])
-def test_kernel_with_any_number_of_threads(p: float) -> None:
-    inputs = kernel_inputs(5, 7, 9, 1, torch.float32)
-    settings = settings_of({"padded": True}, BATCH, 5, 7)
-    results = []
-    for threads in (1, 3):
-        with using_threads(threads):
-            torch.manual_seed(0)
-            y = sinkhorn_attention(*inputs, 7, backend="cpu", dropout_p=p, **settings)
-            results.append([y, *torch.autograd.grad(y.square().sum(), inputs)])
-    assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
-
-
-@needs_kernels
-@pytest.mark.parametrize("p", [0.0, 0.3])
-@pytest.mark.parametrize("form", FORMS.values(), ids=FORMS.keys())
-def test_second_derivatives_of_the_kernel(form: dict[str, Any], p: float) -> None:
-    inputs = kernel_inputs(2, 3, 2, 1, DOUBLE)
-    settings = settings_of(form, BATCH, 2, 3)
-
-    def run(*inputs: Tensor) -> Tensor:
-        torch.manual_seed(1)
-        *qkv, sort = inputs
-        if settings.get("causal"):
-            sort = causal_sort(sort)
-        return sinkhorn_attention(*qkv, sort, 3, backend="cpu", dropout_p=p, **settings)
-
-    assert torch.autograd.gradgradcheck(run, inputs, fast_mode=True)
-
-
-@needs_kernels
-def test_kernel_refuses_unsupported_inputs() -> None:
-    inputs = kernel_inputs(2, 4, 3, 1, DOUBLE)
-    for options in ({"combine": "sum_out"}, {"sortcut": 1}, {"causal": True, "rotation": 1}):
-        with pytest.raises(InputError, match=r"^backend:"):
-            sinkhorn_attention(*inputs, 4, backend="cpu", **options)
-
-
-@needs_kernels
-def test_padding_that_is_not_finite_is_not_read() -> None:
-    inputs = kernel_inputs(3, 4, 5, 1, torch.float32)
-    settings = settings_of({"padded": True}, BATCH, 3, 4)
-    padded = settings["key_padding_mask"][:, None, :, None]
-    q, k, v, sort = (t.detach() for t in inputs)
-    y = sinkhorn_attention(q, k, v, sort, 4, backend="cpu", **settings)
-    spoilt = [t.masked_fill(padded, torch.nan).requires_grad_() for t in (k, v)]
-    other = sinkhorn_attention(q, *spoilt, sort, 4, backend="cpu", **settings)
-    assert torch.equal(y, other)
-    for grad in torch.autograd.grad(other.sum(), spoilt):
-        assert (grad * padded == 0).all()
 
 
 def test_dropout_works_in_all_backends_except_the_reference() -> None:

@@ -29,7 +29,7 @@ def test_pooling_eager_equals_reference(length: int, block: int, causal: bool) -
         torch.testing.assert_close(*results)
 
 
-def test_pooling_by_hand() -> None:
+def test_pooling_equals_a_worked_example() -> None:
     x = torch.arange(6.0).view(1, 6, 1)
     assert pool_blocks(x, 2).flatten().tolist() == [1.0, 5.0, 9.0]
     assert pool_blocks(x, 2, causal=True).flatten().tolist() == [0.0, 3.0, 10.0]

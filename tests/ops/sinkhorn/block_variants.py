@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-FORMS: dict[str, dict[str, Any]] = {
+VARIANTS: dict[str, dict[str, Any]] = {
     "plain": {},
     "causal": {"causal": True},
     "padded": {"padded": True},
@@ -37,3 +37,7 @@ def causal_sort(sort: Tensor) -> Tensor:
     n = sort.shape[3]
     blocks = torch.arange(sort.shape[2], device=sort.device) // (sort.shape[2] // n)
     return sort * (torch.arange(n, device=sort.device) < blocks[:, None])
+
+
+DOUBLE = torch.float64
+BATCH, HEADS, WIDTH = 2, 2, 3
