@@ -161,10 +161,7 @@ def test_data_list_and_prepare(cli: Cli) -> None:
         ("compare --task digits --train-option mixup=-1 --out OUT", "mixup: .*got -1"),
         ("compare --task digits --mixer-option csp=4 --out OUT", "MIXER.KEY=VALUE"),
         ("compare --task digits --mixer-option cps.a=4 --out OUT", "'cps'.*csp"),
-        (
-            "compare --task digits --mixer-option csp.num_group=4 --out OUT",
-            "'num_group'.*num_groups",
-        ),
+        ("compare --task digits --mixer-option csp.num_group=4 --out OUT", "'num_group'.*groups"),
         ("compare --task digits --out /proc/nothing", "out: .*got /proc/nothing"),
         ("compare --task digits --out /dev/null", "out: .*/dev/null"),
         ("train --task digits --mixer sofmax --out OUT", "'sofmax'.*softmax"),
@@ -274,7 +271,7 @@ def test_compare_end_to_end(cli: Cli, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "mixers"), [((), list(HEADLINE)), (("--mixers", "all"), list_mixers())]
 )
-def test_compare_takes_the_headline_mixers_or_all(
+def test_compare_uses_the_headline_mixers_or_all(
     options: tuple[str, ...],
     mixers: list[str],
     cli: Cli,
@@ -333,8 +330,8 @@ def kill_in_training(kill: signal.Signals, out: Path) -> Outcome:
         assert time.monotonic() < deadline
         time.sleep(0.01)
     process.send_signal(kill)
-    printed, said = process.communicate(timeout=240)
-    return Outcome(process.returncode, printed, said)
+    printed, errors = process.communicate(timeout=240)
+    return Outcome(process.returncode, printed, errors)
 
 
 @pytest.mark.slow

@@ -119,9 +119,7 @@ def causal_case(
         inputs.append(bias)
     if stated:
         sizes = ((batch, heads, features), (batch, heads, features), (batch, heads))
-        sums = [
-            torch.rand(size, device=DEVICE, dtype=torch.float64).requires_grad_() for size in sizes
-        ]
+        sums = [torch.rand(s, device=DEVICE, dtype=torch.float64).requires_grad_() for s in sizes]
         state = StatisticsState(*sums, torch.arange(batch, device=DEVICE))
         inputs += sums
     mask = padding(w) if masked else None
@@ -227,9 +225,7 @@ def test_heads_with_very_large_strides(operator: Callable[..., Tensor]) -> None:
 
 
 @pytest.mark.parametrize("operator", [token_statistics, causal_token_statistics])
-def test_nan_spreads_to_tokens_but_not_to_padding(
-    operator: Callable[..., Outputs],
-) -> None:
+def test_nan_spreads_to_tokens_but_not_to_padding(operator: Callable[..., Outputs]) -> None:
     values = torch.randn(1, 2, 7, 3, device=DEVICE)
     values[0, 0, 1, 2] = torch.nan
     w, mask = values.requires_grad_(), torch.arange(7, device=DEVICE)[None] > 4
@@ -258,9 +254,7 @@ def test_gradient_of_a_gradient(operator: Callable[..., Tensor]) -> None:
 
 
 @pytest.mark.parametrize("operator", [token_statistics, causal_token_statistics])
-def test_gradient_with_a_graph_if_one_input_depends_on_another(
-    operator: Callable[..., Tensor],
-) -> None:
+def test_gradient_with_a_graph_of_dependent_inputs(operator: Callable[..., Tensor]) -> None:
     w = tokens(1, 2, 7, 3)
     y = operator(w, w.mean((0, 2, 3)).exp(), backend="triton").square().sum()
     (found,) = torch.autograd.grad(y, w, create_graph=True)
@@ -268,7 +262,7 @@ def test_gradient_with_a_graph_if_one_input_depends_on_another(
 
 
 @pytest.mark.parametrize("operator", [token_statistics, causal_token_statistics])
-def test_gradient_of_the_membership_alone(operator: Callable[..., Outputs]) -> None:
+def test_gradient_of_the_membership_only(operator: Callable[..., Outputs]) -> None:
     w = tokens(1, 2, 7, 3)
     temperature = torch.ones(2, device=DEVICE, requires_grad=True)
 
@@ -334,12 +328,7 @@ def test_auto_never_interprets() -> None:
 
 
 @pytest.mark.parametrize(
-    "w",
-    [
-        torch.randn(1, 2, 5, 3).double(),
-        torch.randn(1, 3, 1, 5000),
-    ],
-    ids=["float64", "width"],
+    "w", [torch.randn(1, 2, 5, 3).double(), torch.randn(1, 3, 1, 5000)], ids=["float64", "width"]
 )
 def test_unsupported_inputs_are_refused(w: Tensor) -> None:
     w, temperature = w.to(DEVICE), torch.ones(w.shape[1], device=DEVICE)

@@ -191,9 +191,8 @@ def comparison_figure(table: Table) -> Figure:
     """
     points = _points(table)
     with matplotlib.style.context("default"):
-        figure = Figure(
-            figsize=_SMALL if len(points) <= _FEW else _LARGE, dpi=_DPI, layout="constrained"
-        )
+        size = _SMALL if len(points) <= _FEW else _LARGE
+        figure = Figure(figsize=size, dpi=_DPI, layout="constrained")
         FigureCanvasAgg(figure)  # this measures the texts
         axes, legend = figure.subplots(1, 2, width_ratios=(5, 1))
         _set_titles(axes, table)
@@ -212,10 +211,7 @@ def _points(table: Table) -> list[_Point]:
             label=plot_text(row.title),
             colour=colour[row.name],
             speed=row.steps_per_second,
-            speed_range=(
-                row.slowest or row.steps_per_second,
-                row.fastest or row.steps_per_second,
-            ),
+            speed_range=(row.slowest or row.steps_per_second, row.fastest or row.steps_per_second),
             score=metric_value(row.metric, row.test.mean),
             score_std=None if row.test.std is None else metric_value(row.metric, row.test.std),
             memory=row.peak_memory_bytes,
@@ -318,12 +314,7 @@ def _draw_labels(
     per_point = figure.dpi / 72  # pixels
     frame = axes.get_window_extent()
     halo = [patheffects.withStroke(linewidth=2.5, foreground="white")]
-    texts = [
-        axes.text(
-            0, 0, point.label, fontsize=10, color="#111111", path_effects=halo, transform=None
-        )
-        for point in points
-    ]
+    texts = [axes.text(0, 0, p.label, fontsize=10, color="#111111", transform=None) for p in points]
     sizes = [(e.width + 4, e.height + 2) for e in (text.get_window_extent() for text in texts)]
     disks, bars = [], []
     for point in points:
@@ -335,7 +326,7 @@ def _draw_labels(
     boxes = place_labels(disks, sizes, area, bars)
     for text, disk, box, point in zip(texts, disks, boxes, points, strict=True):
         x, y = box.centre
-        text.set(position=(x, y), ha="center", va="center")
+        text.set(position=(x, y), ha="center", va="center", path_effects=halo)
         if box.distance_to(disk.x, disk.y) > disk.radius + 6 * per_point:
             _draw_leader(axes, disk, box, point.colour)
 
