@@ -114,7 +114,7 @@ def test_a_mixer_that_fulfils_the_contract(load: Load) -> None:
     check_mixer(load("Add a mixer").Mean)
 
 
-def test_a_mixer_that_every_command_knows(mean: Any, cli: Cli) -> None:
+def test_every_command_accepts_the_new_mixer(mean: Any, cli: Cli) -> None:
     assert "mean" in rm.list_mixers()
     assert listed(cli, "mixers")["mean"]["complexity"] == "O(N C)"
     assert isinstance(rm.create_mixer("mean", 8), mean)

@@ -56,7 +56,7 @@ MAY_IMPORT: dict[str, set[str]] = {
 }
 _TOP = {"__init__", "__main__", "cli"}
 # Modules of a subpackage with a single user in another subpackage, and why they stay.
-SHARED_ALL_THE_SAME = {"rifflemix.nn.pooling": "CONTRIBUTING's example mixer takes its mean"}
+SHARED_EXCEPTIONS = {"rifflemix.nn.pooling": "CONTRIBUTING's example mixer takes its mean"}
 
 
 def name_of(path: Path) -> str:
@@ -263,18 +263,18 @@ def test_a_module_with_one_user_is_in_the_subpackage_of_that_user() -> None:
         if target in MODULES
         and MODULES[target].name != "__init__.py"
         and len(modules) == 1
-        and target not in SHARED_ALL_THE_SAME
+        and target not in SHARED_EXCEPTIONS
         and subpackage_of(*modules) not in {subpackage_of(target), *_TOP}
     }
     assert not wrong
 
 
-def test_files_stay_readable() -> None:
+def test_files_have_at_most_500_lines() -> None:
     long = {m: len(path.read_text(encoding="utf-8").splitlines()) for m, path in MODULES.items()}
     assert not {module: lines for module, lines in long.items() if lines > 500}
 
 
-def test_folders_stay_small() -> None:
+def test_folders_have_at_most_20_files() -> None:
     files = Counter(str(path.parent.relative_to(SOURCE)) for path in MODULES.values())
     del files["mixers/baselines"]  # one file per mixer
     assert not {name: n for name, n in files.items() if n > 20}

@@ -30,7 +30,7 @@ def test_integers_are_returned_as_int(value: Any) -> None:
     assert number == 3
 
 
-NO_INTEGERS = {
+NOT_INTEGERS = {
     "float": (2.0, r"2\.0"),
     "numpy float": (np.float32(2), r"np\.float32\(2\.0\)"),
     "text": ("2", "'2'"),
@@ -43,7 +43,7 @@ NO_INTEGERS = {
 }
 
 
-@pytest.mark.parametrize(("value", "got"), NO_INTEGERS.values(), ids=NO_INTEGERS)
+@pytest.mark.parametrize(("value", "got"), NOT_INTEGERS.values(), ids=NOT_INTEGERS)
 def test_values_that_are_not_integers_are_refused(value: Any, got: str) -> None:
     with pytest.raises(InputError) as error:
         check_integer("n", value)
@@ -86,7 +86,7 @@ def test_lists_of_integers(values: Any) -> None:
     assert all(type(number) is int for number in integers)
 
 
-NO_LISTS = {
+NOT_LISTS = {
     "text": "12",
     "number": 3,
     "nothing": None,
@@ -101,7 +101,7 @@ NO_LISTS = {
 }
 
 
-@pytest.mark.parametrize("values", NO_LISTS.values(), ids=NO_LISTS)
+@pytest.mark.parametrize("values", NOT_LISTS.values(), ids=NOT_LISTS)
 def test_values_that_are_not_lists_of_integers_are_refused(values: Any) -> None:
     with pytest.raises(InputError, match=r"^n: .*, got "):
         check_integers("n", values)

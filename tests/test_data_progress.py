@@ -30,7 +30,7 @@ def wait_for(words: str, text: io.StringIO) -> None:
         time.sleep(0.01)
 
 
-def test_slow_preparation_prints_lines_where_there_is_no_terminal() -> None:
+def test_slow_preparation_prints_lines_without_a_terminal() -> None:
     screen, text = console(is_terminal=False)
     with DataProgress(screen) as progress:
         wait_for("loading data, 0 s", text)  # for tasks that report no progress

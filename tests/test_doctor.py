@@ -164,7 +164,7 @@ def test_a_torch_that_is_too_old(monkeypatch: pytest.MonkeyPatch) -> None:
     assert f"torch>={lowest}" in requirements
 
 
-def test_extras_are_those_of_the_package() -> None:
+def test_extras_equal_the_package_metadata() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     extras = project["optional-dependencies"]
     ours = {

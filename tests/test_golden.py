@@ -20,7 +20,7 @@ def entries() -> dict[str, str]:
     return dict(zip(parts[1::2], parts[2::2], strict=True))
 
 
-def told_shapes(entry: str) -> dict[str, tuple[int, ...]]:
+def listed_shapes(entry: str) -> dict[str, tuple[int, ...]]:
     """Return the shapes of an entry's tensors by name."""
     tensors = entry[entry.index("- tensors:") :]
     return {
@@ -29,7 +29,7 @@ def told_shapes(entry: str) -> dict[str, tuple[int, ...]]:
     }
 
 
-def told_gradients(entry: str) -> int:
+def listed_gradients(entry: str) -> int:
     """Return the number of parameter gradients of an entry.
 
     The shapes are equal to the shapes of the parameters.
@@ -48,9 +48,9 @@ def test_golden_files_are_small() -> None:
 
 def test_readme_lists_every_tensor(golden: Callable[[str], dict[str, np.ndarray]]) -> None:
     for name, entry in entries().items():
-        arrays, shapes = golden(name), told_shapes(entry)
+        arrays, shapes = golden(name), listed_shapes(entry)
         gradients = {key for key in arrays if key.startswith("gp.")}
-        assert len(gradients) == told_gradients(entry), name
+        assert len(gradients) == listed_gradients(entry), name
         assert set(arrays) - gradients == set(shapes), name
         for key, array in arrays.items():
             assert array.dtype in (np.float32, np.int32, np.bool_), (name, key)

@@ -85,7 +85,7 @@ def test_steps_wait_for_time(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["SIGHUP", "SIGTERM"])
-def test_a_signal_ends_the_step_and_leaves_no_marker(name: str, tmp_path: Path) -> None:
+def test_signal_ends_the_step_without_a_marker(name: str, tmp_path: Path) -> None:
     program = f'case "$*" in *layer_times*) echo $$ > {tmp_path}/pid; exec sleep 60;; esac'
     number = getattr(signal, name)
     process = subprocess.Popen(

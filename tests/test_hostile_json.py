@@ -16,10 +16,10 @@ from rifflemix.lab.reproduction import load_results
 from rifflemix.models import from_pretrained
 
 DEEP = {"list": "[" * 100_000, "closed": "[" * 65 + "]" * 65, "object": '{"a":' * 100_000}
-NO_JSON = {**DEEP, "surrogate": '{"\\ud800": 1}', "": ""}
+INVALID_JSON = {**DEEP, "surrogate": '{"\\ud800": 1}', "": ""}
 
 
-@pytest.mark.parametrize("text", NO_JSON.values(), ids=NO_JSON.keys())
+@pytest.mark.parametrize("text", INVALID_JSON.values(), ids=INVALID_JSON.keys())
 def test_invalid_json_is_refused(text: str, tmp_path: Path) -> None:
     with pytest.raises(ValueError):  # noqa: PT011 (the parser's own words)
         parse_json(text)

@@ -71,7 +71,7 @@ def test_a_command_gets_its_dataclass(
 @pytest.mark.parametrize(
     "arguments", [[], ["--wall", "north", "--tin", ""], ["--wall", "north", "--coats", "x"]]
 )
-def test_a_command_refuses_what_is_missing_or_of_another_type(
+def test_command_refuses_missing_values_and_other_types(
     called: tuple[Commands, list[Any]], arguments: list[str]
 ) -> None:
     commands, calls = called

@@ -114,7 +114,7 @@ Version needs section '.gnu.version_r' contains 2 entries:
    Name: GLIBC_2.4  Flags: none  Version: 12
    Name: GLIBC_2.{}  Flags: none  Version: 10
 """
-LIBSTDCXX_TOO = GLIBC_ONLY + " 0x0080: Version: 1  File: libstdc++.so.6  Cnt: 1\n"
+GLIBC_AND_LIBSTDCXX = GLIBC_ONLY + " 0x0080: Version: 1  File: libstdc++.so.6  Cnt: 1\n"
 
 
 @pytest.mark.slow
@@ -125,7 +125,7 @@ LIBSTDCXX_TOO = GLIBC_ONLY + " 0x0080: Version: 1  File: libstdc++.so.6  Cnt: 1\
     [
         (GLIBC_ONLY.format(34), "", "py3-none-manylinux_2_34_"),
         pytest.param(GLIBC_ONLY.format(5), "", "py3-none-manylinux_2_27_", marks=slow),
-        pytest.param(LIBSTDCXX_TOO.format(34), "", "py3-none-linux_", marks=slow),
+        pytest.param(GLIBC_AND_LIBSTDCXX.format(34), "", "py3-none-linux_", marks=slow),
         pytest.param("nothing", "", "py3-none-linux_", marks=slow),
         pytest.param("nothing", "sys.exit('no such thing')", "py3-none-any", marks=slow),
     ],

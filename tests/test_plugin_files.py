@@ -180,7 +180,7 @@ def test_code_used_by_a_run_is_hashed(plugin: Path, tmp_path: Path) -> None:
     assert cell("one", 1) == cell("same", 1) != cell("other", 2)
 
 
-USES = {  # what build() uses, and its definition with a number to change
+USED_CODE = {  # what build() uses, and its definition with a number to change
     "function": ("double(1)", "def double(x): return ONE * x"),
     "class": ("Layer().size", "class Layer:\n    size = ONE"),
     "method": ("Layer()(1)", "class Layer:\n    def __call__(self, x): return ONE * x"),
@@ -196,10 +196,10 @@ USES = {  # what build() uses, and its definition with a number to change
 }
 
 
-@pytest.mark.parametrize("use", USES)
+@pytest.mark.parametrize("use", USED_CODE)
 def test_code_hash_includes_used_code(use: str) -> None:
     """Check that a changed layer in another notebook cell changes the hash."""
-    expression, definition = USES[use]
+    expression, definition = USED_CODE[use]
 
     def hashed(number: int) -> str:
         cells: dict[str, Any] = {"__name__": "a_cell"}

@@ -192,7 +192,7 @@ def test_tasks_are_registered_as_class_instance_or_function() -> None:
     assert task.fingerprint() != load_task("bands", count=20, seed=4).fingerprint()
 
 
-def test_a_function_that_returns_a_known_task_has_its_kind_of_output() -> None:
+def test_function_that_returns_a_registered_task_keeps_its_outputs() -> None:
     @rm.register_task
     def sums(count: int = 4) -> rm.Task:
         return load_task("sort", num_train=count, num_validation=count, num_test=count)

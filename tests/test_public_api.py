@@ -87,7 +87,7 @@ rm.trian
 
 
 @pytest.mark.slow
-def test_type_checkers_see_misspelt_names(tmp_path: Path) -> None:
+def test_type_checkers_find_misspelt_names(tmp_path: Path) -> None:
     probe = tmp_path / "probe.py"
     probe.write_text(PROBE)
     options = ["--config-file=", "--follow-imports=skip", f"--cache-dir={tmp_path}"]

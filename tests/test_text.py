@@ -53,7 +53,7 @@ def test_no_unsafe_character_is_printed() -> None:
     ]
 
 
-def test_readable_texts_stay_as_they_are() -> None:
+def test_readable_texts_are_not_changed() -> None:
     for text in ("softmax, 3 heads", "日本語 🙂", "naïve café", "100 % ± 2", "a[0] | b"):
         assert terminal_text(text) == text
 

@@ -132,7 +132,7 @@ def test_num_groups_that_do_not_divide_round_the_size_up() -> None:
     assert torch.equal(y, group_sort(x, 3))
 
 
-def test_reference_channels_stay_unshifted() -> None:
+def test_reference_channels_are_not_shifted() -> None:
     x = torch.randn(2, 12, 16, dtype=torch.float64)
     assert torch.equal(build(shift="code_exp")(x)[..., 0], x[..., 0])
     y = build(shift="linear", heads=4)(x)

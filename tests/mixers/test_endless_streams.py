@@ -85,7 +85,7 @@ def test_stream_is_accurate_after_2_to_the_26_tokens(name: str, dtype: torch.dty
 
 
 @pytest.mark.parametrize("name", SUMS)
-def test_a_prompt_leaves_the_same_dtypes_as_steps(name: str) -> None:
+def test_prompt_gives_the_same_state_dtypes_as_steps(name: str) -> None:
     mixer = build(name)
     with torch.no_grad():
         _, filled = mixer.prefill(token().expand(1, 5, 16).contiguous())

@@ -142,7 +142,7 @@ def test_groups_of_csp_are_filled_for_any_length(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("masked", [False, True], ids=["all", "masked"])
-def test_renormalized_statistics_of_one_length_take_any_batch(masked: bool) -> None:
+def test_renormalized_statistics_of_one_length_export_for_any_batch(masked: bool) -> None:
     mixer = rm.create_mixer(
         "tssa", DIM, num_heads=4, max_length=MAX_LENGTH, causal=True, renormalize_every=7
     ).eval()

@@ -66,7 +66,7 @@ def test_settings_of_cross_attention_are_named(name: str, changed: dict[str, Any
 
 
 @pytest.mark.parametrize("name", [None, 3, []], ids=repr)
-def test_names_of_a_wrong_kind(name: Any) -> None:
+def test_names_of_a_wrong_type_are_refused(name: Any) -> None:
     with pytest.raises(rm.InputError, match=rf"mixer {re.escape(repr(name))}"):
         rm.create_mixer(name, 8)
     with pytest.raises(rm.InputError, match=rf"model {re.escape(repr(name))}"):
@@ -149,7 +149,7 @@ def test_a_wrong_dtype_is_refused_on_a_device_without_autocast() -> None:
 
 
 @pytest.mark.parametrize("wide", ["tokens", "parameters"])
-def test_float64_is_refused_under_autocast_which_leaves_it_alone(wide: str) -> None:
+def test_float64_is_refused_under_autocast(wide: str) -> None:
     mixer, x = rm.create_mixer("csp", 8), torch.randn(1, 4, 8)
     mixer, x = (mixer, x.double()) if wide == "tokens" else (mixer.double(), x)
     with (

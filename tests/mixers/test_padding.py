@@ -11,7 +11,7 @@ import rifflemix as rm
 from rifflemix.mixers import padding
 from rifflemix.mixers.padding import mix_valid_tokens, move_padding_back, move_padding_last
 
-TAKE_PADDING = [name for name in rm.list_mixers() if rm.mixer_card(name).padding]
+WITH_PADDING = [name for name in rm.list_mixers() if rm.mixer_card(name).padding]
 LENGTHS = torch.tensor([11, 7, 1])
 
 
@@ -47,7 +47,7 @@ def test_few_tokens(shape: tuple[int, int]) -> None:
     assert torch.equal(mix_valid_tokens(lambda y, _: 2 * y, x, mask), 2 * x)
 
 
-@pytest.mark.parametrize("name", TAKE_PADDING)
+@pytest.mark.parametrize("name", WITH_PADDING)
 def test_outputs_and_gradients_equal_those_of_moved_tokens(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

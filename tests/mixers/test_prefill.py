@@ -90,7 +90,7 @@ def test_many_chunks(name: str) -> None:
         assert_close(y, mixer(torch.cat((valid, x[:, 199:]), 1))[:, -1])
 
 
-def test_gradients_reach_the_prompt_through_the_state() -> None:
+def test_gradients_flow_to_the_prompt_through_the_state() -> None:
     mixer, x = build("tssa"), tokens(2, 7)
     for read in (
         lambda prompt: mixer.prefill(prompt),

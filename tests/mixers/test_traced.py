@@ -21,7 +21,7 @@ from rifflemix.testing.graphs import runs_as_onnx
 
 @pytest.mark.slow
 @pytest.mark.parametrize("form", forms_of(mixer_class("synthesizer")), ids=str)
-def test_learned_scores_become_onnx(form: Form) -> None:
+def test_learned_scores_export_to_onnx(form: Form) -> None:
     runs_as_onnx(form)
 
 
@@ -70,7 +70,7 @@ class Host(torch.nn.Module):
         return y
 
 
-def test_fx_takes_mixers_and_swapped_layers_as_leaves() -> None:
+def test_fx_treats_mixers_and_swapped_layers_as_leaves() -> None:
     host = Host().eval()
     replaced = rm.replace_attention(host, "tssa").replaced
 

@@ -15,7 +15,7 @@ from rifflemix.models.sequence.config import ClassifierConfig
 from rifflemix.models.sequence.encoder import EncoderConfig
 
 
-def test_the_settings_of_the_encoder_are_those_of_its_config() -> None:
+def test_encoder_settings_equal_its_config() -> None:
     fields = {field.name: field.default for field in dataclasses.fields(EncoderConfig)}
     assert model_settings("encoder") == fields
     assert [p.name for p in inspect.signature(Encoder).parameters.values()] == list(fields)
@@ -23,7 +23,7 @@ def test_the_settings_of_the_encoder_are_those_of_its_config() -> None:
         Encoder(vocab_size=3, num_layer=2)
 
 
-def test_a_config_holds_plain_numbers_and_does_not_change() -> None:
+def test_config_has_plain_numbers_and_is_immutable() -> None:
     numbers: dict[str, Any] = {"dim": np.int64(8), "norm_eps": np.float32(0.5)}
     config = ClassifierConfig(**numbers, dropout=0.25, pool="cls")
     assert type(config.dim) is int

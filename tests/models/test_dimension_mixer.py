@@ -174,7 +174,7 @@ def test_token_parallel_weights_are_loaded_into_the_right_modules(golden: Golden
     torch.testing.assert_close(y, torch.from_numpy(vectors["y"]), atol=1e-5, rtol=1e-4)
 
 
-def test_layers_take_the_strides_in_turn() -> None:
+def test_layers_use_the_strides_in_turn() -> None:
     """Consecutive layers use consecutive strides: two layers reach every patch, one does not.
 
     The patch grid determines the strides, even without positions.
@@ -214,7 +214,7 @@ def test_dropout_is_applied_after_the_norms() -> None:
 
 @pytest.mark.parametrize("mixer", ["softmax", "butterfly", "token_parallel"])
 @pytest.mark.parametrize("device", ["cpu", "meta"])
-def test_attention_is_counted_on_every_device(mixer: str, device: str) -> None:
+def test_attention_operations_are_counted_on_every_device(mixer: str, device: str) -> None:
     with torch.device(device):
         model = DimensionMixerViT(mixer=mixer, num_layers=1).eval()
         found = multiply_accumulates(model, torch.randn(1, 3, 32, 32))

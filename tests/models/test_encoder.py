@@ -50,7 +50,7 @@ def test_padding_does_not_change_outputs(mixer: str) -> None:
     )
 
 
-def test_takes_vectors() -> None:
+def test_encoder_accepts_vectors() -> None:
     model = rm.create_model("encoder", in_channels=5, max_length=9)
     assert model(torch.randn(2, 9, 5)).shape == (2, 10)
 

@@ -219,7 +219,7 @@ def test_interleave_equals_an_explicit_loop_in_every_layer(layer: int) -> None:
     torch.testing.assert_close(found[~mask], expected[~mask])
 
 
-def test_interleaved_columns_survive_the_meta_device() -> None:
+def test_interleaved_columns_exist_after_the_meta_device() -> None:
     """Checkpoints do not store the columns, so a model built on meta must recompute them."""
     options: dict[str, Any] = {**SMALL, **INTERLEAVE}
     with torch.device("meta"):
@@ -362,7 +362,7 @@ def test_invalid_graphs_are_refused(name: str, value: Any, message: str) -> None
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")  # warnings of the exporters
-def test_attention_with_a_bias_becomes_onnx() -> None:
+def test_attention_with_a_bias_exports_to_onnx() -> None:
     """With a learned bias, torch's exporters choose another attention operator than ONNX needs."""
     runtime = pytest.importorskip("onnxruntime")
     layer = GraphAttention(16, 2).eval()

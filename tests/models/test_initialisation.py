@@ -40,7 +40,7 @@ def test_pixels_are_embedded_as_in_mega(host: str) -> None:
     assert embed.bias.std().item() == pytest.approx(0.1, rel=0.2)
 
 
-def test_pixels_are_embedded_by_a_linear_map_in_s4() -> None:
+def test_pixels_are_embedded_by_a_linear_layer_in_s4() -> None:
     embed = rm.create_model("s4_lra_image", **LEVELS, num_layers=1).embed.proj
     assert 0.9 < embed.weight.abs().max().item() <= 1.0
     assert 0.9 < embed.bias.abs().max().item() <= 1.0

@@ -185,7 +185,7 @@ def test_prefixes_of_wrappers_are_removed(prefix: str) -> None:
     assert all(torch.equal(value, plain[key]) for key, value in wrapped.state_dict().items())
 
 
-def test_weights_take_the_models_dtype() -> None:
+def test_weights_get_the_dtype_of_the_model() -> None:
     state = official_state("tssa")
     model = load_official(tiny().bfloat16(), state)
     assert model.head.weight.dtype == torch.bfloat16

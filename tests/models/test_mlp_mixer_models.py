@@ -200,7 +200,7 @@ def test_patch_only_by_unfold_and_fold(hidden: int) -> None:
     torch.testing.assert_close(model(images), model.head(x.reshape(2, -1)))
 
 
-def test_patch_only_reaches_the_whole_image() -> None:
+def test_patch_only_connects_the_whole_image() -> None:
     """With patch sizes 2 and 3, an output pixel of two blocks depends on all of a 6 x 6 image."""
     model = PatchOnlyMixer(image_size=6, patch_sizes=[2, 3], num_layers=2).double()
     x = torch.randn(1, 3, 6, 6, dtype=torch.float64, requires_grad=True)

@@ -28,7 +28,7 @@ FAMILIES = [
 
 # Models that accept packed batches with their registered settings. test_packed_models.py tests
 # other mixers and settings.
-TAKE_PACKED = {
+WITH_PACKING = {
     "encoder", "gpt", "gpt2_base", "imdb_classifier", "point_cloud", "tost_lm_base",
     "tost_lm_medium", "tost_lm_large",
 }  # fmt: skip
@@ -156,7 +156,7 @@ def test_packed_sequences_are_taken_or_refused(name: str) -> None:
     options.pop("key_padding_mask", None)
     model(*args, **options, cu_seqlens=None)
     packed = {**options, "cu_seqlens": torch.tensor([0, 3, 12])}
-    if name in TAKE_PACKED:
+    if name in WITH_PACKING:
         for output in outputs_of(model(*args, **packed)):
             assert torch.isfinite(output).all()
     else:
@@ -237,7 +237,7 @@ def test_damaged_folders_are_reported_in_one_line(
         ({"num_layers": 10**9}, r"model\.safetensors.*\b1000000000\b"),
     ],
 )
-def test_sizes_of_a_configuration_take_no_memory(
+def test_sizes_of_a_configuration_need_no_memory(
     settings: dict[str, int], words: str, tmp_path: Path
 ) -> None:
     build("encoder").save_pretrained(tmp_path)

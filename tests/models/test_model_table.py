@@ -26,7 +26,7 @@ def test_difference_is_rounded_as_in_the_paper(
     assert difference_to(printed, parameters) == difference
 
 
-def test_counting_takes_no_memory_and_agrees() -> None:
+def test_counting_needs_no_memory_and_equals_the_model() -> None:
     assert count_parameters("encoder") is None
     small = {"vocab_size": 7, "dim": 16, "max_length": 8}
     from rifflemix.models import create_model

@@ -12,11 +12,11 @@ import rifflemix as rm
 from rifflemix.lab.tasks import load_task
 
 SMALL: dict[str, Any] = {"dim": 16, "num_layers": 2, "max_length": 24}
-FREE_OF_ORDER = [m for m in rm.list_mixers() if rm.mixer_card(m).permutation_equivariant]
+EQUIVARIANT = [m for m in rm.list_mixers() if rm.mixer_card(m).permutation_equivariant]
 
 
 @pytest.mark.parametrize("mixer", rm.list_mixers())
-def test_takes_points_with_every_mixer(mixer: str) -> None:
+def test_every_mixer_works_on_points(mixer: str) -> None:
     model = rm.create_model("point_cloud", mixer=mixer, **SMALL).eval()
     points = torch.randn(2, 24, 3)
     scores = model(points)
@@ -24,9 +24,9 @@ def test_takes_points_with_every_mixer(mixer: str) -> None:
     assert torch.isfinite(scores).all()
 
 
-@pytest.mark.parametrize("mixer", FREE_OF_ORDER)
+@pytest.mark.parametrize("mixer", EQUIVARIANT)
 def test_output_does_not_depend_on_the_order_of_points(mixer: str) -> None:
-    assert {"softmax", "tssa"} <= set(FREE_OF_ORDER)
+    assert {"softmax", "tssa"} <= set(EQUIVARIANT)
     model = rm.create_model("point_cloud", mixer=mixer, **SMALL).double().eval()
     points, order = torch.randn(2, 24, 3).double(), torch.randperm(24)
     torch.testing.assert_close(model(points[:, order]), model(points))

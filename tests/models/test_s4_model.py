@@ -18,7 +18,7 @@ def model_of(**changes: Any) -> rm.models.Model:
 
 
 @pytest.mark.parametrize("norm", ["pre", "post"])
-def test_blocks_written_out(norm: str) -> None:
+def test_blocks_equal_an_explicit_implementation(norm: str) -> None:
     model = model_of(norm=norm, norm_kind="layer")
     ids = torch.randint(11, (3, 7))
     x: Tensor = model.embed(ids)

@@ -33,7 +33,7 @@ def test_the_mixers_of_a_stack_repeat_over_the_layers(model: str) -> None:
     assert names(built) == ["tssa", "tssa", "softmax", "tssa", "tssa"]
 
 
-def test_a_list_gives_each_layer_its_own_options() -> None:
+def test_list_sets_the_options_of_each_layer() -> None:
     stack = [("csp", {"shift": "power"}), "softmax", ["csp", {"shift": "none"}]]
     built = rm.create_model("encoder", mixer=stack, vocab_size=9, num_layers=3, **SIZES)
     assert names(built) == ["csp", "softmax", "csp"]

@@ -112,7 +112,7 @@ def test_forward_equals_an_explicit_implementation(pool: str) -> None:
     torch.testing.assert_close(model(images), model.head(model.norm(pooled)))
 
 
-def test_positions_and_class_token_start_standard_normal() -> None:
+def test_positions_and_class_token_are_standard_normal_at_first() -> None:
     model = rm.create_model("vit_cifar100", pool="cls")
     assert model.positions.table.std().item() == pytest.approx(1.0, rel=0.02)
     assert model.cls_token.token.std().item() == pytest.approx(1.0, rel=0.15)

@@ -49,7 +49,7 @@ def test_adapters_act_on_ids_and_on_tied_logits(name: str) -> None:
         model(*(part + 11 for part in inputs))
 
 
-def test_a_classifier_of_ids_takes_adapters() -> None:
+def test_classifier_of_ids_supports_adapters() -> None:
     model = rm.create_model("encoder", dim=16, num_heads=2, vocab_size=11, num_classes=2).eval()
     model.embed = Adapted(model.embed)
     assert model(torch.randint(0, 11, (2, 5))).shape == (2, 2)

@@ -67,7 +67,7 @@ BAD: dict[str, tuple[str, Callable[[], Any]]] = {
 
 
 @pytest.mark.parametrize(("name", "call"), BAD.values(), ids=BAD)
-def test_arguments_of_a_wrong_kind_are_named(name: str, call: Callable[[], Any]) -> None:
+def test_arguments_of_a_wrong_type_are_named(name: str, call: Callable[[], Any]) -> None:
     with pytest.raises(rm.InputError, match=f"^{name}: expected"):
         call()
 

@@ -39,7 +39,7 @@ def test_equals_the_convolution_of_torch(size: int, causal: bool, length: int) -
 
 
 @pytest.mark.parametrize(("size", "causal"), [(3, True), (5, False)])
-def test_padding_anywhere_counts_as_absent(size: int, causal: bool) -> None:
+def test_padding_anywhere_is_ignored(size: int, causal: bool) -> None:
     layer, x = convolution(size, causal), torch.randn(2, 9, 4, dtype=torch.float64)
     mask = torch.tensor([[0, 1, 0, 0, 1, 1, 0, 0, 0], [1, 1, 0, 0, 0, 0, 0, 1, 1]]).bool()
     x[mask] = torch.nan

@@ -125,14 +125,14 @@ def test_without_gradients_nothing_is_saved(double: Operator) -> None:
     assert not double(x.detach(), 2.0, None)[0].requires_grad
 
 
-def test_dispatch_modes_see_the_operator(double: Operator) -> None:
+def test_dispatch_modes_receive_the_operator(double: Operator) -> None:
     x, y = inputs()
     with Seen() as seen:
         double(x, 2.0, y)
     assert "rifflemix_test.double.default" in seen.names
 
 
-def test_profilers_see_the_operator(double: Operator) -> None:
+def test_profilers_record_the_operator(double: Operator) -> None:
     x, y = inputs()
     with torch.profiler.profile() as profile:
         double(x, 2.0, y)

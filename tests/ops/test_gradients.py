@@ -155,7 +155,7 @@ def test_batched_gradients_equal_single_gradients(name: str) -> None:
     torch.testing.assert_close(gradient(grads, is_grads_batched=True), each)
 
 
-def test_inputs_that_take_no_gradient_have_none() -> None:
+def test_inputs_without_requires_grad_get_no_gradient() -> None:
     x, fixed = torch.randn(3, requires_grad=True), torch.randn(3)
     first, second, none, nothing = second_order_gradients(
         lambda a, b, c, _: (a * b * c, a + b), (x, x, fixed, None), (torch.ones(3), None)

@@ -136,7 +136,9 @@ def test_adapters_that_return_something_else(
         rm.replace_attention(nn.Sequential(Strange()), "tssa")
 
 
-def test_loading_asks_for_the_adapter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_loading_without_the_adapter_names_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     rm.register_adapter(DropoutAdapter())
     model = nn.Sequential(nn.Dropout())
     rm.replace_attention(model, "tssa")

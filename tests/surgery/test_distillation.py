@@ -61,7 +61,7 @@ def test_the_error_of_a_swapped_model_falls(mixer: str) -> None:
     assert (model(x) - wanted).norm() < (untaught.eval()(x) - wanted).norm()
 
 
-def test_only_the_mixers_change_and_modes_and_gradients_stay() -> None:
+def test_only_mixer_weights_change_and_modes_and_gradients_are_kept() -> None:
     model, original = pair()
     model.train()
     original.train()

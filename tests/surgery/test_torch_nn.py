@@ -201,7 +201,7 @@ def test_cross_attention_without_own_marks_is_detected() -> None:
     assert not reasons(cross_attn_layer=layer, cross_attention=two, last=CrossAttention("self"))
 
 
-def test_a_wrapper_that_asks_for_weights_in_every_call_is_refused() -> None:
+def test_wrapper_that_needs_attention_weights_is_refused() -> None:
     wrapper = type("MultiheadAttention", (CrossAttention,), {"__module__": "speechbrain.nnet"})
     with pytest.raises(rm.InputError, match=r"MultiheadAttention.*attention weights"):
         rm.replace_attention(nn.ModuleList([wrapper()]), "tssa")

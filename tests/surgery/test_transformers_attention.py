@@ -26,7 +26,7 @@ SIZES = {
     "layer_types": ["full_attention"],
 }
 GATED = {"Qwen3Next": "qwen3_next", "Qwen3_5": "qwen3_5", "Qwen3_5Moe": "qwen3_5_moe"}
-WEIGHTS_ALONE = r"ignore:\w+: "
+SURGERY_WARNINGS = r"ignore:\w+: "
 
 
 def class_of(name: str, folder: str) -> Any:
@@ -56,7 +56,7 @@ def outputs_of(host: Any, x: Tensor) -> Tensor:
     return found
 
 
-@pytest.mark.filterwarnings(WEIGHTS_ALONE)
+@pytest.mark.filterwarnings(SURGERY_WARNINGS)
 @pytest.mark.parametrize("kind", GATED)
 def test_gate_in_the_query_projection_is_not_a_head(kind: str) -> None:
     """Check an open gate: softmax with the other rows equals the host."""
@@ -81,7 +81,7 @@ def test_queries_of_another_width_are_refused() -> None:
         replace_attention(host, "softmax")
 
 
-@pytest.mark.filterwarnings(WEIGHTS_ALONE)
+@pytest.mark.filterwarnings(SURGERY_WARNINGS)
 def test_key_multiplier_is_folded_into_the_key_projection() -> None:
     settings = {**SIZES, "key_multiplier": 0.25}
     del settings["layer_types"]
@@ -114,7 +114,7 @@ def mimo(**changed: Any) -> nn.ModuleList:
     return host_of("MiMoV2Flash", "mimo_v2_flash", **{**SIZES, "v_head_dim": 8, **changed})
 
 
-@pytest.mark.filterwarnings(WEIGHTS_ALONE)
+@pytest.mark.filterwarnings(SURGERY_WARNINGS)
 def test_value_multiplier_is_folded_into_the_value_projection() -> None:
     host, x = mimo(attention_value_scale=0.7), torch.randn(2, 9, 16)
     before = outputs_of(host, x)
@@ -166,7 +166,7 @@ def test_added_positions_are_not_rotary() -> None:
     assert not torch.allclose(before, with_positions)
 
 
-@pytest.mark.filterwarnings(WEIGHTS_ALONE)
+@pytest.mark.filterwarnings(SURGERY_WARNINGS)
 @pytest.mark.parametrize("kind", ["Starcoder2", "SeedOss"])
 def test_dropout_after_the_output_projection_may_be_a_number(kind: str) -> None:
     folder = {"Starcoder2": "starcoder2", "SeedOss": "seed_oss"}[kind]
@@ -186,7 +186,7 @@ def test_dropout_of_weights_under_another_name_is_copied(kind: str) -> None:
     assert host[0].settings.dropout == 0.5  # type: ignore[union-attr]
 
 
-@pytest.mark.filterwarnings(WEIGHTS_ALONE)
+@pytest.mark.filterwarnings(SURGERY_WARNINGS)
 @pytest.mark.parametrize("use_rope", [True, False])
 def test_position_dependent_temperature_is_reported_as_lost(use_rope: bool) -> None:
     """Check Llama 4 (without rotary positions) and Ministral 3 (together with them)."""

@@ -23,7 +23,7 @@ PAIRS = [
         for turn, mixer in enumerate(name for name in STREAMING if name not in QUICK)
     ),
 ]
-WAYS: dict[str, dict[str, Any]] = {
+GENERATION_OPTIONS: dict[str, dict[str, Any]] = {
     "greedy": {"do_sample": False},
     "three beams": {"do_sample": False, "num_beams": 3, "num_return_sequences": 2},
     "sampled": {"do_sample": True, "top_k": 5},
@@ -64,7 +64,7 @@ def test_cache_does_not_change_the_output(host: str, mixer: str) -> None:
     """Check prompts that cross blocks, chunks and windows of 3."""
     options = {"local": {"block_size": 3}, "mega_chunk": {"chunk_size": 3}, "spade": {"radius": 3}}
     model = swap(host, mixer, mixer_options=options.get(mixer))
-    for way in WAYS.values():
+    for way in GENERATION_OPTIONS.values():
         cached = write(model, prompts(), use_cache=True, **way)
         whole = write(model, prompts(), use_cache=False, **way)
         assert torch.equal(cached.sequences, whole.sequences)
@@ -87,12 +87,12 @@ def test_left_padding_does_not_change_the_output(host: str) -> None:
 def test_partly_replaced_model_generates() -> None:
     for layers in ([0], [1]):
         model = swap("gpt2", "linear", layers=layers)
-        for way in WAYS.values():
+        for way in GENERATION_OPTIONS.values():
             cached, whole = (write(model, prompts(), use_cache=use, **way) for use in (True, False))
             assert torch.equal(cached.sequences, whole.sequences)
 
 
-def test_the_cache_is_used_and_stays_small() -> None:
+def test_cache_is_used_and_has_constant_size() -> None:
     model = swap("gpt2", "tssa")
     found = write(model, prompts(), do_sample=False).past_key_values
     assert found.get_seq_length() == 13  # the last token has not been read
@@ -307,7 +307,7 @@ def test_cache_samples_are_repeated_and_selected() -> None:
 
 
 @pytest.mark.parametrize("mixer", ["softmax", "tssa"])
-def test_analyses_see_the_layers_that_fill_a_cache(mixer: str) -> None:
+def test_analyses_trace_the_layers_that_fill_a_cache(mixer: str) -> None:
     model, inputs = swap("gpt2", mixer), prompts()
     (calls,) = rm.analysis.trace(model, [inputs])
     (uncached,) = rm.analysis.trace(model, [{**inputs, "use_cache": False}])

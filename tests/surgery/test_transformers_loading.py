@@ -123,7 +123,7 @@ def test_names_follow_the_mapping_of_the_caller(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["state_dict", "bin"])
-def test_weights_from_elsewhere_are_checked_too(kind: str, tmp_path: Path) -> None:
+def test_weights_from_other_sources_are_checked_too(kind: str, tmp_path: Path) -> None:
     model, folder = saved(tmp_path)
     (folder / "model.safetensors").unlink()
     state = model.state_dict()

@@ -256,7 +256,7 @@ def test_relative_biases_are_refused(kind: str) -> None:
         replace_attention(model_of(kind, **sizes), "softmax")
 
 
-def test_attention_that_no_adapter_knows_is_named() -> None:
+def test_attention_without_an_adapter_is_named() -> None:
     sizes = {k: v for k, v in SIZES.items() if k != "num_attention_heads"}
     model = model_of("Bloom", **sizes, n_head=2)
     found = r"got h\.0\.self_attention \(BloomAttention\)"

@@ -127,10 +127,10 @@ def with_a_part_of_another(tmp_path: Path) -> Any:
     return model
 
 
-AROUND = [around_an_encoder, around_folders, by_a_part, with_a_part_of_another]
+WRAPPING = [around_an_encoder, around_folders, by_a_part, with_a_part_of_another]
 
 
-@pytest.mark.parametrize("make", AROUND)
+@pytest.mark.parametrize("make", WRAPPING)
 @pytest.mark.parametrize("given", [False, True])
 def test_model_that_contains_a_swapped_model_is_loaded(
     make: Callable[[Path], Any], given: bool, tmp_path: Path

@@ -53,7 +53,7 @@ def test_the_config_limits_the_tokens(kind: str) -> None:
     assert model.eval().generate(**past).sequences.shape == (BATCH, 2, FUTURE)
 
 
-def test_the_prediction_length_alone_is_enough() -> None:
+def test_prediction_length_is_enough() -> None:
     """Check that the context length defaults to the prediction length."""
     settings = {key: value for key, value in SETTINGS.items() if key != "context_length"}
     config = transformers.TimeSeriesTransformerConfig(**settings)

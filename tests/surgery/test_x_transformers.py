@@ -55,7 +55,7 @@ def test_padding_does_not_change_valid_tokens(mixer: str) -> None:
     torch.testing.assert_close(model(other, mask=KEEP)[KEEP], model(IDS, mask=KEEP)[KEEP])
 
 
-def test_generation_is_greedy_search_by_hand() -> None:
+def test_generation_equals_an_explicit_greedy_search() -> None:
     model = build("Decoder")
     wrapper = xt.AutoregressiveWrapper(model)
     rm.replace_attention(wrapper, "tssa")

@@ -200,7 +200,9 @@ BAD = {
 
 
 @pytest.mark.parametrize(("words", "message"), BAD.values(), ids=BAD)
-def test_bad_input(call: Any, tmp_path: Path, words: tuple[str, ...], message: str) -> None:
+def test_bad_input_is_refused(
+    call: Any, tmp_path: Path, words: tuple[str, ...], message: str
+) -> None:
     small = [] if "gpt2_base" not in words else ["--set", "dim=8", "--set", "num_layers=1"]
     small += [] if "gpt2_base" not in words else ["--set", "vocab_size=9", "--set", "num_heads=2"]
     code, _, errors = call("analyze", *words, *small, "--out", tmp_path / "out")

@@ -12,7 +12,7 @@ from rifflemix.lab.analysis.kinds.measures import collapse_bound, one_infinity_n
 from rifflemix.ops import channel_permute, group_sort, shift_steps
 
 
-def test_norm_by_hand() -> None:
+def test_norm_equals_a_worked_example() -> None:
     x = torch.tensor([[[1.0, -2.0], [3.0, 0.5]], [[0.0, 0.0], [0.0, 4.0]]])
     assert one_infinity_norm(x).tolist() == pytest.approx([(4.0 * 3.5) ** 0.5, 4.0])
 
@@ -43,7 +43,7 @@ def test_theorem_1_holds(
     assert check.change.max() < 1e-9
 
 
-def test_bound_by_hand() -> None:
+def test_bound_equals_a_worked_example() -> None:
     x = torch.tensor([[[0.0, 0.0], [2.0, 1.0], [-2.0, 3.0]]]).double()
     weights = [torch.tensor([[1.0, 2.0], [0.0, -1.0]]).double(), torch.eye(2).double()]
     check = collapse_bound(x, weights, lambda v: v, lipschitz=2.0)
@@ -51,7 +51,7 @@ def test_bound_by_hand() -> None:
     assert check.bound[:, 0].tolist() == pytest.approx([first, 6 * 2**0.5 * first, 72 * first])
 
 
-def test_a_map_that_is_no_permutation_can_break_it() -> None:
+def test_other_maps_can_violate_the_bound() -> None:
     x = torch.randn(1, 8, 4, dtype=torch.float64)
     check = collapse_bound(x, [torch.eye(4).double()], lambda v: 100 * v)
     assert not check.holds()
@@ -62,7 +62,7 @@ def test_a_map_that_is_no_permutation_can_break_it() -> None:
     [lambda v: 2 * v, lambda v: (v + v.flip(1)) / 2, lambda v: v[:, [0, 0, 1, 2, 3, 4, 5, 6]]],
     ids=["scaled", "averaged", "a token twice"],
 )
-def test_a_map_that_is_no_permutation_changes_distances(
+def test_other_maps_change_distances(
     wrong: Callable[[torch.Tensor], torch.Tensor],
 ) -> None:
     x = torch.randn(1, 8, 4, dtype=torch.float64)

@@ -28,7 +28,7 @@ from rifflemix.models.macs import multiply_accumulates
 N, C, H = 8, 8, 2
 
 
-def test_costs_by_hand() -> None:
+def test_costs_equal_a_worked_example() -> None:
     """Count 4 N C^2 for projections, 2 N^2 C for products, N C for the norm, and the head."""
 
     class Model(nn.Module):
@@ -185,7 +185,7 @@ def test_iterations_balance_and_low_temperatures_harden() -> None:
 
 
 @pytest.mark.parametrize("kind", ["macs", "softmax-spread", "sinkhorn"])
-def test_findings(kind: str) -> None:
+def test_findings_have_complete_rows(kind: str) -> None:
     settings = {"in_channels": 3, "max_length": N, "dim": C, "num_layers": 2, "mixer": "sinkhorn"}
     model = rm.create_model("encoder", **settings, mixer_options={"block_size": 2})
     finding = analyze(kind, model, [torch.randn(2, N, 3)])

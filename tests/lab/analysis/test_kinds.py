@@ -93,9 +93,7 @@ def valid_rows(y: Tensor, masked: bool) -> list[np.ndarray]:
 
 @pytest.mark.parametrize("masked", [False, True], ids=["whole", "padded"])
 @pytest.mark.parametrize("name", ["csp", "sliceformer"])
-def test_spectra_before_the_projection_are_those_of_the_permuted_values(
-    name: str, masked: bool
-) -> None:
+def test_spectra_before_the_projection_equal_the_permuted_values(name: str, masked: bool) -> None:
     subject = subject_of(mixer(name), masked=masked)
     (layer,) = layer_spectra(subject)
     ((call,),) = trace(subject.model, subject.batches)
@@ -175,7 +173,7 @@ def test_pattern_of_a_flip_and_of_skips_around_it() -> None:
     assert np.array_equal(after[1], flip | eye)
 
 
-def test_pattern_leaves_padding_out() -> None:
+def test_pattern_ignores_padding() -> None:
     subject = subject_of(mixer("softmax"), masked=True)
     ((call,),) = trace(subject.model, subject.batches)
     assert reach_of(call, sample=1).shape == (4, 4)
@@ -203,7 +201,7 @@ def own(name: str, **options: Any) -> tuple[nn.Module, Any]:
     return subject.model, subject.batches
 
 
-def test_butterfly_connects_all_pairs_after_as_many_layers_as_it_has_strides() -> None:
+def test_butterfly_connects_all_pairs_after_one_layer_per_stride() -> None:
     model = Stack(*(mixer("butterfly", i, 3, block_size=2) for i in range(3))).double()
     finding = analyze("pattern", model, [torch.randn(1, 4, C, dtype=torch.float64)])
     shares = finding.data["models"]["Stack"]["connected_share"]

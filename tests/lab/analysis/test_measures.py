@@ -31,7 +31,7 @@ def test_singular_values_use_only_valid_rows() -> None:
         np.testing.assert_allclose(found[sample].numpy(), expected, atol=1e-12)
 
 
-def test_ranks_by_hand() -> None:
+def test_ranks_equal_a_worked_example() -> None:
     values = torch.tensor([[3.0, 3.0, 3.0], [5.0, 0.0, 0.0], [2.0, 1.0, 1.0], [0.0, 0.0, 0.0]])
     shares = np.array([0.5, 0.25, 0.25])
     assert effective_rank(values).tolist() == pytest.approx(
@@ -55,7 +55,7 @@ def test_singular_values_of_selections_agree_with_their_matrices() -> None:
         torch.testing.assert_close(found[channel], expected)
 
 
-def test_residual_by_hand() -> None:
+def test_residual_equals_a_worked_example() -> None:
     equal = torch.ones(1, 4, 3) * torch.tensor([1.0, -2.0, 5.0])
     assert rank_residual(equal).tolist() == [0.0]
     x = torch.tensor([[[0.0, 0.0], [2.0, 1.0], [-2.0, 3.0], [9.0, 9.0]]])

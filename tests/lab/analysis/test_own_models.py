@@ -97,7 +97,7 @@ def test_missing_files_of_an_earlier_run_are_written(tmp_path: Path) -> None:
     assert page.exists()
 
 
-NO_LIST = {
+NOT_A_LIST = {
     "a generator": (x for x in ()),
     "a tensor": torch.zeros(2, N, 3),
     "one batch": {"inputs": torch.zeros(2, N, 3)},
@@ -105,7 +105,7 @@ NO_LIST = {
 }
 
 
-@pytest.mark.parametrize("batches", NO_LIST.values(), ids=NO_LIST)
+@pytest.mark.parametrize("batches", NOT_A_LIST.values(), ids=NOT_A_LIST)
 def test_batches_that_are_not_a_list_are_refused(batches: Any, tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"^batches: .*list") as caught:
         analyze("macs", encoder("csp"), batches)

@@ -55,7 +55,7 @@ def test_every_output_projection_is_separated_or_reported(name: str) -> None:
     assert (before is None) == (name in NOT_SEPARABLE)
 
 
-def test_a_wider_layer_shows_its_own_channels() -> None:
+def test_wider_layer_has_its_inner_channels() -> None:
     before = before_projection(call_of("csp", inner_dim=3 * C))
     assert before is not None
     assert before.shape == (2, N, 3 * C)

@@ -79,7 +79,7 @@ def test_each_point_has_its_model_and_score(swept: Path, tmp_path: Path) -> None
 
 
 @pytest.mark.slow
-def test_a_sweep_of_a_causal_model_has_the_curve_alone(swept: Path) -> None:
+def test_sweep_of_a_causal_model_has_only_the_curve(swept: Path) -> None:
     subjects = [replace(s, batches=[{"inputs": s.batches[0]["inputs"][:, :3]}])
                 for s in find_subjects(swept, View(samples=2))]  # fmt: skip
     finding = sinkhorn(subjects)  # 3 tokens: one block, no sort matrix

@@ -102,7 +102,7 @@ def test_hooks_are_removed_after_a_stop_or_an_error() -> None:
     assert not any(module._forward_hooks for module in model.modules())
 
 
-def test_a_shared_layer_is_seen_at_every_call() -> None:
+def test_shared_layer_is_traced_at_every_call() -> None:
     model = tokens_model(mixer="sliceformer", num_layers=2, tie_layers=True)
     (calls,) = trace(model, [token_batch()])
     assert [call.name for call in calls] == ["blocks.0.mixer", "blocks.0.mixer (2)"]

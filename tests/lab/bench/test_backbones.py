@@ -140,7 +140,7 @@ def test_shapes_that_differ_in_tokens_share_one_table_per_pass(by_tokens: dict[s
     assert [table.headers[1] for table in apart] == ["p50, ms"] * 6
 
 
-def test_a_row_by_tokens_that_was_not_measured_says_why(by_tokens: dict[str, Any]) -> None:
+def test_skipped_row_by_tokens_is_marked(by_tokens: dict[str, Any]) -> None:
     left_out = {**by_tokens["rows"][0], "passes": {}, "extra": {}, "status": "left out"}
     tables = bench_tables({**by_tokens, "rows": [left_out, *by_tokens["rows"][1:]]})
     assert [table.rows[0][1] for table in tables] == ["left out", "-", "left out", "-"]

@@ -32,7 +32,7 @@ def test_printed_values_are_in_the_paper(papers: Path) -> None:
     assert ours == found
 
 
-def test_the_rows_are_those_of_table_2() -> None:
+def test_rows_equal_table_2() -> None:
     assert set(PRINTED) == {*csp.TRANSFORMERS, "sliceformer"}
     assert all(len(row["memory"]) == len(LENGTHS) for row in PRINTED.values())
 

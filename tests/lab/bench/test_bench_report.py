@@ -66,7 +66,7 @@ def test_a_claim_below_the_measurement_is_marked() -> None:
     assert marked == ["csp"]
 
 
-def test_notes_say_what_is_missing() -> None:
+def test_notes_name_missing_measurements() -> None:
     caption, partial, failure = bench_notes(fake_bench.ops())
     assert "float32, torch " in caption
     assert partial

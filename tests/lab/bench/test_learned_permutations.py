@@ -94,7 +94,7 @@ def test_soft_ranks_are_the_nearest_points_of_the_permutahedron(plugin: ModuleTy
     assert (points - z / 0.5).norm(dim=1).min() >= (found[:, 0] - z / 0.5).norm()
 
 
-def test_soft_ranks_leave_padding_out(plugin: ModuleType) -> None:
+def test_soft_ranks_ignore_padding(plugin: ModuleType) -> None:
     x = tokens(2)
     x[0, 8:11] = x[0, 1:4]
     padded = torch.zeros(2, 11, dtype=torch.bool)
@@ -106,7 +106,7 @@ def test_soft_ranks_leave_padding_out(plugin: ModuleType) -> None:
         torch.testing.assert_close(found[sample, ~mask], expected[0])
 
 
-def test_a_low_temperature_leaves_scores_without_gradient(plugin: ModuleType) -> None:
+def test_low_temperature_gives_scores_almost_no_gradient(plugin: ModuleType) -> None:
     """Lower the temperature through its attribute, as a training loop does."""
     mixer = plugin.LearnedReference(6, heads=2, group_size=4, pad=True).double()
     sizes = []

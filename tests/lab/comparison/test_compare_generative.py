@@ -85,7 +85,7 @@ def test_every_card_names_a_backbone(task: str) -> None:
         assert "vectors" in model_card(default_model(task, {"layout": "sequence"})).inputs
 
 
-def test_default_and_all_mixers_leave_out_mixers_that_do_not_fit_the_task() -> None:
+def test_default_and_all_skip_mixers_that_do_not_fit_the_task() -> None:
     assert default_mixers("digits") == HEADLINE
     assert all_mixers("digits") == tuple(list_mixers())
     causal = {name for name in list_mixers() if mixer_card(name).causal}

@@ -131,7 +131,7 @@ def test_estimate_is_close_to_the_measured_time(tmp_path: Path) -> None:
     assert taken / 2 < sum(estimate.seconds.values()) < 2 * taken
 
 
-def test_the_time_left_adds_later_runs_at_the_pace_of_earlier_runs(
+def test_remaining_time_uses_the_pace_of_earlier_runs(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     clock = itertools.count(0.0, 10.0)

@@ -86,7 +86,7 @@ def test_seed_error_and_test_error_add_up(shift: float) -> None:
 
 
 @pytest.mark.parametrize(("seeds", "ratio"), [(2, 0.5), (3, 0.25)])
-def test_equal_mixers_seldom_differ(seeds: int, ratio: float) -> None:
+def test_equal_mixers_are_rarely_significantly_different(seeds: int, ratio: float) -> None:
     """Draw fourteen equal rows; Holm's correction may mark one in at most 5 % of tables.
 
     With estimated degrees of freedom (Welch and Satterthwaite), many more rows would be marked.
@@ -120,7 +120,7 @@ def test_holm_correction() -> None:
     assert holm([0.5, 0.9]) == [1.0, 1.0]
 
 
-def test_seeds_that_agree_but_for_rounding_show_a_difference() -> None:
+def test_seeds_with_equal_differences_show_a_difference() -> None:
     """The variance over seeds is then rounding error, and the degrees of freedom overflow."""
     ours, theirs = {0: 0.90, 1: 0.91, 2: 0.92}, {0: 0.80, 1: 0.81, 2: 0.82}
     found = paired_difference(ours, theirs, sampling_error=0.01)

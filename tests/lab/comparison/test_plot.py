@@ -152,7 +152,7 @@ def test_labels_of_clustered_disks_do_not_overlap() -> None:
         st.tuples(st.floats(0, 1000), st.floats(0, 700), st.floats(2, 60)), min_size=1, max_size=8
     )
 )
-def test_labels_stay_inside_and_apart(places: list[tuple[float, float, float]]) -> None:
+def test_labels_stay_inside_and_do_not_overlap(places: list[tuple[float, float, float]]) -> None:
     disks = [Disk(*place) for place in places]
     boxes = place_labels(disks, [(90, 16)] * len(disks), AREA)
     assert len(boxes) == len(disks)

@@ -62,7 +62,7 @@ def test_speed_on_a_shared_machine_is_marked_and_not_ranked(shared: ComparePlan)
     assert [run.beside for run in results.runs] == [1, 1, 1, 1]
 
 
-def test_a_speed_is_measured_again_alone(
+def test_speed_is_measured_again_without_other_runs(
     shared: ComparePlan, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = collect_comparison(shared)

@@ -72,7 +72,7 @@ def test_rows_of_equal_spread_keep_all_degrees_of_freedom() -> None:
     assert seed_spread([*rows, {0: 99.0}]) == found  # one seed has no variance
 
 
-def test_a_difference_has_its_own_part_of_the_variance() -> None:
+def test_difference_has_a_separate_part_of_the_variance() -> None:
     spread = SeedSpread(variance=0.5, freedom=6.0)
     assert spread.of_difference(4.0, 2) == ((6 * 1.0 + 2 * 4.0) / 8, 8.0)
     found = paired_difference({0: 1.0, 1: 1.2, 2: 0.9}, {0: 0.5, 1: 0.5, 2: 0.5}, 0.0, spread)
@@ -97,7 +97,7 @@ def test_few_rows_seeds_or_differences_give_no_estimate(rows: Rows) -> None:
 
 
 @pytest.mark.parametrize(("rows", "unlike"), [(6, 0.0), (15, 0.7)])
-def test_rows_without_a_difference_seldom_differ(rows: int, unlike: float) -> None:
+def test_equal_rows_are_rarely_significantly_different(rows: int, unlike: float) -> None:
     """Compare every row with the first: one of twenty tables may show a false difference."""
     draws, tables, false = np.random.default_rng(rows), 150, 0
     for _ in range(tables):

@@ -131,7 +131,7 @@ def test_the_best_scores_at_a_rung_continue(halved: tuple[Path, dict[str, Any]])
         assert stops == [{2: 2, 4: 4, 8: None}[ended[lr]] for lr in RATES]
 
 
-def test_trials_are_beginnings_of_whole_trainings(
+def test_trials_equal_the_first_steps_of_whole_trainings(
     halved: tuple[Path, dict[str, Any]], tmp_path: Path
 ) -> None:
     _, results = halved

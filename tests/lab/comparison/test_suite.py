@@ -22,7 +22,7 @@ from rifflemix.lab.tasks import task_card
 from rifflemix.mixers import HEADLINE
 
 REPOSITORY = Path(__file__).resolve().parents[3]
-PEERS_CHOSEN_BY = "compare-digits-all-2026-11-20"
+BASELINES_CHOSEN_BY = "compare-digits-all-2026-11-20"
 
 
 def with_accuracies(scores: dict[str, list[float] | None]) -> dict[str, Any]:
@@ -49,11 +49,15 @@ def report_of(tasks: dict[str, dict[str, Any]]) -> SuiteReport:
     return SuiteReport({name: table_of(results) for name, results in tasks.items()})
 
 
-CLEAR = {"softmax": [0.80, 0.81, 0.82], "csp": [0.90, 0.91, 0.92], "tssa": [0.80, 0.82, 0.81]}
+CLEAR_SCORES = {
+    "softmax": [0.80, 0.81, 0.82],
+    "csp": [0.90, 0.91, 0.92],
+    "tssa": [0.80, 0.82, 0.81],
+}
 
 
 def test_significant_differences_rank_and_others_share_ranks() -> None:
-    found = ranking(table_of(with_accuracies(CLEAR)))
+    found = ranking(table_of(with_accuracies(CLEAR_SCORES)))
     assert found is not None
     assert found.ahead == {("csp", "softmax"), ("csp", "tssa")}
     bounds = {name: found.standing(name) for name in found.names}
@@ -83,20 +87,22 @@ def test_correction_is_over_all_pairs() -> None:
 
 
 def test_one_seed_ranks_no_mixer() -> None:
-    found = ranking(table_of(with_accuracies({name: values[:1] for name, values in CLEAR.items()})))
+    found = ranking(
+        table_of(with_accuracies({name: values[:1] for name, values in CLEAR_SCORES.items()}))
+    )
     assert found is not None
     assert not found.ahead
     assert {found.standing(name).rank for name in found.names} == {2.0}
 
 
 def test_failed_mixer_has_the_last_rank() -> None:
-    found = ranking(table_of(with_accuracies({**CLEAR, "csp": None})))
+    found = ranking(table_of(with_accuracies({**CLEAR_SCORES, "csp": None})))
     assert found is not None
     assert found.ahead == {("softmax", "csp"), ("tssa", "csp")}
 
 
 def test_lower_score_ranks_first_if_lower_is_better() -> None:
-    results = with_accuracies(CLEAR)
+    results = with_accuracies(CLEAR_SCORES)
     for run in results["runs"]:
         for at in (run["test"], run["validation"]):
             at["rmse"] = at["accuracy"]
@@ -109,14 +115,14 @@ def test_lower_score_ranks_first_if_lower_is_better() -> None:
 
 
 def test_table_of_scores_names_its_metrics() -> None:
-    errors = with_accuracies(CLEAR)
+    errors = with_accuracies(CLEAR_SCORES)
     for run in errors["runs"]:
         for at in (run["test"], run["validation"]):
             at["rmse"] = at["accuracy"]
     for mixer in errors["mixers"]:
         summaries = {"validation": mixer["validation"], "test": mixer["test"]}
         mixer["metric"] = {"name": "rmse", "higher_is_better": False, **summaries}
-    classes = with_accuracies(CLEAR)
+    classes = with_accuracies(CLEAR_SCORES)
     for tasks, heading, columns in (
         ({"a": classes}, "Accuracy, %", ["a"]),
         ({"b": errors}, "Rmse", ["b"]),
@@ -129,7 +135,7 @@ def test_table_of_scores_names_its_metrics() -> None:
 
 def test_unfinished_or_untrained_runs_rank_no_mixer() -> None:
     assert ranking(table_of(unfinished())) is None
-    guessing = {name: [0.1, 0.1, 0.1] for name in CLEAR}
+    guessing = {name: [0.1, 0.1, 0.1] for name in CLEAR_SCORES}
     results = with_accuracies(guessing)
     assert ranking(table_of(results)) is None
     answers = report_of({"a": results}).answers
@@ -155,11 +161,11 @@ def test_no_best_mixer_is_named_if_every_mixer_loses_somewhere() -> None:
     steps = [[0.90, 0.91, 0.92], [0.80, 0.82, 0.81], [0.70, 0.71, 0.73]]
     tasks = {order[0]: with_accuracies(dict(zip(order, steps, strict=True))) for order in ring}
     assert "accuracy" in report_of(tasks).answers[0]
-    assert not any(name in report_of(tasks).answers[0].lower() for name in CLEAR)
+    assert not any(name in report_of(tasks).answers[0].lower() for name in CLEAR_SCORES)
 
 
 def test_ratios_are_geometric_means_relative_to_softmax() -> None:
-    tasks = [with_accuracies(CLEAR) for _ in range(2)]
+    tasks = [with_accuracies(CLEAR_SCORES) for _ in range(2)]
     for results, speed in zip(tasks, (2.0, 8.0), strict=True):
         for mixer in results["mixers"]:
             mixer["steps_per_second"] = speed if mixer["name"] == "csp" else 1.0
@@ -170,13 +176,15 @@ def test_ratios_are_geometric_means_relative_to_softmax() -> None:
     tables = [table_of(results) for results in tasks]
     assert mean_ratio(tables, "csp", speed_of) == pytest.approx(4.0)
     assert mean_ratio(tables, "softmax", speed_of) == pytest.approx(1.0)
-    without = [table_of(with_accuracies({"csp": CLEAR["csp"], "tssa": CLEAR["tssa"]}))]
+    without = [
+        table_of(with_accuracies({"csp": CLEAR_SCORES["csp"], "tssa": CLEAR_SCORES["tssa"]}))
+    ]
     assert mean_ratio(without, "csp", speed_of) is None
 
 
 def test_page_names_winners_and_losses() -> None:
-    worse = {**CLEAR, "tssa": [0.70, 0.71, 0.72], "csp": CLEAR["softmax"]}
-    tasks = {"first": with_accuracies(CLEAR), "second": with_accuracies(worse)}
+    worse = {**CLEAR_SCORES, "tssa": [0.70, 0.71, 0.72], "csp": CLEAR_SCORES["softmax"]}
+    tasks = {"first": with_accuracies(CLEAR_SCORES), "second": with_accuracies(worse)}
     said = report_of(tasks).answers
     assert re.search(r"accuracy\b.*\bCsp\b", said[0])
     assert "Tssa" not in said[0]
@@ -208,8 +216,8 @@ def named(sentences: list[str]) -> list[tuple[str, list[str]]]:
 
 
 def test_page_names_the_fastest_and_smallest_mixers() -> None:
-    alike = dict.fromkeys(("butterfly", "sinkhorn"), CLEAR["softmax"])
-    results = with_accuracies({**CLEAR, **alike})
+    alike = dict.fromkeys(("butterfly", "sinkhorn"), CLEAR_SCORES["softmax"])
+    results = with_accuracies({**CLEAR_SCORES, **alike})
     speeds = {"softmax": 10.0, "csp": 15.0, "tssa": 9.0, "butterfly": 40.0, "sinkhorn": 10.0}
     sizes = {"softmax": 100, "csp": 75, "tssa": 150, "butterfly": 100, "sinkhorn": 25}
     for mixer in results["mixers"]:
@@ -227,14 +235,14 @@ def test_page_names_the_fastest_and_smallest_mixers() -> None:
 
 
 def test_failed_mixer_is_not_named_for_memory() -> None:
-    results = with_accuracies({**CLEAR, "csp": None})
+    results = with_accuracies({**CLEAR_SCORES, "csp": None})
     for mixer in results["mixers"]:
         mixer["peak_memory_bytes"] = {"softmax": 100, "csp": 50, "tssa": 75}[mixer["name"]]
     assert ("memory", ["Tssa"]) in named(report_of({"one": results}).answers)
 
 
 def test_without_softmax_there_are_no_relative_values() -> None:
-    tasks = {"one": with_accuracies({"csp": CLEAR["csp"], "tssa": CLEAR["tssa"]})}
+    tasks = {"one": with_accuracies({"csp": CLEAR_SCORES["csp"], "tssa": CLEAR_SCORES["tssa"]})}
     overview = report_of(tasks).parts[0]
     assert [row[4].text for row in overview.rows] == ["-", "-"]
     assert named(report_of(tasks).answers)[0] == ("accuracy", ["Csp"])
@@ -254,7 +262,7 @@ def test_every_task_of_a_suite_resolves_with_the_same_rates_for_all_mixers() -> 
 
 
 def test_the_small_suite_has_the_headline_and_the_best_baselines_by_validation() -> None:
-    results = load_script("benchmarks/store.py").load(PEERS_CHOSEN_BY).content
+    results = load_script("benchmarks/store.py").load(BASELINES_CHOSEN_BY).content
     runs = [run for run in results["runs"] if run["mixer"] not in HEADLINE]
     best = sorted(runs, key=lambda run: -run["validation"]["accuracy"])[:8]
     mixers = get_suite("lra-small").mixers

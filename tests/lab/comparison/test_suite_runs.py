@@ -135,7 +135,7 @@ def test_suite_reports_that_all_runs_failed(
         )
 
 
-NEEDY = replace(
+NEEDS_DATA = replace(
     TINY,
     tasks={
         **TINY.tasks,
@@ -150,7 +150,7 @@ def test_missing_data_is_reported_before_training(
 ) -> None:
     monkeypatch.setenv("RIFFLEMIX_CACHE", str(tmp_path / "cache"))
     drawn = SuiteTask("pathfinder32", {"num_train": 10**6}, {"max_steps": 2})  # takes an hour
-    needy = replace(NEEDY, tasks={"drawn": drawn, **NEEDY.tasks})
+    needy = replace(NEEDS_DATA, tasks={"drawn": drawn, **NEEDS_DATA.tasks})
     monkeypatch.setitem(SUITES, "tiny", needy)
     (tmp_path / "data").mkdir()
     out = tmp_path / "out"

@@ -77,7 +77,7 @@ def bold(results: dict[str, Any], column: int) -> list[bool]:
     return [row[column].best for row in table_cells(table_of(results))]
 
 
-def test_one_seed_makes_no_score_and_no_speed_bold() -> None:
+def test_no_score_or_speed_of_one_seed_is_bold() -> None:
     results = results_of(softmax=[(0.50, 10.0)], csp=[(0.99, 90.0)])
     assert [any(bold(results, column)) for column in (2, 3, 4)] == [False] * 3
     assert bold(results, 6) == [False, True]  # parameters are counted

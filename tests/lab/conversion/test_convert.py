@@ -184,12 +184,12 @@ def test_budget_of_error() -> None:
         rm.convert(reader(), "tssa", inputs(), **settings, max_error=one / 2)
 
 
-def test_a_speed_up_that_cannot_be_reached() -> None:
+def test_unreachable_speed_up_is_refused() -> None:
     with pytest.raises(rm.InputError, match="min_speedup"):
         rm.convert(reader(), "tssa", inputs(), steps={"layers": 1}, min_speedup=1e6)
 
 
-def test_layers_are_chosen_by_hand_and_lengths_are_measured() -> None:
+def test_chosen_layers_are_converted_and_lengths_are_measured() -> None:
     report = rm.convert(
         reader(), "linear", inputs(), layers=[1], steps={"layers": 1},
         make_inputs=lambda n: torch.randn(1, n, 8), lengths=[4, 8],

@@ -72,7 +72,7 @@ def wait_for(condition: Callable[[], bool]) -> None:
         time.sleep(0.01)
 
 
-def test_runs_that_depend_on_others_come_last(serial: Path) -> None:
+def test_runs_that_depend_on_others_are_last(serial: Path) -> None:
     records = carry_out(Toy(serial), ToyTrainer(), engine()).records
     assert list(records) == NAMES
     assert [records[name].trained.test is None for name in NAMES] == [True, True, True, False]

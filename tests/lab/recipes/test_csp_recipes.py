@@ -37,7 +37,7 @@ def where_tokens_go(permutation: CSP, length: int) -> torch.Tensor:
 
 
 @pytest.mark.parametrize(("column", "tokens"), [("cifar10", 64), ("cifar100", 256)])
-def test_shift_alone_makes_a_head_for_every_token(column: str, tokens: int) -> None:
+def test_shift_without_sort_has_one_head_per_token(column: str, tokens: int) -> None:
     model = built(f"csp/table3-{column}-shift")
     for block in model.blocks:
         steps = where_tokens_go(block.mixer, tokens).tolist()
@@ -81,7 +81,7 @@ def test_group_sorting_has_the_groups_of_table_5_without_shift(column: str, grou
     assert built(whole.name).blocks[0].mixer.groups.count == 1
 
 
-def test_table_5_leaves_imagenet_sorted_as_a_whole() -> None:
+def test_table_5_sorts_all_tokens_of_imagenet() -> None:
     """Check the missing row: its reported accuracy is a result of Sliceformer with one group."""
     with pytest.raises(InputError, match="recipe"):
         get_recipe("csp/table3-imagenet-group_sort")

@@ -31,7 +31,7 @@ def test_every_note_of_the_file_is_shown_once_in_some_recipe() -> None:
     assert not [r.name for r in RECIPES if len(set(r.notes)) < len(r.notes)]
 
 
-def test_adamw_is_noted_where_the_csp_paper_prints_adam_with_decay() -> None:
+def test_adamw_is_noted_if_the_csp_paper_prints_adam_with_decay() -> None:
     """Check the notes, because Tables 6 and 7 report Adam for the paper's new rows."""
     own = [r for r in RECIPES if r.paper.startswith("Yuan and Xu, Channel") and "CSP" in r.row]
     expected = {
@@ -43,7 +43,7 @@ def test_adamw_is_noted_where_the_csp_paper_prints_adam_with_decay() -> None:
     assert names_with("csp/", "prints Adam with weight decay") == expected
 
 
-def test_one_cycle_is_noted_where_a_paper_prints_a_linear_schedule() -> None:
+def test_one_cycle_is_noted_if_a_paper_prints_a_linear_schedule() -> None:
     for start in ("tost/table3-", "dimension_mixer/table5-"):
         printed = {
             r.name

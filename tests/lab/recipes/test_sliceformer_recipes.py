@@ -168,7 +168,7 @@ def test_reviews_train_as_released() -> None:
     assert rates == pytest.approx([1e-4, 1e-4, 1e-5])
 
 
-def test_positions_of_reviews_are_those_of_the_release() -> None:
+def test_positions_of_reviews_equal_the_released_code() -> None:
     """Check sines and cosines side by side, with the first token at position 1."""
     model = create_model("imdb_classifier")
     table = model.positions.table

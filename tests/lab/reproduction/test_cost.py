@@ -82,7 +82,7 @@ def test_attention_with_dropout_is_counted_as_attention() -> None:
 
 @pytest.mark.parametrize("groups", [1, 2, 8])
 @pytest.mark.parametrize("kind", [nn.Conv1d, nn.ConvTranspose1d])
-def test_the_backward_pass_of_a_grouped_convolution_takes_twice_the_forward_pass(
+def test_backward_of_a_grouped_convolution_costs_twice_the_forward(
     kind: type[nn.Module], groups: int
 ) -> None:
     convolution = kind(8, 16, 3, stride=2, groups=groups)
@@ -96,7 +96,7 @@ def test_the_backward_pass_of_a_grouped_convolution_takes_twice_the_forward_pass
     assert counter.get_total_flops() == 3 * forward
 
 
-def test_twice_the_samples_move_twice_as_much_in_as_many_operators() -> None:
+def test_twice_the_samples_move_twice_the_bytes() -> None:
     recipe = small(task_options={"patch_size": 1})
     twice = replace(recipe, train=replace(recipe.train, batch_size=2 * recipe.train.batch_size))
     one, two = count_step(recipe), count_step(twice)
@@ -151,7 +151,7 @@ def test_matrix_product_moves_inputs_and_output() -> None:
 
 @pytest.mark.skipif(native.instruction_level() < 2, reason="no compiled kernels here")
 @pytest.mark.parametrize("padded", [False, True])
-def test_attention_that_leaves_out_padding_counts_what_is_valid(padded: bool) -> None:
+def test_attention_without_padding_counts_valid_tokens(padded: bool) -> None:
     from rifflemix.lab.reproduction import cost
 
     q, k, v = (torch.ones(2, 3, 40, 8, requires_grad=True) for _ in range(3))

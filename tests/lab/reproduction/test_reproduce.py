@@ -167,9 +167,7 @@ def test_reported_metric_may_differ_from_the_selection_metric(tmp_path: Path) ->
     assert dict(summary_rows(record_of(results)))["printed"] == "-"
 
 
-def test_a_metric_that_only_the_test_split_has(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_metric_of_the_test_split_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     recipe = get_recipe("sinkhorn/table1-written-b8")
     recipe = replace(
         recipe,
@@ -236,7 +234,7 @@ def test_evaluation_is_finished_after_the_budget_ends(tmp_path: Path, straight: 
 
 
 @pytest.mark.parametrize("batch_size", [8, 800])
-def test_short_runs_evaluate_seldom(tmp_path: Path, batch_size: int) -> None:
+def test_short_runs_evaluate_rarely(tmp_path: Path, batch_size: int) -> None:
     """Train on at least as many samples between evaluations as validation has."""
     recipe = small()
     plan = plan_reproduction(
@@ -381,9 +379,7 @@ def test_nan_loss_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert not (tmp_path / "run").exists()
 
 
-def test_divergence_while_training_leaves_the_folder_resumable(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_diverged_run_can_be_resumed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     plan = plan_reproduction(small(train=QUICK), tmp_path / "run")
     run_reproduction(plan, should_stop=stop_after(3))
     loss = Task.loss

@@ -37,7 +37,7 @@ from small_recipes import QUICK, small
 
 pytestmark = pytest.mark.usefixtures("no_matmul_timing")
 
-NOWHERE = Origin(recipe="a run", step=0, blake2b="")
+SOME_ORIGIN = Origin(recipe="a run", step=0, blake2b="")
 
 
 def test_weights_equal_the_other_run(finished: Path, tmp_path: Path) -> None:
@@ -204,7 +204,7 @@ def images() -> Task:
 @pytest.mark.parametrize("pool", ["mean", "cls"])
 def test_models_of_larger_images_start_from_smaller_ones(pool: str) -> None:
     small_one, large_one = encoder(4, pool), encoder(16, pool)
-    start_model(large_one, InitialWeights(small_one.state_dict(), NOWHERE), images())
+    start_model(large_one, InitialWeights(small_one.state_dict(), SOME_ORIGIN), images())
     before, after = small_one.state_dict(), large_one.state_dict()
     grown = {name for name in before if before[name].shape != after[name].shape}
     assert len(grown) == 1
@@ -234,7 +234,7 @@ def test_position_tables_that_cannot_be_enlarged_are_named(
     }
     with pytest.raises(InputError, match=words) as raised:
         start_model(
-            large, InitialWeights(small_one.state_dict(), NOWHERE), replace(images(), name=task)
+            large, InitialWeights(small_one.state_dict(), SOME_ORIGIN), replace(images(), name=task)
         )
     message = str(raised.value)
     assert message.startswith("start_from: ")
@@ -274,7 +274,7 @@ def test_a_saved_model_of_other_classes_needs_a_new_head(tmp_path: Path) -> None
         plan_reproduction(recipe, tmp_path / "run", ReproduceOptions(start_from=folder))
 
 
-def test_fine_tuning_of_tost_takes_released_weights(tmp_path: Path) -> None:
+def test_fine_tuning_of_tost_uses_released_weights(tmp_path: Path) -> None:
     """Convert a model with 1,000 classes at size 224 to 10 classes at size 32, resized to 224."""
     recipe = get_recipe("tost/table2-cifar10-tost_tiny_16")
     assert (recipe.new_head, recipe.train.weight_decay) == (True, 0.01)

@@ -30,7 +30,7 @@ from small_recipes import QUICK, made_up, record_of, small, write
 pytestmark = pytest.mark.usefixtures("no_matmul_timing")
 
 # The best of three evaluations is not the last evaluation.
-SHAKY = replace(QUICK, max_steps=9, eval_every=3, lr=0.05)
+HIGH_RATE = replace(QUICK, max_steps=9, eval_every=3, lr=0.05)
 
 
 def run(out: Path, recipe: Recipe, **options: Any) -> dict[str, Any]:
@@ -42,7 +42,7 @@ def run(out: Path, recipe: Recipe, **options: Any) -> dict[str, Any]:
 
 @pytest.mark.parametrize("weights", ["best", "last"])
 def test_results_contain_both_values_and_the_choice(tmp_path: Path, weights: Any) -> None:
-    results = run(tmp_path / "run", small(train=SHAKY, weights=weights))
+    results = run(tmp_path / "run", small(train=HIGH_RATE, weights=weights))
     tests = results["result"]["tests"]
     assert results["ours_best"] == 100 * tests["best"]["accuracy"]
     assert results["ours_last"] == 100 * tests["last"]["accuracy"]
@@ -110,7 +110,7 @@ def test_the_command_chooses_the_weights(tmp_path: Path, cli: Cli, listed: list[
 def test_another_run_starts_from_the_weights_that_count(tmp_path: Path) -> None:
     for weights in ("best", "last"):
         folder = tmp_path / weights
-        results = run(folder, small(train=SHAKY, weights=weights))
+        results = run(folder, small(train=HIGH_RATE, weights=weights))
         start = read_initial_weights(folder)
         step = results["steps"] if weights == "last" else results["result"]["best_step"]
         assert start.origin.step == step
@@ -162,9 +162,11 @@ def test_smaller_batches_are_smaller_in_tokens(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_sweep_takes_the_weights_of_its_recipe(tmp_path: Path) -> None:
-    plan = plan_sweep(small(train=SHAKY, weights="last"), {"lr": [0.05]}, [0], tmp_path / "sweep")
+def test_sweep_uses_the_weights_of_its_recipe(tmp_path: Path) -> None:
+    plan = plan_sweep(
+        small(train=HIGH_RATE, weights="last"), {"lr": [0.05]}, [0], tmp_path / "sweep"
+    )
     results = encode(run_sweep(plan))
-    alone = run(tmp_path / "run", small(train=SHAKY, weights="last"))
+    alone = run(tmp_path / "run", small(train=HIGH_RATE, weights="last"))
     assert results["runs"][0]["test"]["accuracy"] == alone["ours_last"] / 100
     assert results["protocol"]["model_chosen_on"] == "last step"

@@ -194,7 +194,7 @@ def test_folder_of_another_grid_is_refused(swept: tuple[Path, dict[str, Any]]) -
         (["betas=[0.9,0.99],[0.8,0.9]"], {"betas": [[0.9, 0.99], [0.8, 0.9]]}),
     ],
 )  # fmt: skip
-def test_texts_become_values(pairs: list[str], grid: dict[str, Any]) -> None:
+def test_texts_are_converted_to_values(pairs: list[str], grid: dict[str, Any]) -> None:
     assert parse_grid(pairs, sweep_defaults(small(train=QUICK)), "test/digits") == grid
 
 

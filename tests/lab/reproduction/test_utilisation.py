@@ -41,7 +41,7 @@ def test_all_samples_of_a_batch_are_as_long_as_its_longest() -> None:
     assert short_first.flops_per_step == measured([TOKENS] * 8).flops_per_step
 
 
-def test_a_batch_that_is_accumulated_has_its_own_longest_sample() -> None:
+def test_each_accumulated_batch_has_its_longest_sample() -> None:
     lengths = [TOKENS] * 8
     assert measured(lengths, accumulation=4) == measured(lengths)
 

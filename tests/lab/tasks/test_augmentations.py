@@ -18,7 +18,7 @@ from rifflemix.lab.tasks.images.pixels import WholeImages, check_layout
 MEAN = (124, 116, 104)
 
 
-def test_half_of_the_operations_are_left_out() -> None:
+def test_half_of_the_operations_are_skipped() -> None:
     """Apply each of two operations at even odds; without crops, a quarter stays unchanged."""
     flat = torch.full((3, 16, 16), 90.0)
     draws = [augmentations.for_deit(flat, np.random.default_rng(k), MEAN) for k in range(400)]

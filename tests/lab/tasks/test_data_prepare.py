@@ -98,7 +98,7 @@ def test_max_samples_is_an_option_of_every_task() -> None:
     ],
     ids=["task", "count", "home", "nothing there", "option"],
 )
-def test_refusals(
+def test_invalid_arguments_are_refused(
     prepare: Callable[..., Outcome],
     arguments: list[str],
     message: str,

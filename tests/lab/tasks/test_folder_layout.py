@@ -88,7 +88,7 @@ def test_classes_are_named(data: Path, write: Write) -> None:
     assert shown in source
 
 
-def test_classes_that_begin_with_underscores_count(insects: Path, write: Write) -> None:
+def test_folders_that_begin_with_underscores_are_classes(insects: Path, write: Write) -> None:
     write(insects / "__background__" / "__0.png")
     assert load(insects).num_classes == 3
     assert count(insects) == 21

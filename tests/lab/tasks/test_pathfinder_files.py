@@ -168,7 +168,7 @@ def test_truncated_archive(data: Path, keep: float) -> None:
         load_task("pathfinder32", data_dir=data)
 
 
-def test_the_known_empty_file_is_left_out_and_named(data: Path) -> None:
+def test_known_empty_file_is_skipped_and_reported(data: Path) -> None:
     content = files("curv_baseline")
     empty = "pathfinder32/curv_baseline/imgs/0/sample_172.png"
     content["pathfinder32/curv_baseline/metadata/0.npy"] += b"imgs/0 sample_172.png 172 1 1.8\n"

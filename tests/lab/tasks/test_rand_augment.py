@@ -108,7 +108,7 @@ def test_strength_zero_does_not_change_images() -> None:
 
 
 @pytest.mark.parametrize("channels", [1, 3])
-def test_every_operation_takes_gray_and_color(channels: int) -> None:
+def test_every_operation_supports_gray_and_color(channels: int) -> None:
     flat = torch.full((channels, 8, 8), 77.0)
     fill = 100 if channels == 1 else MEAN
     for scale in (ra.RAND_AUGMENT, ra.INCREASING):

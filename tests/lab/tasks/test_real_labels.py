@@ -32,7 +32,7 @@ def with_real(folder: Path) -> Task:
     return load(folder, "imagenet", crop_share=1.0, further_tests="real")
 
 
-def test_images_without_a_label_are_left_out(imagenet: Path) -> None:
+def test_images_without_a_label_are_skipped(imagenet: Path) -> None:
     task = with_real(imagenet)
     images, plain = task.split("real"), task.split("test")
     assert len(images) == 5

@@ -20,7 +20,7 @@ from rifflemix.lab.tasks.data_io import shards
 from rifflemix.lab.tasks.data_io.shards import ShardedImages, prepare_shards, prepare_stack
 from rifflemix.locks import locked
 
-SILENT = lambda what, done, total: None  # noqa: E731
+NO_PROGRESS = lambda what, done, total: None  # noqa: E731
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ def maker(tmp_path: Path) -> Numbered:
 
 
 def content(folder: Path, maker: Numbered, count: int) -> list[int]:
-    images, labels = prepare_shards(folder, maker, count, SILENT, "making")
+    images, labels = prepare_shards(folder, maker, count, NO_PROGRESS, "making")
     split = ShardedImages(images, labels, np.arange(count))
     rows = [split[index] for index in range(len(split))]
     assert [label for _, label in rows] == [number % 2 for number in range(count)]
@@ -104,7 +104,7 @@ def test_fewer_samples_than_a_damaged_shard_contains(
     folder = tmp_path / "x"
     for count in (4, 3):
         if by_image:
-            stack = prepare_stack(folder, maker, count, SILENT, "making", 4)
+            stack = prepare_stack(folder, maker, count, NO_PROGRESS, "making", 4)
             assert [int(stack[row][0, 0]) for row in range(count)] == list(range(count))
         else:
             assert content(folder, maker, count) == list(range(count))
@@ -210,7 +210,7 @@ def test_killed_process_leaves_complete_shards_and_no_lock(tmp_path: Path, maker
 
 
 def test_maps_files_and_pickles_as_paths(tmp_path: Path, maker: Numbered) -> None:
-    images, labels = prepare_shards(tmp_path / "x", maker, 12, SILENT, "making")
+    images, labels = prepare_shards(tmp_path / "x", maker, 12, NO_PROGRESS, "making")
     assert all(isinstance(array.values.base, np.memmap) for array in (*images, *labels))
     digests = {
         ShardedImages(images, labels, np.array(rows)).digest()

@@ -58,7 +58,7 @@ def test_padding_is_marked_and_filled() -> None:
         assert (tokens != task.pad_id).all()
 
 
-def test_loss_and_metrics_by_hand() -> None:
+def test_loss_and_metrics_equal_a_worked_example() -> None:
     task = load_task("digits")
     batch = {"labels": torch.tensor([3, 0])}
     logits = torch.zeros(2, 10, dtype=torch.bfloat16)

@@ -48,7 +48,7 @@ def test_classes_are_mixed(name: str) -> None:
 
 
 @pytest.mark.parametrize("patch_size", [2, 4])
-def test_patches_hold_the_same_pixels(patch_size: int) -> None:
+def test_patches_contain_the_same_pixels(patch_size: int) -> None:
     tokens = load_task("digits").split("train")
     task = load_task("digits", patch_size=patch_size)
     assert (task.max_length, task.num_features) == (64 // patch_size**2, patch_size**2)

@@ -53,7 +53,7 @@ def test_cache_with_a_file_missing_is_made_again(tmp_path: Path, name: str) -> N
     assert len(calls) == 2
 
 
-def test_cache_that_cannot_be_written_is_no_error(tmp_path: Path) -> None:
+def test_cache_that_cannot_be_written_is_ignored(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("not a folder")
     calls: list[int] = []
     arrays = files.cached_arrays(tmp_path / "file" / "key", lambda: _make(calls))

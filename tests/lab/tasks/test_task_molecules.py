@@ -176,7 +176,7 @@ def test_a_random_split_does_not_follow_the_order_of_the_file() -> None:
     assert np.bincount(forward).tolist() == [80, 10, 10]
 
 
-def test_scaffolds_put_the_largest_into_training() -> None:
+def test_scaffold_split_puts_the_largest_groups_into_training() -> None:
     groups = ["big"] * 60 + [f"s{i}" for i in range(40)]
     code = split_groups(groups, "scaffold")
     assert (code[:60] == 0).all()

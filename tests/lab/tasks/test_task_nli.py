@@ -53,7 +53,7 @@ def mnli(data: Path) -> Path:
     return data
 
 
-def test_pairs_without_a_gold_label_are_left_out(snli: Path) -> None:
+def test_pairs_without_a_gold_label_are_skipped(snli: Path) -> None:
     task = load_task("snli", data_dir=snli)
     assert [len(task.split(s)) for s in ("train", "validation", "test")] == [3, 1, 1]
     assert (task.num_sequences, task.num_classes) == (2, 3)
@@ -80,7 +80,7 @@ def test_pairs_as_one_sequence(snli: Path) -> None:
     assert len({joined.fingerprint(), pairs.fingerprint(), cut.fingerprint()}) == 3
 
 
-def test_one_sequence_goes_through_a_classifier(snli: Path) -> None:
+def test_joined_pair_uses_a_classifier(snli: Path) -> None:
     task = load_task("snli", data_dir=snli, joined=True, level="byte")
     assert task.vocab_size == 258
     model = rm.create_model(

@@ -126,7 +126,7 @@ def test_presets_of_the_long_range_arena_have_their_families() -> None:
 # From its builders: paddle length, thickness, margins, continuity, contrast of paddles times
 # contrast of snakes, marker radius, seed distance, padding, distractor dashes. Values that a
 # builder does not name are the defaults of the generator.
-ARENA = {
+LRA_SETTINGS = {
     32: (2, 0.5, (1,), 1.0, 0.75 * 2, 1.5, 7, 1, 20),
     64: (5, 1.0, (1,), 1.8, 0.8, 2.5, 12, 1, 22),
     128: (5, 1.5, (2, 3), 1.8, 0.9, 3, 20, 1, 35),
@@ -134,9 +134,11 @@ ARENA = {
 }
 
 
-@pytest.mark.parametrize("size", ARENA)
+@pytest.mark.parametrize("size", LRA_SETTINGS)
 def test_settings_equal_the_long_range_arena(size: int) -> None:
-    length, thickness, gaps, continuity, contrast, radius, distance, border, dashes = ARENA[size]
+    length, thickness, gaps, continuity, contrast, radius, distance, border, dashes = LRA_SETTINGS[
+        size
+    ]
     scenes = scenes_of(size, {"preset": "curv_contour_length_14"})
     assert tuple(scene.gap for scene in scenes) == gaps
     for scene in scenes:

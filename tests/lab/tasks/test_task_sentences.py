@@ -86,7 +86,7 @@ def test_sick_is_pairs_padded_to_one_length(sick: Path) -> None:
     assert batch["inputs"][1, 1, :3].tolist() == [2, 3, 4]
 
 
-def test_a_pair_goes_through_a_dual_encoder(sick: Path) -> None:
+def test_pair_uses_a_dual_encoder(sick: Path) -> None:
     task = load_task("sick", data_dir=sick)
     model = rm.create_model(
         "lra_retrieval",

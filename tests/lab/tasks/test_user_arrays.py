@@ -231,8 +231,8 @@ X = RANDOM.normal(size=(12, 4))
 Y = np.arange(12) % 2
 NAN, HUGE = X.copy(), X.copy()
 NAN[5, 2], HUGE[7, 1] = np.nan, 1e300
-HOLED = X.astype(object)
-HOLED[5, 2] = None
+WITH_NONE = X.astype(object)
+WITH_NONE[5, 2] = None
 
 
 class Table:
@@ -258,7 +258,7 @@ WRONG: dict[str, tuple[Any, Any, dict[str, Any], str]] = {
     "nothing": ([], [], {}, "x:"),
     "a text": ("text", Y, {}, "x: .*got 'text'"),
     "a table of objects": (Table(), Y, {}, r"x: .*got 'a'.*\b0\b"),
-    "None among numbers": (HOLED, Y, {}, r"got None.*\b5\b"),
+    "None among numbers": (WITH_NONE, Y, {}, r"got None.*\b5\b"),
     "None among texts": ([*"abcdefghijk", None], Y, {}, r"got None.*\b11\b"),
     "NaN among texts": ([*"abcdefg", np.nan, *"ijkl"], Y, {}, r"got nan.*\b7\b"),
     "objects": ([{"a": 1}] * 12, Y, {}, r"^x: .*texts.*\b0\b"),

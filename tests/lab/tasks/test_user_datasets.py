@@ -77,7 +77,7 @@ def test_images_of_every_mode(mode: str, channels: int) -> None:
         assert same.split("train")[0][0].equal(task.split("train")[0][0])
 
 
-def test_hidden_labels_leave_a_test_split_to_be_drawn() -> None:
+def test_hidden_labels_cause_a_drawn_test_split() -> None:
     data = {"train": rows(50), "validation": rows(10), "test": rows(9, lambda i: -1)}
     task = rm.Task.from_datasets(data, input="text", label="label")
     assert sizes(task) == [40, 10, 10]

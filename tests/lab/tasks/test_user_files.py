@@ -175,7 +175,7 @@ def test_a_folder_of_arrays(tmp_path: Path) -> None:
     assert "%" not in task.split_note
 
 
-def test_a_validation_split_that_is_missing_comes_from_training(tmp_path: Path) -> None:
+def test_missing_validation_split_is_drawn_from_training(tmp_path: Path) -> None:
     np.savez_compressed(tmp_path / "train.npz", **arrays(40), who=np.arange(40) // 4)
     np.savez_compressed(tmp_path / "test.npz", **arrays(6, first=250), who=np.arange(6) + 90)
     task = rm.Task.from_folder(tmp_path, group="who")
@@ -202,7 +202,7 @@ def test_folder_of_json_lines_is_split(tmp_path: Path) -> None:
 
 INTS, FLOATS = np.arange(80).reshape(20, 4), np.linspace(0, 1, 80).reshape(20, 4)
 CLASSES = np.arange(20) % 2
-UNLIKE = {
+DIFFERENT_PARTS = {
     "pixels": ("x", INTS.astype(np.uint8).reshape(20, 2, 2, 1), FLOATS.reshape(20, 2, 2, 1)),
     "tokens": ("x", INTS, FLOATS),
     "numbers": ("x", FLOATS.astype(np.float32), INTS),
@@ -212,7 +212,7 @@ UNLIKE = {
 }
 
 
-@pytest.mark.parametrize(("name", "train", "test"), UNLIKE.values(), ids=UNLIKE)
+@pytest.mark.parametrize(("name", "train", "test"), DIFFERENT_PARTS.values(), ids=DIFFERENT_PARTS)
 @pytest.mark.parametrize("form", ["npz", "jsonl"])
 def test_parts_of_unlike_types_are_not_joined(
     tmp_path: Path, name: str, train: Any, test: Any, form: str
@@ -230,7 +230,7 @@ def test_parts_of_unlike_types_are_not_joined(
         rm.Task.from_folder(tmp_path, input="x", label="y")
 
 
-def test_whole_numbers_of_one_part_beside_others(tmp_path: Path) -> None:
+def test_parts_may_mix_integers_and_floats(tmp_path: Path) -> None:
     """Mix integers of several widths, and let `kind` mark the labels as numbers."""
     np.savez(tmp_path / "train.npz", x=INTS.astype(np.uint8), y=np.arange(20) / 3)
     np.savez(tmp_path / "test.npz", x=INTS + 99, y=np.arange(20))

@@ -47,7 +47,7 @@ def test_recordings_can_have_folders_of_splits(tmp_path: Path) -> None:
     assert task.class_counts("test") == [4, 4]
 
 
-def test_recordings_without_labels_are_left_out_of_the_splits(tmp_path: Path) -> None:
+def test_recordings_without_labels_are_not_in_the_splits(tmp_path: Path) -> None:
     save_recordings(tmp_path / "train")
     save_recordings(tmp_path / "test", 4)
     for name in ("no", "yes"):
@@ -137,7 +137,7 @@ def test_a_forecast_has_a_period_per_file(has_validation: bool, tmp_path: Path) 
     assert "as given" in task.split_note
 
 
-def test_steps_of_a_forecast_stay_in_the_order_of_time() -> None:
+def test_steps_of_a_forecast_keep_the_order_of_time() -> None:
     series, options = RANDOM.normal(size=60), {"kind": "forecast", "context": 4, "horizon": 2}
     later = {"train": range(20, 60), "validation": range(10), "test": range(10, 20)}
     with pytest.raises(InputError, match=r"^split: "):

@@ -79,7 +79,7 @@ def test_outputs_of_another_shape_are_refused() -> None:
                 measure(torch.zeros(shape), batch)
 
 
-def test_no_split_is_left_without_a_group() -> None:
+def test_every_split_has_a_group() -> None:
     """Check two small last groups: each would go to validation, because it lacks their class."""
     groups = np.array([0] * 10 + [1] * 10 + [2, 3])
     y = np.array([0] * 10 + [1] * 10 + [0, 1])

@@ -83,7 +83,7 @@ MIXED: dict[str, tuple[list[str], str, str]] = {
 
 
 @pytest.mark.parametrize(("labels", "kind", "message"), MIXED.values(), ids=MIXED)
-def test_a_label_that_is_no_number_is_named(
+def test_non_numeric_label_is_named(
     tmp_path: Path, labels: list[str], kind: str, message: str
 ) -> None:
     path = table(tmp_path / "t.csv", [f'"{label}"' for label in labels] * 10)
@@ -114,7 +114,7 @@ def test_labels_of_all_files_of_a_folder_have_one_type(tmp_path: Path) -> None:
         rm.Task.from_folder(tmp_path, label="y")
 
 
-def test_a_text_that_is_no_number_is_named_by_its_sample() -> None:
+def test_non_numeric_text_is_named_with_its_sample() -> None:
     y = ["0.1", "0.2"] * 6
     y[7] = "many"
     with pytest.raises(rm.InputError, match=r"got 'many'.*\b7\b"):
@@ -142,7 +142,7 @@ def test_column_of_numbers_is_not_text(tmp_path: Path, values: Any) -> None:
     assert folder.input_kind == "vectors"
 
 
-def test_digits_that_are_no_numbers_are_texts(tmp_path: Path) -> None:
+def test_digits_that_are_not_numbers_are_texts(tmp_path: Path) -> None:
     path = tmp_path / "t.csv"
     rows = "".join(f"{i:06b},{bin(i).count('1') % 2}\n" for i in range(40))
     path.write_text(f"text,y\n{rows}", encoding="utf-8")

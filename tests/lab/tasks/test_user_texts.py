@@ -40,7 +40,7 @@ def test_words_can_be_limited_to_the_most_frequent_ones():
     assert from_texts(tokenizer="words:8").vocab_size == 8
 
 
-def test_byte_pairs_shorten_texts_and_reach_every_text():
+def test_byte_pairs_shorten_texts_and_encode_every_text():
     pairs, plain = from_texts(tokenizer="bpe:300"), from_texts()
     assert pairs.vocab_size <= 300
     assert pairs.max_length < plain.max_length

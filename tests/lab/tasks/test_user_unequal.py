@@ -53,7 +53,7 @@ def test_lengths_of_an_npz_are_read_by_default(tmp_path: Path) -> None:
     assert not load_task("npz", data=str(tmp_path / "b.npz")).padding
 
 
-def test_lengths_beside_images_are_not_used(tmp_path: Path) -> None:
+def test_lengths_next_to_images_are_ignored(tmp_path: Path) -> None:
     images = RANDOM.integers(0, 255, (20, 4, 4))
     np.savez(tmp_path / "a.npz", x=images, y=np.arange(20) % 2, lengths=np.full(20, 3))
     with pytest.warns(InputWarning, match=r"lengths = none"):
@@ -64,7 +64,7 @@ def test_lengths_beside_images_are_not_used(tmp_path: Path) -> None:
         load_task("npz", data=str(tmp_path / "a.npz"))
 
 
-def test_lengths_are_an_array_of_every_file_of_a_folder_or_of_none(tmp_path: Path) -> None:
+def test_lengths_are_in_every_file_of_a_folder_or_in_no_file(tmp_path: Path) -> None:
     np.savez(tmp_path / "train.npz", **arrays(40), lengths=np.arange(40) % 6 + 1)
     np.savez(tmp_path / "test.npz", **arrays(6, first=250))
     with pytest.raises(rm.InputError, match=r"lengths: expected .*, got none in test\.npz"):

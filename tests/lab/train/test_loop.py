@@ -65,7 +65,7 @@ def test_training_learns(tmp_path: Path, precision: str, padded: bool) -> None:
     assert result.precision == precision
 
 
-def test_bf16_computes_in_bf16_and_leaves_the_model_clean(tmp_path: Path) -> None:
+def test_bf16_computes_in_bf16_and_does_not_change_the_model(tmp_path: Path) -> None:
     seen = set()
 
     class Spy(ToyModel):

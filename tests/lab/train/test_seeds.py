@@ -59,7 +59,7 @@ def test_states_are_bytes_of_fixed_size() -> None:
     assert {state.dtype for state in rng_state(CPU).values()} == {torch.uint8}
 
 
-def test_derived_seeds_differ_and_stay() -> None:
+def test_derived_seeds_differ_and_are_stable() -> None:
     seeds = {
         derive_seed(seed, *purpose)
         for seed in (0, 1, 2**40)

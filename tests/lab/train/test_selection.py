@@ -77,7 +77,7 @@ def labelled(counts: list[int]) -> Task:
     return Task.from_arrays(x, labels, split=split)
 
 
-def test_balanced_weights_are_those_of_scikit_learn() -> None:
+def test_balanced_weights_equal_scikit_learn() -> None:
     task = labelled([10, 30, 20])
     found = class_weights(task, TrainConfig(class_weights="balanced"))
     torch.testing.assert_close(found, torch.tensor([60 / 30, 60 / 90, 60 / 60]))
@@ -124,7 +124,7 @@ def test_weights_raise_the_recall_of_a_rare_class(tmp_path: Path) -> None:
     assert rare["balanced"] > rare[None] + 0.2
 
 
-def test_another_metric_selects_other_weights(tmp_path: Path) -> None:
+def test_other_metric_selects_other_weights(tmp_path: Path) -> None:
     task = labelled([10, 30, 20])
     results = {}
     for metric in ("accuracy", "loss"):

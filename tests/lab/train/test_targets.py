@@ -161,7 +161,9 @@ class OwnLoss(WholeImages):
     ],
     ids=["loss of its own", "vectors", "tokens", "overridden loss"],
 )
-def test_refusals(task: Any, settings: dict[str, Any], words: str, tmp_path: Path) -> None:
+def test_invalid_targets_are_refused(
+    task: Any, settings: dict[str, Any], words: str, tmp_path: Path
+) -> None:
     with pytest.raises(InputError, match=words):
         train(Net(), task, config(**settings), tmp_path / "run", device="cpu")
     assert not (tmp_path / "run").exists()

@@ -114,7 +114,7 @@ class Exploding(ToyTask):
         return loss * math.inf if self.countdown[0] == 0 else loss  # type: ignore[attr-defined]
 
 
-def test_divergence_leaves_the_last_checkpoint(tmp_path: Path) -> None:
+def test_divergence_keeps_the_last_checkpoint(tmp_path: Path) -> None:
     message = refused(tmp_path, TrainingDiverged, task=Exploding(10), log_every=100)
     assert re.search(r"diverged.*\binf\b.*\b10\b.*\blr \(0\.01\).*\bstep 8\b", message)
     _, progress = read_tensors(tmp_path / "checkpoint.safetensors")

@@ -196,7 +196,7 @@ def test_mixers_without_onnx_are_refused(mixer: str, tmp_path: Path) -> None:
         run.export_onnx(tmp_path / "model.onnx")
 
 
-def test_a_folder_is_no_file(tmp_path: Path) -> None:
+def test_export_to_a_folder_is_refused(tmp_path: Path) -> None:
     run = rm.load_run(train_into(tmp_path / "run", rm.Task.from_arrays(*vectors())))
     with pytest.raises(InputError, match=r"^file: .*run"):
         export_model(run.model, run.task, tmp_path / "run")

@@ -164,7 +164,7 @@ class Ordered(Task):
 
 
 @pytest.mark.slow
-def test_a_plugin_has_its_own_kind(tmp_path: Path) -> None:
+def test_plugin_defines_its_kind_of_task(tmp_path: Path) -> None:
     plain = rm.Task.from_arrays(DEEP, np.arange(40) % 3)
     values = {field.name: getattr(plain, field.name) for field in fields(plain)}
     task = Ordered(**{**values, "metric": "distance", "higher_is_better": False})

@@ -50,7 +50,7 @@ def test_equals_a_dense_mask(length, block, num_random, padding) -> None:
     torch.testing.assert_close(mixer(x, key_padding_mask=mask), expected, atol=1e-12, rtol=1e-9)
 
 
-def test_kept_positions_hold_the_blocks() -> None:
+def test_kept_positions_determine_the_blocks() -> None:
     """Check that blocks count all positions.
 
     The last block is the last one that contains a valid token.

@@ -50,7 +50,7 @@ def test_padding(causal: bool) -> None:
 
 
 @pytest.mark.parametrize("causal", [False, True])
-def test_kept_positions_count_all_tokens(causal: bool) -> None:
+def test_kept_positions_include_all_tokens(causal: bool) -> None:
     """Check that zero keys get no weight and positions count all tokens."""
     mixer = build(causal=causal, keep_positions=True)
     x, mask = torch.randn(2, 13, 6, dtype=torch.float64), torch.rand(2, 13) < 0.4

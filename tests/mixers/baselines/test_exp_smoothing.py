@@ -103,7 +103,7 @@ def test_initial_factors_are_inside_the_ring() -> None:
     assert module.no_weight_decay() == {name for name, _ in module.named_parameters()}
 
 
-def test_factors_cannot_leave_the_circle() -> None:
+def test_factors_stay_inside_the_unit_circle() -> None:
     mixer = ExpSmoothing(4, causal=True)
     with torch.no_grad():
         mixer.cets.log_delta.copy_(torch.tensor([1.0, 0.1]).expand(4, 2))  # grows without the bound

@@ -28,7 +28,7 @@ def test_equals_a_block_diagonal_mask(length: int, block: int, padding: str, cau
 
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("padding", ["none", "leading", "scattered"])
-def test_kept_positions_hold_the_blocks(padding: str, causal: bool) -> None:
+def test_kept_positions_determine_the_blocks(padding: str, causal: bool) -> None:
     """Check that blocks count all positions but attend to valid tokens only."""
     mixer = rm.create_mixer(
         "local", 8, num_heads=2, block_size=4, causal=causal, keep_positions=True

@@ -50,7 +50,7 @@ def test_equals_dense_attention(length, window, num_global, causal) -> None:
 
 
 @pytest.mark.parametrize("padding", ["none", "leading", "scattered"])
-def test_kept_positions_hold_the_windows(padding: str) -> None:
+def test_kept_positions_determine_the_windows(padding: str) -> None:
     mixer = rm.create_mixer(
         "longformer", 8, num_heads=2, window=5, num_global=0, keep_positions=True
     ).double()

@@ -74,7 +74,7 @@ def test_padding(num_landmarks: int) -> None:
 
 
 @pytest.mark.parametrize("masked", [False, True])
-def test_as_many_landmarks_as_tokens_are_softmax_attention(masked: bool) -> None:
+def test_one_landmark_per_token_equals_softmax_attention(masked: bool) -> None:
     mixer = build(num_landmarks=9, conv_kernel=None)
     softmax = rm.create_mixer("softmax", 8, num_heads=2).double()
     softmax.load_state_dict(mixer.state_dict())
@@ -85,7 +85,7 @@ def test_as_many_landmarks_as_tokens_are_softmax_attention(masked: bool) -> None
     torch.testing.assert_close(mixer(x, key_padding_mask=mask), softmax(x, key_padding_mask=mask))
 
 
-def test_more_landmarks_come_nearer_to_softmax_attention() -> None:
+def test_more_landmarks_approximate_softmax_attention_better() -> None:
     x = torch.randn(2, 64, 8, dtype=torch.float64).cumsum(1) / 8  # neighbors are similar
     errors = []
     for num_landmarks in (2, 8, 32):

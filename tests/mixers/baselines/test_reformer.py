@@ -133,7 +133,7 @@ def test_one_chunk_is_shared_key_attention(compat: str) -> None:
     torch.testing.assert_close(mixer(x), literal(mixer, x, None), atol=1e-12, rtol=1e-9)
 
 
-def test_compat_agrees_for_neighbours_in_one_round() -> None:
+def test_compat_equals_the_default_for_one_round_of_neighbours() -> None:
     """Check one round: wrapping around changes only the first chunk."""
     x = torch.randn(1, 12, 8, dtype=torch.float64)
     outputs = []

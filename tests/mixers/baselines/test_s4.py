@@ -96,7 +96,7 @@ def test_initialization_is_s4d_lin() -> None:
     assert mixer.no_weight_decay() <= {name for name, _ in mixer.named_parameters()}
 
 
-def test_a_long_input_is_remembered_and_stays_finite() -> None:
+def test_long_input_has_a_long_effect_and_finite_outputs() -> None:
     mixer = S4(4, causal=True)
     x = torch.zeros(1, 3000, 4)
     x[0, 0] = 1.0

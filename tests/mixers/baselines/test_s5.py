@@ -108,7 +108,7 @@ def test_initialization_is_the_normal_part_of_hippo(blocks: int) -> None:
     assert mixer.no_weight_decay() <= {name for name, _ in mixer.named_parameters()}
 
 
-def test_eigenvalues_cannot_cross_the_axis() -> None:
+def test_eigenvalues_keep_negative_real_parts() -> None:
     mixer = S5(4, causal=True)
     with torch.no_grad():
         mixer.Lambda_re.fill_(3.0)

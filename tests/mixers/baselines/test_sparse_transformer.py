@@ -54,7 +54,7 @@ def test_equals_a_dense_mask(pattern, stride, num_summary, options) -> None:
 
 @pytest.mark.parametrize("options", FORMS.values(), ids=FORMS)
 @pytest.mark.parametrize(("pattern", "stride"), [("fixed", 4), ("strided", 5)])
-def test_kept_positions_hold_the_pattern(pattern: str, stride: int, options: dict) -> None:
+def test_kept_positions_determine_the_pattern(pattern: str, stride: int, options: dict) -> None:
     mixer = rm.create_mixer(
         "sparse_transformer", 8, num_heads=2, pattern=pattern, stride=stride, keep_positions=True,
         **options,

@@ -31,7 +31,7 @@ BAD: dict[str, tuple[str, Callable[[Tensor], Any]]] = {
 
 
 @pytest.mark.parametrize(("name", "call"), BAD.values(), ids=BAD)
-def test_arguments_of_a_wrong_kind_are_named(name: str, call: Callable[[Tensor], Any]) -> None:
+def test_arguments_of_a_wrong_type_are_named(name: str, call: Callable[[Tensor], Any]) -> None:
     with pytest.raises(InputError, match=f"^{name}: expected"):
         call(torch.randn(2, 8, 6))
 

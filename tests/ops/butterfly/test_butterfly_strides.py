@@ -85,7 +85,7 @@ def test_valid_and_complete_for_every_block(length: int) -> None:
 @pytest.mark.parametrize(
     ("length", "block"), [(24, 4), (20, 4), (28, 4), (36, 4), (60, 4), (96, 8), (200, 8), (6, 2)]
 )
-def test_extra_strides_where_two_are_not_enough(length: int, block: int) -> None:
+def test_extra_strides_if_two_are_not_enough(length: int, block: int) -> None:
     assert not is_valid(length, block, printed(length, block))
     strides = rm.ops.butterfly_strides(length, block)
     assert len(strides) > 2
