@@ -89,6 +89,7 @@ for tokens in 1024 4096 16384; do
         bench "ops-$tokens-$dtype" 4 ops --shape "8,$tokens,512,8" --dtype $dtype
     done
 done
+script device-times 4 device_times.py
 script layer-times 4 layer_times.py
 MIXERS=csp,sliceformer,tssa,butterfly,sinkhorn,softmax
 bench scaling 6 scaling --mixers $MIXERS --dtype bfloat16

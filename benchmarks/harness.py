@@ -16,6 +16,7 @@ import torch
 from rifflemix.files import make_folder, write_json
 from rifflemix.lab.bench.rows import write_dated
 from rifflemix.lab.runs.environment import environment
+from rifflemix.lab.runs.measure import median
 
 Call = Callable[[], object]
 Rows = list[dict[str, Any]]
@@ -67,3 +68,18 @@ def run(
         else:
             write_json(path, form | content)
     print(path)
+
+
+def graph_times(call: Call, captured: bool = True) -> dict[str, Any]:
+    """Time a call on the GPU; return `seconds` and `median`, or `error` if it is refused.
+
+    With `captured`, the call runs from a CUDA graph, and each time is the mean of several calls.
+    """
+    from triton.testing import do_bench, do_bench_cudagraph
+
+    bench = do_bench_cudagraph if captured else do_bench
+    try:
+        seconds = [ms / 1000 for ms in bench(call, return_mode="all")]
+    except Exception as error:  # of a kernel or of its capture
+        return {"error": str(error).splitlines()[0][:200]}
+    return {"seconds": seconds, "median": median(seconds)}

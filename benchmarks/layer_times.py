@@ -12,27 +12,13 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-from harness import Call, Rows, run
-from triton.testing import do_bench_cudagraph
+from harness import Rows, graph_times, run
 
 from rifflemix.lab.bench.layers import SOFTMAX, layer_candidates
 from rifflemix.lab.bench.rows import Shape
 from rifflemix.lab.bench.runner import Settings
-from rifflemix.lab.runs.measure import median
 
 _MIXERS = ("softmax", "csp", "sliceformer", "tssa", "butterfly", "sinkhorn")
-
-
-def graph_times(call: Call) -> dict[str, Any]:
-    """Time a call from a CUDA graph; return `seconds` and `median`, or `error` if it is refused.
-
-    Each time is the mean of several calls.
-    """
-    try:
-        seconds = [ms / 1000 for ms in do_bench_cudagraph(call, return_mode="all")]
-    except Exception as error:  # of a kernel or of its capture
-        return {"error": str(error).splitlines()[0][:200]}
-    return {"seconds": seconds, "median": median(seconds)}
 
 
 def rows_of(shape: Shape, settings: Settings) -> Rows:
