@@ -17,7 +17,7 @@ from rifflemix.cli import listing, output
 from rifflemix.lab.recipes import list_recipes
 
 
-def test_version(cli: Cli) -> None:
+def test_version_is_printed(cli: Cli) -> None:
     assert cli("--version") == (0, f"rifflemix {rm.__version__}\n", "")
 
 

@@ -43,7 +43,9 @@ def same_group(length: int, block: int, stride: int) -> Tensor:
     return key[:, None] == key[None, :]
 
 
-def test_golden_block_attention(golden: Callable[[str], dict[str, np.ndarray]]) -> None:
+def test_block_attention_equals_the_golden_file(
+    golden: Callable[[str], dict[str, np.ndarray]],
+) -> None:
     vectors = {k: torch.from_numpy(v) for k, v in golden("block_attention").items()}
     mixer = rm.create_mixer("butterfly", 8, num_heads=2, block_size=4, num_layers=2).eval()
     names = ("queries", "keys", "values")
@@ -272,7 +274,7 @@ def test_random_order_compiles() -> None:
 
 
 @pytest.mark.parametrize("length", [1, 9, 16, 22])
-def test_gradients(length: int) -> None:
+def test_gradients_are_correct(length: int) -> None:
     mixer = build(layer_index=1, block_size=4)
     x = torch.randn(1, length, 8, dtype=torch.float64, requires_grad=True)
     mask = torch.arange(length).unsqueeze(0) > 5
@@ -297,6 +299,6 @@ def test_dropout_acts_in_training_only() -> None:
         ({"layout": "max_length"}, 'max_length: .*layout="max_length"'),
     ],
 )
-def test_bad_options(options: dict, named: str) -> None:
+def test_bad_options_are_refused(options: dict, named: str) -> None:
     with pytest.raises(rm.InputError, match=named):
         rm.create_mixer("butterfly", 8, **options)

@@ -262,7 +262,7 @@ def test_inner_dim_is_the_permuted_width(inner_dim: int) -> None:
         ({"heads": 3}, "heads"),
     ],
 )
-def test_bad_options(options: dict[str, Any], named: str) -> None:
+def test_bad_options_are_refused(options: dict[str, Any], named: str) -> None:
     with pytest.raises(InputError, match=named):
         create_mixer("csp", 16, **options)
 

@@ -47,7 +47,7 @@ def test_equals_the_recurrence(length: int, bidirectional: bool) -> None:
     torch.testing.assert_close(ema(x), expected, atol=1e-12, rtol=1e-12)
 
 
-def test_golden(golden: Callable[[str], dict[str, np.ndarray]]) -> None:
+def test_equals_the_golden_file(golden: Callable[[str], dict[str, np.ndarray]]) -> None:
     vectors = {key: torch.from_numpy(value) for key, value in golden("mega_ema_bi0").items()}
     parameters = {key[2:]: value for key, value in vectors.items() if key.startswith("p.")}
     ema = DampedEMA(6, 3, bidirectional=False)

@@ -174,6 +174,6 @@ def test_inner_mixer_must_support_any_padding(change: dict[str, Any]) -> None:
         ({"layout": "max_length"}, "max_length: .*got None"),
     ],
 )
-def test_bad_options(options: dict[str, Any], named: str) -> None:
+def test_bad_options_are_refused(options: dict[str, Any], named: str) -> None:
     with pytest.raises(rm.InputError, match=named):
         rm.create_mixer("grouped", 8, **options)

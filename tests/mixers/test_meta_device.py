@@ -31,7 +31,7 @@ Give = Callable[[nn.Module, nn.Module], nn.Module]
 
 @ways_to_give_memory
 @pytest.mark.parametrize("form", FORMS, ids=str)
-def test_variants(form: Form, give_memory: Give) -> None:
+def test_variants_are_built_on_the_meta_device(form: Form, give_memory: Give) -> None:
     mixer, x = form.build(), tokens(2, 8)
     with torch.device("meta"):
         outline = form.build()
@@ -47,7 +47,9 @@ def test_permutation_mixer_without_constants() -> None:
 
 @ways_to_give_memory
 @pytest.mark.parametrize(("name", "options"), SETTINGS.values(), ids=SETTINGS)
-def test_options(name: str, options: dict[str, Any], give_memory: Give) -> None:
+def test_options_work_on_the_meta_device(
+    name: str, options: dict[str, Any], give_memory: Give
+) -> None:
     def build() -> nn.Module:
         return rm.create_mixer(name, DIM, **{"max_length": 16, **options})
 

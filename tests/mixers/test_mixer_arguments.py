@@ -134,7 +134,7 @@ def test_every_option_accepts_its_default(name: str) -> None:
     "name", [name for name in rm.list_mixers() if "inner_dim" in mixer_options(name)]
 )
 @pytest.mark.parametrize("inner", [16, 48])
-def test_inner_width(name: str, inner: int) -> None:
+def test_inner_width_changes_the_projections_only(name: str, inner: int) -> None:
     mixer = rm.create_mixer(name, 32, num_heads=4, max_length=64, inner_dim=inner)
     x, mask = torch.randn(2, 20, 32), torch.arange(20).expand(2, 20) > 15
     assert mixer(x, key_padding_mask=mask).shape == (2, 20, 32)

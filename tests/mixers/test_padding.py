@@ -42,7 +42,7 @@ def test_other_padding_is_moved_to_the_end_and_back(shift: int) -> None:
 
 
 @pytest.mark.parametrize("shape", [(2, 1), (2, 0), (0, 4)])
-def test_few_tokens(shape: tuple[int, int]) -> None:
+def test_few_or_no_tokens(shape: tuple[int, int]) -> None:
     x, mask = torch.randn(*shape, 3), torch.ones(shape, dtype=torch.bool)
     assert torch.equal(mix_valid_tokens(lambda y, _: 2 * y, x, mask), 2 * x)
 

@@ -97,7 +97,7 @@ def test_causal_gradients_flow_to_the_past_only(options: Options) -> None:
 
 
 @pytest.mark.parametrize(("causal", "options"), VARIANTS)
-def test_gradients(causal: bool, options: Options) -> None:
+def test_gradients_are_correct(causal: bool, options: Options) -> None:
     mixer = build({**options, "block_size": 2, "num_iterations": 2}, causal, max_length=6)
     names = [name for name, _ in mixer.named_parameters()]
     values = [p.detach().clone().requires_grad_() for p in mixer.parameters()]

@@ -131,7 +131,7 @@ def test_gradcheck_with_padding(variant: str) -> None:
     ("options", "named"),
     [({"variant": "sorted"}, "variant"), ({"heads": 5}, "heads")],
 )
-def test_bad_options(options: dict[str, Any], named: str) -> None:
+def test_bad_options_are_refused(options: dict[str, Any], named: str) -> None:
     with pytest.raises(InputError, match=named):
         create_mixer("sliceformer", 16, **options)
 

@@ -105,7 +105,7 @@ def load_official(mixer: TokenParallel, p: dict[str, Tensor]) -> None:
         mixer.qkv.bias.copy_(torch.cat(biases, dim=1))
 
 
-def test_golden(golden: Callable[[str], dict[str, np.ndarray]]) -> None:
+def test_equals_the_golden_file(golden: Callable[[str], dict[str, np.ndarray]]) -> None:
     vectors = golden("token_parallel_attention_wout0")
     p = {name: torch.from_numpy(array) for name, array in vectors.items()}
     mixer = rm.create_mixer(
@@ -152,6 +152,6 @@ def test_bias_is_optional() -> None:
 
 
 @pytest.mark.parametrize("num_groups", [0, 3, 8, -1])
-def test_bad_groups(num_groups: int) -> None:
+def test_bad_groups_are_refused(num_groups: int) -> None:
     with pytest.raises(rm.InputError, match=r"num_groups: .*num_heads = 4"):
         build(num_groups=num_groups)

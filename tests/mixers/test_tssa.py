@@ -136,7 +136,7 @@ def test_with_tied_bases_a_layer_is_a_gradient_step_on_the_rate() -> None:
     ],
     ids=["default", "no bias", "no biases", "causal", "causal without positions"],
 )
-def test_parameters(options: dict[str, Any], count: int) -> None:
+def test_options_determine_the_parameters(options: dict[str, Any], count: int) -> None:
     mixer = TSSA(8, num_heads=2, **options)
     assert sum(p.numel() for p in mixer.parameters()) == count
     assert (mixer.temperature == 1).all()

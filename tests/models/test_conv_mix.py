@@ -32,14 +32,14 @@ def official(vectors: dict[str, np.ndarray], prefix: str) -> dict[str, Tensor]:
     }
 
 
-def test_golden_conv_mix(golden: Golden) -> None:
+def test_conv_mix_equals_the_golden_file(golden: Golden) -> None:
     vectors = golden("conv_mix_block")
     block = ConvMixBlock(8, 8, groups=4)
     block.load_state_dict(official(vectors, "p."))
     close(block.eval()(torch.from_numpy(vectors["x"])), torch.from_numpy(vectors["y"]))
 
 
-def test_golden_block_mix(golden: Golden) -> None:
+def test_block_mix_equals_the_golden_file(golden: Golden) -> None:
     vectors = golden("block_mix_sequential")
     stage = BlockMixStage(8, 8, 3, group_size=4)
     blocks = [layer.host if isinstance(layer, ButterflyChannels) else layer for layer in stage]
@@ -163,6 +163,6 @@ def test_convolutions_start_from_kaiming_fan_out(build: type[nn.Module]) -> None
         (lambda: BlockMixStage(0, 8, 2), "in_planes: expected"),
     ],
 )
-def test_bad_arguments(call: Callable[[], object], named: str) -> None:
+def test_bad_arguments_are_refused(call: Callable[[], object], named: str) -> None:
     with pytest.raises(rm.InputError, match=named):
         call()

@@ -88,7 +88,7 @@ def official(vectors: dict[str, np.ndarray]) -> dict[str, Tensor]:
     }
 
 
-def test_golden(golden: Golden) -> None:
+def test_equals_the_golden_file(golden: Golden) -> None:
     vectors = golden("butterfly_vit_tiny")
     settings = {**TINY, "num_classes": 5, "mixer_options": {"block_size": 4}}
     model = rm.create_model(NAME, **settings).eval()
@@ -98,7 +98,7 @@ def test_golden(golden: Golden) -> None:
 
 
 @pytest.mark.parametrize("length", [8, 16])
-def test_golden_encoder(golden: Golden, length: int) -> None:
+def test_encoder_equals_the_golden_file(golden: Golden, length: int) -> None:
     """The blocks alone equal one encoder of the released code, including gradients."""
     vectors = golden(f"butterfly_attention_s{length}b4")
     sizes = {"image_size": [2, 2 * length], "dim": 8, "num_heads": 2, "num_layers": 2}
@@ -245,12 +245,12 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize(("change", "message"), BAD.values(), ids=BAD)
-def test_bad_settings(change: dict[str, Any], message: str) -> None:
+def test_bad_settings_are_refused(change: dict[str, Any], message: str) -> None:
     with pytest.raises(rm.InputError, match=message):
         rm.create_model(NAME, **{**TINY, **change})
 
 
-def test_bad_images() -> None:
+def test_bad_images_are_refused() -> None:
     model = tiny()
     with pytest.raises(rm.InputError, match=r"\(B, 3, 8, 8\).*got \(2, 3, 8, 6\)"):
         model(torch.zeros(2, 3, 8, 6))

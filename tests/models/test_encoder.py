@@ -86,7 +86,7 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize(("change", "message"), BAD.values(), ids=BAD)
-def test_bad_settings(change: dict[str, Any], message: str) -> None:
+def test_bad_settings_are_refused(change: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         rm.create_model("encoder", **{**TOKENS, **change})
 
@@ -112,7 +112,7 @@ INPUTS: dict[str, tuple[dict[str, Any], Any, str]] = {
 
 
 @pytest.mark.parametrize(("change", "inputs", "message"), INPUTS.values(), ids=INPUTS)
-def test_bad_inputs(change: dict[str, Any], inputs: Any, message: str) -> None:
+def test_bad_inputs_are_refused(change: dict[str, Any], inputs: Any, message: str) -> None:
     vectors = {"vocab_size": None} if "in_channels" in change else {}
     model = rm.create_model("encoder", **{**TOKENS, **vectors, **change})
     with pytest.raises(rm.InputError, match=f"^inputs: .*{message}"):

@@ -147,7 +147,7 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize(("change", "message"), BAD.values(), ids=BAD)
-def test_bad_arguments(change: dict[str, Any], message: str) -> None:
+def test_bad_arguments_are_refused(change: dict[str, Any], message: str) -> None:
     arguments = {"tokens": torch.zeros(1, 2, dtype=torch.int64), "max_new_tokens": 3}
     with pytest.raises(rm.InputError, match=message) as caught:
         model_with("tssa").generate(**{**arguments, **change})
@@ -221,6 +221,6 @@ def test_a_stop_keeps_the_tokens_so_far() -> None:
         ([torch.zeros(20, dtype=torch.int64)], "max_length"),
     ],
 )
-def test_bad_prompts(prompts: Any, name: str) -> None:
+def test_bad_prompts_are_refused(prompts: Any, name: str) -> None:
     with pytest.raises(rm.InputError, match=name):
         rm.models.continue_prompts(model_with("tssa"), prompts, 9)

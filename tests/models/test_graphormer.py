@@ -39,7 +39,7 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     ("name", "count", "printed"),
     [(NAMES[0], 47_085_377, "47.09"), (NAMES[1], 32_911_169, "32.91")],
 )
-def test_printed_counts(name: str, count: int, printed: str) -> None:
+def test_parameter_counts_equal_the_paper(name: str, count: int, printed: str) -> None:
     with torch.device("meta"):
         model = rm.create_model(name)
     assert model.num_parameters() == count
@@ -321,7 +321,7 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize(("change", "message"), BAD.values(), ids=BAD)
-def test_bad_settings(change: dict[str, Any], message: str) -> None:
+def test_bad_settings_are_refused(change: dict[str, Any], message: str) -> None:
     with pytest.raises(rm.InputError, match=message) as caught:
         rm.create_model(NAMES[0], **{**SMALL, **change})
     assert "\n" not in str(caught.value)

@@ -89,7 +89,9 @@ def test_csp_groups_of_every_task(task: str) -> None:
     assert layer.shift == shift
 
 
-def test_golden_layer_inside_a_block(golden: Callable[[str], dict[str, np.ndarray]]) -> None:
+def test_layer_inside_a_block_equals_the_golden_file(
+    golden: Callable[[str], dict[str, np.ndarray]],
+) -> None:
     """A block starts with the norm, layer and gated residual of the released code."""
     data = golden("mega_layer_softmax")
     mixer = rm.create_mixer(

@@ -191,6 +191,6 @@ def test_dropout_of_the_head_is_before_its_activation() -> None:
     ],
     ids=["position", "negative", "scale", "norm", "dropout", "init"],
 )
-def test_bad_settings(change: dict[str, Any], message: str) -> None:
+def test_bad_settings_are_refused(change: dict[str, Any], message: str) -> None:
     with pytest.raises(rm.InputError, match=message):
         rm.create_model("encoder", **{**TEXT, **change})

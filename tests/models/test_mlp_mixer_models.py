@@ -48,7 +48,7 @@ def on_meta(name: str, **settings: Any) -> rm.models.Model:
 
 
 @pytest.mark.parametrize(("name", "total"), COUNTS.items(), ids=COUNTS)
-def test_parameters(name: str, total: int) -> None:
+def test_parameter_counts_equal_the_paper(name: str, total: int) -> None:
     assert on_meta(name).num_parameters() == total
 
 
@@ -94,13 +94,13 @@ def check_golden(vectors: dict[str, np.ndarray], model: rm.models.Model) -> None
     torch.testing.assert_close(logits, torch.from_numpy(vectors["y"]), atol=1e-5, rtol=1e-4)
 
 
-def test_golden_mlp_mixer(golden: Golden) -> None:
+def test_mlp_mixer_equals_the_golden_file(golden: Golden) -> None:
     settings = {"image_size": 8, "dim": 72, "num_layers": 2, "mlp_ratio": 2, "num_classes": 5}
     model = rm.create_model("mlp_mixer_dense_e2", **settings)
     check_golden(golden("mlp_mixer_tiny"), model)
 
 
-def test_golden_patch_only(golden: Golden) -> None:
+def test_patch_only_equals_the_golden_file(golden: Golden) -> None:
     settings = {"image_size": 8, "patch_sizes": [2, 3], "num_layers": 2, "num_classes": 5}
     model = rm.create_model("patch_only_cifar10_l7", **settings, hidden_channels=3)
     check_golden(golden("patch_only_mixer_tiny"), model)
@@ -234,7 +234,7 @@ BAD_MIXER: dict[str, tuple[dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize(("change", "message"), BAD_MIXER.values(), ids=BAD_MIXER)
-def test_bad_settings(change: dict[str, Any], message: str) -> None:
+def test_bad_settings_are_refused(change: dict[str, Any], message: str) -> None:
     with pytest.raises(rm.InputError, match=message):
         rm.create_model("mlp_mixer_dense_e1", **change)
 
@@ -252,13 +252,13 @@ BAD_PATCHES: dict[str, tuple[dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize(("change", "message"), BAD_PATCHES.values(), ids=BAD_PATCHES)
-def test_bad_patch_only_settings(change: dict[str, Any], message: str) -> None:
+def test_bad_patch_only_settings_are_refused(change: dict[str, Any], message: str) -> None:
     with pytest.raises(rm.InputError, match=message):
         rm.create_model("patch_only_cifar10_l7", **change)
 
 
 @pytest.mark.parametrize("name", ["mlp_mixer_c1_l7", "patch_only_cifar10_l7"])
-def test_bad_images(name: str) -> None:
+def test_bad_images_are_refused(name: str) -> None:
     model = on_meta(name, num_layers=1)
     with pytest.raises(rm.InputError, match=r"\(B, 3, 32, 32\)"):
         model(torch.zeros(2, 3, 36, 36, device="meta"))

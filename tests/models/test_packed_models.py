@@ -48,7 +48,9 @@ def assert_as_alone(model: nn.Module, row: Tensor, dim: int) -> None:
         ("softmax", {"scale_embeddings": True}),
     ],
 )
-def test_language_models(mixer: str, settings: dict[str, Any]) -> None:
+def test_packed_language_models_equal_separate_sequences(
+    mixer: str, settings: dict[str, Any]
+) -> None:
     ids = torch.randint(9, (1, N), generator=torch.Generator().manual_seed(2))
     assert_as_alone(drawn("gpt", mixer=mixer, vocab_size=9, **settings), ids, 1)
 
@@ -65,7 +67,7 @@ def test_language_models(mixer: str, settings: dict[str, Any]) -> None:
         {"mixer": "tssa", "vocab_size": 9, "pool": "position_mean"},
     ],
 )  # fmt: skip
-def test_encoders(settings: dict[str, Any]) -> None:
+def test_packed_encoders_equal_separate_sequences(settings: dict[str, Any]) -> None:
     draws = torch.Generator().manual_seed(2)
     row = torch.randint(9, (1, N), generator=draws)
     if "in_channels" in settings:
@@ -77,7 +79,9 @@ def test_encoders(settings: dict[str, Any]) -> None:
     ("mixer", "norm", "norm_kind"),
     [("tssa", "pre", "batch"), ("csp", "post", "layer"), ("sliceformer", "post", "batch")],
 )
-def test_stacks_of_mixers(mixer: str, norm: str, norm_kind: str) -> None:
+def test_packed_stacks_of_mixers_equal_separate_sequences(
+    mixer: str, norm: str, norm_kind: str
+) -> None:
     settings = {"num_classes": 3, "vocab_size": 9, "norm": norm, "norm_kind": norm_kind}
     ids = torch.randint(9, (1, N), generator=torch.Generator().manual_seed(2))
     assert_as_alone(drawn("mixer_stack", mixer=mixer, **settings), ids, 0)

@@ -29,7 +29,7 @@ def close(actual: Tensor, expected: Tensor) -> None:
     torch.testing.assert_close(actual, expected, atol=1e-5, rtol=1e-4)
 
 
-def test_golden_block(golden: Golden) -> None:
+def test_block_equals_the_golden_file(golden: Golden) -> None:
     vectors = {k: torch.from_numpy(v) for k, v in golden("patch_only_block").items()}
     layer = PatchMix(2, 3)
     layer.load_state_dict(official(vectors, "p."))
@@ -42,7 +42,7 @@ def test_golden_block(golden: Golden) -> None:
         close(layer.get_parameter(name).grad, gradient)
 
 
-def test_golden_mixer(golden: Golden) -> None:
+def test_mixer_equals_the_golden_file(golden: Golden) -> None:
     vectors = {k: torch.from_numpy(v) for k, v in golden("patch_only_mixer_tiny").items()}
     x = F.interpolate(vectors["x"], size=(6, 6), mode="bilinear", align_corners=True)
     for i in range(2):
@@ -118,6 +118,6 @@ def test_parameters_of_the_papers_table(layers: int, total: int) -> None:
         (lambda: PatchMix(1, 2)(torch.randn(1, 4, 4)), r"x: .*got \(1, 4, 4\)"),
     ],
 )
-def test_bad_arguments(call: Callable[[], object], named: str) -> None:
+def test_bad_arguments_are_refused(call: Callable[[], object], named: str) -> None:
     with pytest.raises(rm.InputError, match=named):
         call()

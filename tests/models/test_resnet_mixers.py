@@ -52,7 +52,7 @@ def test_all_ten_models_are_registered() -> None:
 
 
 @pytest.mark.parametrize("name", FIGURE)
-def test_parameters(name: str) -> None:
+def test_parameter_counts_equal_the_formula(name: str) -> None:
     mixing = name.removeprefix("resnet_").rsplit("_", 2)[0]
     with torch.device("meta"):
         found = rm.create_model(name).num_parameters()
@@ -136,12 +136,12 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize(("change", "message"), BAD.values(), ids=BAD)
-def test_bad_settings(change: dict[str, Any], message: str) -> None:
+def test_bad_settings_are_refused(change: dict[str, Any], message: str) -> None:
     with pytest.raises(rm.InputError, match=message):
         ResNetMixer(**change)
 
 
-def test_bad_images() -> None:
+def test_bad_images_are_refused() -> None:
     model = rm.create_model("resnet_dense_20_p16")
     with pytest.raises(rm.InputError, match=r"\(B, 3, .*got \(2, 1, 8, 8\)"):
         model(torch.zeros(2, 1, 8, 8))

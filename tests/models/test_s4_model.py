@@ -55,6 +55,6 @@ def test_padding_does_not_change_outputs(kind: str, norm: str, mode: str) -> Non
         ({"mixer": "s44"}, r"s4\b"),
     ],
 )
-def test_bad_settings(change: dict[str, Any], named: str) -> None:
+def test_bad_settings_are_refused(change: dict[str, Any], named: str) -> None:
     with pytest.raises(rm.InputError, match=named):
         model_of(**change)

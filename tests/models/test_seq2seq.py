@@ -178,13 +178,13 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize(("change", "message"), BAD.values(), ids=BAD)
-def test_bad_settings(change: dict[str, Any], message: str) -> None:
+def test_bad_settings_are_refused(change: dict[str, Any], message: str) -> None:
     with pytest.raises(rm.InputError, match=message) as caught:
         rm.create_model("seq2seq", **{**SMALL, **change})
     assert "\n" not in str(caught.value)
 
 
-def test_bad_inputs() -> None:
+def test_bad_inputs_are_refused() -> None:
     model = small()
     tokens = torch.zeros(1, 3, dtype=torch.int64)
     with pytest.raises(rm.InputError, match=r"max_length = 16.*got 17\b"):

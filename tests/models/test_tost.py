@@ -52,7 +52,9 @@ def test_counts_of_the_released_code(name: str, millions: str) -> None:
         ("tost_large_8", 768, 24, 16, 1e-5),
     ],
 )
-def test_sizes(name: str, dim: int, layers: int, heads: int, eta: float) -> None:
+def test_registered_sizes_equal_the_paper(
+    name: str, dim: int, layers: int, heads: int, eta: float
+) -> None:
     settings = rm.models.model_settings(name)
     assert settings["patch_size"] == int(name.rpartition("_")[2])
     found = [settings[key] for key in ("dim", "num_layers", "num_heads", "layer_scale")]
@@ -117,7 +119,7 @@ def test_forward_equals_an_explicit_implementation() -> None:
     torch.testing.assert_close(model(images), model.head(model.norm(x)[:, 0]))
 
 
-def test_initialisation() -> None:
+def test_initialisation_follows_the_released_code() -> None:
     model = rm.create_model("tost_tiny_16", num_layers=2)
     for name, module in model.named_modules():
         if isinstance(module, torch.nn.Linear):
@@ -200,12 +202,12 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize(("change", "message"), BAD.values(), ids=BAD)
-def test_bad_settings(change: dict[str, Any], message: str) -> None:
+def test_bad_settings_are_refused(change: dict[str, Any], message: str) -> None:
     with pytest.raises(rm.InputError, match=message):
         rm.create_model("tost_tiny_16", **{**SMALL, **change})
 
 
-def test_bad_images() -> None:
+def test_bad_images_are_refused() -> None:
     model = rm.create_model("tost_tiny_16", **SMALL)
     with pytest.raises(rm.InputError, match=r"\(B, 3, 32, 32\).*got \(2, 3, 32, 48\)"):
         model(torch.randn(2, 3, 32, 48))

@@ -47,7 +47,9 @@ def count(name: str, **overrides: Any) -> int:
 
 
 @pytest.mark.parametrize(("name", "overrides", "mixer", "millions"), COUNTS)
-def test_printed_counts(name: str, overrides: dict[str, Any], mixer: str, millions: float) -> None:
+def test_parameter_counts_equal_the_paper(
+    name: str, overrides: dict[str, Any], mixer: str, millions: float
+) -> None:
     assert round(count(name, mixer=mixer, **overrides) / 1e6, 2) == millions
 
 
@@ -184,12 +186,12 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize(("change", "message"), BAD.values(), ids=BAD)
-def test_bad_settings(change: dict[str, Any], message: str) -> None:
+def test_bad_settings_are_refused(change: dict[str, Any], message: str) -> None:
     with pytest.raises(rm.InputError, match=message):
         rm.create_model("vit_cifar10", **{**SMALL, **change})
 
 
-def test_bad_images() -> None:
+def test_bad_images_are_refused() -> None:
     model = rm.create_model("vit_cifar10", **SMALL)
     with pytest.raises(rm.InputError, match=r"\(B, 3, 8, 8\).*got \(1, 1, 8, 8\)"):
         model(torch.randn(1, 1, 8, 8))

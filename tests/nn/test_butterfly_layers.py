@@ -186,7 +186,7 @@ def test_block_linear_init(init: str) -> None:
         (lambda: ButterflyLinearMLP(9, 3, 0), "expansion: .*got 0"),
     ],
 )
-def test_bad_arguments(build: Callable[[], nn.Module], named: str) -> None:
+def test_bad_arguments_are_refused(build: Callable[[], nn.Module], named: str) -> None:
     with pytest.raises(rm.InputError, match=named):
         build()
 

@@ -92,7 +92,9 @@ def encoder(vectors: dict[str, Tensor], prefix: str, length: int, block: int, di
 
 
 @pytest.mark.parametrize(("length", "block"), [(16, 4), (8, 4)])
-def test_golden_butterfly_attention(golden: Golden, length: int, block: int) -> None:
+def test_butterfly_attention_equals_the_golden_file(
+    golden: Golden, length: int, block: int
+) -> None:
     vectors = load(golden, f"butterfly_attention_s{length}b{block}")
     dim = vectors["x"].shape[-1]
     layers = encoder(vectors, "", length, block, dim=dim, heads=2)
@@ -108,7 +110,7 @@ def test_golden_butterfly_attention(golden: Golden, length: int, block: int) -> 
             close(parameter.grad, expected[name])
 
 
-def test_golden_butterfly_vit(golden: Golden) -> None:
+def test_butterfly_vit_equals_the_golden_file(golden: Golden) -> None:
     vectors = load(golden, "butterfly_vit_tiny")
     x = nn.functional.unfold(vectors["x"], 2, stride=2).mT
     x = nn.functional.linear(
@@ -175,7 +177,7 @@ def load_block_mlp(layer: BlockMLP, vectors: dict[str, Tensor], prefix: str) -> 
             linear.bias.copy_(vectors[f"{prefix}mlp.{i}.conv.bias"].view(blocks, -1))
 
 
-def test_golden_butterfly_mlp(golden: Golden) -> None:
+def test_butterfly_mlp_equals_the_golden_file(golden: Golden) -> None:
     vectors = load(golden, "butterfly_mlp_n16b4")
     mlp = ButterflyMLP(16, 4, expansion=2)
     for i, layer in enumerate(mlp.layers):
@@ -193,7 +195,7 @@ def test_golden_butterfly_mlp(golden: Golden) -> None:
             close(layer.layers[j].bias.grad, vectors[f"{prefix}bias"].view(blocks, -1))
 
 
-def test_golden_butterfly_resmlp(golden: Golden) -> None:
+def test_butterfly_resmlp_equals_the_golden_file(golden: Golden) -> None:
     vectors = load(golden, "butterfly_resmlp_n8b4")
     mlp = ButterflyMLP(8, 4, expansion=2, activation=nn.ELU, residual=True)
     assert mlp.strides == vectors["gaps"].tolist()
@@ -202,7 +204,7 @@ def test_golden_butterfly_resmlp(golden: Golden) -> None:
     close(mlp(vectors["x"]), vectors["y"])
 
 
-def test_golden_butterfly_linear(golden: Golden) -> None:
+def test_butterfly_linear_equals_the_golden_file(golden: Golden) -> None:
     vectors = load(golden, "butterfly_linear_n16b4")
     linear = ButterflyLinear(16, 4)
     assert linear.strides == vectors["gaps"].tolist()
@@ -213,7 +215,7 @@ def test_golden_butterfly_linear(golden: Golden) -> None:
     close(linear(vectors["x"]), vectors["y"])
 
 
-def test_golden_butterfly_linear_mlp(golden: Golden) -> None:
+def test_butterfly_linear_mlp_equals_the_golden_file(golden: Golden) -> None:
     vectors = load(golden, "butterfly_linear_mlp_n16b4")
     mlp = ButterflyLinearMLP(16, 4, expansion=2, activation=nn.GELU)
     layers = {

@@ -82,7 +82,7 @@ def test_measurements_over_the_time_limit_are_skipped(mesh: DeviceMesh) -> None:
         ({"tokens": [4]}, "torchrun --nproc-per-node 4 -m rifflemix bench"),
     ],
 )
-def test_bad_settings(options: dict[str, Any], words: str) -> None:
+def test_bad_settings_are_refused(options: dict[str, Any], words: str) -> None:
     with pytest.raises(rm.InputError, match=words):
         parallel.run(**options)
 

@@ -79,17 +79,17 @@ WITHOUT_MASK = (
 
 
 @pytest.mark.parametrize("name", MIXERS)
-def test_mixers(four: Processes, name: str) -> None:
+def test_sharded_mixers_equal_one_process(four: Processes, name: str) -> None:
     four.run(cases.mixer_is_the_same, 4, *MIXERS[name], "any")
 
 
 @pytest.mark.parametrize("name", WITHOUT_MASK)
-def test_mixers_without_a_mask(four: Processes, name: str) -> None:
+def test_sharded_mixers_without_a_mask_equal_one_process(four: Processes, name: str) -> None:
     four.run(cases.mixer_is_the_same, 4, *MIXERS[name], "none")
 
 
 @pytest.mark.parametrize("name", ["tssa", "tssa, causal", "linear, causal", "csp", "csp, causal"])
-def test_mixers_on_two_processes(four: Processes, name: str) -> None:
+def test_mixers_on_two_processes_equal_one_process(four: Processes, name: str) -> None:
     four.run(cases.mixer_is_the_same, 2, *MIXERS[name], "any")
 
 
@@ -107,7 +107,7 @@ def test_equal_values_keep_their_order(four: Processes, name: str, kind: str) ->
     "name",
     ["sliceformer", "csp", "csp, groups alone", "csp, short shifts", "csp, short, ascending"],
 )
-def test_indices(four: Processes, name: str) -> None:
+def test_sort_indices_refer_to_the_whole_sequence(four: Processes, name: str) -> None:
     four.run(cases.index_is_of_the_whole_sequence, *MIXERS[name])
 
 

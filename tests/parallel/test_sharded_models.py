@@ -35,7 +35,7 @@ TIED = {"mixer": "tssa", "pool": "cls", "padding_id": 0, "cls_mask": "first", "t
         ("position_mean", "any"),
     ],
 )
-def test_pooling(four: Processes, pool: str, kind: str) -> None:
+def test_pooling_equals_one_process(four: Processes, pool: str, kind: str) -> None:
     settings = {"mixer": "tssa", "pool": pool, "norm": "post" if pool == "max" else "pre", **IDS}
     four.run(cases.encoder_is_the_same, 4, kind, settings)
 
@@ -53,7 +53,7 @@ def test_a_class_token_that_may_be_padding(four: Processes) -> None:
     ("mixer", "kind"),
     [("tssa", "none"), ("tssa", "any"), ("linear", "any"), ("csp", "any"), ("softmax", "any")],
 )
-def test_language_models(four: Processes, mixer: str, kind: str) -> None:
+def test_language_models_equal_one_process(four: Processes, mixer: str, kind: str) -> None:
     positions = "sinusoid" if mixer == "linear" else "learned"
     settings = {"mixer": mixer, "num_layers": 2, "layer_scale": 0.5, "positions": positions}
     four.run(cases.gpt_is_the_same, 4, kind, settings)
@@ -62,7 +62,7 @@ def test_language_models(four: Processes, mixer: str, kind: str) -> None:
 @pytest.mark.parametrize(
     ("mixer", "pool"), [("tssa", "cls"), ("sliceformer", "mean"), ("csp", "mean")]
 )
-def test_vision_transformers(four: Processes, mixer: str, pool: str) -> None:
+def test_vision_transformers_equal_one_process(four: Processes, mixer: str, pool: str) -> None:
     four.run(cases.vit_is_the_same, 4, {"mixer": mixer, "pool": pool})
 
 

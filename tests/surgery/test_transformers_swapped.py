@@ -99,7 +99,7 @@ def test_arguments_by_position() -> None:
 
 
 @pytest.mark.parametrize("name", ["bert", "gpt2"])
-def test_training(name: str) -> None:
+def test_gradients_with_and_without_checkpointing_are_equal(name: str) -> None:
     """Check the host's dropout and all gradients, with and without checkpointing."""
     model = swap(name, "tssa")
     inputs = inputs_of(name)
@@ -129,7 +129,7 @@ def test_dropout_after_the_output_projection_is_kept() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64], ids=str)
-def test_dtypes(dtype: torch.dtype) -> None:
+def test_outputs_have_the_dtype_of_the_model(dtype: torch.dtype) -> None:
     model = build("bert").to(dtype)
     replace_attention(model, "linear")
     assert outputs_of(model, inputs_of("bert")).dtype == dtype

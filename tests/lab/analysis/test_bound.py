@@ -72,7 +72,7 @@ def test_other_maps_change_distances(
     assert check.change[0].min() > 0.01
 
 
-def test_bad_arguments() -> None:
+def test_bad_arguments_are_refused() -> None:
     x = torch.randn(1, 4, 3)
     with pytest.raises(InputError, match="weights"):
         collapse_bound(x, [torch.eye(2)], group_sort)

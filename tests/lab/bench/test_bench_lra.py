@@ -81,6 +81,6 @@ def test_out_of_memory_entries_of_the_paper_are_none() -> None:
     ("arguments", "words"),
     [({"mixers": ["tssa"]}, "mixers"), ({"tokens": ()}, "tokens"), ({"tokens": (8, 8)}, "tokens")],
 )
-def test_bad_arguments(arguments: dict, words: str) -> None:
+def test_bad_arguments_are_refused(arguments: dict, words: str) -> None:
     with pytest.raises(InputError, match=words):
         lra.run(**arguments)

@@ -75,7 +75,7 @@ def test_rows_and_tables() -> None:
         ({"contexts": [0]}, r"tokens: .*\b1\b.*got 0\b"),
     ],
 )
-def test_bad_settings(options: dict[str, Any], words: str) -> None:
+def test_bad_settings_are_refused(options: dict[str, Any], words: str) -> None:
     with pytest.raises(InputError, match=words):
         decode.run(**options, settings=QUICK)
 

@@ -74,7 +74,7 @@ def test_only_steeper_growth_contradicts_a_claim(
     ],
     ids=["once", "always", "never", "lost again", "for good", "shared N only"],
 )
-def test_crossover(
+def test_crossover_of_known_times(
     own: dict[int, float], other: dict[int, float], tokens: float | None, always: bool
 ) -> None:
     found = find_crossover(own, other)

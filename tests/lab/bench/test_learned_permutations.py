@@ -119,7 +119,7 @@ def test_low_temperature_gives_scores_almost_no_gradient(plugin: ModuleType) -> 
     assert sizes[1] == 0
 
 
-def test_learned_shifts(plugin: ModuleType) -> None:
+def test_whole_learned_shifts_equal_csp(plugin: ModuleType) -> None:
     """Whole shifts equal CSP; evaluation rounds fractional shifts to whole shifts."""
     options: dict[str, Any] = {"max_length": 11, "heads": 2, "pad": True}
     mixer, hard = plugin.LearnedShift(6, **options).double(), CSP(6, **options).double()

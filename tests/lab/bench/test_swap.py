@@ -54,7 +54,7 @@ def test_every_length_phase_and_mixer_is_measured(measured: SwapMeasurement) -> 
     assert all(training[n] > forward[n] for n in (8, 16))
 
 
-def test_plot(measured: SwapMeasurement, tmp_path: Path) -> None:
+def test_plot_is_a_png_file(measured: SwapMeasurement, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     picture = measured.plot(tmp_path / "swap.png")
     assert picture.startswith(b"\x89PNG")

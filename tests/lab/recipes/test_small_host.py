@@ -285,7 +285,7 @@ ADDED = {
 
 
 @pytest.mark.parametrize("mixer", MIXERS)
-def test_parameters(mixer: str) -> None:
+def test_parameter_counts_follow_the_mixer(mixer: str) -> None:
     recipe = get_recipe(f"dimension_mixer/table5-pathfinder-{mixer}")
     with torch.device("meta"):
         model = rm.create_model(recipe.model, **recipe.model_settings, num_classes=2)

@@ -65,7 +65,7 @@ def test_fine_tuning_makes_two_changes(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (defaults["changes"].default, defaults["strength"].default) == (2, 14)
 
 
-def test_erasing() -> None:
+def test_erased_areas_follow_the_settings() -> None:
     image = torch.zeros(3, 48, 40)
     found = [augmentations.erase(image, np.random.default_rng(seed)) for seed in range(800)]
     assert not image.any()

@@ -115,7 +115,7 @@ def test_gray_tokens_and_patches(pets: Path) -> None:
     ],
     ids=str,
 )
-def test_bad_options(pets: Path, options: dict[str, Any], message: str) -> None:
+def test_bad_options_are_refused(pets: Path, options: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError, match=message):
         load(pets, "dogs_vs_cats", **options)
 

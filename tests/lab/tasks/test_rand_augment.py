@@ -31,7 +31,7 @@ def levels_of(channels: int = 3, height: int = 37, width: int = 45) -> Tensor:
     return (20 + 220 * smooth).round().clamp(0, 255)
 
 
-def test_pictures_and_levels() -> None:
+def test_levels_and_pictures_convert_exactly() -> None:
     for channels in (1, 3):
         levels = levels_of(channels)
         assert ra.to_picture(levels).mode == ("L" if channels == 1 else "RGB")

@@ -204,7 +204,9 @@ def test_label_out_of_range(data: Path, planes: Planes) -> None:
     ],
     ids=["patches of images", "augmented sequence", "patch size"],
 )
-def test_bad_options(data: Path, planes: Planes, options: dict[str, object], words: str) -> None:
+def test_bad_options_are_refused(
+    data: Path, planes: Planes, options: dict[str, object], words: str
+) -> None:
     write_folder(data, planes)
     with pytest.raises(InputError, match=words):
         load_task("cifar100", data_dir=data, **options)

@@ -115,7 +115,7 @@ def test_second_load_reads_the_decoded_copy(load: Callable[..., Task], cache: Pa
     ],
     ids=str,
 )
-def test_sizes_of_the_task(
+def test_patch_sizes_and_colors_set_the_sequence_length(
     data: Path, planes: Planes, options, kind: str, features: int, length: int
 ) -> None:
     write_folder(data, planes)

@@ -214,7 +214,7 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize(("options", "message"), BAD.values(), ids=BAD)
-def test_bad_options(options: dict[str, Any], message: str, ptb: Path) -> None:
+def test_bad_options_are_refused(options: dict[str, Any], message: str, ptb: Path) -> None:
     with pytest.raises(InputError, match=message) as caught:
         load(ptb, **options)
     assert "\n" not in str(caught.value)

@@ -59,7 +59,7 @@ def test_too_few_expressions_for_the_request() -> None:
     assert "\n" not in str(raised.value)
 
 
-def test_impossible_length() -> None:
+def test_impossible_length_is_refused() -> None:
     with pytest.raises(InputError, match=r"num_test: .*\b0\b"):
         load_task("listops", min_length=100, max_length=200, max_depth=2)
 

@@ -142,7 +142,7 @@ def test_missing_files_are_named(shards: Path, data: Path) -> None:
 
 
 @pytest.mark.parametrize(("option", "value"), [("level", "word"), ("bpe_size", 3), ("stride", 9)])
-def test_bad_options(option: str, value: object, shards: Path) -> None:
+def test_bad_options_are_refused(option: str, value: object, shards: Path) -> None:
     with pytest.raises(InputError, match=option):
         load(shards, **{option: value})
 

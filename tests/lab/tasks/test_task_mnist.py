@@ -82,7 +82,7 @@ def on_hub(pairs: Pairs) -> dict[str, Any]:
     }
 
 
-def test_patches(data: Path, pairs: Pairs) -> None:
+def test_patches_are_normalised_vectors(data: Path, pairs: Pairs) -> None:
     write_idx(data, pairs)
     task = load_task("mnist", data_dir=data, patch_size=14)
     assert (task.input_kind, task.num_features, task.max_length) == ("vectors", 196, 4)
@@ -140,7 +140,7 @@ def test_fetching_needs_the_library(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.slow
-def test_real_archive(shared_data: Path) -> None:
+def test_real_archive_is_read(shared_data: Path) -> None:
     task = load_task("mnist", data_dir=shared_data)
     assert len(task.split("train")) == 54000
     pixels = task.split("train").images.values / 255

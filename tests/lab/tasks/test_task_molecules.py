@@ -237,7 +237,9 @@ SIZES = [("esol", 1128, (904, 112, 112)), ("freesolv", 643, (515, 64, 64))]
 
 
 @pytest.mark.parametrize(("name", "total", "sizes"), SIZES, ids=["esol", "freesolv"])
-def test_real_files(name: str, total: int, sizes: tuple[int, ...], shared_data: Path) -> None:
+def test_real_files_are_read(
+    name: str, total: int, sizes: tuple[int, ...], shared_data: Path
+) -> None:
     task = load_task(name, data_dir=shared_data)
     assert tuple(len(task.split(s)) for s in ("train", "validation", "test")) == sizes
     assert sum(sizes) == total

@@ -196,6 +196,6 @@ def test_missing_files_in_one_sentence(name: str, data: Path, snli: Path) -> Non
     ("option", "value"),
     [("level", "phoneme"), ("max_length", 0), ("joined", 1), ("test_on", "all")],
 )
-def test_bad_options(option: str, value: object, mnli: Path) -> None:
+def test_bad_options_are_refused(option: str, value: object, mnli: Path) -> None:
     with pytest.raises(rm.InputError, match=option):
         load_task("mnli", data_dir=mnli, **{option: value})

@@ -205,7 +205,7 @@ def test_missing_and_damaged_files(data: Path) -> None:
 
 
 @pytest.mark.slow
-def test_real_files(shared_data: Path) -> None:
+def test_real_files_are_read(shared_data: Path) -> None:
     task = load_task("passages", data_dir=shared_data)
     assert [len(task.split(name)) for name in ("train", "validation", "test")] == [
         32_000,

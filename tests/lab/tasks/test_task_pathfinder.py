@@ -37,7 +37,7 @@ SIZES = {"pathfinder32": 32, "pathfinder64": 64, "pathfinder128": 128, "pathx": 
         ),
     ],
 )
-def test_tasks(name: str) -> None:
+def test_every_size_has_its_sequence_length(name: str) -> None:
     task = load_task(name, preset="curv_baseline", **TINY)
     size = SIZES.get(name, 256)
     assert (task.vocab_size, task.num_classes, task.max_length) == (256, 2, size**2)
@@ -265,7 +265,7 @@ def test_fingerprint_depends_on_seeds_and_options() -> None:
     ],
     ids=str,
 )
-def test_bad_options(options: dict[str, object], message: str) -> None:
+def test_bad_options_are_refused(options: dict[str, object], message: str) -> None:
     with pytest.raises(InputError, match=message) as raised:
         load_task("pathfinder32", **{**TINY, **options})
     assert "\n" not in str(raised.value)

@@ -119,7 +119,7 @@ def test_rotations_are_proper_and_favour_no_direction() -> None:
     ("option", "value"),
     [("num_points", 3), ("noise", -0.1), ("noise", True), ("num_train", 0), ("num_points", 4.0)],
 )
-def test_bad_options(option: str, value: Any) -> None:
+def test_bad_options_are_refused(option: str, value: Any) -> None:
     with pytest.raises(rm.InputError, match=option):
         small(**{option: value})
 

@@ -30,7 +30,7 @@ NEED_NOTHING = RECALL | {
 }
 
 
-def test_names() -> None:
+def test_names_of_tasks_are_listed_once() -> None:
     names = list_tasks()
     assert names[:4] == ["digits", "listops", "image", "cifar100"]
     assert len(set(names)) == len(names)
@@ -86,7 +86,7 @@ def test_card_is_filled_in(name: str) -> None:
         pytest.param("listops", {"max_depth": 1}, r"max_depth: .*\b2\b", id="depth"),
     ],
 )
-def test_bad_arguments(name: str, arguments: dict[str, object], message: str) -> None:
+def test_bad_arguments_are_refused(name: str, arguments: dict[str, object], message: str) -> None:
     with pytest.raises(InputError, match=message) as raised:
         load_task(name, **arguments)
     assert "\n" not in str(raised.value)

@@ -174,7 +174,7 @@ def test_missing_second_file_is_reported(data: Path) -> None:
         load_task("retrieval", data_dir=data)
 
 
-def test_missing_data(data: Path) -> None:
+def test_missing_data_is_reported(data: Path) -> None:
     for folder in (data, None):
         with pytest.raises(InputError, match=r"Retrieval.*--data-dir") as raised:
             load_task("retrieval", data_dir=folder)
@@ -193,7 +193,7 @@ def test_data_is_prepared_once(data: Path) -> None:
 
 
 @pytest.mark.slow
-def test_real_files(shared_data: Path) -> None:
+def test_real_files_are_read(shared_data: Path) -> None:
     task = load_task("retrieval", data_dir=shared_data)
     counts = {
         name: (len(task.split(name)), sum(int(v) for v in task.split(name).labels.values))

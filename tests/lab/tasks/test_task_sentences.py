@@ -154,7 +154,7 @@ def test_truncated_archive_and_missing_file_are_named(sst: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["sst", "sick"])
-def test_no_data(name: str, data: Path) -> None:
+def test_missing_data_is_reported(name: str, data: Path) -> None:
     with pytest.raises(rm.InputError, match="--data-dir"):
         load_task(name)
     assert not task_status(name, data).available
@@ -163,7 +163,7 @@ def test_no_data(name: str, data: Path) -> None:
 @pytest.mark.parametrize(
     ("option", "value"), [("level", "phoneme"), ("labels", "ternary"), ("max_length", 0)]
 )
-def test_bad_options(option: str, value: object, sst: Path) -> None:
+def test_bad_options_are_refused(option: str, value: object, sst: Path) -> None:
     with pytest.raises(rm.InputError, match=option):
         load_task("sst", data_dir=sst, **{option: value})
 
@@ -176,7 +176,7 @@ SIZES = [
 
 
 @pytest.mark.parametrize(("name", "options", "sizes"), SIZES, ids=["sst", "sst fine", "sick"])
-def test_real_files(
+def test_real_files_are_read(
     name: str, options: dict[str, str], sizes: tuple[int, ...], shared_data: Path
 ) -> None:
     task: Task = load_task(name, data_dir=shared_data, **options)

@@ -42,7 +42,7 @@ def batch_of(task: SortingTask, split: str = "train", count: int = 20) -> dict[s
 
 
 @pytest.mark.parametrize(("split", "longest"), [("train", 6), ("validation", 6), ("test", 11)])
-def test_sequences(split: str, longest: int) -> None:
+def test_targets_are_the_sorted_inputs(split: str, longest: int) -> None:
     samples = [load().split(split)[i] for i in range(SMALL[f"num_{split}"])]
     for read, write in samples:
         assert read[-1] == write[-1] == END
@@ -78,7 +78,7 @@ def test_sizes_of_the_paper() -> None:
     assert task_status("sort").available
 
 
-def test_a_batch() -> None:
+def test_batches_are_padded() -> None:
     batch = batch_of(load())
     inputs, mask, labels = batch["inputs"], batch["key_padding_mask"], batch["labels"]
     assert (inputs[mask] == PAD).all()
@@ -268,6 +268,6 @@ def test_outputs_of_another_model_are_refused() -> None:
 
 
 @pytest.mark.parametrize("option", sorted(SMALL))
-def test_bad_options(option: str) -> None:
+def test_bad_options_are_refused(option: str) -> None:
     with pytest.raises(InputError, match=rf"{option}: .*\b1\b.*got 0\b"):
         load(**{option: 0})

@@ -230,7 +230,7 @@ def test_validation_contains_no_test_review(
 
 
 @pytest.mark.slow
-def test_real_files(shared_data: Path) -> None:
+def test_real_files_are_read(shared_data: Path) -> None:
     task = load_task("text", data_dir=shared_data)
     counts = {
         name: np.bincount([label for _, label in texts(task, name)]).tolist() for name in SPLITS
@@ -246,7 +246,9 @@ def test_real_files(shared_data: Path) -> None:
     assert 60 < sum(labels) < 140
 
 
-def test_words(data: Path, reviews: Reviews, write_lines_xz: Callable[..., None]) -> None:
+def test_words_are_numbered_by_frequency(
+    data: Path, reviews: Reviews, write_lines_xz: Callable[..., None]
+) -> None:
     """Check ids by frequency in training reviews, the cut at max_length, and rows as for bytes."""
     write_lines(data, reviews, write_lines_xz)
     as_bytes = load_task("text", data_dir=data)
@@ -295,7 +297,7 @@ def test_words_are_kept(
 @pytest.mark.parametrize(
     ("option", "value"), [("level", "character"), ("vocab_size", 2), ("vocab_size", 2.5)]
 )
-def test_wrong_options(
+def test_wrong_options_are_refused(
     option: str, value: object, data: Path, reviews: Reviews, write_lines_xz: Callable[..., None]
 ) -> None:
     write_lines(data, reviews, write_lines_xz)

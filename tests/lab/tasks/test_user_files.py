@@ -55,7 +55,7 @@ def test_a_table_of_texts(reviews: Path) -> None:
 
 
 @pytest.mark.parametrize("form", ["gz", "tsv", "bom"])
-def test_forms_of_tables(reviews: Path, form: str) -> None:
+def test_compressed_tsv_and_bom_tables_are_read(reviews: Path, form: str) -> None:
     content = reviews.read_bytes()
     if form == "gz":
         path = reviews.with_suffix(".csv.gz")

@@ -75,7 +75,9 @@ def test_every_shift_and_both_directions_occur(task: Callable[..., Task]) -> Non
     ],
     ids=["layout", "augment", "augmented sequence", "patches of images"],
 )
-def test_bad_options(options: dict[str, Any], words: str, task: Callable[..., Task]) -> None:
+def test_bad_options_are_refused(
+    options: dict[str, Any], words: str, task: Callable[..., Task]
+) -> None:
     with pytest.raises(InputError, match=words):
         task(**options)
 

@@ -85,7 +85,9 @@ from rifflemix.lab.train import TrainConfig
     ],
     ids=lambda value: str(value) if isinstance(value, dict) else "",
 )
-def test_invalid_settings_are_refused(settings: dict[str, Any], words: list[str]) -> None:
+def test_invalid_settings_are_refused_in_one_line(
+    settings: dict[str, Any], words: list[str]
+) -> None:
     with pytest.raises(InputError) as caught:
         TrainConfig(**settings)
     for word in words:

@@ -155,7 +155,7 @@ def test_kinds_of_user_data(kind: str, tmp_path: Path) -> None:
         ("mnist-image", "tssa", "vit_cifar10", {"patch_size": 7}),
     ],
 )
-def test_other_tasks(
+def test_other_tasks_have_exported_models(
     case: str, mixer: str, model: str, settings: Any, tmp_path: Path, monkeypatch: Any
 ) -> None:
     monkeypatch.setenv("RIFFLEMIX_CACHE", str(tmp_path / "cache"))

@@ -138,7 +138,7 @@ def test_texts_are_truncated_as_in_training(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("patch_size", [1, 2, 4])
-def test_digits(tmp_path: Path, patch_size: int) -> None:
+def test_digits_are_predicted_from_pixels(tmp_path: Path, patch_size: int) -> None:
     task = rm.tasks.load_task("digits", patch_size=patch_size)
     spec = read_spec(task.record())
     assert spec is not None
@@ -152,7 +152,7 @@ def test_digits(tmp_path: Path, patch_size: int) -> None:
         run.predict(np.full((1, 8, 8), 17))
 
 
-def test_image_files(runs: Any, tmp_path: Path) -> None:
+def test_image_files_are_predicted(runs: Any, tmp_path: Path) -> None:
     from PIL import Image
 
     run, _, raw = runs["images", "csp"]

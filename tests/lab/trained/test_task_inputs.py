@@ -165,7 +165,7 @@ def test_sequences_are_written(tmp_path: Path) -> None:
         run.predict([[9]])
 
 
-def test_graphs(tmp_path: Path) -> None:
+def test_molecules_are_predicted(tmp_path: Path) -> None:
     run, _, raw = run_of("esol", tmp_path, "graphormer_pcqm4m", mixer="softmax")
     found = run.predict(["CCO", "c1ccccc1", *raw])
     assert found.dtype == np.float64
@@ -177,7 +177,7 @@ def test_graphs(tmp_path: Path) -> None:
         run.predict(["C", "C("])
 
 
-def test_pairs(tmp_path: Path) -> None:
+def test_pairs_are_predicted(tmp_path: Path) -> None:
     run, _, raw = run_of("snli", tmp_path, "encoder", num_sequences=2)
     found = run.predict_proba(raw)
     alone = np.concatenate([run.predict_proba([pair]) for pair in raw])

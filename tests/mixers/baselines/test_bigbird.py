@@ -118,6 +118,6 @@ def test_random_blocks_of_a_sample_depend_only_on_its_length() -> None:
      ({"random_seed": -1}, "random_seed")],
     ids=str,
 )  # fmt: skip
-def test_bad_options(options: dict, named: str) -> None:
+def test_bad_options_are_refused(options: dict, named: str) -> None:
     with pytest.raises(ValueError, match=f"{named}: expected"):
         rm.create_mixer("bigbird", 8, **options)

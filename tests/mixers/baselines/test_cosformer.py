@@ -45,7 +45,7 @@ def test_equals_the_quadratic_form(length: int, max_length: int, causal: bool) -
 
 
 @pytest.mark.parametrize("causal", [False, True])
-def test_padding(causal: bool) -> None:
+def test_padding_does_not_change_valid_tokens(causal: bool) -> None:
     assert_acts_on_valid_tokens(build(causal=causal))
 
 
@@ -69,7 +69,7 @@ def test_kept_positions_include_all_tokens(causal: bool) -> None:
 
 
 @pytest.mark.parametrize("causal", [False, True])
-def test_memory(causal: bool) -> None:
+def test_memory_is_linear_in_the_length(causal: bool) -> None:
     assert_linear_memory(build(max_length=2048, causal=causal), per_token=2 * 64)
 
 

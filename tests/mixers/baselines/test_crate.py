@@ -54,7 +54,7 @@ def test_untied_streams() -> None:
         torch.testing.assert_close(y, mixer(x)[:, n])
 
 
-def test_parameters() -> None:
+def test_parameters_are_counted() -> None:
     assert sum(p.numel() for p in build().parameters()) == 12 * 12
     assert sum(p.numel() for p in build(tied_output=False).parameters()) == 2 * 12 * 12 + 12
 

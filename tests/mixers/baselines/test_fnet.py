@@ -61,6 +61,6 @@ def test_has_no_parameters() -> None:
     assert not list(rm.create_mixer("fnet", 8).parameters())
 
 
-def test_bad_norm() -> None:
+def test_bad_norm_is_refused() -> None:
     with pytest.raises(ValueError, match=r"norm: .*got 'forwards'"):
         rm.create_mixer("fnet", 8, norm="forwards")

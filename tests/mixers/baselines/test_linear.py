@@ -62,12 +62,12 @@ def test_equals_an_explicit_loop(options: dict[str, bool]) -> None:
 
 
 @pytest.mark.parametrize("options", FORMS, ids=str)
-def test_padding(options: dict[str, bool]) -> None:
+def test_padding_does_not_change_valid_tokens(options: dict[str, bool]) -> None:
     assert_acts_on_valid_tokens(build(**options))
 
 
 @pytest.mark.parametrize("causal", [False, True])
-def test_memory(causal: bool) -> None:
+def test_memory_is_linear_in_the_length(causal: bool) -> None:
     assert_linear_memory(build(causal=causal), per_token=2 * 64)
 
 
@@ -105,13 +105,13 @@ def test_unnormalised_cannot_be_causal() -> None:
         build(normalize=False, causal=True)
 
 
-def test_golden_normalised(golden: Golden) -> None:
+def test_normalised_form_equals_the_golden_file(golden: Golden) -> None:
     arrays = golden("lra_jax_linear_attention")
     y = rm.create_mixer("linear", 8, num_heads=2).attend(*queries_keys_values(arrays), None)
     torch.testing.assert_close(y, torch.from_numpy(arrays["y"]), **TOLERANCE)
 
 
-def test_golden_unnormalised(golden: Golden) -> None:
+def test_unnormalised_form_equals_the_golden_file(golden: Golden) -> None:
     arrays = golden("lra_linear_unnormalised")
     mixer = rm.create_mixer("linear", 8, num_heads=2, normalize=False)
     q, k, v = queries_keys_values(arrays)

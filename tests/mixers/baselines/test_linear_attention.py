@@ -34,7 +34,7 @@ def test_equals_the_matrix_of_weights(length: int, epsilon: float | None, causal
 
 
 @pytest.mark.parametrize("causal", [False, True])
-def test_gradients(causal: bool) -> None:
+def test_gradients_are_correct(causal: bool) -> None:
     inputs = [t[:, :2, :, :2].requires_grad_() for t in draw(5)]
 
     def run(q: Tensor, k: Tensor, v: Tensor) -> Tensor:

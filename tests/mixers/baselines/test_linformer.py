@@ -72,16 +72,16 @@ def test_default_lengths() -> None:
     assert build(max_length=1000).key_projection.shape == (1, 256, 1000)
 
 
-def test_padding() -> None:
+def test_padding_does_not_change_valid_tokens() -> None:
     assert_acts_on_valid_tokens(build(projected_length=5))
 
 
-def test_memory() -> None:
+def test_memory_is_linear_in_the_length() -> None:
     mixer = build(max_length=2048, projected_length=32)
     assert_linear_memory(mixer, per_token=2 * 32)
 
 
-def test_golden(golden: Callable[[str], dict[str, np.ndarray]]) -> None:
+def test_equals_the_golden_file(golden: Callable[[str], dict[str, np.ndarray]]) -> None:
     arrays = golden("lra_linformer")
     mixer = build(8, projected_length=6, share_heads=False).float()
     mixer.load_state_dict({"key_projection": torch.from_numpy(arrays["p.E"])}, strict=False)

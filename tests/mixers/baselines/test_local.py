@@ -47,7 +47,7 @@ def test_default_block(max_length: int | None, block: int) -> None:
     assert rm.create_mixer("local", 8, max_length=max_length).block_size == block
 
 
-def test_reference_fixture(golden) -> None:
+def test_equals_the_golden_file(golden) -> None:
     """Check that the butterfly authors' attention in contiguous blocks is equal."""
     g = golden("block_attention")
     mixer = rm.create_mixer("local", 8, num_heads=2, block_size=4)
@@ -72,6 +72,6 @@ def test_stream_state_keeps_its_size() -> None:
 
 
 @pytest.mark.parametrize("block", [0, -1, 2.5, "8"])
-def test_bad_block_size(block) -> None:
+def test_bad_block_size_is_refused(block) -> None:
     with pytest.raises(ValueError, match=r"block_size: .*\b1\b"):
         rm.create_mixer("local", 8, block_size=block)

@@ -73,6 +73,6 @@ def test_default_window(max_length, window: int) -> None:
 @pytest.mark.parametrize(
     ("options", "named"), [({"window": 0}, "window"), ({"num_global": -1}, "num_global")], ids=str
 )
-def test_bad_options(options: dict, named: str) -> None:
+def test_bad_options_are_refused(options: dict, named: str) -> None:
     with pytest.raises(ValueError, match=f"{named}: expected"):
         rm.create_mixer("longformer", 8, **options)

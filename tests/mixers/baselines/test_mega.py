@@ -71,7 +71,7 @@ def test_equals_the_formula(chunk: int | None, attention_fn: str, causal: bool) 
     torch.testing.assert_close(mixer(x), expected, atol=1e-12, rtol=1e-10)
 
 
-def test_golden_layer(golden: Callable[[str], dict[str, np.ndarray]]) -> None:
+def test_layer_equals_the_golden_file(golden: Callable[[str], dict[str, np.ndarray]]) -> None:
     vectors = {key: torch.from_numpy(value) for key, value in golden("mega_layer_softmax").items()}
     parameters = {key[2:]: value for key, value in vectors.items() if key.startswith("p.")}
     weight, bias = parameters.pop("norm.norm.weight"), parameters.pop("norm.norm.bias")

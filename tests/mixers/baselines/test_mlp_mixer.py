@@ -58,6 +58,6 @@ def test_default_hidden_width_is_half_the_channels() -> None:
 
 
 @pytest.mark.parametrize("options", [{"hidden_dim": 0}, {"hidden_dim": 1.5}], ids=str)
-def test_bad_hidden_width(options: dict) -> None:
+def test_bad_hidden_width_is_refused(options: dict) -> None:
     with pytest.raises(ValueError, match="hidden_dim: expected"):
         rm.create_mixer("mlp_mixer", 8, max_length=4, **options)

@@ -68,7 +68,7 @@ def test_equals_explicit_landmarks(
 
 
 @pytest.mark.parametrize("num_landmarks", [1, 3, 6, 13, 20])
-def test_padding(num_landmarks: int) -> None:
+def test_padding_does_not_change_valid_tokens(num_landmarks: int) -> None:
     """Check empty landmarks: with few valid tokens the result is softmax attention."""
     assert_acts_on_valid_tokens(build(num_landmarks=num_landmarks, conv_kernel=3))
 
@@ -98,7 +98,7 @@ def test_more_landmarks_approximate_softmax_attention_better() -> None:
 
 
 @pytest.mark.parametrize("padding", [False, True])
-def test_gradients(padding: bool) -> None:
+def test_gradients_are_correct(padding: bool) -> None:
     mixer = build(4, 2, num_landmarks=3, conv_kernel=3)
     x = torch.randn(2, 7, 4, dtype=torch.float64, requires_grad=True)
     mask = None
@@ -149,7 +149,7 @@ def test_compiles_and_exports_through_landmarks() -> None:
     torch.testing.assert_close(program.module()(x, key_padding_mask=mask), expected)
 
 
-def test_memory() -> None:
+def test_memory_is_linear_in_the_length() -> None:
     assert_linear_memory(build(num_landmarks=16), per_token=2 * 16)
 
 
@@ -161,7 +161,7 @@ def test_dropout_acts_in_training_only() -> None:
     assert torch.equal(mixer(x), mixer(x))
 
 
-def test_golden(golden: Golden) -> None:
+def test_equals_the_golden_file(golden: Golden) -> None:
     arrays = golden("lra_nystrom_conv")
     weight = torch.from_numpy(arrays["p.conv.weight"])
     mixer = rm.create_mixer(

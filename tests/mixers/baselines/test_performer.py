@@ -76,7 +76,7 @@ def test_equals_explicit_features(options: dict[str, object], causal: bool) -> N
 
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
-def test_padding(options: dict[str, object], causal: bool) -> None:
+def test_padding_does_not_change_valid_tokens(options: dict[str, object], causal: bool) -> None:
     assert_acts_on_valid_tokens(build(causal=causal, **options))
 
 
@@ -92,7 +92,7 @@ def test_stabilizer_is_the_largest_valid_key() -> None:
 
 @pytest.mark.parametrize("kernel", ["softmax", "relu"])
 @pytest.mark.parametrize("causal", [False, True])
-def test_memory(causal: bool, kernel: str) -> None:
+def test_memory_is_linear_in_the_length(causal: bool, kernel: str) -> None:
     mixer = build(causal=causal, kernel=kernel, num_features=24)
     assert_linear_memory(mixer, per_token=2 * 64)
 
@@ -202,7 +202,7 @@ def golden_layer(arrays: dict[str, np.ndarray], kernel: str, **options) -> Perfo
     return mixer
 
 
-def test_golden_softmax_kernel(golden: Golden) -> None:
+def test_softmax_kernel_equals_the_golden_file(golden: Golden) -> None:
     """Check the reference wrapper.
 
     It ignores the kernel's name, scales twice and counts padding as zeros.
@@ -221,7 +221,7 @@ def test_golden_softmax_kernel(golden: Golden) -> None:
     )
 
 
-def test_golden_relu_kernel(golden: Golden) -> None:
+def test_relu_kernel_equals_the_golden_file(golden: Golden) -> None:
     arrays = golden("performer_generalized_relu")
     y = golden_layer(arrays, "relu").attend(*queries_keys_values(arrays), None)
     torch.testing.assert_close(y, torch.from_numpy(arrays["y"]), **TOLERANCE)

@@ -195,6 +195,6 @@ def test_default_buckets(max_length, chunk: int, factors: tuple[int, ...]) -> No
     ],
     ids=str,
 )
-def test_bad_options(options: dict, named: str) -> None:
+def test_bad_options_are_refused(options: dict, named: str) -> None:
     with pytest.raises(ValueError, match=f"{named}: expected"):
         rm.create_mixer("reformer", 8, **options)

@@ -104,7 +104,7 @@ def test_dropout_is_applied_to_the_weights() -> None:
 
 
 @pytest.mark.parametrize("steps", [1, 5])
-def test_golden_layer(golden: Golden, steps: int) -> None:
+def test_layer_equals_the_golden_file(golden: Golden, steps: int) -> None:
     arrays = golden(f"sinkformer_it{steps}")
     mixer = rm.create_mixer("sinkformer", 16, num_heads=2, num_iterations=steps, bias=False)
     names = {"to_qkv.weight": "qkv.weight"}
@@ -126,7 +126,7 @@ def test_golden_layer(golden: Golden, steps: int) -> None:
         )
 
 
-def test_golden_operator(golden: Golden) -> None:
+def test_operator_equals_the_golden_file(golden: Golden) -> None:
     arrays = golden("sinkformer_operator")
     scores = torch.from_numpy(arrays["c"]).unsqueeze(1)
     for name in arrays.keys() - {"c"}:

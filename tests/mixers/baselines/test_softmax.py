@@ -19,12 +19,12 @@ import rifflemix as rm
         ({"out_bias": False}, (True, False)),
     ],
 )
-def test_biases(options: dict[str, Any], biases: tuple[bool, bool]) -> None:
+def test_biases_follow_the_options(options: dict[str, Any], biases: tuple[bool, bool]) -> None:
     mixer = rm.create_mixer("softmax", 8, num_heads=2, **options)
     assert (mixer.qkv.bias is not None, mixer.proj.bias is not None) == biases
 
 
-def test_inner_width() -> None:
+def test_inner_width_sets_the_projections() -> None:
     mixer = rm.create_mixer("softmax", 8, num_heads=2, inner_dim=12).double()
     assert mixer.qkv.weight.shape == (36, 8)
     assert mixer.proj.weight.shape == (8, 12)
@@ -76,6 +76,6 @@ def test_empty_cache_has_the_dtype_of_the_parameters() -> None:
         ({"out_bias": 1}, "out_bias: .*True.*False.*got 1"),
     ],
 )
-def test_bad_options(options: dict[str, Any], message: str) -> None:
+def test_bad_options_are_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises(rm.InputError, match=message):
         rm.create_mixer("softmax", 8, num_heads=2, **options)

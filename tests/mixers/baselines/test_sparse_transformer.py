@@ -127,6 +127,6 @@ def test_default_stride(max_length, stride: int, num_summary: int) -> None:
     ],
     ids=str,
 )
-def test_bad_options(options: dict, named: str) -> None:
+def test_bad_options_are_refused(options: dict, named: str) -> None:
     with pytest.raises(ValueError, match=f"{named}:"):
         rm.create_mixer("sparse_transformer", 8, **options)

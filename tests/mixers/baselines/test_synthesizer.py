@@ -72,7 +72,7 @@ def test_equals_explicit_scores(options: dict[str, object]) -> None:
 
 
 @forms
-def test_padding(options: dict[str, object]) -> None:
+def test_padding_does_not_change_valid_tokens(options: dict[str, object]) -> None:
     mixer = build(**options)
     assert_acts_on_valid_tokens(mixer)
     x = torch.randn(2, 7, 6, dtype=torch.float64, requires_grad=True)
@@ -84,13 +84,13 @@ def test_padding(options: dict[str, object]) -> None:
 
 
 @forms
-def test_streams(options: dict[str, object]) -> None:
+def test_streams_equal_the_whole_sequence(options: dict[str, object]) -> None:
     if options["causal"]:
         assert_streams(build(**options), 16)
 
 
 @pytest.mark.parametrize("options", MODES, ids=str)
-def test_gradients(options: dict[str, object]) -> None:
+def test_gradients_are_correct(options: dict[str, object]) -> None:
     mixer = build(4, 2, 5, **options)
     names = [name for name, _ in mixer.named_parameters()]
     x = torch.randn(2, 4, 4, dtype=torch.float64, requires_grad=True)
@@ -102,7 +102,7 @@ def test_gradients(options: dict[str, object]) -> None:
     assert torch.autograd.gradcheck(run, (x, *mixer.parameters()))
 
 
-def test_shapes() -> None:
+def test_parameter_shapes_follow_the_mode() -> None:
     def shapes(**options) -> dict[str, tuple[int, ...]]:
         mixer = build(bias=False, out_bias=False, **options)
         return {name: tuple(p.shape) for name, p in mixer.named_parameters()}

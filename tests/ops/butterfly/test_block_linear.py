@@ -236,14 +236,14 @@ X, WEIGHT = torch.randn(2, 6), torch.randn(2, 3, 4)
         (None, WEIGHT, None, "x: .*got NoneType"),
     ],
 )
-def test_bad_arguments(x, weight, bias, named: str) -> None:
+def test_bad_arguments_are_refused(x, weight, bias, named: str) -> None:
     with pytest.raises(rm.InputError, match=named):
         block_linear(x, weight, bias)
 
 
 @pytest.mark.parametrize("name", ["in_stride", "out_stride"])
 @pytest.mark.parametrize("stride", [0, -1, 4, 1.0, True, "2", None])
-def test_bad_strides(name: str, stride: Any) -> None:
+def test_bad_strides_are_refused(name: str, stride: Any) -> None:
     with pytest.raises(rm.InputError, match=f"^{name}:"):
         block_linear(torch.randn(2, 18), torch.randn(6, 3, 4), **{name: stride})
 

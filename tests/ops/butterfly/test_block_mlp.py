@@ -280,6 +280,6 @@ W = torch.randn(2, 3, 4)
         ([BlockMap(W, out_stride=0)], r"maps\[0\].out_stride: .*got 0"),
     ],
 )
-def test_bad_arguments(maps: Any, named: str) -> None:
+def test_bad_arguments_are_refused(maps: Any, named: str) -> None:
     with pytest.raises(rm.InputError, match=named):
         block_mlp(torch.randn(2, 6), maps)

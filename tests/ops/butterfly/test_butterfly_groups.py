@@ -123,6 +123,6 @@ def test_compiles_and_exports() -> None:
         (lambda: butterfly_merge(torch.randn(2, 6, 4), 1, dim=-1), "dim: .*got -1"),
     ],
 )
-def test_bad_arguments(call, named: str) -> None:
+def test_bad_arguments_are_refused(call, named: str) -> None:
     with pytest.raises(rm.InputError, match=named):
         call()

@@ -135,6 +135,6 @@ def test_large_lengths_are_quick(length: int, block: int) -> None:
         (4.0, 4, r"length: .*got 4\.0"),
     ],
 )
-def test_impossible_arguments(length: int, block: int, named: str) -> None:
+def test_impossible_arguments_are_refused(length: int, block: int, named: str) -> None:
     with pytest.raises(rm.InputError, match=named):
         rm.ops.butterfly_strides(length, block)

@@ -168,7 +168,7 @@ def test_generator_state_determines_dropped_elements() -> None:
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_gradients(backend: str) -> None:
+def test_gradients_are_correct(backend: str) -> None:
     x = torch.randn(2, 6, dtype=torch.float64, requires_grad=True)
 
     def run(x: Tensor) -> Tensor:

@@ -92,6 +92,8 @@ def test_gradcheck(groups: int) -> None:
         ([0] * 4, 2, {"heads": 0}, "heads"),
     ],
 )
-def test_bad_arguments(steps: list[int], groups: int, options: dict, named: str) -> None:
+def test_bad_arguments_are_refused(
+    steps: list[int], groups: int, options: dict, named: str
+) -> None:
     with pytest.raises(InputError, match=named):
         channel_permute(torch.randn(1, 6, 4), steps, groups, **options)

@@ -94,6 +94,8 @@ X = torch.randn(2, 6, 4)
         (X, [0] * 4, {"backend": "triton"}, "backend"),
     ],
 )
-def test_bad_arguments(x: torch.Tensor, steps: object, options: dict, named: str) -> None:
+def test_bad_arguments_are_refused(
+    x: torch.Tensor, steps: object, options: dict, named: str
+) -> None:
     with pytest.raises(InputError, match=named):
         circular_shift(x, steps, **options)

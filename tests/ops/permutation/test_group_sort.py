@@ -265,7 +265,7 @@ DOWN = torch.tensor([True, False, True, False])
         (1, {"backend": "triton"}, "backend"),
     ],
 )
-def test_bad_arguments(groups: int, options: dict, named: str) -> None:
+def test_bad_arguments_are_refused(groups: int, options: dict, named: str) -> None:
     with pytest.raises(InputError, match=named):
         group_sort(X, groups, **options)
 

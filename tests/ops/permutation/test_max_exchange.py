@@ -78,7 +78,7 @@ def test_gradcheck(mask: Tensor | None) -> None:
     torch.autograd.gradcheck(lambda x: max_exchange(x, key_padding_mask=mask), (x,))
 
 
-def test_bad_arguments() -> None:
+def test_bad_arguments_are_refused() -> None:
     with pytest.raises(InputError, match=r"x: .*got \(3, 4\)"):
         max_exchange(torch.randn(3, 4))
     with pytest.raises(InputError, match="backend"):

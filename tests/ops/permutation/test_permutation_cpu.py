@@ -42,7 +42,7 @@ def largest_divisor(number: int, most: int) -> int:
 
 
 @pytest.mark.parametrize("channels", CHANNELS)
-def test_sort_of_all_tokens(channels: int) -> None:
+def test_sort_of_all_tokens_equals_eager(channels: int) -> None:
     kinds = itertools.cycle(itertools.product(DTYPES, ORDERS, range(3), (1, 2)))
     for length in LENGTHS:
         dtype, order, mask, some = next(kinds)
@@ -53,7 +53,7 @@ def test_sort_of_all_tokens(channels: int) -> None:
 
 @pytest.mark.parametrize("order", ORDERS)
 @pytest.mark.parametrize("size", [1, 2, 3, 4, 5, 8, 15, 16, 31, 64, 100])
-def test_groups(size: int, order: str) -> None:
+def test_group_sort_of_all_group_sizes_equals_eager(size: int, order: str) -> None:
     for dtype, mask, groups in zip(DTYPES, range(3), (1, 3, 20), strict=True):
         length = size * groups
         options = {"heads": 6, "key_padding_mask": mask_of(mask, length), **options_of(order, 42)}
@@ -62,7 +62,7 @@ def test_groups(size: int, order: str) -> None:
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("heads", [1, 2, 4, 32, 64])
-def test_heads(heads: int, dtype: torch.dtype) -> None:
+def test_operators_with_heads_equal_eager(heads: int, dtype: torch.dtype) -> None:
     x = values(2, 60, 64, dtype)
     for groups in (1, 5, 30):
         check(group_sort, x, groups, heads=heads)
@@ -71,7 +71,7 @@ def test_heads(heads: int, dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("length", [1, 2, 31, 32, 33, 64, 70, 200])
-def test_shifts(length: int, dtype: torch.dtype) -> None:
+def test_shifts_and_exchanges_equal_eager(length: int, dtype: torch.dtype) -> None:
     for channels, mask in itertools.product((5, 16, 32, 40), range(3)):
         x = values(2, length, channels, dtype)
         steps = torch.randint(-2 * length, 2 * length + 1, (channels,))
@@ -85,7 +85,7 @@ def test_shifts(length: int, dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("mask", MASK_TENSORS)
-def test_padding_anywhere(mask: str) -> None:
+def test_padded_tokens_equal_eager(mask: str) -> None:
     options = {"key_padding_mask": MASK_TENSORS[mask]}
     x = values(3, 12, 24, torch.float32)
     for groups, order in itertools.product((1, 2, 6, 12), ("reference", "ascending", "descending")):
@@ -97,7 +97,7 @@ def test_padding_anywhere(mask: str) -> None:
 
 @settings(max_examples=60, deadline=None)
 @given(case=tokens(), order=st.sampled_from(list(ORDERS)))
-def test_any_tokens(case: tuple[Tensor, Tensor | None, int], order: str) -> None:
+def test_random_tokens_equal_eager(case: tuple[Tensor, Tensor | None, int], order: str) -> None:
     x, mask, groups = case
     x = x if x.dtype in DTYPES else x.float()
     channels = x.shape[2]
@@ -110,7 +110,7 @@ def test_any_tokens(case: tuple[Tensor, Tensor | None, int], order: str) -> None
 
 @pytest.mark.parametrize("length", [32768, 32769, 65536, 65537])
 @pytest.mark.parametrize("dtype", DTYPES[:2], ids=str)
-def test_long_sequences(length: int, dtype: torch.dtype) -> None:
+def test_long_sequences_equal_eager(length: int, dtype: torch.dtype) -> None:
     """Lengths around the limit of 16-bit indices in sort keys and in the backward pass."""
     check(group_sort, values(1, length, 2, dtype), order="ascending")
 
@@ -127,7 +127,7 @@ def test_long_sequences(length: int, dtype: torch.dtype) -> None:
     ],
     ids=["channels", "tokens", "transposed", "one channel", "one sample", "every second"],
 )
-def test_memory_layouts(lay_out: Callable[[Tensor], Tensor]) -> None:
+def test_memory_layouts_equal_eager(lay_out: Callable[[Tensor], Tensor]) -> None:
     x = lay_out(values(2, 24, 20, torch.float32))
     for groups in (1, 12):
         check(group_sort, x, groups)

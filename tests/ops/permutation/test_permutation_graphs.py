@@ -55,7 +55,7 @@ WITHOUT_GRADIENT = ("group_sort, no index", "first_largest")
 
 @pytest.mark.parametrize("name", OPERATIONS)
 @pytest.mark.slow
-def test_operator_registration(name: str) -> None:
+def test_operators_pass_opcheck(name: str) -> None:
     operation, arguments = OPERATIONS[name]
     tensors = {
         "flip": torch.arange(8) % 2 == 0,
@@ -114,7 +114,7 @@ old_warning = pytest.mark.filterwarnings(
 @old_warning
 @pytest.mark.slow
 @pytest.mark.parametrize("dynamic", [False, True])
-def test_compile(dynamic: bool) -> None:
+def test_compiled_operators_equal_eager(dynamic: bool) -> None:
     torch._dynamo.reset()
     run = torch.compile(AllOperators("auto"), fullgraph=True, backend="aot_eager", dynamic=dynamic)
     for length in (64, 80):
@@ -130,7 +130,7 @@ def test_compile(dynamic: bool) -> None:
 @pytest.mark.slow
 @old_warning
 @pytest.mark.parametrize(("backend", "kernels"), [("auto", False), ("eager", False), ("cpu", True)])
-def test_export(backend: str, kernels: bool) -> None:
+def test_exported_operators_equal_eager(backend: str, kernels: bool) -> None:
     """An exported program contains no compiled kernels, unless the backend is "cpu"."""
     x, mask = tokens_and_mask(64)
     program = torch.export.export(AllOperators(backend), (x, mask))

@@ -40,7 +40,9 @@ def joint_power(num_tokens: int, channels: int, layers: int) -> list[int]:
         ("code_exp", 1, 3, [0, 0, 0]),
     ],
 )
-def test_values(kind: str, tokens: int, channels: int, expected: list[int]) -> None:
+def test_steps_have_the_published_values(
+    kind: str, tokens: int, channels: int, expected: list[int]
+) -> None:
     steps = shift_steps(kind, tokens, channels)
     assert steps.dtype == torch.int64
     assert steps.tolist() == expected
@@ -48,7 +50,7 @@ def test_values(kind: str, tokens: int, channels: int, expected: list[int]) -> N
 
 @settings(max_examples=60, deadline=None)
 @given(st.sampled_from(SHIFT_KINDS), st.integers(1, 5000), st.integers(1, 40), st.integers(1, 5))
-def test_range(kind: str, tokens: int, channels: int, layers: int) -> None:
+def test_steps_are_in_range(kind: str, tokens: int, channels: int, layers: int) -> None:
     for layer in range(layers):
         steps = shift_steps(kind, tokens, channels, layer_index=layer, num_layers=layers)
         assert steps.shape == (channels,)
@@ -145,7 +147,7 @@ def test_power_op_passes_opcheck() -> None:
         (("head", 8, 4), {"heads": 3}, "heads"),
     ],
 )
-def test_bad_schedules(arguments: tuple, options: dict, named: str) -> None:
+def test_bad_schedules_are_refused(arguments: tuple, options: dict, named: str) -> None:
     with pytest.raises(InputError, match=named):
         shift_steps(*arguments, **options)
 
@@ -193,6 +195,6 @@ def test_interleave_rule(arguments: tuple, options: dict, expected: list[int]) -
         ((8, 0), {"reverse": True}, "num_layers"),
     ],
 )
-def test_bad_interleaves(arguments: tuple, options: dict, named: str) -> None:
+def test_bad_interleaves_are_refused(arguments: tuple, options: dict, named: str) -> None:
     with pytest.raises(InputError, match=named):
         interleave_columns(*arguments, **options)

@@ -274,7 +274,7 @@ def test_removal_before_the_decay_equals_rwkv7() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32], ids=str)
 @each_variant
-def test_dtypes(variant: str, dtype: torch.dtype) -> None:
+def test_outputs_have_the_dtype_of_the_tokens(variant: str, dtype: torch.dtype) -> None:
     """Outputs have the dtype of the tokens; the state is float32."""
     arguments = recurrence(variant, (1, 2, 200), (8, 8))
     narrow = with_tensors(arguments, [x.to(dtype) for x in tensors(arguments)])

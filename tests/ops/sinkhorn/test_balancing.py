@@ -136,7 +136,7 @@ DIRECTIONS = [
 @pytest.mark.parametrize("fast", DIRECTIONS)
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("iterations", [0, 1, 4])
-def test_gradients(iterations: int, causal: bool, fast: bool) -> None:
+def test_gradients_are_correct(iterations: int, causal: bool, fast: bool) -> None:
     scores, dead = masked_scores()
     live = scores.isfinite()
     values = scores.masked_fill(~live, 0.0).requires_grad_()

@@ -193,7 +193,7 @@ DIRECTIONS = [
 
 @pytest.mark.parametrize("fast", DIRECTIONS)
 @pytest.mark.parametrize(("causal", "options"), variants())
-def test_gradients(causal: bool, options: dict[str, Any], fast: bool) -> None:
+def test_gradients_are_correct(causal: bool, options: dict[str, Any], fast: bool) -> None:
     mask = torch.zeros(1, 8, dtype=torch.bool)
     mask[0, [2, 7]] = True
     inputs = [t.requires_grad_() for t in heads_of(8, batch=1)]

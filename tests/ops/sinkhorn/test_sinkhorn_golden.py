@@ -39,7 +39,7 @@ def per_head(merged: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("backend", ["reference", "eager"])
 @pytest.mark.parametrize("iterations", [1, 2, 5, 8, 20])
-def test_operator_equals_the_fixture(golden: Golden, iterations: int, backend: str) -> None:
+def test_operator_equals_the_golden_file(golden: Golden, iterations: int, backend: str) -> None:
     z = tensors(golden, "sinkhorn_operator")
     close(sinkhorn(z["r"], iterations, backend=backend), z[f"sink_it{iterations}"])
 
@@ -70,7 +70,7 @@ def test_operator_with_the_relu_kernel(golden: Golden, backend: str) -> None:
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_encoder_equals_the_fixture(
+def test_encoder_equals_the_golden_file(
     golden: Golden, vector: str, options: dict, backend: str
 ) -> None:
     z = tensors(golden, "literal_sinkhorn_encoder")
@@ -87,7 +87,7 @@ def test_encoder_equals_the_fixture(
 @pytest.mark.parametrize(
     ("final_row_norm", "suffix"), [(False, ""), (True, "_rowlast")], ids=["literal", "row last"]
 )
-def test_causal_operator_equals_the_fixture(
+def test_causal_operator_equals_the_golden_file(
     golden: Golden, final_row_norm: bool, suffix: str, backend: str
 ) -> None:
     z = tensors(golden, "literal_sinkhorn_causal")

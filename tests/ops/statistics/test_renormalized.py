@@ -73,7 +73,7 @@ def test_memberships_are_recomputed_on_schedule() -> None:
 
 
 @pytest.mark.parametrize("every", [2, "doubling"])
-def test_gradients(every: int | str) -> None:
+def test_gradients_are_correct(every: int | str) -> None:
     w, temperature, bias = (x.requires_grad_() for x in make(1, 2, 5, 2))
     mask = torch.tensor([[False, False, False, False, True]])
 
@@ -151,7 +151,7 @@ def test_dropout_drops_in_training() -> None:
 
 
 @pytest.mark.parametrize("every", [0, -1, 2.5, True, "often"])
-def test_bad_settings(every: Any) -> None:
+def test_bad_settings_are_refused(every: Any) -> None:
     with pytest.raises(rm.InputError, match="renormalize_every:"):
         mixer_of(every, max_length=8)
 
