@@ -72,8 +72,7 @@ def printed() -> Section:
         "printed",
         list(map(_csv_line, entries)),
         results,
-        dots("Reproduced minus reported value, points", list(map(_difference, shown)), rule=0.0),
-        commands,
+        commands=commands,
         below=_table(shown),
     )
 
@@ -91,7 +90,7 @@ def _summary(entries: Sequence[Entry]) -> str:
         f"part. {_counted(whole)}"
         "The errors count the test samples of both numbers. "
         f"{f'Only one error is known of {listed(one_sided)}. ' if one_sided else ''}"
-        "Bars are two standard errors. `rifflemix report` writes the papers' tables with the runs "
+        "`rifflemix report` writes the papers' tables with the runs "
         "of your folders."
     )
 
@@ -111,13 +110,6 @@ def _counted(whole: Sequence[Entry]) -> str:
         f"{len(whole)} recipes were run in full, and {len(whole) - len(changes)} of these are "
         f"comparable: {listed(reasons)}. "
     )
-
-
-def _difference(entry: Entry) -> Row:
-    found = entry.agreement
-    value, error = found.difference, 2 * (found.error or 0.0)
-    mark = Mark(value, "main" if found.is_beyond else "other", value - error, value + error)
-    return Row(entry.recipe.name.partition("/")[2], (mark,), f"{value:+.2f}")
 
 
 def _csv_line(entry: Entry) -> dict[str, Any]:
