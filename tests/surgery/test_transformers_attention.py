@@ -141,7 +141,7 @@ def test_only_values_of_another_width_are_copied(mixer: str, copied: list[str]) 
 
 
 @pytest.mark.parametrize(("kind", "folder"), [("LwDetr", "lw_detr"), ("RfDetr", "rf_detr")])
-def test_query_groups_are_kept(kind: str, folder: str) -> None:
+def test_query_groups_of_detr_are_refused(kind: str, folder: str) -> None:
     settings = {"d_model": 16, "decoder_self_attention_heads": 2}
     host = host_of(kind, folder, **settings, group_detr=3)
     with pytest.raises(rm.InputError, match=r"\b3\b.*\(group_detr\)"):

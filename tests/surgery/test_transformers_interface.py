@@ -200,7 +200,7 @@ def test_mask_of_another_sequence_is_refused() -> None:
         bart(ids, attention_mask=torch.ones_like(ids), decoder_input_ids=ids[:, :7])
 
 
-def test_layers_with_different_mixers_need_an_index() -> None:
+def test_layers_with_different_settings_need_an_index() -> None:
     assert outputs_of(build("vit", "rifflemix_linear"), inputs_of("vit")).isfinite().all()
     with pytest.raises(rm.InputError, match=r"layer_idx.*got ViTAttention"):
         outputs_of(build("vit", "rifflemix_butterfly"), inputs_of("vit"))

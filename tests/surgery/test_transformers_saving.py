@@ -163,7 +163,7 @@ def sparse_bigbird() -> Any:
     ).eval()
 
 
-def test_model_that_returns_to_block_attention_is_refused(tmp_path: Path) -> None:
+def test_loading_with_block_attention_is_refused(tmp_path: Path) -> None:
     model, inputs = sparse_bigbird(), inputs_of("bert")
     with pytest.raises(rm.InputError, match="attention_type='original_full'"):
         replace_attention(model, "softmax")

@@ -43,7 +43,7 @@ class Prompted(nn.Module):
         return y
 
 
-def test_prompt_is_used_as_input() -> None:
+def test_prefill_is_traced_as_a_call() -> None:
     model, x = Prompted(), torch.randn(B, N, C)
     ((call,),) = trace(model, [x])
     assert call.name == "mixer"
@@ -52,7 +52,7 @@ def test_prompt_is_used_as_input() -> None:
     assert "prefill" not in vars(model.mixer)
 
 
-def test_failing_model_leaves_no_files() -> None:
+def test_failing_model_leaves_no_hooks() -> None:
     model = Prompted()
     with pytest.raises(InputError, match=r"^x: .*\b16\b.*got \(2, 12, 17\)"):
         list(trace(model, [torch.randn(B, N, C + 1)]))

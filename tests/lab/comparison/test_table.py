@@ -312,7 +312,7 @@ def test_no_difference_is_not_shown_as_minus_zero() -> None:
 
 
 @pytest.mark.parametrize("is_measured", [True, False])
-def test_other_metrics_use_the_split_with_finite_values(
+def test_deviation_over_samples_counts_for_other_metrics_if_measured(
     is_measured: bool,
 ) -> None:
     """Seeds alone separate 20 from 19; 300 samples with a deviation of 60 do not."""

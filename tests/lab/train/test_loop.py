@@ -136,7 +136,9 @@ def test_padded_tokens_are_not_counted(tmp_path: Path) -> None:
     assert result.tokens == 3 * int(ToySplit(8, 1, True, None).sizes.sum())
 
 
-def test_optimizer_is_built_fused_or_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_adamw_and_sgd_are_fused_and_adafactor_is_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     asked = []
 
     def build(*args: Any, fused: bool) -> Any:
