@@ -14,27 +14,22 @@ The same command continues after a stop.
 from __future__ import annotations
 
 import csv
-import shutil
 import sys
-import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import product
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
 import torch
+from conversion_study import ARMS, FROM_SCRATCH, ORIGINAL, Batch, Study
 from harness import run
 from scipy.stats import spearmanr
 from torch import Tensor, nn
 from torch.nn import functional
 
-import rifflemix as rm
-from rifflemix.files import make_folder, read_json, write_json
-from rifflemix.lab.conversion.stages import StageModel, StageTask
-from rifflemix.lab.train import TrainConfig, train
+from rifflemix.files import make_folder
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 sys.path.insert(0, f"{sys.path[0]}/surgery")
@@ -42,25 +37,7 @@ from torchvision_shim import declare_operators
 
 from trained_models import unpacked
 
-PAIRS, RATE, LENGTHS, BOOTSTRAPS = 8, 5e-4, (128, 512), 2000
-# Training -> share of the steps in each stage, whether labels are used, softmax layers kept.
-# "tuned" trains the original on the labels before it is converted.
-ARMS: dict[str, tuple[dict[str, float], bool, int]] = {
-    "layers, outputs with labels": ({"layers": 0.5, "outputs": 0.5}, True, 0),
-    "fine-tune": ({"fine_tune": 1.0}, True, 0),
-    "layers": ({"layers": 1.0}, False, 0),
-    "hybrid with labels": ({"layers": 0.5, "outputs": 0.5}, True, 3),
-    "layers, outputs": ({"layers": 0.5, "outputs": 0.5}, False, 0),
-    "outputs": ({"outputs": 1.0}, False, 0),
-    "layers, own inputs": ({"layers": 0.5, "own_inputs": 0.5}, False, 0),
-    "layers, fine-tune": ({"layers": 0.5, "fine_tune": 0.5}, True, 0),
-    "all stages": (
-        {"layers": 0.25, "own_inputs": 0.25, "outputs": 0.25, "fine_tune": 0.25}, True, 0
-    ),
-    "hybrid": ({"layers": 0.5, "outputs": 0.5}, False, 3),
-    "tuned, layers, outputs": ({"tuned": 0.5, "layers": 0.25, "outputs": 0.25}, True, 0),
-    "tuned, hybrid": ({"tuned": 0.5, "layers": 0.25, "outputs": 0.25}, True, 3),
-}  # fmt: skip
+PAIRS, BOOTSTRAPS = 8, 2000
 
 
 class SentenceEncoder(nn.Module):
@@ -143,18 +120,15 @@ def interval(found: np.ndarray, base: np.ndarray, wanted: np.ndarray) -> tuple[f
     return float(low), float(high)
 
 
-class Whole(StageModel):
-    """Training of all weights at one rate, for the controls."""
+class SentenceStudy(Study):
+    """Sentence encoder, judged by rank correlation with relatedness."""
 
-    def rate_factors(self) -> dict[str, float]:
-        """Return no factors."""
-        return {}
-
-
-class Study:
-    """One model, its data, and the folder of finished trainings."""
+    host = "all-MiniLM-L6-v2"
+    lengths = (128, 512)
+    batch_size = PAIRS
 
     def __init__(self, data: Path, work: Path, steps: int) -> None:
+        super().__init__(work, steps)
         declare_operators()
         from transformers import AutoTokenizer, BertModel
 
@@ -165,107 +139,40 @@ class Study:
         tokenizer = AutoTokenizer.from_pretrained(folder)
         self.bert = BertModel.from_pretrained(folder, add_pooling_layer=False).eval()
         self.original = SentenceEncoder(self.bert)
-        self.work, self.steps = work, steps
         self.train, self.validation, self.test = (
             read_pairs(data / f"sick.{name}.tsv.xz", tokenizer)
             for name in ("train", "trial", "test")
         )
 
-    def run(self, arm: str, mixer: str, seed: int) -> None:
-        """Make one training, if it is not in the work folder."""
-        steps = 0 if arm == "original" else self.steps
-        name = f"{arm.replace(', ', '+').replace(' ', '-')}-{mixer}-{seed}-{steps}"
-        path = self.work / f"{name}.json"
-        if path.exists():
-            return
-        start = time.perf_counter()
-        model, more = self._make(arm, mixer, seed, self.work / name)
-        seconds = time.perf_counter() - start
+    def fresh(self) -> nn.Module:
+        return SentenceEncoder(type(self.bert)(self.bert.config, add_pooling_layer=False))
+
+    def batches(self, count: int, seed: int) -> Sequence[Batch]:
+        return batches(self.train, min(count, len(self.train.ids) // PAIRS), seed)
+
+    def validation_batches(self) -> Sequence[Batch]:
+        return batches(self.validation, 4, 0)
+
+    def loss(self, outputs: Tensor, labels: Tensor) -> Tensor:
+        return relatedness_loss(outputs, labels)
+
+    def make_inputs(self, length: int) -> dict[str, Tensor]:
+        return padded([[101, *[2000] * (length - 2), 102]])
+
+    def score(self, model: nn.Module) -> float:
+        return spearman(cosines(model, self.validation), self.validation.relatedness)
+
+    def judge(self, model: nn.Module) -> tuple[np.ndarray, dict[str, float]]:
         found = cosines(model, self.test)
-        np.save(path.with_suffix(".npy"), found)
-        row: dict[str, Any] = {
-            "arm": arm,
-            "mixer": mixer,
-            "seed": seed,
-            "steps": steps,
-            "seconds": seconds,
-            "validation_spearman": spearman(
-                cosines(model, self.validation), self.validation.relatedness
-            ),
-            "test_spearman": spearman(found, self.test.relatedness),
-            **more,
-        }
-        if arm != "original":
-            base = np.load(self.work / "original-softmax-0-0.npy")
-            row["low"], row["high"] = interval(found, base, self.test.relatedness)
-        write_json(path, row)
-        shutil.rmtree(path.with_suffix(""), ignore_errors=True)
-        print(row, file=sys.stderr)
+        scores = {"validation_spearman": self.score(model)}
+        return found, scores | {"test_spearman": spearman(found, self.test.relatedness)}
 
-    def _make(
-        self, arm: str, mixer: str, seed: int, folder: Path
-    ) -> tuple[nn.Module, dict[str, Any]]:
-        pairs = batches(self.train, min(self.steps, len(self.train.ids) // PAIRS), seed)
-        if arm == "original":
-            return self.original, {}
-        if arm not in ARMS:
-            return self._control(arm, mixer, seed, pairs, self.steps, folder), {}
-        shares, has_labels, kept = ARMS[arm]
-        steps = {name: round(self.steps * share) for name, share in shares.items()}
-        original: nn.Module = self.original
-        if "tuned" in steps:
-            tuned = steps.pop("tuned")
-            original = self._control("tuned", mixer, seed, pairs[:tuned], tuned, folder / "tuned")
-            pairs = pairs[tuned:]
-        validation = batches(self.validation, 4, 0)
-        report = rm.convert(
-            original,
-            mixer,
-            pairs if has_labels else [inputs for inputs, _ in pairs],
-            validation=validation if has_labels else [inputs for inputs, _ in validation],
-            loss=relatedness_loss if has_labels else None,
-            steps=steps,
-            keep=kept or None,
-            make_inputs=lambda n: padded([[101, *[2000] * (n - 2), 102]]),
-            lengths=LENGTHS,
-            seed=seed,
-            out=folder / "conversion",
-        )
-        return report.model, {
-            "training_seconds": sum(stage.seconds for stage in report.stages),
-            "error": report.stages[-1].error,
-            **{f"speedup_{n}": value for n, value in report.speedups.items()},
-            "kept_layers": " ".join(str(of.index) for of in report.layers if not of.is_converted),
-        }
-
-    def _control(
-        self, arm: str, mixer: str, seed: int, pairs: Sequence[Any], steps: int, folder: Path
-    ) -> nn.Module:
-        """Train the original, or a model of random weights, on the labels."""
-        torch.manual_seed(seed)
-        is_new = arm == "from scratch"
-        model = SentenceEncoder(type(self.bert)(self.bert.config, add_pooling_layer=False))
-        if is_new:
-            rm.replace_attention(model, mixer, init="fresh")
-        else:
-            model.load_state_dict(self.original.state_dict())
-
-        def loss(index: int) -> Tensor:
-            inputs, wanted = pairs[index]
-            return relatedness_loss(model(**inputs), wanted)
-
-        config = TrainConfig(
-            max_steps=steps,
-            batch_size=1,
-            lr=RATE if is_new else RATE / 10,
-            warmup_steps=steps // 10,
-            clip_norm=1.0,
-            seed=seed,
-        )
-        task = StageTask("fine_tune", len(pairs), f"{arm} {mixer} {seed}")
-        whole = Whole(model, "fine_tune", loss)
-        train(whole, task, config, folder, device="cpu", tests=False, weights="last")
-        return model.eval()
+    def compare(self, found: np.ndarray, arm: str, seed: int) -> dict[str, float]:
+        if arm == ORIGINAL:
+            return {}
+        base = np.load(self.path(ORIGINAL, "softmax", 0).with_suffix(".npy"))
+        low, high = interval(found, base, self.test.relatedness)
+        return {"low": low, "high": high}
 
 
 def measure(
@@ -274,21 +181,10 @@ def measure(
     steps: int = 120,
     seeds: int = 1,
     mixers: tuple[str, ...] = ("linear", "tssa", "csp", "butterfly"),
-    arms: tuple[str, ...] = (*ARMS, "from scratch"),
+    arms: tuple[str, ...] = (*ARMS, FROM_SCRATCH),
 ) -> Iterator[dict[str, Any]]:
-    """Make the trainings; each result contains every finished training of the work folder.
-
-    The folder may contain trainings of several numbers of steps.
-    """
-    study = Study(data, work, steps)
-    trainings = [("original", "softmax", 0)]
-    for seed in range(seeds):  # a whole grid of one seed, then the next seed
-        trainings.append(("original trained on", "softmax", seed))
-        trainings += product(arms, mixers, (seed,))
-    for training in trainings:
-        study.run(*training)
-        rows = [read_json(path) for path in sorted(work.glob("*.json"))]
-        yield {"batch_size": PAIRS, "rows": rows}
+    """Make the trainings; each result contains every finished training of the work folder."""
+    yield from SentenceStudy(data, work, steps).results(seeds, mixers, arms)
 
 
 if __name__ == "__main__":
