@@ -52,6 +52,7 @@ FORMATS: Mapping[str, Format] = {
     ),
     "rifflemix.suite/1": Format("accuracy", ("mixers",)),
     "rifflemix.conversion-study/1": Format("conversion"),
+    "rifflemix.conversion-vit/1": Format("conversion"),
     "rifflemix.tssa-lengths/1": Format("accuracy"),
     "rifflemix.reproduce/1": Format("reproduced", ("",), 2),
     "rifflemix.sweep/1": Format("reproduced", ("runs", "failed_runs"), 2),
