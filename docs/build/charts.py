@@ -221,8 +221,9 @@ def scatter(
     *,
     decades: bool = False,
 ) -> str:
-    """Draw a point (mixer, x, y) for each mixer, with its name.
+    """Draw a point (name, x, y) for each mixer.
 
+    A name is the mixer, or the mixer, a comma and other words.
     The scales start at 0, but the horizontal scale is logarithmic with `decades`.
     """
     figure, axes = _figure(3.0, 3.8)
@@ -239,7 +240,7 @@ def scatter(
         axes.minorticks_off()
     for is_right in (False, True):
         half = [point for point in points if (point[1] > middle) == is_right]
-        colors = [MIXER_COLORS.get(name, GRAY) for name, *_ in half]
+        colors = [MIXER_COLORS.get(name.partition(",")[0], GRAY) for name, *_ in half]
         for (_, x, y), color in zip(half, colors, strict=True):
             axes.plot(x, y, "o", color=color, markersize=9)
         _label(axes, half, colors, at_edge=is_right)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
-from charts import Mark, Row, dots
+from charts import Mark, Row, dots, scatter
 from common import Section, listed, results_of, table_of
 from store import FOLDER, Result, load, names, newest
 
@@ -207,3 +207,73 @@ def conversion() -> Section:
     picture = dots("Spearman correlation", drawn, before, 1.4)
     title = "Converting a trained sentence encoder"
     return Section(title, text, "conversion", rows, [result], picture, commands)
+
+
+ALL_LAYERS, HALF = "layers, outputs with labels", "hybrid with labels"
+# Training -> number of layers with the new mixer, and the words of the table.
+ON_IMAGES = {
+    HALF: (3, "stages"),
+    ALL_LAYERS: (6, "stages"),
+    "fine-tune": (6, "fine-tuning only"),
+    "from scratch": (6, "from scratch"),
+}
+
+
+def vision_transformer() -> Section:
+    """Compare conversions of a vision transformer, and the controls."""
+    result = newest("conversion-vit-*")
+    order = {arm: place for place, arm in enumerate(ON_IMAGES)}
+    rows = sorted(
+        result.content["rows"],
+        key=lambda row: (row["mixer"], order.get(row["arm"], -1), row["steps"], row["seed"]),
+    )
+    frame = pd.DataFrame(rows)
+    of_arm = frame.set_index(["arm", "steps"]).test_accuracy.groupby(level=[0, 1]).mean()
+    reached = [f"{100 * of:.1f} % after {steps} steps" for steps, of in of_arm[TRAINED_ON].items()]
+    kinds = ["mixer", "layers"]
+    frame["layers"] = [ON_IMAGES.get(arm, (0, ""))[0] for arm in frame.arm]
+    speed_ups = frame.groupby(kinds)[["speedup_64", "speedup_1024"]].median()
+    table, points = [], []
+    new = frame[frame.layers > 0].groupby(["mixer", "arm", "steps"], sort=False)
+    for (mixer, arm, steps), of in new:
+        layers, training = ON_IMAGES[arm]
+        lost, faster = 100 * of.lost, speed_ups.loc[mixer, layers]
+        spread = f" ({lost.min():.1f} to {lost.max():.1f})" if len(of) > 1 else ""
+        staged = 100 * of[f"after_{'keep_3' if arm == HALF else 'layers'}"].mean()
+        table.append([
+            mixer, f"{layers} of 6", training, str(steps), str(len(of)),
+            f"{lost.mean():.1f}{spread}", f"{100 * of.standard_error.mean():.1f}",
+            "" if pd.isna(staged) else f"{staged:.1f}",
+            f"{100 * of.validation_accuracy.mean():.1f}", *(f"{x:.1f}" for x in faster),
+        ])  # fmt: skip
+        if training == "stages" and steps == 320:
+            points.append((f"{mixer}, {layers} of 6", faster.iloc[1], lost.mean()))
+    ends = (min(points, key=lambda of: of[2]), max(points, key=lambda of: of[1]))
+    losses = [
+        f"{name.replace(',', ' in')} layers loses {lost:.1f} points of accuracy and is {times:.1f} "
+        "times as fast"
+        for name, times, lost in ends
+    ]
+    text = (
+        f"{'; '.join(losses)} as softmax at 1,024 tokens. The original reaches "
+        f"{100 * of_arm['original', 0]:.1f} % on the 10,000 test images of CIFAR-10; trained on, "
+        f"{listed(reached)} of {result.content['batch_size']} images. Losses are differences to "
+        "this control with the same seed and steps: means, and ranges over seeds. Errors are "
+        "paired standard errors of one seed. The other accuracies are of 1,000 validation images. "
+        "The stage layers has half of the steps. Speed-ups are for one image on one thread, "
+        "medians of all trainings with this number of converted layers; images of CIFAR-10 have 64 "
+        "tokens."
+    )
+    headers = ["Mixer", "Layers", "Training", "Steps", "Seeds", "Lost, points", "Error",
+               "After the stage layers, %", "At the end, %",
+               *(f"Speed-up, {n} tokens" for n in ("64", "1,024"))]  # fmt: skip
+    script = "python benchmarks/conversion_vit.py --data data --work runs/conversion-vit"
+    picture = scatter("Accuracy lost against speed gained", points, "Speed-up at 1,024 tokens",
+                      "Points of accuracy lost")  # fmt: skip
+    return Section(
+        "Converting a vision transformer", text, "conversion-vit", rows, [result], picture,
+        [f"{script} --arms '{HALF}' '{ALL_LAYERS}'",
+         f"{script} --seeds 1",
+         f"{script} --seeds 1 --steps 640 --mixers linear --arms '{HALF}'"],
+        "\n".join(table_lines(headers, table, range(3, len(headers)))),
+    )  # fmt: skip
