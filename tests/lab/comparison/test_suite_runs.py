@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import threading
-import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -27,7 +26,7 @@ from rifflemix.lab.comparison.choices import resolve
 from rifflemix.lab.comparison.suites.catalog import Suite, SuiteTask
 from rifflemix.lab.runs.status import RunStatus
 from rifflemix.lab.tasks import task_card
-from rifflemix.locks import FolderInUse, locked
+from rifflemix.locks import locked
 
 TINY = Suite(
     "tiny",
@@ -207,28 +206,20 @@ def test_every_mixer_of_the_small_suite_fits_a_padded_task(tmp_path: Path) -> No
 
 def test_suite_waits_for_another_process_that_writes_the_page(tiny: Suite, tmp_path: Path) -> None:
     """Check the lock: several processes may run tasks of one suite, and all write the page."""
-    out, done = tmp_path / "out", threading.Event()
+    out, taken, done = tmp_path / "out", threading.Event(), threading.Event()
 
     def other() -> None:
         with locked(out):
+            taken.set()
             done.wait(10)
 
     def run(one: ComparePlan) -> Results:
         results = run_comparison(one)
         threading.Thread(target=other).start()
-        while not is_held(out):
-            time.sleep(0.001)
+        assert taken.wait(10)
         threading.Timer(0.2, done.set).start()
         return results
 
     whole = plan(tiny, out)
     run_suite(replace(whole, plans={"coarse": whole.plans["coarse"]}), run)
     assert (out / "results.json").is_file()
-
-
-def is_held(folder: Path) -> bool:
-    try:
-        with locked(folder):
-            return False
-    except FolderInUse:
-        return True
