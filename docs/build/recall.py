@@ -110,8 +110,8 @@ def _heat() -> tuple[str, str]:
             for of in map(by_task.get, tasks)
         ]
         rows[mixer] = [*cells, (0.0, f"{state:,}")]
-    solved = found[found.solved == found.seeds].groupby("task").mixer.nunique()
-    counts = [f"{solved.get(task, 0)} of {len(rows)} mixers solve {task}" for task in tasks]
+    every = found.assign(every=found.solved == found.seeds).groupby("task", sort=False).every
+    counts = [f"{of.sum()} of {len(of)} mixers solve {task}" for task, of in every]
     title = f"{listed(counts)} in all seeds"
     return title, heat(title, [*tasks, "state"], rows)
 
@@ -170,11 +170,10 @@ def sentences(page: Path, _: list[str]) -> str:
     cells = _cells()
     for name, by_task in cells.items():
         hybrid = cells.get(f"{name}_hybrid", {})
-        changes = [
-            f"{task} from {100 * of.accuracy:.0f} to {100 * hybrid[task].accuracy:.0f} %"
-            for task, of in by_task.items()
-            if task in hybrid
-        ]
+        ends = {task: (100 * of.accuracy, 100 * hybrid[task].accuracy)
+                for task, of in by_task.items() if task in hybrid}  # fmt: skip
+        changes = [f"{task} from {a:.0f} to {b:.0f} %" for task, (a, b) in ends.items()
+                   if abs(a - b) >= 1]  # fmt: skip
         if changes:
             lines.append(f"- Softmax in the second layer moves `{name}` on {listed(changes)}.")
     few = summary().seeds.min()
@@ -197,7 +196,7 @@ def commands(page: Path, _: list[str]) -> str:
         f"{build} recall",
         "```",
         "",
-        "The table leaves out tasks of this command without a finished comparison. "
+        "Unfinished tasks are left out. The folders of all tasks belong into `runs/recall-small`. "
         f"Processor: {rows.cpu[0]}. All numbers are in [data/recall.csv](data/recall.csv).",
     ])  # fmt: skip
 
