@@ -66,6 +66,8 @@ class Study(ABC):
     host: ClassVar[str]
     lengths: ClassVar[tuple[int, ...]]
     batch_size: ClassVar[int]
+    rate: ClassVar[float] = RATE
+    """Learning rate of random weights; the original trains at a tenth of it."""
     original: nn.Module
 
     def __init__(self, work: Path, steps: int) -> None:
@@ -172,10 +174,11 @@ class Study(ABC):
         pairs: Sequence[Batch],
         steps: int,
         folder: Path,
-        rate: float = RATE,
+        rate: float | None = None,
     ) -> nn.Module:
         """Train the original at a tenth of the rate, or a model of random weights, on labels."""
         torch.manual_seed(seed)
+        rate = rate or self.rate
         is_new = arm == FROM_SCRATCH
         model = self.fresh()
         if not is_new:
