@@ -32,7 +32,7 @@ class RecallStudy(Study):
     """Language model for multi-query recall."""
 
     host = "GPT on mqar"
-    lengths = (1024, 4096)
+    lengths = (1024,)
     batch_size = SEQUENCES
     rate = 3e-3
 
