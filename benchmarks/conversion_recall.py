@@ -95,7 +95,7 @@ def measure(
     work: Path = Path("runs/conversion-recall"),
     steps: int = 500,
     seeds: int = 3,
-    mixers: tuple[str, ...] = ("linear", "tssa", "csp", "sliceformer", "gated_deltanet"),
+    mixers: tuple[str, ...] = ("linear", "tssa", "csp", "gated_deltanet"),
     arms: tuple[str, ...] = GRID,
 ) -> Iterator[dict[str, Any]]:
     """Make the trainings; each result contains every finished training of the work folder."""

@@ -51,6 +51,7 @@ FORMATS: Mapping[str, Format] = {
         "accuracy", ("mixers", "runs", "failed_runs", "tuning.trials", "tuning.failed_trials")
     ),
     "rifflemix.suite/1": Format("accuracy", ("mixers",)),
+    "rifflemix.conversion-recall/1": Format("conversion"),
     "rifflemix.conversion-study/1": Format("conversion"),
     "rifflemix.conversion-vit/1": Format("conversion"),
     "rifflemix.tssa-lengths/1": Format("accuracy"),

@@ -20,7 +20,7 @@ from rifflemix.lab.comparison.rows import Table
 from rifflemix.lab.comparison.suites.catalog import get_suite
 from rifflemix.lab.comparison.suites.report import Overall, SuiteReport
 from rifflemix.lab.report.units import format_duration
-from rifflemix.text import bold, bullet_lines, table_lines
+from rifflemix.text import bold, bullet_lines, code, table_lines
 
 SUITE, EVERY_MIXER, WITHOUT_MIXING = "lra-small", "every-mixer", "identity"
 _SCORES = (
@@ -276,4 +276,43 @@ def vision_transformer() -> Section:
          f"{script} --seeds 1",
          f"{script} --seeds 1 --steps 640 --mixers linear --arms '{HALF}'"],
         "\n".join(table_lines(headers, table, range(3, len(headers)))),
+    )  # fmt: skip
+
+
+RECALL_ARMS = ("layers, outputs", ALL_LAYERS, "fine-tune", "from scratch")
+
+
+def recall() -> Section:
+    """Compare the recall of a small language model before and after conversions."""
+    result = newest("conversion-recall-*")
+    rows = sorted(result.content["rows"], key=lambda row: (row["mixer"], row["arm"], row["seed"]))
+    scores = 100 * pd.DataFrame(rows).set_index(["arm", "mixer", "seed"]).test_accuracy.sort_index()
+    table = []
+    for mixer in dict.fromkeys(row["mixer"] for row in rows if row["mixer"] != "softmax"):
+        cells = [scores.loc[arm, mixer] for arm in RECALL_ARMS]
+        table.append(
+            [mixer, *(f"{of.mean():.0f} ({of.min():.0f} to {of.max():.0f})" for of in cells)]
+        )
+    labels, scratch = (
+        scores.loc[arm].groupby("mixer").mean() for arm in (ALL_LAYERS, "from scratch")
+    )
+    kept = [code(mixer) for mixer in labels.index if labels[mixer] >= 90]
+    lost = [f"`{mixer}` keeps {of:.0f} %" for mixer, of in labels.items() if of < 90]
+    text = (
+        f"A language model that recalls {scores.loc['original'].iloc[0]:.0f} % of the values keeps "
+        f"over 90 % after a conversion to {listed(kept)}; {listed(lost)}. The model has two "
+        "layers of softmax attention and learned multi-query recall (`mqar`) at 16 tokens. Each "
+        f"training has {rows[0]['steps'] or rows[-1]['steps']} steps of "
+        f"{result.content['batch_size']} sequences and converts all layers. Numbers are mean test "
+        f"accuracies and ranges over {scores.index.get_level_values('seed').nunique()} seeds, in "
+        "percent. After stages with labels, a mixer is at most "
+        f"{(scratch - labels).max():.0f} points below the same mixer from scratch, and at most "
+        f"{(labels - scratch).max():.0f} above it."
+    )
+    headers = ["Mixer", "Stages without labels", "Stages with labels", "Fine-tuning only",
+               "From scratch"]  # fmt: skip
+    return Section(
+        "Recall of a converted language model", text, "conversion-recall", rows, [result],
+        commands=["python benchmarks/conversion_recall.py --work runs/conversion-recall"],
+        below="\n".join(table_lines(headers, table, range(1, len(headers)))),
     )  # fmt: skip

@@ -47,7 +47,11 @@ QUESTIONS = {
     "How fast?": (speed.speed, speed.decoding),
     "How much memory?": (speed.memory,),
     "Do reported values reproduce?": (reproduced.printed, verdicts),
-    "What does a converted model lose?": (accuracy.conversion, accuracy.vision_transformer),
+    "What does a converted model lose?": (
+        accuracy.conversion,
+        accuracy.vision_transformer,
+        accuracy.recall,
+    ),
     "Where do mixers fail?": (reproduced.listops,),
 }
 

@@ -10,7 +10,6 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from charts import Mark, Row, dots
 from common import Section, listed
 from store import Result, load, names, newest
 
@@ -165,14 +164,10 @@ def listops() -> Section:
     )
     entries = sorted(entries, key=lambda entry: -mean_of(entry).ours)
     above = float(newest("plateau-*").content["left_above"])
-    drawn, table, cells, starts_of = [], [], [], {}
+    table, cells, starts_of = [], [], {}
     for entry in entries:
         mean, error = mean_of(entry), _error(entry)
         seeds = starts_of[_mixer(entry)] = [_left_at(run, above) for run in entry.finished]
-        marks = [Mark(mean.ours, "main", mean.ours - 2 * error, mean.ours + 2 * error)]
-        if mean.printed is not None:
-            marks.append(Mark(mean.printed, "other"))
-        drawn.append(Row(_mixer(entry), tuple(marks), f"{mean.ours:.2f}"))
         table.append({
             "recipe": entry.recipe.name,
             "mixer": _mixer_name(entry),
@@ -186,7 +181,7 @@ def listops() -> Section:
         })  # fmt: skip
         cells.append([
             _mixer(entry, mixer_card(_mixer_name(entry)).title),
-            f"{mean.ours:.2f}",
+            f"{mean.ours:.2f} ± {error:.2f}",
             "" if mean.printed is None else f"{mean.printed:.2f}",
             len(entry.finished),
             f"{mean.parameters:,}",
@@ -199,8 +194,7 @@ def listops() -> Section:
         "host",
         table,
         results,
-        dots("Test accuracy on ListOps of full length, %", drawn),
-        commands,
+        commands=commands,
         below="\n".join(table_lines(headers, cells, range(1, len(headers) - 1))),
     )
 
@@ -230,7 +224,7 @@ def _what_listops_shows(
         f"{listed(behind) or 'no mixer'} are worse by more than two standard errors of the "
         "difference. ListOps has up to 2,000 tokens here; the model is that of Dimension Mixer's "
         f"Table 5, trained for {train.max_steps:,} steps of {train.batch_size} samples. "
-        "Rings are reported values; bars are two standard errors."
+        "The table has standard errors."
     )
 
 
