@@ -151,12 +151,12 @@ def _scores(row: Compared) -> dict[str, Any]:
 
 
 TRAINED_ON = "original trained on"
-# Trainings in the text -> the layers that were converted.
+# Trainings of the table -> title of the column.
 CONVERTED = {
     "hybrid with labels": "3 of 6 layers",
-    "layers, outputs with labels": "all layers",
-    "tuned, hybrid": "3 of 6 layers of the fine-tuned original",
-    "tuned, layers, outputs": "all layers of the fine-tuned original",
+    "layers, outputs with labels": "All layers",
+    "tuned, hybrid": "3 of 6 layers, fine-tuned first",
+    "tuned, layers, outputs": "All layers, fine-tuned first",
 }
 
 
@@ -173,7 +173,7 @@ def conversion() -> Section:
     means = trained.groupby("steps", sort=False).mean()
     reached = [f"{mean:.3f} after {steps} steps" for steps, mean in means.items()]
     scratch = scores.xs("from scratch", level="arm")
-    drawn, losses, seen = [], [], ""
+    drawn, losses, seen = [], {}, ""
     for (mixer, arm, steps), of_seeds in scores.groupby(["mixer", "arm", "steps"], sort=False):
         if mixer != seen:
             drawn.append(Row("the original" if mixer == "softmax" else f"softmax to {mixer}"))
@@ -184,18 +184,19 @@ def conversion() -> Section:
         if arm in CONVERTED:
             lost = trained[steps] - of_seeds[mixer, arm, steps]
             ends = dict.fromkeys((f"{lost.min():.3f}", f"{lost.max():.3f}"))
-            losses.append(f"`{mixer}` in {CONVERTED[arm]} loses {' to '.join(ends)}")
+            losses.setdefault(mixer, {})[arm] = " to ".join(ends)
     text = (
         f"The original reaches a rank correlation of {before:.3f} with human judgments; trained "
-        f"on, {' and '.join(reached)}. Against it after the same steps, "
-        f"{'; '.join(losses)}. New mixers in a model of random weights reach "
-        f"{min(scratch):.3f} to {max(scratch):.3f}. The original is all-MiniLM-L6-v2 (6 layers, "
-        "384 channels). The score is Spearman's correlation of cosines and relatedness on the "
-        f"4,927 test pairs of SICK. Each step has {content['batch_size']} pairs. The sentences "
-        'have 10 words on average. The trainings "tuned" fine-tune the original for half of the '
-        "steps and convert it in the other half. "
-        "Each dot is a seed; the dashed line is the original before training."
+        f"on, {' and '.join(reached)}. New mixers in a model of random weights reach "
+        f"{min(scratch):.3f} to {max(scratch):.3f}. The model is all-MiniLM-L6-v2 (6 layers, 384 "
+        "channels), judged by Spearman's correlation of cosines and relatedness on the 4,927 test "
+        f"pairs of SICK, 10 words on average. A step has {content['batch_size']} pairs. Each dot "
+        "is a seed, and the dashed line the original. The table has the correlation lost against "
+        'the original trained on for as many steps. "Fine-tuned first" and "tuned" spend half '
+        "of the steps on the original."
     )
+    table = [[code(mixer), *(of.get(arm, "") for arm in CONVERTED)] for mixer, of in losses.items()]
+    below = "\n".join(table_lines(["Mixer", *CONVERTED.values()], table, range(1, 5)))
     script, arm = "python benchmarks/", "--arms 'layers, outputs with labels'"
     commands = [
         "make trained-models",
@@ -206,7 +207,7 @@ def conversion() -> Section:
     ]
     picture = dots("Spearman correlation", drawn, before, 1.4)
     title = "Converting a trained sentence encoder"
-    return Section(title, text, "conversion", rows, [result], picture, commands)
+    return Section(title, text, "conversion", rows, [result], picture, commands, below)
 
 
 ALL_LAYERS, HALF = "layers, outputs with labels", "hybrid with labels"
