@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torchvision_shim import declare_operators
 
 import rifflemix as rm
 
@@ -114,3 +115,22 @@ def test_a_trained_run_is_converted_and_predicts(tmp_path: Path) -> None:
     assert set(converted.predict(texts[:3])) <= {"good", "bad"}
     converted.export_onnx(tmp_path / "films.onnx")
     assert (tmp_path / "films.onnx").is_file()
+
+
+def test_converted_run_is_saved_for_transformers(tmp_path: Path) -> None:
+    declare_operators()
+    transformers = pytest.importorskip("transformers", reason="transformers is not installed")
+    texts = [f"{word} film {n}" for n in range(20) for word in ("great", "dull")]
+    task = rm.Task.from_arrays(texts, ["good", "bad"] * 20)
+    rm.compare(task, ["softmax"], out=tmp_path / "run", max_steps=2, dim=16, threads=1)
+    run = rm.load_run(tmp_path / "run")
+    rm.replace_attention(run.model, "tssa", layers=[1])
+    run.save_pretrained(tmp_path / "saved")
+    rm.register_hf()
+    cls = transformers.AutoModelForSequenceClassification
+    again = cls.from_pretrained(tmp_path / "saved")
+    state = run.model.state_dict()
+    loaded = again.model.state_dict()
+    assert loaded.keys() == state.keys()
+    assert all(torch.equal(loaded[name], state[name]) for name in state)
+    assert again.config.id2label == {0: "bad", 1: "good"}

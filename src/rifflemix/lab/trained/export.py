@@ -23,6 +23,7 @@ from rifflemix.mixers import TokenMixer
 from rifflemix.models import Model
 from rifflemix.models.language.gpt import GPT, GPTState
 from rifflemix.models.pretrained import as_json
+from rifflemix.surgery import SwappedAttention, apply_swap, describe_swap
 from rifflemix.version import VERSION
 
 _PROMPT = 4  # tokens before the traced step
@@ -338,6 +339,8 @@ def save_for_transformers(model: Model, record: TaskRecord, folder: Path) -> Non
         labels |= {"target_mean": record.target_mean, "target_std": record.target_std}
     config = hub.RifflemixConfig(preset=model.name, settings=as_json(model.settings), **labels)
     saved = cls(config)
+    if any(isinstance(module, SwappedAttention) for module in model.modules()):
+        apply_swap(saved.model, describe_swap(model))
     saved.model.load_state_dict(model.state_dict())
     make_folder(folder)
     saved.save_pretrained(folder)
