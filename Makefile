@@ -62,7 +62,7 @@ demo: $(VENV)/.demo
 	$(VENV)/bin/rifflemix bench scaling --tokens 1024,4096 --repeats 3 \
 		--mixers csp,sliceformer,tssa,butterfly,sinkhorn
 
-# Everything but the slow tests; five to seven minutes on two cores.
+# Everything but the slow tests; about five minutes on two cores.
 test: $(VENV)/.ok
 	$(PYTEST) -m "not slow"
 
