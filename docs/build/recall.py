@@ -175,7 +175,9 @@ def sentences(page: Path, _: list[str]) -> str:
         changes = [f"{task} from {a:.0f} to {b:.0f} %" for task, (a, b) in ends.items()
                    if abs(a - b) >= 1]  # fmt: skip
         if changes:
-            lines.append(f"- Softmax in the second layer moves `{name}` on {listed(changes)}.")
+            lines.append(
+                f"- With softmax in the second layer, `{name}` changes on {listed(changes)}."
+            )
     few = summary().seeds.min()
     most = 100 * (1 - 0.05 ** (1 / few))
     return "\n".join([

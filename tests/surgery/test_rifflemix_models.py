@@ -29,6 +29,18 @@ MODELS: dict[str, tuple[dict[str, Any], tuple[int, ...]]] = {
 }  # fmt: skip
 
 
+TEXTS = [f"{word} film {n}" for n in range(20) for word in ("great", "dull")]
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the folder of a short training with softmax attention."""
+    out = tmp_path_factory.mktemp("trained") / "run"
+    task = rm.Task.from_arrays(TEXTS, ["good", "bad"] * 20)
+    rm.compare(task, ["softmax"], out=out, max_steps=2, dim=16, threads=1)
+    return out
+
+
 def built(case: str, **changes: Any) -> tuple[nn.Module, Tensor]:
     """Return a model with softmax attention and one batch."""
     settings, shape = MODELS[case]
@@ -99,31 +111,25 @@ def test_a_stack_of_mixers_is_refused() -> None:
     assert torch.equal(model(x), expected)
 
 
-def test_a_trained_run_is_converted_and_predicts(tmp_path: Path) -> None:
-    texts = [f"{word} film {n}" for n in range(20) for word in ("great", "dull")]
-    task = rm.Task.from_arrays(texts, ["good", "bad"] * 20)
-    rm.compare(task, ["softmax"], out=tmp_path / "run", max_steps=2, dim=16, threads=1)
-    run = rm.load_run(tmp_path / "run")
+def test_a_trained_run_is_converted_and_predicts(trained: Path, tmp_path: Path) -> None:
+    run = rm.load_run(trained)
     before = copy.deepcopy(run.model.state_dict())
     batches = [
-        {name: torch.from_numpy(array) for name, array in run.encode(texts[n : n + 8]).items()}
+        {name: torch.from_numpy(array) for name, array in run.encode(TEXTS[n : n + 8]).items()}
         for n in (0, 8)
     ]
     report = rm.convert(run.model, "linear", batches, steps=2)
     assert all(torch.equal(value, before[name]) for name, value in run.model.state_dict().items())
     converted = dataclasses.replace(run, model=report.model)
-    assert set(converted.predict(texts[:3])) <= {"good", "bad"}
+    assert set(converted.predict(TEXTS[:3])) <= {"good", "bad"}
     converted.export_onnx(tmp_path / "films.onnx")
     assert (tmp_path / "films.onnx").is_file()
 
 
-def test_converted_run_is_saved_for_transformers(tmp_path: Path) -> None:
+def test_converted_run_is_saved_for_transformers(trained: Path, tmp_path: Path) -> None:
     declare_operators()
     transformers = pytest.importorskip("transformers", reason="transformers is not installed")
-    texts = [f"{word} film {n}" for n in range(20) for word in ("great", "dull")]
-    task = rm.Task.from_arrays(texts, ["good", "bad"] * 20)
-    rm.compare(task, ["softmax"], out=tmp_path / "run", max_steps=2, dim=16, threads=1)
-    run = rm.load_run(tmp_path / "run")
+    run = rm.load_run(trained)
     rm.replace_attention(run.model, "tssa", layers=[1])
     run.save_pretrained(tmp_path / "saved")
     rm.register_hf()

@@ -303,7 +303,7 @@ def recall() -> Section:
         f"A language model that recalls {scores.loc['original'].iloc[0]:.0f} % of the values keeps "
         f"over 90 % after a conversion to {listed(kept)}; {listed(lost)}. The model has two "
         "layers of softmax attention and learned multi-query recall (`mqar`) at 16 tokens. Each "
-        f"training has {rows[0]['steps'] or rows[-1]['steps']} steps of "
+        f"training has {max(row['steps'] for row in rows)} steps of "
         f"{result.content['batch_size']} sequences and converts all layers. Numbers are mean test "
         f"accuracies and ranges over {scores.index.get_level_values('seed').nunique()} seeds, in "
         "percent. After stages with labels, a mixer is at most "

@@ -1,7 +1,7 @@
 """Built-in adapters. They recognize host models without importing the libraries."""
 
 from rifflemix.surgery.adapters import Adapter
-from rifflemix.surgery.hosts.own_models import OwnSoftmaxAttention
+from rifflemix.surgery.hosts.rifflemix_models import RifflemixAttention
 from rifflemix.surgery.hosts.timm import TimmAttention
 from rifflemix.surgery.hosts.timm_copies import CopiedTimmAttention
 from rifflemix.surgery.hosts.torch_nn import TorchMultiheadAttention
@@ -10,7 +10,7 @@ from rifflemix.surgery.hosts.x_transformers import XTransformersAttention
 
 ADAPTERS: tuple[Adapter, ...] = (
     TorchMultiheadAttention(),
-    OwnSoftmaxAttention(),
+    RifflemixAttention(),
     TimmAttention(),
     TransformersAttention(),
     XTransformersAttention(),

@@ -10,28 +10,20 @@ from torch import Tensor, nn
 from rifflemix.mixers import TokenMixer
 from rifflemix.mixers.baselines.softmax import SoftmaxAttention
 from rifflemix.surgery.adapters import (
-    Adapter,
     HostAttention,
     SwappedAttention,
     forward_is_its_own,
     has_class_token,
 )
-from rifflemix.surgery.hosts.timm import ROTARY
-from rifflemix.surgery.weights import HostWeights, Projection
+from rifflemix.surgery.hosts.timm import ROTARY, TimmAttention
 
 
 class SwappedMixer(SwappedAttention):
     """Mixer in place of another mixer. Streams and properties are those of the new mixer."""
 
-    def forward(
-        self,
-        x: Tensor,
-        *,
-        key_padding_mask: Tensor | None = None,
-        cu_seqlens: Tensor | None = None,
-    ) -> Tensor:
+    def forward(self, x: Tensor, **options: Any) -> Tensor:
         """Mix tokens; see `TokenMixer.forward`."""
-        y: Tensor = self.mixer(x, key_padding_mask=key_padding_mask, cu_seqlens=cu_seqlens)
+        y: Tensor = self.mixer(x, **options)
         return y
 
     def __getattr__(self, name: str) -> Any:
@@ -43,8 +35,11 @@ class SwappedMixer(SwappedAttention):
             return getattr(self.mixer, name)
 
 
-class OwnSoftmaxAttention(Adapter):
-    """Adapter for the mixer `softmax` in models of `create_model` and in trained runs."""
+class RifflemixAttention(TimmAttention):
+    """Adapter for the mixer `softmax` in models of `create_model` and in trained runs.
+
+    The mixer has the projections of timm's attention, `qkv` and `proj`.
+    """
 
     name = "rifflemix"
 
@@ -69,10 +64,3 @@ class OwnSoftmaxAttention(Adapter):
     def wrap(self, module: nn.Module, mixer: TokenMixer) -> SwappedAttention:
         """Return a `SwappedMixer`."""
         return SwappedMixer(mixer, module)
-
-    def weights(self, module: nn.Module) -> HostWeights:
-        """Read `qkv` and `proj`."""
-        host: Any = module
-        biases = (None,) * 3 if host.qkv.bias is None else host.qkv.bias.chunk(3)
-        query, key, value = map(Projection, host.qkv.weight.chunk(3), biases)
-        return HostWeights(query, key, value, Projection(host.proj.weight, host.proj.bias))
