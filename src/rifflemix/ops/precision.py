@@ -24,6 +24,11 @@ def without_autocast(like: Tensor) -> AbstractContextManager[object]:
     return torch.autocast(kind, enabled=False)
 
 
+def wide(x: Tensor) -> Tensor:
+    """Convert `x` to float32 unless it is wider."""
+    return x.to(torch.promote_types(x.dtype, torch.float32))
+
+
 def wide_default() -> torch.dtype:
     """Return torch's default dtype, or float32 if the default has 16 bits.
 

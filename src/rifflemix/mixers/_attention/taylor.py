@@ -15,7 +15,7 @@ from torch import Tensor
 
 from rifflemix.mixers._attention.autograd_functions import scaled, sums_before
 from rifflemix.mixers.token_groups import group_size, join_groups, split_groups
-from rifflemix.ops.precision import sum_of_products, without_autocast
+from rifflemix.ops.precision import sum_of_products, wide, without_autocast
 
 _EPSILON = 1e-12
 _CHUNK = 64
@@ -42,7 +42,7 @@ def taylor_attention(
     Returns:
         (B, H, N, D), at least in float32: sums of 16-bit features would lose too much.
     """
-    q, k, v = _wide(q), _wide(k), _with_ones(v, key_padding_mask)
+    q, k, v = wide(q), wide(k), _with_ones(v, key_padding_mask)
     with without_autocast(v):
         if causal:
             y = _causal(q, k, v)
@@ -56,7 +56,7 @@ def taylor_sums(k: Tensor, v: Tensor, key_padding_mask: Tensor | None) -> tuple[
     """Sum features times values, and features, over all tokens: (B, H, M, D) and (B, H, M)."""
     v = _with_ones(v, key_padding_mask)
     with without_autocast(v):
-        sums = sum_of_products(taylor_features(_wide(k).mT).mT, v)
+        sums = sum_of_products(taylor_features(wide(k).mT).mT, v)
     return sums[..., :-1], sums[..., -1]
 
 
@@ -90,9 +90,5 @@ def _causal(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 def _with_ones(v: Tensor, key_padding_mask: Tensor | None) -> Tensor:
     """Append a value of 1 to each token, which sums the weights, and set padding to zero."""
-    v = F.pad(_wide(v), (0, 1), value=1.0)
+    v = F.pad(wide(v), (0, 1), value=1.0)
     return v if key_padding_mask is None else v.masked_fill(key_padding_mask[:, None, :, None], 0.0)
-
-
-def _wide(x: Tensor) -> Tensor:
-    return x.to(torch.promote_types(x.dtype, torch.float32))

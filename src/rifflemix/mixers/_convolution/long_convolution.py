@@ -18,17 +18,12 @@ from rifflemix.compat import has_plain_autograd
 from rifflemix.errors import bad_argument, check_choice
 from rifflemix.nn.layers import WeightReadLinear, weight_is_plain
 from rifflemix.ops.define import define
-from rifflemix.ops.precision import as_default, wide_default, without_autocast
+from rifflemix.ops.precision import as_default, wide, wide_default, without_autocast
 
 NO_ONNX = "its convolution is one operator of this package: ONNX transforms no complex numbers"
 FIRST_LAGS = {"present": 0, "next": 1}
 
 _NUMBERS_IN_CACHE = 2**18
-
-
-def wide(x: Tensor) -> Tensor:
-    """Convert `x` to float32 unless it is wider."""
-    return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
 def fft_convolution(

@@ -12,10 +12,10 @@ from torch import Tensor, nn
 from rifflemix.checks import check_bool, check_integer, check_tokens
 from rifflemix.compat import take_first
 from rifflemix.errors import bad_argument
-from rifflemix.mixers._convolution.long_convolution import fft_convolution, wide
+from rifflemix.mixers._convolution.long_convolution import fft_convolution
 from rifflemix.mixers.padding import last_tokens
 from rifflemix.mixers.token_groups import full_groups, missing_tokens
-from rifflemix.ops.precision import without_autocast
+from rifflemix.ops.precision import wide, without_autocast
 
 
 class ComplexPair(NamedTuple):

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from rifflemix.checks import check_bool, check_integer
-from rifflemix.mixers._convolution.long_convolution import NO_ONNX, fft_convolution, wide
+from rifflemix.mixers._convolution.long_convolution import NO_ONNX, fft_convolution
 from rifflemix.mixers._convolution.state_space import (
     ComplexPair,
     ExponentialKernel,
@@ -20,7 +20,7 @@ from rifflemix.mixers._convolution.state_space import (
 from rifflemix.mixers.base import TokenMixer
 from rifflemix.mixers.cards import MixerCard
 from rifflemix.mixers.padding import fill_valid_tokens, last_tokens, mix_valid_tokens
-from rifflemix.ops.precision import as_default, wide_default
+from rifflemix.ops.precision import as_default, wide, wide_default
 
 # Values of the released code: the ring of the initial smoothing factors, and their largest modulus.
 _LEAST_MODULUS, _GREATEST_MODULUS, _GREATEST_PHASE = 0.1, 0.9, math.pi

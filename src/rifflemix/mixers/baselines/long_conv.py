@@ -14,12 +14,12 @@ from rifflemix.mixers._convolution.long_convolution import (
     NO_ONNX,
     KernelNetwork,
     fft_convolution,
-    wide,
 )
 from rifflemix.mixers.base import TokenMixer
 from rifflemix.mixers.cards import MixerCard
 from rifflemix.mixers.padding import mix_valid_tokens
 from rifflemix.ops.dropout.backends import dropout as drop
+from rifflemix.ops.precision import wide
 
 _FIRST_WIDTH = 0.075
 # Mean of the initial window parameter gamma of the first filters.

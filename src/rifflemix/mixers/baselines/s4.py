@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from rifflemix.checks import check_integer
 from rifflemix.errors import bad_argument
-from rifflemix.mixers._convolution.long_convolution import NO_ONNX, fft_convolution, wide
+from rifflemix.mixers._convolution.long_convolution import NO_ONNX, fft_convolution
 from rifflemix.mixers._convolution.state_space import (
     ComplexPair,
     ExponentialKernel,
@@ -21,7 +21,7 @@ from rifflemix.mixers._convolution.state_space import (
 from rifflemix.mixers.base import TokenMixer
 from rifflemix.mixers.cards import MixerCard
 from rifflemix.mixers.padding import fill_valid_tokens, last_tokens, mix_valid_tokens
-from rifflemix.ops.precision import as_default
+from rifflemix.ops.precision import as_default, wide
 
 
 class S4(TokenMixer):

@@ -11,7 +11,6 @@ from torch import Tensor, nn
 
 from rifflemix.checks import check_integer
 from rifflemix.errors import bad_argument
-from rifflemix.mixers._convolution.long_convolution import wide
 from rifflemix.mixers._convolution.state_space import (
     ComplexPair,
     both_directions,
@@ -21,7 +20,7 @@ from rifflemix.mixers._convolution.state_space import (
 from rifflemix.mixers.base import TokenMixer
 from rifflemix.mixers.cards import MixerCard
 from rifflemix.mixers.padding import fill_valid_tokens, last_tokens, mix_valid_tokens
-from rifflemix.ops.precision import as_default, wide_default, without_autocast
+from rifflemix.ops.precision import as_default, wide, wide_default, without_autocast
 
 # Minimum damping: a state space diverges if its eigenvalues cross the imaginary axis.
 _LEAST_DECAY = 1e-4

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-import torch
 from torch import Tensor
 
 from rifflemix.checks import check_integer, check_positive
 from rifflemix.mixers._attention.multi_head import MultiHeadMixer
 from rifflemix.mixers.cards import MixerCard
 from rifflemix.ops.dropout.backends import dropout as drop
+from rifflemix.ops.precision import wide
 
 
 class Sinkformer(MultiHeadMixer):
@@ -92,7 +92,7 @@ def balanced_attention(
     Returns:
         (B, H, N, N), float32 or float64: N times the transport plan with uniform marginals 1 / N.
     """
-    log_weights = scores.to(torch.promote_types(scores.dtype, torch.float32))
+    log_weights = wide(scores)
     empty = None
     if key_padding_mask is not None:
         padded = key_padding_mask[:, None, :, None]

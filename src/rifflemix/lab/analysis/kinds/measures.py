@@ -10,6 +10,7 @@ from torch import Tensor
 
 from rifflemix.checks import check_tokens
 from rifflemix.errors import bad_argument
+from rifflemix.ops.precision import wide
 
 
 @dataclass(frozen=True)
@@ -95,7 +96,7 @@ def collapse_bound(
     permutes = [permute] * len(weights) if callable(permute) else list(permute)
     if len(permutes) != len(weights):
         raise bad_argument("permute", f"one, or {len(weights)} of them", len(permutes))
-    tokens = x.detach().to(torch.promote_types(x.dtype, torch.float32))
+    tokens = wide(x.detach())
     centre = tokens.median(dim=1, keepdim=True).values
     residual = [one_infinity_norm(tokens - centre)]
     bound = [residual[0]]

@@ -9,7 +9,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from rifflemix.checks import check_integer
-from rifflemix.mixers._convolution.long_convolution import wide
 from rifflemix.mixers.baselines.recurrent.recurrent_mixer import (
     Parts,
     RecurrentMixer,
@@ -21,6 +20,7 @@ from rifflemix.mixers.baselines.recurrent.recurrent_mixer import (
     unit_norm,
 )
 from rifflemix.mixers.cards import MixerCard
+from rifflemix.ops.precision import wide
 
 
 class GatedDeltaNet(RecurrentMixer):

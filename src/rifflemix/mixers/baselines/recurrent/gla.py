@@ -8,7 +8,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from rifflemix.checks import check_integer
-from rifflemix.mixers._convolution.long_convolution import wide
 from rifflemix.mixers.baselines.recurrent.recurrent_mixer import (
     Parts,
     RecurrentMixer,
@@ -17,6 +16,7 @@ from rifflemix.mixers.baselines.recurrent.recurrent_mixer import (
     heads_of,
 )
 from rifflemix.mixers.cards import MixerCard
+from rifflemix.ops.precision import wide
 
 # The decay is sigmoid(...)^(1 / temperature), so that it starts near 1.
 _TEMPERATURE = 16.0

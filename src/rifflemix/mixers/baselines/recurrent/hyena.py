@@ -14,7 +14,6 @@ from rifflemix.errors import bad_argument
 from rifflemix.mixers._convolution.long_convolution import (
     NO_ONNX,
     fft_convolution,
-    wide,
     wide_linear,
 )
 from rifflemix.mixers.base import TokenMixer
@@ -23,7 +22,7 @@ from rifflemix.mixers.cards import MixerCard
 from rifflemix.mixers.padding import fill_valid_tokens, last_tokens, mix_valid_tokens
 from rifflemix.nn.layers import WeightReadLinear
 from rifflemix.ops.dropout.backends import dropout as drop
-from rifflemix.ops.precision import without_autocast
+from rifflemix.ops.precision import wide, without_autocast
 
 _SHORT = 3
 # The window of a channel falls to 0.01 between 0.3 and 1.5 times `max_length`.

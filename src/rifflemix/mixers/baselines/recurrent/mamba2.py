@@ -9,7 +9,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from rifflemix.checks import check_integer
-from rifflemix.mixers._convolution.long_convolution import wide
 from rifflemix.mixers.baselines.recurrent.recurrent_mixer import (
     Parts,
     RecurrentMixer,
@@ -20,6 +19,7 @@ from rifflemix.mixers.baselines.recurrent.recurrent_mixer import (
     softplus_bias,
 )
 from rifflemix.mixers.cards import MixerCard
+from rifflemix.ops.precision import wide
 
 
 class Mamba2(RecurrentMixer):

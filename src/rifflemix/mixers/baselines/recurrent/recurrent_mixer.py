@@ -9,11 +9,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from rifflemix.mixers._convolution.long_convolution import wide
 from rifflemix.mixers.base import TokenMixer
 from rifflemix.mixers.packed import Segments
 from rifflemix.mixers.padding import fill_valid_tokens, mix_valid_tokens, take_tokens
 from rifflemix.ops.convolution.backends import short_convolution
+from rifflemix.ops.precision import wide
 from rifflemix.ops.recurrence.backends import linear_recurrence
 
 

@@ -10,7 +10,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from rifflemix.errors import bad_argument
-from rifflemix.mixers._convolution.long_convolution import wide
 from rifflemix.mixers.baselines.recurrent.recurrent_mixer import (
     Parts,
     RecurrentMixer,
@@ -19,6 +18,7 @@ from rifflemix.mixers.baselines.recurrent.recurrent_mixer import (
     heads_of,
 )
 from rifflemix.mixers.cards import MixerCard
+from rifflemix.ops.precision import wide
 
 _BASE = 10_000.0
 

@@ -10,7 +10,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from rifflemix.checks import check_bool
-from rifflemix.mixers._convolution.long_convolution import wide
 from rifflemix.mixers.baselines.recurrent.recurrent_mixer import (
     Parts,
     RecurrentMixer,
@@ -21,7 +20,7 @@ from rifflemix.mixers.baselines.recurrent.recurrent_mixer import (
     unit_norm,
 )
 from rifflemix.mixers.cards import MixerCard
-from rifflemix.ops.precision import wide_default
+from rifflemix.ops.precision import wide, wide_default
 
 _STRONGEST = math.exp(-0.5)  # the decay is at least exp(-exp(-0.5)) = 0.545
 # With this largest rate, the eigenvalues of the transition stay within [-1, 1].
