@@ -176,7 +176,8 @@ def sentences(page: Path, _: list[str]) -> str:
                    if abs(a - b) >= 1]  # fmt: skip
         if changes:
             lines.append(
-                f"- With softmax in the second layer, `{name}` changes on {listed(changes)}."
+                "- With softmax in the second layer, the accuracy changes: "
+                f"`{name}` on {listed(changes)}."
             )
     few = summary().seeds.min()
     most = 100 * (1 - 0.05 ** (1 / few))

@@ -11,13 +11,14 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
+import short_comparison
 from fake_comparison import results_of_plan
 from torch import Tensor
 from typer.testing import CliRunner
 
 import rifflemix as rm
 from rifflemix.cli.app import app
-from rifflemix.lab.comparison import CompareConfig, default_budget, plan_comparison, train_config
+from rifflemix.lab.comparison import CompareConfig, plan_comparison
 from rifflemix.lab.comparison import estimate as estimates
 from rifflemix.lab.comparison.choices import chosen_mixers, read_config
 from rifflemix.lab.comparison.estimate import Estimate, TimeLeft
@@ -32,20 +33,8 @@ TINY = [
 
 
 def settings(**changes: Any) -> CompareConfig:
-    train = train_config(
-        default_budget("digits"), max_steps=4, batch_size=64, lr=1e-3, precision="no"
-    )
-    base = CompareConfig(
-        task="digits",
-        mixers=("softmax", "identity"),
-        seeds=(0, 1),
-        dim=8,
-        num_layers=1,
-        num_heads=2,
-        train=replace(train, eval_every=2),
-        task_options={"patch_size": 4},
-    )
-    return replace(base, **changes)
+    short = short_comparison.settings(mixers=("softmax", "identity"), seeds=(0, 1), dim=8)
+    return replace(short, train=replace(short.train, max_steps=4, eval_every=2), **changes)
 
 
 def run(out: Path, config: CompareConfig, **options: Any) -> tuple[dict[str, Any], list[Estimate]]:
