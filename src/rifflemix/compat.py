@@ -150,8 +150,7 @@ def widest_float(device: torch.device) -> torch.dtype:
 
 def elu_into(x: Tensor, out: Tensor) -> Tensor:
     """Write elu(x) into `out`, of any layout. torch.nn.functional.elu has no `out` argument."""
-    y: Tensor = torch.ops.aten.elu.out(x, out=out)
-    return y
+    return torch.ops.aten.elu.out(x, out=out)
 
 
 def take_first(table: Tensor, length: int, dim: int) -> Tensor:
@@ -277,8 +276,7 @@ def storage_key(tensor: Tensor) -> int:
 
     It is valid while the storage exists.
     """
-    key: int = tensor.untyped_storage()._cdata
-    return key
+    return tensor.untyped_storage()._cdata
 
 
 def fused_attention_node(y: Tensor) -> Any:

@@ -87,8 +87,7 @@ class Butterfly(StridedGroups):
         return torch.empty(self.max_length, dtype=order.dtype).copy_(order)
 
     def mix_group(self, groups: Tensor, *, key_padding_mask: Tensor | None) -> Tensor:
-        y: Tensor = self.attention(groups, key_padding_mask=key_padding_mask)
-        return y
+        return self.attention(groups, key_padding_mask=key_padding_mask)
 
     def mix(self, x: Tensor, key_padding_mask: Tensor | None) -> Tensor:
         if self.token_rank is None:

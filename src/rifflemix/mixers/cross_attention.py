@@ -70,8 +70,7 @@ class CrossAttention(nn.Module):
 
     def output(self, y: Tensor) -> Tensor:
         """Merge heads (B, H, M, D) and project them to (B, M, C)."""
-        out: Tensor = self.proj(y.transpose(1, 2).flatten(2))
-        return out
+        return self.proj(y.transpose(1, 2).flatten(2))
 
     @property
     def dropout_now(self) -> float:

@@ -142,8 +142,7 @@ class CSP(PermutationMixer):
             steps = self.scheduled_steps(layout, v.device)
         spec = SortSpec(layout.groups, self.order == "reference", self.heads)
         module = backends.for_sort(v, spec, with_index)
-        permuted: Permuted = module.permute(v, steps, spec, mask, with_index)
-        return permuted
+        return module.permute(v, steps, spec, mask, with_index)
 
     def scheduled_steps(self, layout: GroupLayout, device: torch.device) -> Tensor | None:
         """Compute the steps (C,) of the schedule, or None without a shift."""

@@ -82,8 +82,7 @@ class Grouped(StridedGroups):
         )
 
     def mix_group(self, groups: Tensor, *, key_padding_mask: Tensor | None) -> Tensor:
-        y: Tensor = self.inner(groups, key_padding_mask=key_padding_mask)
-        return y
+        return self.inner(groups, key_padding_mask=key_padding_mask)
 
     def extra_repr(self) -> str:
         return f"{super().extra_repr()}, inner={self.inner.card.name}"

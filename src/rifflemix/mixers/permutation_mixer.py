@@ -154,16 +154,14 @@ class PermutationMixer(KeepsConstants, TokenMixer):
             mixed = self.permute(v, key_padding_mask)[0]
         else:
             mixed = mix_valid_tokens(lambda ordered, _: windows(ordered), v, key_padding_mask)
-        y: Tensor = self.proj(mixed)
-        return y
+        return self.proj(mixed)
 
     def mix_packed(self, x: Tensor, segments: Segments) -> Tensor:
         def permute(v: Tensor, padding: Tensor | None) -> Tensor:
             return self.permute(v, padding)[0] if self.windows is None else self.windows(v)
 
         exact = self.windows is None and self.depends_on_length
-        y: Tensor = self.proj(segments.mix(permute, self.value(x), exact=exact))
-        return y
+        return self.proj(segments.mix(permute, self.value(x), exact=exact))
 
     def start_stream(self, batch_size: int, device: Any, dtype: Any) -> dict[str, Tensor]:
         """Create zeros for the values before the first token."""

@@ -184,7 +184,7 @@ def create_mixer(
         options = dict(own or {})
     cls = mixer_class(name)
     options = _checked_options(cls, options, causal)
-    mixer: TokenMixer = cls(
+    return cls(
         dim,
         num_heads=num_heads,
         max_length=max_length,
@@ -194,7 +194,6 @@ def create_mixer(
         dropout=dropout,
         **options,
     )
-    return mixer
 
 
 def mixer_options(name: str) -> dict[str, Any]:

@@ -135,8 +135,7 @@ class Sinkhorn(TokenMixer):
         masked = not self.causal
         mask = key_padding_mask if masked else None
         y = mix_full_groups(self._attend, x, mask, self.block_size, masked=masked)
-        out: Tensor = self.proj(y if order is None else move_padding_back(y, order))
-        return out
+        return self.proj(y if order is None else move_padding_back(y, order))
 
     def _attend(self, x: Tensor, mask: Tensor | None) -> Tensor:
         heads = torch.unflatten(self.qkv(x), -1, (-1, self.num_heads, self.dim // self.num_heads))

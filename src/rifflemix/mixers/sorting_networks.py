@@ -128,7 +128,7 @@ class BlockSorter(nn.Module):
         if key_padding_mask is not None:
             dead = torch.unflatten(key_padding_mask, 1, (-1, self.block_size)).all(-1)
         if options.top_k:
-            picked: Tensor = backends.BLOCKS.pick().top_k_blocks(
+            return backends.BLOCKS.pick().top_k_blocks(
                 scores if noise is None else scores + noise,
                 # A short sequence may have fewer blocks than picks.
                 min(options.top_k, scores.shape[-1]),
@@ -137,7 +137,6 @@ class BlockSorter(nn.Module):
                 num_null=self.scored_null,
                 block_padding_mask=dead,
             )
-            return picked
         sort = backends.gumbel_sinkhorn(
             scores,
             options.num_iterations,

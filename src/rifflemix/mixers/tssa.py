@@ -124,8 +124,7 @@ class TSSA(TokenMixer):
     def mix(self, x: Tensor, key_padding_mask: Tensor | None) -> Tensor:
         w = self.project(x)
         y, _ = self._statistics(w, key_padding_mask, self.dropout_now)
-        out: Tensor = self.out_proj(y.transpose(1, 2).flatten(2))
-        return out
+        return self.out_proj(y.transpose(1, 2).flatten(2))
 
     def mix_packed(self, x: Tensor, segments: Segments) -> Tensor:
         def statistics(bases: Tensor, padding: Tensor | None) -> Tensor:
@@ -134,8 +133,7 @@ class TSSA(TokenMixer):
             mask = None if self.causal else padding
             return self._statistics(w, mask, self.dropout_now)[0].transpose(1, 2).flatten(2)
 
-        y: Tensor = self.out_proj(segments.mix(statistics, self.in_proj(x), exact=False))
-        return y
+        return self.out_proj(segments.mix(statistics, self.in_proj(x), exact=False))
 
     def project(self, x: Tensor) -> Tensor:
         """Project tokens (B, N, C) onto the bases of the heads.

@@ -206,8 +206,7 @@ class GraphAttention(KeepsConstants):
             q, k, v = (self._heads(part) for part in maps.chunk(3, dim=-1))
             y = dropout_attention(q, k, v, mask=bias.to(q.dtype), dropout_p=dropout)
             y = y.transpose(1, 2).flatten(2)
-        out: Tensor = self.proj(y)
-        return out
+        return self.proj(y)
 
     def _permute(self, v: Tensor, mask: Tensor | None) -> Tensor:
         """Sort every channel of (B, N, C) according to the variant."""

@@ -52,8 +52,7 @@ class GraphormerBlock(nn.Module):
         """Apply the block: (B, N, C) and bias (B, H, N, N) -> (B, N, C)."""
         y = self.attention(self.norm1(x), bias, key_padding_mask=key_padding_mask)
         x = x + self.drop(y)
-        out: Tensor = x + self.mlp(self.norm2(x))
-        return out
+        return x + self.mlp(self.norm2(x))
 
 
 class Graphormer(Model):
@@ -199,8 +198,7 @@ class Graphormer(Model):
             mask = F.pad(key_padding_mask, (1, 0), value=False)
         for block in self.blocks:
             x = self.run_block(block, x, bias, key_padding_mask=mask)
-        out: Tensor = self.head(self.norm(x[:, 0]))
-        return out
+        return self.head(self.norm(x[:, 0]))
 
     def _embed(self, inputs: Tensor, distances: Tensor, mask: Tensor | None) -> Tensor:
         """Embed the graph token and all nodes, (B, N + 1, C)."""
@@ -209,10 +207,7 @@ class Graphormer(Model):
             neighbours = neighbours & ~mask.unsqueeze(1)
         degree = (neighbours.sum(dim=-1) + 1).clamp(max=self.num_degrees - 1)
         x = self.node(inputs).sum(dim=-2) + self.in_degree(degree) + self.out_degree(degree)
-        dropped: Tensor = self.drop(
-            torch.cat((self.token.to(x.dtype).expand(x.shape[0], -1, -1), x), 1)
-        )
-        return dropped
+        return self.drop(torch.cat((self.token.to(x.dtype).expand(x.shape[0], -1, -1), x), 1))
 
 
 def _checked_options(mixer: str, options: Mapping[str, Any] | None) -> dict[str, Any]:

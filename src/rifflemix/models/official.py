@@ -110,8 +110,7 @@ def _layout(model: nn.Module) -> dict[str, OfficialTensor]:
     describe = getattr(model, "official_tensors", None)
     if describe is None:
         raise bad_argument("model", "one of a family that has official code", type(model).__name__)
-    layout: dict[str, OfficialTensor] = describe()
-    return layout
+    return describe()
 
 
 def _without_head(

@@ -205,8 +205,7 @@ class Block(nn.Module):
         """
         if self.is_post_norm:
             x = self.norm1(x + self._mixed(x, key_padding_mask, cu_seqlens))
-            y: Tensor = self.norm2(x + self._fed_forward(x))
-            return y
+            return self.norm2(x + self._fed_forward(x))
         x = x + self._mixed(self.norm1(x), key_padding_mask, cu_seqlens)
         return x + self._fed_forward(self.norm2(x))
 
@@ -259,9 +258,7 @@ class Block(nn.Module):
         if self.short_conv is not None:
             x = self.short_conv(x, key_padding_mask=key_padding_mask, cu_seqlens=cu_seqlens)
         branch = self.mixer(x, key_padding_mask=key_padding_mask, **options)
-        y: Tensor = self.drop_path(self.scale1(self.drop(branch)))
-        return y
+        return self.drop_path(self.scale1(self.drop(branch)))
 
     def _fed_forward(self, x: Tensor) -> Tensor:
-        y: Tensor = self.drop_path(self.scale2(self.mlp(x)))
-        return y
+        return self.drop_path(self.scale2(self.mlp(x)))

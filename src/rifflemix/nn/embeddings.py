@@ -47,8 +47,7 @@ class ValueEmbedding(nn.Module):
     def forward(self, ids: Tensor) -> Tensor:
         """Map (...) int64 to (..., C)."""
         levels = (ids.to(self.proj.weight.dtype) / self.top - self.mean) / self.std
-        y: Tensor = self.proj(levels.unsqueeze(-1))
-        return y
+        return self.proj(levels.unsqueeze(-1))
 
     def extra_repr(self) -> str:
         return f"levels={self.top + 1}, mean={self.mean}, std={self.std}"
@@ -110,8 +109,7 @@ def table_of(embedding: Any) -> Tensor:
     if isinstance(embedding, nn.Embedding):
         return cast(Tensor, weight)
     ids = torch.arange(number_of_ids(embedding), device=getattr(weight, "device", "cpu"))
-    table: Tensor = embedding(ids)
-    return table
+    return embedding(ids)
 
 
 class Resize(nn.Module):
@@ -191,8 +189,7 @@ class PatchEmbedding(nn.Module):
         patches = images.unflatten(3, (-1, self.patch_width))
         patches = patches.unflatten(2, (-1, self.patch_height))
         axes = (0, 2, 4, 3, 5, 1) if self.order == "hwc" else (0, 2, 4, 1, 3, 5)
-        tokens: Tensor = self.proj(patches.permute(axes).flatten(3).flatten(1, 2))
-        return tokens
+        return self.proj(patches.permute(axes).flatten(3).flatten(1, 2))
 
 
 class ConvPatchEmbedding(nn.Module):
@@ -229,8 +226,7 @@ class ConvPatchEmbedding(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         """Map (B, channels, H, W) to (B, C, H / patch_size, W / patch_size)."""
-        tokens: Tensor = self.proj(images)
-        return tokens
+        return self.proj(images)
 
 
 def _halving_convolution(channels_in: int, channels_out: int) -> nn.Sequential:

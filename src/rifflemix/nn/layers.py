@@ -200,8 +200,7 @@ class FeedForward(nn.Module):
         self.drop = Dropout(dropout)
 
     def forward(self, x: Tensor) -> Tensor:
-        y: Tensor = self.drop(self.fc2(self.hidden_drop(self.act(self.fc1(x)))))
-        return y
+        return self.drop(self.fc2(self.hidden_drop(self.act(self.fc1(x)))))
 
 
 class WeightReadLinear(NonDynamicallyQuantizableLinear):

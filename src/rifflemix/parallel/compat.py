@@ -27,8 +27,7 @@ def all_reduce(x: Tensor, group: Any) -> Tensor:
     from torch.distributed import _functional_collectives as collectives
 
     operator = torch.ops._c10d_functional.all_reduce
-    summed: Tensor = collectives.wait_tensor(operator(x.contiguous(), "sum", group.group_name))
-    return summed
+    return collectives.wait_tensor(operator(x.contiguous(), "sum", group.group_name))
 
 
 def all_gather(x: Tensor, group: Any) -> Tensor:
@@ -36,10 +35,7 @@ def all_gather(x: Tensor, group: Any) -> Tensor:
     from torch.distributed import _functional_collectives as collectives
 
     operator = torch.ops._c10d_functional.all_gather_into_tensor
-    gathered: Tensor = collectives.wait_tensor(
-        operator(x.contiguous(), group.size(), group.group_name)
-    )
-    return gathered
+    return collectives.wait_tensor(operator(x.contiguous(), group.size(), group.group_name))
 
 
 def all_to_all(x: Tensor, received: list[int], sent: list[int], group: Any) -> Tensor:
@@ -57,10 +53,7 @@ def all_to_all(x: Tensor, received: list[int], sent: list[int], group: Any) -> T
     from torch.distributed import _functional_collectives as collectives
 
     operator = torch.ops._c10d_functional.all_to_all_single
-    arrived: Tensor = collectives.wait_tensor(
-        operator(x.contiguous(), received, sent, group.group_name)
-    )
-    return arrived
+    return collectives.wait_tensor(operator(x.contiguous(), received, sent, group.group_name))
 
 
 def fsdp_processes(model: nn.Module) -> list[list[int]]:

@@ -149,8 +149,7 @@ class ShardedSinkhorn(ShardedMixer, Sinkhorn):
         y = self._attend_share(blocks, sort, hidden, heads)[:, : shards.length]
         y = move_padding_back(y, order)
         width = self.dim // self.num_heads
-        out: Tensor = self.proj(shards.to_tokens(y, [width * len(share) for share in shares]))
-        return out
+        return self.proj(shards.to_tokens(y, [width * len(share) for share in shares]))
 
     def _channels(self, share: range) -> list[int]:
         """Return the output channels of the QKV projection for some heads."""
@@ -225,8 +224,7 @@ class ShardedTSSA(ShardedMixer, TSSA):
     def mix(self, x: Tensor, key_padding_mask: Tensor | None) -> Tensor:
         p = self.dropout_now
         y, _ = self._sharded_statistics(self.project(x), key_padding_mask, p)
-        out: Tensor = self.out_proj(y.transpose(1, 2).flatten(2))
-        return out
+        return self.out_proj(y.transpose(1, 2).flatten(2))
 
     def membership(self, x: Tensor, *, key_padding_mask: Tensor | None = None) -> Tensor:
         """Return the memberships of this process's tokens, see `TSSA.membership`."""

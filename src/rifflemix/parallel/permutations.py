@@ -37,8 +37,7 @@ class ShardedPermutation(ShardedMixer, PermutationMixer):
             reaching: Tensor = windows(torch.cat((before, ordered), 1))
             return reaching[:, windows.depth :]
 
-        y: Tensor = self.proj(mix_valid_tokens(filtered, v, key_padding_mask))
-        return y
+        return self.proj(mix_valid_tokens(filtered, v, key_padding_mask))
 
 
 class ShardedSliceformer(ShardedPermutation, Sliceformer):

@@ -121,8 +121,7 @@ def gradients_equal_numerical_ones(form: Form, *, every_element: bool = False) -
 
     def run(x: Tensor, *values: Tensor) -> Tensor:
         parameters = dict(zip(names, values, strict=True))
-        y: Tensor = torch.func.functional_call(mixer, parameters, (x,))
-        return y
+        return torch.func.functional_call(mixer, parameters, (x,))
 
     values = [p.detach().clone().requires_grad_() for p in mixer.parameters()]
     inputs = (tokens(2, 6, dim).requires_grad_(), *values)

@@ -157,8 +157,7 @@ def image_of(subject: Subject, sample: int) -> NDArray[np.float64]:
         side = math.isqrt(len(tokens))
         shown = tokens[: side * side].view(side, side)
     low, high = shown.min(), shown.max()
-    scaled: NDArray[np.float64] = ((shown - low) / (high - low).clamp_min(1e-12)).numpy()
-    return scaled
+    return ((shown - low) / (high - low).clamp_min(1e-12)).numpy()
 
 
 def as_grid(values: Tensor) -> Tensor:
@@ -173,8 +172,7 @@ def as_grid(values: Tensor) -> Tensor:
     for spare in (0, 1):
         side = math.isqrt(count - spare)
         if side * side == count - spare and side:
-            grid: Tensor = values[..., spare:].unflatten(-1, (side, side))
-            return grid
+            return values[..., spare:].unflatten(-1, (side, side))
     raise InputError(f"expected the tokens of a square image, got {count} of them")
 
 

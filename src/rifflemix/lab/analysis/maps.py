@@ -131,8 +131,7 @@ def matrix_of(call: Call, *, first: int | None = None) -> Tensor | None:
         def put(module: nn.Module, args: Any, output: Tensor, unit: Tensor = unit) -> Tensor:
             parts = output.unflatten(-1, layout).clone()
             parts[..., 2, :, :] = unit[..., None, None, :]
-            replaced: Tensor = parts.flatten(-4)
-            return replaced
+            return parts.flatten(-4)
 
         columns.append(as_heads(_unprojected(mixer, host, x, mask, put))[:, :, :first].clone())
     matrix = torch.cat(columns, -1)[..., :length]
@@ -243,8 +242,7 @@ def _unprojected(
 
 def _leave_out(module: nn.Module, args: Any, output: Tensor) -> Tensor:
     """Replace the output of a projection by its input (a hook)."""
-    y: Tensor = args[0]
-    return y
+    return args[0]
 
 
 @contextmanager

@@ -100,8 +100,7 @@ class TorchAttention(nn.Module):
 
         The mask marks padding among the keys.
         """
-        y: Tensor = self._call(x, key_padding_mask, need_weights=False)[0]
-        return y
+        return self._call(x, key_padding_mask, need_weights=False)[0]
 
     def weights(
         self, x: Tensor, key_padding_mask: Tensor | None = None, *, first: int | None = None

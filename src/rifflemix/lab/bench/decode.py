@@ -141,8 +141,7 @@ class InPlaceAttention(nn.Module):
         q, k, v = self.mixer.split(self.mixer.qkv(x.unsqueeze(1)))
         self.keys[:, :, -1:], self.values[:, :, -1:] = k, v
         y = F.scaled_dot_product_attention(q, self.keys, self.values)
-        out: Tensor = self.mixer.proj(y.flatten(1))
-        return out
+        return self.mixer.proj(y.flatten(1))
 
 
 def _mixer(name: str, settings: Settings, shape: Shape) -> TokenMixer:

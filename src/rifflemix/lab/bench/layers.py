@@ -254,8 +254,7 @@ def _bert(layers: int, package: Any, shape: Shape) -> nn.Module:
         attn_implementation="sdpa",
         return_dict=False,
     )
-    model: nn.Module = package.BertForSequenceClassification(config)
-    return model
+    return package.BertForSequenceClassification(config)
 
 
 def _images(model: nn.Module, shape: Shape) -> Tensor:
@@ -294,7 +293,7 @@ def _timm(layers: int, package: Any, shape: Shape) -> nn.Module:
 
     The head reads the norm of the mean of the tokens, as in `_vit`.
     """
-    model: nn.Module = package.VisionTransformer(
+    return package.VisionTransformer(
         img_size=_image_size(shape),
         patch_size=_PATCH,
         num_classes=CLASSES,
@@ -305,7 +304,6 @@ def _timm(layers: int, package: Any, shape: Shape) -> nn.Module:
         class_token=False,
         global_pool="avg",
     )
-    return model
 
 
 BACKBONES = {

@@ -202,8 +202,7 @@ def _group_sort(order: str, size: int, shape: Shape, device: torch.device) -> Ru
     groups = shape.tokens // size if size else 1
 
     def call(backend: str, leaves: Sequence[Tensor]) -> Tensor:
-        y: Tensor = ops.group_sort(leaves[0], groups, order=order, backend=backend)
-        return y
+        return ops.group_sort(leaves[0], groups, order=order, backend=backend)
 
     return call
 
@@ -213,8 +212,7 @@ def _channel_permute(size: int, shape: Shape, device: torch.device) -> Run:
     groups = shape.tokens // size
 
     def call(backend: str, leaves: Sequence[Tensor]) -> Tensor:
-        y: Tensor = ops.channel_permute(leaves[0], steps, groups, backend=backend)
-        return y
+        return ops.channel_permute(leaves[0], steps, groups, backend=backend)
 
     return call
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -388,13 +388,9 @@ class _Bench:
         torch.distributed.all_reduce(
             most, torch.distributed.ReduceOp.MAX, group=self.mesh.get_group()
         )
-        found: list[float] = most.tolist()
-        return found
+        return most.tolist()
 
 
 def _step(module: nn.Module, x: Tensor) -> Call:
     leaves = (x, *module.parameters())
-    step: Callable[[], object] = forward_and_backward(lambda: module(x), leaves, module)[
-        FORWARD_BACKWARD
-    ]
-    return step
+    return forward_and_backward(lambda: module(x), leaves, module)[FORWARD_BACKWARD]

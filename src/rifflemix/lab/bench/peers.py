@@ -82,8 +82,7 @@ class PeerLayer(nn.Module):
             raise
         except Exception as error:
             raise _failed(self.name, error) from error
-        out: Tensor = y[0] if isinstance(y, tuple) else y
-        return out
+        return y[0] if isinstance(y, tuple) else y
 
 
 def _failed(name: str, error: Exception) -> InputError:
@@ -95,52 +94,41 @@ def _width(shape: Shape) -> int:
 
 
 def _x_transformers(package: Any, s: Shape) -> nn.Module:
-    layer: nn.Module = package.Attention(s.channels, dim_head=_width(s), heads=s.heads, flash=True)
-    return layer
+    return package.Attention(s.channels, dim_head=_width(s), heads=s.heads, flash=True)
 
 
 def _nystrom(package: Any, s: Shape) -> nn.Module:
-    layer: nn.Module = package.NystromAttention(s.channels, dim_head=_width(s), heads=s.heads)
-    return layer
+    return package.NystromAttention(s.channels, dim_head=_width(s), heads=s.heads)
 
 
 def _performer(package: Any, s: Shape) -> nn.Module:
-    layer: nn.Module = package.SelfAttention(s.channels, heads=s.heads, dim_head=_width(s))
-    return layer
+    return package.SelfAttention(s.channels, heads=s.heads, dim_head=_width(s))
 
 
 def _linformer(package: Any, s: Shape) -> nn.Module:
-    layer: nn.Module = package.LinformerSelfAttention(s.channels, s.tokens, heads=s.heads)
-    return layer
+    return package.LinformerSelfAttention(s.channels, s.tokens, heads=s.heads)
 
 
 def _local(package: Any, s: Shape) -> nn.Module:
-    layer: nn.Module = package.LocalMHA(
-        dim=s.channels, window_size=128, heads=s.heads, dim_head=_width(s)
-    )
-    return layer
+    return package.LocalMHA(dim=s.channels, window_size=128, heads=s.heads, dim_head=_width(s))
 
 
 def _reformer(package: Any, s: Shape) -> nn.Module:
-    layer: nn.Module = package.LSHSelfAttention(s.channels, heads=s.heads)
-    return layer
+    return package.LSHSelfAttention(s.channels, heads=s.heads)
 
 
 def _linear_attention(package: Any, s: Shape) -> nn.Module:
-    layer: nn.Module = package.SelfAttention(s.channels, s.heads)
-    return layer
+    return package.SelfAttention(s.channels, s.heads)
 
 
 def _sinkhorn(package: Any, s: Shape) -> nn.Module:
-    layer: nn.Module = package.SinkhornSelfAttention(
+    return package.SinkhornSelfAttention(
         s.channels, bucket_size=64, max_seq_len=s.tokens, heads=s.heads
     )
-    return layer
 
 
 def _gated_linear_attention(package: Any, s: Shape) -> nn.Module:
-    layer: nn.Module = package.GatedLinearAttention(hidden_size=s.channels, num_heads=s.heads)
-    return layer
+    return package.GatedLinearAttention(hidden_size=s.channels, num_heads=s.heads)
 
 
 PEERS = (

@@ -135,8 +135,7 @@ def axis_of(result: Mapping[str, Any]) -> str:
 
     Older files have no axis; the default is "tokens".
     """
-    axis: str = result["settings"].get("axis", "tokens")
-    return axis
+    return result["settings"].get("axis", "tokens")
 
 
 def key_of(entry: Mapping[str, Any]) -> Key:

@@ -63,8 +63,7 @@ class Comparison:
     @cached_property
     def results(self) -> dict[str, Any]:
         """The content of results.json as JSON values."""
-        values: dict[str, Any] = encode(self.record)
-        return values
+        return encode(self.record)
 
     @classmethod
     def load(cls, folder: str | Path) -> Comparison:

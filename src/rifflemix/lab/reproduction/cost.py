@@ -219,8 +219,7 @@ def flops_of(call: Callable[[], object], valid: float) -> int:
     """
     with _Count(iter(()), valid) as count:
         call()
-    flops: int = count.flops
-    return flops
+    return count.flops
 
 
 def _times(accumulation: int) -> list[int]:

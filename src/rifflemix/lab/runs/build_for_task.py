@@ -118,8 +118,7 @@ def _check(mixer: TokenMixer, args: tuple[Any, ...], _: dict[str, Any], y: Any) 
 def _outputs(mixer: TokenMixer, x: Tensor) -> Tensor:
     """Run the mixer without hooks and with fixed noise."""
     torch.manual_seed(0)
-    y: Tensor = mixer.forward(x.clone())
-    return y
+    return mixer.forward(x.clone())
 
 
 def _differ(one: Tensor, other: Tensor) -> bool:

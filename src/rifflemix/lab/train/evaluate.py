@@ -49,8 +49,7 @@ _OPTIONS = ("key_padding_mask", "decoder_inputs", "distances", "path_edges")
 
 def run_model(model: nn.Module, batch: Batch) -> Tensor:
     """Run `model` on the inputs and optional entries of a batch."""
-    outputs: Tensor = model(batch["inputs"], **model_options(batch))
-    return outputs
+    return model(batch["inputs"], **model_options(batch))
 
 
 def model_options(batch: Batch) -> Batch:

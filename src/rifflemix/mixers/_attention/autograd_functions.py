@@ -37,10 +37,9 @@ def random_features(
     Returns:
         (B, H, N, M).
     """
-    features: Tensor = _RandomFeatures.apply(  # type: ignore[no-untyped-call]
+    return _RandomFeatures.apply(  # type: ignore[no-untyped-call]
         x, rows, padded, offset, over_tokens
     )
-    return features
 
 
 class _RandomFeatures(torch.autograd.Function):
@@ -93,8 +92,7 @@ def elu_plus_one(x: Tensor) -> Tensor:
     """Compute elu(x) + 1, in one new tensor if possible."""
     if not fuses_features():
         return F.elu(x) + 1.0
-    features: Tensor = _EluPlusOne.apply(x)  # type: ignore[no-untyped-call]
-    return features
+    return _EluPlusOne.apply(x)  # type: ignore[no-untyped-call]
 
 
 class _EluPlusOne(torch.autograd.Function):
@@ -122,8 +120,7 @@ def scaled(x: Tensor, scale: Tensor) -> Tensor:
     """
     if not fuses_features():
         return x * scale
-    y: Tensor = _Scaled.apply(x, scale)  # type: ignore[no-untyped-call]
-    return y
+    return _Scaled.apply(x, scale)  # type: ignore[no-untyped-call]
 
 
 class _Scaled(torch.autograd.Function):
@@ -148,8 +145,7 @@ def sums_before(x: Tensor) -> Tensor:
     """Sum the chunks before each chunk: (B, H, chunks, R, S), in the same dtype."""
     if not fuses_features():
         return _cumulative_before(x)
-    sums: Tensor = _SumsBefore.apply(x, False)  # type: ignore[no-untyped-call]
-    return sums
+    return _SumsBefore.apply(x, False)  # type: ignore[no-untyped-call]
 
 
 def _cumulative_before(x: Tensor) -> Tensor:
@@ -197,8 +193,7 @@ def unbind_qkv(heads: Tensor) -> tuple[Tensor, ...]:
     """
     if not (heads.requires_grad and fuses_features()):
         return heads.unbind(2)
-    parts: tuple[Tensor, ...] = _UnbindQKV.apply(heads)  # type: ignore[no-untyped-call]
-    return parts
+    return _UnbindQKV.apply(heads)  # type: ignore[no-untyped-call]
 
 
 class _UnbindQKV(torch.autograd.Function):

@@ -86,8 +86,7 @@ class MultiHeadMixer(TokenMixer):
             return self.attend(*self.split(qkv), mask).transpose(1, 2).flatten(2)
 
         exact = self.card.cost_exponent > 1.0  # padding of long sequences would be expensive
-        y: Tensor = self.proj(segments.mix(attend, self.qkv(x), exact=exact))
-        return y
+        return self.proj(segments.mix(attend, self.qkv(x), exact=exact))
 
     def fill_stream(
         self, x: Tensor, key_padding_mask: Tensor | None
@@ -110,8 +109,7 @@ class MultiHeadMixer(TokenMixer):
 
     def _join(self, y: Tensor) -> Tensor:
         """Merge heads (B, H, N, D) and project them to (B, N, C)."""
-        out: Tensor = self.proj(y.transpose(1, 2).flatten(2))
-        return out
+        return self.proj(y.transpose(1, 2).flatten(2))
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, key_padding_mask: Tensor | None) -> Tensor:
         """Mix the values of each head.

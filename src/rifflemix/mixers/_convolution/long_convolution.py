@@ -70,8 +70,7 @@ def _convolve(x: Tensor, kernel: Tensor) -> Tensor:
     """Compute `circular_convolve` in plain torch."""
     period = kernel.shape[1]
     spectrum = torch.fft.rfft(x.mT, n=period) * torch.fft.rfft(kernel)
-    y: Tensor = torch.fft.irfft(spectrum, n=period)[..., : x.shape[1]].mT
-    return y
+    return torch.fft.irfft(spectrum, n=period)[..., : x.shape[1]].mT
 
 
 def _check_convolution(x: Tensor, kernel: Tensor) -> None:

@@ -103,8 +103,7 @@ class Crate(TokenMixer):
     def _lift(self, y: Tensor) -> Tensor:
         if self.out_proj is None:
             return F.linear(y, self._bases().mT)
-        out: Tensor = self.out_proj(y)
-        return out
+        return self.out_proj(y)
 
     def _bases(self) -> Tensor:
         """Return the weight (C, C) of `in_proj` or its replacement, such as an adapter.

@@ -95,5 +95,4 @@ def _mixtures(projection: Tensor, x: Tensor) -> Tensor:
     if len(projection) > 1:
         return projection @ x
     together = projection @ x.transpose(1, 2).flatten(2)
-    mixed: Tensor = together.unflatten(-1, (x.shape[1], -1)).transpose(1, 2)
-    return mixed
+    return together.unflatten(-1, (x.shape[1], -1)).transpose(1, 2)

@@ -81,8 +81,7 @@ class Longformer(ValidTokensFirst):
             q, k, v = self.split(self.global_qkv(x))
             seen = self._attend_globally(q[:, :, : self.num_global], k, v, key_padding_mask)
             y = y.slice_scatter(seen, 2, 0, seen.shape[2])
-        out: Tensor = self.proj(y.transpose(1, 2).flatten(2))
-        return out
+        return self.proj(y.transpose(1, 2).flatten(2))
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, key_padding_mask: Tensor | None) -> Tensor:
         """Attend to windows and global keys. `mix_in_order` replaces the global outputs."""

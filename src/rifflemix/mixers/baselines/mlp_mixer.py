@@ -70,8 +70,7 @@ class TokenMLP(TokenMixer):
         length = tokens.shape[2]
         if weight_is_plain(self.fc1):
             return F.linear(tokens, take_first(self.fc1.weight, length, 1), self.fc1.bias)
-        hidden: Tensor = self.fc1(F.pad(tokens, (0, self.positions - length)))
-        return hidden
+        return self.fc1(F.pad(tokens, (0, self.positions - length)))
 
     def _to_tokens(self, hidden: Tensor, length: int) -> Tensor:
         """Apply `fc2` and keep the first N positions: (B, C, D_S) -> (B, C, N)."""

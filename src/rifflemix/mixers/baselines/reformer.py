@@ -130,8 +130,7 @@ class Reformer(TokenMixer):
             released=self.compat == "hf",
             dropout=self.dropout_now,
         )
-        out: Tensor = self.proj(y.transpose(1, 2).flatten(2))
-        return out
+        return self.proj(y.transpose(1, 2).flatten(2))
 
     def _split(self, x: Tensor) -> Tensor:
         heads: Tensor = x.unflatten(-1, (self.num_heads, -1))

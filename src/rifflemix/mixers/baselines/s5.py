@@ -134,8 +134,7 @@ class S5(TokenMixer):
 
     def _read_out(self, y: Tensor, x: Tensor) -> Tensor:
         g = F.gelu(y + wide(x) * wide(self.D)).to(x.dtype)
-        out: Tensor = g * self.out2(g).sigmoid()
-        return out
+        return g * self.out2(g).sigmoid()
 
     def start_stream(self, batch_size: int, device: Any, dtype: Any) -> dict[str, Tensor]:
         """Create the state (B, P / 2, 2) in float32 or wider."""

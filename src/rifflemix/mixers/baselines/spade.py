@@ -93,8 +93,7 @@ class Spade(ValidTokensFirst):
     def _combine(self, far: Tensor, near: Tensor) -> Tensor:
         """Combine the outputs (..., C) of the state space and the attention."""
         both = torch.cat((self.norm_global(far), self.norm_local(near)), -1)
-        y: Tensor = self.aggregate(both)
-        return y
+        return self.aggregate(both)
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, key_padding_mask: Tensor | None) -> Tensor:
         return window_attention(

@@ -137,8 +137,7 @@ class Synthesizer(TokenMixer):
             hidden = key_padding_mask & ~key_padding_mask.all(dim=1, keepdim=True)
             scores = scores.masked_fill(hidden[:, None, None, :], -torch.inf)
         y = self._attend(q, k, v, scores, self.dropout_now)
-        out: Tensor = self.proj(y.transpose(1, 2).flatten(2))
-        return out
+        return self.proj(y.transpose(1, 2).flatten(2))
 
     def _project(self, x: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor]:
         """Return q, k (None without a dot product) and v, each (B, H, N, D)."""

@@ -338,8 +338,7 @@ class GPT(Model):
         x = self.norm(x)
         if self.head is None:
             return F.linear(x, table_of(self.embed))
-        logits: Tensor = self.head(x)
-        return logits
+        return self.head(x)
 
 
 _OFFICIAL_PARTS = (

@@ -70,8 +70,7 @@ class DecoderBlock(nn.Module):
     def _finish(self, x: Tensor, mixed: Tensor, memory: Tensor, mask: Tensor | None) -> Tensor:
         x = x + self.drop(mixed)
         x = x + self.drop(self.cross(self.norm2(x), memory, key_padding_mask=mask))
-        y: Tensor = x + self.mlp(self.norm3(x))
-        return y
+        return x + self.mlp(self.norm3(x))
 
 
 class Seq2Seq(Model):
@@ -207,8 +206,7 @@ class Seq2Seq(Model):
         x = self._embedded(inputs, positions)
         for block in self.encoder:
             x = self.run_block(block, x, key_padding_mask=key_padding_mask)
-        memory: Tensor = self.encoder_norm(x)
-        return memory
+        return self.encoder_norm(x)
 
     def read(
         self, memory: Tensor, decoder_inputs: Tensor, memory_padding_mask: Tensor | None = None
@@ -299,8 +297,7 @@ class Seq2Seq(Model):
     def _embedded(self, tokens: Tensor, positions: Tensor | None) -> Tensor:
         x: Tensor = self.embed(tokens)
         x = x * x.shape[-1] ** 0.5
-        y: Tensor = self.drop(self.positions(x, positions))
-        return y
+        return self.drop(self.positions(x, positions))
 
 
 def _of_decoder(

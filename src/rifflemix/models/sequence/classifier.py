@@ -113,8 +113,7 @@ class SequenceClassifier(Model):
             vector = self.encode(inputs, key_padding_mask)
         else:
             vector = self._encode_pair(inputs, key_padding_mask)
-        scores: Tensor = self.head(vector)
-        return scores
+        return self.head(vector)
 
     def encode_packed(
         self, inputs: Tensor, key_padding_mask: Tensor | None, cu_seqlens: Tensor
@@ -224,10 +223,7 @@ class SequenceClassifier(Model):
 
     def finish(self, x: Tensor, key_padding_mask: Tensor | None) -> Tensor:
         """Apply the final norm, (B, N, C) -> (B, N, C)."""
-        y: Tensor = (
-            self.norm(x, key_padding_mask) if isinstance(self.norm, TokenNorm) else self.norm(x)
-        )
-        return y
+        return self.norm(x, key_padding_mask) if isinstance(self.norm, TokenNorm) else self.norm(x)
 
     def _padded(
         self, inputs: Tensor, key_padding_mask: Tensor | None

@@ -106,8 +106,7 @@ class Compressor(Encoder):
         """
         vector = self.encode(inputs, key_padding_mask)
         copies = vector.unsqueeze(1).expand(-1, inputs.shape[1], -1)
-        scores: Tensor = self.head(self.decoder(self.places(copies)))
-        return scores
+        return self.head(self.decoder(self.places(copies)))
 
 
 PRESETS = tuple(

@@ -143,8 +143,7 @@ class TokenNorm(nn.Module):
         if self.kind == "batch" and key_padding_mask is not None and self.training:
             valid = ~key_padding_mask
             return torch.zeros_like(x).masked_scatter(valid.unsqueeze(-1), self.norm(x[valid]))
-        y: Tensor = self.norm(x.flatten(0, 1)).view_as(x) if self.kind == "batch" else self.norm(x)
-        return y
+        return self.norm(x.flatten(0, 1)).view_as(x) if self.kind == "batch" else self.norm(x)
 
 
 POSITIONS = ("learned", "sinusoid", "interleaved_sinusoid", "none")

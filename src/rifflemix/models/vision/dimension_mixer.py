@@ -50,8 +50,7 @@ class PostNormBlock(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Apply mixer and feed-forward branch: (B, N, C) -> (B, N, C)."""
         x = self.drop(self.norm1(self.mixer(x) + x))
-        y: Tensor = self.drop(self.norm2(self.mlp(x) + x))
-        return y
+        return self.drop(self.norm2(self.mlp(x) + x))
 
 
 class DimensionMixerViT(PatchModel):
@@ -130,8 +129,7 @@ class DimensionMixerViT(PatchModel):
         self.head = nn.Linear(self.num_patches * dim, num_classes)
 
     def embed(self, images: Tensor) -> Tensor:
-        x: Tensor = self.patch_embed(images)
-        return x
+        return self.patch_embed(images)
 
     def official_tensors(self) -> dict[str, OfficialTensor]:
         """Map the keys of the released code to our tensors.

@@ -65,8 +65,7 @@ class PatchMix(nn.Module):
         patches = x.unflatten(3, (columns, p)).unflatten(2, (rows, p)).permute(0, 2, 4, 1, 3, 5)
         y = self.fc2(self.act(self.fc1(self.norm(patches.flatten(3)))))
         y = y.unflatten(3, (self.channels, p, p)).permute(0, 3, 1, 4, 2, 5)
-        out: Tensor = x + y.flatten(4, 5).flatten(2, 3)
-        return out
+        return x + y.flatten(4, 5).flatten(2, 3)
 
     def extra_repr(self) -> str:
         return f"channels={self.channels}, patch_size={self.patch_size}"

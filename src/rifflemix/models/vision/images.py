@@ -41,8 +41,7 @@ class ImageModel(Model):
 
     def classify(self, x: Tensor) -> Tensor:
         """Compute logits (B, num_classes) from the output of the blocks."""
-        logits: Tensor = self.head(x.flatten(1))
-        return logits
+        return self.head(x.flatten(1))
 
     def forward(self, images: Tensor, *, key_padding_mask: Tensor | None = None) -> Tensor:
         """Compute the logits of each image.

@@ -48,8 +48,7 @@ class MLPMixerBlock(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Mix tokens, then channels: (B, N, C) -> (B, N, C)."""
         x = x + self.token_mlp(self.norm1(x).mT).mT
-        y: Tensor = x + self.channel_mlp(self.norm2(x))
-        return y
+        return x + self.channel_mlp(self.norm2(x))
 
 
 class MLPMixer(PatchModel):
@@ -113,8 +112,7 @@ class MLPMixer(PatchModel):
         self.head = nn.Linear(tokens * dim, check_integer("num_classes", num_classes, 1))
 
     def embed(self, images: Tensor) -> Tensor:
-        x: Tensor = self.patch_embed(self.resize(images))
-        return x
+        return self.patch_embed(self.resize(images))
 
     def official_tensors(self) -> dict[str, OfficialTensor]:
         """Map the keys of the released code to our tensors."""

@@ -72,8 +72,7 @@ class PatchOnlyMixer(ImageModel):
         self.head = nn.Linear(channels * side**2, check_integer("num_classes", num_classes, 1))
 
     def embed(self, images: Tensor) -> Tensor:
-        x: Tensor = self.expand(self.resize(images))
-        return x
+        return self.expand(self.resize(images))
 
     def official_tensors(self) -> dict[str, OfficialTensor]:
         """Map the keys of the released code to our tensors.

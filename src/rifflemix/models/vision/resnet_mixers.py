@@ -100,8 +100,7 @@ class ConvMixBlock(_GroupedResidual):
 
     def permute(self, x: Tensor) -> Tensor:
         """Shuffle channels by transposing them as a (C / g2, g2) matrix."""
-        y: Tensor = x.unflatten(1, (-1, self.groups[1])).transpose(1, 2).flatten(1, 2)
-        return y
+        return x.unflatten(1, (-1, self.groups[1])).transpose(1, 2).flatten(1, 2)
 
 
 class BlockMixBlock(_GroupedResidual):
@@ -294,8 +293,7 @@ class ResNetMixer(Model):
         for stage in self.stages:
             for block in stage.children():
                 x = self.run_block(block, x)
-        logits: Tensor = self.head(x.mean(dim=(2, 3)))
-        return logits
+        return self.head(x.mean(dim=(2, 3)))
 
 
 def _one_each(name: str, values: Sequence[int]) -> tuple[int, ...]:

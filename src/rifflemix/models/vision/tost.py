@@ -42,8 +42,7 @@ class IstaBlock(Block):
     ) -> Tensor:
         """Apply the block, see `Block.forward`; the ISTA step has no residual connection."""
         x = x + self._mixed(self.norm1(x), key_padding_mask, cu_seqlens)
-        y: Tensor = self.mlp(self.norm2(x))
-        return y
+        return self.mlp(self.norm2(x))
 
 
 class ToST(PatchModel):
@@ -158,8 +157,7 @@ class ToST(PatchModel):
 
     def embed(self, images: Tensor) -> Tensor:
         grid = self.patch_embed(self.resize(images)) + self.positions(*self.grid)
-        x: Tensor = self.drop(grid.flatten(2).transpose(1, 2))
-        return x
+        return self.drop(grid.flatten(2).transpose(1, 2))
 
     def classify(self, x: Tensor) -> Tensor:
         x = self.cls_token(x)

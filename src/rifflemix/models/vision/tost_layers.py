@@ -49,8 +49,7 @@ class ClassAttention(nn.Module):
         gathered = dropout_attention(
             q[:, :, :1], k, v, dropout_p=self.dropout if self.training else 0.0
         )
-        y: Tensor = self.proj(gathered.transpose(1, 2).flatten(2))
-        return y
+        return self.proj(gathered.transpose(1, 2).flatten(2))
 
     def weights(self, x: Tensor) -> Tensor:
         """Compute the attention weights of the first token in each head.
@@ -63,8 +62,7 @@ class ClassAttention(nn.Module):
         """
         q, k, _ = self._heads(x)
         scores = (q[:, :, :1] @ k.mT).squeeze(2) / k.shape[-1] ** 0.5
-        weights: Tensor = scores.softmax(dim=-1)
-        return weights
+        return scores.softmax(dim=-1)
 
     def _heads(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Compute queries, keys and values, (B, H, N, C / H) each."""
@@ -169,8 +167,7 @@ class FourierPositions(nn.Module):
             dim=2,
         )
         weight = self.proj.weight
-        embedding: Tensor = self.proj(grid.permute(2, 0, 1)[None].to(weight.dtype))
-        return embedding
+        return self.proj(grid.permute(2, 0, 1)[None].to(weight.dtype))
 
     def _axis(self, length: int) -> Tensor:
         """Compute the features of one axis, (length, features) float32."""

@@ -117,8 +117,7 @@ class ViT(PatchModel):
         self.head = nn.Linear(dim, check_integer("num_classes", num_classes, 1))
 
     def embed(self, images: Tensor) -> Tensor:
-        x: Tensor = self.drop(self.positions(self.cls_token(self.patch_embed(images))))
-        return x
+        return self.drop(self.positions(self.cls_token(self.patch_embed(images))))
 
     def classify(self, x: Tensor) -> Tensor:
         return super().classify(self.norm(self.pooled(x)))

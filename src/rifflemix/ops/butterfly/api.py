@@ -47,8 +47,7 @@ def butterfly_split(
     _check_tensor("x", x)
     dim = _axis(dim, x.dim(), x.dim())
     block, stride = _check_groups(block, stride, x.shape[dim])
-    groups: Tensor = backends.FAMILY.pick(backend).butterfly_split(x, block, stride, dim)
-    return groups
+    return backends.FAMILY.pick(backend).butterfly_split(x, block, stride, dim)
 
 
 def butterfly_merge(y: Tensor, stride: int, dim: int = 1, *, backend: str = "auto") -> Tensor:
@@ -77,8 +76,7 @@ def butterfly_merge(y: Tensor, stride: int, dim: int = 1, *, backend: str = "aut
     _check_tensor("y", y)
     dim = _axis(dim, y.dim(), y.dim() - 1)
     _, stride = _check_groups(y.shape[dim + 1], stride, y.shape[dim] * y.shape[dim + 1])
-    merged: Tensor = backends.FAMILY.pick(backend).butterfly_merge(y, stride, dim)
-    return merged
+    return backends.FAMILY.pick(backend).butterfly_merge(y, stride, dim)
 
 
 def block_linear(
@@ -118,8 +116,7 @@ def block_linear(
         tensor([ 1.,  1., 20., 20.])
     """
     maps = [_check_map(x, None, BlockMap(weight, bias, in_stride, out_stride))]
-    y: Tensor = backends.for_blocks(x, maps, backend).block_mlp(x, maps)
-    return y
+    return backends.for_blocks(x, maps, backend).block_mlp(x, maps)
 
 
 def block_mlp(x: Tensor, maps: Sequence[BlockMap], *, backend: str = "auto") -> Tensor:
@@ -156,8 +153,7 @@ def block_mlp(x: Tensor, maps: Sequence[BlockMap], *, backend: str = "auto") -> 
     for index, one in enumerate(maps):
         before = checked[-1].weight if checked else None
         checked.append(_check_map(x, before, one, f"maps[{index}]."))
-    y: Tensor = backends.for_blocks(x, checked, backend).block_mlp(x, checked)
-    return y
+    return backends.for_blocks(x, checked, backend).block_mlp(x, checked)
 
 
 def _check_tensor(name: str, x: Tensor) -> None:

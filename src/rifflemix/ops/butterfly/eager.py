@@ -40,15 +40,13 @@ def butterfly_split(x: Tensor, block: int, stride: int, dim: int) -> Tensor:
     """Reshape (.., n, ..) -> (.., n/block, block, ..); `dim` is not negative."""
     spans = x.shape[dim] // (block * stride)
     swapped = x.unflatten(dim, (spans, block, stride)).transpose(dim + 1, dim + 2)
-    y: Tensor = swapped.flatten(dim, dim + 1)
-    return y
+    return swapped.flatten(dim, dim + 1)
 
 
 def butterfly_merge(y: Tensor, stride: int, dim: int) -> Tensor:
     """Reshape (.., n/block, block, ..) -> (.., n, ..); `dim` is not negative."""
     spans = y.shape[dim] // stride
-    x: Tensor = y.unflatten(dim, (spans, stride)).transpose(dim + 1, dim + 2).flatten(dim, dim + 2)
-    return x
+    return y.unflatten(dim, (spans, stride)).transpose(dim + 1, dim + 2).flatten(dim, dim + 2)
 
 
 def block_linear(

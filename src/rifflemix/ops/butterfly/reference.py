@@ -26,8 +26,7 @@ def split_indices(length: int, block: int, stride: int) -> list[list[int]]:
 def butterfly_split(x: Tensor, block: int, stride: int, dim: int) -> Tensor:
     """Gather the positions of every group; `dim` is not negative."""
     index = torch.tensor(split_indices(x.shape[dim], block, stride), device=x.device)
-    y: Tensor = x.index_select(dim, index.flatten()).unflatten(dim, tuple(index.shape))
-    return y
+    return x.index_select(dim, index.flatten()).unflatten(dim, tuple(index.shape))
 
 
 def butterfly_merge(y: Tensor, stride: int, dim: int) -> Tensor:

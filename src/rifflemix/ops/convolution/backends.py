@@ -41,5 +41,4 @@ def short_convolution(
         names = (*PLAIN, "cpu")
     else:
         note_slow_call(x)
-    y: Tensor = _FAMILY.pick(backend, names).short_convolution(x, weight, bias, first, length)
-    return y
+    return _FAMILY.pick(backend, names).short_convolution(x, weight, bias, first, length)

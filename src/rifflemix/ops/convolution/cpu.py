@@ -50,8 +50,7 @@ def short_convolution(
     """See `rifflemix.ops.convolution.backends.short_convolution`."""
     wide = torch.promote_types(x.dtype, torch.float32)
     weight, bias = weight.to(wide), None if bias is None else bias.to(wide)
-    y: Tensor = _convolve(x, weight, bias, first, length)
-    return y
+    return _convolve(x, weight, bias, first, length)
 
 
 def _check_length(*arguments: Any) -> dict[str, int]:

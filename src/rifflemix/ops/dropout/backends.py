@@ -24,8 +24,7 @@ def dropout(x: Tensor, p: float, backend: str = "auto") -> Tensor:
         return x
     module = _FAMILY.pick(backend, _available(cpu.supports(x), x))
     draws = module is not eager or eager.takes_seed(x)
-    y: Tensor = module.dropout(x, p, draw_seed() if draws else None)
-    return y
+    return module.dropout(x, p, draw_seed() if draws else None)
 
 
 def dropout_attention(

@@ -47,8 +47,7 @@ def supports(x: Tensor) -> bool:
 
 def dropout(x: Tensor, p: float, seed: Tensor) -> Tensor:
     """See `rifflemix.ops.dropout`; `seed` is a () int64 tensor."""
-    y: Tensor = _apply(x, seed, p)
-    return y
+    return _apply(x, seed, p)
 
 
 def _check_dropout(x: Tensor, seed: Tensor, p: float) -> None:
@@ -120,8 +119,7 @@ def dropout_attention(
         return eager.attend(q, k, v, mask, is_causal, partial(dropout, p=p, seed=seed))
     if mask is not None:
         mask = mask.expand(*q.shape[:3], k.shape[2])
-    y: Tensor = _forward(q, k, v, mask, is_causal, is_padding, seed, p)[0]
-    return y
+    return _forward(q, k, v, mask, is_causal, is_padding, seed, p)[0]
 
 
 def _empty_tokens(like: Tensor, length: int, features: int) -> Tensor:

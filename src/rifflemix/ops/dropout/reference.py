@@ -48,8 +48,7 @@ def numbers(count: int, seed: Tensor) -> Tensor:
         pairs = torch.stack((words & 0xFFFF, words >> 16), -1)  # (blocks, 4, 2), lower half first
         tiles = pairs.unflatten(0, (-1, BLOCKS_PER_TILE)).transpose(1, 2)
         halves.append(tiles.flatten()[:count])
-    together: Tensor = halves[0] << 16 | halves[1]
-    return together
+    return halves[0] << 16 | halves[1]
 
 
 def threefry(

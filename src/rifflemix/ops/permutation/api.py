@@ -247,8 +247,7 @@ def causal_shift(x: Tensor, steps: Tensor | Sequence[int], *, backend: str = "au
     # Larger steps also give only zeros. A traced graph cannot read the steps to find the longest.
     longest = x.shape[1]
     module = backends.for_tokens(x, backend)
-    y: Tensor = module.causal_shift(x, steps.clamp(max=longest), longest)
-    return y
+    return module.causal_shift(x, steps.clamp(max=longest), longest)
 
 
 def rank_filter(
@@ -289,8 +288,7 @@ def rank_filter(
     window_size = check_integer("window_size", window_size, 1)
     ranks = check_steps(ranks, x, "ranks")
     check_range("ranks", ranks, 0, window_size - 1)
-    y: Tensor = backends.for_windows(x, window_size, backend).rank_filter(x, ranks, window_size)
-    return y
+    return backends.for_windows(x, window_size, backend).rank_filter(x, ranks, window_size)
 
 
 def _result(permuted: Permuted) -> Any:

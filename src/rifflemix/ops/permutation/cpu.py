@@ -334,8 +334,7 @@ def filters(window_size: int) -> bool:
 def rank_filter(x: Tensor, ranks: Tensor, window_size: int) -> Tensor:
     """Select the token of each channel's rank among the last `window_size` tokens."""
     wants_grad = torch.is_grad_enabled() and x.requires_grad
-    y: Tensor = _rank_filter(x, ranks, window_size, wants_grad)[0]
-    return y
+    return _rank_filter(x, ranks, window_size, wants_grad)[0]
 
 
 def _check_window(x: Tensor, other: Tensor, window_size: int, *_: Any) -> None:

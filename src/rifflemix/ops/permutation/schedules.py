@@ -125,8 +125,7 @@ class ShiftSchedule:
             place = num_channels, self.layer_index, self.num_layers
             if sizes_are_tensors():  # such a graph accepts no device and fixes the length
                 return torch.tensor(_power_steps(kind, int(num_tokens), *place), device=device)
-            steps: Tensor = _power_shift_steps(kind, num_tokens, *place, device)
-            return steps
+            return _power_shift_steps(kind, num_tokens, *place, device)
         channels = torch.arange(num_channels, device=device)
         tokens = as_operand(num_tokens, device)
         if kind == "linear":

@@ -56,8 +56,7 @@ class Chunks(NamedTuple):
             x = empty.index_copy(2, self.places, x)
         elif not statically_known_true(room == self.length):
             x = F.pad(x, (0, 0, 0, room - self.length))
-        chunks: Tensor = x.unflatten(2, (self.bounds[-1], self.size))
-        return chunks
+        return x.unflatten(2, (self.bounds[-1], self.size))
 
     def join(self, chunks: Tensor) -> Tensor:
         """Undo `split`."""

@@ -57,10 +57,7 @@ def sinkhorn(
     if log_scores.is_cuda or INTERPRETED:
         available = with_triton(available, log_scores, num_iterations, causal)
     module = BLOCKS.pick(backend, available)
-    sort: Tensor = module.sinkhorn(
-        log_scores, num_iterations, causal, final_row_norm, block_padding_mask
-    )
-    return sort
+    return module.sinkhorn(log_scores, num_iterations, causal, final_row_norm, block_padding_mask)
 
 
 def gumbel_noise(

@@ -232,8 +232,7 @@ def top_k_blocks(
         raise bad_argument("scores", f"shape (..., n, {num_null} + n)", tuple(scores.shape))
     _check_block_mask(block_padding_mask, scores, columns - num_null)
     module = backends.BLOCKS.pick(backend)
-    sort: Tensor = module.top_k_blocks(scores, k, temperature, causal, num_null, block_padding_mask)
-    return sort
+    return module.top_k_blocks(scores, k, temperature, causal, num_null, block_padding_mask)
 
 
 def _check_scores(name: str, scores: Tensor, *, square: bool) -> None:

@@ -59,8 +59,7 @@ def pool_blocks(
     check_padding_mask(key_padding_mask, x)
     check_bool("causal", causal)
     module = backends.BLOCKS.pick(backend)
-    pooled: Tensor = module.pool_blocks(x, block_size, causal, key_padding_mask)
-    return pooled
+    return module.pool_blocks(x, block_size, causal, key_padding_mask)
 
 
 def block_scores(
@@ -114,8 +113,7 @@ def block_scores(
     if check_bool("shared", shared) and causal:
         raise bad_argument("shared", "False with causal=True", True)
     module = backends.BLOCKS.pick(backend)
-    scores: Tensor = module.block_scores(q, k, block_size, causal, shared, key_padding_mask)
-    return scores
+    return module.block_scores(q, k, block_size, causal, shared, key_padding_mask)
 
 
 def sort_blocks(blocks: Tensor, sort: Tensor, *, backend: str = "auto") -> Tensor:
@@ -200,5 +198,4 @@ def sorted_padding_mask(
     tokens = (sort.shape[-1] - num_null) * block_size
     check_padding_mask(key_padding_mask, sort[:, 0, 0, :1].expand(-1, tokens))
     module = backends.BLOCKS.pick(backend)
-    hidden: Tensor = module.sorted_padding_mask(sort, block_size, key_padding_mask, rule, num_null)
-    return hidden
+    return module.sorted_padding_mask(sort, block_size, key_padding_mask, rule, num_null)

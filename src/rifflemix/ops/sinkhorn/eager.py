@@ -150,8 +150,7 @@ def _kept(x: Tensor, key_padding_mask: Tensor | None) -> Tensor:
 
 
 def _sum_spans(x: Tensor, span: int) -> Tensor:
-    total: Tensor = torch.unflatten(x, 2, (-1, span)).sum(3)
-    return total
+    return torch.unflatten(x, 2, (-1, span)).sum(3)
 
 
 def _masked_sum(x: Tensor, key_padding_mask: Tensor | None, span: int) -> Tensor:
@@ -204,8 +203,7 @@ def running_logsumexp(x: Tensor) -> Tensor:
     """
     if torch.compiler.is_compiling():
         return x.logcumsumexp(-2)
-    c: Tensor = _RunningLogSumExp.apply(x)  # type: ignore[no-untyped-call]
-    return c
+    return _RunningLogSumExp.apply(x)  # type: ignore[no-untyped-call]
 
 
 class _RunningLogSumExp(torch.autograd.Function):
@@ -230,8 +228,7 @@ class _RunningLogSumExp(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Tensor:
         x, c = ctx.saved_tensors
-        gradient: Tensor = (x - c).exp() * _decaying_sums(grad, _decay(c))
-        return gradient
+        return (x - c).exp() * _decaying_sums(grad, _decay(c))
 
     @staticmethod
     def jvp(ctx: Any, tangent: Tensor) -> Tensor:

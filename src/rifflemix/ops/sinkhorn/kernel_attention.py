@@ -156,8 +156,7 @@ def attend_to_blocks(
     weights = weights.masked_fill(hidden, 0.0)
     if terms.seed is not None:
         weights = drop(weights, terms)
-    y: Tensor = (weights @ values).flatten(2, 3)
-    return y
+    return (weights @ values).flatten(2, 3)
 
 
 def _hidden(scores: Tensor, terms: Visibility) -> Tensor:

@@ -56,8 +56,7 @@ def sinkhorn(
     if padding is not None:
         padding = padding.reshape(-1, log_scores.shape[-1])
     last_rows = causal and final_row_norm
-    sort: Tensor = _balance(log_scores, padding, num_iterations, causal, last_rows)[0]
-    return sort
+    return _balance(log_scores, padding, num_iterations, causal, last_rows)[0]
 
 
 def _per_sample(log_scores: Tensor) -> int:

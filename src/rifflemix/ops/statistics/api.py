@@ -187,8 +187,7 @@ def variational_compression_rate(
     check_groups(membership, w)
     check_positive("scale", scale)
     module = backends.FAMILY.pick(backend)
-    rate: Tensor = module.variational_compression_rate(w, membership, scale)
-    return rate
+    return module.variational_compression_rate(w, membership, scale)
 
 
 def compression_rate(
@@ -225,5 +224,4 @@ def compression_rate(
     check_whole("z", z)
     check_groups(membership, z)
     check_positive("scale", scale)
-    rate: Tensor = backends.FAMILY.pick(backend).compression_rate(z, membership, scale)
-    return rate
+    return backends.FAMILY.pick(backend).compression_rate(z, membership, scale)

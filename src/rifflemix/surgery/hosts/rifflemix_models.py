@@ -23,8 +23,7 @@ class SwappedMixer(SwappedAttention):
 
     def forward(self, x: Tensor, **options: Any) -> Tensor:
         """Mix tokens; see `TokenMixer.forward`."""
-        y: Tensor = self.mixer(x, **options)
-        return y
+        return self.mixer(x, **options)
 
     def __getattr__(self, name: str) -> Any:
         try:

@@ -187,8 +187,7 @@ def mixed(
     padding = key_padding_mask(
         attn_mask, batch=x.shape[0], length=x.shape[1], causal=mixer.causal, per_query=True
     )
-    y: Tensor = mixer(x, key_padding_mask=padding)
-    return y
+    return mixer(x, key_padding_mask=padding)
 
 
 def _refusal(module: nn.Module, parents: Sequence[nn.Module]) -> str:

@@ -59,8 +59,7 @@ class MixerAttention(nn.Module):
         self, x: Tensor, attn_mask: Tensor | None = None, is_causal: bool = False
     ) -> Tensor:
         """Mix the tokens (B, N, C)."""
-        y: Tensor = self.proj_drop(mixed(self.mixer, x, attn_mask, is_causal))
-        return y
+        return self.proj_drop(mixed(self.mixer, x, attn_mask, is_causal))
 
 
 class _PicklableClass(type):

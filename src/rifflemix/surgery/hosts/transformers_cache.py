@@ -142,8 +142,7 @@ def continue_stream(
             Tokens after the prompt contain padding, or the padding of earlier tokens changed.
     """
     if not mixer.causal:
-        mixed: Tensor = mixer(x, key_padding_mask=padding_of(mask, x, causal=False))
-        return mixed
+        return mixer(x, key_padding_mask=padding_of(mask, x, causal=False))
     layer = _stream_layer(past, layer_index)
     padding = padding_of(mask, x, causal=True, seen=layer.seen, hidden_anyway=hidden_anyway)
     if not layer.seen:

@@ -367,8 +367,7 @@ def _rows(module: nn.Module, maps: Maps, t: Tensor) -> tuple[Tensor, ...]:
     names = ("num_key_value_heads", "kv_heads")
     shared = next((getattr(module, name) for name in names if hasattr(module, name)), None)
     keys = len(t) // 3 if shared is None else int(shared) * _head_dim(module)
-    parts: tuple[Tensor, ...] = t.split([len(t) - 2 * keys, keys, keys])
-    return parts
+    return t.split([len(t) - 2 * keys, keys, keys])
 
 
 def _scaled(part: Projection, factor: float) -> Projection:

@@ -158,7 +158,7 @@ def padding_alone(
         raise _not_self_attention(f"a mask of {q_length} tokens", "a token mixer")
     if mask_function not in (causal_mask_function, bidirectional_mask_function):
         options |= {"allow_is_causal_skip": False, "allow_is_bidirectional_skip": False}
-        whole: Tensor | None = sdpa_mask(
+        return sdpa_mask(
             batch_size,
             q_length,
             kv_length,
@@ -168,7 +168,6 @@ def padding_alone(
             attention_mask,
             **options,
         )
-        return whole
     if isinstance(q_offset, Tensor) or q_offset + q_length != kv_offset + kv_length:
         raise bad_argument(
             "past_key_values",
@@ -274,8 +273,7 @@ def _operator(
         # A tuple keeps the mixer out of the submodules, so the state_dict does not change.
         kept = (form, _build(*form, module))
         setattr(module, _KEPT, kept)
-    operator: TokenMixer = kept[1]
-    return operator
+    return kept[1]
 
 
 def _build(

@@ -111,8 +111,7 @@ def _float64(module: Any) -> Any:
 
 
 def _mixed(layer: Any, x: Tensor, mask: Tensor | None) -> Tensor:
-    y: Tensor = layer(x, key_padding_mask=mask)
-    return y
+    return layer(x, key_padding_mask=mask)
 
 
 def _normed(x: Tensor) -> Tensor:

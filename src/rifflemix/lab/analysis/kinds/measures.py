@@ -139,8 +139,7 @@ def singular_values(x: Tensor, key_padding_mask: Tensor | None = None) -> Tensor
     wide = x.detach().double()
     if key_padding_mask is not None:
         wide = wide.masked_fill(key_padding_mask.unsqueeze(-1), 0.0)
-    values: Tensor = torch.linalg.svdvals(wide)
-    return values
+    return torch.linalg.svdvals(wide)
 
 
 def effective_rank(values: Tensor) -> Tensor:
@@ -232,8 +231,7 @@ def _median(tokens: Tensor) -> Tensor:
 
 def entropy(probabilities: Tensor, dim: int = -1) -> Tensor:
     """Compute the entropy along `dim` in nats (0 log 0 is 0)."""
-    nats: Tensor = -torch.special.xlogy(probabilities, probabilities).sum(dim)
-    return nats
+    return -torch.special.xlogy(probabilities, probabilities).sum(dim)
 
 
 def displacement(index: Tensor, key_padding_mask: Tensor | None = None) -> Tensor:

@@ -72,8 +72,7 @@ class LayerMembership:
     @property
     def shares(self) -> list[float]:
         """Mean share of the tokens in each head, over all samples."""
-        shares: list[float] = np.mean(self.head_share, 0).tolist()
-        return shares
+        return np.mean(self.head_share, 0).tolist()
 
 
 def layer_memberships(subject: Subject, tick: Tick = silent) -> list[LayerMembership]:

@@ -55,8 +55,7 @@ def reach_of(call: Call, sample: int = 0) -> NDArray[np.bool_]:
         rows.append(_gradients(layer, x, mask, outputs, weights))
     reach = torch.cat(rows).cpu().numpy()
     valid = slice(None) if mask is None else np.flatnonzero(~mask.cpu().numpy())
-    found: NDArray[np.bool_] = reach[valid][:, valid]
-    return found
+    return reach[valid][:, valid]
 
 
 def _gradients(
@@ -189,8 +188,7 @@ def _coarser(reached: NDArray[np.bool_], most: int) -> NDArray[np.bool_]:
     every = -(-len(reached) // most)
     starts = np.arange(0, len(reached), every)
     over_rows = np.logical_or.reduceat(reached, starts, axis=0)
-    coarser: NDArray[np.bool_] = np.logical_or.reduceat(over_rows, starts, axis=1)
-    return coarser
+    return np.logical_or.reduceat(over_rows, starts, axis=1)
 
 
 def _rgb(colour: str) -> tuple[float, ...]:

@@ -106,8 +106,7 @@ def nearest_orthonormal(bases: Tensor) -> Tensor:
     This is the polar factor: it has the smallest Frobenius distance of all orthonormal bases.
     """
     left, _, right = torch.linalg.svd(bases, full_matrices=False)
-    nearest: Tensor = left @ right
-    return nearest
+    return left @ right
 
 
 def bound_in(bases: Tensor, z: Tensor, membership: Tensor) -> Tensor:

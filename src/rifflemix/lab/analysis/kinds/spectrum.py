@@ -91,8 +91,7 @@ def _with_identity(layer: TorchAttention) -> TorchAttention:
 
 def _leave_out(module: nn.Module, args: Any, output: Tensor) -> Tensor:
     """Replace the output of a projection by its input."""
-    y: Tensor = args[0]
-    return y
+    return args[0]
 
 
 def _run(layer: nn.Module, call: Call) -> Tensor:

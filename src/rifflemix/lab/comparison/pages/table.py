@@ -122,8 +122,7 @@ def _scores_columns(title: str, suffix: str, higher_is_better: bool) -> Iterator
 
 def _score_column(header: str, name: str, higher_is_better: bool) -> _Column:
     def score(row: Row) -> Score | None:
-        found: Score | None = getattr(row, name)
-        return found
+        return getattr(row, name)
 
     def shown(row: Row) -> float | None:
         found = score(row)

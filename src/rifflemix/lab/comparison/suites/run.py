@@ -85,8 +85,7 @@ class SuiteComparison:
     @cached_property
     def results(self) -> dict[str, Any]:
         """The content of results.json as JSON values."""
-        values: dict[str, Any] = encode(self.record)
-        return values
+        return encode(self.record)
 
     def __str__(self) -> str:
         """Write the page in Markdown."""

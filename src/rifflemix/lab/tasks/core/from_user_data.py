@@ -261,5 +261,4 @@ class FromUserData:
 
     @classmethod
     def _make(cls, maker: str, *args: Any, **options: Any) -> Self:
-        task: Self = MAKERS[maker](*args, **options)
-        return task
+        return MAKERS[maker](*args, **options)

@@ -241,8 +241,7 @@ def f1_of_class(truths: Bools, predicted: Bools) -> float:
 def confusion(labels: Ints, predicted: Ints, number: int) -> list[list[int]]:
     """Count samples by true class (rows) and predicted class (columns)."""
     counts = np.bincount(labels * number + predicted, minlength=number**2)
-    rows: list[list[int]] = counts.reshape(number, number).tolist()
-    return rows
+    return counts.reshape(number, number).tolist()
 
 
 def _ranking(truths: Bools, scores: Floats) -> dict[str, float]:

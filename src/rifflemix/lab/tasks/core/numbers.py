@@ -278,8 +278,7 @@ class MultilabelTask(Task):
     def _truths(self, split: str) -> NDArray[np.bool_]:
         samples = self.split(split)
         labels = [np.asarray(samples[index][1]) for index in range(len(samples))]
-        truths: NDArray[np.bool_] = np.stack(labels) > 0
-        return truths
+        return np.stack(labels) > 0
 
     def confusion(self, observed: NDArray[Any]) -> None:
         """Return None: a sample has several classes."""

@@ -169,8 +169,7 @@ class ChoosesMetric(Recorded):
         if name not in directions:
             raise unknown_name(f"metric of task {self.name}", name, directions)
         task: Any = self  # a dataclass
-        chosen: Self = replace(task, metric=name, higher_is_better=directions[name])
-        return chosen
+        return replace(task, metric=name, higher_is_better=directions[name])
 
     def _chosen_f1(self, labels: NDArray[Any], predicted: NDArray[Any]) -> dict[str, float]:
         """Compute the F1 of a class if it is the task's metric, from classes (M,)."""

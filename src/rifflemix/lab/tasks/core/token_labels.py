@@ -69,8 +69,7 @@ class TokenLabelTask(Task):
         for index in range(len(samples)):
             labels = torch.as_tensor(samples[index][1])
             total += torch.bincount(labels[labels != UNCOUNTED], minlength=self.num_classes)
-        found: list[int] = total.tolist()
-        return found
+        return total.tolist()
 
     def count_labels(self, batch: Batch) -> int:
         """Count the scored tokens."""

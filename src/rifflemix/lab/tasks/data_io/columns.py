@@ -117,8 +117,7 @@ class ArrowFile:
                 )
             arrays.append(_values(column))
             rows += len(column)
-        found: NDArray[Any] = np.concatenate(arrays)
-        return found
+        return np.concatenate(arrays)
 
     @contextmanager
     def _errors(self) -> Iterator[None]:

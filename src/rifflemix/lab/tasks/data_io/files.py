@@ -54,14 +54,12 @@ class Array:
         return Array, (self.values if self.path is None else self.path,)
 
     def __getitem__(self, row: int) -> NDArray[Any]:
-        values: NDArray[Any] = self.values[row]
-        return values
+        return self.values[row]
 
     @property
     def row_shape(self) -> tuple[int, ...]:
         """Shape of one row."""
-        shape: tuple[int, ...] = self.values.shape[1:]
-        return shape
+        return self.values.shape[1:]
 
     def content(self, rows: NDArray[np.int64]) -> Iterator[bytes]:
         """Iterate over the bytes of each row."""

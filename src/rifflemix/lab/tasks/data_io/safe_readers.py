@@ -174,8 +174,7 @@ def read_npy(path: Path, content: bytes) -> NDArray[Any]:
         if size != left or any(length < 0 for length in shape):
             raise damaged(path, f"its header has shape {shape} of {dtype}, but {left} bytes follow")
         stream.seek(0)
-        array: NDArray[Any] = npy.read_array(stream, allow_pickle=False)
-        return array
+        return npy.read_array(stream, allow_pickle=False)
 
 
 def read_idx(path: Path) -> NDArray[np.uint8]:

@@ -39,10 +39,7 @@ class RaggedRows:
     def row(self, index: int) -> NDArray[np.uint8 | np.int32]:
         """Return one sequence."""
         start = int(self.ends.values[index - 1]) if index else 0
-        values: NDArray[np.uint8 | np.int32] = self.tokens.values[
-            start : int(self.ends.values[index])
-        ]
-        return values
+        return self.tokens.values[start : int(self.ends.values[index])]
 
     def longest(self) -> int:
         """Return the length of the longest sequence, or 0 without sequences."""
@@ -76,8 +73,7 @@ class RaggedSplit:
     def lengths(self) -> NDArray[np.int64]:
         """Return the length of each sequence, (S,)."""
         each = [np.diff(part.ends.values, prepend=0) for part in self.parts]
-        lengths: NDArray[np.int64] = np.minimum(np.concatenate(each)[self.rows], self.max_length)
-        return lengths
+        return np.minimum(np.concatenate(each)[self.rows], self.max_length)
 
     def digest(self) -> bytes:
         """Hash the sequences and labels of the split, in order."""

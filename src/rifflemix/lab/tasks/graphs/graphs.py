@@ -174,8 +174,7 @@ class GraphSplit:
 
     def targets(self) -> NDArray[np.float64]:
         """Return the targets (M,), in order."""
-        values: NDArray[np.float64] = self.arrays["targets"].values[self.rows].astype(np.float64)
-        return values
+        return self.arrays["targets"].values[self.rows].astype(np.float64)
 
     def digest(self) -> bytes:
         total = hashlib.blake2b(digest_size=16)

@@ -185,11 +185,9 @@ def split_groups(groups: Sequence[str], rule: str) -> Any:
 def _group(molecule: Any, rule: str) -> str:
     """Name the group of a molecule: its canonical SMILES or its scaffold."""
     if rule == "random":
-        name: str = _rdkit().MolToSmiles(molecule)
-        return name
+        return _rdkit().MolToSmiles(molecule)
     scaffolds: Any = importlib.import_module("rdkit.Chem.Scaffolds.MurckoScaffold")
-    scaffold: str = scaffolds.MurckoScaffoldSmiles(mol=molecule, includeChirality=False)
-    return scaffold
+    return scaffolds.MurckoScaffoldSmiles(mol=molecule, includeChirality=False)
 
 
 def _atom_features(atom: Any) -> tuple[int, ...]:

@@ -95,8 +95,7 @@ class _Occupied:
         cells = (points / self._cell).astype(np.int64) + self._room
         np.clip(cells, self._room, self._side - 1 - self._room, out=cells)
         first = np.arange(len(points)).reshape(-1, *(1,) * (points.ndim - 2)) * self._side**2
-        flat: Ints = first + cells[..., 1] * self._side + cells[..., 0]
-        return flat
+        return first + cells[..., 1] * self._side + cells[..., 0]
 
 
 def _room(scene: Scene) -> int:
@@ -116,8 +115,7 @@ def _disc_cells(radius: float, side: int) -> Ints:
     steps = np.arange(-math.ceil(radius), math.ceil(radius) + 1)
     x, y = np.meshgrid(steps, steps)
     within = x * x + y * y <= radius * radius
-    cells: Ints = y[within] * side + x[within]
-    return cells
+    return y[within] * side + x[within]
 
 
 def draw_scenes(streams: Streams, count: int, scene: Scene) -> Pictures:
@@ -354,8 +352,7 @@ def _along(dashes: Floats, scene: Scene) -> Floats:
         Points (..., P, 2).
     """
     part = _parts(1 + math.ceil(2 * scene.paddle_length / scene.clearance))
-    points: Floats = dashes[..., :1, :] + (dashes[..., 1:, :] - dashes[..., :1, :]) * part
-    return points
+    return dashes[..., :1, :] + (dashes[..., 1:, :] - dashes[..., :1, :]) * part
 
 
 @functools.cache
@@ -373,13 +370,11 @@ def _spread_alike(one: Floats, other: Floats, discs: Floats, scene: Scene) -> Bo
     ]
     around = [_lengths(position - middle).mean(axis=1) for position in positions]
     differences = np.stack([off_centre[0] - off_centre[1], around[0] - around[1]])
-    alike: Bools = (np.abs(differences) <= most).all(axis=0)
-    return alike
+    return (np.abs(differences) <= most).all(axis=0)
 
 
 def _lengths(vectors: Floats) -> Floats:
-    lengths: Floats = np.sqrt(np.square(vectors).sum(axis=-1))
-    return lengths
+    return np.sqrt(np.square(vectors).sum(axis=-1))
 
 
 def _discs_are_clear(dashes: Floats, discs: Floats, scene: Scene) -> Bools:
@@ -387,5 +382,4 @@ def _discs_are_clear(dashes: Floats, discs: Floats, scene: Scene) -> Bools:
     apart = np.square(discs[:, 0] - discs[:, 1]).sum(axis=-1) >= scene.disc_distance**2
     earlier = _along(dashes[:, : -scene.lag], scene).reshape(len(dashes), -1, 2)
     squares = np.square(earlier - discs[:, 1:]).sum(axis=-1)
-    clear: Bools = apart & (squares >= scene.disc_clearance**2).all(axis=1)
-    return clear
+    return apart & (squares >= scene.disc_clearance**2).all(axis=1)

@@ -152,14 +152,12 @@ def _posed(points: Points, rng: Generator) -> Points:
     q, r = np.linalg.qr(rng.standard_normal((3, 3)))
     q = q * np.sign(np.diag(r))
     q[:, 0] *= np.linalg.det(q)
-    turned: Points = points @ q.T
-    return turned
+    return points @ q.T
 
 
 def _on_sphere(rng: Generator, count: int) -> Points:
     points = rng.standard_normal((count, 3))
-    unit: Points = points / np.linalg.norm(points, axis=1, keepdims=True)
-    return unit
+    return points / np.linalg.norm(points, axis=1, keepdims=True)
 
 
 def _on_cube(rng: Generator, count: int) -> Points:
@@ -172,8 +170,7 @@ def _on_triangles(corners: Points, rng: Generator, count: int) -> Points:
     """Draw points on congruent triangles (T, 3, 3)."""
     a, b, c = corners[rng.integers(len(corners), size=count)].transpose(1, 0, 2)
     u, v = np.sqrt(rng.random((count, 1))), rng.random((count, 1))
-    points: Points = (1 - u) * a + u * (1 - v) * b + u * v * c
-    return points
+    return (1 - u) * a + u * (1 - v) * b + u * v * c
 
 
 def _on_tetrahedron(rng: Generator, count: int) -> Points:

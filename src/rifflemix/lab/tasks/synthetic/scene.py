@@ -130,8 +130,7 @@ def _shortened(dashes: Floats, radius: float) -> Floats:
     middle = dashes.mean(axis=2, keepdims=True)
     half = dashes - middle
     length = np.sqrt(np.square(half).sum(axis=-1, keepdims=True))
-    shortened: Floats = middle + half * np.maximum(1 - np.float32(radius) / length, 0)
-    return shortened
+    return middle + half * np.maximum(1 - np.float32(radius) / length, 0)
 
 
 def _light(segments: Floats, radius: float, size: int) -> NDArray[np.float64]:
@@ -174,5 +173,4 @@ def _distance(points: Floats, ends: Floats) -> Floats:
     offset = points - start
     square = np.maximum(np.square(along).sum(axis=-1), np.float32(1e-12))
     part = np.clip((offset * along).sum(axis=-1) / square, 0, 1)
-    distance: Floats = np.sqrt(np.square(offset - part[..., None] * along).sum(axis=-1))
-    return distance
+    return np.sqrt(np.square(offset - part[..., None] * along).sum(axis=-1))

@@ -73,8 +73,7 @@ class Vocabulary:
 
     def _bpe_ids(self, text: str) -> list[int]:
         # Without the special tokens that some tokenizers add to every text.
-        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
-        return ids
+        return self._tokenizer.encode(text, add_special_tokens=False).ids
 
     @functools.cached_property
     def num_bytes(self) -> NDArray[np.int64]:

@@ -91,8 +91,7 @@ class SentenceSplit:
         each = np.diff(self.ends.values, prepend=0).reshape(-1, self.inputs.texts)
         is_joined = self.inputs.separator is not None
         joined = each.sum(axis=1) + 1 if is_joined else each.max(axis=1)
-        lengths: NDArray[np.int64] = np.minimum(joined, self.inputs.max_length)
-        return lengths
+        return np.minimum(joined, self.inputs.max_length)
 
     def digest(self) -> bytes:
         """Hash all token ids and labels, in order."""
@@ -104,8 +103,7 @@ class SentenceSplit:
 
     def _sentence(self, position: int) -> Ids:
         start = int(self.ends.values[position - 1]) if position else 0
-        ids: Ids = self.tokens.values[start : int(self.ends.values[position])]
-        return ids
+        return self.tokens.values[start : int(self.ends.values[position])]
 
 
 def sentence_shapes(

@@ -53,8 +53,7 @@ class Samples:
     def __getitem__(self, row: int) -> NDArray[Any]:
         """Return tokens (N,), vectors (N, F) or pixels (1, H, W, C)."""
         start = int(self.ends[row - 1]) if row else 0
-        values: NDArray[Any] = self.values[start : int(self.ends[row])]
-        return values
+        return self.values[start : int(self.ends[row])]
 
     @property
     def lengths(self) -> NDArray[np.int64]:

@@ -186,8 +186,7 @@ class UserSplit:
     @property
     def targets(self) -> NDArray[Any]:
         """Labels of the samples, in order."""
-        targets: NDArray[Any] = self.labels.values[self.rows]
-        return targets
+        return self.labels.values[self.rows]
 
     def digest(self) -> bytes:
         total = hashlib.blake2b(digest_size=16)

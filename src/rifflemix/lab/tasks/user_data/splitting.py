@@ -258,8 +258,7 @@ def _by_group(
         split_of_group[group] = chosen
         missing[chosen] -= counts[group]
         sizes[chosen] += 1
-    of: NDArray[np.int8] = split_of_group[groups]
-    return of
+    return split_of_group[groups]
 
 
 def _check(rows: Rows, labels: Labels, groups: NDArray[np.int64] | None) -> None:

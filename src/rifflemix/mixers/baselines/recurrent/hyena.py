@@ -125,8 +125,7 @@ class Hyena(TokenMixer):
 
     def _read(self, q: Tensor, y: Tensor, tokens: Tensor) -> Tensor:
         y = y + tokens * wide(self.skip)
-        out: Tensor = self.out_proj(q * y.to(q.dtype))
-        return out
+        return self.out_proj(q * y.to(q.dtype))
 
     def start_stream(self, batch_size: int, device: Any, dtype: Any) -> dict[str, Tensor]:
         """Create zeros: the last projections, and the products k * v from new to old."""

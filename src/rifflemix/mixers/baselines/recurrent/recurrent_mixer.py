@@ -124,12 +124,10 @@ class RecurrentMixer(TokenMixer):
         raise NotImplementedError
 
     def mix(self, x: Tensor, key_padding_mask: Tensor | None) -> Tensor:
-        y: Tensor = self.proj(mix_valid_tokens(self._mixed, x, key_padding_mask))
-        return y
+        return self.proj(mix_valid_tokens(self._mixed, x, key_padding_mask))
 
     def mix_packed(self, x: Tensor, segments: Segments) -> Tensor:
-        y: Tensor = self.proj(segments.mix(self._mixed, x, exact=False))
-        return y
+        return self.proj(segments.mix(self._mixed, x, exact=False))
 
     def _mixed(self, x: Tensor, mask: Tensor | None) -> Tensor:
         """Compute the input of the output projection. Padding comes last."""
@@ -140,8 +138,7 @@ class RecurrentMixer(TokenMixer):
         masks = None if mask is None else _with_reversed(mask)
         outputs = self.scan(directions, masks, {})[0]
         forward, backward = torch.unflatten(outputs, 0, (2, -1)).unbind(0)
-        y: Tensor = forward + backward.flip(1)
-        return y
+        return forward + backward.flip(1)
 
     def _projected(self, x: Tensor, mask: Tensor | None) -> Parts:
         parts = self.project(x)

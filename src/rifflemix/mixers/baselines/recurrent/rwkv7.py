@@ -188,8 +188,7 @@ class Bottleneck(nn.Module):
     def forward(self, x: Tensor, activation: Any = None) -> Tensor:
         """Map (B, N, C) to (B, N, C)."""
         h = self.down(x)
-        y: Tensor = self.up(h if activation is None else activation(h))
-        return y
+        return self.up(h if activation is None else activation(h))
 
 
 def _rank(features: float) -> int:
