@@ -38,14 +38,16 @@ def assert_valid_equal(y: Tensor, expected: np.ndarray, key_padding_mask: Tensor
 
 
 def assert_acts_on_valid_tokens(mixer: rm.TokenMixer) -> None:
-    """Check that padding at any position does not change valid tokens."""
-    x = torch.randn(4, 13, mixer.dim, dtype=torch.float64)
-    mask = torch.rand(4, 13) < 0.4
+    """Check that padding at any position does not change valid tokens and has output 0."""
+    x = torch.randn(5, 13, mixer.dim, dtype=torch.float64)
+    mask = torch.rand(5, 13) < 0.4
     mask[1] = torch.arange(13) < 5  # leading
     mask[2] = torch.arange(13) >= 5  # trailing
     mask[3] = torch.arange(13) != 6  # one valid token
+    mask[4] = True
     y = mixer(x, key_padding_mask=mask)
-    for sample, padded, out in zip(x, mask, y, strict=True):
+    assert not y[mask].any()
+    for sample, padded, out in zip(x[:4], mask[:4], y[:4], strict=True):
         alone = mixer(sample[~padded].unsqueeze(0))[0]
         torch.testing.assert_close(out[~padded], alone, atol=1e-10, rtol=1e-8)
 
