@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import io
-import tarfile
 from pathlib import Path
 
 import numpy as np
+from damaged_files import pack
 
 PER_BATCH = 6
 Planes = dict[str, tuple[np.ndarray, np.ndarray]]
@@ -34,11 +33,9 @@ def write_folder(data: Path, planes: Planes) -> None:
 
 
 def write_tar(data: Path, planes: Planes) -> None:
-    with tarfile.open(data / "cifar-10-binary.tar.gz", "w:gz") as archive:
-        for name, content in {**batches(planes), "readme.html": b"x"}.items():
-            member = tarfile.TarInfo(f"cifar-10-batches-bin/{name}")
-            member.size = len(content)
-            archive.addfile(member, io.BytesIO(content))
+    content = {**batches(planes), "readme.html": b"x"}
+    files = {f"cifar-10-batches-bin/{name}": values for name, values in content.items()}
+    pack(data / "cifar-10-binary.tar.gz", files)
 
 
 def differences(planes: Planes) -> dict[str, np.ndarray]:

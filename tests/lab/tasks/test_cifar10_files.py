@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import tarfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -17,9 +16,16 @@ from cifar10_files import (
     write_folder,
     write_tar,
 )
+from damaged_files import (
+    assert_names_cut_file,
+    assert_names_file,
+    assert_prepares,
+    assert_refuses_pickle,
+    pack,
+)
 
 from rifflemix.errors import InputError
-from rifflemix.lab.tasks import load_task, prepare_task, task_status
+from rifflemix.lab.tasks import load_task
 from rifflemix.lab.tasks.core.base import SPLITS
 from rifflemix.lab.tasks.images import cifar
 
@@ -86,54 +92,36 @@ def test_color_archive_with_other_arrays_is_refused(
 
 def test_prepare_and_status(data: Path, planes: Planes, cache: Path) -> None:
     write_tar(data, planes)
-    before = task_status("image", data).detail
-    assert "cifar-10-binary.tar.gz" in before
-    folder = prepare_task("image", data_dir=data)
-    assert folder is not None
-    assert folder.is_relative_to(cache)
-    assert folder.is_dir()
-    assert task_status("image", data).detail != before
+    assert_prepares("image", data, cache, "cifar-10-binary.tar.gz")
 
 
 @pytest.mark.parametrize("name", ["cifar-10-batches-py/data_batch_1", "cifar-10-python.tar.gz"])
 def test_pickles_are_refused(data: Path, name: str) -> None:
-    (data / name).parent.mkdir(exist_ok=True)
-    (data / name).write_bytes(b"\x80\x02}q\x01.")
-    with pytest.raises(InputError, match=r"cifar-10-binary\.tar\.gz"):
-        load_task("image", data_dir=data)
+    assert_refuses_pickle("image", data, name, "cifar-10-binary.tar.gz")
 
 
 @pytest.mark.parametrize("cut", [-1, 5000], ids=["one byte", "most"])
 def test_truncated_batch(data: Path, planes: Planes, cut: int) -> None:
     write_folder(data, planes)
     path = data / "cifar-10-batches-bin" / "data_batch_3.bin"
-    path.write_bytes(path.read_bytes()[:cut])
-    with pytest.raises(InputError, match=r"data_batch_3\.bin:"):
-        load_task("image", data_dir=data)
+    assert_names_cut_file("image", data, path, cut)
 
 
 def test_missing_batch(data: Path, planes: Planes) -> None:
     write_folder(data, planes)
     (data / "cifar-10-batches-bin" / "data_batch_2.bin").unlink()
-    with pytest.raises(InputError, match=r"data_batch_2\.bin:"):
-        load_task("image", data_dir=data)
+    assert_names_file("image", data, "data_batch_2.bin:")
 
 
 @pytest.mark.parametrize("keep", [0.5, 0.98], ids=str)
 def test_truncated_tar(data: Path, planes: Planes, keep: float) -> None:
     write_tar(data, planes)
-    path = data / "cifar-10-binary.tar.gz"
-    content = path.read_bytes()
-    path.write_bytes(content[: int(len(content) * keep)])
-    with pytest.raises(InputError, match=r"cifar-10-binary\.tar\.gz:"):
-        load_task("image", data_dir=data)
+    assert_names_cut_file("image", data, data / "cifar-10-binary.tar.gz", keep)
 
 
 def test_tar_without_a_batch(data: Path, planes: Planes) -> None:
-    with tarfile.open(data / "cifar-10-binary.tar.gz", "w:gz") as archive:
-        archive.addfile(tarfile.TarInfo("cifar-10-batches-bin/readme.html"))
-    with pytest.raises(InputError, match=r"cifar-10-batches-bin/data_batch_1\.bin"):
-        load_task("image", data_dir=data)
+    pack(data / "cifar-10-binary.tar.gz", {"cifar-10-batches-bin/readme.html": b""})
+    assert_names_file("image", data, "cifar-10-batches-bin/data_batch_1.bin")
 
 
 def test_label_out_of_range(data: Path, planes: Planes) -> None:

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import shutil
-import subprocess
-from ctypes import CDLL
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +14,10 @@ from torch import Tensor
 from torch.nn import functional
 
 import rifflemix as rm
-from rifflemix.ops import BlockMap, block_linear, block_mlp, native
+from rifflemix.ops import BlockMap, block_linear, block_mlp
 from rifflemix.ops.butterfly import cpu
 from rifflemix.ops.native import instruction_level
+from single_instruction_set import INSTRUCTION_SETS, compile_kernels, needs_compiler
 
 needs_kernels = pytest.mark.skipif(instruction_level() < 2, reason="needs the compiled kernels")
 BACKENDS = ["reference", "eager", pytest.param("cpu", marks=needs_kernels)]
@@ -230,20 +228,15 @@ def test_compile_and_vmap_do_not_change_results() -> None:
 
 @pytest.mark.slow
 @needs_kernels
-@pytest.mark.skipif(shutil.which("g++") is None, reason="needs a compiler")
-@pytest.mark.parametrize(("instructions", "level"), [("x86-64-v3", 3), ("x86-64-v4", 4)])
+@needs_compiler
+@pytest.mark.parametrize(("instructions", "level"), INSTRUCTION_SETS)
 def test_instruction_sets(
     instructions: str, level: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Build each instruction set of the library alone. Any processor runs the shorter vectors."""
-    if native.instruction_level() < level:
-        pytest.skip("this processor cannot run it")
-    sources = [str(native._FOLDER / f"{name}.cpp") for name in ("block_maps", "tokens", "threads")]
-    flags = ["-std=c++17", "-O2", "-fno-math-errno", "-Wno-psabi", "-pthread", "-fPIC", "-shared"]
-    alone = ["-DRIFFLEMIX_ONE_INSTRUCTION_SET", f"-march={instructions}"]
-    library = tmp_path / "kernels.so"
-    subprocess.run(["g++", *flags, *alone, *sources, "-o", library], check=True, timeout=300)
-    monkeypatch.setattr(cpu, "_KERNELS", CDLL(str(library)))
+    names = ("block_maps", "tokens", "threads")
+    library = compile_kernels(names, instructions, level, tmp_path)
+    monkeypatch.setattr(cpu, "_KERNELS", library)
     for dtype, rows in itertools.product((torch.float32, torch.float64), (1, 17, 64, 131)):
         maps = make_maps(12, [(6, 1), (3, 9), (3, 17), (3, 4)], ["gelu", "elu", None, "gelu"])
         maps = [m._replace(weight=m.weight.to(dtype), bias=None) for m in maps]

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import itertools
 import math
-import shutil
-import subprocess
-from ctypes import CDLL
 from pathlib import Path
 
 import pytest
@@ -30,12 +27,11 @@ from rifflemix.ops import (
     circular_shift,
     group_sort,
     max_exchange,
-    native,
     shift_steps,
 )
 from rifflemix.ops.permutation import cpu, cpu_common
+from single_instruction_set import INSTRUCTION_SETS, compile_kernels, needs_compiler
 
-NATIVE = Path(native.__file__).parent
 pytestmark = needs_kernels
 
 OPERATIONS = {
@@ -188,26 +184,16 @@ def test_old_processors_sort_long_keys_by_torch(monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(shutil.which("g++") is None, reason="needs a compiler")
-@pytest.mark.parametrize(("instructions", "level"), [("x86-64-v3", 3), ("x86-64-v4", 4)])
+@needs_compiler
+@pytest.mark.parametrize(("instructions", "level"), INSTRUCTION_SETS)
 def test_instruction_sets(
     instructions: str, level: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each instruction set of the library works when built alone."""
-    if native.instruction_level() < level:
-        pytest.skip("this processor cannot run it")
     names = ("sort", "pairs", "shift", "scatter", "largest", "memory", "threads")
     names += ("rank_filter", "rank_filter_short", "rank_filter_back")
-    library = tmp_path / "kernels.so"
-    flags = ("-std=c++17", "-O2", "-fno-math-errno", "-Wno-psabi", "-pthread", "-fPIC", "-shared")
-    subprocess.run(
-        ["g++", *flags, "-DRIFFLEMIX_ONE_INSTRUCTION_SET", f"-march={instructions}"]
-        + [str(NATIVE / f"{name}.cpp") for name in names]
-        + ["-o", str(library)],
-        check=True,
-        timeout=300,
-    )
-    monkeypatch.setattr(cpu_common, "_KERNELS", CDLL(str(library)))
+    library = compile_kernels(names, instructions, level, tmp_path)
+    monkeypatch.setattr(cpu_common, "_KERNELS", library)
     for dtype, length in itertools.product(DTYPES, (1, 7, 16, 64, 300, 600)):
         x, mask = values(2, length, 40, dtype), mask_of(1, length)
         groups = math.ceil(length / 2) if length % 2 == 0 else 1
