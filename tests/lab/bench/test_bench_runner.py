@@ -92,9 +92,9 @@ def exhaust(shape: Shape) -> Any:
         ({"build": crash}, "failed", "ZeroDivisionError: boom"),
         ({"build": refuse}, "left out", "too long for me"),
         ({"build": exhaust}, "left out", "memory"),
-        ({"obstacle": lambda shape: "odd", "build": must_not_run}, "left out", "odd"),
+        ({"gate": refuse, "build": must_not_run}, "left out", "too long for me"),
     ],
-    ids=["gate fails", "gate crashes", "crashes", "refuses", "out of memory", "obstacle"],
+    ids=["gate fails", "gate crashes", "crashes", "refuses", "out of memory", "gate refuses"],
 )  # fmt: skip
 def test_failed_measurements_are_reported_and_others_continue(
     changes: dict[str, Any], status: str, note: str

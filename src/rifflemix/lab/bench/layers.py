@@ -99,7 +99,7 @@ def layer_candidates(
     """
     names = [SOFTMAX, *(name for name in mixers if name != SOFTMAX)]
     return [
-        _candidate(LAYER, PROJECTIONS, _two_linear_maps, settings, None),
+        Candidate(LAYER, PROJECTIONS, None, partial(_build, _two_linear_maps, settings)),
         *(_candidate(LAYER, n, partial(_mixer, n, causal), settings, gate_mixer) for n in names),
         *(_candidate(PEER, p.name, p.build, settings, _gate_peer) for p in peers),
     ]
@@ -146,14 +146,14 @@ def _candidate(
     name: str,
     build: Build,
     settings: Settings,
-    gate: Callable[[Build, Settings, Shape], list[Check]] | None,
+    gate: Callable[[Build, Settings, Shape], list[Check]],
 ) -> Candidate:
     return Candidate(
         kind,
         name,
         None,
         build=partial(_build, build, settings),
-        gate=_no_checks if gate is None else partial(gate, build, settings),
+        gate=partial(gate, build, settings),
     )
 
 
@@ -162,10 +162,6 @@ def _build(build: Build, settings: Settings, shape: Shape) -> Built:
     x = _input(shape, settings)
     leaves = (x, *module.parameters())
     return Built(forward_and_backward(lambda: module(x), leaves, module))
-
-
-def _no_checks(shape: Shape) -> list[Check]:
-    return []
 
 
 def _input(shape: Shape, settings: Settings) -> Tensor:

@@ -53,12 +53,6 @@ class Operator:
     multiple: int = 1
     ours: bool = True
 
-    def obstacle(self, shape: Shape) -> str:
-        """Return why the operator cannot run at a shape, or ""."""
-        if shape.tokens % self.multiple:
-            return f"needs a multiple of {self.multiple} tokens"
-        return ""
-
 
 def run(
     shapes: Sequence[Shape] = DEFAULT_SHAPES,
@@ -98,7 +92,6 @@ def _candidate(operator: Operator, backend: str | None, settings: Settings) -> C
         backend,
         build=partial(_build, operator, backend or "eager", settings),
         gate=partial(_gate, operator, backend, settings),
-        obstacle=operator.obstacle,
     )
 
 
@@ -109,7 +102,13 @@ def _build(operator: Operator, backend: str, settings: Settings, shape: Shape) -
 
 
 def _gate(operator: Operator, backend: str | None, settings: Settings, shape: Shape) -> list[Check]:
-    """Compare with the reference (few tokens) and the eager backend, in float64."""
+    """Compare with the reference (few tokens) and the eager backend, in float64.
+
+    Raises:
+        InputError: the operator does not support this number of tokens.
+    """
+    if shape.tokens % operator.multiple:
+        raise InputError(f"needs a multiple of {operator.multiple} tokens")
     if backend is None:
         return []
     long = replace(shape, batch=1, tokens=min(shape.tokens, _GATE_TOKENS))
@@ -181,16 +180,9 @@ def _statistics(shape: Shape) -> list[tuple[int, ...]]:
     return [_per_head(shape), (shape.heads,)]
 
 
-def _copy(shape: Shape, device: torch.device) -> Run:
-    return lambda _, leaves: leaves[0].clone()
-
-
-def _attention(shape: Shape, device: torch.device) -> Run:
-    return lambda _, leaves: F.scaled_dot_product_attention(leaves[0], leaves[1], leaves[2])
-
-
-def _torch_sort(shape: Shape, device: torch.device) -> Run:
-    return lambda _, leaves: torch.sort(leaves[0], dim=1).values
+def _direct(call: Run) -> Callable[[Shape, torch.device], Run]:
+    """Return the `prepare` of a call that is equal for all shapes."""
+    return lambda shape, device: call
 
 
 def _circular_shift(shape: Shape, device: torch.device) -> Run:
@@ -200,38 +192,18 @@ def _circular_shift(shape: Shape, device: torch.device) -> Run:
 
 def _group_sort(order: str, size: int, shape: Shape, device: torch.device) -> Run:
     groups = shape.tokens // size if size else 1
-
-    def call(backend: str, leaves: Sequence[Tensor]) -> Tensor:
-        return ops.group_sort(leaves[0], groups, order=order, backend=backend)
-
-    return call
+    return lambda backend, x: ops.group_sort(x[0], groups, order=order, backend=backend)
 
 
 def _channel_permute(size: int, shape: Shape, device: torch.device) -> Run:
     steps = ops.shift_steps("linear", shape.tokens, shape.channels, device=device)
     groups = shape.tokens // size
-
-    def call(backend: str, leaves: Sequence[Tensor]) -> Tensor:
-        return ops.channel_permute(leaves[0], steps, groups, backend=backend)
-
-    return call
-
-
-def _max_exchange(shape: Shape, device: torch.device) -> Run:
-    return lambda backend, leaves: ops.max_exchange(leaves[0], backend=backend)
+    return lambda backend, x: ops.channel_permute(x[0], steps, groups, backend=backend)
 
 
 def _rank_filter(window_size: int, shape: Shape, device: torch.device) -> Run:
     ranks = torch.arange(shape.channels, device=device) % window_size
     return lambda backend, leaves: ops.rank_filter(leaves[0], ranks, window_size, backend=backend)
-
-
-def _token_statistics(shape: Shape, device: torch.device) -> Run:
-    return lambda backend, leaves: ops.token_statistics(*leaves, backend=backend)
-
-
-def _causal_token_statistics(shape: Shape, device: torch.device) -> Run:
-    return lambda backend, leaves: ops.causal_token_statistics(*leaves, backend=backend)
 
 
 def _block_size(shape: Shape) -> int:
@@ -246,14 +218,6 @@ def _block_size(shape: Shape) -> int:
 def _block_scores(shape: Shape) -> list[tuple[int, ...]]:
     blocks = shape.tokens // _block_size(shape)
     return [(shape.batch, shape.heads, blocks, blocks)]
-
-
-def _sinkhorn(shape: Shape, device: torch.device) -> Run:
-    return lambda backend, leaves: ops.sinkhorn(leaves[0], 8, backend=backend)
-
-
-def _sinkhorn_leaves(shape: Shape) -> list[tuple[int, ...]]:
-    return _qkv(shape) + _block_scores(shape)
 
 
 def _sinkhorn_attention(shape: Shape, device: torch.device) -> Run:
@@ -272,14 +236,17 @@ def _block_linear_leaves(shape: Shape) -> list[tuple[int, ...]]:
     return [*_tokens(shape), (shape.heads, width, width)]
 
 
-def _block_linear(shape: Shape, device: torch.device) -> Run:
-    return lambda backend, leaves: ops.block_linear(*leaves, backend=backend)
-
-
 OPERATORS = (
-    Operator(COPY, _tokens, _copy, ours=False),
-    Operator(ATTENTION, _qkv, _attention, ours=False),
-    Operator(SORT, _tokens, _torch_sort, ours=False),
+    Operator(COPY, _tokens, _direct(lambda _, leaves: leaves[0].clone()), ours=False),
+    Operator(
+        ATTENTION,
+        _qkv,
+        _direct(lambda _, leaves: F.scaled_dot_product_attention(leaves[0], leaves[1], leaves[2])),
+        ours=False,
+    ),
+    Operator(
+        SORT, _tokens, _direct(lambda _, leaves: torch.sort(leaves[0], dim=1).values), ours=False
+    ),
     Operator("circular_shift", _tokens, _circular_shift),
     Operator("group_sort, ascending", _tokens, partial(_group_sort, "ascending", 0)),
     Operator("group_sort, by reference", _tokens, partial(_group_sort, "reference", 0)),
@@ -291,12 +258,34 @@ OPERATORS = (
         multiple=_LARGE_GROUP,
     ),
     Operator("channel_permute, G=2", _tokens, partial(_channel_permute, 2), multiple=2),
-    Operator("max_exchange", _tokens, _max_exchange),
+    Operator(
+        "max_exchange",
+        _tokens,
+        _direct(lambda backend, leaves: ops.max_exchange(leaves[0], backend=backend)),
+    ),
     Operator("rank_filter, G=2", _tokens, partial(_rank_filter, 2)),
     Operator("rank_filter, G=8", _tokens, partial(_rank_filter, 8)),
-    Operator("token_statistics", _statistics, _token_statistics),
-    Operator("causal_token_statistics", _statistics, _causal_token_statistics),
-    Operator("sinkhorn", _block_scores, _sinkhorn),
-    Operator("sinkhorn_attention", _sinkhorn_leaves, _sinkhorn_attention),
-    Operator("block_linear", _block_linear_leaves, _block_linear),
+    Operator(
+        "token_statistics",
+        _statistics,
+        _direct(lambda backend, leaves: ops.token_statistics(*leaves, backend=backend)),
+    ),
+    Operator(
+        "causal_token_statistics",
+        _statistics,
+        _direct(lambda backend, leaves: ops.causal_token_statistics(*leaves, backend=backend)),
+    ),
+    Operator(
+        "sinkhorn",
+        _block_scores,
+        _direct(lambda backend, leaves: ops.sinkhorn(leaves[0], 8, backend=backend)),
+    ),
+    Operator(
+        "sinkhorn_attention", lambda shape: _qkv(shape) + _block_scores(shape), _sinkhorn_attention
+    ),
+    Operator(
+        "block_linear",
+        _block_linear_leaves,
+        _direct(lambda backend, leaves: ops.block_linear(*leaves, backend=backend)),
+    ),
 )

@@ -89,7 +89,6 @@ class Candidate:
         kind, name, backend: as in `Row`.
         build: builds the candidate for a shape; raises InputError if that is impossible.
         gate: runs the correctness checks; returns an empty list for torch's own operators.
-        obstacle: returns the reason if the candidate cannot run at a shape, or an empty string.
     """
 
     kind: str
@@ -97,7 +96,6 @@ class Candidate:
     backend: str | None
     build: Callable[[Shape], Built]
     gate: Callable[[Shape], list[Check]] = lambda shape: []
-    obstacle: Callable[[Shape], str] = lambda shape: ""
 
     @property
     def label(self) -> str:
@@ -262,9 +260,6 @@ class _Bench:
         return _Point(row)
 
     def _gate_and_probe(self, candidate: Candidate, row: Row) -> _Point:
-        obstacle = candidate.obstacle(row.shape)
-        if obstacle:
-            raise InputError(obstacle)
         torch.manual_seed(0)
         row.gate = candidate.gate(row.shape)
         failed = [check for check in row.gate if not check.passed]

@@ -20,10 +20,8 @@ import torch
 from torch import Tensor
 
 from rifflemix.compat import as_constant, is_known, leaves_package
-from rifflemix.ops.recurrence.chunks import Chunks
+from rifflemix.ops.recurrence.chunks import Chunks, Decay, inverse
 from rifflemix.ops.recurrence.common import Erase, Terms
-from rifflemix.ops.recurrence.decayed import Decay
-from rifflemix.ops.recurrence.triangular import inverse
 
 
 def linear_recurrence(
