@@ -135,7 +135,7 @@ def check_divides(name: str, divisor: Any, length: int, of_what: str, hint: str 
 
 
 def check_layer(layer_index: Any, num_layers: Any) -> tuple[int, int]:
-    """Return both as ints; raise unless 0 <= `layer_index` < `num_layers`."""
+    """Return both numbers as ints; raise unless 0 <= `layer_index` < `num_layers`."""
     layers = check_integer("num_layers", num_layers, 1)
     index = check_integer("layer_index", layer_index)
     if not 0 <= index < layers:
@@ -200,7 +200,7 @@ def check_like_parameters(name: str, x: Tensor, layer: nn.Module) -> None:
 
     With autocast, dtypes may differ, except if one of them is float64.
     """
-    # The first of `layer.parameters()`, in a fifth of the time.
+    # Finds the first parameter like `next(layer.parameters())`, five times as fast.
     parameter: nn.Parameter | None = None
     parts = [layer]
     while parameter is None and parts:
@@ -286,7 +286,7 @@ def check_room(name: str, position: Tensor, max_length: int | None, kind: str) -
         name: argument of the caller that contains the token.
         position: (B,) int64, tokens of each sequence so far. Traced graphs cannot read it.
         max_length: maximum number of tokens; None allows any number.
-        kind: what has the maximum, such as "mixer".
+        kind: the object that has the maximum, such as "mixer"; for the message.
     """
     if max_length is None or not position.numel():
         return

@@ -19,19 +19,20 @@ _SHOWN = 4
 
 @dataclass(frozen=True)
 class OfficialTensor:
-    """How one tensor of a paper's official code maps to a tensor of our model.
+    """Map from a tensor of a paper's official code to a tensor of a rifflemix model.
 
     A model with official code has a method `official_tensors()`. The method returns a dict from the
     official keys to `OfficialTensor`s. It raises InputError if the official code does not support
     the settings of the model.
 
     Attributes:
-        name: key of our tensor in `state_dict()`, or None to ignore the official tensor. Two
-            official keys may share a name (tied weights); their values must then agree.
-        shape: shape in the official code if it differs from ours.
+        name: key of the rifflemix tensor in `state_dict()`, or None to ignore the official tensor.
+            Two official keys may share a name (tied weights); their values must then agree.
+        shape: shape in the official code if it differs from the rifflemix tensor.
         required: whether the official key must be present.
-        part: function from our tensor to the view that the official tensor fills; None for the
-            whole tensor. Used for fused projections and transposed matrices.
+        part: function that selects the part of the rifflemix tensor that receives the official
+            values, as a view. None selects the whole tensor. Fused projections and transposed
+            matrices need such a part.
 
     Example:
         >>> import rifflemix as rm
@@ -47,7 +48,7 @@ class OfficialTensor:
     part: Callable[[Tensor], Tensor] | None = None
 
     def position(self, tensor: Tensor) -> Tensor:
-        """Return the view of our tensor that the official tensor fills."""
+        """Return a view of the part of a rifflemix tensor that receives the official values."""
         return tensor if self.part is None else self.part(tensor)
 
 

@@ -58,8 +58,8 @@ _MILLISECONDS = "ms (x softmax)"
 def bench_tables(result: Mapping[str, Any]) -> list[BenchTable]:
     """Return the tables of a result.
 
-    They are by N for some benchmarks, otherwise by shape and pass. Tables of models are by N if
-    their shapes differ only in N.
+    Most benchmarks have one table per shape and pass. Benchmarks over many lengths have one column
+    per N instead, and so have models whose shapes differ only in N.
     """
     rows = result["rows"]
     if result["benchmark"] == "scaling":
@@ -83,7 +83,7 @@ def bench_tables(result: Mapping[str, Any]) -> list[BenchTable]:
 
 
 def bench_notes(result: Mapping[str, Any]) -> list[str]:
-    """Describe the measurement, and each row without one."""
+    """Describe the machine and the settings, and each row that was not measured."""
     notes = [_caption(result)]
     if result["status"] != "complete":
         notes.append("Partial: it was stopped before everything was measured.")
@@ -214,7 +214,7 @@ def _tables_by_axis(rows: Sequence[StoredRow], axis: str) -> list[BenchTable]:
 
 
 def _ratio_table(pairs: Sequence[PeerRatio], axis: str) -> BenchTable:
-    """Show one row per mixer and package, columns N (or C)."""
+    """Compare mixers with packages: one row per pair, one column per N (or C)."""
     cells = {
         (f"{pair.mixer} / {pair.package}", pair.shape[axis]): f"{format_rate(pair.time)} "
         f"({format_rate(pair.low)} to {format_rate(pair.high)}), {format_rate(pair.memory)}"
@@ -309,7 +309,7 @@ def _sent_per_token(row: StoredRow) -> str:
 def _tables_beside_printed(
     rows: Sequence[StoredRow], printed: Mapping[str, Mapping[str, Any]]
 ) -> list[BenchTable]:
-    """Show measured / reported values: one row per model, columns N."""
+    """Show measured and reported values: one row per model, one column per N."""
     training, forward = "training_step", "forward"
     measures: list[tuple[str, str, str, Show]] = [
         ("training, steps/s", training, training, _per_second),
@@ -370,7 +370,7 @@ def _caption(result: Mapping[str, Any]) -> str:
     )
 
 
-# Further columns for each pass.
+# Columns that only some passes have: key of `Row.extra`, header and format.
 _EXTRA: Mapping[str, tuple[tuple[str, str, Show], ...]] = {
     "forward": (
         ("package_calls", "Calls in rifflemix", format_count),

@@ -35,7 +35,7 @@ OnEvent = Callable[[TrainEvent], None]
 ShouldStop = Callable[[], bool]
 
 
-_NOISE = 4  # purpose of derived seeds
+_NOISE = 4  # number of this purpose when a seed is derived
 
 
 class Run:
@@ -122,7 +122,7 @@ class Run:
         return sum(at["step"] > progress.best_step for at in progress.validation) >= patience
 
     def _requests(self) -> tuple[bool, bool]:
-        """Return (stop, save), equal in every process."""
+        """Return whether to stop and whether to save now. All processes return the same answer."""
         every, seconds = self.config.checkpoint_every, self.config.checkpoint_seconds
         is_late = seconds is not None and time.monotonic() - self.saved_time >= seconds
         is_over = self._has_worked() and self.time_is_up is not None and bool(self.time_is_up())
@@ -187,7 +187,7 @@ class Run:
         return tests
 
     def _finish_untested(self) -> TrainResult:
-        """Save a checkpoint for the later call that continues or tests."""
+        """Save a checkpoint. A later call continues from it, or tests the model."""
         self._save()
         return self._result(finished=True, tests={})
 
@@ -205,9 +205,9 @@ class Run:
         return self.progress.step > self.first_step
 
     def _read_losses(self, *, is_timed: bool = True) -> None:
-        """Fetch the losses from the device.
+        """Copy the losses from the device to the CPU.
 
-        This synchronizes with the device, so it does not run at every update.
+        The copy waits for the device, so it does not run at every update.
 
         Raises:
             TrainingDiverged: a loss is not finite.
@@ -249,7 +249,7 @@ class Run:
                 self.state.keep_weights()
 
     def _is_better(self, value: float) -> bool:
-        """Compare strictly, so that the earliest of equal evaluations is kept."""
+        """Return whether the metric improved. Equal values keep the earlier weights."""
         best = self.progress.best_value
         if best is None:
             return True

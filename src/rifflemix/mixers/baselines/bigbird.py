@@ -138,7 +138,7 @@ class RandomBlocks(NamedTuple):
 def random_blocks(
     num_valid: Tensor, num_blocks: int, heads: int, num_random: int, *, seed: int, layer: int
 ) -> RandomBlocks:
-    """Draw distinct blocks for each block, except global blocks and its window.
+    """Draw distinct key blocks for each query block, but no global block and no block near it.
 
     Args:
         num_valid: (B,) number of blocks with valid tokens, at least 1. Only these are drawn.
@@ -162,7 +162,7 @@ def random_blocks(
     for draw in range(num_random):
         left = candidates - draw
         pick = _hash((seed, layer, draw), head, position) * left.clamp(min=1) >> 32
-        if drawn:  # skip the blocks already drawn, in ascending order
+        if drawn:  # a pick counts only blocks that are still left, so step over the drawn blocks
             for taken in torch.stack(drawn).sort(0).values:
                 pick = pick + (pick >= taken)
         drawn.append(pick)

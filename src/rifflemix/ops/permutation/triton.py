@@ -38,7 +38,7 @@ _MAX_UNSORTED = 256
 
 
 def circular_shift(x: Tensor, steps: Tensor, mask: Tensor | None, with_index: bool) -> Permuted:
-    """Roll channel c by steps[c]; `mask` is None."""
+    """Roll channel c by steps[c]. `mask` must be None."""
     y: Tensor = _shift(x, steps)
     return y, eager.shift_index(x, steps, mask) if with_index else None
 
@@ -46,7 +46,7 @@ def circular_shift(x: Tensor, steps: Tensor, mask: Tensor | None, with_index: bo
 def permute(
     x: Tensor, steps: Tensor | None, spec: SortSpec, mask: Tensor | None, with_index: bool
 ) -> Permuted:
-    """Shift and sort in one kernel; with padding, torch does the shift."""
+    """Shift and sort in one kernel. With padding, torch shifts before the kernel sorts."""
     if steps is not None and mask is not None:
         shift = eager.shift_index(x, steps, mask)
         y, index = permute(eager.take(x, shift, mask), None, spec, mask, with_index)
@@ -72,7 +72,7 @@ def _index(code: Tensor, steps: Tensor | None, num_groups: int, length: int) -> 
 
 
 def _room_for_code(x: Tensor, num_groups: int, with_code: bool) -> Tensor:
-    """Allocate the code of an order."""
+    """Allocate the tensor that stores the order of the tokens as a code."""
     batch, length, channels = x.shape
     group_size = length // num_groups
     if not with_code:
@@ -294,7 +294,11 @@ def _whole_rows(x: Tensor) -> Tensor:
 
 
 def _rows(x: Tensor, row_size: int, tile: dict[str, int]) -> tuple[int, tuple[int, int, int]]:
-    """Return the number of programs, and (N, C, rows) for rows of `row_size` tokens."""
+    """Divide (B, N, C) tokens into rows of `row_size` tokens, one program per row.
+
+    Returns:
+        The number of programs, and the sizes N, C and rows per sample for the kernels.
+    """
     batch, length, channels = x.shape
     num_rows = batch * (length // row_size)
     programs = num_programs(num_rows, channels, tile["ROWS"], tile["CHANNELS"])

@@ -31,7 +31,8 @@ from rifflemix.surgery.weights import HostWeights, Projection
 
 _MAPS = ("to_q", "to_k", "to_v", "to_out")
 _SIZES = {"heads", "kv_heads", "groups", "scale", "rotate_num_heads", "causal", "training"}
-# Values without effect unless a switch is on, and reshape operations for heads.
+# Attributes that `_switches` does not report. They reshape heads, or they have no effect while
+# all switches are off.
 _IDLE = {
     "laser_softclamp_value",
     "logit_softclamp_value",

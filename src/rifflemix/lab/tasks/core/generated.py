@@ -22,12 +22,12 @@ from rifflemix.lab.tasks.core.card import TaskCard, TaskStatus
 
 
 class GeneratedTask:
-    """Task that is always available.
+    """Task that needs no files, so it is always available.
 
     Attributes:
         card: Card of the task.
-        at_hand: Origin of the data, for the status.
-        takes_seed: True if the data depends on the seed of a request. The seed is then an option.
+        at_hand: Where the data comes from, such as "generated on demand". The status shows it.
+        takes_seed: True if the data depends on a seed. Then `seed` is an option of the task.
     """
 
     card: TaskCard
@@ -72,7 +72,7 @@ class FunctionTask(GeneratedTask):
     """
 
     at_hand = "made by a function"
-    takes_seed = False  # unless `seed` is an option
+    takes_seed = False  # True if the function has an argument `seed`
 
     def __init__(
         self, function: Callable[..., Any], card_of: Callable[[Task], TaskCard | None]

@@ -1,4 +1,7 @@
-"""Data of user files: columns of Arrow tables, and sound files and arrays with a sequence each."""
+"""Read user data from columns of Arrow tables, from sound files and from .npy files.
+
+A sound file or an .npy file contains one sequence.
+"""
 
 from __future__ import annotations
 
@@ -72,7 +75,7 @@ class ArrowFile:
         return list(self._schema.names)
 
     def has_fields(self, name: str) -> bool:
-        """Return whether the cells of a column have several fields, as audio of `datasets` has."""
+        """Return whether cells have named fields, such as bytes and path of audio."""
         return self.is_nested(name) and not hasattr(self._schema.field(name).type, "value_type")
 
     def is_nested(self, name: str) -> bool:
@@ -130,7 +133,7 @@ class ArrowFile:
 
 
 def _values(column: Any) -> NDArray[Any]:
-    """Convert a column to an array. Equal texts of a batch are one object."""
+    """Convert a column to an array. Equal texts of a batch share one Python object."""
     import pyarrow
 
     if pyarrow.types.is_string(column.type) or pyarrow.types.is_large_string(column.type):
@@ -303,7 +306,7 @@ def values_of(
     """Return the values (T, C) of each recording, and their rate.
 
     Raises:
-        InputError: The recordings differ in channels or rate. The error has the name of one.
+        InputError: The recordings differ in channels or rate. The error names a recording.
     """
     first = recordings[0]
     for name, one in zip(names, recordings, strict=True):

@@ -329,9 +329,10 @@ def _looks_classified(folder: Path) -> bool:
 
 
 def _check_beside(root: Path, parts: Mapping[str, Path]) -> None:
-    """Raise if a folder with images is neither part nor class.
+    """Check the other folders next to the folders train, val and test.
 
-    Also raise if a folder with the name of a part would become a class.
+    Raise if such a folder contains images. Without train, val and test all folders are classes:
+    then raise if the name of a folder looks like a part.
     """
     names = class_folders(root)
     if "train" not in parts:
@@ -347,21 +348,21 @@ def _check_beside(root: Path, parts: Mapping[str, Path]) -> None:
     for name in names:
         if name not in used and holds_images(root / name):
             hint = (
-                "rename it to val or test, or take it away"
+                "rename it to val or test, or move it away"
                 if class_folders(parts["train"])
-                else f"where {parts['train'].name} is a class, put all classes into a folder train"
+                else f"if {parts['train'].name} is a class, move all classes into a folder train"
             )
             raise InputError(
-                f"{root / name}: expected no images but in {' and '.join(sorted(used))}, found "
-                f"some here; {hint}"
+                f"{root / name}: expected images only in {' and '.join(sorted(used))}, got images "
+                f"here too; {hint}"
             )
 
 
 def _like_parts(names: Sequence[str]) -> list[str]:
-    """Return the names that look like parts of a data set.
+    """Return the folder names that look like parts of a data set, such as "test1".
 
-    If the names mention two or more different parts, every mention counts. Otherwise a name counts
-    only if it consists of one part word and filler.
+    If the names contain words for two or more different parts, every name with such a word counts.
+    Otherwise a name counts only if it consists of one such word and a word without meaning.
     """
     told = {}
     for name in names:
