@@ -347,7 +347,7 @@ class _Gradient:
     def save(self, ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
         """Save the values that the gradient needs."""
         if isinstance(output, tuple):
-            # A gradient can be None, and outputs without a gradient get no zeros.
+            # torch passes None for an output without a gradient, and creates no zeros.
             ctx.set_materialize_grads(False)
             if len(output) > self._num_gradients:
                 ctx.mark_non_differentiable(*output[self._num_gradients :])

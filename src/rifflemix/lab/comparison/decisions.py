@@ -24,10 +24,10 @@ class Decision:
     """A score of one row minus the score of another row.
 
     Attributes:
-        name, other: of the rows.
-        difference: over the seeds that both have.
+        name, other: names of the two rows.
+        difference: mean difference over the seeds that both rows have.
         probability: p-value, corrected for the number of pairs of its family.
-        higher_is_better: of the score.
+        higher_is_better: direction of the score.
     """
 
     name: str
@@ -55,7 +55,7 @@ class Decisions:
 
     Args:
         scores: score of each row by name; rows without a score are None.
-        higher_is_better: of the score.
+        higher_is_better: direction of the score.
         baseline: row of the first family. It may be absent.
     """
 
@@ -94,7 +94,7 @@ class Decisions:
 
 
 def unbeaten(names: Iterable[str], ahead: Ahead) -> list[str]:
-    """Rows that no other row is ahead of; empty if no row is ahead of another."""
+    """Return the rows that no other row is ahead of; empty if no row is ahead of another."""
     known = list(names)
     losers = {loser for winner, loser in ahead if winner in known}
     return [name for name in known if name not in losers] if losers else []

@@ -61,9 +61,10 @@ class FinishedRuns:
     """The finished runs of a comparison.
 
     Attributes:
-        runs, failed: runs with the compared settings; tested, or diverged.
-        trials, failed_trials: trials of tuning, one for each mixer, point and seed, not tested.
-        records: all of them by name.
+        runs, failed: runs with the chosen settings that were tested, and that diverged.
+        trials, failed_trials: trials of tuning that ended, and that diverged. There is one trial
+            for each mixer, point and seed. Trials are not tested.
+        records: all records by name.
     """
 
     runs: list[RunRecord]
@@ -125,7 +126,7 @@ class ComparePlan:
         state_sizes: numbers that a stream of each mixer's model keeps per sequence.
         out: the results folder; it does not exist before the first start.
         settings: content of config.json.
-        blind_accuracy: split -> accuracy there without a look at inputs, see `blind_accuracy`.
+        blind_accuracy: split -> accuracy of an answer that ignores the inputs.
 
     Example:
         >>> import rifflemix as rm
@@ -147,7 +148,10 @@ class ComparePlan:
 
     @property
     def runs(self) -> list[tuple[int, str]]:
-        """(seed, mixer), seed by seed, so that an early stop leaves a fair table."""
+        """Pairs (seed, mixer): all mixers of the first seed, then of the next.
+
+        If the comparison stops early, all mixers have about the same number of seeds.
+        """
         return [(seed, mixer) for seed in self.config.seeds for mixer in self.config.mixers]
 
     @property
@@ -157,7 +161,7 @@ class ComparePlan:
 
     @cached_property
     def trials(self) -> Trials:
-        """All trials, seed by seed; none without tuning."""
+        """All trials, ordered by seed; empty without tuning."""
         config = self.config
         steps = [*(rung.step for rung in config.rungs), None]
         return Trials(
@@ -196,7 +200,9 @@ class ComparePlan:
         trials, broken = finished(records, [trial.newest(records) or "" for trial in ended])
         for seed, mixer in self.runs if self.config.tuned else ():
             key = mixer, seed, self.chosen(records, mixer)
-            failed += [trial for trial in broken if key == _key(trial)]  # they would diverge again
+            failed += [
+                trial for trial in broken if key == _key(trial)
+            ]  # their runs would diverge too
         return FinishedRuns(runs, failed, trials, broken, records)
 
     def chosen(self, records: Records, mixer: str) -> Point | None:
@@ -283,7 +289,7 @@ def reopen_comparison(
 
     Args:
         out: folder of the comparison.
-        settings: its config.json.
+        settings: content of its config.json.
         task: data that is not in the registry.
         data_dir: folder of the task's data files.
         progress: called with the progress of loading data.
@@ -303,7 +309,7 @@ def reopen_comparison(
 
 
 def blind_accuracy(task: Task) -> dict[str, float] | None:
-    """Return the accuracy of an answer without a look at the inputs; None if it is unknown.
+    """Return the accuracy of an answer that ignores the inputs; None if it is unknown.
 
     For classes, the answer is the most frequent class of the split, or of its tokens. The result
     is empty if a sample does not have exactly one class, for example several labels.

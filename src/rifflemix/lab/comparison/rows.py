@@ -19,17 +19,18 @@ SPLITS = ("test", "validation")
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """Numbers of one mixer; None without a finished run.
+    """Numbers of one mixer. Scores and speeds are None without a finished run.
 
     Attributes:
-        name, title, complexity, parameters: of the mixer and its model.
-        test, validation: the metric that chose the weights.
+        name, title, complexity: label, title and complexity of the mixer.
+        parameters: trainable parameters of its model.
+        test, validation: scores by the metric that chose the weights.
         steps_per_second, peak_memory_bytes: speed and memory of training.
         state_size: numbers that a stream keeps per sequence; None if unknown.
         solved: number of seeds that solved the task; None for tasks that count no solutions.
         metric, higher_is_better: name and direction of the metric.
-        test_accuracy, validation_accuracy: accuracy, if another metric chose the weights.
-        slowest, fastest: steps per second of the seeds; None for fewer than two.
+        test_accuracy, validation_accuracy: accuracies, if another metric chose the weights.
+        slowest, fastest: steps per second of the slowest and the fastest seed; None for one seed.
         has_shared_speed: a speed was measured next to other trainings and is too low.
         chance: test accuracy of an answer that ignores the input, usually the most frequent class.
             If it is unknown, one divided by the number of classes. None if accuracy does not
@@ -131,7 +132,7 @@ class Table:
 
     @property
     def counts_samples(self) -> bool:
-        """Whether differences in the test score count the error of the finite split."""
+        """Whether differences include the error due to the number of test samples."""
         return all(row.test is None or row.test.counts_samples for row in self.rows)
 
 
@@ -201,7 +202,10 @@ class _Scores:
         *,
         has_samples: bool = True,
     ) -> Score | None:
-        """Build the score of a mixer; `has_samples` counts the error of the finite split."""
+        """Build the score of a mixer.
+
+        With `has_samples`, the score includes the error due to the number of samples in the split.
+        """
         if summary is None:
             return None
         spread, of_all = self._spreads[metric, split]
@@ -218,7 +222,10 @@ class _Scores:
         )  # fmt: skip
 
     def of_parts(self, summary: Summary | None, split: str, runs: list[RunEntry]) -> Score | None:
-        """Build the accuracy next to another metric: of tokens, of which a sample has many."""
+        """Build the accuracy if another metric chose the weights.
+
+        It may count tokens, so the number of samples does not determine its error.
+        """
         return self.score(summary, "accuracy", split, runs, has_samples=False)
 
 
@@ -308,7 +315,7 @@ def mean_standing(rankings: Sequence[Ranking], name: str) -> Standing | None:
 
 
 def unbeaten(rankings: Sequence[Ranking]) -> list[str]:
-    """Find the mixers that no other mixer beats on more tasks than it loses."""
+    """Return the mixers that no other mixer beats on more tasks than the other way around."""
     if not rankings:
         return []
 

@@ -11,7 +11,7 @@ import torch
 
 from rifflemix.lab.report.units import COUNTED, SHARES, format_percent
 
-_FEWEST = 3  # rows; the variance of the only difference of two rows is known directly
+_FEWEST = 3  # rows; two rows have one difference, whose variance is measured directly
 
 
 @dataclass(frozen=True)
@@ -173,7 +173,7 @@ class _Errors:
         size = abs(difference)
         alone = [student_tails(size / self.over_seeds, self.freedom)] if self.over_seeds else []
         alone += [student_tails(size / self.sampling, math.inf)] if self.sampling else []
-        least = max(alone)  # a lower bound: both errors together reach further than one
+        least = max(alone)  # a lower bound: both errors together have a larger critical value
         if len(alone) == 1 or least >= 1.0 or least == 0.0:
             return least
 
@@ -228,17 +228,19 @@ _OF_THE_BEST = 3.0  # stricter than for two scores, because the best of many row
 
 @dataclass(frozen=True)
 class Score:
-    """A metric over seeds.
+    """The score of a mixer: the mean of a metric over seeds, with its errors.
 
-    A share (accuracy) is in 0..1 and shown in percent, anything else in four digits.
+    Tables show a share such as the accuracy (0 to 1) in percent, and other metrics in four digits.
 
     Attributes:
-        mean, std, n: over the seeds; `std` (n - 1) is None for a single seed.
-        metric: its name.
-        spread: standard deviation over seeds, pooled over all rows of the table: two seeds of one
-            mixer are imprecise. None if no mixer has two seeds.
-        samples: size of the split; None if unknown.
-        values: seed -> the metric.
+        mean: mean over the seeds.
+        std: sample standard deviation over the seeds, with n - 1; None for a single seed.
+        n: number of seeds.
+        metric: name of the metric.
+        spread: standard deviation over seeds, pooled over all rows of the table, because an
+            estimate from the few seeds of one mixer is imprecise. None if no mixer has two seeds.
+        samples: number of samples in the split; None if unknown.
+        values: seed -> value of the metric.
         deviation: for a metric that is not a share of samples: its standard error over drawn
             samples, times the square root of their number. None if it was not measured.
         of_all: variance over seeds, estimated from all rows of the table.
@@ -268,7 +270,7 @@ class Score:
 
     @property
     def counts_samples(self) -> bool:
-        """Whether the error of the finite split is known."""
+        """Whether the error due to the number of samples in the split is known."""
         return bool(self.samples) and (self.metric in COUNTED or self.deviation is not None)
 
     def difference(self, other: Score) -> Difference | None:

@@ -144,10 +144,10 @@ _FILE = ".history.json"
 
 @dataclass
 class History:
-    """What happened to a run in all of its attempts.
+    """The history of a run over all of its attempts.
 
     Attributes:
-        failures: how each attempt since the last progress failed.
+        failures: reason of each failure since the last progress.
         checkpoint: time of the checkpoint at the last failure; a newer one is progress.
         beside: maximum number of other trainings that shared the device or the processor.
     """
@@ -182,7 +182,7 @@ class History:
 
     @property
     def error(self) -> str | None:
-        """Why the run is given up; None if it may be tried again."""
+        """Reason to stop trying; None if another attempt may succeed."""
         if len(self.failures) < TRIES:
             return None
         return f"failed {len(self.failures)} times, the last time: {self.failures[-1]}"
@@ -193,7 +193,7 @@ def forget(attempt: Path) -> None:
     (attempt / _FILE).unlink(missing_ok=True)
 
 
-_SECONDS = 1.0  # between two counts
+_SECONDS = 1.0  # minimum time between two counts
 
 
 class Neighbors:
@@ -224,7 +224,7 @@ class Neighbors:
                 self.count()
 
     def count(self) -> None:
-        """Count the others, at most once per second."""
+        """Count the other trainings, at most once per second."""
         if time.monotonic() < self._next:
             return
         self._next = time.monotonic() + _SECONDS
@@ -234,7 +234,7 @@ class Neighbors:
             self.most = max(self.most, others)
 
     def _announce(self, stack: contextlib.ExitStack) -> None:
-        # Others may hold the lock to count, or remove the empty folder.
+        # Other processes may lock the file to count, or remove the empty folder.
         for _ in range(100):
             with contextlib.suppress(OSError, InputError):
                 self._folder.mkdir(mode=0o700, exist_ok=True)
@@ -251,7 +251,7 @@ class Neighbors:
     def _is_running(self, name: str) -> bool:
         try:
             with locked(self._folder, name):
-                (self._folder / name).unlink(missing_ok=True)  # of a killed process
+                (self._folder / name).unlink(missing_ok=True)  # a killed process left the file
                 return False
         except FolderInUse:
             return True
@@ -285,7 +285,7 @@ class PlannedRun:
         settings: settings that differ from the other runs of the experiment.
         tests: evaluate the chosen weights on the test split; a trial of tuning does not.
         start: name of a finished run that this run continues.
-        share: part of the training after which the run ends; 1 for a whole training.
+        share: part of the training after which the run ends. A whole training has 1.
     """
 
     name: str
@@ -325,7 +325,7 @@ class Experiment(Protocol):
 
 @runtime_checkable
 class PlansInStages(Protocol):
-    """An experiment whose later runs are known by their number only."""
+    """An experiment that plans later runs from results, so only their number is known."""
 
     def later_trainings(self, records: Records) -> Mapping[str, float]:
         """Return subject -> work that `planned` will add, in whole trainings."""

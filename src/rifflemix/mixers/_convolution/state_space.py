@@ -270,7 +270,7 @@ class DampedEMA(nn.Module):
         return self._averaged(self._kernel(), x)
 
     def fill(self, x: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Run `forward`. Also return the averages after the unmasked tokens."""
+        """Run `forward`. Also return the state of the averages after the last valid token."""
         kernel = self._kernel()
         tokens, _ = last_tokens(x, mask, x.shape[1])
         return self._averaged(kernel, x), kernel.state_after(tokens)

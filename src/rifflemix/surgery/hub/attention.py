@@ -43,7 +43,7 @@ _SPARSE = (
     "hy_v4", "minimax_m3_vl_text", "mistral_large4_text", "qwen4_exp_text",
 )  # fmt: skip
 _REFUSED = {
-    **dict.fromkeys(("bigbird_pegasus", "git"), _OWN),  # in one of the two parts of the model
+    **dict.fromkeys(("bigbird_pegasus", "git"), _OWN),  # in one of their two parts
     "aimv2_text_model": _BY_MASK,
     "doge": "attention that adds to its mask",
     "gemma4_audio": _OWN,
@@ -189,7 +189,7 @@ def _check_host(config: Any, is_causal: bool) -> None:
     kind: Any = type(config)
     reason = None if torch.compiler.is_compiling() else _refusal(kind)
     if is_causal and getattr(config, "use_bidirectional_attention", None) in (True, "all"):
-        reason = _BY_MASK  # the text model of PaliGemma
+        reason = _BY_MASK  # PaliGemma has this setting in its text model
     if reason:
         raise bad_argument(
             "attn_implementation",

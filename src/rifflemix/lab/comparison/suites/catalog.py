@@ -16,8 +16,8 @@ class SuiteTask:
     """One comparison of a suite.
 
     Attributes:
-        task: registry name.
-        options: of the task.
+        task: name of the task.
+        options: options of the task.
         settings: further settings of `rifflemix.compare`.
     """
 
@@ -31,7 +31,8 @@ class Suite:
     """A named list of comparisons.
 
     Attributes:
-        name, title: for commands and for people.
+        name: name for commands.
+        title: title for pages.
         tasks: folder name -> the comparison.
         mixers: default mixers.
         seeds: default number of seeds.
@@ -46,10 +47,10 @@ class Suite:
     lr: tuple[float, ...]
 
     def chosen(self, tasks: Sequence[str] | None) -> dict[str, SuiteTask]:
-        """The tasks of these names, in the suite's order; all for None.
+        """Return the tasks of these names, in the order of the suite. None selects all tasks.
 
         Raises:
-            InputError: an unknown name, a name twice, or none.
+            InputError: a name is unknown or given twice, or there is no name.
         """
         if tasks is None:
             return dict(self.tasks)
@@ -61,7 +62,7 @@ class Suite:
         return {name: task for name, task in self.tasks.items() if name in tasks}
 
     def settings(self, task: SuiteTask) -> dict[str, Any]:
-        """The settings of a comparison, as `rifflemix.compare` takes them."""
+        """Return the settings of a comparison as arguments of `rifflemix.compare`."""
         lr = list(self.lr) if len(self.lr) > 1 else self.lr[0]
         return {**task.settings, "lr": lr, "task_options": dict(task.options)}
 

@@ -26,9 +26,9 @@ _STARTS = 32  # candidate positions for the start of a contour
 _BENDS = 6  # candidate bends for the next dash
 _TRIES = 8  # attempts at a contour before the image restarts
 _ROUNDS = 500  # attempts at an image
-_NEIGHBOURHOOD = 0.5  # largest distance from a disc to the start of the second contour, / extent
-_ALIKE = 0.06  # largest difference in spread between the two layouts, / extent
-_CELLS = 4  # grid cells of occupied positions per clearance
+_NEIGHBOURHOOD = 0.5  # most distance of the second contour from a disc, divided by the extent
+_ALIKE = 0.06  # most difference in spread between the two layouts, divided by the extent
+_CELLS = 4  # cells of the grid of occupied positions along one clearance
 
 
 class _Contours(NamedTuple):
@@ -155,7 +155,7 @@ def draw_scenes(streams: Streams, count: int, scene: Scene) -> Pictures:
 
 
 class _Layout:
-    """One attempt at the layout of some images. `alive` marks images without a failure."""
+    """Lays out contours in several images at once. `alive` marks images without a failure."""
 
     def __init__(self, streams: Streams, rows: Ints, scene: Scene) -> None:
         self._streams, self._rows, self._scene = streams, rows, scene
@@ -186,7 +186,7 @@ class _Layout:
         return _Occupied.empty(self._scene, len(self._rows))
 
     def _two_apart(self, joined: _Contours, discs: Floats) -> tuple[Floats, _Occupied]:
-        """Lay out two contours with the ends of `joined`, and return their grid."""
+        """Lay out two contours that begin at the ends of `joined`, and return their grid."""
         scene = self._scene
         ends = joined.begun(), joined.begun_from_end()
         grid = self._nothing()
@@ -202,7 +202,7 @@ class _Layout:
     def _one_beside(
         self, joined: _Contours, discs: Floats, apart: Floats
     ) -> tuple[Floats, _Occupied]:
-        """Add a second contour to `joined`, with the spread of `apart`. Also return the grid."""
+        """Add a second contour to `joined` that spreads like `apart`. Also return the grid."""
         beside, grid = np.zeros_like(apart), self._nothing()
         grid.block(_along(joined.dashes, self._scene), self._scene.clearance)
         grid.block(discs, self._scene.disc_clearance)
@@ -263,7 +263,7 @@ class _Layout:
 
 
 class _Pen:
-    """One attempt at a contour in each of some images."""
+    """Draws a contour in each of several images at once. Some contours may fail."""
 
     def __init__(
         self, streams: Streams, rows: Ints, scene: Scene, occupied: _Occupied, length: int
