@@ -51,7 +51,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "lab.reproduction": _LAYERS | _DATA | _RUNS | {"lab.recipes"},
     "lab.trained": _LAYERS | _DATA | _RUNS | {"surgery"},
     "lab.bench": _LAYERS | _DATA | _RUNS | {"lab.recipes", "surgery", "parallel"},
-    "lab.conversion": _LAYERS | _DATA | _RUNS | {"surgery", "lab.bench"},
+    "lab.conversion": _LAYERS | _DATA | _RUNS | {"surgery", "lab.bench", "lab.trained"},
     "lab.analysis": _LAYERS | _DATA | _RUNS | {"lab.recipes"},
 }
 _TOP = {"__init__", "__main__", "cli"}

@@ -111,6 +111,13 @@ def test_a_stack_of_mixers_is_refused() -> None:
     assert torch.equal(model(x), expected)
 
 
+@pytest.mark.parametrize("mixer", ["linear", "csp"])
+def test_models_without_softmax_attention_are_refused(mixer: str) -> None:
+    model = rm.create_model("encoder", **TOKENS, mixer=mixer)
+    with pytest.raises(rm.InputError, match="rifflemix, got none"):
+        rm.replace_attention(model, "tssa")
+
+
 def test_a_trained_run_is_converted_and_predicts(trained: Path, tmp_path: Path) -> None:
     run = rm.load_run(trained)
     before = copy.deepcopy(run.model.state_dict())

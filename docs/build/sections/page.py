@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pandas as pd
 from claims.base import VERDICTS
-from claims.page import claims
+from claims.page import claims, summary
 from common import ASSETS, DATA, DOCS, Section, link
 from sections import accuracy, reproduced, speed
 
@@ -32,8 +32,7 @@ def verdicts() -> Section:
     ]
     return Section(
         "Claims",
-        f"{found.count('holds')} of {len(table)} claims hold on small models: "
-        "[all claims](claims.md).",
+        f"Of {len(table)} claims on small models, {summary(found)}: [all claims](claims.md).",
         "verdicts",
         table,
         [],

@@ -13,7 +13,7 @@ from typing import Annotated, Any
 
 import typer
 
-from rifflemix.cli import analyze, bench, compare, listing, reproduce, trained, work
+from rifflemix.cli import analyze, bench, compare, convert, listing, reproduce, trained, work
 from rifflemix.cli.commands import Commands
 from rifflemix.cli.output import checked_output, complain
 from rifflemix.errors import (
@@ -74,7 +74,7 @@ app.command(epilog=reproduce.REPORT_EPILOG)(reproduce.report)
 app.command(epilog=analyze.EPILOG)(analyze.analyze)
 app.command(epilog=trained.PREDICT_EPILOG)(trained.predict)
 app.command(epilog=trained.EXPORT_EPILOG)(trained.export)
-app.command(epilog=trained.CONVERT_EPILOG)(trained.convert)
+app.command(epilog=convert.EPILOG)(convert.convert)
 app.command(epilog=listing.DOCTOR_EPILOG)(listing.doctor)
 app.add_typer(listing.app, name="list")
 app.add_typer(listing.data_app, name="data")

@@ -1,20 +1,17 @@
-"""Commands that use trained models: rifflemix predict, generate, export and convert."""
+"""Commands that use trained models: rifflemix predict, generate and export."""
 
 from __future__ import annotations
 
 from collections import Counter
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from rifflemix.cli.commands import parse_path
-from rifflemix.cli.output import StopRequest, plain_table, print_json, progress_console, show, tell
-from rifflemix.errors import EXIT_INTERRUPTED, InputError, bad_argument, require_packages
-from rifflemix.lab.runs.options import Device, Json, Mixer, Option, Out, RunSeed, Seed
-
-if TYPE_CHECKING:
-    from rifflemix.lab.conversion import ConversionReport
+from rifflemix.cli.output import plain_table, print_json, show
+from rifflemix.errors import InputError, bad_argument, require_packages
+from rifflemix.lab.runs.options import Json, Mixer, Option, RunSeed
 
 PREDICT_EPILOG = """Examples:
 
@@ -215,105 +212,3 @@ def export(
     if limit := sequence_limit(trained.model, trained.task):
         show(f"only one decoding step is exported: {limit}")
     show(f"{trained.folder} written to {', '.join(written)}")
-
-
-CONVERT_EPILOG = """Examples:
-
-  rifflemix convert models/minilm --mixer linear --data sentences.txt --out runs/minilm
-
-  rifflemix convert models/gpt2 --mixer tssa --data book.txt --keep 4 --lengths 1024 --out runs/gpt2
-
-MODEL is a folder that save_pretrained of transformers wrote, with its tokenizer. The converted
-model is in the folder `model` below --out. Ctrl-C stops after the current step; the same command
-continues.
-"""
-
-
-def convert(
-    model: Annotated[Path, typer.Argument(help="Folder of the model.", parser=parse_path)],
-    mixer: Annotated[str, Option("Mixer; see `rifflemix list mixers`.")],
-    data: Annotated[Path, Option("Text file; each line is a sample.", metavar="FILE")],
-    out: Out,
-    steps: Annotated[
-        str, Option("Steps in all, or of stages: layers=200,outputs=100.", metavar="N")
-    ] = "300",
-    layers: Annotated[str, Option("Layers to convert, such as 0,2,3.", metavar="LIST")] = "all",
-    keep: Annotated[int | None, Option("Number of layers that keep their attention.")] = None,
-    max_error: Annotated[float | None, Option("Largest error of the converted layers.")] = None,
-    min_speedup: Annotated[float | None, Option("Smallest speed-up at the last length.")] = None,
-    batch_size: Annotated[int, Option("Texts per step.")] = 16,
-    length: Annotated[int, Option("Tokens per text; longer texts are cut.")] = 128,
-    lengths: Annotated[
-        str, Option("Numbers of tokens to measure time and memory at.", metavar="LIST")
-    ] = "128,512",
-    seed: Seed = 0,
-    device: Device = "auto",
-    json: Json = False,
-) -> None:
-    """Convert a trained model to another mixer, and report error and speed."""
-    from rifflemix.lab.conversion import convert as convert_model
-    from rifflemix.lab.conversion.api import held_out, load_text_model, read_texts
-    from rifflemix.lab.conversion.stages import STAGES
-    from rifflemix.lab.report.live import live_progress
-    from rifflemix.lab.runs.environment import check_device, resolve_device
-
-    texts, given = read_texts(data), _steps(steps)
-    chosen = "all" if layers == "all" else _integers("--layers", layers)
-    sizes = _integers("--lengths", lengths)
-    device = resolve_device(device)
-    check_device(device)
-    loaded = load_text_model(model)
-    loaded.model.to(device)
-    train, validation = held_out(loaded.batches(texts, length, batch_size, seed))
-    names = list(given) if isinstance(given, dict) else list(STAGES)
-    live = live_progress(progress_console(), {name: name for name in names}, [seed])
-    with live, StopRequest(live.note) as stop:
-        report = convert_model(
-            loaded.model,
-            mixer,
-            train,
-            layers=chosen,
-            steps=given,
-            loss=loaded.loss,
-            validation=validation,
-            keep=keep,
-            max_error=max_error,
-            min_speedup=min_speedup,
-            make_inputs=loaded.random_inputs(),
-            lengths=sizes,
-            seed=seed,
-            out=out,
-            on_status=live.update,
-            should_stop=stop,
-        )
-    if not report.finished:
-        tell(progress_console(), "stopped; run the same command to continue")
-        raise typer.Exit(EXIT_INTERRUPTED)
-    _write(report, loaded.save(report, out), json)
-
-
-def _write(report: ConversionReport, folder: Path, json: bool) -> None:
-    if json:
-        print_json({**report.to_dict(), "model": str(folder)})
-        return
-    for line in str(report).splitlines():
-        show(line)
-    show(f"written to {folder}")
-
-
-def _steps(text: str) -> int | dict[str, int]:
-    """Read "300" or "layers=200,outputs=100"."""
-    try:
-        if "=" not in text:
-            return int(text)
-        pairs = [part.partition("=") for part in text.split(",")]
-        return {name.strip(): int(number) for name, _, number in pairs}
-    except ValueError:
-        raise bad_argument("--steps", "a number, or STAGE=NUMBER with commas", text) from None
-
-
-def _integers(name: str, text: str) -> list[int]:
-    try:
-        return [int(part) for part in text.split(",")]
-    except ValueError:
-        raise bad_argument(name, "whole numbers with commas", text) from None

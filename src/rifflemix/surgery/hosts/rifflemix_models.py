@@ -15,7 +15,12 @@ from rifflemix.surgery.adapters import (
     forward_is_its_own,
     has_class_token,
 )
-from rifflemix.surgery.hosts.timm import ROTARY, TimmAttention
+from rifflemix.surgery.hosts.timm import TimmAttention
+
+ROTARY = (
+    "rotary positions are lost, unless the mixer has the option rotary and you pass "
+    "mixer_options={'rotary': True}"
+)
 
 
 class SwappedMixer(SwappedAttention):

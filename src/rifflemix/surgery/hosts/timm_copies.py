@@ -235,7 +235,8 @@ class CopiedTimmAttention(TimmAttention):
 
     def matches(self, module: nn.Module) -> bool:
         """Return whether a module looks like attention and has timm's projections."""
-        return looks_like_attention(module) and has_maps(module)
+        is_mixer = isinstance(module, TokenMixer)  # `RifflemixAttention` has matched softmax
+        return looks_like_attention(module) and has_maps(module) and not is_mixer
 
     def describe(self, module: nn.Module, parents: Sequence[nn.Module]) -> HostAttention:
         """Describe softmax attention, causal or not, or why it differs."""
