@@ -55,22 +55,22 @@ class Sizes:
 
 
 def tssa(s: Sizes) -> float:
-    """Count the bytes for sums of energies, memberships and weighted energies."""
+    """Count the bytes of an all-reduce over energies, memberships and weighted energies."""
     return s.share * s.batch * (2 * s.dim + s.heads) * s.summed
 
 
 def linear(s: Sizes) -> float:
-    """Count the bytes for sums of features times values, and of features."""
+    """Count the bytes of an all-reduce over sums of key features and of their value products."""
     return s.share * s.batch * s.dim * (s.dim // s.heads + 1) * s.summed
 
 
 def average(s: Sizes) -> float:
-    """Count the bytes for the sum of the tokens, and their count."""
+    """Count the bytes of an all-reduce over the sum and the number of the tokens."""
     return s.share * s.batch * (s.dim + 1) * s.summed
 
 
 def permuted(s: Sizes, references: int = 0) -> float:
-    """Count the bytes for tokens to channels, and back.
+    """Count the bytes to send channels with all their tokens to one process, and back.
 
     Reference channels are also sent to `references` processes.
     """
@@ -78,7 +78,7 @@ def permuted(s: Sizes, references: int = 0) -> float:
 
 
 def reached(s: Sizes, reach: int = 32) -> float:
-    """Count the bytes for the last `reach` tokens before a shard.
+    """Count the bytes to send the last `reach` tokens before a shard.
 
     The processes that store these tokens send them.
     """
@@ -86,7 +86,7 @@ def reached(s: Sizes, reach: int = 32) -> float:
 
 
 def grouped(s: Sizes) -> float:
-    """Count the bytes for all tokens to their groups, and back.
+    """Count the bytes to send all tokens to the processes of their groups, and back.
 
     This is an upper bound.
     """
@@ -94,13 +94,13 @@ def grouped(s: Sizes) -> float:
 
 
 def sinkhorn(s: Sizes, block: int = 1024, sums: int = 1) -> float:
-    """Count the bytes for block sums, and Q/K/V by head and back."""
+    """Count the bytes to add block sums, and to send Q/K/V by head and the outputs back."""
     blocks = sums * s.dim * -(-s.here * s.processes // block) * s.summed
     return s.share * s.batch * (blocks + 2 * s.here * s.dim * s.number)
 
 
 def softmax(s: Sizes) -> float:
-    """Count the bytes for keys and values to all other processes."""
+    """Count the bytes to send keys and values to all other processes."""
     return (s.processes - 1) * s.batch * s.here * 2 * s.dim * s.number
 
 

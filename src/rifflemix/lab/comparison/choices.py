@@ -57,9 +57,9 @@ def resolve(
     """Build the configuration; the card of the task replaces None.
 
     Args:
-        card: of the task.
+        card: card of the task.
         mixers: label -> registry name, in the order of the table; they differ for variants.
-        seeds: of the runs; with folds of the task, each seed becomes one run per fold.
+        seeds: seeds of the runs. If the task has folds, each seed becomes one run per fold.
         is_own: the task is in no registry.
         task_options: that differ from the card.
         mixer_options: label -> options.
@@ -74,7 +74,7 @@ def resolve(
         model: registry name of the backbone.
         device: or "auto".
         precision: "float32" or "bf16".
-        threads: of the CPU; by the size of the model if None.
+        threads: CPU threads. None chooses the number by the size of the model.
         context_parallel: processes of torchrun that share each sequence.
         stop_early: stop the worse half of several learning rates early.
 

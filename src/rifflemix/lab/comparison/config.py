@@ -50,7 +50,7 @@ def train_config(
     """Return the training settings: AdamW, warm-up for a tenth of the steps, then a cosine.
 
     Args:
-        budget: of the task.
+        budget: budget of the task.
         max_steps: updates of each run.
         batch_size: sequences of an update.
         lr: peak learning rate.
@@ -201,8 +201,8 @@ class CompareConfig:
         """Return the folder of a run, relative to the results folder.
 
         Args:
-            mixer: of the run.
-            seed: of the run.
+            mixer: label of the mixer.
+            seed: seed of the run.
             point: settings of a trial; empty for a run.
             step: rung at which the trial ends; None for a whole training.
         """

@@ -144,7 +144,7 @@ class TimeLeft:
     The estimates of later runs are scaled by the pace of the runs that ended here.
 
     Args:
-        estimate: of the comparison.
+        estimate: estimate of the whole comparison.
         on_status: called with the statuses.
     """
 

@@ -44,9 +44,9 @@ def build_model(config: CompareConfig, task: Task, mixer: str, seed: int) -> Mod
 
     Args:
         config: the comparison.
-        task: gives vocabulary or features, classes and lengths.
-        mixer: registry name, or a label of the comparison's variants.
-        seed: of the initial weights.
+        task: task with the vocabulary or features, the classes and the lengths.
+        mixer: name of a mixer, or label of a variant in the comparison.
+        seed: seed of the initial weights.
 
     Raises:
         InputError: the mixer or the backbone cannot be built at this shape.
@@ -107,9 +107,9 @@ def check_model(config: CompareConfig, task: Task, mixer: str) -> ModelSize:
 def training_memory(config: CompareConfig, task: Task, mixer: str) -> int:
     """Measure the peak bytes of two training steps on the first training samples.
 
-    Includes weights, gradients, optimizer state and activations, but not the batch. The number of
-    backward passes per step equals training. Processes that share sequences call it together,
-    and each measures its own memory.
+    The peak includes weights, gradients, optimizer state and activations, but not the batch. A step
+    has as many backward passes as in training. Processes that share sequences call this function
+    together, and each process measures its own memory.
 
     Example:
         >>> import rifflemix as rm

@@ -43,7 +43,7 @@ class RunEntry:
             not recorded.
         confusion: number of test samples by true class (rows) and predicted class; None without
             such a table.
-        measured_apart: the speed was measured again, without other trainings.
+        measured_apart: whether the speed was measured again, without other trainings.
         sha256: checksum of the other entries.
     """
 
@@ -160,7 +160,7 @@ class ChosenMetric:
     """The metric that chose the weights, over seeds.
 
     Attributes:
-        name, higher_is_better: of the metric.
+        name, higher_is_better: name and direction of the metric.
         validation, test: summaries; None without a finished run.
     """
 
@@ -175,7 +175,7 @@ class MixerSummary:
     """The runs of one mixer, summarized.
 
     Attributes:
-        name, title, paper, complexity: of the mixer.
+        name, title, paper, complexity: label of the mixer, and entries of its card.
         parameters: trainable parameters of the model.
         validation, test: accuracy over seeds; None if the task has no accuracy.
         metric: the metric that chose the weights; None if it is accuracy.
@@ -217,7 +217,7 @@ class TaskSummary:
     """The task of a comparison.
 
     Attributes:
-        name, title, source, licence, options: of the task.
+        name, title, source, licence, options: entries of the task's card, and its options.
         data_source, fingerprint: origin and checksum of the data.
         num_classes, max_length: shape of the samples.
         sizes: split -> number of samples.
@@ -294,7 +294,7 @@ class Results:
         runs_done, runs_planned: number of runs.
         command: command line of the newest run.
         config: settings as in config.json.
-        seeds, task, protocol: of all runs.
+        seeds, task, protocol: shared by all runs.
         environment: environment of the newest run.
         wall_seconds: time of all runs and trials.
         peak_memory_bytes: largest memory of a mixer.

@@ -140,7 +140,7 @@ def reopen_single(
 
     Args:
         out: folder of the training.
-        settings: its config.json.
+        settings: content of its config.json.
         data_dir: folder of the task's data files.
         progress: called with the progress of loading data.
 

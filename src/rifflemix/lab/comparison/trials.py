@@ -79,7 +79,7 @@ class Trial:
     """The training of one mixer with one setting and one seed.
 
     Attributes:
-        mixer, point, seed: of the trial.
+        mixer, point, seed: mixer, settings and seed of the trial.
         names: names of its runs: up to each rung, and the whole training.
     """
 

@@ -194,7 +194,7 @@ class _Speeds:
         return None if whole is None else (run.share - done) * whole
 
     def of_subjects(self, trainings: Mapping[str, float]) -> list[float | None]:
-        """Estimate the seconds of a number of whole trainings of each subject with runs."""
+        """Estimate the seconds of this number of whole trainings, for each subject with runs."""
         found = list[float | None]()
         for subject, count in trainings.items():
             if subject in self._examples:

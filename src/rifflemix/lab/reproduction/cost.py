@@ -137,7 +137,7 @@ def recipe_costs(
 
     Args:
         recipes: which ones.
-        speed: of the machine that would run them.
+        speed: speed of the machine that would train the recipes.
         progress: called with how many are done, and of how many.
 
     Returns:

@@ -46,7 +46,7 @@ class TaskData:
     """Data of a run.
 
     Attributes:
-        name, options: of the task.
+        name, options: name and options of the task.
         data: origin of the data.
         sizes: split -> number of samples; None in files of earlier versions.
     """
@@ -63,7 +63,7 @@ class Reproduction:
 
     Attributes:
         status: "complete", or "partial" after a stop.
-        recipe, seed: of the run, with the options of the command.
+        recipe, seed: recipe with the options of the command, and seed of the run.
         printed: reported number.
         ours: test value of the weights that the recipe chooses, in the unit of the reported
             number; None until the run is finished.
@@ -77,7 +77,7 @@ class Reproduction:
         batch_size_planned: samples per update of the recipe; None in files of earlier versions.
         is_reduced: whether the run is smaller than the recipe.
         started_from: weights that the run started from; None for new weights.
-        command, protocol, task, environment: of the run.
+        command, protocol, task, environment: how, on what data and where the run was made.
         parameters, steps_per_second, tokens_per_second, utilisation, peak_memory_bytes,
             wall_seconds, seconds: measured values.
         result, train_curve: outcome of the training, and its log lines.

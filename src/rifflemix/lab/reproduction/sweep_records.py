@@ -81,7 +81,7 @@ class SweepResults:
     Attributes:
         status: "complete", or "partial" after a stop.
         runs_done, runs_planned: number of runs.
-        command, environment: of the newest run.
+        command, environment: command and environment of the newest run.
         config: settings as in config.json.
         recipe, metric, unit: the recipe, and its metric.
         steps, steps_of_the_paper: updates of each run, and of the paper's run.

@@ -66,7 +66,7 @@ class MultiHeadMixer(TokenMixer):
         key_padding_mask: Tensor | None = None,
         cu_seqlens: Tensor | None = None,
     ) -> Tensor:
-        """Mix tokens; see `TokenMixer.forward`. `padded_queries` sets the padded outputs."""
+        """Mix tokens; see `TokenMixer.forward`. `padded_queries` determines outputs at padding."""
         y = super().forward(x, key_padding_mask=key_padding_mask, cu_seqlens=cu_seqlens)
         if key_padding_mask is None or self.padded_queries == "zero":
             return y

@@ -81,7 +81,7 @@ class Overall:
     """A mixer over all tasks.
 
     Attributes:
-        name, title: of the mixer.
+        name, title: label and title of the mixer.
         standing: mean rank over finished tasks on which a mixer learned; None without such a task.
         is_unbeaten: True if no other mixer beats it on more tasks than it beats that mixer.
         ahead, behind: tasks on which it is shown to be better or worse than softmax attention.
@@ -114,9 +114,9 @@ class SuiteResults:
     """Content of results.json of a suite.
 
     Attributes:
-        suite, title: of the suite.
+        suite, title: name and title of the suite.
         status: "complete", or "partial" after a stop.
-        command, environment: of the newest call.
+        command, environment: command and environment of the newest call.
         tasks_planned: all tasks.
         tasks: the tasks that were begun.
         answers: recommendations in sentences.

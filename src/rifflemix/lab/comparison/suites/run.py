@@ -115,14 +115,15 @@ def compare_suite(
 
     Args:
         suite: "lra-small", "lra-small-smoke", "recall-small", "mad-small", "recall" or "mad".
-        mixers: as `rifflemix.compare` takes them; None takes the suite's.
+        mixers: mixers as in `rifflemix.compare`. None selects the mixers of the suite.
         out: folder, new or to be continued, with a folder for each task, and results.json, table.md
             and report.html over all.
-        tasks: of the suite, all if None.
+        tasks: names of tasks of the suite. None selects all tasks.
         seeds: number of seeds 0, 1, ..., or the seeds; the suite's if None.
         data_dir: folder of the data files.
         on_status: as in `rifflemix.compare`.
-        settings: of `rifflemix.compare`, for every task, instead of the settings of the suite.
+        settings: settings of `rifflemix.compare` for every task. They replace settings of the
+            suite.
 
     Raises:
         InputError: an unknown name or setting, a value out of range, tasks without data, a mixer

@@ -22,7 +22,7 @@ from rifflemix.lab.tasks.core.numbers import NumberTask
 Series = NDArray[np.float64]
 """Values (time, channels)."""
 
-_WINDOWS = 512  # windows in a batch of the reference
+_WINDOWS = 512  # batch size when the reference forecast is scored
 
 
 @dataclass(frozen=True, eq=False)
