@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import math
+from contextlib import ExitStack
 from typing import Any
 
 import torch
@@ -47,13 +48,10 @@ def multiply_accumulates(model: nn.Module, *inputs: Tensor) -> int:
         nonlocal elements
         elements += output.numel()
 
-    hooks = [layer.register_forward_hook(add) for layer in model.modules() if _is_counted(layer)]
-    try:
-        with torch.no_grad(), without_fast_path(), counter:
-            model(*inputs)
-    finally:
-        for hook in hooks:
-            hook.remove()
+    with ExitStack() as hooks, torch.no_grad(), without_fast_path(), counter:
+        for layer in filter(_is_counted, model.modules()):
+            hooks.enter_context(layer.register_forward_hook(add))
+        model(*inputs)
     return int(counter.get_total_flops()) // 2 + elements
 
 

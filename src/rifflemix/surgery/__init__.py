@@ -6,7 +6,7 @@ from rifflemix.surgery.adapters import Adapter, HostAttention, ParentChange, Swa
 from rifflemix.surgery.description import describe_swap
 from rifflemix.surgery.distillation import distil
 from rifflemix.surgery.hosts.timm_attn_layer import attn_layer
-from rifflemix.surgery.hub.registration import register_hf
+from rifflemix.surgery.hub import register_hf
 from rifflemix.surgery.masks import check_causality, key_padding_mask, merge_padding
 from rifflemix.surgery.replace import replace_attention
 from rifflemix.surgery.report import SurgeryReport

@@ -87,11 +87,8 @@ class _Pair:
     def watching(self) -> Iterator[None]:
         self.errors = []
         called = self.new if self.own_inputs else self.old
-        handle = called.register_forward_hook(self._compare, with_kwargs=True)
-        try:
+        with called.register_forward_hook(self._compare, with_kwargs=True):
             yield
-        finally:
-            handle.remove()
 
     def _compare(self, _: nn.Module, args: Any, kwargs: dict[str, Any], output: Any) -> None:
         if self._is_comparing:
@@ -133,11 +130,8 @@ def seen_padding(swapped: SwappedAttention) -> Iterator[list[Tensor | None]]:
     def look(_: nn.Module, __: Any, named: dict[str, Any]) -> None:
         seen.append(named.get("key_padding_mask"))
 
-    handle = swapped.mixer.register_forward_pre_hook(look, with_kwargs=True)
-    try:
+    with swapped.mixer.register_forward_pre_hook(look, with_kwargs=True):
         yield seen
-    finally:
-        handle.remove()
 
 
 def relative_error(found: Tensor, wanted: Tensor, padding: Tensor | None = None) -> Tensor:

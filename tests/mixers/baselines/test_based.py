@@ -9,8 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from rifflemix.mixers._attention.taylor import taylor_features
-from rifflemix.mixers.baselines.recurrent.based import Based
+from rifflemix.mixers.baselines.recurrent.based import Based, taylor_features
 
 DIM, HEADS, FEATURES, WINDOW = 6, 2, 4, 3
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any
 
@@ -162,18 +162,11 @@ def _cross_matrix(call: Call) -> Tensor:
     rows: list[Tensor] = []
 
     def run(of: Tensor, hook: _Hook) -> Tensor:
-        hooks = [
-            layer.key_value.register_forward_hook(hook),
-            layer.proj.register_forward_hook(_leave_out),
-        ]
-        try:
-            with undisturbed(layer):
-                y: Tensor = layer(call.x, of, key_padding_mask=mask)
-        finally:
-            for each in hooks:
-                each.remove()
-        split: Tensor = y.unflatten(-1, (layer.num_heads, -1))
-        return split.transpose(1, 2)
+        on_keys = layer.key_value.register_forward_hook(hook)
+        on_output = layer.proj.register_forward_hook(_leave_out)
+        with on_keys, on_output, undisturbed(layer):
+            y = layer(call.x, of, key_padding_mask=mask)
+        return y.unflatten(-1, (layer.num_heads, -1)).transpose(1, 2)
 
     def note(module: nn.Module, args: Any, output: Tensor) -> None:
         rows.append(args[0][..., 0].round().long() - 1)
@@ -235,26 +228,16 @@ def _unprojected(
     mixer: nn.Module, host: Any, x: Tensor, mask: Tensor | None, on_qkv: _Hook
 ) -> Tensor:
     """Run a layer without its output projection: (B, N, H D)."""
-    with undisturbed(mixer), _hooks(host, on_qkv):
-        y: Tensor = mixer(x, key_padding_mask=mask)
-    return y
+    with ExitStack() as hooks, undisturbed(mixer):
+        hooks.enter_context(host.qkv.register_forward_hook(on_qkv))
+        if host.proj is not None:
+            hooks.enter_context(host.proj.register_forward_hook(_leave_out))
+        return mixer(x, key_padding_mask=mask)
 
 
 def _leave_out(module: nn.Module, args: Any, output: Tensor) -> Tensor:
     """Replace the output of a projection by its input (a hook)."""
     return args[0]
-
-
-@contextmanager
-def _hooks(host: Any, on_qkv: _Hook) -> Iterator[None]:
-    hooks = [host.qkv.register_forward_hook(on_qkv)]
-    if host.proj is not None:
-        hooks.append(host.proj.register_forward_hook(_leave_out))
-    try:
-        yield
-    finally:
-        for hook in hooks:
-            hook.remove()
 
 
 def _without_padding(call: Call) -> Tensor:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import functools
 import inspect
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -318,30 +319,21 @@ def _hooked(layers: Mapping[str, nn.Module], calls: list[Call], *, cross: bool) 
     """
     counts: Counter[str] = Counter()
 
-    def hook_of(name: str) -> Any:
-        def note(module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
-            if is_cross(module, args, kwargs) and not cross:
-                return
-            counts[name] += 1
-            again = f" ({counts[name]})" if counts[name] > 1 else ""
-            calls.append(_call_of(name + again, module, args, kwargs, output))
+    def note(name: str, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+        if is_cross(module, args, kwargs) and not cross:
+            return
+        counts[name] += 1
+        again = f" ({counts[name]})" if counts[name] > 1 else ""
+        calls.append(_call_of(name + again, module, args, kwargs, output))
 
-        return note
-
-    notes = {name: hook_of(name) for name in layers}
-    hooks = [
-        layer.register_forward_hook(notes[name], with_kwargs=True) for name, layer in layers.items()
-    ]
-    streams = {name: layer for name, layer in layers.items() if isinstance(layer, TokenMixer)}
-    try:
-        with contextlib.ExitStack() as stack:
-            stack.enter_context(without_fast_path())
-            for name, layer in streams.items():
-                stack.enter_context(_prefill_noted(layer, notes[name]))
-            yield
-    finally:
-        for hook in hooks:
-            hook.remove()
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(without_fast_path())
+        for name, layer in layers.items():
+            hook = functools.partial(note, name)
+            stack.enter_context(layer.register_forward_hook(hook, with_kwargs=True))
+            if isinstance(layer, TokenMixer):
+                stack.enter_context(_prefill_noted(layer, hook))
+        yield
 
 
 @contextlib.contextmanager

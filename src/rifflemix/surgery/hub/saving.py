@@ -125,11 +125,8 @@ def _push(plain: Callable[..., Any], model: Any, repo_id: str, **options: Any) -
 def _save_of_mixin(plain: Callable[..., Any], model: Any, *args: Any, **options: Any) -> Any:
     """Save a model with the mixin, and the tensors that mark the swap."""
     saved: nn.Module = getattr(model, "module", model)  # same as in the mixin
-    hook = saved.register_state_dict_post_hook(_mark)
-    try:
+    with saved.register_state_dict_post_hook(_mark):
         return plain(model, *args, **options)
-    finally:
-        hook.remove()
 
 
 def _mark(model: nn.Module, state: dict[str, Tensor], prefix: str, _: Any) -> None:

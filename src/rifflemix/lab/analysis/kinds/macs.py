@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from matplotlib.figure import Figure
@@ -60,22 +62,14 @@ def costs_of(subject: Subject) -> tuple[list[Cost], Cost]:
     calls: dict[str, list[tuple[tuple[Any, ...], dict[str, Any]]]] = {}
     parts = _parts(subject.model)
 
-    def hook_of(name: str) -> Any:
-        def note(module: nn.Module, args: Any, options: dict[str, Any]) -> None:
-            calls.setdefault(name, []).append((args, options))
+    def note(name: str, module: nn.Module, args: Any, options: dict[str, Any]) -> None:
+        calls.setdefault(name, []).append((args, options))
 
-        return note
-
-    hooks = [
-        part.register_forward_pre_hook(hook_of(name), with_kwargs=True)
-        for name, part in parts.items()
-    ]
-    try:
-        with undisturbed(subject.model), without_fast_path():
-            run_batch(subject.model, batch)
-    finally:
-        for hook in hooks:
-            hook.remove()
+    with ExitStack() as hooks, undisturbed(subject.model), without_fast_path():
+        for name, part in parts.items():
+            hook = partial(note, name)
+            hooks.enter_context(part.register_forward_pre_hook(hook, with_kwargs=True))
+        run_batch(subject.model, batch)
     with undisturbed(subject.model):
         costs = [
             Cost(

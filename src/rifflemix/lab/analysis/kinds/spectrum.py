@@ -69,11 +69,8 @@ def _without(call: Call, projection: nn.Module) -> Tensor:
     if isinstance(layer, TorchAttention):
         layer = _with_identity(layer)
         return _padded_with_zeros(call, _run(layer, call))
-    hook = projection.register_forward_hook(_leave_out)
-    try:
+    with projection.register_forward_hook(_leave_out):
         return _padded_with_zeros(call, _run(layer, call))
-    finally:
-        hook.remove()
 
 
 def _with_identity(layer: TorchAttention) -> TorchAttention:

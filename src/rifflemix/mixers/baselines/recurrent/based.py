@@ -1,26 +1,33 @@
-"""Based: linear attention with Taylor features, next to softmax attention in short windows."""
+"""Based: linear attention with Taylor features, next to softmax attention in short windows.
+
+The weight of s = q k / sqrt(d) is 1 + s + s^2 / 2. It is also a dot product of features, so earlier
+tokens are sums of a fixed size. Features are rows (M, N) here: their products and gradients then
+read and write adjacent tokens.
+"""
 
 from __future__ import annotations
 
+import math
 from typing import Any, ClassVar
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from rifflemix.checks import check_integer
 from rifflemix.compat import widest_float
+from rifflemix.mixers._attention.autograd_functions import scaled, sums_before
 from rifflemix.mixers._attention.multi_head import ValidTokensFirst, short_block_size
-from rifflemix.mixers._attention.taylor import (
-    num_taylor_features,
-    taylor_attention,
-    taylor_features,
-    taylor_sums,
-)
 from rifflemix.mixers._attention.window import window_attention
 from rifflemix.mixers.cards import MixerCard
 from rifflemix.mixers.packed import Segments
 from rifflemix.mixers.padding import newest_in_slots, take_tokens
+from rifflemix.mixers.token_groups import group_size, join_groups, split_groups
 from rifflemix.ops.dropout.backends import dropout_attention
+from rifflemix.ops.precision import sum_of_products, wide, without_autocast
+
+_EPSILON = 1e-12
+_CHUNK = 64
 
 
 class Based(ValidTokensFirst):
@@ -116,11 +123,11 @@ class Based(ValidTokensFirst):
         return q, k
 
     def start_stream(self, batch_size: int, device: Any, dtype: Any) -> dict[str, Tensor]:
-        wide = widest_float(device)
+        state_dtype = widest_float(device)
         shape = (batch_size, self.num_heads, num_taylor_features(self.feature_dim))
         return {
-            "sums": torch.zeros(*shape, self.head_dim, device=device, dtype=wide),
-            "norms": torch.zeros(shape, device=device, dtype=wide),
+            "sums": torch.zeros(*shape, self.head_dim, device=device, dtype=state_dtype),
+            "norms": torch.zeros(shape, device=device, dtype=state_dtype),
             **self.empty_cache(batch_size, self.window, device, dtype),
         }
 
@@ -154,13 +161,86 @@ class Based(ValidTokensFirst):
         y, (small, k, v) = self._mixed(x, key_padding_mask)
         sums, norms = taylor_sums(small, v, key_padding_mask)
         slots = newest_in_slots(k, key_padding_mask, self.window, dim=2)
-        wide = widest_float(v.device)
+        state_dtype = widest_float(v.device)
         return y, {
-            "sums": sums.to(wide),
-            "norms": norms.to(wide),
+            "sums": sums.to(state_dtype),
+            "norms": norms.to(state_dtype),
             "keys": take_tokens(k, slots, 2),
             "values": take_tokens(v, slots, 2),
         }
 
     def extra_repr(self) -> str:
         return f"{super().extra_repr()}, feature_dim={self.feature_dim}, window={self.window}"
+
+
+def num_taylor_features(d: int) -> int:
+    """Return the number of features of d numbers."""
+    return 1 + d + d * (d + 1) // 2
+
+
+def taylor_attention(
+    q: Tensor, k: Tensor, v: Tensor, key_padding_mask: Tensor | None, *, causal: bool
+) -> Tensor:
+    """Average the values with the Taylor weights of queries and keys.
+
+    Args:
+        q: (B, H, N, d).
+        k: (B, H, N, d).
+        v: (B, H, N, D).
+        key_padding_mask: (B, N) bool, True = weight 0.
+        causal: average over tokens up to n. Within a chunk the weights are a matrix, and the
+            features of earlier chunks are summed.
+
+    Returns:
+        (B, H, N, D), at least in float32: sums of 16-bit features would lose too much.
+    """
+    q, k, v = wide(q), wide(k), _with_ones(v, key_padding_mask)
+    with without_autocast(v):
+        if causal:
+            y = _causal(q, k, v)
+        else:
+            y = taylor_features(q.mT).mT @ sum_of_products(taylor_features(k.mT).mT, v)
+        y, total = y.split((v.shape[-1] - 1, 1), -1)
+        return scaled(y, (total + _EPSILON).reciprocal())
+
+
+def taylor_sums(k: Tensor, v: Tensor, key_padding_mask: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Sum features times values, and features, over all tokens: (B, H, M, D) and (B, H, M)."""
+    v = _with_ones(v, key_padding_mask)
+    with without_autocast(v):
+        sums = sum_of_products(taylor_features(wide(k).mT).mT, v)
+    return sums[..., :-1], sums[..., -1]
+
+
+def taylor_features(x: Tensor) -> Tensor:
+    """Map x to features with dot products 1 + s + s^2 / 2, where s = x y / sqrt(d).
+
+    Args:
+        x: (..., d, N).
+
+    Returns:
+        (..., 1 + d + d (d + 1) / 2, N).
+    """
+    d = x.shape[-2]
+    first = x.contiguous() * d**-0.25
+    i, j = torch.triu_indices(d, d, 1, device=x.device)
+    pairs = first.index_select(-2, i) * first.index_select(-2, j)
+    squares = first.square() * math.sqrt(0.5)
+    return torch.cat((torch.ones_like(first[..., :1, :]), first, squares, pairs), -2)
+
+
+def _causal(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    length, d = q.shape[-2:]
+    chunk = group_size(_CHUNK, length)
+    # Values of zero at the end reach only the outputs that `join_groups` removes.
+    q, k, v = (split_groups(t, chunk, -2) for t in (q, k, v))
+    half = (q * (0.5 / d) ** 0.5) @ k.mT + 0.5**0.5
+    weights = (half.square() + 0.5).tril()  # (1 + s)^2 / 2 + 1 / 2
+    before = sums_before(taylor_features(k.mT) @ v)
+    return join_groups(taylor_features(q.mT).mT @ before + weights @ v, length, 2)
+
+
+def _with_ones(v: Tensor, key_padding_mask: Tensor | None) -> Tensor:
+    """Append a value of 1 to each token, which sums the weights, and set padding to zero."""
+    v = F.pad(wide(v), (0, 1), value=1.0)
+    return v if key_padding_mask is None else v.masked_fill(key_padding_mask[:, None, :, None], 0.0)
