@@ -45,8 +45,7 @@ class LearnedReference(CSP):
     def mix(self, x: Tensor, key_padding_mask: Tensor | None) -> Tensor:
         """Project, permute, remove the scores, and project."""
         y = self.permute(self.value(x), key_padding_mask)[0].unflatten(2, (self.heads, -1))
-        mixed: Tensor = self.proj(y[..., 1:].flatten(2))
-        return mixed
+        return self.proj(y[..., 1:].flatten(2))
 
     def permute_groups(self, v: Tensor, mask: Tensor | None, layout: Any, with_index: bool) -> Any:
         """Permute full groups; add zero, with the gradient of the ranks, to the values."""
@@ -202,5 +201,4 @@ class Permuted(rm.TokenMixer):
 
     def mix(self, x: Tensor, key_padding_mask: Tensor | None) -> Tensor:
         """Apply the mixer."""
-        y: Tensor = self.inner(x, key_padding_mask=key_padding_mask)
-        return y
+        return self.inner(x, key_padding_mask=key_padding_mask)

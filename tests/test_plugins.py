@@ -53,8 +53,7 @@ class Shift(rm.TokenMixer):
         return self._moved(x)
 
     def _moved(self, x: Tensor) -> Tensor:
-        y: Tensor = self.gain * self.proj(nn.functional.pad(x, (0, 0, 1, 0))[:, :-1])
-        return y
+        return self.gain * self.proj(nn.functional.pad(x, (0, 0, 1, 0))[:, :-1])
 
 
 def test_a_registered_mixer_fulfils_the_contract_and_is_listed() -> None:
@@ -141,8 +140,7 @@ def test_a_registered_model_is_built_compared_and_saved(tmp_path: Path) -> None:
             self.head = nn.Linear(dim, num_classes)
 
         def forward(self, x: Tensor, key_padding_mask: Tensor | None = None) -> Tensor:
-            y: Tensor = self.head(self.mixer(self.into(x)).mean(1))
-            return y
+            return self.head(self.mixer(self.into(x)).mean(1))
 
     model = rm.create_model("pooled", in_channels=3)
     assert model.into.out_features == 6
@@ -335,8 +333,7 @@ def test_causal_mixer_that_uses_later_tokens_is_not_compared(reach: int) -> None
 
 def test_a_causal_mixer_scaled_by_all_tokens_is_not_compared() -> None:
     def scaled(self: Any, x: Tensor, mask: Any) -> Tensor:
-        y: Tensor = self.proj(x) / (1 + x.square().mean(1, keepdim=True))
-        return y
+        return self.proj(x) / (1 + x.square().mean(1, keepdim=True))
 
     _mixing("scaled", scaled, causal=True)
     settings = {"dim": 16, "num_layers": 1, "num_heads": 2, "mixer": "scaled"}
@@ -357,8 +354,7 @@ class Pairs(rm.TokenMixer):
         self.proj = nn.Linear(dim, dim)
 
     def mix(self, x: Tensor, key_padding_mask: Tensor | None) -> Tensor:
-        y: Tensor = self.proj(x)
-        return y
+        return self.proj(x)
 
 
 def test_tuple_option_stays_a_tuple_after_storage(tmp_path: Path) -> None:

@@ -28,8 +28,7 @@ charts = load_script("docs/build/charts.py")
 
 @pytest.fixture(scope="module")
 def files() -> dict[Path, str]:
-    found: dict[Path, str] = writer.files()
-    return found
+    return writer.files()
 
 
 def lines_of(name: str) -> list[dict[str, str]]:
@@ -43,8 +42,7 @@ OURS = {"softmax", "csp", "sliceformer", "tssa", "butterfly", "token_parallel", 
 
 
 def content(name: str) -> dict[str, Any]:
-    found: dict[str, Any] = store.load(name).content
-    return found
+    return store.load(name).content
 
 
 def comparison(result: str) -> dict[str, Any]:

@@ -108,10 +108,7 @@ def probe(chromium: str, page: Path, folder: Path, anchor: str = "") -> dict[str
     )  # fmt: skip
     found = re.search(r'<pre id="probe">(.*?)</pre>', done.stdout, re.DOTALL)
     assert found, "the page did not finish loading"
-    measured: dict[str, Any] = json.loads(
-        found[1].replace("&amp;", "&").replace("&lt;", "<").replace("&gt;", ">")
-    )
-    return measured
+    return json.loads(found[1].replace("&amp;", "&").replace("&lt;", "<").replace("&gt;", ">"))
 
 
 def check(measured: dict[str, Any]) -> None:

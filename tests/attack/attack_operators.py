@@ -348,8 +348,7 @@ def _chain(
         ops.BlockMap(next(rest), next(rest) if biased else None, *islice(others, 3))
         for biased in has_bias
     ]
-    y: Tensor = ops.block_mlp(x, maps, backend=backend)
-    return y
+    return ops.block_mlp(x, maps, backend=backend)
 
 
 EXACT: dict[str, Callable[[random.Random], Call]] = {

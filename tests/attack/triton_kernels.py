@@ -89,8 +89,7 @@ def _recur(new: Callable[..., Tensor], decay: str, removal: str, backend: str) -
     q, k, v = new(*shape, width), new(*shape, width) / width, new(*shape, 40)
     offsets = torch.tensor([0, 5, 5, 70], device=q.device)
     first = torch.randn(3, 3, width, 40, device=q.device)
-    y: Tensor = ops.linear_recurrence(q, k, v, cu_seqlens=offsets, initial_state=first, **options)
-    return y
+    return ops.linear_recurrence(q, k, v, cu_seqlens=offsets, initial_state=first, **options)
 
 
 def main() -> None:

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from perturbed import perturb
 from rifflemix.mixers.sinkhorn import Sinkhorn
 
 DOUBLE = torch.float64
@@ -55,10 +56,7 @@ DECODERS: dict[str, Options] = {
 def build(options: Options, causal: bool = False, **shared: Any) -> Sinkhorn:
     arguments = {"num_heads": HEADS, "max_length": MAX, "causal": causal, **shared}
     mixer = Sinkhorn(DIM, **options, **arguments)
-    with torch.no_grad():
-        for parameter in mixer.parameters():
-            parameter.add_(0.1 * torch.randn_like(parameter))
-    return mixer.to(DOUBLE).eval()
+    return perturb(mixer, 0.1).to(DOUBLE).eval()
 
 
 def tokens(length: int, batch: int = 2) -> Tensor:

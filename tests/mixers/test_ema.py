@@ -10,16 +10,14 @@ import pytest
 import torch
 from torch import Tensor
 
+from perturbed import perturb
 from rifflemix.mixers._convolution.state_space import DampedEMA
 
 
 def made(dim: int = 5, ema_dim: int = 3, *, bidirectional: bool = False) -> DampedEMA:
     torch.manual_seed(1)
     ema = DampedEMA(dim, ema_dim, bidirectional=bidirectional).double()
-    with torch.no_grad():
-        for parameter in ema.parameters():
-            parameter.add_(0.5 * torch.randn_like(parameter))
-    return ema
+    return perturb(ema, 0.5)
 
 
 def literal(ema: DampedEMA, x: Tensor) -> Tensor:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 import rifflemix as rm
+from perturbed import perturb
 from rifflemix.mixers.grouped import Grouped
 from rifflemix.mixers.tssa import TSSA
 
@@ -18,10 +19,7 @@ def build(**options: Any) -> Grouped:
     torch.manual_seed(3)
     mixer = rm.create_mixer("grouped", 8, num_heads=2, **options).double().eval()
     assert isinstance(mixer, Grouped)
-    with torch.no_grad():
-        for parameter in mixer.parameters():
-            parameter.add_(0.1 * torch.randn_like(parameter))
-    return mixer
+    return perturb(mixer, 0.1)
 
 
 def group_by_group(mixer: Grouped, x: Tensor, mask: Tensor, block: int, stride: int) -> Tensor:

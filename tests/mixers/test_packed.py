@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import rifflemix as rm
+from perturbed import perturb
 from rifflemix.mixers.packed import segments_of
 
 LENGTHS = (5, 1, 0, 12, 5, 24, 2, 1, 13, 0, 12)
@@ -56,10 +57,7 @@ def bounds(lengths: tuple[int, ...] = LENGTHS) -> Tensor:
 def build(name: str, dtype: torch.dtype = torch.float64, **options: Any) -> rm.TokenMixer:
     torch.manual_seed(3)
     mixer = rm.create_mixer(name, 8, **{"num_heads": 2, "max_length": 24, **options})
-    with torch.no_grad():
-        for parameter in mixer.parameters():
-            parameter.add_(0.1 * torch.randn_like(parameter))
-    return mixer.to(dtype).eval()
+    return perturb(mixer, 0.1).to(dtype).eval()
 
 
 def row(dtype: torch.dtype = torch.float64) -> Tensor:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 import rifflemix as rm
+from perturbed import perturb
 from rifflemix.mixers import TokenMixer
 
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -37,10 +38,7 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
 def build(name: str, max_length: int = 40, **options: Any) -> TokenMixer:
     torch.manual_seed(3)
     mixer = rm.create_mixer(name, 8, num_heads=2, max_length=max_length, causal=True, **options)
-    with torch.no_grad():
-        for parameter in mixer.parameters():
-            parameter.add_(0.1 * torch.randn_like(parameter))
-    return mixer.double().eval()
+    return perturb(mixer, 0.1).double().eval()
 
 
 def tokens(batch: int, length: int) -> Tensor:

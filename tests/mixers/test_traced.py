@@ -66,8 +66,7 @@ class Host(torch.nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         x = x + self.mixer(x)
-        y: Tensor = x + self.attention(x, x, x, need_weights=False)[0]
-        return y
+        return x + self.attention(x, x, x, need_weights=False)[0]
 
 
 def test_fx_treats_mixers_and_swapped_layers_as_leaves() -> None:

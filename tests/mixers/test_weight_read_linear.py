@@ -36,8 +36,7 @@ class Adapted(nn.Module):
         return self.base_layer.bias
 
     def forward(self, x: Tensor) -> Tensor:
-        y: Tensor = self.base_layer(x) + self.up(self.down(x))
-        return y
+        return self.base_layer(x) + self.up(self.down(x))
 
 
 def build(name: str) -> nn.Module:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 import rifflemix as rm
+from perturbed import perturb
 from rifflemix.models.language.generation import _inverse_cdf, _keep_likeliest
 
 SMALL = {"vocab_size": 13, "max_length": 24, "dim": 12, "num_layers": 2, "num_heads": 3}
@@ -18,10 +19,7 @@ CAUSAL = [name for name in rm.list_mixers() if rm.mixer_card(name).causal]
 def model_with(mixer: str) -> rm.models.GPT:
     torch.manual_seed(0)
     model = rm.create_model("gpt", mixer=mixer, **SMALL)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(0.3 * torch.randn_like(parameter))
-    return model.double()
+    return perturb(model, 0.3).double()
 
 
 def by_hand(model: rm.models.GPT, tokens: Tensor, count: int) -> Tensor:

@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import rifflemix as rm
+from perturbed import perturb
 from rifflemix.models import GPT
 
 SMALL = {"vocab_size": 13, "max_length": 16, "dim": 12, "num_layers": 2, "num_heads": 3}
@@ -28,10 +29,7 @@ def small(name: str = "gpt", **changes: Any) -> GPT:
 
 def shaken(model: GPT) -> GPT:
     """Change every parameter, so that no initial zero or one hides an error."""
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(0.3 * torch.randn_like(parameter))
-    return model
+    return perturb(model, 0.3)
 
 
 # Sizes.

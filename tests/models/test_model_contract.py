@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 import rifflemix as rm
 from meta_device import ways_to_give_memory
+from perturbed import perturb
 
 NAMES = rm.list_models()
 # Presets of one family differ in size only: `make test` checks one of each, CI checks all.
@@ -66,9 +67,7 @@ def test_gradient_checkpointing_changes_no_gradient(name: str) -> None:
 @pytest.mark.parametrize("name", FAMILIES)
 def test_saved_model_is_loaded_unchanged(name: str, tmp_path: Path) -> None:
     model = build(name).eval()
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(0.01 * torch.randn_like(parameter))
+    perturb(model, 0.01)
     model.save_pretrained(tmp_path)
     again = type(model).from_pretrained(tmp_path)
     args, options = sample(name)

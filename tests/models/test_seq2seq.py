@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 import rifflemix as rm
+from perturbed import perturb
 from rifflemix.mixers import SoftmaxCrossAttention
 from rifflemix.models import Seq2Seq
 
@@ -32,10 +33,7 @@ def small(**changes: Any) -> Seq2Seq:
     torch.manual_seed(0)
     model = rm.create_model("seq2seq", **{**SMALL, **changes})
     assert isinstance(model, Seq2Seq)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(0.3 * torch.randn_like(parameter))
-    return model.double().eval()
+    return perturb(model, 0.3).double().eval()
 
 
 @pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)

@@ -124,10 +124,7 @@ def test_launch_refused_by_accelerate(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def reproduced(out: Path, context_parallel: int) -> dict[str, Any]:
     options = ReproduceOptions(device="cpu", threads=1, context_parallel=context_parallel)
-    results: dict[str, Any] = encode(
-        run_reproduction(plan_reproduction(small(train=QUICK), out, options))
-    )
-    return results
+    return encode(run_reproduction(plan_reproduction(small(train=QUICK), out, options)))
 
 
 def _reproduced_by_four(out: Path) -> None:

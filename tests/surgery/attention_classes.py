@@ -27,8 +27,7 @@ class Attention(nn.Module):
         return q @ k.mT * self.scale, v
 
     def out(self, scores: Tensor, v: Tensor) -> Tensor:
-        y: Tensor = self.proj((scores.softmax(-1) @ v).transpose(1, 2).flatten(2))
-        return y
+        return self.proj((scores.softmax(-1) @ v).transpose(1, 2).flatten(2))
 
     def forward(self, x: Tensor) -> Any:
         return self.out(*self.scores(x))
@@ -37,8 +36,7 @@ class Attention(nn.Module):
 class Causal(Attention):
     def forward(self, x: Tensor) -> Tensor:
         y = functional.scaled_dot_product_attention(*self.heads(x), is_causal=True)
-        out: Tensor = self.proj(y.transpose(1, 2).flatten(2))
-        return out
+        return self.proj(y.transpose(1, 2).flatten(2))
 
 
 class Triangle(Attention):
@@ -91,8 +89,7 @@ class Convolution(Attention):
         self.lepe = nn.Conv1d(C, C, 3, padding=1, groups=C)
 
     def forward(self, x: Tensor) -> Tensor:
-        y: Tensor = super().forward(x) + self.lepe(x.mT).mT
-        return y
+        return super().forward(x) + self.lepe(x.mT).mT
 
 
 class Temperature(Attention):
@@ -112,8 +109,7 @@ class HeadByHead(Attention):
 
 class SequenceFirst(Attention):
     def forward(self, x: Tensor) -> Tensor:
-        y: Tensor = super().forward(x.transpose(0, 1)).transpose(0, 1)
-        return y
+        return super().forward(x.transpose(0, 1)).transpose(0, 1)
 
 
 class Unscaled(Attention):
@@ -135,27 +131,23 @@ class PreNorm(Attention):
         self.norm = nn.LayerNorm(C)
 
     def forward(self, x: Tensor) -> Tensor:
-        y: Tensor = super().forward(self.norm(x))
-        return y
+        return super().forward(self.norm(x))
 
 
 class ForImages(Attention):
     def forward(self, x: Tensor, H: int, W: int) -> Tensor:
-        y: Tensor = super().forward(x)
-        return y
+        return super().forward(x)
 
 
 class OfImages(Attention):
     def forward(self, x: Tensor) -> Tensor:
         b, h, w, c = x.shape
-        y: Tensor = super().forward(x.view(b, h * w, c)).view(b, h, w, c)
-        return y
+        return super().forward(x.view(b, h * w, c)).view(b, h, w, c)
 
 
 class Random(Attention):
     def forward(self, x: Tensor) -> Tensor:
-        y: Tensor = super().forward(x) + torch.randn_like(x)
-        return y
+        return super().forward(x) + torch.randn_like(x)
 
 
 class ZeroOutput(WithWeights):

@@ -79,24 +79,20 @@ def encoder(batch_first: bool) -> Callable[[], nn.Module]:
 
 
 def run_encoder(model: nn.Module, x: Tensor, mask: Tensor | None) -> Tensor:
-    y: Tensor = model(x, src_key_padding_mask=mask)
-    return y
+    return model(x, src_key_padding_mask=mask)
 
 
 def run_batch_second(model: nn.Module, x: Tensor, mask: Tensor | None) -> Tensor:
-    y: Tensor = model(x.transpose(0, 1), src_key_padding_mask=mask).transpose(0, 1)
-    return y
+    return model(x.transpose(0, 1), src_key_padding_mask=mask).transpose(0, 1)
 
 
 def run_causal(model: nn.Module, x: Tensor, mask: Tensor | None) -> Tensor:
     later = torch.ones(x.shape[1], x.shape[1], dtype=torch.bool).triu(1)
-    y: Tensor = model(x, mask=later, src_key_padding_mask=mask, is_causal=True)
-    return y
+    return model(x, mask=later, src_key_padding_mask=mask, is_causal=True)
 
 
 def run_plain(model: nn.Module, x: Tensor, mask: Tensor | None) -> Tensor:
-    y: Tensor = model(x) if mask is None else model(x, key_padding_mask=mask)
-    return y
+    return model(x) if mask is None else model(x, key_padding_mask=mask)
 
 
 HOSTS: list[Host] = [
@@ -157,13 +153,11 @@ def transformers_hosts() -> list[Host]:
 
     def run(model: nn.Module, x: Tensor, mask: Tensor | None) -> Tensor:
         attend = None if mask is None else (~mask).long()
-        y: Tensor = model(inputs_embeds=x, attention_mask=attend)[0]
-        return y
+        return model(inputs_embeds=x, attention_mask=attend)[0]
 
     def run_causal(model: nn.Module, x: Tensor, mask: Tensor | None) -> Tensor:
         attend = None if mask is None else (~mask).long()
-        y: Tensor = model(inputs_embeds=x, attention_mask=attend, use_cache=False)[0]
-        return y
+        return model(inputs_embeds=x, attention_mask=attend, use_cache=False)[0]
 
     def run_pieces(model: nn.Module, x: Tensor, mask: Tensor | None) -> Tensor:
         found, past = [], None

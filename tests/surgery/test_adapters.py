@@ -91,8 +91,7 @@ class SwappedWithDropout(SwappedAttention):
     """Reuses the dropout of the attention that it replaced."""
 
     def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.original(self.mixer(x))
-        return out
+        return self.original(self.mixer(x))
 
 
 class DropoutAdapter(Adapter):

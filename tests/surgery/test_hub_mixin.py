@@ -27,8 +27,7 @@ class Net(nn.Module, hub.PyTorchModelHubMixin):  # type: ignore[misc]
 
     def forward(self, x: Tensor) -> Tensor:
         """Encode (B, N, 16) to (B, N, 16)."""
-        found: Tensor = self.encoder(x)
-        return found
+        return self.encoder(x)
 
 
 def test_loading_without_the_mixers_raises_an_error(tmp_path: Path) -> None:

@@ -99,8 +99,7 @@ def averaged_by_torch(model: nn.Module) -> nn.Module:
     average = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.9), use_buffers=True)
     for _ in range(50):
         average.update_parameters(model)
-    inner: nn.Module = average.module
-    return inner
+    return average.module
 
 
 def averaged_by_hand(model: nn.Module) -> nn.Module:

@@ -169,8 +169,7 @@ class WithBuffer(nn.Module):
         self.register_buffer("scale", torch.ones(1))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        found: torch.Tensor = self.attention(x, x, x)[0] * self.scale
-        return found
+        return self.attention(x, x, x)[0] * self.scale
 
 
 @pytest.mark.parametrize("mixer", MIXERS)

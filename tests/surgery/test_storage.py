@@ -33,8 +33,7 @@ class Tagger(nn.Module):
         self.head.weight = self.embed.weight
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
-        out: torch.Tensor = self.head(self.encoder(self.embed(ids)))
-        return out
+        return self.head(self.encoder(self.embed(ids)))
 
 
 IDS = torch.arange(18).reshape(2, 9) % 11

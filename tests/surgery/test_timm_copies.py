@@ -113,8 +113,7 @@ class Timm1(Attention):
         y = functional.scaled_dot_product_attention(
             *self.heads(x), attn_mask=attn_mask, is_causal=is_causal
         )
-        out: Tensor = self.proj(y.transpose(1, 2).flatten(2))
-        return out
+        return self.proj(y.transpose(1, 2).flatten(2))
 
 
 class Masked(Attention):
@@ -181,8 +180,7 @@ class Split(nn.Module):
         parts = (getattr(self, name)(tokens) for name in ("q_proj", "k_proj", "v_proj"))
         heads = (part.unflatten(-1, (H, -1)).transpose(1, 2) for part in parts)
         y = functional.scaled_dot_product_attention(*heads)
-        out: Tensor = self.proj(y.transpose(1, 2).flatten(2))
-        return out
+        return self.proj(y.transpose(1, 2).flatten(2))
 
 
 class SplitAttention(Split):
@@ -271,8 +269,7 @@ def with_causal_forward(attention: Any) -> Any:
     """Patch the forward method of one module."""
 
     def forward(self: Any, x: Tensor, attn_mask: None = None, is_causal: bool = True) -> Tensor:
-        y: Tensor = type(self).forward(self, x, attn_mask, is_causal=True)
-        return y
+        return type(self).forward(self, x, attn_mask, is_causal=True)
 
     attention.forward = types.MethodType(forward, attention)
     return attention
@@ -287,8 +284,7 @@ def test_subclasses_of_timm_attention_are_checked_too() -> None:
 
     class OfLanguage(TimmAttention):  # type: ignore[misc]
         def forward(self, x: Tensor) -> Tensor:
-            y: Tensor = TimmAttention.forward(self, x, is_causal=True)
-            return y
+            return TimmAttention.forward(self, x, is_causal=True)
 
     class Patched(TimmAttention):  # type: ignore[misc]
         """A class with a forward method assigned from outside."""

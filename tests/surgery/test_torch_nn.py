@@ -244,8 +244,7 @@ class AlsoCalls(ReadsWeights):
         return self.attend(x)
 
     def attend(self, x: Tensor) -> Tensor:
-        found: Tensor = self.attention(x, x, x)[0]
-        return found
+        return self.attention(x, x, x)[0]
 
 
 def test_attention_that_is_never_called_is_kept() -> None:

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn.attention.flex_attention import create_block_mask
 
 import rifflemix as rm
+from perturbed import perturb
 from rifflemix.surgery import replace_attention, restore_attention
 from rifflemix.surgery.hosts.transformers_masks import padding_of
 
@@ -197,9 +198,7 @@ def image_gpt(**changed: Any) -> Any:
 @pytest.mark.parametrize("by_layer", [True, False])
 def test_scale_of_the_scores_is_folded_into_the_queries(scaled: bool, by_layer: bool) -> None:
     model = image_gpt(scale_attn_weights=scaled, scale_attn_by_inverse_layer_idx=by_layer)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(0.2 * torch.randn_like(parameter))
+    perturb(model, 0.2)
     ids = torch.randint(0, VOCABULARY, (2, 9))
     before = model(ids)[0]
     replace_attention(model, "softmax")

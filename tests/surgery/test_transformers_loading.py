@@ -191,8 +191,7 @@ class Encoder(transformers.PreTrainedModel):  # type: ignore[misc]
             transformers.initialization.zeros_(module.self_attn.in_proj_bias)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        found: torch.Tensor = self.body(x)
-        return found
+        return self.body(x)
 
 
 def timm_wrapper(_: Any) -> Any:

@@ -13,6 +13,7 @@ from tiny_transformers import HEADS, VOCABULARY, inputs_of, outputs_of, transfor
 from torch import Tensor, nn
 
 import rifflemix as rm
+from perturbed import perturb
 from rifflemix.surgery import replace_attention, restore_attention
 from rifflemix.surgery.sites import find_sites
 
@@ -39,10 +40,7 @@ def model_of(kind: str, config: str | None = None, **settings: Any) -> Any:
     torch.manual_seed(5)
     made = getattr(transformers, f"{config or kind}Config")(**settings)
     model = getattr(transformers, kind if config else f"{kind}Model")(made).eval()
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(0.1 * torch.randn_like(parameter))
-    return model
+    return perturb(model, 0.1)
 
 
 def gpt_neo(**changed: Any) -> Any:

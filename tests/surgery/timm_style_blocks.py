@@ -24,8 +24,7 @@ class Attention(nn.Module):
     def forward(self, x: Tensor, attn_mask: Tensor | None = None) -> Tensor:
         q, k, v = self.qkv(x).unflatten(-1, (3, self.num_heads, -1)).permute(2, 0, 3, 1, 4)
         y = nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=attn_mask)
-        out: Tensor = self.proj_drop(self.proj(y.transpose(1, 2).flatten(2)))
-        return out
+        return self.proj_drop(self.proj(y.transpose(1, 2).flatten(2)))
 
 
 class Block(nn.Module):
@@ -35,8 +34,7 @@ class Block(nn.Module):
         self.attn = attention
 
     def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = x + self.attn(self.norm(x))
-        return out
+        return x + self.attn(self.norm(x))
 
 
 def stack(layers: int = 4, **options: Any) -> nn.Sequential:

@@ -103,8 +103,7 @@ class GatedAverage(TokenMixer):
         averages = self._averages(x, torch.zeros_like(x[:, 0]))
         if not self.causal:
             averages = averages + self._averages(x.flip(1), torch.zeros_like(x[:, 0])).flip(1)
-        y: Tensor = self.proj(averages)
-        return y
+        return self.proj(averages)
 
     def _averages(self, x: Tensor, average: Tensor) -> Tensor:
         gates, values = self.gate(x).sigmoid(), self.value(x)

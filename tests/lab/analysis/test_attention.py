@@ -87,8 +87,7 @@ class Positioned(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         where = x + torch.linspace(0, 1, N)[:, None]
-        y: Tensor = self.attention(where, where, x, attn_mask=self.mask)[0]
-        return y
+        return self.attention(where, where, x, attn_mask=self.mask)[0]
 
 
 @pytest.mark.parametrize("masked", [False, True], ids=["whole", "a mask for each head"])

@@ -50,8 +50,7 @@ def layers(name: str, count: int = 3, **options: Any) -> list[nn.Module]:
 
 
 def verdict(kind: str, judge: Callable[[Any], Any], *subjects: Subject) -> str:
-    found: str = judge(get_analysis(kind).run(subjects, lambda *_: None).data).verdict
-    return found
+    return judge(get_analysis(kind).run(subjects, lambda *_: None).data).verdict
 
 
 class Repeats(CSP):

@@ -56,10 +56,9 @@ def subject_of(*mixers: nn.Module, masked: bool = False) -> Subject:
 
 
 def mixer(name: str, layer: int = 0, layers: int = 1, **options: Any) -> TokenMixer:
-    made: TokenMixer = rm.create_mixer(
+    return rm.create_mixer(
         name, C, num_heads=2, max_length=N, layer_index=layer, num_layers=layers, **options
     )
-    return made
 
 
 @pytest.mark.parametrize("masked", [False, True], ids=["whole", "padded"])

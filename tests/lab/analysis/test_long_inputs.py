@@ -49,8 +49,7 @@ class Looker(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         tokens = self.token(self.embed(x.flatten(1).unsqueeze(-1)))
-        y: torch.Tensor = self.attention(tokens)
-        return y
+        return self.attention(tokens)
 
 
 @pytest.mark.slow
@@ -130,8 +129,7 @@ def test_costs_of_layers_inside_an_encoder() -> None:
             self.linear = nn.Linear(C, C)
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
-            y: torch.Tensor = self.linear(x)
-            return y
+            return self.linear(x)
 
     class Host(nn.Module):
         def __init__(self) -> None:
@@ -140,8 +138,7 @@ def test_costs_of_layers_inside_an_encoder() -> None:
             self.head = nn.Sequential(nn.Linear(C, C), nn.ReLU())
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
-            y: torch.Tensor = self.head(self.encoder(x))
-            return y
+            return self.head(self.encoder(x))
 
     parts, whole = costs_of(own_subject(Host(), [torch.randn(1, 3, C)]))
     one = 3 * C * C

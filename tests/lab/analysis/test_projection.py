@@ -30,8 +30,7 @@ def call_of(name: str, mask: Tensor | None = None, **options: Any) -> Call:
 
 def projection_of(module: nn.Module) -> nn.Module:
     inner = getattr(module, "attention", module)
-    found: nn.Module = inner.out_proj if hasattr(inner, "out_proj") else inner.proj
-    return found
+    return inner.out_proj if hasattr(inner, "out_proj") else inner.proj
 
 
 @pytest.mark.parametrize("mask", [None, MASK], ids=["whole", "padded"])
@@ -72,8 +71,7 @@ def test_attention_of_torch_is_separated(batch_first: bool) -> None:
             self.attention = layer
 
         def forward(self, x: Tensor) -> Tensor:
-            y: Tensor = self.attention(x, x, x)[0]
-            return y
+            return self.attention(x, x, x)[0]
 
     ((call,),) = trace(Model(), [torch.randn(2, N, C)])
     before = before_projection(call)

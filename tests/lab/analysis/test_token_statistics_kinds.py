@@ -36,8 +36,7 @@ class One(nn.Module):
         self.mixer = mixer
 
     def forward(self, inputs: Tensor, key_padding_mask: Tensor | None = None) -> Tensor:
-        y: Tensor = self.mixer(inputs, key_padding_mask=key_padding_mask)
-        return y
+        return self.mixer(inputs, key_padding_mask=key_padding_mask)
 
 
 def tssa(masked: bool = False, **options: Any) -> Subject:
@@ -75,8 +74,7 @@ def test_rates_by_their_equations(masked: bool) -> None:
 
 def second_moment(z: np.ndarray, weights: np.ndarray, basis: np.ndarray) -> np.ndarray:
     inside = z @ basis.T
-    moment: np.ndarray = inside.T @ (weights[:, None] * inside) / weights.sum()
-    return moment
+    return inside.T @ (weights[:, None] * inside) / weights.sum()
 
 
 def log_det(z: np.ndarray, pi: np.ndarray, bases: Any) -> float:

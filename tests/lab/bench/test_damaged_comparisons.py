@@ -39,8 +39,7 @@ def start(out: Path) -> dict[str, Any]:
         train=replace(train, eval_every=2),
         task_options={"patch_size": 4},
     )
-    results: dict[str, Any] = encode(run_comparison(plan_comparison(config, out)))
-    return results
+    return encode(run_comparison(plan_comparison(config, out)))
 
 
 @pytest.fixture(scope="module")

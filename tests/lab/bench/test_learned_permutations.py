@@ -141,8 +141,7 @@ def test_numerical_gradients_of_learned_shifts(plugin: ModuleType) -> None:
     x = torch.randn(1, 5, 4, dtype=torch.float64)
 
     def run(offset: Tensor) -> Tensor:
-        y: Tensor = torch.func.functional_call(mixer, {"offset": offset}, (x,))
-        return y
+        return torch.func.functional_call(mixer, {"offset": offset}, (x,))
 
     offset = torch.tensor([0.05, 0.1, -0.08, 0.13], dtype=torch.float64, requires_grad=True)
     assert torch.autograd.gradcheck(run, (offset,))

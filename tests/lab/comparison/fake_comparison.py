@@ -32,14 +32,12 @@ def table_of(results: dict[str, Any]) -> Table:
 
 def results_of_plan(plan: ComparePlan, **options: Any) -> dict[str, Any]:
     """Run a comparison and return its results as JSON values."""
-    results: dict[str, Any] = encode(run_comparison(plan, **options))
-    return results
+    return encode(run_comparison(plan, **options))
 
 
 def summary(values: Sequence[float]) -> dict[str, Any] | None:
     """Summarize values over seeds as JSON values."""
-    found: dict[str, Any] | None = encode(summarise(values))
-    return found
+    return encode(summarise(values))
 
 
 def comparison(mixers: int = 6, seeds: int = 3) -> dict[str, Any]:

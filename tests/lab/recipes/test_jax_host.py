@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 import rifflemix as rm
+from perturbed import perturb
 from rifflemix.lab.recipes import Recipe, get_recipe, list_recipes
 from rifflemix.lab.recipes.csp import TRANSFORMERS
 
@@ -33,10 +34,7 @@ def of_row(task: str, mixer: str) -> Recipe:
 def build(recipe: Recipe, **changes: Any) -> rm.models.Model:
     torch.manual_seed(5)
     model = rm.create_model(recipe.model, **{**recipe.model_settings, **changes}).double().eval()
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(0.1 * torch.randn_like(parameter))
-    return model
+    return perturb(model, 0.1)
 
 
 def on_meta(recipe: Recipe) -> rm.models.Model:

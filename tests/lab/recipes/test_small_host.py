@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import rifflemix as rm
+from perturbed import perturb
 from rifflemix.lab.recipes import get_recipe
 
 TASKS = ("listops", "text", "retrieval", "image", "pathfinder")
@@ -33,10 +34,7 @@ def build(task: str, mixer: str, *, suffix: str = "", **changes: Any) -> rm.mode
     recipe = get_recipe(f"dimension_mixer/table5-{task}-{mixer}{suffix}")
     torch.manual_seed(11)
     model = rm.create_model(recipe.model, **{**recipe.model_settings, **changes}).eval()
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(0.1 * torch.randn_like(parameter))
-    return model
+    return perturb(model, 0.1)
 
 
 def ids_of(task: str, length: int, batch: int = 3) -> Tensor:

@@ -48,10 +48,9 @@ def run(out: Path, recipe: Recipe | None = None, **options: Any) -> dict[str, An
         if name in options
     }
     recipe = recipe or small(train=QUICK)
-    results: dict[str, Any] = encode(
+    return encode(
         run_reproduction(plan_reproduction(recipe, out, ReproduceOptions(**options)), **running)
     )
-    return results
 
 
 def stop_after(updates: int) -> Callable[[], bool]:

@@ -34,10 +34,7 @@ HIGH_RATE = replace(QUICK, max_steps=9, eval_every=3, lr=0.05)
 
 
 def run(out: Path, recipe: Recipe, **options: Any) -> dict[str, Any]:
-    results: dict[str, Any] = encode(
-        run_reproduction(plan_reproduction(recipe, out, ReproduceOptions(**options)))
-    )
-    return results
+    return encode(run_reproduction(plan_reproduction(recipe, out, ReproduceOptions(**options))))
 
 
 @pytest.mark.parametrize("weights", ["best", "last"])

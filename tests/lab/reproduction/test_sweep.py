@@ -31,8 +31,7 @@ def start(out: Path, polls: int | None = None, **changes: Any) -> dict[str, Any]
     recipe = small(train=QUICK)
     plan = plan_sweep(recipe, settings["grid"], settings["seeds"], out, settings["options"])
     stop = None if left is None else lambda: next(left, None) is None
-    results: dict[str, Any] = encode(run_sweep(plan, should_stop=stop))
-    return results
+    return encode(run_sweep(plan, should_stop=stop))
 
 
 def measured(results: dict[str, Any]) -> list[Any]:
@@ -129,8 +128,7 @@ def test_smaller_batches_are_reported(tmp_path: Path) -> None:
 def test_diverged_runs_are_not_trained_again_after_a_stop(tmp_path: Path) -> None:
     def started(told: list[RunStatus], stop: ShouldStop) -> dict[str, Any]:
         plan = plan_sweep(small(train=quick), {"lr": [1e30, 1e-3]}, [0], tmp_path / "out", HERE)
-        results: dict[str, Any] = encode(run_sweep(plan, on_status=told.append, should_stop=stop))
-        return results
+        return encode(run_sweep(plan, on_status=told.append, should_stop=stop))
 
     quick = replace(QUICK, warmup_steps=0, max_steps=4)
     told: list[RunStatus] = []

@@ -27,8 +27,7 @@ class Two(nn.Module):
         self.second = nn.Sequential(nn.Dropout(p), nn.Linear(8, 2))
 
     def forward(self, x: Tensor) -> Tensor:
-        y: Tensor = self.second(self.first(x).mean(1))
-        return y
+        return self.second(self.first(x).mean(1))
 
 
 def losses(folder: Path, model: nn.Module, **settings: Any) -> list[float]:

@@ -59,8 +59,7 @@ class Net(nn.Module):
         self.dropout = nn.Dropout(0.1)
 
     def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.head(self.dropout(self.hidden(x.flatten(1)).relu()))
-        return out
+        return self.head(self.dropout(self.hidden(x.flatten(1)).relu()))
 
 
 def config(**settings: Any) -> TrainConfig:

@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from attention_checks import assert_acts_on_valid_tokens
 from torch import Tensor
 
+from perturbed import perturb
 from rifflemix.mixers.baselines.exp_smoothing import ComplexSmoothing, ExpSmoothing
 
 DIM = 5
@@ -20,10 +21,7 @@ DIM = 5
 def made(**options: Any) -> ExpSmoothing:
     torch.manual_seed(3)
     mixer = ExpSmoothing(DIM, **options)
-    with torch.no_grad():
-        for parameter in mixer.parameters():
-            parameter.add_(0.2 * torch.randn_like(parameter))
-    return mixer.double().eval()
+    return perturb(mixer, 0.2).double().eval()
 
 
 def tokens(length: int = 13, batch: int = 2) -> Tensor:

@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from attention_checks import assert_acts_on_valid_tokens
 from torch import Tensor
 
+from perturbed import perturb
 from rifflemix.mixers._convolution.long_convolution import KernelNetwork
 from rifflemix.mixers.baselines.long_conv import LongConv
 
@@ -21,10 +22,7 @@ DIM, MOST = 5, 20
 def made(**options: Any) -> LongConv:
     torch.manual_seed(3)
     mixer = LongConv(DIM, **{"max_length": MOST, "features": 6, **options})
-    with torch.no_grad():
-        for parameter in mixer.parameters():
-            parameter.add_(0.2 * torch.randn_like(parameter))
-    return mixer.double().eval()
+    return perturb(mixer, 0.2).double().eval()
 
 
 def tokens(length: int = 13, batch: int = 2) -> Tensor:

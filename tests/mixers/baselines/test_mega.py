@@ -14,6 +14,7 @@ from attention_checks import assert_acts_on_valid_tokens
 from torch import Tensor
 
 import rifflemix as rm
+from perturbed import perturb
 from rifflemix.mixers.baselines.mega import Mega, MegaChunk
 from rifflemix.mixers.baselines.mega_layer import MegaLayer
 from rifflemix.mixers.csp import CSP
@@ -25,10 +26,7 @@ DIM, LENGTH = 6, 11
 def made(kind: type[MegaLayer] = Mega, **options: Any) -> MegaLayer:
     torch.manual_seed(2)
     mixer = kind(DIM, **{"max_length": 16, "z_dim": 4, "ema_dim": 3, **options})
-    with torch.no_grad():  # every parameter must affect the output
-        for parameter in mixer.parameters():
-            parameter.add_(0.4 * torch.randn_like(parameter))
-    return mixer.double().eval()
+    return perturb(mixer, 0.4).double().eval()
 
 
 def tokens(length: int = LENGTH, batch: int = 2) -> Tensor:

@@ -29,8 +29,7 @@ class Block(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         x = x + self.mixer(self.norms[0](x))
-        y: Tensor = x + self.mlp(self.norms[1](x))
-        return y
+        return x + self.mlp(self.norms[1](x))
 
 
 def tagger(tokens: int, mixer: str, layers: int = 1, **options: Any) -> nn.Module:

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import rifflemix as rm
+from perturbed import perturb
 
 DIM, HEADS = 8, 2
 RECURRENT = ("retention", "mamba2", "gla", "deltanet", "gated_deltanet", "rwkv7")
@@ -19,10 +20,7 @@ RECURRENT = ("retention", "mamba2", "gla", "deltanet", "gated_deltanet", "rwkv7"
 def made(name: str, *, causal: bool = True, **options: Any) -> Any:
     torch.manual_seed(3)
     mixer = rm.create_mixer(name, DIM, num_heads=HEADS, causal=causal, **options)
-    with torch.no_grad():
-        for parameter in mixer.parameters():
-            parameter.add_(0.2 * torch.randn_like(parameter))
-    return mixer.double().eval()
+    return perturb(mixer, 0.2).double().eval()
 
 
 def tokens(length: int = 13, batch: int = 2) -> Tensor:

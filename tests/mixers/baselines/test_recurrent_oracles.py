@@ -9,6 +9,7 @@ import torch
 
 import rifflemix as rm
 from document_scripts import load_script
+from perturbed import perturb
 
 load_script("tests/surgery/torchvision_shim.py").declare_operators()
 pytest.importorskip("transformers", reason="needs transformers")
@@ -24,11 +25,8 @@ DIM, HEADS = 32, 4
 
 def moved(layer: Any) -> dict[str, torch.Tensor]:
     """Add noise to all parameters of a layer, and return them."""
-    with torch.no_grad():
-        for parameter in layer.parameters():
-            parameter.add_(0.1 * torch.randn_like(parameter))
-    weights: dict[str, torch.Tensor] = layer.state_dict()
-    return weights
+    perturb(layer, 0.1)
+    return layer.state_dict()
 
 
 @pytest.mark.parametrize("length", [1, 21])

@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from attention_checks import assert_acts_on_valid_tokens
 from torch import Tensor
 
+from perturbed import perturb
 from rifflemix.mixers.baselines.s4 import S4
 
 DIM = 5
@@ -20,10 +21,7 @@ DIM = 5
 def made(**options: Any) -> S4:
     torch.manual_seed(3)
     mixer = S4(DIM, **{"state_size": 6, **options})
-    with torch.no_grad():
-        for parameter in mixer.parameters():
-            parameter.add_(0.3 * torch.randn_like(parameter))
-    return mixer.double().eval()
+    return perturb(mixer, 0.3).double().eval()
 
 
 def tokens(length: int = 13, batch: int = 2) -> Tensor:

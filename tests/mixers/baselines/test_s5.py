@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from attention_checks import assert_acts_on_valid_tokens
 from torch import Tensor
 
+from perturbed import perturb
 from rifflemix.mixers.baselines.s5 import S5, _hippo_eigenvalues
 
 DIM = 5
@@ -19,10 +20,7 @@ DIM = 5
 def made(**options: Any) -> S5:
     torch.manual_seed(3)
     mixer = S5(DIM, **{"state_size": 8, **options})
-    with torch.no_grad():
-        for parameter in mixer.parameters():
-            parameter.add_(0.1 * torch.randn_like(parameter))
-    return mixer.double().eval()
+    return perturb(mixer, 0.1).double().eval()
 
 
 def tokens(length: int = 13, batch: int = 2) -> Tensor:

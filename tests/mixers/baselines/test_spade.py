@@ -12,6 +12,7 @@ from attention_checks import assert_acts_on_valid_tokens
 from torch import Tensor
 
 import rifflemix as rm
+from perturbed import perturb
 from rifflemix.mixers.baselines.spade import Spade
 
 DIM, HEADS = 8, 2
@@ -20,10 +21,7 @@ DIM, HEADS = 8, 2
 def made(**options: Any) -> Spade:
     torch.manual_seed(3)
     mixer = Spade(DIM, **{"num_heads": HEADS, "radius": 3, "state_size": 4, **options})
-    with torch.no_grad():
-        for parameter in mixer.parameters():
-            parameter.add_(0.2 * torch.randn_like(parameter))
-    return mixer.double().eval()
+    return perturb(mixer, 0.2).double().eval()
 
 
 def tokens(length: int = 13, batch: int = 2) -> Tensor:

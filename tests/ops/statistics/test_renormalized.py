@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 import rifflemix as rm
+from perturbed import perturb
 from rifflemix.ops import causal_token_statistics
 from rifflemix.ops.statistics.backends import renormalized_token_statistics
 from rifflemix.ops.statistics.common import renewal_counts
@@ -88,10 +89,7 @@ def mixer_of(every: Any, **options: Any) -> rm.TokenMixer:
     mixer = rm.create_mixer(
         "tssa", 12, num_heads=3, causal=True, renormalize_every=every, **options
     )
-    with torch.no_grad():
-        for parameter in mixer.parameters():
-            parameter.add_(0.1 * torch.randn_like(parameter))
-    return mixer.double().eval()
+    return perturb(mixer, 0.1).double().eval()
 
 
 @pytest.mark.parametrize("every", [1, 4, "doubling"])

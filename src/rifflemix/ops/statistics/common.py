@@ -247,3 +247,10 @@ def check_limits(w: Tensor) -> None:
     channels = w.shape[1] * w.shape[3]
     if channels > _MAX_CHANNELS:
         raise bad_argument("w", f"at most {_MAX_CHANNELS:,} features of all heads", channels)
+
+
+def with_whole_rows(tokens: Tensor) -> Tensor:
+    """Return tokens (B, H, N, D) with adjacent features, copied only if necessary."""
+    if tokens.stride(-1) == 1 or tokens.shape[-1] == 1:
+        return tokens
+    return tokens.transpose(1, 2).contiguous().transpose(1, 2)

@@ -15,7 +15,7 @@ from torch import Tensor
 from rifflemix.ops.define import define
 from rifflemix.ops.native import HUGE, in_huge_pages
 from rifflemix.ops.statistics import eager
-from rifflemix.ops.statistics.common import DTYPES, accumulation_dtype
+from rifflemix.ops.statistics.common import DTYPES, accumulation_dtype, with_whole_rows
 from rifflemix.ops.statistics.cpu_causal import causal_token_statistics
 from rifflemix.ops.statistics.cpu_common import (
     by_token,
@@ -26,7 +26,6 @@ from rifflemix.ops.statistics.cpu_common import (
     empty_tokens,
     supports,
     width,
-    with_whole_rows,
 )
 
 __all__ = ["causal_token_statistics", "supports", "token_statistics"]

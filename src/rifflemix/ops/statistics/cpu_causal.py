@@ -21,6 +21,7 @@ from rifflemix.ops.statistics.common import (
     accumulation_dtype,
     bias_per_token,
     end_position,
+    with_whole_rows,
 )
 from rifflemix.ops.statistics.cpu_common import (
     by_token,
@@ -32,7 +33,6 @@ from rifflemix.ops.statistics.cpu_common import (
     num_chunks,
     pointers,
     width,
-    with_whole_rows,
 )
 
 _SixTensors = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]

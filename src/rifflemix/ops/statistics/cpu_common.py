@@ -71,13 +71,6 @@ def contiguous(tensor: Tensor | None) -> Tensor | None:
     return None if tensor is None else tensor.contiguous()
 
 
-def with_whole_rows(tokens: Tensor) -> Tensor:
-    """Return tokens (B, H, N, D) with adjacent features, copied only if necessary."""
-    if tokens.stride(-1) == 1 or tokens.shape[-1] == 1:
-        return tokens
-    return tokens.transpose(1, 2).contiguous().transpose(1, 2)
-
-
 def empty_tokens(w: Tensor, dtype: torch.dtype | None = None) -> Tensor:
     """Allocate (B, H, N, D) with (B, N, H, D) storage."""
     _, heads, length, features = w.shape

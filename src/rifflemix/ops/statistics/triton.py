@@ -15,7 +15,13 @@ from torch import Tensor
 from rifflemix.ops.define import define
 from rifflemix.ops.statistics import eager
 from rifflemix.ops.statistics import triton_kernels as kernels
-from rifflemix.ops.statistics.common import COUNT_OFFSET, GPU_DTYPES, NORM_FLOOR, check_limits
+from rifflemix.ops.statistics.common import (
+    COUNT_OFFSET,
+    GPU_DTYPES,
+    NORM_FLOOR,
+    check_limits,
+    with_whole_rows,
+)
 from rifflemix.ops.statistics.triton_causal import causal_token_statistics
 from rifflemix.ops.statistics.triton_common import (
     empty_tokens,
@@ -26,7 +32,6 @@ from rifflemix.ops.statistics.triton_common import (
     sum_tile,
     sums_layout,
     token_layout,
-    with_whole_rows,
 )
 from rifflemix.ops.triton_support import ROUNDED, launch
 

@@ -24,6 +24,7 @@ from rifflemix.ops.statistics.common import (
     bias_per_token,
     check_limits,
     end_position,
+    with_whole_rows,
 )
 from rifflemix.ops.statistics.triton_common import (
     empty_tokens,
@@ -31,7 +32,6 @@ from rifflemix.ops.statistics.triton_common import (
     mask_bytes,
     sum_squares,
     sums_layout,
-    with_whole_rows,
 )
 from rifflemix.ops.triton_support import launch
 

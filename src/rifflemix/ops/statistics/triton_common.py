@@ -17,13 +17,6 @@ _CHUNK = 64
 _OF_WARP, _SUMS = 1024, 16384
 
 
-def with_whole_rows(tokens: Tensor) -> Tensor:
-    """Return tokens (B, H, N, D) with adjacent features, copied only if necessary."""
-    if tokens.stride(-1) == 1 or tokens.shape[-1] == 1:
-        return tokens
-    return tokens.transpose(1, 2).contiguous().transpose(1, 2)
-
-
 def empty_tokens(w: Tensor) -> Tensor:
     """Allocate (B, H, N, D) with (B, N, H, D) storage, so that merging heads needs no copy."""
     batch, heads, length, features = w.shape

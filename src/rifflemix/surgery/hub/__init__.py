@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rifflemix.errors import InputError
+from rifflemix.errors import require_packages
 from rifflemix.surgery.hub.saving import save_swaps
 
 
@@ -32,16 +32,11 @@ def register_hf() -> None:
         >>> model.config._attn_implementation
         'rifflemix_linear'
     """
-    try:
-        import rifflemix.surgery.hub.swapped  # noqa: F401 (registers itself)
-        from rifflemix.surgery.hub.attention import register_attention
-        from rifflemix.surgery.hub.models import register_models
-    except ModuleNotFoundError as error:
-        if error.name != "transformers":
-            raise
-        raise InputError(
-            "register_hf needs transformers; run pip install 'rifflemix[hf]'"
-        ) from None
+    require_packages("register_hf", "hf", "transformers")
+    import rifflemix.surgery.hub.swapped  # noqa: F401 (registers itself)
+    from rifflemix.surgery.hub.attention import register_attention
+    from rifflemix.surgery.hub.models import register_models
+
     register_attention()
     register_models()
     save_swaps()

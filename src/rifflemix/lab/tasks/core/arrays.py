@@ -186,7 +186,7 @@ class SequenceInputs:
     def _vectors(self, row: Any, number: int) -> NDArray[np.float32]:
         values = plain_array(row)
         if values.dtype.kind == "O":  # rows of a pandas table with columns of several types
-            values = _floats(values, row, number)
+            values = as_floats(values, row, number)
         if values.ndim == 1 and self.size == 1:
             values = values[:, None]
         shape = f"(N, {self.size})" + (" or (N,)" if self.size == 1 else "")
@@ -200,7 +200,8 @@ class SequenceInputs:
         return floats
 
 
-def _floats(values: NDArray[Any], row: Any, number: int) -> NDArray[np.float64]:
+def as_floats(values: NDArray[Any], row: Any, number: int) -> NDArray[np.float64]:
+    """Convert an object array of numbers; `row` and `number` name it in the error."""
     try:
         return values.astype(np.float64)
     except (TypeError, ValueError):

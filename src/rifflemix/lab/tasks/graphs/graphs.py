@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional
 
-from rifflemix.errors import InputError
+from rifflemix.errors import require_packages
 from rifflemix.lab.tasks.core.arrays import bad_input, texts
 from rifflemix.lab.tasks.core.base import Batch, Sample
 from rifflemix.lab.tasks.core.card import Shapes
@@ -92,7 +92,9 @@ def graph_paths(
     Raises:
         InputError: SciPy is missing.
     """
-    shortest_path = _shortest_path()
+    require_packages("distances in graphs", "graph", "scipy")
+    from scipy.sparse.csgraph import shortest_path
+
     edge_ids = np.zeros((num_nodes, num_nodes, BOND_FEATURES), dtype=np.int32)
     first, second = bonds[:, 0].astype(np.int64), bonds[:, 1].astype(np.int64)
     ids = 1 + WIDTH * np.arange(BOND_FEATURES) + bonds[:, 2:].astype(np.int32)
@@ -111,16 +113,6 @@ def graph_paths(
         path_edges[:, :, step] = edge_ids[here, there] * on_the_way[:, :, None]
         here = there
     return distances, path_edges
-
-
-def _shortest_path() -> Any:
-    try:
-        from scipy.sparse.csgraph import shortest_path
-    except ImportError as error:
-        raise InputError(
-            "distances in graphs need SciPy, which is not installed; pip install 'rifflemix[graph]'"
-        ) from error
-    return shortest_path
 
 
 # Number of node axes, number of axes after them, and fill value of padded positions.

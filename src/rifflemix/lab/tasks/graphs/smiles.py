@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from rifflemix.errors import InputError
+from rifflemix.errors import require_packages
 from rifflemix.lab.tasks.core.base import Progress
 from rifflemix.lab.tasks.data_io.files import Arrays, damaged, reading
 from rifflemix.lab.tasks.data_io.safe_readers import read_csv_lines
@@ -235,12 +235,7 @@ def _number(path: Path, line: int, value: str) -> float:
 
 @functools.cache
 def _rdkit() -> Any:
-    try:
-        chem: Any = importlib.import_module("rdkit.Chem")
-        log: Any = importlib.import_module("rdkit.RDLogger")
-    except ImportError as error:
-        raise InputError(
-            "reading molecules needs RDKit, which is not installed; pip install 'rifflemix[graph]'"
-        ) from error
-    log.DisableLog("rdApp.*")  # decode_molecules reports invalid SMILES
-    return chem
+    require_packages("reading molecules", "graph", "rdkit")
+    # decode_molecules reports invalid SMILES
+    importlib.import_module("rdkit.RDLogger").DisableLog("rdApp.*")
+    return importlib.import_module("rdkit.Chem")

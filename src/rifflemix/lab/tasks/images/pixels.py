@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from rifflemix.errors import InputError, bad_argument, check_choice
+from rifflemix.errors import InputError, bad_argument, check_choice, require_packages
 from rifflemix.lab.tasks.core.base import Batch, Sample, Task, is_hit
 from rifflemix.lab.tasks.core.card import Shapes, TaskCard
 from rifflemix.lab.tasks.data_io.files import Array
@@ -314,12 +314,9 @@ def _with_pillow(augmentation: str) -> ModuleType:
     Raises:
         InputError: Pillow is not installed.
     """
-    try:
-        from rifflemix.lab.tasks.images import augmentations
-    except ImportError:
-        raise InputError(
-            f"augment {augmentation!r} changes images with Pillow: pip install 'rifflemix[images]'"
-        ) from None
+    require_packages(f"augment {augmentation!r}", "images", "PIL")
+    from rifflemix.lab.tasks.images import augmentations
+
     return augmentations
 
 

@@ -11,7 +11,7 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from rifflemix.errors import InputError, bad_argument, check_choice
+from rifflemix.errors import InputError, bad_argument, check_choice, require_packages
 from rifflemix.files import read_text, user_path
 
 LEVELS = ("byte", "character", "word", "bpe")
@@ -316,13 +316,10 @@ def _byte_characters() -> list[str]:
 
 
 def _tokenizers() -> Any:
-    try:
-        import tokenizers
-        import tokenizers.models
-        import tokenizers.pre_tokenizers
-        import tokenizers.trainers
-    except ImportError:
-        raise InputError(
-            "tokenizers need the tokenizers library: pip install 'rifflemix[data]'"
-        ) from None
+    require_packages("a tokenizer", "data", "tokenizers")
+    import tokenizers
+    import tokenizers.models
+    import tokenizers.pre_tokenizers
+    import tokenizers.trainers
+
     return tokenizers

@@ -17,6 +17,7 @@ from rifflemix.checks import check_integer, shown
 from rifflemix.errors import bad_argument
 from rifflemix.lab.tasks.core.arrays import (
     Truncate,
+    as_floats,
     bad_input,
     check_length,
     cut,
@@ -110,7 +111,7 @@ class FrameInputs:
         else:
             values = plain_array(row)
             if values.dtype.kind == "O":  # rows of a pandas table with columns of several types
-                values = _floats(values, row, number)
+                values = as_floats(values, row, number)
         if values.ndim == 1 and self.channels == 1:
             values = values[:, None]
         if values.ndim != 2 or values.shape[1] != self.channels or values.dtype.kind not in "biuf":
@@ -141,13 +142,6 @@ def to_frames(values: Floats, frame: int, hop: int) -> Floats:
 def frame_counts(lengths: NDArray[np.int64], frame: int, hop: int) -> NDArray[np.int64]:
     """Return the number of frames of series with these numbers of steps."""
     return 1 + -(-np.maximum(lengths - frame, 0) // hop)
-
-
-def _floats(values: NDArray[Any], row: Any, number: int) -> NDArray[np.float64]:
-    try:
-        return values.astype(np.float64)
-    except (TypeError, ValueError):
-        raise bad_input("numbers", shown(row), number) from None
 
 
 @dataclass(frozen=True, eq=False)
