@@ -147,6 +147,13 @@ class TokenMixer(nn.Module):
 
         The arguments are already checked, and `x` is zero at padded positions. Outputs at padded
         positions may be any finite values, since `forward` sets them to zero.
+
+        Args:
+            x: (B, N, C) tokens.
+            key_padding_mask: (B, N) bools, True = padding, or None.
+
+        Returns:
+            (B, N, C) mixed tokens.
         """
         raise NotImplementedError
 
@@ -171,6 +178,13 @@ class TokenMixer(nn.Module):
 
         `forward` calls this method if the card sets `packed`. Override it if a part of the mixer,
         such as a linear layer, is cheaper on the whole batch.
+
+        Args:
+            x: (1, N, C) tokens of all sequences.
+            segments: places of the sequences in the batch.
+
+        Returns:
+            (1, N, C) mixed tokens.
         """
         return segments.mix(self.mix, x)
 
@@ -187,6 +201,9 @@ class TokenMixer(nn.Module):
             device: device of the state. Default: the device of the parameters. `step` needs the
                 state on this device.
             dtype: dtype of the tokens to stream. Default: the dtype of the parameters.
+
+        Returns:
+            Name -> tensor with the batch in its first dimension.
 
         Raises:
             InputError: the mixer does not stream, was built without `causal=True`, or `dtype` is
@@ -270,6 +287,9 @@ class TokenMixer(nn.Module):
         Args:
             length: number of tokens so far.
 
+        Returns:
+            Number of values.
+
         Raises:
             InputError: `length` is below 0.
 
@@ -299,6 +319,14 @@ class TokenMixer(nn.Module):
         Mixers that stream implement this method. `device` and `dtype` are never None. `step`
         rejects states with other names, dtypes or sizes; only the batch size is free. A dimension
         of size 0 may grow with the tokens.
+
+        Args:
+            batch_size: number of sequences B.
+            device: device of the state.
+            dtype: dtype of the tokens.
+
+        Returns:
+            Name -> tensor with the batch in its first dimension.
         """
         raise NotImplementedError
 
@@ -309,6 +337,13 @@ class TokenMixer(nn.Module):
 
         Mixers that stream implement this method. `step` checks the arguments. It also updates
         `state["position"]` and ignores any value returned under this name.
+
+        Args:
+            x_t: (B, C) next tokens.
+            state: state before these tokens.
+
+        Returns:
+            (B, C) mixed tokens, and the new state.
         """
         raise NotImplementedError
 
@@ -321,6 +356,13 @@ class TokenMixer(nn.Module):
         prompt at once. The arguments are already checked, and `x` is zero at padded positions.
         Outputs at padded positions may be any finite values. `prefill` adds `position` to the
         state.
+
+        Args:
+            x: (B, N, C) prompt.
+            key_padding_mask: (B, N) bools, True = padding, or None.
+
+        Returns:
+            (B, N, C) mixed tokens, and the state after the prompt.
         """
         state = self.init_state(len(x), device=x.device, dtype=x.dtype)
         if key_padding_mask is None:

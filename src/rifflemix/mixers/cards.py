@@ -89,6 +89,12 @@ def is_stack(mixer: object) -> bool:
 def stack_name(mixer: Stack) -> str:
     """Return the names of a stack, joined by "+".
 
+    Args:
+        mixer: name, or list of names and (name, options) pairs.
+
+    Returns:
+        A name such as "csp+softmax".
+
     Raises:
         InputError: an entry is no name and no pair of a name and options.
 

@@ -78,6 +78,9 @@ def list_mixers() -> list[str]:
 
     Names from entry points are included, but their packages are not imported.
 
+    Returns:
+        Names for `create_mixer`.
+
     Example:
         >>> import rifflemix as rm
         >>> rm.list_mixers()[:4]
@@ -89,6 +92,9 @@ def list_mixers() -> list[str]:
 def usable_mixers() -> list[str]:
     """List the names of all importable mixers; warn about the others.
 
+    Returns:
+        Names for `create_mixer`.
+
     Example:
         >>> import rifflemix as rm
         >>> "csp" in rm.mixers.usable_mixers()
@@ -99,6 +105,12 @@ def usable_mixers() -> list[str]:
 
 def mixer_class(name: str) -> type[TokenMixer]:
     """Return the class of a registered mixer.
+
+    Args:
+        name: name in `list_mixers()`.
+
+    Returns:
+        The class, a subclass of `TokenMixer`.
 
     Raises:
         InputError: the name is unknown. The message suggests the nearest name.
@@ -117,6 +129,15 @@ def mixer_class(name: str) -> type[TokenMixer]:
 def mixer_classes(name: str) -> list[type[TokenMixer]]:
     """Return the class of a mixer, or the classes of a stack such as "csp+csp+softmax".
 
+    Args:
+        name: mixer, or stack such as "csp+csp+softmax".
+
+    Returns:
+        One class per entry of the stack.
+
+    Raises:
+        InputError: a name is unknown.
+
     Example:
         >>> import rifflemix as rm
         >>> [cls.__name__ for cls in rm.mixers.mixer_classes("csp+csp+softmax")]
@@ -128,6 +149,15 @@ def mixer_classes(name: str) -> list[type[TokenMixer]]:
 
 def mixer_card(name: str) -> MixerCard:
     """Return the card of a registered mixer, or the combined card of a stack.
+
+    Args:
+        name: mixer, or stack such as "csp+softmax".
+
+    Returns:
+        The card.
+
+    Raises:
+        InputError: the name is unknown.
 
     Example:
         >>> import rifflemix as rm
@@ -198,6 +228,15 @@ def create_mixer(
 
 def mixer_options(name: str) -> dict[str, Any]:
     """Return the names and defaults of the options of a mixer or a stack.
+
+    Args:
+        name: mixer, or stack such as "csp+softmax".
+
+    Returns:
+        Option -> default value.
+
+    Raises:
+        InputError: a name is unknown.
 
     Example:
         >>> import rifflemix as rm

@@ -139,7 +139,16 @@ class Model(NamedModel):
         return super().__call__(*args, **options)
 
     def run_block(self, block: nn.Module, *inputs: Any, **options: Any) -> Any:
-        """Call `block`; recompute it in the backward pass if `gradient_checkpointing` is set."""
+        """Call `block`; recompute it in the backward pass if `gradient_checkpointing` is set.
+
+        Args:
+            block: module to call.
+            inputs: its positional arguments.
+            options: its keyword arguments.
+
+        Returns:
+            The output of the block.
+        """
         if self.gradient_checkpointing and self.training and is_grad_enabled():
             # While compiling, checkpoint rejects context_fn and recomputes without calling `block`.
             if not torch.compiler.is_compiling():
@@ -148,13 +157,23 @@ class Model(NamedModel):
         return block(*inputs, **options)
 
     def num_parameters(self) -> int:
-        """Count the learned numbers, each shared parameter once."""
+        """Count the learned numbers, each shared parameter once.
+
+        Returns:
+            Number of parameters.
+        """
         return sum(parameter.numel() for parameter in self.parameters())
 
     def state_size(self, length: int) -> int:
         """Count the numbers that the mixers keep per sequence after `length` tokens, in all layers.
 
         See `TokenMixer.state_size`. Causal short convolutions count too.
+
+        Args:
+            length: number of tokens so far.
+
+        Returns:
+            Number of values.
 
         Raises:
             InputError: `length` is below 0.
@@ -173,6 +192,9 @@ class Model(NamedModel):
     def save_pretrained(self, folder: str | Path) -> None:
         """Write `config.json` (name and settings) and `model.safetensors` to `folder`.
 
+        Args:
+            folder: folder to write.
+
         Raises:
             InputError: `create_model` did not build the model, or the folder cannot be written.
         """
@@ -181,6 +203,12 @@ class Model(NamedModel):
     @classmethod
     def from_pretrained(cls, folder: str | Path) -> Self:
         """Build the model that `save_pretrained` wrote to `folder`, with its weights.
+
+        Args:
+            folder: folder with config.json and model.safetensors.
+
+        Returns:
+            The model.
 
         Raises:
             InputError: the folder is missing, a file is damaged, or the model has another class.
@@ -198,6 +226,12 @@ class Model(NamedModel):
 
 def from_pretrained(folder: str | Path) -> Model:
     """Build the model that `save_pretrained` wrote, in evaluation mode, on the CPU.
+
+    Args:
+        folder: folder with config.json and model.safetensors.
+
+    Returns:
+        The model.
 
     Raises:
         InputError: the folder or a file is missing or damaged.

@@ -34,6 +34,9 @@ def multiply_accumulates(model: nn.Module, *inputs: Tensor) -> int:
         model: any module; its parameters and mode do not change.
         inputs: arguments of its forward pass.
 
+    Returns:
+        Number of multiply-accumulates.
+
     Example:
         >>> import torch, rifflemix as rm
         >>> rm.bench.multiply_accumulates(torch.nn.Linear(64, 32), torch.randn(10, 64))

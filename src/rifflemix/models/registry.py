@@ -51,6 +51,9 @@ for _presets in (
 def list_models() -> list[str]:
     """List the names of all registered models, without importing third-party packages.
 
+    Returns:
+        Names for `create_model`.
+
     Example:
         >>> import rifflemix as rm
         >>> rm.list_models()[:4]
@@ -62,6 +65,9 @@ def list_models() -> list[str]:
 def usable_models() -> list[str]:
     """List the models that can be imported; warn about the others.
 
+    Returns:
+        Names for `create_model`.
+
     Example:
         >>> import rifflemix as rm
         >>> "encoder" in rm.models.usable_models()
@@ -72,6 +78,12 @@ def usable_models() -> list[str]:
 
 def model_card(name: str) -> ModelCard:
     """Return the card of a registered model.
+
+    Args:
+        name: name in `list_models()`.
+
+    Returns:
+        The card.
 
     Raises:
         InputError: the name is unknown; the message suggests a similar name.
@@ -89,6 +101,15 @@ def model_settings(name: str) -> dict[str, Any]:
     """Return the names and default values of the settings of a model.
 
     `create_model` can override each of them.
+
+    Args:
+        name: name in `list_models()`.
+
+    Returns:
+        Setting -> default value.
+
+    Raises:
+        InputError: the name is unknown.
 
     Example:
         >>> import rifflemix as rm
@@ -108,6 +129,9 @@ def create_model(name: str, **overrides: Any) -> Model:
     Args:
         name: one of `list_models()`.
         overrides: new values for settings of the model; `model_settings(name)` lists them all.
+
+    Returns:
+        The model.
 
     Raises:
         InputError: the name or a setting is unknown, or a value is out of range.

@@ -96,6 +96,9 @@ def gather_tokens(x: Tensor, mesh: DeviceMesh, *, dim: int = 1) -> Tensor:
         mesh: one-dimensional mesh, as for `shard_sequence`.
         dim: dimension of the tokens.
 
+    Returns:
+        (B, N, ...) tokens of all processes, in the order of the mesh.
+
     Raises:
         InputError: `mesh` is not one-dimensional.
 

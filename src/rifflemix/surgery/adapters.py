@@ -67,6 +67,11 @@ class HostAttention:
 class ParentChange(NamedTuple):
     """Attribute that a module around the attention needs while it is replaced.
 
+    Attributes:
+        module: the module around the attention.
+        attribute: name of the attribute.
+        value: value of the attribute during the replacement.
+
     Example:
         >>> import torch, rifflemix as rm
         >>> layer = torch.nn.TransformerEncoderLayer(64, 4)
@@ -253,6 +258,12 @@ class Adapter:
         """Return whether the adapter supports `module`.
 
         Check class names and attributes. Do not import the library of the host model.
+
+        Args:
+            module: any module of the model.
+
+        Returns:
+            True if the adapter can replace the module.
         """
         raise NotImplementedError
 
@@ -262,19 +273,45 @@ class Adapter:
         Args:
             module: attention module.
             parents: modules around it, starting with the model.
+
+        Returns:
+            Width, heads and other properties of the attention.
         """
         raise NotImplementedError
 
     def wrap(self, module: nn.Module, mixer: TokenMixer) -> SwappedAttention:
-        """Return a module that computes `mixer` with the interface of `module`."""
+        """Return a module that computes `mixer` with the interface of `module`.
+
+        Args:
+            module: the attention module.
+            mixer: the new mixer.
+
+        Returns:
+            The module that replaces the attention.
+        """
         raise NotImplementedError
 
     def weights(self, module: nn.Module) -> HostWeights | None:
-        """Return the Q/K/V/O projections, or None if they cannot be read."""
+        """Return the Q/K/V/O projections, or None if they cannot be read.
+
+        Args:
+            module: the attention module.
+
+        Returns:
+            The projections, or None.
+        """
         return None
 
     def copy_weights(self, module: nn.Module, mixer: TokenMixer) -> list[str]:
-        """Copy matching weights to `mixer` and return the parameters' names."""
+        """Copy matching weights to `mixer` and return the parameters' names.
+
+        Args:
+            module: the attention module.
+            mixer: the new mixer.
+
+        Returns:
+            Names of the parameters of the mixer that were copied.
+        """
         weights = self.weights(module)
         return [] if weights is None else copy_weights(mixer, weights)
 
@@ -282,12 +319,28 @@ class Adapter:
         """Count multiply-accumulates for one sequence; None if unknown.
 
         The default counts softmax attention: all projections, and two products with N x N scores.
+
+        Args:
+            module: the attention module.
+            host: its description.
+            length: number of tokens.
+
+        Returns:
+            Number of multiply-accumulates, or None.
         """
         maps = sum(p.numel() for p in module.parameters() if p.dim() >= 2)
         return length * maps + 2 * length * length * (host.inner_dim or host.dim)
 
     def parent_changes(self, module: nn.Module, parents: Sequence[nn.Module]) -> list[ParentChange]:
-        """Return attributes of `parents` that must change while `module` is replaced."""
+        """Return attributes of `parents` that must change while `module` is replaced.
+
+        Args:
+            module: the attention module.
+            parents: modules around it, starting with the model.
+
+        Returns:
+            The changes; none by default.
+        """
         return []
 
 

@@ -42,6 +42,12 @@ class _Description(TypedDict):
 def describe_swap(model: nn.Module) -> dict[str, Any]:
     """Describe replaced attention as JSON values for `apply_swap`.
 
+    Args:
+        model: model after `replace_attention`.
+
+    Returns:
+        Mixer, options and place of each replaced layer.
+
     Raises:
         InputError: nothing in the model was replaced. A mixer has no registry name, or has options
             that JSON does not support.

@@ -138,6 +138,12 @@ def key_padding_mask(
 def merge_padding(*masks: Tensor | None) -> Tensor | None:
     """Combine padding masks (B, N) with a logical OR (True = padding).
 
+    Args:
+        masks: masks (B, N), or None.
+
+    Returns:
+        The mask, or None if all masks are None.
+
     Example:
         >>> import torch, rifflemix as rm
         >>> first = torch.tensor([[False, False, True]])
@@ -154,6 +160,13 @@ def merge_padding(*masks: Tensor | None) -> Tensor | None:
 
 def check_causality(is_causal: bool | None, mixer: Any) -> None:
     """Raise if a host model needs causal attention from a bidirectional mixer.
+
+    Args:
+        is_causal: whether the host model calls for causal attention, or None.
+        mixer: the mixer of the layer.
+
+    Raises:
+        InputError: `is_causal` is true and the mixer is bidirectional.
 
     Example:
         >>> import rifflemix as rm

@@ -15,7 +15,11 @@ from rifflemix.mixers import TokenMixer
 
 
 class Projection(NamedTuple):
-    """Linear layer: weight (out, in) and bias (out,) or None.
+    """Linear layer of a host model.
+
+    Attributes:
+        weight: (out, in).
+        bias: (out,), or None.
 
     Example:
         >>> import torch, rifflemix as rm

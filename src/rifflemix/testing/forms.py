@@ -72,6 +72,12 @@ class Form:
 def forms_of(mixer: type[TokenMixer]) -> list[Form]:
     """Return all variants that the card of a class supports.
 
+    Args:
+        mixer: class of a mixer.
+
+    Returns:
+        The variants: bidirectional, causal and others.
+
     Example:
         >>> import rifflemix as rm
         >>> [form.causal for form in rm.testing.forms_of(rm.mixers.mixer_class("linear"))]

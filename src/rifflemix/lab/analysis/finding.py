@@ -240,6 +240,9 @@ def layer_finding(
         figure: the figure.
         arrays: function from a record to its arrays, by a suffix for their names.
 
+    Returns:
+        The finding.
+
     Example:
         >>> import rifflemix as rm
         >>> from types import SimpleNamespace

@@ -130,6 +130,9 @@ _ENTRY_POINTS = EntryPoints("analysis", _functions, register_analysis)
 def list_analyses() -> list[str]:
     """List the names of all analyses, without importing third-party packages.
 
+    Returns:
+        Names for `get_analysis`.
+
     Example:
         >>> import rifflemix as rm
         >>> "permutation" in rm.analysis.list_analyses()
@@ -141,6 +144,9 @@ def list_analyses() -> list[str]:
 def usable_analyses() -> list[str]:
     """List analyses whose packages can be imported. Warn about the others.
 
+    Returns:
+        Names for `get_analysis`.
+
     Example:
         >>> import rifflemix as rm
         >>> "membership" in rm.analysis.usable_analyses()
@@ -151,6 +157,12 @@ def usable_analyses() -> list[str]:
 
 def get_analysis(name: Any) -> Analysis:
     """Return an analysis by name.
+
+    Args:
+        name: name in `list_analyses()`.
+
+    Returns:
+        The analysis.
 
     Raises:
         InputError: the name is unknown, and the message suggests the nearest name; or a package

@@ -241,6 +241,9 @@ def over_training(subject: Subject) -> Iterator[tuple[int, Subject]]:
 
     Nothing is yielded if the run did not keep weights.
 
+    Args:
+        subject: model of a run with `keep_weights`.
+
     Yields:
         The step, and a subject with the weights of this step. All subjects share one copy of the
         model, so use each subject before you continue.
@@ -268,6 +271,9 @@ def find_subjects(target: Any, view: View | None = None) -> list[Subject]:
         target: folder of a finished run of `train`, `compare` (each mixer with its first seed),
             `reproduce` or `sweep` (each point). Or name of a preset; it gets new weights.
         view: samples and settings for the analysis.
+
+    Returns:
+        The models with their batches, one per run or preset.
 
     Raises:
         InputError: an unknown target, a run without weights, or missing or different data.
@@ -299,6 +305,18 @@ def own_subject(
     model: nn.Module, batches: Sequence[Any], *, label: str = "", task: Task | None = None
 ) -> Subject:
     """Create a subject from a module and batches for `trace`.
+
+    Args:
+        model: module with mixers.
+        batches: inputs of the module, at least one.
+        label: name in tables and figures.
+        task: task of the batches, for analyses that need one.
+
+    Returns:
+        The subject.
+
+    Raises:
+        InputError: `model` is no module, or `batches` is no list or is empty.
 
     Example:
         >>> import torch, rifflemix as rm

@@ -69,6 +69,12 @@ class Comparison:
     def load(cls, folder: str | Path) -> Comparison:
         """Read the comparison in the folder of `rm.compare(..., out=folder)` or the command.
 
+        Args:
+            folder: results folder.
+
+        Returns:
+            The comparison.
+
         Raises:
             InputError: the folder has no results of a comparison, or they are damaged.
         """
@@ -92,6 +98,9 @@ class Comparison:
                 the metric that chose the weights; "run" for a line per run, with all metrics;
                 "trial" for a line per trial of tuning, with metrics of the validation split.
 
+        Returns:
+            A pandas.DataFrame.
+
         Raises:
             InputError: pandas is not installed, or `per` has another value.
         """
@@ -111,6 +120,9 @@ class Comparison:
         Args:
             against: "speed" (training speed; the disk area is the memory), "state" (numbers that a
                 stream keeps per sequence) or "length" (test splits of other lengths).
+
+        Returns:
+            The figure of matplotlib.
 
         Raises:
             InputError: `against` is unknown, or the task has test sequences of one length only.
@@ -218,6 +230,9 @@ def compare(
             `rifflemix.lab.train.TrainConfig`); by task where they are left out. Of several learning
             rates, `lr=[1e-3, 3e-3]`, every mixer tries each with every seed, and the validation
             split chooses. `stop_early=True` stops the worse half of the rates early, several times.
+
+    Returns:
+        The comparison: results, tables and plots.
 
     Raises:
         InputError: an unknown name or setting, a value out of range, missing or damaged data, or

@@ -78,6 +78,9 @@ def resolve(
         context_parallel: processes of torchrun that share each sequence.
         stop_early: stop the worse half of several learning rates early.
 
+    Returns:
+        The configuration.
+
     Raises:
         InputError: an unknown name, or a value out of range.
 

@@ -25,6 +25,12 @@ from rifflemix.models.graphormer import MIXERS as GRAPH_MIXERS
 def default_budget(task: str | TaskCard) -> Budget:
     """Return the budget of a task's card.
 
+    Args:
+        task: name or card of a task.
+
+    Returns:
+        Steps, batch size, learning rate and size of the model.
+
     Example:
         >>> from rifflemix.lab.comparison import default_budget
         >>> default_budget("digits").max_steps
@@ -56,6 +62,9 @@ def train_config(
         lr: peak learning rate.
         precision: "no" or "bf16".
         options: further settings, which win.
+
+    Returns:
+        The training settings.
 
     Raises:
         InputError: an unknown setting, one of those before, or a value out of range.
@@ -335,6 +344,12 @@ def _plugins(mixers: Iterable[str], model: str) -> dict[str, Any]:
 def default_mixers(task: str | TaskCard) -> tuple[str, ...]:
     """Return the default mixers: softmax and the papers' mixers that fit the task.
 
+    Args:
+        task: name or card of a task.
+
+    Returns:
+        Registry names of mixers.
+
     Example:
         >>> from rifflemix.lab.comparison import default_mixers
         >>> default_mixers("digits")
@@ -360,6 +375,13 @@ def takes_graphs(card: TaskCard) -> bool:
 
 def default_model(task: str | TaskCard, options: Mapping[str, Any] | None = None) -> str:
     """Return the backbone of a task with these options.
+
+    Args:
+        task: name or card of a task.
+        options: options of the task.
+
+    Returns:
+        Registry name of the backbone.
 
     Example:
         >>> from rifflemix.lab.comparison import default_model

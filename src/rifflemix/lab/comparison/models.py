@@ -48,6 +48,9 @@ def build_model(config: CompareConfig, task: Task, mixer: str, seed: int) -> Mod
         mixer: name of a mixer, or label of a variant in the comparison.
         seed: seed of the initial weights.
 
+    Returns:
+        The model.
+
     Raises:
         InputError: the mixer or the backbone cannot be built at this shape.
 
@@ -82,6 +85,14 @@ class ModelSize(NamedTuple):
 def check_model(config: CompareConfig, task: Task, mixer: str) -> ModelSize:
     """Build a model and run two samples through it.
 
+    Args:
+        config: the comparison.
+        task: the data.
+        mixer: registry name, or a label of the comparison's variants.
+
+    Returns:
+        Size of the model.
+
     Raises:
         InputError: it cannot be built or run, naming the mixer, or the batch is too large.
 
@@ -110,6 +121,14 @@ def training_memory(config: CompareConfig, task: Task, mixer: str) -> int:
     The peak includes weights, gradients, optimizer state and activations, but not the batch. A step
     has as many backward passes as in training. Processes that share sequences call this function
     together, and each process measures its own memory.
+
+    Args:
+        config: the comparison.
+        task: the data.
+        mixer: registry name, or a label of the comparison's variants.
+
+    Returns:
+        Bytes.
 
     Example:
         >>> import rifflemix as rm

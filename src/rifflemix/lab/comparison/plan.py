@@ -243,6 +243,9 @@ def plan_comparison(
         data_dir: folder of the task's data files.
         progress: called with the progress of loading data.
 
+    Returns:
+        The plan, for `run_comparison`.
+
     Raises:
         InputError: packages of the extra `compare` are not installed, data is missing or damaged,
             a mixer cannot be built at this shape or split over processes as asked, `out` cannot be

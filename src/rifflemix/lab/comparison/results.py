@@ -153,6 +153,13 @@ def cost_of(runs: Sequence[RunEntry], trials: Sequence[RunEntry | FailedRun]) ->
 def title_of(config: CompareConfig, mixer: str) -> str:
     """Return the title of a mixer in tables: of its card, or the label of a variant.
 
+    Args:
+        config: the comparison.
+        mixer: label of a mixer.
+
+    Returns:
+        The title.
+
     Example:
         >>> import rifflemix as rm
         >>> from rifflemix.lab.comparison import resolve, title_of

@@ -108,6 +108,9 @@ def run_comparison(
 def collect_comparison(plan: ComparePlan) -> Results:
     """Write results.json from the runs that workers have finished.
 
+    Args:
+        plan: plan of the comparison.
+
     Returns:
         The content of results.json.
 
@@ -245,6 +248,9 @@ def train_mixer(
         tracker: where the curves of the run go.
         keep_weights: also keep the weights of every evaluation, as in `rifflemix.lab.train.train`.
         until: end after this update, as in `rifflemix.lab.train.train`.
+
+    Returns:
+        Scores, curves, speed and memory of the run.
 
     Raises:
         InputError: as rifflemix.lab.train.train.

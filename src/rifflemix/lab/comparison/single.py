@@ -96,6 +96,15 @@ def plan_single(
 ) -> SinglePlan:
     """Check everything without writing.
 
+    Args:
+        config: the settings, with one mixer and one seed.
+        out: folder of the run, new or to be continued.
+        data_dir: folder of the task's data files.
+        progress: called with the progress of loading data.
+
+    Returns:
+        The plan.
+
     Raises:
         InputError: data is missing, the mixer cannot be built, or `out` cannot be used.
 

@@ -74,6 +74,9 @@ _ENTRY_POINTS = EntryPoints("recipe", lambda: _RECIPES, register_recipe)
 def list_recipes() -> list[str]:
     """List the names of all recipes, PAPER/ENTRY, grouped by paper.
 
+    Returns:
+        Names for `get_recipe`.
+
     Example:
         >>> import rifflemix as rm
         >>> [name for name in rm.recipes.list_recipes() if name.startswith("csp/")][:2]
@@ -85,6 +88,9 @@ def list_recipes() -> list[str]:
 def usable_recipes() -> list[str]:
     """List recipes whose packages can be imported. Warn about the others.
 
+    Returns:
+        Names for `get_recipe`.
+
     Example:
         >>> import rifflemix as rm
         >>> "csp/table4-image" in rm.recipes.usable_recipes()
@@ -95,6 +101,12 @@ def usable_recipes() -> list[str]:
 
 def get_recipe(name: str) -> Recipe:
     """Return a recipe by name, with the number that its paper reports and with its notes.
+
+    Args:
+        name: PAPER/ENTRY, as in `list_recipes()`.
+
+    Returns:
+        The recipe.
 
     Raises:
         InputError: the name is unknown; the message suggests the nearest name.

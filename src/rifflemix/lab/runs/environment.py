@@ -173,6 +173,9 @@ def this_environment() -> Environment:
 def environment() -> dict[str, Any]:
     """Describe the environment of this process as JSON values.
 
+    Returns:
+        Versions, commit, platform and hardware.
+
     Example:
         >>> import rifflemix as rm
         >>> sorted(rm.bench.environment()["hardware"])[:3]
@@ -194,6 +197,12 @@ def _command() -> str:
 
 def describe_hardware(environment: dict[str, Any]) -> str:
     """Describe the hardware of an environment in one line for table captions.
+
+    Args:
+        environment: result of `environment()`.
+
+    Returns:
+        Processor, cores, threads and GPU.
 
     Example:
         >>> import rifflemix as rm

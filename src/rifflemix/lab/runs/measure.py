@@ -109,6 +109,12 @@ def processor_seconds(call: Call, *, min_seconds: float = 0.02) -> float:
 def median(values: list[float]) -> float:
     """Return the median of a list of timings.
 
+    Args:
+        values: timings, at least one.
+
+    Returns:
+        The median.
+
     Example:
         >>> import rifflemix as rm
         >>> rm.bench.median([0.3, 0.1, 0.2])
@@ -131,6 +137,13 @@ def peak_memory(call: Call, device: torch.device) -> int:
 
     On a CPU the profiler's records of allocations are replayed. Interpreter and libraries are not
     counted, and earlier calls have no effect. On a GPU the statistics of the allocator are read.
+
+    Args:
+        call: function without arguments.
+        device: device on which the function runs.
+
+    Returns:
+        Bytes.
 
     Example:
         >>> import torch, rifflemix as rm

@@ -162,6 +162,9 @@ _ENTRY_POINTS = EntryPoints("task", lambda: _TASKS, register_task)
 def list_tasks() -> list[str]:
     """List the names of all registered tasks, without importing third-party packages.
 
+    Returns:
+        Names for `load_task`.
+
     Example:
         >>> import rifflemix as rm
         >>> "listops" in rm.tasks.list_tasks()
@@ -172,6 +175,9 @@ def list_tasks() -> list[str]:
 
 def usable_tasks() -> list[str]:
     """List tasks whose packages can be imported. Warn about the others.
+
+    Returns:
+        Names for `load_task`.
 
     Example:
         >>> import rifflemix as rm
@@ -185,6 +191,15 @@ def task_card(name: str) -> TaskCard:
     """Return the card of a registered task.
 
     For an unknown name, the error suggests the nearest name.
+
+    Args:
+        name: Name from `list_tasks()`.
+
+    Returns:
+        The card.
+
+    Raises:
+        InputError: Unknown name.
 
     Example:
         >>> import rifflemix as rm
@@ -218,6 +233,9 @@ def load_task(
         options: Options from the task's card, and `max_samples`. `max_samples` limits each split
             to its first samples. None keeps all samples.
 
+    Returns:
+        The task with its splits.
+
     Raises:
         InputError: Unknown name or option, value out of range, missing or damaged data.
 
@@ -242,6 +260,13 @@ def prepare_task(
     """Prepare and cache the data of a task before `load_task` needs it.
 
     Accepts the arguments of `load_task`.
+
+    Args:
+        name: Name from `list_tasks()`.
+        data_dir: Folder of the data files.
+        seed: Seed of generated data.
+        progress: Callback for the progress.
+        options: Options of the task.
 
     Returns:
         The cache folder that later calls of `load_task` read, or None if the task has no cache.
@@ -272,6 +297,12 @@ def prepare_task(
 def card_of(task: Task) -> TaskCard:
     """Return the card of a loaded task.
 
+    Args:
+        task: a loaded task.
+
+    Returns:
+        The card.
+
     Example:
         >>> import rifflemix as rm
         >>> rm.tasks.card_of(rm.tasks.load_task("digits")).name
@@ -289,6 +320,13 @@ def task_status(name: str, data_dir: Path | str | None = None) -> TaskStatus:
     """Report whether the data of a task is available.
 
     The data can be in `data_dir`, built in, or cached. Otherwise it needs a download.
+
+    Args:
+        name: Name from `list_tasks()`.
+        data_dir: Folder of the data files.
+
+    Returns:
+        Whether the data is available, and its place.
 
     Raises:
         InputError: Unknown name, or the folder does not exist.

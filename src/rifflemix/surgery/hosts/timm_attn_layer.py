@@ -97,6 +97,9 @@ def attn_layer(
         max_length: maximum number of tokens per sequence.
         options: options of the mixer.
 
+    Returns:
+        A subclass of nn.Module.
+
     Raises:
         InputError: the error occurs when timm builds a layer. `qk_norm` or `scale_norm` is set,
             which mixers do not support, or the arguments do not suit the mixer.

@@ -111,6 +111,12 @@ SUITES = {_SMALL.name: _SMALL, f"{_SMALL.name}-smoke": _smoke(_SMALL), **_FROM_F
 def get_suite(name: str) -> Suite:
     """Return a suite by name.
 
+    Args:
+        name: name of the suite, such as "lra-small".
+
+    Returns:
+        Tasks, mixers and budgets of the suite.
+
     Raises:
         InputError: the suite does not exist.
 

@@ -125,6 +125,9 @@ def compare_suite(
         settings: settings of `rifflemix.compare` for every task. They replace settings of the
             suite.
 
+    Returns:
+        The comparison of each task, and the report over all tasks.
+
     Raises:
         InputError: an unknown name or setting, a value out of range, tasks without data, a mixer
             that a task cannot take, or a folder of another run; before anything is trained.
@@ -177,6 +180,9 @@ def plan_suite(
         out: folder of the suite.
         data_dir: folder of the tasks' data files.
         progress: called with the progress of loading data.
+
+    Returns:
+        The plan of all comparisons.
 
     Raises:
         InputError: as `compare_suite`.
@@ -242,6 +248,9 @@ def _without_data(suite: Suite, configs: Iterable[str], missing: Mapping[str, st
 
 def open_suite(plan: SuitePlan) -> None:
     """Write config.json of the suite before the first training.
+
+    Args:
+        plan: plan of the suite.
 
     Raises:
         InputError: the folder contains something else or cannot be written.

@@ -271,6 +271,11 @@ class TaskCard:
 class TaskStatus:
     """Availability of a task, and details on its data.
 
+    Attributes:
+        name: name of the task.
+        available: False if the data needs a download.
+        detail: place of the data, or how to get it.
+
     Example:
         >>> import rifflemix as rm
         >>> status = rm.tasks.task_status("digits")
