@@ -62,6 +62,7 @@ def python_blocks() -> list[object]:
 
 
 @pytest.mark.usefixtures("registries")
+@pytest.mark.filterwarnings("ignore:.*LeafSpec:FutureWarning")  # torch's ONNX exporter
 @pytest.mark.parametrize(("code", "output"), python_blocks())
 def test_python_in_the_documents_runs(
     code: str,

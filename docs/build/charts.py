@@ -152,7 +152,7 @@ def _draw(axes: Axes, drawn: Sequence[Curve], ticks: Sequence[float]) -> None:
         axes.plot(*zip(*curve.points, strict=True), style, color=color, linewidth=1.8)
     labeled = [(c, color) for c, color in zip(drawn, colors, strict=True) if not c.is_dashed]
     ends = [(curve.label or curve.name, *curve.points[-1]) for curve, _ in labeled]
-    _label(axes, ends, [color for _, color in labeled], at_edge=True)
+    _label(axes, ends, [color for _, color in labeled])
 
 
 @mpl.rc_context(STYLE)
@@ -243,7 +243,10 @@ def scatter(
         colors = [MIXER_COLORS.get(name.partition(",")[0], GRAY) for name, *_ in half]
         for (_, x, y), color in zip(half, colors, strict=True):
             axes.plot(x, y, "o", color=color, markersize=9)
-        _label(axes, half, colors, at_edge=is_right)
+        if is_right:
+            _label(axes, half, colors)
+        else:
+            _label_next_to(axes, half, colors, points)
     texts = (f"{name}: {x:.1f}, {y:.1f}" for name, x, y in points)
     return _titled(figure, title, [f"{x_label}, {y_label}", *texts])
 
@@ -267,14 +270,40 @@ def _figure(height: float, inner: float) -> tuple[Figure, Axes]:
     return figure, axes
 
 
-def _label(
+def _label_next_to(
     axes: Axes,
     points: Sequence[tuple[str, float, float]],
     colors: Iterable[str],
-    *,
-    at_edge: bool = False,
+    others: Sequence[tuple[str, float, float]],
 ) -> None:
-    """Write names next to points, or at the right edge, without overlaps."""
+    """Write names on the side of their points with the fewest overlaps."""
+    axes.figure.draw_without_rendering()
+    scale = 72 / axes.figure.dpi
+
+    def at(found: Sequence[tuple[str, float, float]]) -> list[tuple[float, float]]:
+        return [
+            (scale * x, scale * y) for x, y in axes.transData.transform([of[1:] for of in found])
+        ]
+
+    taken = [(x - 5, x + 5, y - 5, y + 5) for x, y in at(others)]
+    left = scale * axes.transAxes.transform((0, 0))[0]
+    for (name, x, y), (across, up), color in zip(points, at(points), colors, strict=True):
+        width = 6.2 * len(name)
+        boxes = {}
+        for shift, rise in ((8, 0), (-8 - width, 0), (-width / 2, 12), (-width / 2, -12)):
+            start = across + shift
+            box = (start, start + width, up + rise - 5.5, up + rise + 5.5)
+            hits = [a for a in taken if a[0] < box[1] and box[0] < a[1]
+                    and a[2] < box[3] and box[2] < a[3]]  # fmt: skip
+            boxes[shift, rise] = len(hits) + (start < left), box
+        (shift, rise), (_, box) = min(boxes.items(), key=lambda entry: entry[1][0])
+        taken.append(box)
+        axes.annotate(name, (x, y), (shift, rise), textcoords="offset points", color=color,
+                      va="center")  # fmt: skip
+
+
+def _label(axes: Axes, points: Sequence[tuple[str, float, float]], colors: Iterable[str]) -> None:
+    """Write names at the right edge, without overlaps, with lines to their points."""
     axes.figure.draw_without_rendering()
     pixel = axes.transData.transform([(x, y) for _, x, y in points])
     scale = 72 / axes.figure.dpi
@@ -284,7 +313,7 @@ def _label(
                     gap=12.0 * lines + 1)  # fmt: skip
     edge = axes.transAxes.transform((1, 0))[0]
     for (name, x, y), (across, up), color in zip(points, pixel, colors, strict=True):
-        offset = (scale * float(edge - across) + 12 if at_edge else 8, heights[name] - up * scale)
+        offset = (scale * float(edge - across) + 12, heights[name] - up * scale)
         line = {"arrowstyle": "-", "color": SILVER, "linewidth": 0.6, "shrinkB": 3}
         axes.annotate(name, (x, y), offset, textcoords="offset points", color=color,
                       va="center", arrowprops=line)  # fmt: skip

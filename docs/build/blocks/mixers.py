@@ -101,8 +101,8 @@ def measured(page: Path, names: list[str]) -> str:
         "{forward_backward}.\n"
     )
     return (
-        f"One layer of {settings['dim']} channels and {settings['heads']} heads on a CPU. In "
-        "brackets: time or memory relative to softmax attention (lower is better).\n\n"
+        f"One `{name}` layer of {settings['dim']} channels and {settings['heads']} heads on a CPU. "
+        "In brackets: time or memory relative to softmax attention (lower is better).\n\n"
         + "\n".join(table_lines(headers, rows, range(4)))
         + f"\n\n{crossing.format(**crossovers) if crossovers else ''}From {cite(page, result)}. "
         f"[Speed and memory]({link(page, DOCS / 'performance.md')}) has times on GPUs."

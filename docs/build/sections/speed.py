@@ -28,9 +28,9 @@ def speed() -> Section:
     ]
     lengths = content["settings"]["tokens"]
     text = (
-        f"On a CPU, a layer of {content['settings']['dim']} channels trains faster than softmax "
-        f"attention at {min(lengths):,} tokens and more, with each mixer of the five papers. "
-        "[Speed and memory](performance.md) has all times, on a CPU and on GPUs."
+        f"With each mixer of the five papers, a layer of {content['settings']['dim']} channels "
+        f"trains faster on a CPU than softmax attention, from {min(lengths):,} tokens on. "
+        "[Speed and memory](performance.md) has all times."
     )
     return Section("Training time", text, "speed", table, [result], "speed.svg")
 
@@ -53,14 +53,12 @@ def memory() -> Section:
         for tokens, peak in of.items()
     ]  # fmt: skip
     less = [name for name, of in ratios.items() if list(of.values())[-1] < 1]
-    more = [name for name, of in ratios.items() if list(of.values())[-1] > 1]
     text = (
-        f"At {max(base):,} tokens {listed(less)} need less memory than softmax attention, and "
-        f"{listed(more) or 'no mixer'} more. The gain is limited: PyTorch's fused attention stores "
-        "no N x N matrix, so its memory is also linear in N, except with dropout. Relative memory: "
-        "1 is softmax attention, lower is better."
+        f"At {max(base):,} tokens, {len(less)} of {len(ratios) - 1} mixers need less memory than "
+        "softmax attention. PyTorch's fused attention stores no N x N matrix, so its memory is "
+        "also linear in N, except with dropout."
     )
-    headers = ["relative memory", *(f"N={tokens:,}" for tokens in base)]
+    headers = ["relative memory (lower is better)", *(f"N={tokens:,}" for tokens in base)]
     rows = [[code(name), *(f"{of:.2f}" for of in each.values())] for name, each in ratios.items()]
     below = "\n".join(table_lines(headers, rows, range(1, len(headers))))
     return Section("Training memory", text, "memory", table, [result], below=below)
@@ -96,10 +94,9 @@ def decoding() -> Section:
     least = min(points[0][1] / first for points in rates.values())
     text = (
         f"After {far:,} tokens, a layer decodes faster than softmax attention: {listed(words)}. "
-        f"After {near:,} tokens, the slowest layer has {least:.2g} times the speed of softmax "
-        f"attention, since Python's overhead dominates. The layers have "
-        f"{content['settings']['dim']} channels. The cache of softmax attention is written in "
-        "place and grows with the context; the other states do not grow."
+        f"After {near:,} tokens, the smallest factor is {least:.2g}x, since Python's overhead "
+        f"dominates. The layers have {content['settings']['dim']} channels. Softmax "
+        "attention writes its cache in place; no other state grows with the context."
     )
     drawn = [Curve(name.split(",")[0], points) for name, points in rates.items()]
     picture = curves("Tokens per second of one layer over the context", drawn, decades=True)
