@@ -16,7 +16,7 @@ from common import ASSETS, DATA, link, listed
 
 from rifflemix.lab.comparison.pages.table import all_lengths
 from rifflemix.lab.comparison.records import of_mixer, read_results
-from rifflemix.text import code
+from rifflemix.text import Markdown, code, table_lines
 
 TABLE = DATA / "recall.csv"
 SHOWN = "mqar"
@@ -160,13 +160,15 @@ def picture(page: Path, words: list[str]) -> str:
 
 def sentences(page: Path, _: list[str]) -> str:
     """Write which mixers solved each task, and what the seeds can resolve."""
-    lines = []
+    table = []
     for task, rows in summary().groupby("task", sort=False):
         every, none = rows.solved == rows.seeds, rows.solved == 0
-        parts = {"in all seeds": every, "in some seeds": ~every & ~none, "in no seed": none}
-        words = [f"{how} by {listed(list(map(code, rows.mixer[of])))}"
-                 for how, of in parts.items() if of.any()]  # fmt: skip
-        lines.append(f"- **{task}** ({MEANINGS[str(task)]}) is solved {'; '.join(words)}.")
+        solvers = (", ".join(map(code, rows.mixer[of])) for of in (every, ~every & ~none, none))
+        table.append(
+            [Markdown(f"{code(str(task))}: {MEANINGS[str(task)]}"), *map(Markdown, solvers)]
+        )
+    headers = ["task", "solved in all seeds", "in some seeds", "in no seed"]
+    lines = [*table_lines(headers, table), ""]
     cells = _cells()
     for name, by_task in cells.items():
         hybrid = cells.get(f"{name}_hybrid", {})
@@ -183,8 +185,8 @@ def sentences(page: Path, _: list[str]) -> str:
     most = 100 * (1 - 0.05 ** (1 / few))
     return "\n".join([
         *lines,
-        f"- 0 of {few} solved seeds still allow a share of up to {most:.0f} % (one-sided 95 % "
-        "bound), so few seeds cannot tell such mixers apart.",
+        f"- If 0 of {few} seeds solve a task, up to {most:.0f} % of all seeds can still solve it "
+        "(one-sided 95 % bound).",
     ])  # fmt: skip
 
 

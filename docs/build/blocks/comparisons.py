@@ -97,10 +97,11 @@ def lengths(page: Path, _: list[str]) -> str:
     headers = ["trained with", "read with", *(f"bytes {a + 1:,} to {b:,}" for a, b in bounds)]
     note = (
         f"Bits per byte of Tiny Shakespeare's test text by place in the window, mean ± standard "
-        f"deviation of {frame['seed'].nunique()} seeds; GPT of 4 layers and 64 channels without "
-        f"positions, {content['steps']} steps of {content['batch_size']} windows of {ends[0]} "
-        f"bytes, learning rate {content['lr']}, not tuned. `python benchmarks/tssa_lengths.py "
-        f"--data-dir data --out runs/tssa-lengths` wrote {cite(page, result)}."
+        f"deviation of {frame['seed'].nunique()} seeds. The GPT has 4 layers and 64 channels, and "
+        f"no positions. It was trained for {content['steps']} steps of {content['batch_size']} "
+        f"windows of {ends[0]} bytes, with learning rate {content['lr']}, not tuned. "
+        f"`python benchmarks/tssa_lengths.py --data-dir data --out runs/tssa-lengths` wrote "
+        f"{cite(page, result)}."
     )
     return "\n".join([*table_lines(headers, lines, range(2, len(headers))), "", note])
 

@@ -85,8 +85,8 @@ def summary(page: Path, _: list[str]) -> str:
         f"softmax attention on two CPU cores. On an H200 it trains **{on_gpu}** faster from Python "
         f"and **{in_graph}** faster in a CUDA graph; at {most:,} tokens it is "
         f"{factor(speed_up(gpu, 'csp', most))} faster from Python. **Below about {least:,} tokens "
-        f"on a GPU there is nothing to gain**: called from Python, the mixers in the picture reach "
-        f"{min(others):.2f}x to {max(others):.2f}x at {least:,} tokens. Data: {links}."
+        f"on a GPU there is nothing to gain**: from Python, the mixers in the picture reach "
+        f"{min(others):.2f}x to {max(others):.2f}x there. Data: {links}."
     )
 
 

@@ -6,7 +6,7 @@ from collections import Counter
 from pathlib import Path
 
 import pandas as pd
-from claims.base import VERDICTS
+from claims.base import NOT_RUN, VERDICTS
 from claims.page import claims
 from common import ASSETS, DATA, DOCS, Section, link
 from sections import accuracy, reproduced, speed
@@ -30,9 +30,10 @@ def verdicts() -> Section:
         [paper, *(counts[paper, verdict] or "" for verdict in headers[1:])]
         for paper in dict.fromkeys(line["paper"] for line in table)
     ]
+    tested = [verdict for verdict in found if verdict != NOT_RUN]
     return Section(
         "Claims",
-        f"{found.count('holds')} of {len(table)} claims hold on small models: "
+        f"Of {len(tested)} claims that were tested on small models, {found.count('holds')} hold: "
         "[all claims](claims.md).",
         "verdicts",
         table,

@@ -45,7 +45,7 @@ def work(
     ],
     data_dir: DataDir | None = None,
 ) -> None:
-    """Train the runs of a folder until none is left, next to other workers.
+    """Train the remaining runs of a folder, together with other workers.
 
     The command that made the folder may still run, or may have been stopped.
     """

@@ -48,7 +48,7 @@ DataDir = Annotated[Path, Option("Folder of data files; it is only read.", metav
 MaxSteps = Annotated[
     int,
     Option(
-        "Optimiser steps of each run; those of the task or recipe if unset.",
+        "Optimizer steps of each run; those of the task or recipe if unset.",
         ("--max-steps", "--steps"),
     ),
 ]
