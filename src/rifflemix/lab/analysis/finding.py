@@ -123,12 +123,15 @@ class Finding:
 
     Attributes:
         summary: sentences with the results, numbers included.
-        headers, rows: table of texts.
+        headers: headers of the table.
+        rows: texts of the table.
         caption: explanation of the figure.
         data: all numbers, as JSON values.
         figure: the figure.
         arrays: name -> array, for data that is too large for JSON.
-        kind, title, source: fields of `Analysis`; `analyze` sets them.
+        kind: name of the `Analysis`; set by `analyze`.
+        title: its title.
+        source: its source.
 
     Example:
         >>> import torch, rifflemix as rm

@@ -119,7 +119,9 @@ class CompareConfig:
         task: name of the task.
         mixers: registry names, or labels of `variants`, in the order of the table.
         seeds: every mixer is trained once with each seed.
-        dim, num_layers, num_heads: size of the backbone.
+        dim: channels of the backbone.
+        num_layers: blocks of the backbone.
+        num_heads: heads, for mixers with heads.
         train: training settings; `seeds` replace the seed.
         task_options: options of the task that differ from its card.
         mixer_options: mixer name or label -> its options.

@@ -291,15 +291,19 @@ class Results:
 
     Attributes:
         status: "complete", or "partial" after a stop.
-        runs_done, runs_planned: number of runs.
+        runs_done: number of finished runs.
+        runs_planned: number of runs.
         command: command line of the newest run.
         config: settings as in config.json.
-        seeds, task, protocol: shared by all runs.
+        seeds: seeds of each mixer.
+        task: the task of all runs.
+        protocol: the training protocol of all runs.
         environment: environment of the newest run.
         wall_seconds: time of all runs and trials.
         peak_memory_bytes: largest memory of a mixer.
         mixers: summaries in the order of the table.
-        runs, failed_runs: finished runs, and runs that diverged.
+        runs: finished runs.
+        failed_runs: runs that diverged.
         tuning: the trials; None if nothing is tuned.
         merged: the comparisons that were merged.
         sha256: checksum of the other entries.

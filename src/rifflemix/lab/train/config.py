@@ -61,7 +61,8 @@ class TrainConfig:
             momentum. An update is lr times the root mean square of the parameter. The effective
             lr is at most 1 / sqrt(step).
         lr: peak learning rate. For "rsqrt" and "rsqrt_decay" the peak is lr / sqrt(warmup).
-        betas, eps: constants of Adam. SGD reads only betas[0], Adafactor reads neither.
+        betas: decay rates of Adam. SGD reads only betas[0], Adafactor reads none.
+        eps: constant of Adam.
         weight_decay: decay of parameters with two or more dimensions. Biases and parameters that
             a module excludes are not decayed.
         decay_all: apply the decay to every parameter including biases and norms, as in flax's
@@ -72,21 +73,25 @@ class TrainConfig:
             max_steps.
         schedule_interval: steps between changes of the rate and of beta1, for per-epoch
             schedules.
-        warmup_steps, warmup_init, warmup_power: the rate rises from warmup_init over
-            warmup_steps updates with (step / warmup_steps) ** warmup_power.
+        warmup_steps: number of updates in which the rate rises.
+        warmup_init: rate before the first update.
+        warmup_power: the rate rises with (step / warmup_steps) ** warmup_power.
         min_lr: final rate of linear and cosine.
-        milestones, decay_factor: steps at which multistep multiplies the rate by the factor.
+        milestones: steps at which multistep lowers the rate.
+        decay_factor: factor of the rate at each milestone.
         cycle_beta1: (high, low) range of beta1 for one_cycle. beta1 falls when the rate rises, as
             in torch's OneCycleLR with (0.95, 0.85). None keeps betas[0].
-        clip_norm, clip_value: limits for gradient clipping, by total norm or by element.
+        clip_norm: largest total norm of the gradients.
+        clip_value: largest absolute value of an element of a gradient.
         label_smoothing: share of each training label that is spread evenly over all classes.
         class_weights: one weight per class for the training loss, or "balanced" for
             samples / (classes x samples of the class), as in scikit-learn. The loss is the weighted
             sum divided by the number of samples.
-        mixup, cutmix: parameters of the Beta distributions for mixing training images and their
-            labels. Mixup averages two images, cutmix pastes a rectangle of one image into another.
-            0 turns the mixing off. If both are over 0, each batch uses one of the two, with equal
-            probability. Images are mixed within one backward pass and process.
+        mixup: parameter of the Beta distribution for averaging two training images and their
+            labels. 0 turns it off. Images are mixed within one backward pass and process.
+        cutmix: parameter of the Beta distribution for pasting a rectangle of one image into
+            another. If mixup and cutmix are over 0, each batch uses one of them, with equal
+            probability.
         accumulation: backward passes per update; the gradient equals the gradient of the whole
             batch.
         precision: "no" (float32) or "bf16" (autocast).
@@ -97,7 +102,8 @@ class TrainConfig:
             metric.
         patience: early stopping: the run ends after this many evaluations in a row that are not
             better than the best. None trains for `max_steps`.
-        checkpoint_every, checkpoint_seconds: steps and seconds between checkpoints.
+        checkpoint_every: steps between checkpoints.
+        checkpoint_seconds: seconds between checkpoints.
         log_every: steps between lines of log.jsonl; a line contains the mean loss since the
             previous line.
         seed: seed of the data order, dropout and other noise.

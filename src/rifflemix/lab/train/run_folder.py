@@ -240,7 +240,8 @@ class TrainEvent:
     Attributes:
         kind: "step" after every update, "eval" after an evaluation, "checkpoint" after writing a
             checkpoint, "done" at the end.
-        step, max_steps: completed updates and total updates.
+        step: completed updates.
+        max_steps: total updates.
         loss: mean training loss of the newest log line; None before the first log line.
         lr: learning rate of the newest update; None for other events than "step".
         steps_per_second: current speed, as in TrainResult; None before the speed is known.
@@ -281,9 +282,11 @@ class TrainResult:
 
     Attributes:
         finished: False if the run was stopped; the same call with the same arguments continues it.
-        step, max_steps: completed updates and total updates.
+        step: completed updates.
+        max_steps: total updates.
         metric: name of the metric that selects the best weights.
-        best_step, best_value: step and value of the best evaluation on the validation split.
+        best_step: step of the best evaluation on the validation split.
+        best_value: value of this evaluation.
         validation: every evaluation: {"step", "loss", metric ...}.
         test: metrics of the chosen weights on the test split; None if the run is not finished or
             the call skipped the test.
@@ -293,18 +296,22 @@ class TrainResult:
             "test_evaluations"}. `selected_by` is "validation" or "last step";
             `test_evaluations` is the number of tested weights.
         train_loss: mean training loss of the newest log line.
-        parameters, decayed_parameters: number of trainable parameters, in total and with weight
-            decay.
-        samples, tokens: training samples and valid (not padding) tokens over all processes.
-        steps_per_second, tokens_per_second: speed of updates alone (forward, backward,
-            optimizer). Loading, evaluation, checkpoints and the first update of each process
-            (warm-up) are not counted. None before the second update.
+        parameters: number of trainable parameters.
+        decayed_parameters: number of parameters with weight decay.
+        samples: training samples over all processes.
+        tokens: valid tokens (not padding) over all processes.
+        steps_per_second: speed of updates alone (forward, backward, optimizer). Loading,
+            evaluation, checkpoints and the first update of each process (warm-up) are not
+            counted. None before the second update.
+        tokens_per_second: valid tokens in these updates per second.
         seconds: wall time of "train", "data" (waiting for batches), "evaluation" and
             "checkpoint", and their "total". It includes earlier calls that the run was resumed
             from.
         confusion: number of test samples by true class (rows) and predicted class, of the chosen
             weights. None if the task has no such table.
-        processes, device, precision: number of processes, device and precision of the run.
+        processes: number of processes.
+        device: device of the run.
+        precision: precision of the run.
 
     Example:
         >>> import rifflemix as rm
