@@ -8,8 +8,7 @@ import torch
 from torch import Tensor
 
 import rifflemix as rm
-from rifflemix.mixers._attention.lsh import lsh_buckets
-from rifflemix.mixers.baselines.reformer import Reformer, default_buckets
+from rifflemix.mixers.baselines.reformer import Reformer, default_buckets, lsh_buckets
 
 
 def literal_bucket(vector: Tensor, rotation: Tensor, factors: tuple[int, ...]) -> int:

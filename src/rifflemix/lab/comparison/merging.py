@@ -195,9 +195,11 @@ def _check(parts: Parts) -> None:
                 f"merge: {first} and {path} do not compare: {setting} is {before!r} in the one, "
                 f"{now!r} in the other"
             )
-    _check_same(parts, "mixer_options", lambda setup: setup.mixer_options)
-    _check_same(parts, "variants", lambda setup: setup.variants)
-    _check_code(parts)
+    _check_same(
+        parts, "mixer_options", lambda s: {name: s.mixer_options.get(name) for name in s.mixers}
+    )
+    _check_same(parts, "variants", lambda s: {name: s.variants.get(name) for name in s.mixers})
+    _check_same(parts, "code", lambda s: code_by_name(s.plugins))
 
 
 def _settings(results: Results) -> dict[str, Any]:
@@ -207,27 +209,16 @@ def _settings(results: Results) -> dict[str, Any]:
 
 
 def _check_same(parts: Parts, setting: str, values: Callable[[Setup], Mapping[str, Any]]) -> None:
-    """Raise InputError unless a label has the same setting in all parts."""
+    """Raise InputError unless each mixer or plugin has the same setting in all parts."""
     seen: dict[str, tuple[Path, Any]] = {}
     for path, part in parts.items():
-        for name in part.setup.mixers:
-            value = values(part.setup).get(name) or None
-            other, known = seen.setdefault(name, (path, value))
-            if known != value:
+        for name, value in values(part.setup).items():
+            other, known = seen.setdefault(name, (path, value or None))
+            if known != (value or None):
                 raise InputError(
                     f"merge: {name} is not the same in {other} and {path}: {setting} {known!r} and "
                     f"{value!r}"
                 )
-
-
-def _check_code(parts: Parts) -> None:
-    """Raise InputError unless plugins and mixers have the same code in all parts."""
-    seen: dict[str, tuple[Path, str]] = {}
-    for path, part in parts.items():
-        for name, code in code_by_name(part.setup.plugins).items():
-            other, known = seen.setdefault(name, (path, code))
-            if known != code:
-                raise InputError(f"merge: {name} is not the same code in {other} and {path}")
 
 
 def _join(config: dict[str, Any], name: str, values: Sequence[Any]) -> None:

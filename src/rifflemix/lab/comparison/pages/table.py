@@ -261,13 +261,16 @@ def difference_cells(table: Table) -> list[list[str]]:
 
 def markdown_differences(table: Table) -> str:
     """Write the second part of table.md; empty without differences."""
-    cells = difference_cells(table)
+    headers, cells = difference_headers(table), difference_cells(table)
+    return _part("Differences from softmax attention", headers, cells, how_to_read(table))
+
+
+def _part(title: str, headers: list[str], cells: list[list[str]], caption: str) -> str:
+    """Write a heading, a table and its caption; empty without cells."""
     if not cells:
         return ""
-    headers = difference_headers(table)
     lines = table_lines(headers, cells, range(1, len(headers)))
-    title = "## Differences from softmax attention"
-    return "\n".join(["", title, "", *lines, "", how_to_read(table), ""])
+    return "\n".join(["", f"## {title}", "", *lines, "", caption, ""])
 
 
 def _cells(difference: RowDifference) -> list[str]:
@@ -369,9 +372,5 @@ def length_cells(table: Table) -> list[list[str]]:
 
 def markdown_lengths(table: Table) -> str:
     """Write the part of table.md on lengths; empty if the task has one length."""
-    cells = length_cells(table)
-    if not cells:
-        return ""
-    headers = length_headers(table)
-    lines = table_lines(headers, cells, range(1, len(headers)))
-    return "\n".join(["", "## Accuracy against length", "", *lines, "", HOW_TO_READ, ""])
+    headers, cells = length_headers(table), length_cells(table)
+    return _part("Accuracy against length", headers, cells, HOW_TO_READ)

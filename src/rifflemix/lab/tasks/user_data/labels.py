@@ -255,7 +255,7 @@ def _as_array(y: Any, count: int, *, several: bool) -> NDArray[Any]:
         raise bad_argument("y", f"{count} labels", shown(y))
     if not isinstance(given, np.ndarray):
         given = [as_numpy(label) for label in given]
-        _check_truths(given)
+        _check_one_type(given, bool)  # NumPy would convert bools to 0 and 1
     try:
         values = np.asarray(given)
     except ValueError:
@@ -291,13 +291,10 @@ def _check_sizes(labels: list[Any]) -> None:
             )  # fmt: skip
 
 
-def _check_truths(labels: list[Any]) -> None:
-    """Raise if bools and numbers are mixed.
-
-    NumPy would convert the bools to 0 and 1.
-    """
+def _check_one_type(labels: list[Any], kind: type) -> None:
+    """Raise if some labels are of this type and others are not."""
     for number, label in enumerate(labels):
-        if isinstance(label, bool) != isinstance(labels[0], bool):
+        if isinstance(label, kind) != isinstance(labels[0], kind):
             raise bad_argument(
                 "y", "labels of one type", f"{labels[0]!r} and {label!r} (sample {number})"
             )
@@ -308,10 +305,7 @@ def _of_one_type(labels: list[Any]) -> NDArray[Any]:
     for number, label in enumerate(labels):
         if label is None:
             raise bad_argument("y", "a label for each sample", f"None for sample {number}")
-        if isinstance(label, str) != isinstance(labels[0], str):
-            raise bad_argument(
-                "y", "labels of one type", f"{labels[0]!r} and {label!r} (sample {number})"
-            )
+    _check_one_type(labels, str)
     return np.asarray(labels)
 
 
