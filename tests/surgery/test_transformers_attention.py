@@ -52,8 +52,7 @@ def outputs_of(host: Any, x: Tensor) -> Tensor:
     """Run with all tokens at one position, so rotary positions cancel."""
     flat = (torch.ones(1, x.shape[1], host[0].head_dim), torch.zeros(1, x.shape[1], 1))
     with torch.no_grad():
-        found: Tensor = host[0](x, position_embeddings=flat, attention_mask=None, is_causal=True)[0]
-    return found
+        return host[0](x, position_embeddings=flat, attention_mask=None, is_causal=True)[0]
 
 
 @pytest.mark.filterwarnings(SURGERY_WARNINGS)

@@ -169,8 +169,7 @@ class Subject:
         def forward() -> Tensor:
             switch(model, training=False)
             with torch.inference_mode():
-                out: Tensor = model(inputs)
-            return out
+                return model(inputs)
 
         passes = {FORWARD: forward, TRAINING_STEP: step}
         parameters = sum(parameter.numel() for parameter in model.parameters())

@@ -98,8 +98,7 @@ def _weights(call: Call) -> Tensor | None:
     """Return the weights (B, H, N) of the first token, or None."""
     if isinstance(call.module, ClassAttention):
         with undisturbed(call.module):
-            weights: Tensor = call.module.weights(call.x)
-        return weights
+            return call.module.weights(call.x)
     matrix = matrix_of(call, first=1)
     return None if matrix is None else matrix[:, :, 0]
 

@@ -93,8 +93,7 @@ def _leave_out(module: nn.Module, args: Any, output: Tensor) -> Tensor:
 
 def _run(layer: nn.Module, call: Call) -> Tensor:
     with undisturbed(layer):
-        y: Tensor = layer(call.x, key_padding_mask=call.key_padding_mask)
-    return y
+        return layer(call.x, key_padding_mask=call.key_padding_mask)
 
 
 def _reproduces(call: Call, projection: nn.Module, y: Tensor) -> bool:

@@ -95,7 +95,7 @@ def decode_molecules(
         targets.append(target)
         groups.append(_group(molecule.rdkit, rule))
     if len(targets) < _HELD_OUT:
-        raise damaged(path, f"it holds {len(targets)} molecules, expected at least {_HELD_OUT}")
+        raise damaged(path, f"{len(targets)} molecules, expected at least {_HELD_OUT}")
     return {
         "atoms": np.frombuffer(bytes(atoms), dtype=np.uint8).reshape(-1, ATOM_FEATURES),
         "bonds": np.frombuffer(bytes(bonds), dtype=np.uint16).reshape(-1, 2 + BOND_FEATURES),
@@ -229,7 +229,7 @@ def _number(path: Path, line: int, value: str) -> float:
     except ValueError:
         number = math.nan
     if not abs(number) <= _LARGEST:
-        raise damaged(path, f"line {line}: {value[:40]!r} is no finite float32 number")
+        raise damaged(path, f"line {line}: {value[:40]!r} is not a finite float32 number")
     return number
 
 

@@ -86,7 +86,7 @@ class BinaryVersion:
         }
         for member, name in wanted.items():
             if name not in content:
-                raise damaged(path, f"it holds no {member}")
+                raise damaged(path, f"{member} is missing in it")
         return self._finish(finish, content, path)
 
     def _records(self, path: Path, name: str, content: bytes) -> Arrays:
@@ -180,9 +180,9 @@ class Cifar100(FileTask):
         licence="none stated",
         description=(
             "60,000 32x32 color images, 100 classes, as whole images; layout sequence: patches "
-            "of patch_size 1 to 16 as vectors. Pixels are divided by their standard deviation, or "
-            "with statistics per_image by that within an image, on average; statistics imagenet: "
-            "mean and deviation of ImageNet's images."
+            "of patch_size 1 to 16 as vectors. Pixels are divided by their standard deviation. "
+            "statistics per_image: by the mean standard deviation within an image. statistics "
+            "imagenet: by ImageNet's mean and standard deviation."
         ),
         needs_data=True,
         is_image=True,
@@ -273,9 +273,9 @@ class Image(FileTask):
             "levels, the Long Range Arena's Image task; patch_size 2 to 16, or color rgb: patches "
             "as vectors; layout image: whole images. Gray is ITU-R 601 luma, "
             "(19595 R + 38470 G + 7471 B + 32768) >> 16. Color is divided by the standard "
-            "deviation of all pixels, or with statistics per_image by that within an image, on "
-            "average, as much released code has it; statistics imagenet: mean and deviation of "
-            "ImageNet's images, for weights that were trained on those."
+            "deviation of all pixels. statistics per_image: by the mean standard deviation within "
+            "an image, as in much released code. statistics imagenet: by ImageNet's mean and "
+            "standard deviation, for weights that were trained on ImageNet."
         ),
         needs_data=True,
         is_image=True,

@@ -82,9 +82,10 @@ class ImageBytes(Image):
         source=Image.card.source,
         licence=Image.card.licence,
         description=(
-            "Each of the 3,072 numbers of a 32x32 color image is predicted from those before, the "
-            "first from a start token; rows first, red, green and blue of a pixel together. "
-            "bits_per_byte is what is known as bits per dimension. Files and splits as of image."
+            "Predict each of the 3,072 numbers of a 32x32 color image from the numbers before it, "
+            "the first from a start token. The order is row by row, with red, green and blue of a "
+            "pixel together. bits_per_byte is also known as bits per dimension. Files and splits "
+            "are those of task image."
         ),
         needs_data=True,
         options={"color": "rgb"},

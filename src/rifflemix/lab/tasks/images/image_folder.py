@@ -201,9 +201,9 @@ def _why_not(data_dir: Path | None) -> str:
 
 
 _PREPROCESSING = (
-    "The middle square of each image is resized to size x size (bicubic); of validation and test "
-    "images crop_share of it. Whole images with layout image, else patches of patch_size as "
-    "vectors; color gray with patch_size 1: pixels as tokens."
+    "The middle square of each image is resized to size x size (bicubic). Validation and test "
+    "use only the share crop_share of the square. layout image: whole images. layout sequence: "
+    "patches of patch_size as vectors, or pixels as tokens with color gray and patch_size 1."
 )
 
 

@@ -107,7 +107,7 @@ def tiny_listing(data_dir: Path) -> Listing | None:
     if (val / TINY_LABELS).is_file():
         return _listing(base, _by_name(base, val / "images", _tiny_labels(val / TINY_LABELS)))
     if not class_folders(val) or class_folders(val) == ["images"]:
-        raise InputError(f"{val / TINY_LABELS}: the file is missing, its images are there")
+        raise InputError(f"{val / TINY_LABELS}: the file is missing next to its images")
     return _listing(base, labelled(base.folder, val, base.classes).entries)
 
 

@@ -128,9 +128,9 @@ class ListOps(GeneratedTask):
         licence="generated, free of rights",
         description=(
             "Nested MIN, MAX, MED and SM (sum modulo 10) of digits, 10 classes; more than "
-            "min_length and fewer than max_length tokens, round brackets left out. The Long Range "
-            "Arena's basic_train.tsv, basic_val.tsv and basic_test.tsv are read instead where "
-            "--data-dir holds them, at most num_train, num_validation and num_test lines."
+            "min_length and fewer than max_length tokens, without round brackets. If --data-dir "
+            "contains the Long Range Arena's basic_train.tsv, basic_val.tsv and basic_test.tsv, "
+            "they are read instead, at most num_train, num_validation and num_test lines."
         ),
         needs_data=False,
         options={

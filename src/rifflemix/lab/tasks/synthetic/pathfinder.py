@@ -187,13 +187,13 @@ class Pathfinder(GeneratedTask):
             ),
             licence="generated, free of rights",
             description=(
-                f"{size}x{size} gray images, one token a pixel: {size**2:,} tokens with 256 "
-                "levels; patch_size 2 to 16: patches as vectors. Label 1 where one dashed contour "
-                "joins the two discs, 0 where each is on a contour of its own. preset: "
-                f"{', '.join(PRESETS)}; unset options are those of the preset at this size; gap "
-                "may be a list, one of which is drawn for each image. The "
-                f"Long Range Arena's pathfinder{size} folder is read instead where --data-dir "
-                "holds it, at most num_train, num_validation and num_test images."
+                f"{size}x{size} gray images, one token per pixel: {size**2:,} tokens with 256 "
+                "levels. patch_size 2 to 16: patches as vectors. Label 1 if one dashed contour "
+                "joins the two discs, 0 if each disc is on a different contour. preset: "
+                f"{', '.join(PRESETS)}. It sets all unset options at this size. If gap is a list, "
+                "each image draws one of its values. If --data-dir contains the Long Range "
+                f"Arena's folder pathfinder{size}, it is read instead, at most num_train, "
+                "num_validation and num_test images."
             ),
             needs_data=False,
             is_image=True,

@@ -46,7 +46,7 @@ def unpack(archive: Path, target: Path, wanted: re.Pattern[str], progress: Progr
             part = scratch / "part"
             part.mkdir()
             if _unpack_members(archive, part, wanted, progress) == 0:
-                raise damaged(archive, f"it holds no file named {wanted.pattern}")
+                raise damaged(archive, f"no file in it is named {wanted.pattern}")
             part.rename(target)
     except OSError as error:
         raise cannot_keep(target, error) from error

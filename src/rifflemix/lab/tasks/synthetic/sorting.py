@@ -43,10 +43,10 @@ class Sorting(GeneratedTask):
         source="Tay et al., Sparse Sinkhorn Attention (2020), section 5.1, after Tensor2Tensor",
         licence="generated",
         description=(
-            "Sequences of 1 to max_length random symbols to be written in order; test sequences "
-            "have up to test_max_length. Lengths and symbols are uniform, and there are as many "
-            "symbols as the longest sequence has. An end token closes both sequences. free_running "
-            "measures on the test split what the model writes by itself as well, a token a step."
+            "Write 1 to max_length random symbols in order. Test sequences have up to "
+            "test_max_length symbols. Lengths and symbols are uniform. The number of different "
+            "symbols is the length of the longest sequence. An end token closes both sequences. "
+            "free_running also measures test sequences that the model writes token by token."
         ),
         needs_data=False,
         options={

@@ -62,9 +62,8 @@ class LM1B(Language):
         description=(
             "Shuffled sentences of news, 99 training shards of 8 million words each, or the first "
             "num_shards. level: bpe, of bpe_size tokens built from 63,000 sentences (or of a "
-            "tokenizer file), or byte. Where vocab-2016-09-10.txt lies beside the shards, words "
-            "that it does not hold become UNK, as in published results. Evaluation is in windows "
-            "as of ptb."
+            "tokenizer file), or byte. If vocab-2016-09-10.txt is next to the shards, other words "
+            "become UNK, as in published results. Evaluation is in windows, as in task ptb."
         ),
         needs_data=True,
         options={
@@ -140,7 +139,7 @@ def _find(data_dir: Path) -> _Files | None:
 def _held_out_shard(folder: Path, number: int) -> Path:
     path = _there(folder / f"news.en.heldout-{number:05d}-of-00050")
     if not path.is_file():
-        raise damaged(path, "the file is missing, the training shards are there")
+        raise damaged(path, "the file is missing next to the training shards")
     return path
 
 
@@ -195,7 +194,7 @@ def _tokens(path: Path, known: frozenset[str] | None, vocabulary: Vocabulary) ->
     """Encode a shard with the smallest integer type that fits the ids."""
     text = "".join(_sentences(path, known))
     if not text:
-        raise damaged(path, "it holds no sentences")
+        raise damaged(path, "no sentences")
     return vocabulary.encode(text).astype(np.min_scalar_type(len(vocabulary) - 1))
 
 

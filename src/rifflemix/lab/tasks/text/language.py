@@ -40,9 +40,9 @@ from rifflemix.lab.tasks.text.vocabulary import Vocabulary, build_vocabulary
 _BUDGET = Budget(dim=128, num_layers=4, max_steps=2000, batch_size=16, lr=2e-3)
 _OPTIONS = {"max_length": 256, "stride": None, "bpe_size": 4096, "tokenizer": ""}
 _CUTS = (
-    "Evaluation is in windows of max_length tokens that start stride apart (unset: max_length, so "
-    "chunks); every token but the first is predicted once. level: byte, character, word or bpe "
-    "(of bpe_size tokens, or of a tokenizer file)."
+    "Evaluation is in windows of max_length tokens, one every stride tokens (default: max_length, "
+    "so windows do not overlap). Each token except the first is predicted once. level: byte, "
+    "character, word or bpe (of bpe_size tokens, or of a tokenizer file)."
 )
 
 _WIKITEXT = HubData(
@@ -224,8 +224,8 @@ def _unknown(level: str, arrays: Mapping[str, Array], num_tokens: int) -> str:
         return ""
     told = " and ".join(f"{100 * share:.2g} % of {split}" for split, share in shares.items())
     return (
-        f"; {told} are {level}s that the training text does not hold, one token for all, so that "
-        "bits_per_byte is not that of the text"
+        f"; {told} are {level}s that the training text lacks. They share one token, so "
+        "bits_per_byte does not measure the text"
     )
 
 
@@ -316,8 +316,8 @@ class WikiText(Language):
         title="WikiText-2",
         source="Merity et al., Pointer Sentinel Mixture Models (2016)",
         licence="CC BY-SA 3.0",
-        description="2,088,628 training words, 33,278 different ones; the files of WikiText-103 "
-        "are read too. " + _CUTS,
+        description="2,088,628 training words, 33,278 different ones. The files of WikiText-103 "
+        "work too. " + _CUTS,
         needs_data=True,
         options={"level": "word", **_OPTIONS},
         output="next_token",

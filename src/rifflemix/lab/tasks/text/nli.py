@@ -28,8 +28,8 @@ _CLASSES = ("entailment", "neutral", "contradiction")
 _NO_MAJORITY = "-"
 _OPTIONS = {"level": "word", "vocab_size": None, "max_length": 64, "joined": False}
 _TOKENS = (
-    "Lower-cased and parted into words and signs; pairs without a gold label are left out. level "
-    "word: ids by frequency in the training split, at most vocab_size of them; byte: byte b is "
+    "Lower-cased, and split into words and punctuation. Pairs without a gold label are left out. "
+    "level word: ids by frequency in the training split, at most vocab_size; byte: byte b is "
     "b + 1. " + SUBWORDS.format("vocab_size, 32,768 if unset")
 )
 # The length of the longest pair in a batch is a guess.
@@ -90,7 +90,7 @@ class SNLI(SentenceTask):
             if label == _NO_MAJORITY:
                 continue
             if label not in _CLASSES or not first.strip() or not second.strip():
-                raise damaged(path, f"line {number} is no pair of sentences with a gold_label")
+                raise damaged(path, f"line {number} needs two sentences and a gold_label")
             yield (first, second), _CLASSES.index(label)
 
 
@@ -107,9 +107,9 @@ class MultiNLI(SNLI):
         "through Inference (2018)",
         licence="OANC, CC BY-SA 3.0, CC BY 3.0 and public domain, by genre",
         description=(
-            "392,702 pairs of sentences of five genres, one in 40 of them kept for validation; "
-            "tested on dev_matched (9,815, the same genres), dev_mismatched (9,832, others) or "
-            "both (test_on). " + _TOKENS + JOINED
+            "392,702 pairs of sentences of five genres. One in 40 is for validation. test_on "
+            "selects the test pairs: dev_matched (9,815 of the same genres), dev_mismatched "
+            "(9,832 of other genres) or both. " + _TOKENS + JOINED
         ),
         needs_data=True,
         options={**_OPTIONS, "test_on": "both"},
@@ -181,7 +181,7 @@ class Sick(SentenceTask):
         licence="CC BY-NC-SA 3.0",
         description=(
             "4,500 / 500 / 4,927 pairs of sentences: the first entails the second, contradicts "
-            "it, or neither. Lower-cased and parted into words and signs. level word: ids by "
+            "it, or neither. Lower-cased, and split into words and punctuation. level word: ids by "
             "frequency in the training split; byte: byte b is b + 1. "
             + SUBWORDS.format("8,192")
             + JOINED
@@ -221,6 +221,6 @@ class Sick(SentenceTask):
         for number, line in lines:
             fields = line.split("\t")
             if len(fields) != len(header) or fields[positions[2]] not in _SICK_CLASSES:
-                raise damaged(path, f"line {number} is no pair of sentences with a judgment")
+                raise damaged(path, f"line {number} needs two sentences and a judgment")
             first, second, judgment = (fields[position] for position in positions)
             yield (first, second), _SICK_CLASSES.index(judgment)

@@ -78,9 +78,9 @@ class OpenWebText(FileTask):
         "Karpathy, nanoGPT (2022)",
         licence="none stated for the pages",
         description=(
-            "9,035,582,198 training tokens in train.bin, tested on the 4,434,897 of val.bin, and "
-            "on the texts of further_tests, such as lambada,wikitext,ptb, without training on "
-            "them. Evaluation is in windows as of ptb."
+            "9,035,582,198 training tokens in train.bin. The test has the 4,434,897 tokens of "
+            "val.bin. further_tests names other texts to test on, such as lambada,wikitext,ptb. "
+            "Evaluation is in windows, as in task ptb."
         ),
         needs_data=True,
         options={"max_length": 1024, "stride": None, "further_tests": ""},
@@ -173,7 +173,7 @@ def _further(options: Options) -> list[str]:
     value = options["further_tests"]
     names = [name.strip() for name in value.split(",")] if isinstance(value, str) else [""]
     if value != "" and (len({*names}) < len(names) or {*names} - {*_TEXTS}):
-        expected = f"names out of {', '.join(_TEXTS)}, parted by commas"
+        expected = f"names out of {', '.join(_TEXTS)}, separated by commas"
         raise bad_argument("further_tests", expected, repr(value))
     return names if value else []
 
@@ -198,7 +198,7 @@ def _measured(part: str, path: Path, num_tokens: int) -> Arrays:
     """Return size and hash of a token file."""
     ids = _ids(path)
     if len(ids) < _LEAST[part]:
-        raise damaged(path, f"it holds {len(ids)} tokens")
+        raise damaged(path, f"only {len(ids)} tokens")
     if (largest := int(ids.max())) >= num_tokens:
         raise damaged(path, f"token {largest:,}, but the tokenizer has {num_tokens:,}")
     with reading(path), path.open("rb") as stream:

@@ -78,7 +78,7 @@ class Retrieval(FileTask):
         ),
         licence="CC BY (ACL Anthology)",
         description=(
-            "Pairs of papers as UTF-8 bytes (byte b is token b + 1, 0 is padding); label 1 where "
+            "Pairs of papers as UTF-8 bytes (byte b is token b + 1, 0 is padding); label 1 if "
             "one cites the other. Each paper is cut to its first max_length bytes. Read from the "
             "Long Range Arena's new_aan_pairs.*.tsv (label, two ids, two texts), or from "
             f"{_DOCUMENTS} (lines of an id and a text) with aan_pairs.*.tsv (label, two ids)."
@@ -204,7 +204,7 @@ def _read_documents(path: Path, progress: Progress) -> dict[bytes, bytes]:
             if not (isinstance(fields, list) and [type(f) for f in fields] == [str, str]):
                 raise damaged(path, f"line {number} is not [id, text]")
             if fields[0].encode() in texts:
-                raise damaged(path, f"line {number}: paper {fields[0]} is there twice")
+                raise damaged(path, f"line {number}: paper {fields[0]} occurs twice")
             texts[fields[0].encode()] = fields[1].encode()
     return texts
 

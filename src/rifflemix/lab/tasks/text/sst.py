@@ -98,7 +98,7 @@ class SST(SentenceTask):
         "Sentiment Treebank (2013)",
         licence="none stated",
         description=(
-            "Sentences of film reviews, lower-cased and parted into words. labels binary: 6,920 / "
+            "Sentences of film reviews, lower-cased and split into words. labels binary: 6,920 / "
             "872 / 1,821 sentences, negative or positive; fine: 8,544 / 1,101 / 2,210 in five "
             "classes; glue: SST-2 of GLUE, with 67,349 training phrases, parts of sentences. "
             "Its 872 development sentences are the test, because its test labels are not "
@@ -180,7 +180,9 @@ class SST(SentenceTask):
         for number, line in read_text_lines(path):
             label, _, sentence = line.partition(" ")
             if not label.isdecimal() or int(label) >= classes or not sentence.strip():
-                raise damaged(path, f"line {number} is no label 0 to {classes - 1} and a sentence")
+                raise damaged(
+                    path, f"line {number} needs a label 0 to {classes - 1} and a sentence"
+                )
             yield (sentence,), int(label)
 
 
@@ -198,5 +200,5 @@ def _read_table(path: Path, classes: int) -> Iterator[Row]:
         fields = [field.strip() for field in line.split("\t")]
         label, sentence = (fields[position], fields[1 - position]) if len(fields) == 2 else ("", "")
         if label not in map(str, range(classes)) or not sentence:
-            raise damaged(path, f"line {number} is no sentence with a label 0 to {classes - 1}")
+            raise damaged(path, f"line {number} needs a sentence and a label 0 to {classes - 1}")
         yield (" ".join(sentence.split()),), int(label)

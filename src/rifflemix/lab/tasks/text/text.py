@@ -133,8 +133,8 @@ class Text(FileTask):
             "50,000 film reviews as UTF-8 bytes (byte b is token b + 1, 0 is padding), negative "
             "or positive: the Long Range Arena's Text task. Reviews are cut to their first "
             "max_length bytes: 4,096, its quoted 4K (its configurations say 1,000). level word: "
-            "the vocab_size - 2 likeliest words and marks of the training reviews, in lower case, "
-            "by frequency from id 2; 1 is any other. "
+            "the vocab_size - 2 most frequent words and punctuation marks of the training reviews, "
+            "in lower case, with ids from 2 on. Other words have the id 1. "
             + SUBWORDS.format("vocab_size")
             + "validation false: train on all 25,000 training reviews, without a validation split."
         ),

@@ -37,8 +37,8 @@ SUBWORDS = "level subword: cased byte pairs of the training split, at most {}, a
 """Card text for level "subword"."""
 
 JOINED = (
-    "joined: the two sentences as one sequence of at most max_length tokens, a token of its own "
-    "between them; else a pair, each of at most max_length."
+    "joined: both sentences in one sequence of at most max_length tokens, with a separator token. "
+    "Without joined: a pair of sequences of at most max_length tokens each."
 )
 """Card text for option "joined"."""
 
@@ -210,7 +210,7 @@ class SentenceTask(FileTask):
             progress(f"reading {self.card.title}", done, len(paths))
             rows[part] = list(self.read(path, options))
             if not rows[part]:
-                raise damaged(path, "it holds no samples")
+                raise damaged(path, "no samples")
         level, size = options["level"], options.get("vocab_size")
         if level == "subword":
             return encode_rows(self.parts(rows, options), level, size or self.subwords)

@@ -50,12 +50,12 @@ _SHARED = {
 _OF_IMAGES = {"patch_size": None, "layout": "sequence"}
 _COMMON = (
     "kind: " + ", ".join(KINDS) + ", or auto to decide by the labels. Forecasts need context and "
-    "horizon; known names input columns that are known in advance. split: three shares, drawn "
-    "with split_seed; a group stays together. "
-    "time names times: the latest samples are the test. folds makes K splits, fold takes one. "
-    "drop_empty=true leaves out empty texts and sequences. tokenizer is bytes, words, bpe:SIZE or "
-    "a tokenizer file. truncate keeps the head, the tail or both of sequences over max_length. "
-    "frame and hop cut series into vectors, normalize scales channels, missing=mask marks NaN."
+    "horizon; known lists input columns that are known in advance. split: three shares, drawn "
+    "with split_seed; a group stays in one split. time is a column of times: the latest samples "
+    "are the test. folds makes K splits, and fold selects one of them. drop_empty=true leaves out "
+    "empty texts and sequences. tokenizer is bytes, words, bpe:SIZE or a tokenizer file. truncate "
+    "keeps the head, the tail or both of sequences over max_length. frame and hop cut series into "
+    "vectors, normalize scales channels, missing=mask marks NaN."
 )
 
 
@@ -173,21 +173,22 @@ USER_FILES = (
     _task(
         "csv",
         "Table (CSV)",
-        "Your own .csv or .tsv with a header: column input holds texts, read as bytes, or several "
-        "columns with commas between their names hold a number each (one with a last comma: v,); "
-        "column label the answers.",
+        "Your own .csv or .tsv with a header. input is a column of texts, read as bytes, or "
+        "several columns of numbers, separated by commas (for a single column of numbers: v,). "
+        "label is the column of labels.",
         _read_table,
     ),
     _task(
         "jsonl",
         "Table (JSON lines)",
-        "Your own file of a JSON object a line: input holds texts or lists of numbers.",
+        "Your own file with one JSON object per line. input is a key of texts or lists of numbers.",
         _read_table,
     ),
     _task(
         "parquet",
         "Table (Parquet or Arrow)",
-        "Your own .parquet, .arrow or .feather file: column input holds texts or lists of numbers.",
+        "Your own .parquet, .arrow or .feather file. input is a column of texts or lists of "
+        "numbers.",
         _read_table,
     ),
     _task(
@@ -200,8 +201,9 @@ USER_FILES = (
     _task(
         "npz",
         "Arrays",
-        "Your own .npz of arrays: input (x) holds tokens (M, N), vectors (M, N, F) or images "
-        "(M, H, W, C), label (y) the answers, lengths (lengths, if it is there) the valid tokens.",
+        "Your own .npz of arrays. input (default x): tokens (M, N), vectors (M, N, F) or images "
+        "(M, H, W, C). label (default y): the labels. lengths (default: the array of this name, "
+        "if any): the numbers of valid tokens.",
         _read_npz,
         lengths=None,
         **_OF_IMAGES,
