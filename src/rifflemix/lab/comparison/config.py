@@ -256,7 +256,11 @@ class CompareConfig:
         return replace(self, threads=default_threads(parameters, tokens, self.device, out))
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the settings as JSON values."""
+        """Return the settings as JSON values.
+
+        Returns:
+            Name -> JSON value.
+        """
         free = free_settings("train")  # settings without an effect on numbers
         options = {k: v for k, v in self.train_options.items() if f"train.{k}" not in free}
         return {
@@ -291,6 +295,9 @@ class CompareConfig:
         Args:
             values: the JSON values; other entries are ignored.
             own_card: card of a task that is not in the registry.
+
+        Returns:
+            The configuration.
 
         Raises:
             InputError: an entry is missing, or has a wrong type or value.

@@ -99,6 +99,9 @@ class ConversionReport:
     def to_frame(self) -> Any:
         """Return one line per stage as a pandas.DataFrame.
 
+        Returns:
+            A pandas.DataFrame.
+
         Raises:
             InputError: pandas is not installed.
         """
@@ -116,7 +119,11 @@ class ConversionReport:
         return pandas.DataFrame(lines)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return everything except the model as JSON values."""
+        """Return everything except the model as JSON values.
+
+        Returns:
+            Name -> JSON value.
+        """
         return {
             "mixer": self.mixer,
             "finished": self.finished,

@@ -83,13 +83,26 @@ class Recipe:
         return self.planned_steps or self.train.max_steps
 
     def shown(self, value: float) -> float:
-        """Convert a metric's value to the unit of the reported number."""
+        """Convert a metric's value to the unit of the reported number.
+
+        Args:
+            value: value of the metric.
+
+        Returns:
+            The value in `unit`.
+        """
         return 100.0 * value if self.unit == "%" else value
 
     def choosing(self, weights: Weights) -> Recipe:
         """Return the recipe with another selection of the weights.
 
         "best" needs a validation split, so it also turns on the task option `validation`.
+
+        Args:
+            weights: "best" or "last".
+
+        Returns:
+            The changed recipe.
         """
         check_choice("weights", weights, WEIGHTS)
         options = dict(self.task_options)
@@ -99,6 +112,12 @@ class Recipe:
 
     def shortened(self, max_steps: int) -> Recipe:
         """Return the recipe with fewer updates and proportional warm-up, decay and evaluations.
+
+        Args:
+            max_steps: number of updates.
+
+        Returns:
+            The changed recipe.
 
         Raises:
             InputError: `max_steps` is not an integer from 1 to the planned steps.
@@ -117,6 +136,12 @@ class Recipe:
         """Return the recipe with all model widths multiplied by `width`.
 
         Widths are rounded to multiples of the number of heads.
+
+        Args:
+            width: factor of the width, over 0 and at most 1.
+
+        Returns:
+            The changed recipe.
 
         Raises:
             InputError: `width` is not in (0, 1], or the model has no width to scale.
@@ -141,13 +166,24 @@ class Recipe:
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the recipe as JSON values."""
+        """Return the recipe as JSON values.
+
+        Returns:
+            Name -> JSON value.
+        """
         values = asdict(replace(self, train=None))  # type: ignore[arg-type] # has its own to_dict
         return {**values, "notes": list(self.notes), "train": self.train.to_dict()}
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Recipe:
-        """Read a recipe that `to_dict` wrote."""
+        """Read a recipe that `to_dict` wrote.
+
+        Args:
+            values: result of `to_dict`.
+
+        Returns:
+            The recipe.
+        """
         train = TrainConfig.from_dict(values["train"])
         return cls(**{**values, "notes": tuple(values["notes"]), "train": train})
 

@@ -184,7 +184,14 @@ class TrainConfig:
             )
 
     def with_batch_size(self, batch_size: int) -> TrainConfig:
-        """Return a copy with this batch size and proportional `token_batches`."""
+        """Return a copy with this batch size and proportional `token_batches`.
+
+        Args:
+            batch_size: samples per update.
+
+        Returns:
+            The changed settings.
+        """
         if self.token_batches is None:
             return replace(self, batch_size=batch_size)
         tokens = max(1, round(self.token_batches[0] * batch_size / self.batch_size))
@@ -192,7 +199,11 @@ class TrainConfig:
         return replace(self, batch_size=batch_size, token_batches=pair)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the settings as JSON values for `from_dict`."""
+        """Return the settings as JSON values for `from_dict`.
+
+        Returns:
+            Name -> JSON value.
+        """
         return {
             name: list(value) if isinstance(value, tuple) else value
             for name, value in asdict(self).items()
@@ -201,6 +212,12 @@ class TrainConfig:
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> TrainConfig:
         """Read the settings from JSON values; missing settings get their defaults.
+
+        Args:
+            values: result of `to_dict`.
+
+        Returns:
+            The settings.
 
         Raises:
             InputError: a name is unknown (the message suggests the nearest) or a value is invalid.

@@ -353,12 +353,22 @@ class TrainResult:
         return next((dict(at) for at in self.validation if at["step"] == step), {})
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the result as JSON values for `from_dict`."""
+        """Return the result as JSON values for `from_dict`.
+
+        Returns:
+            Name -> JSON value.
+        """
         return asdict(self)
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> TrainResult:
         """Read a result from JSON values and ignore unknown entries.
+
+        Args:
+            values: result of `to_dict`.
+
+        Returns:
+            The result.
 
         Raises:
             InputError: an entry is missing or has a wrong type, or `best_step` has no evaluation.

@@ -203,7 +203,11 @@ class GPT(Model):
         return self._logits(x)
 
     def positions_of(self, key_padding_mask: Tensor) -> Tensor:
-        """Number the valid tokens of each sequence, (B, N) int64."""
+        """Number the valid tokens of each sequence, (B, N) int64.
+
+        Args:
+            key_padding_mask: (B, N) bools, True = padding.
+        """
         return valid_positions(key_padding_mask)
 
     @property
@@ -213,6 +217,12 @@ class GPT(Model):
 
     def init_state(self, batch_size: int) -> GPTState:
         """Return the state before the first token of `batch_size` sequences.
+
+        Args:
+            batch_size: number of sequences.
+
+        Returns:
+            The state for `step`.
 
         Raises:
             InputError: the mixer does not support streaming.
@@ -293,7 +303,19 @@ class GPT(Model):
         top_p: float | None = None,
         generator: torch.Generator | None = None,
     ) -> Tensor:
-        """Continue prompts; see `rifflemix.models.language.generation.generate`."""
+        """Continue prompts; see `rifflemix.models.language.generation.generate`.
+
+        Args:
+            tokens: (B, N) prompts.
+            max_new_tokens: number of tokens to add.
+            temperature: divisor of the logits; 0 chooses the most likely token.
+            top_k: sample from this number of most likely tokens.
+            top_p: sample from the most likely tokens with this total probability.
+            generator: source of random numbers.
+
+        Returns:
+            (B, N + max_new_tokens) prompts and continuations.
+        """
         return generate(
             self,
             tokens,

@@ -199,7 +199,15 @@ class Seq2Seq(Model):
         return self.read(self.encode(inputs, key_padding_mask), decoder_inputs, key_padding_mask)
 
     def encode(self, inputs: Tensor, key_padding_mask: Tensor | None = None) -> Tensor:
-        """Encode the source tokens (B, N) as a memory (B, N, C)."""
+        """Encode the source tokens (B, N) as a memory (B, N, C).
+
+        Args:
+            inputs: (B, N) token ids.
+            key_padding_mask: (B, N) bools, True = padding, or None.
+
+        Returns:
+            (B, N, C) encoded tokens.
+        """
         _check_tokens("inputs", inputs, number_of_ids(self.embed))
         check_padding_mask(key_padding_mask, inputs)
         positions = None if key_padding_mask is None else valid_positions(key_padding_mask)

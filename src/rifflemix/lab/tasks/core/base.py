@@ -152,7 +152,14 @@ class Task(ChoosesMetric, FromUserData):
     make_fold: Callable[[int], Task] | None = None
 
     def for_seed(self, seed: int) -> Task:
-        """Return the task of a run: of fold seed mod K if the task has K folds, else the task."""
+        """Return the task of a run: of fold seed mod K if the task has K folds, else the task.
+
+        Args:
+            seed: seed of the run.
+
+        Returns:
+            The task.
+        """
         if self.make_fold is None:
             return self
         task = self.make_fold(seed % self.options["folds"])
@@ -166,7 +173,14 @@ class Task(ChoosesMetric, FromUserData):
         )
 
     def split(self, name: str) -> Split:
-        """Return the split "train", "validation" or "test", or a split of `further_tests`."""
+        """Return the split "train", "validation" or "test", or a split of `further_tests`.
+
+        Args:
+            name: "train", "validation", "test", or a name in `further_tests`.
+
+        Returns:
+            The samples of the split.
+        """
         check_choice("split", name, (*SPLITS, *self.further_tests))
         return self.splits[name] if name in SPLITS else self.further_tests[name]
 
@@ -174,17 +188,39 @@ class Task(ChoosesMetric, FromUserData):
         """Stack samples into a batch.
 
         If the task pads, pad to the longest sample.
+
+        Args:
+            samples: samples of a split.
+
+        Returns:
+            Name -> tensor with the samples in its first dimension.
         """
         labels = _labels([label for _, label in samples], self.num_classes)
         return {**self.stack([inputs for inputs, _ in samples]), "labels": labels}
 
     def loss(self, outputs: Tensor, batch: Batch) -> Tensor:
-        """Compute the mean cross-entropy in float32 of logits (B, num_classes)."""
+        """Compute the mean cross-entropy in float32 of logits (B, num_classes).
+
+        Args:
+            outputs: outputs of the model.
+            batch: the batch.
+
+        Returns:
+            Scalar.
+        """
         self._check_outputs(outputs, batch)
         return functional.cross_entropy(outputs.float(), batch["labels"])
 
     def uniform_loss(self, outputs: Tensor, batch: Batch) -> Tensor:
-        """Compute `loss` for uniform targets, the extra term of label smoothing."""
+        """Compute `loss` for uniform targets, the extra term of label smoothing.
+
+        Args:
+            outputs: outputs of the model.
+            batch: the batch.
+
+        Returns:
+            Scalar.
+        """
         self._check_outputs(outputs, batch)
         return -functional.log_softmax(outputs.float(), dim=1).mean()
 
@@ -192,6 +228,13 @@ class Task(ChoosesMetric, FromUserData):
         """Compute sum and count of "accuracy" and "loss" of logits (B, num_classes).
 
         If the labels are probabilities (B, num_classes), every class above 0 counts as correct.
+
+        Args:
+            outputs: outputs of the model.
+            batch: the batch.
+
+        Returns:
+            Name -> (sum over the batch, number of terms).
         """
         self._check_outputs(outputs, batch)
         labels = batch["labels"]
@@ -206,6 +249,13 @@ class Task(ChoosesMetric, FromUserData):
         """Return labels and probabilities (B, 1 + K) of a batch, for `score_split`.
 
         Labels that are probabilities have no single class. Their samples are left out.
+
+        Args:
+            outputs: outputs of the model.
+            batch: the batch.
+
+        Returns:
+            One row per sample.
         """
         labels, shares = batch["labels"], outputs.float().softmax(dim=1)
         if labels.dim() == 2:
@@ -213,7 +263,14 @@ class Task(ChoosesMetric, FromUserData):
         return torch.cat((labels.unsqueeze(1).to(shares.dtype), shares), dim=1)
 
     def score_split(self, observed: NDArray[Any]) -> dict[str, float]:
-        """Compute metrics that need all predictions of a split, see `class_scores`."""
+        """Compute metrics that need all predictions of a split, see `class_scores`.
+
+        Args:
+            observed: rows of `observe` for the whole split.
+
+        Returns:
+            Name -> value.
+        """
         labels = observed[:, 0].astype(np.int64)
         chosen = self._chosen_f1(labels, observed[:, 1:].argmax(axis=1))
         return class_scores(labels, observed[:, 1:]) | chosen
@@ -222,6 +279,12 @@ class Task(ChoosesMetric, FromUserData):
         """Count the samples of a split by true and predicted class.
 
         Return None for more than `MOST_SHOWN` classes.
+
+        Args:
+            observed: rows of `observe` for the whole split.
+
+        Returns:
+            Rows of true classes, or None.
         """
         if self.num_classes > MOST_SHOWN:
             return None
@@ -229,7 +292,14 @@ class Task(ChoosesMetric, FromUserData):
         return confusion(labels, predicted, self.num_classes)
 
     def class_counts(self, split: str) -> list[int] | None:
-        """Count the samples of each class; return None if a sample has several classes."""
+        """Count the samples of each class; return None if a sample has several classes.
+
+        Args:
+            split: name of a split.
+
+        Returns:
+            One number per class, or None.
+        """
         samples, counts = self.split(split), [0] * self.num_classes
         targets = getattr(samples, "targets", None)  # without the inputs
         if isinstance(targets, np.ndarray) and targets.ndim == 1 and targets.dtype == np.int64:
@@ -244,7 +314,17 @@ class Task(ChoosesMetric, FromUserData):
     def weighted_loss(
         self, outputs: Tensor, batch: Batch, weights: Tensor, label_smoothing: float
     ) -> Tensor:
-        """Compute the cross-entropy with one weight per class, divided by the number of samples."""
+        """Compute the cross-entropy with one weight per class, divided by the number of samples.
+
+        Args:
+            outputs: outputs of the model.
+            batch: the batch.
+            weights: (num_classes,) weights.
+            label_smoothing: share of each label that is spread over all classes.
+
+        Returns:
+            Scalar.
+        """
         self._check_outputs(outputs, batch)
         total = functional.cross_entropy(
             outputs.float(),
@@ -259,6 +339,9 @@ class Task(ChoosesMetric, FromUserData):
         """Hash the options and all samples. Equal hashes mean equal data.
 
         The name of a user's file is excluded, so the file can be renamed.
+
+        Returns:
+            Hexadecimal hash.
         """
         return self._fingerprint
 
