@@ -269,7 +269,7 @@ def list_data(data_dir: DataDir | None = None, json: Json = False) -> None:
         (e["name"], "yes" if e["available"] else "no", e["detail"], e["source"], e["licence"])
         for e in entries
     ]
-    show(plain_table(("Task", "Available", "Found", "Source", "Licence"), rows))
+    show(plain_table(("Task", "Available", "Found", "Source", "License"), rows))
 
 
 @data_app.command(
