@@ -53,13 +53,21 @@ class CrossAttention(nn.Module):
         self.dropout = check_probability("dropout", dropout)
 
     def add_maps(self, *, bias: bool) -> None:
-        """Create the Q/K/V/O projections."""
+        """Create the Q/K/V/O projections.
+
+        Args:
+            bias: add a bias to each projection.
+        """
         self.query = nn.Linear(self.dim, self.dim, bias=bias)
         self.key_value = nn.Linear(self.dim, 2 * self.dim, bias=bias)
         self.proj = nn.Linear(self.dim, self.dim, bias=bias)
 
     def project(self, x: Tensor, memory: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Compute queries, keys and values of each head.
+
+        Args:
+            x: (B, M, C) queries.
+            memory: (B, N, C) memory.
 
         Returns:
             Queries (B, H, M, D), keys (B, H, N, D) and values (B, H, N, D).
@@ -69,7 +77,14 @@ class CrossAttention(nn.Module):
         return q, k, v
 
     def output(self, y: Tensor) -> Tensor:
-        """Merge heads (B, H, M, D) and project them to (B, M, C)."""
+        """Merge heads and project them.
+
+        Args:
+            y: (B, H, M, D) outputs of the heads.
+
+        Returns:
+            (B, M, C).
+        """
         return self.proj(y.transpose(1, 2).flatten(2))
 
     @property
@@ -78,7 +93,16 @@ class CrossAttention(nn.Module):
         return self.dropout if self.training else 0.0
 
     def check_input(self, x: Tensor, memory: Tensor, key_padding_mask: Tensor | None) -> None:
-        """Raise InputError unless queries, memory and mask fit."""
+        """Check that queries, memory and mask fit.
+
+        Args:
+            x: (B, M, C) queries.
+            memory: (B, N, C) memory.
+            key_padding_mask: (B, N) bool, True = padding of the memory, or None.
+
+        Raises:
+            InputError: a shape, dtype or device is wrong.
+        """
         for name, tensor in (("x", x), ("memory", memory)):
             check_tokens(name, tensor)
             if tensor.shape[1] < 1 or tensor.shape[2] != self.dim:
@@ -312,7 +336,16 @@ class SinkhornCrossAttention(CrossAttention):
         return position % (~dead).sum(1, keepdim=True).clamp(min=1)
 
     def check_input(self, x: Tensor, memory: Tensor, key_padding_mask: Tensor | None) -> None:
-        """Raise InputError also if the memory exceeds `max_length`."""
+        """Check that queries, memory and mask fit.
+
+        Args:
+            x: (B, M, C) queries.
+            memory: (B, N, C) memory.
+            key_padding_mask: (B, N) bool, True = padding of the memory, or None.
+
+        Raises:
+            InputError: a shape, dtype or device is wrong, or the memory exceeds `max_length`.
+        """
         super().check_input(x, memory, key_padding_mask)
         if memory.shape[1] > self.max_length:
             raise bad_argument(

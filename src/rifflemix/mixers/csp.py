@@ -128,6 +128,11 @@ class CSP(PermutationMixer):
     def permute(self, v: Tensor, mask: Tensor | None, *, with_index: bool = False) -> Permuted:
         """Shift and sort values (B, N, C) channel by channel.
 
+        Args:
+            v: (B, N, C) values.
+            mask: (B, N) bool, True = padding, or None.
+            with_index: also return the index.
+
         Returns:
             Permuted values and, if `with_index`, the index (B, N, C) that gathers them.
         """
@@ -136,7 +141,17 @@ class CSP(PermutationMixer):
     def permute_groups(
         self, v: Tensor, mask: Tensor | None, layout: GroupLayout, with_index: bool
     ) -> Permuted:
-        """Run `permute` for groups that fill the sequence."""
+        """Run `permute` for groups that fill the sequence.
+
+        Args:
+            v: (B, N, C) values. N is the number of groups times the group size.
+            mask: (B, N) bool, True = padding, or None.
+            layout: number and size of the groups.
+            with_index: also return the index.
+
+        Returns:
+            Permuted values and, if `with_index`, the index (B, N, C) that gathers them.
+        """
         steps = self.steps
         if steps is None:
             steps = self.scheduled_steps(layout, v.device)
@@ -145,13 +160,28 @@ class CSP(PermutationMixer):
         return module.permute(v, steps, spec, mask, with_index)
 
     def scheduled_steps(self, layout: GroupLayout, device: torch.device) -> Tensor | None:
-        """Compute the steps (C,) of the schedule, or None without a shift."""
+        """Compute the steps of the schedule.
+
+        Args:
+            layout: size of the groups and length of the sequence.
+            device: device of the steps.
+
+        Returns:
+            (C,) steps, or None if the mixer has no schedule.
+        """
         if self.schedule is None:
             return None
         return self.schedule.steps(layout.length, layout.size, device)
 
     def size_and_steps(self, length: int) -> tuple[int, list[int]]:
-        """Return the group size and the steps as Python numbers."""
+        """Compute the group size and the steps for sequences of a length.
+
+        Args:
+            length: number of tokens.
+
+        Returns:
+            The number of tokens in a group and the step of each channel, as Python numbers.
+        """
         whole = self.groups.reference_length or length
         size = self.groups.size_in(whole)
         if not isinstance(self.shift, str):

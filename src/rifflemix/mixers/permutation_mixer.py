@@ -143,6 +143,11 @@ class PermutationMixer(KeepsConstants, TokenMixer):
     def permute(self, v: Tensor, mask: Tensor | None, *, with_index: bool = False) -> Permuted:
         """Permute values (B, N, C) channel by channel (bidirectional variant).
 
+        Args:
+            v: (B, N, C) values.
+            mask: (B, N) bool, True = padding, or None.
+            with_index: also return the index.
+
         Returns:
             Permuted values and, if `with_index`, the index (B, N, C) that gathers them.
         """
@@ -164,7 +169,16 @@ class PermutationMixer(KeepsConstants, TokenMixer):
         return self.proj(segments.mix(permute, self.value(x), exact=exact))
 
     def start_stream(self, batch_size: int, device: Any, dtype: Any) -> dict[str, Tensor]:
-        """Create zeros for the values before the first token."""
+        """Create zeros for the values before the first token.
+
+        Args:
+            batch_size: number of sequences B.
+            device: device of the state.
+            dtype: dtype of the tokens.
+
+        Returns:
+            "past", (B, D, inner_dim): the last D values, on which an output may depend.
+        """
         windows = self._streaming_windows()
         shape = (batch_size, windows.depth, windows.steps.numel())
         return {"past": torch.zeros(shape, device=device, dtype=dtype)}

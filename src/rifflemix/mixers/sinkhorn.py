@@ -172,7 +172,17 @@ class Sinkhorn(TokenMixer):
     ) -> Tensor:
         """Attend to the local block and to the blocks that `sort` selects.
 
-        The tensors belong to `heads`. `sort` is (B, H, R, n), and the result is (B, H, N, D).
+        Args:
+            q: (B, G, N, D) queries of G heads.
+            k: (B, G, N, D) keys.
+            v: (B, G, N, D) values.
+            sort: (B, G, R, n) sort matrix, see `sinkhorn_attention`.
+            mask: (B, N) bool, True = padding, or None.
+            heads: positions of the G heads among all heads. Default: all heads.
+            rotation: index of the token at which the first block starts.
+
+        Returns:
+            (B, G, N, D) outputs.
         """
         options, null_kv = self.options, None
         if options.null_kv:

@@ -112,6 +112,11 @@ class Sliceformer(PermutationMixer):
     def permute(self, v: Tensor, mask: Tensor | None, *, with_index: bool = False) -> Permuted:
         """Sort values (B, N, C) channel by channel.
 
+        Args:
+            v: (B, N, C) values.
+            mask: (B, N) bool, True = padding, or None.
+            with_index: also return the index.
+
         Returns:
             Sorted values and, if `with_index`, the index (B, N, C) that gathers them.
         """

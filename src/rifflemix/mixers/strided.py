@@ -60,14 +60,20 @@ class StridedGroups(TokenMixer):
         self.reverse = reverse
 
     def mix_group(self, groups: Tensor, *, key_padding_mask: Tensor | None) -> Tensor:
-        """Mix the tokens of each group, (num_groups, tokens, C).
+        """Mix the tokens of each group.
 
-        The mask never hides all tokens of a group.
+        Args:
+            groups: (G, M, C) tokens, G groups of M tokens.
+            key_padding_mask: (G, M) bool, True = padding, or None. It never hides all tokens
+                of a group.
+
+        Returns:
+            (G, M, C) mixed tokens.
         """
         raise NotImplementedError
 
     def strides(self, length: int) -> list[int]:
-        """Return the strides of layers 0, 1, ... before they repeat."""
+        """Return the strides of layers 0, 1, ... before they repeat, for `length` tokens."""
         laid_out, is_fixed = self.reference_length or length, self.reference_length is not None
         strides = list(_constant_strides(laid_out, self._block(laid_out), is_fixed))
         return strides[::-1] if self.reverse else strides

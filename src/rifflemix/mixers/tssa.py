@@ -140,6 +140,9 @@ class TSSA(TokenMixer):
 
         The coding rate of the paper is a function of these projections.
 
+        Args:
+            x: (B, N, C) tokens.
+
         Returns:
             (B, H, N, C / H).
         """
@@ -199,7 +202,16 @@ class TSSA(TokenMixer):
         return y, membership.gather(2, back.expand_as(membership))
 
     def start_stream(self, batch_size: int, device: Any, dtype: Any) -> dict[str, Tensor]:
-        """Create the sums before the first token: the fields of `StatisticsState`."""
+        """Create the sums before the first token.
+
+        Args:
+            batch_size: number of sequences B.
+            device: device of the state.
+            dtype: dtype of the tokens; the state does not depend on it.
+
+        Returns:
+            The fields of `StatisticsState`, zero.
+        """
         width = self.dim // self.num_heads
         return StatisticsState.zeros(batch_size, self.num_heads, width, device=device)._asdict()
 

@@ -29,7 +29,12 @@ class KeepsConstants(nn.Module):
     """Values of the constants on the CPU, by name."""
 
     def keep_constants(self, compute: Callable[[], Mapping[str, Tensor | None]]) -> None:
-        """Register the tensors of `compute` as buffers on the default device."""
+        """Register tensors as constant buffers on the default device.
+
+        Args:
+            compute: returns name -> tensor, or None for a buffer without a value. It runs
+                on the CPU.
+        """
         device = torch.get_default_device()
         with torch.device("cpu"):
             computed = compute()

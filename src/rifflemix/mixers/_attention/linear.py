@@ -55,11 +55,30 @@ class LinearAttentionMixer(MultiHeadMixer):
         return y.to(v.dtype)
 
     def weighted_sums(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """Compute the sums of (q_n k_s) v_s over tokens s, up to n if causal: (B, H, N, D)."""
+        """Compute the sums of (q_n k_s) v_s over tokens s, up to n if causal.
+
+        Args:
+            q: (B, H, N, M) features of the queries.
+            k: (B, H, N, M) features of the keys, zero at padded positions.
+            v: (B, H, N, D) values.
+
+        Returns:
+            (B, H, N, D) sums, not normalized.
+        """
         return linear_attention(q, k, v, epsilon=None, causal=self.causal)
 
     def start_stream(self, batch_size: int, device: Any, dtype: Any) -> dict[str, Tensor]:
-        """Create sums of zero, in float64 to keep the digits of long sums."""
+        """Create sums of zero.
+
+        Args:
+            batch_size: number of sequences B.
+            device: device of the state.
+            dtype: dtype of the tokens; the state does not depend on it.
+
+        Returns:
+            "sums" (B, H, M, D) and "norms" (B, H, M), float64 (float32 on MPS) to keep the digits
+            of long sums.
+        """
         wide = widest_float(device)
         shape = (batch_size, self.num_heads, self.num_features_per_head())
         return {

@@ -66,7 +66,16 @@ class MultiHeadMixer(TokenMixer):
         key_padding_mask: Tensor | None = None,
         cu_seqlens: Tensor | None = None,
     ) -> Tensor:
-        """Mix tokens; see `TokenMixer.forward`. `padded_queries` determines outputs at padding."""
+        """Mix tokens.
+
+        Args:
+            x: (B, N, C) tokens.
+            key_padding_mask: (B, N) bool, True = padding.
+            cu_seqlens: (S + 1,) boundaries of packed sequences, see `TokenMixer.forward`.
+
+        Returns:
+            (B, N, C). `padded_queries` determines the outputs at padded positions.
+        """
         y = super().forward(x, key_padding_mask=key_padding_mask, cu_seqlens=cu_seqlens)
         if key_padding_mask is None or self.padded_queries == "zero":
             return y
@@ -98,13 +107,32 @@ class MultiHeadMixer(TokenMixer):
     def empty_cache(
         self, batch_size: int, tokens: int, device: Any, dtype: Any
     ) -> dict[str, Tensor]:
-        """Create keys and values (B, H, tokens, D) of zero."""
+        """Create keys and values of zero.
+
+        Args:
+            batch_size: number of sequences B.
+            tokens: number of tokens in the cache.
+            device: device of the cache.
+            dtype: dtype of the cache.
+
+        Returns:
+            "keys" and "values", both (B, H, tokens, D).
+        """
         shape = (batch_size, self.num_heads, tokens, self.head_dim)
         empty = torch.zeros(shape, device=device, dtype=dtype)
         return {"keys": empty, "values": empty}
 
     def remember(self, k: Tensor, v: Tensor, key_padding_mask: Tensor | None) -> dict[str, Tensor]:
-        """Return the streaming state after tokens with keys and values (B, H, N, D)."""
+        """Create the streaming state after a prompt.
+
+        Args:
+            k: (B, H, N, D) keys.
+            v: (B, H, N, D) values.
+            key_padding_mask: (B, N) bool, True = padding, or None.
+
+        Returns:
+            Name -> tensor with the batch in its first dimension, without `position`.
+        """
         raise NotImplementedError
 
     def _join(self, y: Tensor) -> Tensor:
@@ -126,7 +154,14 @@ class MultiHeadMixer(TokenMixer):
         raise NotImplementedError
 
     def split(self, qkv: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Split (B, N, 3 inner_dim) into queries, keys and values (B, H, N, D)."""
+        """Split the result of the Q/K/V projection into heads.
+
+        Args:
+            qkv: (B, N, 3 inner_dim).
+
+        Returns:
+            Queries, keys and values, each (B, H, N, D).
+        """
         heads = qkv.unflatten(-1, (3, self.num_heads, self.head_dim))
         q, k, v = unbind_qkv(heads)
         return q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
@@ -166,11 +201,28 @@ class ValidTokensFirst(MultiHeadMixer):
     def fill_in_order(
         self, x: Tensor, key_padding_mask: Tensor | None
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """Run `MultiHeadMixer.fill_stream`; padding comes last."""
+        """Run `MultiHeadMixer.fill_stream` on tokens in this order.
+
+        Args:
+            x: (B, N, C) tokens.
+            key_padding_mask: (B, N) bool, True = padding, which comes last; or None.
+
+        Returns:
+            (B, N, C) mixed tokens, and the state after them.
+        """
         return super().fill_stream(x, key_padding_mask)
 
     def mix_in_order(self, x: Tensor, key_padding_mask: Tensor | None) -> Tensor:
-        """Run `MultiHeadMixer.mix`; padding comes last unless `keep_positions` is set."""
+        """Run `MultiHeadMixer.mix` on tokens in this order.
+
+        Args:
+            x: (B, N, C) tokens.
+            key_padding_mask: (B, N) bool, True = padding, or None. Padding comes last unless
+                `keep_positions` is set.
+
+        Returns:
+            (B, N, C) mixed tokens.
+        """
         return super().mix(x, key_padding_mask)
 
 

@@ -66,7 +66,16 @@ class AveragePooling(TokenMixer):
         return mean.to(x.dtype)
 
     def start_stream(self, batch_size: int, device: Any, dtype: Any) -> dict[str, Tensor]:
-        """Create the sum of the tokens so far."""
+        """Create the sum of the tokens so far.
+
+        Args:
+            batch_size: number of sequences B.
+            device: device of the state.
+            dtype: dtype of the tokens; the state does not depend on it.
+
+        Returns:
+            "sum" (B, C), float64 (float32 on MPS).
+        """
         wide = widest_float(device)
         return {"sum": torch.zeros(batch_size, self.dim, device=device, dtype=wide)}
 
@@ -79,5 +88,5 @@ class AveragePooling(TokenMixer):
     def fill_stream(
         self, x: Tensor, key_padding_mask: Tensor | None
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """Return the running mean and the sum of all tokens. Padded tokens are zero."""
+        # Padded tokens are zero, so that the sum needs no mask.
         return self.mix(x, key_padding_mask), {"sum": x.sum(1, dtype=widest_float(x.device))}

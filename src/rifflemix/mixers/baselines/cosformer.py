@@ -62,7 +62,6 @@ class CosFormer(ValidTokensFirst, LinearAttentionMixer):
     def features(
         self, q: Tensor, k: Tensor, key_padding_mask: Tensor | None, start: Tensor | None
     ) -> tuple[Tensor, Tensor]:
-        """Multiply relu(x) by the cosine and the sine of the position."""
         q, k = torch.relu(q), torch.relu(k)
         if key_padding_mask is not None:
             k = torch.where(key_padding_mask[:, None, :, None], 0.0, k)

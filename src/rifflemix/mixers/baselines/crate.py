@@ -77,7 +77,16 @@ class Crate(TokenMixer):
         return self._lift(y.transpose(1, 2).flatten(2))
 
     def start_stream(self, batch_size: int, device: Any, dtype: Any) -> dict[str, Tensor]:
-        """Create an empty cache of coordinates. It grows by one token per step."""
+        """Create an empty cache of coordinates. It grows by one token per step.
+
+        Args:
+            batch_size: number of sequences B.
+            device: device of the state.
+            dtype: dtype of the tokens.
+
+        Returns:
+            "coordinates" (B, H, 0, D).
+        """
         shape = (batch_size, self.num_heads, 0, self.dim // self.num_heads)
         empty = torch.zeros(shape, device=device, dtype=dtype)
         return {"coordinates": empty}

@@ -174,7 +174,16 @@ class ExpSmoothing(TokenMixer):
         return y if self.g_proj is None else y * self.g_proj(x).sigmoid()
 
     def start_stream(self, batch_size: int, device: Any, dtype: Any) -> dict[str, Tensor]:
-        """Create the smoothed values (B, hidden, 1, 2) in float32 or wider."""
+        """Create the smoothed values before the first token.
+
+        Args:
+            batch_size: number of sequences B.
+            device: device of the state.
+            dtype: dtype of the tokens; the state does not depend on it.
+
+        Returns:
+            "state" (B, hidden, 1, 2), complex numbers in float32 or wider.
+        """
         return {"state": self.cets.kernel().init_state(batch_size).to(device)}
 
     def advance_stream(

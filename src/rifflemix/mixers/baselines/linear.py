@@ -72,7 +72,6 @@ class LinearAttention(LinearAttentionMixer):
     def features(
         self, q: Tensor, k: Tensor, key_padding_mask: Tensor | None, start: Tensor | None
     ) -> tuple[Tensor, Tensor]:
-        """Apply elu(x) + 1 to queries and keys."""
         q, k = elu_plus_one(q), elu_plus_one(k)
         if key_padding_mask is not None:
             k = torch.where(key_padding_mask[:, None, :, None], 0.0, k)

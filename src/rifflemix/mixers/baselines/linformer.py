@@ -75,7 +75,7 @@ class Linformer(ValidTokensFirst):
             self.value_projection = nn.Parameter(_INIT_STD * torch.randn(shape))
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, key_padding_mask: Tensor | None) -> Tensor:
-        """Attend to the projected keys and values. Padding adds nothing to them."""
+        # Padding adds nothing to the projected keys and values.
         if key_padding_mask is not None:
             padded = key_padding_mask[:, None, :, None]
             k, v = k.masked_fill(padded, 0.0), v.masked_fill(padded, 0.0)

@@ -75,7 +75,7 @@ class Longformer(ValidTokensFirst):
         )
 
     def mix_in_order(self, x: Tensor, key_padding_mask: Tensor | None) -> Tensor:
-        """Project, attend and project, with `global_qkv` for the outputs of global tokens."""
+        # `attend` computes no outputs of global tokens: `global_qkv` has their projections.
         y = self.attend(*self.split(self.qkv(x)), key_padding_mask)
         if self.global_qkv is not None:
             q, k, v = self.split(self.global_qkv(x))
@@ -84,7 +84,7 @@ class Longformer(ValidTokensFirst):
         return self.proj(y.transpose(1, 2).flatten(2))
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, key_padding_mask: Tensor | None) -> Tensor:
-        """Attend to windows and global keys. `mix_in_order` replaces the global outputs."""
+        # `mix_in_order` replaces the outputs of global tokens.
         return window_attention(
             q,
             k,

@@ -166,7 +166,7 @@ class MegaLayer(TokenMixer):
         )
 
     def mix(self, x: Tensor, key_padding_mask: Tensor | None) -> Tensor:
-        """Apply the layer with x as the residual stream."""
+        # `x` is also the residual stream.
         return self._gate(x, x, key_padding_mask)
 
     def gated_residual(
@@ -275,7 +275,17 @@ class MegaLayer(TokenMixer):
         return drop(weights, dropout) @ v
 
     def start_stream(self, batch_size: int, device: Any, dtype: Any) -> dict[str, Tensor]:
-        """Create the moving averages and a cache: growing, or of constant size with chunks."""
+        """Create the moving averages and a cache.
+
+        Args:
+            batch_size: number of sequences B.
+            device: device of the state.
+            dtype: dtype of the keys and values.
+
+        Returns:
+            "averages" (B, C, ema_dim), "keys" (B, M, z_dim) and "values" (B, M, hidden_dim). M is
+            `chunk_size`. Without chunks, M is 0 and grows by one token per step.
+        """
         empty = torch.zeros(
             batch_size,
             self.chunk_size or 0,

@@ -115,7 +115,10 @@ class Performer(LinearAttentionMixer):
         self.register_buffer("projection", drawn)
 
     def redraw_projection(self, generator: torch.Generator | None = None) -> None:
-        """Draw a new random projection from `generator` or torch's default generator.
+        """Draw a new random projection.
+
+        Args:
+            generator: source of the random numbers. Default: torch's default generator.
 
         Raises:
             InputError: the mixer has no projection.
@@ -138,7 +141,6 @@ class Performer(LinearAttentionMixer):
     def features(
         self, q: Tensor, k: Tensor, key_padding_mask: Tensor | None, start: Tensor | None
     ) -> tuple[Tensor, Tensor]:
-        """Compute the features in float32 or float64."""
         padded = None if key_padding_mask is None else key_padding_mask[:, None, :, None]
         wide = torch.promote_types(q.dtype, torch.float32)
         scale = self.head_dim**-self.scale_exponent

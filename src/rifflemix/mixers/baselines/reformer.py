@@ -125,7 +125,6 @@ class Reformer(TokenMixer):
         return torch.empty(shape).copy_(torch.randn(shape, generator=generator, device="cpu"))
 
     def mix(self, x: Tensor, key_padding_mask: Tensor | None) -> Tensor:
-        """Hash, attend within chunks of tokens sorted by bucket, and join the rounds."""
         qk, v = (self._split(t) for t in (self.qk(x), self.value(x)))
         y = lsh_attention(
             qk,

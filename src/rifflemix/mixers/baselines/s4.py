@@ -124,7 +124,16 @@ class S4(TokenMixer):
         return F.glu(self.output_linear(F.gelu(y)), -1)
 
     def start_stream(self, batch_size: int, device: Any, dtype: Any) -> dict[str, Tensor]:
-        """Create the states (B, C, state_size / 2, 2) in float32 or wider."""
+        """Create the states of all channels before the first token.
+
+        Args:
+            batch_size: number of sequences B.
+            device: device of the state.
+            dtype: dtype of the tokens; the state does not depend on it.
+
+        Returns:
+            "state" (B, C, state_size / 2, 2), complex numbers in float32 or wider.
+        """
         return {"state": self._kernel().init_state(batch_size).to(device)}
 
     def advance_stream(

@@ -137,7 +137,16 @@ class S5(TokenMixer):
         return g * self.out2(g).sigmoid()
 
     def start_stream(self, batch_size: int, device: Any, dtype: Any) -> dict[str, Tensor]:
-        """Create the state (B, P / 2, 2) in float32 or wider."""
+        """Create the state before the first token.
+
+        Args:
+            batch_size: number of sequences B.
+            device: device of the state.
+            dtype: dtype of the tokens; the state does not depend on it.
+
+        Returns:
+            "state" (B, P / 2, 2), complex numbers in float32 or wider. P is `state_size`.
+        """
         like = wide(self.Lambda_re)
         return {"state": torch.zeros(batch_size, len(like), 2, device=device, dtype=like.dtype)}
 

@@ -84,7 +84,6 @@ class Spade(ValidTokensFirst):
             self.aggregate = nn.Linear(2 * self.dim, self.dim)
 
     def mix(self, x: Tensor, key_padding_mask: Tensor | None) -> Tensor:
-        """Combine local attention with the state space, if this layer has a state space."""
         local = super().mix(x, key_padding_mask)
         if self.ssm is None:
             return local
@@ -111,7 +110,17 @@ class Spade(ValidTokensFirst):
         return self.radius
 
     def start_stream(self, batch_size: int, device: Any, dtype: Any) -> dict[str, Tensor]:
-        """Create the state of S4 and a cache that grows to `radius` tokens."""
+        """Create an empty cache, and the state of S4 if this layer has a state space.
+
+        Args:
+            batch_size: number of sequences B.
+            device: device of the state.
+            dtype: dtype of the tokens.
+
+        Returns:
+            "keys" and "values", both (B, H, 0, D), which grow to `radius` tokens. With a state
+            space also "state", see `S4.start_stream`.
+        """
         empty = torch.zeros(
             (batch_size, self.num_heads, 0, self.head_dim),
             device=device,
@@ -149,7 +158,6 @@ class Spade(ValidTokensFirst):
         return self._combine(far, near), {**state, **state_after}
 
     def remember(self, k: Tensor, v: Tensor, key_padding_mask: Tensor | None) -> dict[str, Tensor]:
-        """Return a cache of the last `radius` keys and values."""
         keys, padding = last_tokens(k, key_padding_mask, self.radius, dim=2)
         values, _ = last_tokens(v, key_padding_mask, self.radius, dim=2)
         return new_cache(padding, keys=keys, values=values)

@@ -179,7 +179,16 @@ class Synthesizer(TokenMixer):
         return dropout_attention(q, k, v, mask=scores, dropout_p=dropout_p)
 
     def start_stream(self, batch_size: int, device: Any, dtype: Any) -> dict[str, Tensor]:
-        """Create an empty key-value cache. It grows by one token per step."""
+        """Create an empty cache. It grows by one token per step.
+
+        Args:
+            batch_size: number of sequences B.
+            device: device of the state.
+            dtype: dtype of the tokens.
+
+        Returns:
+            "values" (B, H, 0, D). Variants with a dot product also have "keys" of this shape.
+        """
         shape = (batch_size, self.num_heads, 0, self.dim // self.num_heads)
         empty = torch.zeros(shape, device=device, dtype=dtype)
         return {"keys": empty, "values": empty} if self.dot_product else {"values": empty}

@@ -49,7 +49,6 @@ class XCA(MultiHeadMixer):
         self.temperature = nn.Parameter(torch.ones(self.num_heads, 1, 1))
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, key_padding_mask: Tensor | None) -> Tensor:
-        """Mix channels with a (D, D) softmax over the key channels of each head."""
         if key_padding_mask is not None:
             padded = key_padding_mask[:, None, :, None]
             q, k = torch.where(padded, 0.0, q), torch.where(padded, 0.0, k)

@@ -59,7 +59,17 @@ class StatisticsState(NamedTuple):
         *,
         device: Any = None,
     ) -> StatisticsState:
-        """Return the state before the first token."""
+        """Create the state before the first token.
+
+        Args:
+            batch_size: number of sequences B.
+            num_heads: heads H.
+            head_dim: channels D of a head.
+            device: device of the state. Default: torch's default device.
+
+        Returns:
+            The state; all entries are zero.
+        """
         per_feature = (batch_size, num_heads, head_dim)
         position = torch.zeros(batch_size, device=device, dtype=torch.int64)
         wide = widest_float(position.device)

@@ -128,7 +128,17 @@ class Hyena(TokenMixer):
         return self.out_proj(q * y.to(q.dtype))
 
     def start_stream(self, batch_size: int, device: Any, dtype: Any) -> dict[str, Tensor]:
-        """Create zeros: the last projections, and the products k * v from new to old."""
+        """Create zeros for the tokens before the first token.
+
+        Args:
+            batch_size: number of sequences B.
+            device: device of the state.
+            dtype: dtype of the tokens.
+
+        Returns:
+            "past" (B, 2, 3 C), the last two projections, and "products" (B, max_length, C), the
+            products k * v from new to old.
+        """
         length = self.max_length or 1
         products = torch.zeros(batch_size, length, self.dim, device=device, dtype=dtype)
         return {"past": self.short.start(batch_size, device, dtype), "products": products}

@@ -106,7 +106,14 @@ class RecurrentMixer(TokenMixer):
     proj: nn.Linear
 
     def project(self, x: Tensor) -> Parts:
-        """Compute tensors (B, N, ...) from each token of (B, N, C) alone."""
+        """Project each token alone.
+
+        Args:
+            x: (B, N, C) tokens.
+
+        Returns:
+            Tensors (B, N, ...) for `scan`.
+        """
         raise NotImplementedError
 
     def scan(self, parts: Parts, mask: Tensor | None, before: State) -> tuple[Tensor, State]:
