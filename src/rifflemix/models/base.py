@@ -181,7 +181,11 @@ class Model(NamedModel):
         return sum(layer.state_size(length) for layer in _stateful_layers(self))
 
     def no_weight_decay(self) -> set[str]:
-        """Return the parameters that the submodules exclude from weight decay."""
+        """List the parameters that the submodules exclude from weight decay.
+
+        Returns:
+            Names of the parameters, as in `named_parameters`.
+        """
         return {
             f"{position}.{name}" if position else name
             for position, module in self.named_modules()

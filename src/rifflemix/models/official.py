@@ -48,7 +48,14 @@ class OfficialTensor:
     part: Callable[[Tensor], Tensor] | None = None
 
     def position(self, tensor: Tensor) -> Tensor:
-        """Return a view of the part of a rifflemix tensor that receives the official values."""
+        """Select the part of a rifflemix tensor that receives the official values.
+
+        Args:
+            tensor: the rifflemix tensor.
+
+        Returns:
+            A view of the part, or the tensor itself if `part` is None.
+        """
         return tensor if self.part is None else self.part(tensor)
 
 

@@ -203,10 +203,13 @@ class GPT(Model):
         return self._logits(x)
 
     def positions_of(self, key_padding_mask: Tensor) -> Tensor:
-        """Number the valid tokens of each sequence, (B, N) int64.
+        """Number the valid tokens of each sequence.
 
         Args:
             key_padding_mask: (B, N) bools, True = padding.
+
+        Returns:
+            (B, N) int64 positions.
         """
         return valid_positions(key_padding_mask)
 
@@ -327,9 +330,10 @@ class GPT(Model):
         )
 
     def official_tensors(self) -> dict[str, OfficialTensor]:
-        """Map the keys of the official code to our tensors.
+        """Map the keys of nanoGPT and of the released language code of ToST to our tensors.
 
-        The official code is nanoGPT and the released language code of ToST.
+        Returns:
+            Official key -> `OfficialTensor`.
 
         Raises:
             InputError: this code does not support the mixer or a setting.

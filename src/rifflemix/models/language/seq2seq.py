@@ -219,7 +219,16 @@ class Seq2Seq(Model):
     def read(
         self, memory: Tensor, decoder_inputs: Tensor, memory_padding_mask: Tensor | None = None
     ) -> Tensor:
-        """Compute the logits (B, M, vocab_size) after each decoder token (B, M)."""
+        """Compute the logits after each decoder token.
+
+        Args:
+            memory: (B, N, C) result of `encode`.
+            decoder_inputs: (B, M) int64 token ids.
+            memory_padding_mask: (B, N) bool, True = padding of the memory, or None.
+
+        Returns:
+            (B, M, vocab_size).
+        """
         _check_tokens("decoder_inputs", decoder_inputs, number_of_ids(self.embed))
         x = self._embedded(decoder_inputs, None)
         for block in self.decoder:

@@ -118,7 +118,15 @@ class SequenceClassifier(Model):
     def encode_packed(
         self, inputs: Tensor, key_padding_mask: Tensor | None, cu_seqlens: Tensor
     ) -> Tensor:
-        """Encode a packed batch as one vector per sequence, (S, C).
+        """Encode a packed batch as one vector per sequence.
+
+        Args:
+            inputs: (1, N) int64 token ids, or (1, N, F) vectors, of all sequences.
+            key_padding_mask: must be None, because packed sequences have no padding.
+            cu_seqlens: (S + 1,) boundaries of the sequences, see `TokenMixer.forward`.
+
+        Returns:
+            (S, C), or (1, N, C) with pool="none".
 
         Raises:
             InputError: `TokenMixer.forward` would not accept the arguments, a sequence is empty,
@@ -194,7 +202,16 @@ class SequenceClassifier(Model):
     def with_class_token(
         self, token: Tensor, x: Tensor, key_padding_mask: Tensor | None
     ) -> tuple[Tensor, Tensor | None]:
-        """Prepend the class token (1, 1, C) to x and its mask."""
+        """Prepend the class token to the tokens, and its entry to the mask.
+
+        Args:
+            token: (1, 1, C) class token.
+            x: (B, N, C) tokens.
+            key_padding_mask: (B, N) bool, True = padding, or None.
+
+        Returns:
+            (B, N + 1, C) tokens, and their mask (B, N + 1) or None.
+        """
         x = torch.cat((token.to(x.dtype).expand(x.shape[0], -1, -1), x), dim=1)
         if key_padding_mask is not None:
             first = key_padding_mask[:, :1]
@@ -213,16 +230,23 @@ class SequenceClassifier(Model):
             raise bad_argument("inputs", f"shape (B, N, {features})", tuple(inputs.shape))
 
     def state_size(self, length: int) -> int:
-        """Count as `Model.state_size`; tied layers have a state each."""
+        # Tied layers have a state each.
         return super().state_size(length) * (self.num_layers // len(self.blocks))
 
     def no_weight_decay(self) -> set[str]:
-        """Return parameters without weight decay, including the class token."""
         names = super().no_weight_decay()
         return names if self.cls is None else names | {"cls"}
 
     def finish(self, x: Tensor, key_padding_mask: Tensor | None) -> Tensor:
-        """Apply the final norm, (B, N, C) -> (B, N, C)."""
+        """Apply the final norm.
+
+        Args:
+            x: (B, N, C) output of the last block.
+            key_padding_mask: (B, N) bool, True = padding, or None.
+
+        Returns:
+            (B, N, C).
+        """
         return self.norm(x, key_padding_mask) if isinstance(self.norm, TokenNorm) else self.norm(x)
 
     def _padded(

@@ -48,7 +48,14 @@ class PostNormBlock(nn.Module):
         self.drop = Dropout(check_probability("dropout", dropout))
 
     def forward(self, x: Tensor) -> Tensor:
-        """Apply mixer and feed-forward branch: (B, N, C) -> (B, N, C)."""
+        """Apply mixer and feed-forward branch.
+
+        Args:
+            x: (B, N, C) tokens.
+
+        Returns:
+            (B, N, C).
+        """
         x = self.drop(self.norm1(self.mixer(x) + x))
         return self.drop(self.norm2(self.mlp(x) + x))
 
@@ -135,6 +142,9 @@ class DimensionMixerViT(PatchModel):
         """Map the keys of the released code to our tensors.
 
         The released code nests the blocks in encoders. One encoder is one complete butterfly.
+
+        Returns:
+            Official key -> `OfficialTensor`.
 
         Raises:
             InputError: the released code does not support the mixer, or does not save its random

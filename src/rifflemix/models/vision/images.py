@@ -36,11 +36,25 @@ class ImageModel(Model):
         self.in_channels = check_integer("in_channels", in_channels, 1)
 
     def embed(self, images: Tensor) -> Tensor:
-        """Convert images (B, in_channels, height, width) to the input of the blocks."""
+        """Convert images to the input of the blocks.
+
+        Args:
+            images: (B, in_channels, height, width).
+
+        Returns:
+            Input of the first block; (B, N, C) in models with patches.
+        """
         raise NotImplementedError
 
     def classify(self, x: Tensor) -> Tensor:
-        """Compute logits (B, num_classes) from the output of the blocks."""
+        """Compute logits from the output of the blocks.
+
+        Args:
+            x: output of the last block.
+
+        Returns:
+            (B, num_classes).
+        """
         return self.head(x.flatten(1))
 
     def forward(self, images: Tensor, *, key_padding_mask: Tensor | None = None) -> Tensor:
@@ -52,6 +66,9 @@ class ImageModel(Model):
 
         Returns:
             (B, num_classes).
+
+        Raises:
+            InputError: the shape or dtype of the images is wrong, or a mask is given.
         """
         check_floating("images", images, "(B, channels, height, width)")
         expected = (self.in_channels, *self.image_size)

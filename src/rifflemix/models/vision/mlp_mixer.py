@@ -46,7 +46,14 @@ class MLPMixerBlock(nn.Module):
         self.channel_mlp = channel_mlp
 
     def forward(self, x: Tensor) -> Tensor:
-        """Mix tokens, then channels: (B, N, C) -> (B, N, C)."""
+        """Mix tokens, then channels.
+
+        Args:
+            x: (B, N, C) tokens.
+
+        Returns:
+            (B, N, C).
+        """
         x = x + self.token_mlp(self.norm1(x).mT).mT
         return x + self.channel_mlp(self.norm2(x))
 
@@ -115,7 +122,11 @@ class MLPMixer(PatchModel):
         return self.patch_embed(self.resize(images))
 
     def official_tensors(self) -> dict[str, OfficialTensor]:
-        """Map the keys of the released code to our tensors."""
+        """Map the keys of the released code to our tensors.
+
+        Returns:
+            Official key -> `OfficialTensor`.
+        """
         layout = official_layer(self.patch_embed.proj, "patch_embed.proj", "channel_change")
         for index, block in enumerate(self.blocks):
             for our, their in _OFFICIAL_PARTS:

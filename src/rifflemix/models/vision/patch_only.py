@@ -78,6 +78,9 @@ class PatchOnlyMixer(ImageModel):
         """Map the keys of the released code to our tensors.
 
         The released code has one block per patch size.
+
+        Returns:
+            Official key -> `OfficialTensor`.
         """
         layout = official_layer(self.head, "head", "linear")
         if isinstance(self.expand, nn.Conv2d):

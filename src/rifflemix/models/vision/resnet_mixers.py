@@ -282,6 +282,9 @@ class ResNetMixer(Model):
 
         Returns:
             (B, num_classes).
+
+        Raises:
+            InputError: the shape or dtype of the images is wrong, or a mask is given.
         """
         check_floating("resnet", images, "(B, channels, height, width)")
         if images.dim() != 4 or images.shape[1] != self.in_channels:

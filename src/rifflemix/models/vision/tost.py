@@ -168,6 +168,9 @@ class ToST(PatchModel):
     def official_tensors(self) -> dict[str, OfficialTensor]:
         """Map the keys of the released vision code to our tensors.
 
+        Returns:
+            Official key -> `OfficialTensor`.
+
         Raises:
             InputError: the released code does not support the mixer or the feed-forward layer.
         """

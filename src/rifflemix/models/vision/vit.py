@@ -123,7 +123,14 @@ class ViT(PatchModel):
         return super().classify(self.norm(self.pooled(x)))
 
     def pooled(self, x: Tensor) -> Tensor:
-        """Pool the tokens: (B, N, C) -> (B, C)."""
+        """Pool the tokens: the class token or the mean.
+
+        Args:
+            x: (B, N, C) output of the last block.
+
+        Returns:
+            (B, C).
+        """
         return x[:, 0] if self.pool == "cls" else x.mean(dim=1)
 
 
