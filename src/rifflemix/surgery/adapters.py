@@ -144,6 +144,9 @@ class SwappedAttention(nn.Module):
         """Set the training mode, also of the replaced attention.
 
         `forward` may use parts of the replaced attention.
+
+        Args:
+            mode: True for training, False for evaluation.
         """
         self.original.train(mode)
         return super().train(mode)
@@ -161,7 +164,13 @@ class SwappedAttention(nn.Module):
         return self
 
     def name_mixer(self, settings: MixerSettings, adapter: str, place: str) -> None:
-        """Store settings, adapter and location of the mixer, and add the label."""
+        """Store settings, adapter and location of the mixer, and add the label.
+
+        Args:
+            settings: arguments that rebuild the mixer.
+            adapter: name of the adapter that matched the attention.
+            place: name of the module in the model.
+        """
         self.settings, self.adapter, self._place = settings, adapter, place
         label, where = make_label(settings), place_of(self.original)
         has_memory = where is None or where[0].type != "meta"
@@ -170,7 +179,11 @@ class SwappedAttention(nn.Module):
             self._check_at_next_call()  # some loaders set tensors one by one
 
     def check_loaded(self) -> None:
-        """Raise InputError unless all weights were loaded and belong to this mixer."""
+        """Check the weights after loading.
+
+        Raises:
+            InputError: weights are missing, or belong to another mixer.
+        """
         if self._awaited:
             raise bad_argument(
                 f"weights at {self._place}",

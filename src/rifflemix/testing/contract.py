@@ -40,9 +40,14 @@ class Property:
         return self.holds.__name__
 
     def check(self, form: Form) -> None:
-        """Raise AssertionError, "mixer: property: reason", if the property fails.
+        """Check the property of a variant.
 
-        Unexpected errors of the mixer are also failures.
+        Args:
+            form: variant of a mixer.
+
+        Raises:
+            AssertionError: "mixer: property: reason". Unexpected errors of the mixer are also
+                failures.
         """
         try:
             with seeded():

@@ -45,11 +45,27 @@ class Form:
         return f"{self.card.name}-causal" if self.causal else self.card.name
 
     def masks(self, key_padding_mask: Tensor) -> tuple[Tensor | None, ...]:
-        """Return None and, if the mixer supports masks, `key_padding_mask`."""
+        """List the masks to test.
+
+        Args:
+            key_padding_mask: (B, N) bool, True = padding.
+
+        Returns:
+            None and, if the mixer supports masks, `key_padding_mask`.
+        """
         return (None, key_padding_mask) if self.card.padding else (None,)
 
     def new(self, dim: int = DIM, *, num_heads: int = HEADS, **settings: Any) -> TokenMixer:
-        """Build the mixer with its own initialization, for up to `MAX_LENGTH` tokens."""
+        """Build the mixer with its own initialization, for up to `MAX_LENGTH` tokens.
+
+        Args:
+            dim: channels C.
+            num_heads: heads H.
+            settings: options of the mixer.
+
+        Returns:
+            The mixer in training mode.
+        """
         return self.mixer(
             dim, num_heads=num_heads, max_length=MAX_LENGTH, causal=self.causal, **settings
         )
@@ -60,6 +76,14 @@ class Form:
         """Build the mixer for evaluation, with noise added to all parameters.
 
         With the noise, parameters initialized to 0 or 1 also affect the results.
+
+        Args:
+            dim: channels C.
+            num_heads: heads H.
+            dtype: dtype of the parameters.
+
+        Returns:
+            The mixer in evaluation mode. It is the same in every call.
         """
         torch.manual_seed(7)
         mixer = self.new(dim, num_heads=num_heads)

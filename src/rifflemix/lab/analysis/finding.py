@@ -212,14 +212,28 @@ class Column:
     scale: int = 1
 
     def of(self, layer: Any) -> Any:
-        """Return the number, or another JSON value."""
+        """Read the value of the column from the record of a layer.
+
+        Args:
+            layer: record of the layer.
+
+        Returns:
+            The number without `scale`, or another JSON value.
+        """
         if callable(self.value):
             return self.value(layer)
         found = getattr(layer, self.value or self.key)
         return float(np.mean(found)) if isinstance(found, list) else found
 
     def text(self, layer: Any) -> str:
-        """Return the number as the table shows it."""
+        """Format the value of a layer for the table.
+
+        Args:
+            layer: record of the layer.
+
+        Returns:
+            The number times `scale` in the format `spec`, or the value itself if it is a string.
+        """
         value = self.of(layer)
         return value if isinstance(value, str) else format(self.scale * value, self.spec)
 

@@ -205,7 +205,7 @@ class CompareConfig:
         return grid_points(self.tuned)
 
     def at(self, point: Point) -> CompareConfig:
-        """Return the comparison of one of `points`, without tuning."""
+        """Return the comparison with the settings of one point of `points`, without tuning."""
         return replace(self, train=replace(self.train, **point), tuned={}, stop_early=False)
 
     def folder(self, mixer: str, seed: int, point: Point, step: int | None = None) -> str:
@@ -239,7 +239,7 @@ class CompareConfig:
         return {name: own[name] for name in own if own[name] != usual[name] and name != "seed"}
 
     def mixer_name(self, label: str) -> str:
-        """Return the registry name of one of `mixers`."""
+        """Return the registry name of the mixer with a label of `mixers`."""
         return self.variants.get(label, label)
 
     def with_threads(self, task: Task, out: Path) -> CompareConfig:
@@ -326,7 +326,7 @@ class CompareConfig:
             raise bad_argument("config.json", "the settings of a comparison", got) from error
 
     def model_settings(self, mixer: str) -> dict[str, Any]:
-        """Return the settings of the model with `mixer`, as JSON values."""
+        """Return the model settings for a mixer label, as name -> JSON value."""
         return {
             "model": self.model,
             "mixer": self.mixer_name(mixer),

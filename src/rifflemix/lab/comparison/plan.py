@@ -180,7 +180,14 @@ class ComparePlan:
         )
 
     def planned(self, records: Records) -> list[PlannedRun]:
-        """List trials first, then the runs with the settings that they chose."""
+        """List trials first, then the runs with the settings that they chose.
+
+        Args:
+            records: name -> record of each run so far.
+
+        Returns:
+            The trainings whose settings are known so far. Without tuning, these are all runs.
+        """
         if not self.config.tuned:
             return [
                 PlannedRun(self.config.folder(mixer, seed, {}), mixer, seed)
@@ -189,11 +196,25 @@ class ComparePlan:
         return [*self.trials.planned(records), *self._planned_choices(records)]
 
     def later_trainings(self, records: Records) -> Mapping[str, float]:
-        """Return mixer -> work of trials that may still be stopped, in whole trainings."""
+        """Sum the work of trials that may still be stopped.
+
+        Args:
+            records: name -> record of each run so far.
+
+        Returns:
+            Mixer -> work in whole trainings.
+        """
         return self.trials.later_trainings(records)
 
     def finished_runs(self, records: Records) -> FinishedRuns:
-        """Sort records into runs and trials."""
+        """Sort records into runs and trials.
+
+        Args:
+            records: name -> record of each run so far.
+
+        Returns:
+            The runs and trials that finished, and those that diverged.
+        """
         names = [self.config.folder(mixer, seed, {}) for seed, mixer in self.runs]
         runs, failed = finished(records, names)
         ended = [trial for trial in self.trials.all if self.trials.has_ended(records, trial)]
@@ -206,7 +227,15 @@ class ComparePlan:
         return FinishedRuns(runs, failed, trials, broken, records)
 
     def chosen(self, records: Records, mixer: str) -> Point | None:
-        """Return the settings that validation chose for a mixer; None until its trials ended."""
+        """Return the settings that validation chose for a mixer.
+
+        Args:
+            records: name -> record of each run so far.
+            mixer: label of the mixer.
+
+        Returns:
+            The settings; empty without tuning, None until all trials of the mixer ended.
+        """
         return self.trials.chosen(records, mixer) if self.config.tuned else {}
 
     def _planned_choices(self, records: Records) -> list[PlannedRun]:

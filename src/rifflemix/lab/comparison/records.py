@@ -345,7 +345,11 @@ class Results:
         return self.status == "complete"
 
     def check_any_finished(self) -> None:
-        """Raise RunFailed if every run failed."""
+        """Check that at least one run finished.
+
+        Raises:
+            RunFailed: every run failed.
+        """
         if self.failed_runs and not self.runs:
             raise RunFailed(f"every run failed; the first: {self.failed_runs[0].error}")
 

@@ -383,7 +383,11 @@ class TrainResult:
         return result
 
     def check(self) -> None:
-        """Raise ValueError if the evaluations do not belong to the result."""
+        """Check that the evaluations belong to the result.
+
+        Raises:
+            ValueError: an evaluation has no step, or the best step has no evaluation.
+        """
         if not all("step" in at for at in self.validation):
             raise ValueError("expected the step of each evaluation, got none")
         is_last = self.protocol.get("selected_by") == "last step"

@@ -88,7 +88,7 @@ class Split(Protocol):
         ...
 
     def digest(self) -> bytes:
-        """Hash every input and label, in order."""
+        """Return a hash of every input and label, in order."""
         ...
 
 

@@ -65,7 +65,7 @@ class Shapes:
         return min(self.mean_length or self.tokens, self.tokens)
 
     def for_task(self) -> dict[str, Any]:
-        """Return the fields that `Task` has."""
+        """Return the entries that `Task` also has, as name -> value."""
         names = ("input_kind", "num_classes", "max_length", "vocab_size", "num_features")
         return {name: getattr(self, name) for name in (*names, "padding", "num_sequences")}
 
@@ -75,6 +75,9 @@ class Shapes:
         Args:
             size: Number of samples.
             output: Kind of model output, see `Output`.
+
+        Returns:
+            "inputs" and "labels", and "key_padding_mask" and "decoder_inputs" if the task has them.
         """
         several = (self.num_sequences,) if self.num_sequences > 1 else ()
         shape = self.image_shape or (*several, self.tokens)
@@ -249,10 +252,16 @@ class TaskCard:
         return self.output in ("next_token", "sequence")
 
     def for_options(self, options: Mapping[str, Any]) -> TaskCard:
-        """Return the card for these options, which may change the output and the backbone.
+        """Change output and backbone of the card if the options require it.
 
         layout="image" needs a model of images. causal=False allows models that use all tokens.
         Option "kind" of user data names the output.
+
+        Args:
+            options: options of the task that differ from the defaults.
+
+        Returns:
+            The card for these options.
         """
         chosen = {**self.options, **options}
         if chosen.get("layout") == "image":

@@ -63,9 +63,15 @@ class Recorded:
         return self.classes or tuple(map(str, range(self.num_classes)))
 
     def stack(self, inputs: Sequence[Any]) -> dict[str, Tensor]:
-        """Stack the inputs of samples.
+        """Stack the inputs of samples into a batch.
 
         If the task pads, pad to the longest sequence and add a mask.
+
+        Args:
+            inputs: inputs of the samples, see `Sample`.
+
+        Returns:
+            "inputs" and, if the task pads, "key_padding_mask" (B, N).
         """
         return stack_sequences(
             inputs,
@@ -158,6 +164,12 @@ class ChoosesMetric(Recorded):
 
         Args:
             name: Metric from `metric_directions`.
+
+        Returns:
+            A copy of the task.
+
+        Raises:
+            InputError: the task has no metric of this name.
 
         Example:
             >>> from rifflemix.lab.tasks import load_task
