@@ -226,7 +226,7 @@ def _choices(
 
 def _tell_default(task: str, names: tuple[str, ...]) -> None:
     """Print the default mixers, and those that do not fit the task."""
-    from rifflemix.lab.comparison.config import takes_graphs
+    from rifflemix.lab.comparison.defaults import takes_graphs
     from rifflemix.lab.tasks import task_card
     from rifflemix.mixers import HEADLINE
 

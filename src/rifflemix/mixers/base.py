@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any, ClassVar
 
 import torch
@@ -26,8 +25,14 @@ from rifflemix.compat import outside_graphs, statically_known_true
 from rifflemix.errors import InputError, bad_argument
 from rifflemix.mixers.cards import MixerCard
 from rifflemix.mixers.packed import Segments, check_packed, packing_refused, segments_of
-from rifflemix.mixers.padding import move_padding_back, move_padding_last
-from rifflemix.mixers.stream_state import Layout, layout_of, misfit, select
+from rifflemix.mixers.stream_state import (
+    Layout,
+    fill_by_steps,
+    foreign_state,
+    layout_of,
+    misfit,
+    numbers_in,
+)
 
 
 class TokenMixer(nn.Module):
@@ -68,8 +73,7 @@ class TokenMixer(nn.Module):
     """Options of a base class that this class sets itself."""
     causal_class: ClassVar[type[TokenMixer] | None] = None
     """Class of the causal variant, if it is not this class."""
-    _state_layout: tuple[torch.dtype, Layout] | None = None
-    # dtype of the last streamed tokens, and the state layout for this dtype
+    _state_layout: tuple[torch.dtype, Layout] | None = None  # for the last streamed dtype
 
     def __new__(cls, *args: Any, causal: bool = False, **options: Any) -> Any:
         """Build `causal_class` if `causal` is True, else this class."""
@@ -99,9 +103,8 @@ class TokenMixer(nn.Module):
         if causal and (self.causal_class is not None or not self.card.causal):
             raise bad_argument("causal", f"False, since {self.card.title} is bidirectional", True)
         if max_length is None and self.card.needs_max_length:
-            raise bad_argument(
-                "max_length", f"a maximum number of tokens for {self.card.title}", None
-            )
+            expected = f"a maximum number of tokens for {self.card.title}"
+            raise bad_argument("max_length", expected, None)
 
     def forward(
         self,
@@ -143,17 +146,14 @@ class TokenMixer(nn.Module):
         return torch.where(padded, 0.0, y)
 
     def mix(self, x: Tensor, key_padding_mask: Tensor | None) -> Tensor:
-        """Mix tokens (B, N, C).
-
-        The arguments are already checked, and `x` is zero at padded positions. Outputs at padded
-        positions may be any finite values, since `forward` sets them to zero.
+        """Mix tokens. The arguments are already checked.
 
         Args:
-            x: (B, N, C) tokens.
+            x: (B, N, C) tokens, zero at padded positions.
             key_padding_mask: (B, N) bools, True = padding, or None.
 
         Returns:
-            (B, N, C) mixed tokens.
+            (B, N, C) mixed tokens, with any finite values at padded positions.
         """
         raise NotImplementedError
 
@@ -193,9 +193,6 @@ class TokenMixer(nn.Module):
     ) -> dict[str, Tensor]:
         """Create the streaming state before the first token.
 
-        The first dimension of every state tensor is the batch. Index all tensors with `t[rows]` to
-        select, repeat or reorder sequences. `position`, (B,) int64, counts the tokens so far.
-
         Args:
             batch_size: number of sequences B to stream in parallel.
             device: device of the state. Default: the device of the parameters. `step` needs the
@@ -203,11 +200,12 @@ class TokenMixer(nn.Module):
             dtype: dtype of the tokens to stream. Default: the dtype of the parameters.
 
         Returns:
-            Name -> tensor with the batch in its first dimension.
+            Name -> tensor with the batch in its first dimension. Index all tensors with `t[rows]`
+            to select, repeat or reorder sequences. `position`, (B,) int64, counts the tokens so
+            far.
 
         Raises:
-            InputError: the mixer does not stream, was built without `causal=True`, or `dtype` is
-                not a floating-point dtype.
+            InputError: the mixer does not stream or is not causal, or `dtype` is no float type.
         """
         self._check_streams()
         rows = check_integer("batch_size", batch_size, 1)
@@ -243,7 +241,7 @@ class TokenMixer(nn.Module):
         try:
             y, after = self.advance_stream(x_t, state)
         except KeyError as missing:
-            raise self._foreign_state(f"one without {missing}") from missing
+            raise foreign_state(self.card.name, f"one without {missing}") from missing
         return y, {**after, "position": state["position"] + 1}
 
     def prefill(
@@ -274,8 +272,7 @@ class TokenMixer(nn.Module):
             return y, {**state, "position": position}
         padded = key_padding_mask.unsqueeze(-1)
         y, state = self.fill_stream(torch.where(padded, 0.0, x), key_padding_mask)
-        y = torch.where(padded, 0.0, y)
-        return y, {**state, "position": (~key_padding_mask).sum(1)}
+        return torch.where(padded, 0.0, y), {**state, "position": (~key_padding_mask).sum(1)}
 
     def state_size(self, length: int) -> int:
         """Count the numbers that a stream keeps per sequence after `length` tokens.
@@ -287,9 +284,6 @@ class TokenMixer(nn.Module):
         Args:
             length: number of tokens so far.
 
-        Returns:
-            Number of values.
-
         Raises:
             InputError: `length` is below 0.
 
@@ -297,16 +291,12 @@ class TokenMixer(nn.Module):
             >>> from rifflemix import create_mixer
             >>> create_mixer("softmax", 8, causal=True).state_size(100)  # keys and values
             1600
-            >>> create_mixer("linear", 8, num_heads=2, causal=True).state_size(100)
-            40
         """
         length = check_integer("length", length, 0)
         if not (self.card.streaming and self.causal):
             return length * self.dim
         cached = length if self.most_cached is None else min(length, self.most_cached)
-        state = self.init_state(1)
-        sizes = (part.shape for name, part in state.items() if name != "position")
-        return sum(math.prod(size or cached for size in shape) for shape in sizes)
+        return numbers_in(self.init_state(1), cached)
 
     @property
     def most_cached(self) -> int | None:
@@ -316,9 +306,8 @@ class TokenMixer(nn.Module):
     def start_stream(self, batch_size: int, device: Any, dtype: Any) -> dict[str, Tensor]:
         """Create the state of `init_state` without `position`.
 
-        Mixers that stream implement this method. `device` and `dtype` are never None. `step`
-        rejects states with other names, dtypes or sizes; only the batch size is free. A dimension
-        of size 0 may grow with the tokens.
+        Mixers that stream implement this method. `step` rejects states with other names, dtypes or
+        sizes; only the batch size is free. A dimension of size 0 may grow with the tokens.
 
         Args:
             batch_size: number of sequences B.
@@ -353,30 +342,18 @@ class TokenMixer(nn.Module):
         """Mix a whole prompt.
 
         The default calls `step` for every token. Override this method if the mixer can process the
-        prompt at once. The arguments are already checked, and `x` is zero at padded positions.
-        Outputs at padded positions may be any finite values. `prefill` adds `position` to the
-        state.
+        prompt at once. The arguments are already checked.
 
         Args:
-            x: (B, N, C) prompt.
+            x: (B, N, C) prompt, zero at padded positions.
             key_padding_mask: (B, N) bools, True = padding, or None.
 
         Returns:
-            (B, N, C) mixed tokens, and the state after the prompt.
+            (B, N, C) mixed tokens, with any finite values at padded positions, and the state after
+            the prompt. `position` is not needed.
         """
         state = self.init_state(len(x), device=x.device, dtype=x.dtype)
-        if key_padding_mask is None:
-            outputs = []
-            for x_t in x.unbind(1):
-                y_t, state = self.step(x_t, state)
-                outputs.append(y_t)
-            return torch.stack(outputs, 1), state
-        moved, mask, order = move_padding_last(x, key_padding_mask)
-        y = torch.zeros_like(x)
-        for n in range(int((~mask).sum(1).max())):
-            y[:, n], after = self.step(moved[:, n], state)
-            state = select(~mask[:, n], after, state, self.card.name)
-        return move_padding_back(y, order), state
+        return fill_by_steps(self.step, x, key_padding_mask, state, self.card.name)
 
     def _check_streams(self) -> None:
         if not self.card.streaming:
@@ -387,7 +364,7 @@ class TokenMixer(nn.Module):
     def _check_state(self, state: dict[str, Tensor], x_t: Tensor) -> None:
         """Raise unless the state fits the tokens and `max_length` allows another token."""
         if not isinstance(state, dict):
-            raise self._foreign_state(type(state).__name__)
+            raise foreign_state(self.card.name, type(state).__name__)
         if torch.compiler.is_compiling():  # a graph cannot read the position
             return
         if self._state_layout is None or self._state_layout[0] != x_t.dtype:
@@ -396,12 +373,8 @@ class TokenMixer(nn.Module):
             self._state_layout = x_t.dtype, layout_of(start)
         wrong = misfit(state, self._state_layout[1], x_t)
         if wrong is not None:
-            raise self._foreign_state(wrong)
+            raise foreign_state(self.card.name, wrong)
         check_room("x_t", state["position"], self.max_length, "mixer")
-
-    def _foreign_state(self, got: str) -> InputError:
-        expected = f"a state from init_state or step of {self.card.name} with these settings"
-        return bad_argument("state", expected, got)
 
     def _check_input(
         self, x: Tensor, key_padding_mask: Tensor | None, *, packed: bool = False
@@ -412,21 +385,16 @@ class TokenMixer(nn.Module):
         if x.shape[1] < 1:
             raise bad_argument("x", "at least one token in shape (B, N, C)", tuple(x.shape))
         if self.max_length is not None and x.shape[1] > self.max_length and not packed:
-            raise bad_argument(
-                "x",
-                f"at most max_length = {self.max_length} tokens",
-                x.shape[1],
-                "build the mixer with a larger max_length",
-            )
+            expected = f"at most max_length = {self.max_length} tokens"
+            advice = "build the mixer with a larger max_length"
+            raise bad_argument("x", expected, x.shape[1], advice)
         check_like_parameters("x", x, self)
         if key_padding_mask is None:
             return
         check_padding_mask(key_padding_mask, x)
         if not self.card.padding:
-            title = self.card.title
-            raise bad_argument(
-                "key_padding_mask", f"None, since {title} does not support padding", "a mask"
-            )
+            expected = f"None, since {self.card.title} does not support padding"
+            raise bad_argument("key_padding_mask", expected, "a mask")
 
     def extra_repr(self) -> str:
         return f"dim={self.dim}, num_heads={self.num_heads}, causal={self.causal}"

@@ -1,4 +1,4 @@
-"""Streaming states: whether a state belongs to a mixer, and a choice between two states.
+"""Streaming states: whether a state belongs to a mixer, their sizes, and prompts.
 
 The check of names, dtypes and sizes runs at every step, so it uses plain loops. It takes two to
 three microseconds.
@@ -6,14 +6,21 @@ three microseconds.
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
 from rifflemix.checks import autocast_enabled
-from rifflemix.errors import bad_argument
+from rifflemix.errors import InputError, bad_argument
+from rifflemix.mixers.padding import move_padding_back, move_padding_last
 
 Layout = dict[str, tuple[int, list[tuple[int, int]], torch.dtype]]
 """For each tensor: number of dimensions, fixed axes with their sizes, and dtype."""
+
+Step = Callable[[Tensor, dict[str, Tensor]], tuple[Tensor, dict[str, Tensor]]]
+"""Function (tokens (B, C), state) -> (outputs, next state)."""
 
 _PADDING = "padding"
 """Entry of a cache (`_attention/softmax_parts.py`) that exists only after a prompt with padding."""
@@ -78,6 +85,47 @@ def select(
         name: torch.where(rows.view(-1, *(1,) * (part.dim() - 1)), part, other[name])
         for name, part in chosen.items()
     }
+
+
+def fill_by_steps(
+    step: Step, x: Tensor, key_padding_mask: Tensor | None, state: dict[str, Tensor], mixer: str
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """Mix a prompt token by token.
+
+    Args:
+        step: `TokenMixer.step`.
+        x: (B, N, C) prompt.
+        key_padding_mask: (B, N) bools, True = padding, or None.
+        state: state before the prompt.
+        mixer: name of the mixer, for errors.
+
+    Returns:
+        (B, N, C) mixed tokens, and the state after the prompt.
+    """
+    if key_padding_mask is None:
+        outputs = []
+        for x_t in x.unbind(1):
+            y_t, state = step(x_t, state)
+            outputs.append(y_t)
+        return torch.stack(outputs, 1), state
+    moved, mask, order = move_padding_last(x, key_padding_mask)
+    y = torch.zeros_like(x)
+    for n in range(int((~mask).sum(1).max())):
+        y[:, n], after = step(moved[:, n], state)
+        state = select(~mask[:, n], after, state, mixer)
+    return move_padding_back(y, order), state
+
+
+def numbers_in(state: dict[str, Tensor], cached: int) -> int:
+    """Count the numbers of a state except `position`; axes of size 0 count `cached` tokens."""
+    shapes = (part.shape for name, part in state.items() if name != "position")
+    return sum(math.prod(size or cached for size in shape) for shape in shapes)
+
+
+def foreign_state(mixer: str, got: str) -> InputError:
+    """Return the error for a state that does not belong to a mixer."""
+    expected = f"a state from init_state or step of {mixer} with these settings"
+    return bad_argument("state", expected, got)
 
 
 def _widens(dtype: torch.dtype, first: torch.dtype, x_t: Tensor) -> bool:

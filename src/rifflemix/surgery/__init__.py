@@ -2,7 +2,7 @@
 
 import sys
 
-from rifflemix.surgery.adapters import Adapter, HostAttention, ParentChange, SwappedAttention
+from rifflemix.surgery.adapters import Adapter, HostAttention, ParentChange
 from rifflemix.surgery.description import describe_swap
 from rifflemix.surgery.distillation import distil
 from rifflemix.surgery.hosts.timm_attn_layer import attn_layer
@@ -11,6 +11,7 @@ from rifflemix.surgery.masks import check_causality, key_padding_mask, merge_pad
 from rifflemix.surgery.replace import replace_attention
 from rifflemix.surgery.report import SurgeryReport
 from rifflemix.surgery.sites import register_adapter
+from rifflemix.surgery.swapped import SwappedAttention
 from rifflemix.surgery.swaps import apply_swap, load_swapped, restore_attention, save_swapped
 from rifflemix.surgery.weights import HostWeights, Projection
 

@@ -13,8 +13,8 @@ from rifflemix.errors import InputError, bad_argument
 from rifflemix.json_values import check_json
 from rifflemix.mixers import list_mixers
 from rifflemix.models.pretrained import as_json, header_of, misfit
-from rifflemix.surgery.adapters import SwappedAttention
 from rifflemix.surgery.settings import MixerSettings
+from rifflemix.surgery.swapped import SwappedAttention
 from rifflemix.surgery.wrappers import without_wrappers
 from rifflemix.version import VERSION
 

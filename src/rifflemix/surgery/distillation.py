@@ -12,9 +12,10 @@ from torch import Tensor, nn
 from rifflemix.checks import check_positive
 from rifflemix.errors import InputError, bad_argument
 from rifflemix.models.base import call_model
-from rifflemix.surgery.adapters import ParentChange, SwappedAttention
+from rifflemix.surgery.adapters import ParentChange
 from rifflemix.surgery.hosts.transformers_swapped import CACHES
 from rifflemix.surgery.sites import check_whole, find_sites
+from rifflemix.surgery.swapped import SwappedAttention
 from rifflemix.surgery.wrappers import without_wrappers
 
 _OF_CLASS = object()

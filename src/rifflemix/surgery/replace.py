@@ -12,7 +12,7 @@ from torch import nn
 from rifflemix.checks import check_bool
 from rifflemix.errors import InputError, bad_argument, check_choice
 from rifflemix.mixers import TokenMixer
-from rifflemix.surgery.adapters import SwappedAttention, place_of, returned
+from rifflemix.surgery.adapters import returned
 from rifflemix.surgery.report import (
     DEFAULT_LENGTH,
     SurgeryReport,
@@ -22,6 +22,7 @@ from rifflemix.surgery.report import (
 )
 from rifflemix.surgery.settings import SORTING, MixerSettings, class_of, name_of, takes_option
 from rifflemix.surgery.sites import Layers, Site, depths, find_sites, select, unknown_attention
+from rifflemix.surgery.swapped import SwappedAttention, place_of
 from rifflemix.surgery.swaps import Swap, commit, prepare
 from rifflemix.surgery.weights import HostWeights
 

@@ -14,14 +14,9 @@ from torch import nn
 from rifflemix.checks import check_integers
 from rifflemix.errors import InputError, bad_argument
 from rifflemix.mixers import TokenMixer
-from rifflemix.surgery.adapters import (
-    Adapter,
-    HostAttention,
-    SwappedAttention,
-    looks_like_attention,
-    returned,
-)
+from rifflemix.surgery.adapters import Adapter, HostAttention, looks_like_attention, returned
 from rifflemix.surgery.hosts import ADAPTERS
+from rifflemix.surgery.swapped import SwappedAttention
 from rifflemix.surgery.wrappers import inside, is_compiled
 
 _registered: list[Adapter] = []

@@ -19,7 +19,7 @@ from rifflemix.errors import InputError, bad_argument
 from rifflemix.files import make_folder, read_json, user_path
 from rifflemix.mixers import TokenMixer
 from rifflemix.models.pretrained import FileHeader, misfit, read_header, write_described
-from rifflemix.surgery.adapters import ParentChange, SwappedAttention, place_of, returned
+from rifflemix.surgery.adapters import ParentChange, returned
 from rifflemix.surgery.description import (
     check_description,
     check_unchanged,
@@ -30,6 +30,7 @@ from rifflemix.surgery.description import (
 from rifflemix.surgery.hub.saving import save_swaps
 from rifflemix.surgery.settings import MixerSettings
 from rifflemix.surgery.sites import Site, check_model, check_whole, find_sites, is_registered
+from rifflemix.surgery.swapped import SwappedAttention, place_of
 from rifflemix.surgery.weights import compute_weights
 from rifflemix.surgery.wrappers import inside, is_compiled, without_wrappers
 

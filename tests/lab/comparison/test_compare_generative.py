@@ -23,7 +23,7 @@ from rifflemix.lab.comparison import (
     plan_comparison,
     train_config,
 )
-from rifflemix.lab.comparison.config import all_mixers, takes_graphs
+from rifflemix.lab.comparison.defaults import all_mixers, takes_graphs
 from rifflemix.lab.comparison.pages.files import comparison_files
 from rifflemix.lab.tasks import list_tasks, load_task, task_card
 from rifflemix.mixers import HEADLINE, TokenMixer, list_mixers, mixer_card

@@ -21,7 +21,8 @@ from rifflemix.lab.tasks import (
     registry,
     task_status,
 )
-from rifflemix.lab.tasks.core.base import Progress, Request, check_integer
+from rifflemix.lab.tasks.core.base import Progress
+from rifflemix.lab.tasks.core.builder import Request, check_integer
 from rifflemix.lab.tasks.data_io.file_task import FileTask, Form, Options, Paths
 from rifflemix.lab.tasks.data_io.files import Array, Arrays, Source
 from rifflemix.lab.tasks.data_io.safe_readers import read_lines

@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader
 
 from rifflemix.errors import InputError
 from rifflemix.lab.tasks import Task, load_task
-from rifflemix.lab.tasks.core.base import content_order
+from rifflemix.lab.tasks.core.builder import content_order
 
 SMALL = {"min_length": 3, "max_length": 30, "num_train": 12, "num_validation": 5, "num_test": 5}
 

@@ -9,13 +9,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-import torch
 from torch import nn
 
 from rifflemix.errors import InputError, bad_argument, unknown_name
 from rifflemix.files import damaged_run, read_json, user_path
 from rifflemix.json_values import decode
 from rifflemix.lab.analysis.finding import Subject, SweepPoint, View
+from rifflemix.lab.analysis.presets import preset_subjects
 from rifflemix.lab.experiments import only_run
 from rifflemix.lab.runs.folder import (
     StoredRun,
@@ -27,8 +27,7 @@ from rifflemix.lab.runs.folder import (
 from rifflemix.lab.runs.status import Summary
 from rifflemix.lab.tasks import Task
 from rifflemix.lab.train.run_folder import RunFolder
-from rifflemix.lab.train.seeds import seed_everything
-from rifflemix.models import Model, create_model, list_models, model_card, model_settings
+from rifflemix.models import list_models
 
 T = TypeVar("T")
 _FROM_ITS_RUNS = "remove it and give the command that wrote it again, its runs are kept"
@@ -295,7 +294,7 @@ def find_subjects(target: Any, view: View | None = None) -> list[Subject]:
     if view.task is not None or view.data is not None:
         raise bad_argument("target", "a run's folder with user data", str(target))
     if isinstance(target, str) and target in list_models():
-        return _of_preset(target, view)
+        return preset_subjects(target, view)
     if isinstance(target, str) and not ("/" in target or "\\" in target):
         raise unknown_name("model or folder", target, list_models())
     raise bad_argument("target", "a run's folder or the name of a model", f"{target}, no folder")
@@ -336,81 +335,3 @@ def own_subject(
     if not batches:
         raise bad_argument("batches", "at least one", "none")
     return Subject(label or type(model).__name__, model, batches, task)
-
-
-def _of_preset(name: str, view: View) -> list[Subject]:
-    """Create a preset with new weights and random inputs.
-
-    There is one subject per requested mixer.
-    """
-    known = model_settings(name)
-    own = dict(view.settings or {})
-    for setting in own:
-        if setting not in known:
-            raise unknown_name(f"setting of model {name}", setting, known)
-    if model_card(name).inputs.startswith(("graphs", "pairs", "tokens and")):
-        raise _no_inputs(name)
-    if view.mixers and "mixer" not in known:
-        raise InputError(f"model {name} has no setting mixer; leave --mixers out")
-    sequence = {"max_length": view.tokens, "in_channels": 16, "num_classes": 10}
-    if own.get("vocab_size"):
-        del sequence["in_channels"]  # ids replace vectors
-    if model_card(name).inputs.startswith("tokens or"):
-        own = sequence | own
-    elif not known.get("vocab_size"):
-        own = {k: v for k, v in sequence.items() if known.get(k, 0) is None} | own
-    subjects = []
-    for mixer in view.mixers or (None,):
-        settings = own if mixer is None else {**own, "mixer": mixer}
-        seed_everything(view.seed)
-        model = create_model(name, **settings).eval()
-        batches = _random_batches(model, name, view)
-        subjects.append(
-            Subject(
-                mixer or name,
-                model,
-                batches,
-                None,
-                {"model": name, "label": mixer or name, "weights": "fresh", "seed": view.seed},
-            )
-        )
-    return subjects
-
-
-def _no_inputs(name: str) -> InputError:
-    return InputError(
-        f"model {name} takes {model_card(name).inputs}, for which there are no random inputs; name "
-        "a run, or call rifflemix.lab.analysis with batches of your own"
-    )
-
-
-def _random_batches(model: Model, name: str, view: View) -> list[Any]:
-    """Make random inputs for a model.
-
-    Images and vectors are normal, token ids are uniform. Sizes fit the model.
-    """
-    settings = {**model_settings(name), **model.settings}
-    draws = torch.Generator().manual_seed(view.seed)
-    inputs = model_card(name).inputs
-    counts = [
-        min(view.batch_size, view.samples - first)
-        for first in range(0, view.samples, view.batch_size)
-    ]
-    length = min(view.tokens, int(settings.get("max_length") or view.tokens))
-    batches: list[Any] = []
-    shape: tuple[int, ...]
-    for count in counts:
-        if inputs == "images":
-            size = settings["image_size"]
-            height, width = (size, size) if isinstance(size, int) else size
-            shape = (count, int(settings["in_channels"]), height, width)
-            batches.append(torch.randn(shape, generator=draws))
-        elif settings.get("in_channels"):
-            shape = (count, length, int(settings["in_channels"]))
-            batches.append(torch.randn(shape, generator=draws))
-        elif inputs.startswith("tokens") and settings.get("vocab_size"):
-            shape = (count, length)
-            batches.append(torch.randint(int(settings["vocab_size"]), shape, generator=draws))
-        else:
-            raise _no_inputs(name)
-    return batches

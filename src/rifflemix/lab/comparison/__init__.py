@@ -2,14 +2,8 @@
 
 from rifflemix.lab.comparison.api import Comparison, compare
 from rifflemix.lab.comparison.choices import resolve
-from rifflemix.lab.comparison.config import (
-    MOST_SEEDS,
-    CompareConfig,
-    default_budget,
-    default_mixers,
-    default_model,
-    train_config,
-)
+from rifflemix.lab.comparison.config import MOST_SEEDS, CompareConfig, train_config
+from rifflemix.lab.comparison.defaults import default_budget, default_mixers, default_model
 from rifflemix.lab.comparison.models import build_model, check_model, training_memory
 from rifflemix.lab.comparison.plan import ComparePlan, plan_comparison
 from rifflemix.lab.comparison.records import Results

@@ -12,15 +12,12 @@ from types import UnionType
 from typing import Any, get_args, get_origin, get_type_hints
 
 from rifflemix.errors import InputError, bad_argument, check_choice, unknown_name
-from rifflemix.lab.comparison.config import (
-    MOST_SEEDS,
-    NO_OPTIONS,
-    CompareConfig,
+from rifflemix.lab.comparison.config import MOST_SEEDS, NO_OPTIONS, CompareConfig, train_config
+from rifflemix.lab.comparison.defaults import (
     all_mixers,
     default_budget,
     default_mixers,
     default_model,
-    train_config,
 )
 from rifflemix.lab.comparison.plan import fold_seeds, folds_of, user_seeds
 from rifflemix.lab.runs.environment import resolve_device

@@ -1,4 +1,4 @@
-"""The settings of a comparison, and the default budget of a task."""
+"""The settings of a comparison."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from rifflemix.errors import bad_argument, unregistered_name
+from rifflemix.lab.comparison.defaults import all_mixers
 from rifflemix.lab.comparison.trials import Rung, plan_rungs
 from rifflemix.lab.runs.build_for_task import outside_code
 from rifflemix.lab.runs.environment import check_device, default_threads
@@ -17,27 +18,8 @@ from rifflemix.lab.runs.options import ContextParallel, Dim, Heads, Layers, Thre
 from rifflemix.lab.runs.status import Grid, Point, check_grid, grid_points, point_label
 from rifflemix.lab.tasks import Budget, Task, TaskCard, task_card
 from rifflemix.lab.train.config import TrainConfig, free_settings
-from rifflemix.mixers import HEADLINE, list_mixers, mixer_card, usable_mixers
-from rifflemix.models import list_models, model_card
-from rifflemix.models.graphormer import MIXERS as GRAPH_MIXERS
-
-
-def default_budget(task: str | TaskCard) -> Budget:
-    """Return the budget of a task's card.
-
-    Args:
-        task: name or card of a task.
-
-    Returns:
-        Steps, batch size, learning rate and size of the model.
-
-    Example:
-        >>> from rifflemix.lab.comparison import default_budget
-        >>> default_budget("digits").max_steps
-        400
-    """
-    return (task_card(task) if isinstance(task, str) else task).budget
-
+from rifflemix.mixers import list_mixers, mixer_card
+from rifflemix.models import list_models
 
 NO_OPTIONS: Mapping[str, Any] = {}
 _ELSEWHERE = ("max_steps", "batch_size", "lr", "precision", "seed")
@@ -348,57 +330,6 @@ def _plugins(mixers: Iterable[str], model: str) -> dict[str, Any]:
     """Return the versions of third-party code. A run continues only with equal code."""
     found = outside_code(mixers, [model])
     return {"plugins": found} if found else {}
-
-
-def default_mixers(task: str | TaskCard) -> tuple[str, ...]:
-    """Return the default mixers: softmax and the papers' mixers that fit the task.
-
-    Args:
-        task: name or card of a task.
-
-    Returns:
-        Registry names of mixers.
-
-    Example:
-        >>> from rifflemix.lab.comparison import default_mixers
-        >>> default_mixers("digits")
-        ('softmax', 'csp', 'sliceformer', 'tssa', 'butterfly', 'token_parallel', 'sinkhorn')
-    """
-    names = all_mixers(task)
-    return tuple(name for name in HEADLINE if name in names)
-
-
-def all_mixers(task: str | TaskCard) -> tuple[str, ...]:
-    """Return all registered mixers that can be compared on a task."""
-    card = task_card(task) if isinstance(task, str) else task
-    if takes_graphs(card):
-        return tuple(GRAPH_MIXERS)
-    can_all = not card.is_generative
-    return tuple(name for name in usable_mixers() if can_all or mixer_card(name).causal)
-
-
-def takes_graphs(card: TaskCard) -> bool:
-    """Check whether the samples of a task are graphs. Few mixers support graphs."""
-    return model_card(card.backbone).inputs == "graphs"
-
-
-def default_model(task: str | TaskCard, options: Mapping[str, Any] | None = None) -> str:
-    """Return the backbone of a task with these options.
-
-    Args:
-        task: name or card of a task.
-        options: options of the task.
-
-    Returns:
-        Registry name of the backbone.
-
-    Example:
-        >>> from rifflemix.lab.comparison import default_model
-        >>> default_model("digits")
-        'encoder'
-    """
-    card = task_card(task) if isinstance(task, str) else task
-    return card.for_options(options or {}).backbone
 
 
 def _check_list(name: str, values: tuple[Any, ...]) -> None:

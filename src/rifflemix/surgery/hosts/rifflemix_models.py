@@ -9,13 +9,9 @@ from torch import Tensor, nn
 
 from rifflemix.mixers import TokenMixer
 from rifflemix.mixers.baselines.softmax import SoftmaxAttention
-from rifflemix.surgery.adapters import (
-    HostAttention,
-    SwappedAttention,
-    forward_is_its_own,
-    has_class_token,
-)
+from rifflemix.surgery.adapters import HostAttention, forward_is_its_own, has_class_token
 from rifflemix.surgery.hosts.timm import TimmAttention
+from rifflemix.surgery.swapped import SwappedAttention
 
 ROTARY = (
     "rotary positions are lost, unless the mixer has the option rotary and you pass "

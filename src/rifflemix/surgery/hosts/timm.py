@@ -17,7 +17,6 @@ from rifflemix.mixers import TokenMixer
 from rifflemix.surgery.adapters import (
     Adapter,
     HostAttention,
-    SwappedAttention,
     arguments_of,
     forward_is_its_own,
     forward_is_of,
@@ -26,6 +25,7 @@ from rifflemix.surgery.adapters import (
     not_plain,
 )
 from rifflemix.surgery.masks import check_causality, key_padding_mask
+from rifflemix.surgery.swapped import SwappedAttention
 from rifflemix.surgery.weights import HostWeights, Projection
 
 _KNOWN = {

@@ -22,11 +22,9 @@ from torch.nn import functional
 from rifflemix.mixers import TokenMixer
 from rifflemix.surgery.adapters import (
     HostAttention,
-    SwappedAttention,
     arguments_of,
     has_class_token,
     looks_like_attention,
-    place_of,
 )
 from rifflemix.surgery.hosts.timm import (
     RELATIVE,
@@ -41,6 +39,7 @@ from rifflemix.surgery.hosts.timm import (
     probability,
 )
 from rifflemix.surgery.masks import causal_buffers
+from rifflemix.surgery.swapped import SwappedAttention, place_of
 from rifflemix.surgery.weights import HostWeights, Projection
 
 _BATCH, _LENGTH = 2, 67  # different numbers; long enough to detect windows of up to 64 tokens

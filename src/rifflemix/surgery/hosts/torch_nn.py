@@ -17,13 +17,13 @@ from rifflemix.surgery.adapters import (
     Adapter,
     HostAttention,
     ParentChange,
-    SwappedAttention,
     class_names,
     forward_is_its_own,
     has_class_token,
 )
 from rifflemix.surgery.hosts.transformers_properties import source_of, text_of
 from rifflemix.surgery.masks import check_causality, key_padding_mask, merge_padding
+from rifflemix.surgery.swapped import SwappedAttention
 from rifflemix.surgery.weights import HostWeights, Projection
 
 _OF_ANOTHER_SEQUENCE = ("cross", "encoder_attn", "multihead_attn")

@@ -19,7 +19,6 @@ from rifflemix.mixers import TokenMixer
 from rifflemix.surgery.adapters import (
     Adapter,
     HostAttention,
-    SwappedAttention,
     arguments_of,
     class_names,
     forward_is_its_own,
@@ -50,6 +49,7 @@ from rifflemix.surgery.hosts.transformers_swapped import (
     SwappedTransformersAttention,
 )
 from rifflemix.surgery.masks import causal_buffers, is_causal_mask, is_square
+from rifflemix.surgery.swapped import SwappedAttention
 from rifflemix.surgery.weights import HostWeights
 
 # Modules that return a third value are not supported: mixers return two.

@@ -11,9 +11,10 @@ from torch import Tensor, nn
 from rifflemix.compat import values_can_be_read
 from rifflemix.errors import bad_argument
 from rifflemix.mixers import TokenMixer
-from rifflemix.surgery.adapters import SwappedAttention, arguments_of
+from rifflemix.surgery.adapters import arguments_of
 from rifflemix.surgery.hosts.transformers_masks import padding_of
 from rifflemix.surgery.masks import causal_buffers, check_causality
+from rifflemix.surgery.swapped import SwappedAttention
 
 OF_ANOTHER_SEQUENCE = ("encoder_hidden_states", "key_value_states")
 # Host models may pass the ends of packed sequences in these arguments instead of the mask.

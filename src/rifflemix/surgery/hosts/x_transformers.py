@@ -21,12 +21,12 @@ from rifflemix.surgery.adapters import (
     Adapter,
     HostAttention,
     ParentChange,
-    SwappedAttention,
     class_names,
     forward_is_its_own,
     forward_is_of,
 )
 from rifflemix.surgery.masks import check_causality, key_padding_mask, merge_padding
+from rifflemix.surgery.swapped import SwappedAttention
 from rifflemix.surgery.weights import HostWeights, Projection
 
 _MAPS = ("to_q", "to_k", "to_v", "to_out")

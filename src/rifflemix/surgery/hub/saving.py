@@ -27,8 +27,8 @@ from torch import Tensor, nn
 from rifflemix.errors import bad_argument
 from rifflemix.mixers import mixer_card
 from rifflemix.models import model_card
-from rifflemix.surgery.adapters import SwappedAttention
 from rifflemix.surgery.description import check_unchanged, describe_swap
+from rifflemix.surgery.swapped import SwappedAttention
 from rifflemix.surgery.wrappers import without_wrappers
 from rifflemix.text import bullet_lines, code, markdown_text, table_lines
 from rifflemix.version import VERSION

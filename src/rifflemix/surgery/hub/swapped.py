@@ -15,10 +15,10 @@ from transformers.quantizers import HfQuantizer, register_quantization_config, r
 from transformers.utils.quantization_config import QuantizationConfigMixin
 
 from rifflemix.errors import InputError
-from rifflemix.surgery.adapters import SwappedAttention
 from rifflemix.surgery.description import check_description, describe_swap
 from rifflemix.surgery.hub.saving import METHOD, replaced_weights, swapped_in
 from rifflemix.surgery.settings import LABEL
+from rifflemix.surgery.swapped import SwappedAttention
 from rifflemix.surgery.swaps import apply_swap
 
 

@@ -17,7 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rifflemix.errors import InputError, bad_argument
-from rifflemix.lab.tasks.core.base import Request, Task
+from rifflemix.lab.tasks.core.base import Task
+from rifflemix.lab.tasks.core.builder import Request
 from rifflemix.lab.tasks.core.card import TaskCard, TaskStatus
 
 

@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from rifflemix.errors import InputError
-from rifflemix.lab.tasks.core.base import Progress, Request, Task
+from rifflemix.lab.tasks.core.base import Progress, Task
+from rifflemix.lab.tasks.core.builder import Request
 from rifflemix.lab.tasks.core.card import TaskCard, TaskStatus
 from rifflemix.lab.tasks.data_io.files import (
     Array,

@@ -26,7 +26,8 @@ from numpy.typing import NDArray
 from rifflemix.errors import InputError
 from rifflemix.files import read_text, user_path
 from rifflemix.json_values import check_json, parse_json
-from rifflemix.lab.tasks.core.base import Progress, Request
+from rifflemix.lab.tasks.core.base import Progress
+from rifflemix.lab.tasks.core.builder import Request
 from rifflemix.lab.tasks.core.card import TaskCard, TaskStatus
 from rifflemix.locks import delete_leftovers, scratch_folder
 

@@ -11,7 +11,8 @@ from itertools import islice
 import numpy as np
 
 from rifflemix.errors import InputError, check_choice
-from rifflemix.lab.tasks.core.base import SPLITS, Progress, Request, check_integer
+from rifflemix.lab.tasks.core.base import SPLITS, Progress
+from rifflemix.lab.tasks.core.builder import Request, check_integer
 from rifflemix.lab.tasks.core.card import TaskCard
 from rifflemix.lab.tasks.data_io.file_task import FileTask, Form, Options, Paths
 from rifflemix.lab.tasks.data_io.files import Array, Arrays, Source

@@ -12,7 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rifflemix.errors import check_choice
-from rifflemix.lab.tasks.core.base import Progress, Request, Task, check_one_of
+from rifflemix.lab.tasks.core.base import Progress, Task
+from rifflemix.lab.tasks.core.builder import Request, check_one_of
 from rifflemix.lab.tasks.core.card import Budget, TaskCard
 from rifflemix.lab.tasks.data_io.file_task import (
     FileTask,

@@ -10,14 +10,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rifflemix.lab.tasks.core.base import (
-    SPLITS,
-    Progress,
-    Request,
-    Task,
-    check_one_of,
-    content_order,
-)
+from rifflemix.lab.tasks.core.base import SPLITS, Progress, Task
+from rifflemix.lab.tasks.core.builder import Request, check_one_of, content_order
 from rifflemix.lab.tasks.core.card import Budget, TaskCard
 from rifflemix.lab.tasks.core.generated import GeneratedTask
 from rifflemix.lab.tasks.data_io.file_task import (

@@ -12,7 +12,8 @@ import torch
 from numpy.typing import NDArray
 
 from rifflemix.errors import check_choice
-from rifflemix.lab.tasks.core.base import SPLITS, Request, Sample, Split, Task
+from rifflemix.lab.tasks.core.base import SPLITS, Sample, Split, Task
+from rifflemix.lab.tasks.core.builder import Request
 from rifflemix.lab.tasks.core.card import BYTE_IDS, Shapes, TaskCard
 from rifflemix.lab.tasks.data_io.file_task import Options
 from rifflemix.lab.tasks.data_io.files import Array, Source

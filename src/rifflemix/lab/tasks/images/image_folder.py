@@ -13,7 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rifflemix.errors import InputError, InputWarning, bad_argument, check_choice
-from rifflemix.lab.tasks.core.base import SPLITS, Request, Task, check_integer, check_number
+from rifflemix.lab.tasks.core.base import SPLITS, Task
+from rifflemix.lab.tasks.core.builder import Request, check_integer, check_number
 from rifflemix.lab.tasks.core.card import TaskCard, TaskStatus
 from rifflemix.lab.tasks.data_io.files import Array, absent, cache_root, missing_data
 from rifflemix.lab.tasks.data_io.shards import check_room, prepare_stack

@@ -10,7 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rifflemix.errors import InputError
-from rifflemix.lab.tasks.core.base import Progress, Request, Task
+from rifflemix.lab.tasks.core.base import Progress, Task
+from rifflemix.lab.tasks.core.builder import Request
 from rifflemix.lab.tasks.core.card import TaskCard
 from rifflemix.lab.tasks.data_io.files import Array, Arrays, Source, check_ids
 from rifflemix.lab.tasks.data_io.safe_readers import read_npz

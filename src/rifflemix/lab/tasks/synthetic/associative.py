@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rifflemix.errors import bad_argument
-from rifflemix.lab.tasks.core.base import check_integer
+from rifflemix.lab.tasks.core.builder import check_integer
 from rifflemix.lab.tasks.core.token_labels import UNCOUNTED
 from rifflemix.lab.tasks.synthetic.recall import (
     Drawing,

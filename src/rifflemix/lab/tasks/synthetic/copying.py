@@ -10,7 +10,7 @@ from typing import ClassVar
 import numpy as np
 
 from rifflemix.errors import bad_argument, check_choice
-from rifflemix.lab.tasks.core.base import check_integer
+from rifflemix.lab.tasks.core.builder import check_integer
 from rifflemix.lab.tasks.synthetic.recall import (
     Drawing,
     Ints,

@@ -15,7 +15,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from rifflemix.errors import bad_argument
-from rifflemix.lab.tasks.core.base import SPLITS, Request, Task, check_integer
+from rifflemix.lab.tasks.core.base import SPLITS, Task
+from rifflemix.lab.tasks.core.builder import Request, check_integer
 from rifflemix.lab.tasks.core.card import Budget, Shapes, TaskCard
 from rifflemix.lab.tasks.core.generated import GeneratedTask
 from rifflemix.lab.tasks.core.kinds import FORECAST, MASKED_TOKEN, MULTILABEL, Kind

@@ -11,14 +11,8 @@ from typing import Any
 import numpy as np
 
 from rifflemix.errors import bad_argument
-from rifflemix.lab.tasks.core.base import (
-    SPLITS,
-    PreparationStopped,
-    Progress,
-    Request,
-    Task,
-    check_integer,
-)
+from rifflemix.lab.tasks.core.base import SPLITS, PreparationStopped, Progress, Task
+from rifflemix.lab.tasks.core.builder import Request, check_integer
 from rifflemix.lab.tasks.core.card import Budget, Shapes, TaskCard, TaskStatus
 from rifflemix.lab.tasks.core.generated import GeneratedTask, refuse_generator_options
 from rifflemix.lab.tasks.data_io.file_task import Form, Paths, find_source

@@ -16,15 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rifflemix.errors import bad_argument, check_choice
-from rifflemix.lab.tasks.core.base import (
-    SPLITS,
-    Request,
-    Sample,
-    Task,
-    check_integer,
-    check_number,
-    check_one_of,
-)
+from rifflemix.lab.tasks.core.base import SPLITS, Sample, Task
+from rifflemix.lab.tasks.core.builder import Request, check_integer, check_number, check_one_of
 from rifflemix.lab.tasks.core.card import TaskCard, TaskStatus
 from rifflemix.lab.tasks.core.generated import GeneratedTask, Streams, refuse_generator_options
 from rifflemix.lab.tasks.data_io.files import cache_root

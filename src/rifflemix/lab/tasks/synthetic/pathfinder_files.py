@@ -13,7 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rifflemix.errors import InputError, bad_argument
-from rifflemix.lab.tasks.core.base import SPLITS, Progress, Request
+from rifflemix.lab.tasks.core.base import SPLITS, Progress
+from rifflemix.lab.tasks.core.builder import Request
 from rifflemix.lab.tasks.core.card import TaskCard
 from rifflemix.lab.tasks.data_io.files import cache_root, cannot_keep, damaged, reading, stat_key
 from rifflemix.lab.tasks.data_io.safe_readers import read_bytes, read_npy, tar_members

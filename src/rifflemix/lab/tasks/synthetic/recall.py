@@ -14,7 +14,8 @@ from torch import Tensor
 
 from rifflemix.errors import bad_argument
 from rifflemix.lab.tasks.core.arrays import SequenceInputs
-from rifflemix.lab.tasks.core.base import SPLITS, Request, Split, Task, check_integer
+from rifflemix.lab.tasks.core.base import SPLITS, Split, Task
+from rifflemix.lab.tasks.core.builder import Request, check_integer
 from rifflemix.lab.tasks.core.card import Budget, Shapes, TaskCard
 from rifflemix.lab.tasks.core.generated import GeneratedTask
 from rifflemix.lab.tasks.core.kinds import TOKENS, Kind

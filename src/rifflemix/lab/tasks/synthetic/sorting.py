@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from rifflemix.errors import bad_argument
-from rifflemix.lab.tasks.core.base import SPLITS, Batch, Request, Sample, Task, check_integer
+from rifflemix.lab.tasks.core.base import SPLITS, Batch, Sample, Task
+from rifflemix.lab.tasks.core.builder import Request, check_integer
 from rifflemix.lab.tasks.core.card import Budget, Shapes, TaskCard
 from rifflemix.lab.tasks.core.generated import GeneratedTask, Streams
 from rifflemix.lab.tasks.core.token_labels import UNCOUNTED, SequenceTask

@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 
 from rifflemix.errors import InputError, InputWarning, check_choice
-from rifflemix.lab.tasks.core.base import SPLITS, Progress, Request, Task, check_integer
+from rifflemix.lab.tasks.core.base import SPLITS, Progress, Task
+from rifflemix.lab.tasks.core.builder import Request, check_integer
 from rifflemix.lab.tasks.core.card import Budget, TaskCard
 from rifflemix.lab.tasks.core.kinds import TOKENS
 from rifflemix.lab.tasks.data_io.file_task import FileTask, Form, Options, Paths

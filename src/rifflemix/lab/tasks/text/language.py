@@ -12,7 +12,8 @@ from typing import Any, ClassVar
 import numpy as np
 
 from rifflemix.errors import InputError, bad_argument
-from rifflemix.lab.tasks.core.base import SPLITS, Progress, Request, Task, check_integer
+from rifflemix.lab.tasks.core.base import SPLITS, Progress, Task
+from rifflemix.lab.tasks.core.builder import Request, check_integer
 from rifflemix.lab.tasks.core.card import Budget, Shapes, TaskCard, known_ids
 from rifflemix.lab.tasks.data_io.file_task import (
     FileTask,

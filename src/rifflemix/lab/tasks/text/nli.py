@@ -9,7 +9,8 @@ from typing import ClassVar
 
 from rifflemix.errors import InputError, check_choice
 from rifflemix.json_values import parse_json
-from rifflemix.lab.tasks.core.base import SPLITS, content_order
+from rifflemix.lab.tasks.core.base import SPLITS
+from rifflemix.lab.tasks.core.builder import content_order
 from rifflemix.lab.tasks.core.card import TaskCard
 from rifflemix.lab.tasks.data_io.file_task import Options
 from rifflemix.lab.tasks.data_io.files import damaged, reading

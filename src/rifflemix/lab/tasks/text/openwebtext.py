@@ -14,7 +14,8 @@ import numpy as np
 from rifflemix.errors import InputError, bad_argument
 from rifflemix.files import check_regular
 from rifflemix.json_values import parse_json
-from rifflemix.lab.tasks.core.base import Progress, Request, Task, check_integer
+from rifflemix.lab.tasks.core.base import Progress, Task
+from rifflemix.lab.tasks.core.builder import Request, check_integer
 from rifflemix.lab.tasks.core.card import TaskCard
 from rifflemix.lab.tasks.data_io.file_task import FileTask, Form, Options
 from rifflemix.lab.tasks.data_io.files import Array, Arrays, Source, damaged, reading

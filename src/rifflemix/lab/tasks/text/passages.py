@@ -16,14 +16,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from rifflemix.errors import InputError
-from rifflemix.lab.tasks.core.base import (
-    SPLITS,
-    Progress,
-    Request,
-    Task,
-    check_integer,
-    content_order,
-)
+from rifflemix.lab.tasks.core.base import SPLITS, Progress, Task
+from rifflemix.lab.tasks.core.builder import Request, check_integer, content_order
 from rifflemix.lab.tasks.core.card import TaskCard
 from rifflemix.lab.tasks.data_io.file_task import Form, Options, Paths
 from rifflemix.lab.tasks.data_io.files import Array, Arrays, Source, check_ids, source_folder

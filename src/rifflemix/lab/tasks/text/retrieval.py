@@ -14,14 +14,8 @@ from torch import Tensor
 
 from rifflemix.errors import InputError
 from rifflemix.json_values import parse_json
-from rifflemix.lab.tasks.core.base import (
-    SPLITS,
-    Progress,
-    Request,
-    Task,
-    check_integer,
-    content_order,
-)
+from rifflemix.lab.tasks.core.base import SPLITS, Progress, Task
+from rifflemix.lab.tasks.core.builder import Request, check_integer, content_order
 from rifflemix.lab.tasks.core.card import BYTE_IDS, Shapes, TaskCard
 from rifflemix.lab.tasks.data_io.file_task import FileTask, Form, Options, Paths
 from rifflemix.lab.tasks.data_io.files import (

@@ -6,7 +6,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from rifflemix.errors import InputError, check_choice
-from rifflemix.lab.tasks.core.base import SPLITS, content_order
+from rifflemix.lab.tasks.core.base import SPLITS
+from rifflemix.lab.tasks.core.builder import content_order
 from rifflemix.lab.tasks.core.card import Shapes, TaskCard, TaskStatus
 from rifflemix.lab.tasks.data_io.file_task import Options
 from rifflemix.lab.tasks.data_io.files import absent, damaged

@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 
 from rifflemix.errors import InputError, bad_argument, check_choice
 from rifflemix.json_values import parse_json
-from rifflemix.lab.tasks.core.base import Progress, Request, Task, check_integer, content_order
+from rifflemix.lab.tasks.core.base import Progress, Task
+from rifflemix.lab.tasks.core.builder import Request, check_integer, content_order
 from rifflemix.lab.tasks.core.card import Budget, Shapes, TaskCard
 from rifflemix.lab.tasks.data_io.file_task import (
     FileTask,

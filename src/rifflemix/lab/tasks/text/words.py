@@ -16,7 +16,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from rifflemix.errors import bad_argument, check_choice
-from rifflemix.lab.tasks.core.base import SPLITS, Progress, Request, Task, check_integer
+from rifflemix.lab.tasks.core.base import SPLITS, Progress, Task
+from rifflemix.lab.tasks.core.builder import Request, check_integer
 from rifflemix.lab.tasks.core.card import BYTE_IDS, Shapes, known_ids
 from rifflemix.lab.tasks.data_io.file_task import FileTask, Form, Options, Paths
 from rifflemix.lab.tasks.data_io.files import Array, Arrays, Source, damaged

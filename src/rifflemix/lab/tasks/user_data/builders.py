@@ -10,7 +10,8 @@ from typing import Any
 from rifflemix.checks import check_integer
 from rifflemix.errors import bad_argument
 from rifflemix.files import user_path
-from rifflemix.lab.tasks.core.base import Request, Task
+from rifflemix.lab.tasks.core.base import Task
+from rifflemix.lab.tasks.core.builder import Request
 from rifflemix.lab.tasks.core.card import TaskCard, TaskStatus
 from rifflemix.lab.tasks.core.from_user_data import DEFAULT_SPLIT
 from rifflemix.lab.tasks.core.kinds import KINDS

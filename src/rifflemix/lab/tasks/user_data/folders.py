@@ -13,7 +13,8 @@ import numpy as np
 
 from rifflemix.errors import InputError, InputWarning, bad_argument, unknown_name
 from rifflemix.files import user_path
-from rifflemix.lab.tasks.core.base import Request, Task
+from rifflemix.lab.tasks.core.base import Task
+from rifflemix.lab.tasks.core.builder import Request
 from rifflemix.lab.tasks.core.kinds import CLASSIFICATION, FORECAST
 from rifflemix.lab.tasks.data_io.columns import RECORDINGS, is_recording
 from rifflemix.lab.tasks.data_io.files import Arrays
