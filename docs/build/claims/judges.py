@@ -305,15 +305,14 @@ def advantage(data: Data, better: str, worse: str) -> Difference | None:
     return paired_difference(ours, theirs, 100 * math.sqrt(variance))
 
 
-def verdict_of(differences: Sequence[Difference | None], need: int | None = None) -> str:
+def verdict_of(differences: Sequence[Difference | None]) -> str:
     """Judge whether differences are positive.
 
     Args:
         differences: one for each comparison; None if too few runs are finished.
-        need: comparisons that suffice; all if None.
 
     Returns:
-        HOLDS if enough are significantly positive, PART if some are. Otherwise FAILS if one is
+        HOLDS if all are significantly positive, PART if some are. Otherwise FAILS if one is
         significantly negative, and UNDECIDED if no difference is significant.
     """
     known = [difference for difference in differences if difference is not None]
@@ -321,15 +320,15 @@ def verdict_of(differences: Sequence[Difference | None], need: int | None = None
     means = [d.mean for d, p in zip(known, corrected, strict=True) if p < LEVEL]
     ahead = sum(mean > 0 for mean in means)
     if ahead:
-        return HOLDS if ahead >= (need or len(differences)) else PART
+        return HOLDS if ahead == len(differences) else PART
     return FAILS if any(mean < 0 for mean in means) else UNDECIDED
 
 
 @with_settings
-def is_better(data: Data, *pairs: tuple[str, str], need: int | None = None) -> Judgement:
+def is_better(data: Data, *pairs: tuple[str, str]) -> Judgement:
     """Judge whether the first row of each pair is better than the second."""
     found = {f"{a} over {b}": advantage(data, a, b) for a, b in pairs}
-    return Judgement(verdict_of(list(found.values()), need), _shows(data, found))
+    return Judgement(verdict_of(list(found.values())), _shows(data, found))
 
 
 @with_settings

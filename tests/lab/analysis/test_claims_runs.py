@@ -64,12 +64,11 @@ def test_lower_is_better_for_perplexity() -> None:
     assert judge(data("perplexity", a=50.0, b=40.0)).verdict == FAILS
 
 
-def test_every_pair_counts_unless_some_suffice() -> None:
-    pairs = ("a", "b"), ("a", "c")
-    found = data(a=60.0, b=50.0, c=70.0)
-    assert judges.is_better(*pairs)(found).verdict == PART
-    assert judges.is_better(*pairs, need=1)(found).verdict == HOLDS
-    assert judges.is_better(*pairs, need=1)(data(a=50.0, b=60.0, c=70.0)).verdict == FAILS
+def test_every_pair_counts() -> None:
+    judge = judges.is_better(("a", "b"), ("a", "c"))
+    assert judge(data(a=60.0, b=50.0, c=70.0)).verdict == PART
+    assert judge(data(a=80.0, b=50.0, c=70.0)).verdict == HOLDS
+    assert judge(data(a=50.0, b=60.0, c=70.0)).verdict == FAILS
 
 
 def test_comparable_means_within_the_margin() -> None:
