@@ -283,6 +283,9 @@ def size_of(data: Data) -> str:
     return f"{', '.join(parts)}, {len(size['seeds'])} seeds"
 
 
+_ROUNDING = 0.005
+
+
 def _scores(data: Data, row: str) -> dict[int, float]:
     return {int(seed): float(value) for seed, value in data["rows"][row]["test"].items()}
 
@@ -290,7 +293,8 @@ def _scores(data: Data, row: str) -> dict[int, float]:
 def advantage(data: Data, better: str, worse: str) -> Difference | None:
     """Compare two rows: positive if the first one is better, in the unit of the table.
 
-    Accuracies have the error of the finite test set, too.
+    Accuracies have the error of the finite test set, too. Perplexities have at least the error of
+    rounding to two digits, as papers print them.
 
     Returns:
         None if fewer than two seeds of both rows are finished, since the others diverged.
@@ -299,7 +303,7 @@ def advantage(data: Data, better: str, worse: str) -> Difference | None:
     if not ours or not theirs:
         return None
     if data["rows"][better]["unit"] != "%":  # lower is better
-        return paired_difference(theirs, ours, 0.0)
+        return paired_difference(theirs, ours, _ROUNDING)
     shares = [np.mean(list(scores.values())) / 100 for scores in (ours, theirs)]
     variance = sum(share * (1 - share) for share in shares) / data["size"]["test_samples"]
     return paired_difference(ours, theirs, 100 * math.sqrt(variance))
