@@ -129,17 +129,8 @@ def picture(page: Path, _: list[str]) -> str:
     return f"![{alt}]({link(page, COLLAPSE)})"
 
 
-def missing(page: Path, _: list[str]) -> str:
-    """Write the command that measures missing evidence."""
-    evidence = [JUDGED[claim.number][0].name for claim in claims()]
-    names = dict.fromkeys(name for name in evidence if stored(name) is None)
-    command = f"```\npython docs/build/run_claims.py {' '.join(names)}\n```"
-    return command if names else "No measurement is missing."
-
-
 WRITERS = {
     "claims-count": count,
     "claims-models": models,
     "collapse": picture,
-    "claims-missing": missing,
 }
