@@ -21,7 +21,7 @@ from rifflemix.lab.report.units import format_metric
 from rifflemix.lab.runs.options import DataDir, Device, Json, Option, Out, RunSeed, Seed
 
 if TYPE_CHECKING:
-    from rifflemix.lab.conversion import ConversionReport
+    from rifflemix.lab.conversion.source import Saved
 
 EPILOG = """Examples:
 
@@ -133,7 +133,7 @@ def convert(
     if not report.finished:
         tell(progress_console(), "stopped; run the same command to continue")
         raise typer.Exit(EXIT_INTERRUPTED)
-    _write(report, source.save(report, out), json)
+    _write(source.save(report, out), json)
 
 
 def _check_unset(what: str, **options: Any) -> None:
@@ -142,18 +142,21 @@ def _check_unset(what: str, **options: Any) -> None:
             raise bad_argument(f"--{name.replace('_', '-')}", f"none with {what}", value)
 
 
-def _write(report: ConversionReport, content: dict[str, Any], json: bool) -> None:
+def _write(saved: Saved, json: bool) -> None:
     if json:
-        print_json(content)
+        print_json(saved.to_dict())
         return
-    for line in str(report).splitlines():
+    for line in str(saved.report).splitlines():
         show(line)
-    if "metric" in content:
-        metric = content["metric"]
-        for split, value in content["before"].items():
-            values = (format_metric(metric, x) for x in (value, content["after"][split]))
-            show(f"{split} {metric.replace('_', ' ')}: {' before, '.join(values)} after")
-    show(f"written to {content['model']}")
+    if (scores := saved.scores) is not None:
+        name = scores.metric.replace("_", " ")
+        for split in scores.before:
+            before, after = (
+                format_metric(scores.metric, values[split])
+                for values in (scores.before, scores.after)
+            )
+            show(f"{split} {name}: {before} before, {after} after")
+    show(f"written to {saved.model}")
 
 
 def _steps(text: str) -> int | dict[str, int]:

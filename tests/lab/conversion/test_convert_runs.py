@@ -114,9 +114,7 @@ def chosen(name: str) -> dict[str, Any]:
     return {"mixer": "softmax"} if name == "two" else {}
 
 
-def test_a_converted_run_is_exported_analyzed_and_read_as_text(
-    cli: Cli, runs: Path, tmp_path: Path
-) -> None:
+def test_a_converted_run_is_exported_and_analyzed(cli: Cli, runs: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     done = cli(
         "convert",

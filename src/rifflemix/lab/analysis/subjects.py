@@ -11,15 +11,17 @@ from typing import Any, TypeVar
 
 from torch import nn
 
-from rifflemix.errors import InputError, bad_argument, unknown_name
+from rifflemix.errors import bad_argument, unknown_name
 from rifflemix.files import damaged_run, read_json, user_path
 from rifflemix.json_values import decode
 from rifflemix.lab.analysis.finding import Subject, SweepPoint, View
 from rifflemix.lab.analysis.presets import preset_subjects
 from rifflemix.lab.experiments import only_run
 from rifflemix.lab.runs.folder import (
+    NAME_DATA,
     StoredRun,
     build_stored,
+    check_same_data,
     load_stored_task,
     load_weights,
     read_run,
@@ -201,14 +203,7 @@ def _task_of(run: StoredRun, view: View) -> Task:
     task = view.task or load_stored_task(
         run, data_dir=view.data_dir, data=view.data, progress=view.progress
     )
-    if task.fingerprint() != run.fingerprint:
-        how = (
-            "hand over" if view.task else "name its folder with --data-dir, or its file with --data"
-        )
-        raise InputError(
-            f"task {run.task}: expected the data that the run was trained on, got other data; "
-            f"{how}{' that' if view.task else ''}"
-        )
+    check_same_data(run, task, "pass that task" if view.task else NAME_DATA)
     return task
 
 

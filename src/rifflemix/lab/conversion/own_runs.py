@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
@@ -16,10 +16,10 @@ from rifflemix.files import make_folder, read_json, write_json, write_tensors
 from rifflemix.json_values import sealed
 from rifflemix.lab.conversion.outputs import Match
 from rifflemix.lab.conversion.report import ConversionReport
-from rifflemix.lab.conversion.source import Source
+from rifflemix.lab.conversion.source import Scores, Source
 from rifflemix.lab.experiments import only_run
 from rifflemix.lab.runs.build_for_task import check_batch_size
-from rifflemix.lab.runs.folder import StoredRun, is_run, load_stored_task, read_run
+from rifflemix.lab.runs.folder import StoredRun, check_same_data, is_run, load_stored_task, read_run
 from rifflemix.lab.tasks import Progress, Task
 from rifflemix.lab.train.config import TrainConfig
 from rifflemix.lab.train.engine import Engine
@@ -72,14 +72,13 @@ class RunSource:
         Batches of the training split are random.
         """
         data, size = self.task.split(split), self.config.batch_size
-        order: Iterable[int] = range(len(data))
+        rows = list(range(len(data)))
         if split == "train":
             drawn = torch.Generator().manual_seed(self.config.seed)
-            order = torch.randperm(len(data), generator=drawn).tolist()
-        rows = list(order)[: count * size]
+            rows = torch.randperm(len(data), generator=drawn).tolist()
         if not rows:
             raise InputError(f"task {self.task.name}: expected a {split} split, got none")
-        parts = (rows[start : start + size] for start in range(0, len(rows), size))
+        parts = (rows[start : start + size] for start in range(0, len(rows), size)[:count])
         return [self._pair([data[index] for index in part]) for part in parts]
 
     def _pair(self, samples: list[Any]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
@@ -97,12 +96,8 @@ class RunSource:
         """Return the metric of the run on the validation split."""
         return self.metrics(model, "validation")[self.result.metric]
 
-    def write(self, report: ConversionReport, folder: Path) -> dict[str, Any]:
-        """Write the converted model as a run, and test it once.
-
-        Returns:
-            The metric of the run on the splits "validation" and "test", before and after.
-        """
+    def write(self, report: ConversionReport, folder: Path) -> Scores:
+        """Write the converted model as a run, and test it once."""
         model = as_own_model(self.model, report.model).to(self.device)
         steps = sum(stage.steps for stage in report.stages)
         found = {split: self.metrics(model, split) for split in ("validation", "test")}
@@ -136,11 +131,11 @@ class RunSource:
             confusion=None,
         )
         write_json(files.result, sealed(after.to_dict()))
-        return {
-            "metric": metric,
-            "before": {"validation": before.chosen()[metric], "test": (before.test or {})[metric]},
-            "after": {split: values[metric] for split, values in found.items()},
-        }
+        return Scores(
+            metric,
+            before={"validation": before.chosen()[metric], "test": (before.test or {})[metric]},
+            after={split: values[metric] for split, values in found.items()},
+        )
 
 
 def run_source(
@@ -175,11 +170,7 @@ def run_source(
     path = find_run(folder, None if is_single else HOST, run_seed)
     run = read_run(path)
     task = load_stored_task(run, data_dir=data_dir, data=data, progress=progress)
-    if task.fingerprint() != run.fingerprint:
-        raise InputError(
-            f"task {run.task}: expected the data that the run was trained on, got other data; "
-            "name its folder with --data-dir, or its file with --data"
-        )
+    check_same_data(run, task)
     trained = TrainConfig.from_dict(read_json(run.files.config)["config"])
     config = TrainConfig(
         max_steps=1,

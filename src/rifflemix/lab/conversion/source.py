@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -20,13 +20,42 @@ MODEL = "model"
 
 
 @dataclass(frozen=True)
+class Scores:
+    """Metric of a run on the splits "validation" and "test", before and after a conversion."""
+
+    metric: str
+    before: dict[str, float]
+    after: dict[str, float]
+
+
+@dataclass(frozen=True)
+class Saved:
+    """A written conversion.
+
+    Attributes:
+        report: report of the conversion.
+        model: folder of the converted model.
+        scores: scores of a run; None for other models.
+    """
+
+    report: ConversionReport
+    model: Path
+    scores: Scores | None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the content of report.json."""
+        scores = {} if self.scores is None else asdict(self.scores)
+        return {**self.report.to_dict(), **scores, "model": str(self.model)}
+
+
+@dataclass(frozen=True)
 class Source:
     """A trained model to convert.
 
     Attributes:
         model: the model, in evaluation mode.
         batches, validation: batches for `rifflemix.convert`.
-        write: writes a converted model to a new folder, and returns more entries of report.json.
+        write: writes a converted model to a new folder, and returns its scores if it is a run.
         loss, match, score, make_inputs, lengths: arguments of `rifflemix.convert`.
         options: options of the mixer, if it has them.
     """
@@ -34,7 +63,7 @@ class Source:
     model: nn.Module
     batches: Sequence[Any]
     validation: Sequence[Any]
-    write: Callable[[ConversionReport, Path], dict[str, Any]]
+    write: Callable[[ConversionReport, Path], Scores | None]
     loss: TaskLoss | None = None
     match: Match = "auto"
     score: Callable[[nn.Module], float] | None = None
@@ -47,16 +76,12 @@ class Source:
         known = mixer_options(mixer)
         return {name: value for name, value in self.options.items() if name in known}
 
-    def save(self, report: ConversionReport, out: Path) -> dict[str, Any]:
-        """Write report.json and the converted model to `out`; all files of the model at once.
-
-        Returns:
-            The content of report.json.
-        """
+    def save(self, report: ConversionReport, out: Path) -> Saved:
+        """Write report.json and the converted model to `out`; all files of the model at once."""
         written, folder = out / f".{MODEL}", out / MODEL
         shutil.rmtree(written, ignore_errors=True)
-        content = {**report.to_dict(), **self.write(report, written), MODEL: str(folder)}
-        write_json(out / "report.json", content)
+        saved = Saved(report, folder, self.write(report, written))
+        write_json(out / "report.json", saved.to_dict())
         shutil.rmtree(folder, ignore_errors=True)
         written.rename(folder)
-        return content
+        return saved

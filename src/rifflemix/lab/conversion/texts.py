@@ -62,10 +62,9 @@ def text_source(
         batches.append((inputs, ids.masked_fill(~keep, _IGNORED)) if is_causal else inputs)
     train, validation = _held_out(batches)
 
-    def write(report: ConversionReport, to: Path) -> dict[str, Any]:
+    def write(report: ConversionReport, to: Path) -> None:
         report.model.save_pretrained(to)  # type: ignore[operator]
         tokenizer.save_pretrained(to)
-        return {}
 
     return Source(
         model,

@@ -250,3 +250,15 @@ def load_stored_task(
             f"is none in {data_dir or 'the working directory'}; name it with --data"
         )
     return load_task(name, data_dir=data_dir, progress=progress, **options)
+
+
+NAME_DATA = "name its folder with --data-dir, or its file with --data"
+
+
+def check_same_data(run: StoredRun, task: Task, advice: str = NAME_DATA) -> None:
+    """Raise InputError unless a task has the data that a run was trained on."""
+    if task.fingerprint() != run.fingerprint:
+        raise InputError(
+            f"task {run.task}: expected the data that the run was trained on, got other data; "
+            f"{advice}"
+        )
